@@ -1,0 +1,60 @@
+"""The OLMo data path for JAX trainers.
+
+The public names load what they need when they are first used, so that importing the package imports neither JAX nor Grain.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "errors": (
+        "ConfigError",
+        "CorpusError",
+        "MaxtextOlmoError",
+        "OrderError",
+        "ResumeError",
+    ),
+    "corpus.index": (
+        "OlmoNpyFileEntry",
+        "OlmoNpyIndex",
+        "build_index",
+        "global_to_local",
+        "load_index",
+    ),
+    "corpus.source": ("OlmoNpyDataSource",),
+    "order.permutations": ("make_order",),
+    "order.sampler": ("OlmoIndexSampler",),
+    "order.schedule": ("BatchSchedule",),
+    "batches.collate": ("LLMBatch", "LLMIndexedBatch"),
+    "batches.repetition": (
+        "NgramFilterTransform",
+        "find_periodic_sequences",
+        "is_clean_instance",
+    ),
+    "batches.transforms": ("ShiftToInputsTargets",),
+    "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
+    "pipelines.olmo": (
+        "make_olmo_grain_data_loader",
+        "make_olmo_grain_eval_iterator",
+        "make_olmo_grain_train_iterator",
+    ),
+    "pipelines.registry": ("create_data_iterator", "register_dataset_type"),
+    "trainers.config": ("get_config",),
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULE_OF:
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+  value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_MODULE_OF})

@@ -1,0 +1,1 @@
+"""What a batch holds: filters, transforms, collation, and the step-indexed dataset."""

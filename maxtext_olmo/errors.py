@@ -1,0 +1,25 @@
+"""What can go wrong, by kind.
+
+Each error says what happened, where, what was expected and found, and what to do. Each takes one message, so that it
+survives pickling on its way out of a worker process.
+"""
+
+
+class MaxtextOlmoError(Exception):
+  """Everything this library raises on purpose."""
+
+
+class CorpusError(MaxtextOlmoError, ValueError):
+  """The token files, a manifest or an index are not what they should be."""
+
+
+class OrderError(MaxtextOlmoError, IndexError):
+  """A position, place or instance lies outside the stream."""
+
+
+class ConfigError(MaxtextOlmoError, ValueError):
+  """The configuration cannot work; nothing has been read yet."""
+
+
+class ResumeError(MaxtextOlmoError, ValueError):
+  """A checkpoint or state does not belong to this stream."""

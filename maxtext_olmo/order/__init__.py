@@ -1,0 +1,1 @@
+"""Which instance comes at which position: permutations, batch schedules, splits, samplers."""

@@ -1,0 +1,96 @@
+"""A keyed bijection of [0, n): a shuffle that is computed, not stored.
+
+A number x below n is written as a pair (left, right) in a grid of a × b cells, where a = ⌈√n⌉ and b = ⌈n / a⌉, so that
+the grid has at most a - 1 cells more than n. Each round moves one half by a keyed hash of the other:
+
+    left  ← (left  + hash(right, key)) mod a        rounds 0, 2, 4
+    right ← (right + hash(left,  key)) mod b        rounds 1, 3, 5
+
+Each round can be undone by subtracting the same hash, so their chain is a bijection of the grid. A result that falls on
+one of the spare cells is sent through again until it lands below n ("cycle walking"): the orbit of x returns to x, which
+is below n, so the walk ends, and it is a bijection of [0, n) again. Fewer than one id in √n walks even once.
+
+For n = 10 the grid is 4 × 3; x = 7 is (2, 1). If the rounds lead it to (3, 2), that is cell 11, outside; the rounds are
+applied to 11, which may give (1, 0), cell 3: so 7 goes to 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+
+from maxtext_olmo import errors
+
+MAX_SIZE = 1 << 40
+# Six rounds mix a large grid; on a small one each round moves little, and a few more cost nothing.
+_ROUNDS_LARGE = 6
+_ROUNDS_SMALL = 16
+_SMALL = 1 << 16
+_MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
+_FOLD = np.uint64(32)
+_DROP = np.uint64(21)
+_SCALE = np.uint64(43)
+
+
+def _round_keys(n: int, parts: tuple[object, ...]) -> list[np.uint64]:
+  """Hashes the parts into one 64-bit key per round; different parts never share keys by arithmetic."""
+  text = "\x1f".join(["maxtext_olmo feistel 1", *map(str, parts)])
+  rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS_LARGE
+  digest = hashlib.shake_256(text.encode("utf-8")).digest(8 * rounds)
+  return [np.uint64(int.from_bytes(digest[i : i + 8], "little")) for i in range(0, 8 * rounds, 8)]
+
+
+class Bijection:
+  """The permutation of [0, n) that belongs to a key, as a function over arrays.
+
+  Args:
+    n: The size, from 1 to 2**40.
+    *key: Anything with a stable `str`, such as a purpose, a seed and an epoch.
+  """
+
+  def __init__(self, n: int, *key: object):
+    if not 1 <= n <= MAX_SIZE:
+      raise errors.OrderError(f"A permutation needs a size from 1 to 2**40, got {n}.")
+    self._n = n
+    rows = math.isqrt(n - 1) + 1
+    self._rows = np.uint64(rows)
+    self._columns = np.uint64(-(-n // rows))
+    self._keys = _round_keys(n, key)
+
+  def __call__(self, x: np.ndarray) -> np.ndarray:
+    """Maps numbers in [0, n), of any integer dtype, to their images as int64."""
+    y = self._pass(x.astype(np.uint64))
+    outside = np.flatnonzero(y >= np.uint64(self._n))
+    while outside.size:
+      y[outside] = self._pass(y[outside])
+      outside = outside[y[outside] >= np.uint64(self._n)]
+    return y.view(np.int64)
+
+  def _pass(self, x: np.ndarray) -> np.ndarray:
+    left = x // self._columns
+    right = x - left * self._columns
+    hashed = np.empty_like(x)
+    spare = np.empty_like(x)
+    for i, key in enumerate(self._keys):
+      moving, still, size = (
+          (left, right, self._rows) if i % 2 == 0 else (right, left, self._columns)
+      )
+      np.add(still, key, out=hashed)
+      np.multiply(hashed, _MULTIPLIER_1, out=hashed)
+      np.right_shift(hashed, _FOLD, out=spare)
+      np.bitwise_xor(hashed, spare, out=hashed)
+      np.multiply(hashed, _MULTIPLIER_2, out=hashed)
+      # The upper 43 bits times a size of at most 21 bits stay below 2**64: a fair draw from [0, size).
+      np.right_shift(hashed, _DROP, out=hashed)
+      np.multiply(hashed, size, out=hashed)
+      np.right_shift(hashed, _SCALE, out=hashed)
+      np.add(moving, hashed, out=moving)
+      # Subtracting the size from a number below it wraps to a huge one, so the minimum is the remainder.
+      np.subtract(moving, size, out=spare)
+      np.minimum(moving, spare, out=moving)
+    np.multiply(left, self._columns, out=left)
+    np.add(left, right, out=left)
+    return left

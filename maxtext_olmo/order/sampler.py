@@ -1,0 +1,167 @@
+"""`OlmoIndexSampler`: the order as a sampler for `grain.DataLoader`.
+
+Grain asks a sampler for record after record, by an index that counts this host's records. What a record is to the run
+depends on who batches it. On its own, the sampler gives each host one contiguous block of the shuffled epoch. Given the
+batch size and the number of workers of the loader, it serves global batches instead: Grain's worker w of W takes every
+W-th index and batches what it gets, and the loader takes batches from the workers in turn, so index i is
+
+    worker w = i mod W, its record m = i div W   →   row m mod B of this host's batch (m div B) · W + w
+
+and that row of that batch is the same sample of the run whatever W is, and, with this host's rows after those of the
+hosts before it, whatever the number of hosts is.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import grain
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.order import permutations
+
+_BLOCK = 1024
+
+
+class OlmoIndexSampler:
+  """Maps a per-host record index to the instance to read; never ends.
+
+  Args:
+    total_instances: Instances in the corpus.
+    seed: Of the shuffle.
+    shard_index: This host among those that load data.
+    shard_count: Hosts that load data.
+    shuffle: False gives the instances in the order of the corpus.
+    initial_step: Records this host has taken already; the stream goes on after them.
+    order: `feistel`, `sequential`, or `maxtext`, which needs 8 bytes of memory per instance.
+    batch_size: Rows of a batch on this host. Where set, hosts share global batches; else each has a block of the epoch.
+    worker_count: Of the `grain.DataLoader` that batches the records.
+  """
+
+  def __init__(
+      self,
+      *,
+      total_instances: int,
+      seed: int,
+      shard_index: int = 0,
+      shard_count: int = 1,
+      shuffle: bool = True,
+      initial_step: int = 0,
+      order: str = "feistel",
+      batch_size: int | None = None,
+      worker_count: int = 0,
+  ):
+    if shard_count <= 0 or not 0 <= shard_index < shard_count:
+      raise errors.ConfigError(f"shard_index={shard_index} is not one of {shard_count} shards.")
+    if total_instances <= 0:
+      raise errors.ConfigError(f"total_instances must be positive, got {total_instances}.")
+    if initial_step < 0:
+      raise errors.ConfigError(f"initial_step must not be negative, got {initial_step}.")
+    if batch_size is not None and batch_size <= 0:
+      raise errors.ConfigError(f"batch_size must be positive, got {batch_size}.")
+    if worker_count < 0:
+      raise errors.ConfigError(f"worker_count must not be negative, got {worker_count}.")
+    if batch_size is None and total_instances < shard_count:
+      raise errors.ConfigError(
+          f"{total_instances} instances do not give each of {shard_count} hosts one; use fewer"
+          " hosts, or set batch_size so that they share global batches."
+      )
+    self._total = int(total_instances)
+    self._seed = int(seed)
+    self._shard_index = int(shard_index)
+    self._shard_count = int(shard_count)
+    self._shuffle = bool(shuffle)
+    self._initial_step = int(initial_step)
+    self._batch_size = batch_size
+    self._workers = max(1, int(worker_count))
+    self._order_name = order if shuffle else permutations.SequentialOrder.name
+    self._make_caches()
+
+  def _make_caches(self) -> None:
+    if self._order_name == "maxtext":
+      self._order = None
+    else:
+      self._order = permutations.make_order(
+          self._order_name, num_instances=self._total, seed=self._seed
+      )
+    self._permutation: tuple[int, np.ndarray] | None = None
+    self._block: tuple[tuple[int, int], np.ndarray] | None = None
+
+  @property
+  def num_instances(self) -> int:
+    """Instances in the corpus."""
+    return self._total
+
+  @property
+  def num_local_instances_per_epoch(self) -> int:
+    """Instances in this host's block of an epoch; a remainder over the hosts is left out of the blocks."""
+    return self._total // self._shard_count
+
+  def shuffled_global_indices(self, *, seed: int, epoch: int) -> np.ndarray:
+    """The whole order of an epoch, as uint64: 8 bytes per instance."""
+    if self._order_name == "maxtext":
+      return permutations.maxtext_permutation(self._total, seed, epoch)
+    order = permutations.make_order(self._order_name, num_instances=self._total, seed=seed)
+    return order.ids(epoch, np.arange(self._total)).astype(np.uint64)
+
+  def shard_indices(self, *, seed: int, epoch: int) -> np.ndarray:
+    """This host's block of the order of an epoch."""
+    size = self.num_local_instances_per_epoch
+    start = self._shard_index * size
+    return self.shuffled_global_indices(seed=seed, epoch=epoch)[start : start + size]
+
+  def __len__(self) -> int:
+    # Grain probes a sampler without a length by bisection up to sys.maxsize. The stream has no end, so this is it.
+    return sys.maxsize
+
+  def __getitem__(self, index: int) -> grain.RecordMetadata:
+    if index < 0:
+      raise errors.OrderError(f"A sampler's index must not be negative, got {index}.")
+    epoch, place = self._locate(index)
+    return grain.RecordMetadata(index=index, record_key=self._instance(epoch, place))
+
+  def _locate(self, index: int) -> tuple[int, int]:
+    """The epoch and place of a record."""
+    if self._batch_size is None:
+      size = self.num_local_instances_per_epoch
+      epoch, rest = divmod(index + self._initial_step, size)
+      return epoch, self._shard_index * size + rest
+    record, worker = divmod(index, self._workers)
+    round_, row = divmod(record, self._batch_size)
+    taken = (round_ * self._workers + worker) * self._batch_size + row + self._initial_step
+    batch, row = divmod(taken, self._batch_size)
+    position = (batch * self._shard_count + self._shard_index) * self._batch_size + row
+    return divmod(position, self._total)
+
+  def _instance(self, epoch: int, place: int) -> int:
+    if self._order is None:
+      # Rebinding one tuple keeps concurrent readers right without a lock; at worst two threads build it twice.
+      cached = self._permutation
+      if cached is None or cached[0] != epoch:
+        cached = epoch, permutations.maxtext_permutation(self._total, self._seed, epoch)
+        self._permutation = cached
+      return int(cached[1][place])
+    block_number, offset = divmod(place, _BLOCK)
+    block = self._block
+    if block is None or block[0] != (epoch, block_number):
+      start = block_number * _BLOCK
+      places = np.arange(start, min(start + _BLOCK, self._total))
+      block = (epoch, block_number), self._order.ids(epoch, places)
+      self._block = block
+    return int(block[1][offset])
+
+  def __getstate__(self):
+    return {k: v for k, v in self.__dict__.items() if k not in ("_order", "_permutation", "_block")}
+
+  def __setstate__(self, state):
+    self.__dict__.update(state)
+    self._make_caches()
+
+  def __repr__(self) -> str:
+    # Grain compares this text on restore. Where the run started is not part of what it samples.
+    return (
+        f"OlmoIndexSampler(total_instances={self._total}, seed={self._seed},"
+        f" shard_index={self._shard_index}, shard_count={self._shard_count},"
+        f" shuffle={self._shuffle}, order={self._order_name!r}, batch_size={self._batch_size})"
+    )

@@ -1,0 +1,1 @@
+"""How it is wired: dataset types, options, resume, and the iterators trainers hold."""

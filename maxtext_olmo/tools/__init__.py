@@ -1,0 +1,1 @@
+"""What people run: the maxtext-olmo commands."""

@@ -1,0 +1,1 @@
+"""Who consumes it: an embedded trainer, and adapters to others."""

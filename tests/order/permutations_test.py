@@ -1,0 +1,96 @@
+"""Tests of the orders."""
+
+import pickle
+
+import hypothesis
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import strategies as st
+
+from maxtext_olmo import errors
+from maxtext_olmo.order import permutations
+
+
+class OrderTest(parameterized.TestCase):
+
+  @hypothesis.given(
+      name=st.sampled_from(["feistel", "sequential"]),
+      chunks=st.integers(1, 500),
+      chunk_size=st.sampled_from([1, 2, 4, 7]),
+      seed=st.integers(0, 2**63),
+      epoch=st.integers(0, 5),
+  )
+  @hypothesis.settings(max_examples=60, deadline=None)
+  def test_an_epoch_has_each_instance_once_and_keeps_chunks_together(
+      self, name, chunks, chunk_size, seed, epoch
+  ):
+    n = chunks * chunk_size
+    order = permutations.make_order(name, num_instances=n, seed=seed, chunk_size=chunk_size)
+    ids = order.ids(epoch, np.arange(n))
+    np.testing.assert_array_equal(np.sort(ids), np.arange(n))
+    whole = ids.reshape(-1, chunk_size)
+    np.testing.assert_array_equal(whole - whole[:, :1], np.tile(np.arange(chunk_size), (chunks, 1)))
+    self.assertFalse((whole[:, 0] % chunk_size).any())
+
+  def test_epochs_and_seeds_give_different_orders_and_do_not_shift_into_each_other(self):
+    def first(seed, epoch):
+      order = permutations.make_order("feistel", num_instances=10_000, seed=seed)
+      return tuple(order.ids(epoch, np.arange(50)).tolist())
+
+    orders = {(s, e): first(s, e) for s in range(4) for e in range(4)}
+    self.assertLen(set(orders.values()), len(orders))
+    self.assertNotEqual(orders[0, 1], orders[1, 0])
+
+  def test_positions_of_a_run_pass_from_epoch_to_epoch(self):
+    order = permutations.make_order("feistel", num_instances=10, seed=3)
+    run = order.at(np.arange(30))
+    for epoch in range(3):
+      np.testing.assert_array_equal(
+          run[10 * epoch : 10 * epoch + 10], order.ids(epoch, np.arange(10))
+      )
+    np.testing.assert_array_equal(order.at(np.array([25, 3, 14])), run[[25, 3, 14]])
+    self.assertEqual(order.at(np.array([], np.int64)).shape, (0,))
+    epochs, places = order.locate(np.array([9, 10, 29]))
+    self.assertEqual((epochs.tolist(), places.tolist()), ([0, 1, 2], [9, 0, 9]))
+
+  def test_halving_the_sequence_length_keeps_the_tokens(self):
+    long = permutations.make_order("feistel", num_instances=8, seed=1, chunk_size=1)
+    short = permutations.make_order("feistel", num_instances=16, seed=1, chunk_size=2)
+    long_ids = long.ids(0, np.arange(8))
+    np.testing.assert_array_equal(
+        short.ids(0, np.arange(16)), np.stack([2 * long_ids, 2 * long_ids + 1], 1).ravel()
+    )
+
+  def test_an_order_survives_pickling(self):
+    order = permutations.make_order("feistel", num_instances=100, seed=1)
+    copy = pickle.loads(pickle.dumps(order))
+    np.testing.assert_array_equal(copy.ids(1, np.arange(100)), order.ids(1, np.arange(100)))
+    self.assertEqual(repr(copy), repr(order))
+
+  def test_an_unknown_order_is_a_config_error_that_lists_the_known_ones(self):
+    with self.assertRaisesRegex(errors.ConfigError, "'random' is not a known order.*feistel"):
+      permutations.make_order("random", num_instances=10, seed=0)
+
+  def test_places_outside_an_epoch_are_refused(self):
+    order = permutations.make_order("feistel", num_instances=10, seed=0)
+    with self.assertRaisesRegex(errors.OrderError, r"lie in \[0, 10\), got 4 to 10"):
+      order.ids(0, np.array([4, 10]))
+    with self.assertRaisesRegex(errors.OrderError, "Epochs count from 0, got -1"):
+      order.ids(-1, np.array([4]))
+
+  @parameterized.parameters((0, 1), (10, 3))
+  def test_sizes_that_cannot_work_are_refused(self, num_instances, chunk_size):
+    with self.assertRaises(errors.OrderError):
+      permutations.make_order("feistel", num_instances=num_instances, seed=0, chunk_size=chunk_size)
+
+  def test_the_maxtext_permutation_is_the_documented_one(self):
+    # From the formula: default_rng(first 8 bytes, little endian, of sha256("olmo-shuffle:7:2")).permutation(12).
+    np.testing.assert_array_equal(
+        permutations.maxtext_permutation(12, 7, 2),
+        np.random.default_rng(5869221157303042828).permutation(12),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
