@@ -1,0 +1,205 @@
+"""Index files: JSON, one line for each token file, checked from end to end when they are read.
+
+Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with full paths and neither
+sizes nor data offsets. Format 2 is written.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from typing import Any, TypeVar
+
+from maxtext_olmo import atomic
+from maxtext_olmo.corpus import index_model
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus.npy_header import token_dtype
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+
+_REBUILD = "Build the index again with `maxtext-olmo index build`, or copy it again."
+
+T = TypeVar("T")
+
+
+def save_index(index: index_model.OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
+  """Writes an index, atomically."""
+  values = index.to_json_dict()
+  files = values.pop("files")
+  head = json.dumps(values, indent=2)
+  lines = ",\n".join(f"    {json.dumps(entry)}" for entry in files)
+  atomic.write_atomically(path, head.removesuffix("\n}") + f',\n  "files": [\n{lines}\n  ]\n}}\n')
+
+
+def load_index(
+    path: str | os.PathLike[str], *, base: str | os.PathLike[str] | None = None
+) -> index_model.OlmoNpyIndex:
+  """Reads an index and verifies it; MaxText's own index files can be read too.
+
+  Args:
+    base: where the token files are now, if not where they were when the index was built.
+  """
+  name = os.fspath(path)
+  values = _read_json(name)
+  version = values.get("format_version")
+  new_base = None if base is None else paths.absolute(base)
+  try:
+    if version == index_model.INDEX_FORMAT_VERSION:
+      index = _load_own(name, values)
+      return index if new_base is None else dataclasses.replace(index, base=new_base)
+    if version == "1":
+      return _load_maxtext(name, values, new_base)
+  except ConfigError as error:  # Values that no index can have.
+    raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
+  raise CorpusError(
+      f"The index {name} has format_version {version!r}; {index_model.INDEX_FORMAT_VERSION!r} and MaxText's '1' can be"
+      " read. Build it again with `maxtext-olmo index build`, or install the version that wrote it."
+  )
+
+
+def _read_json(name: str) -> dict[str, Any]:
+  try:
+    with open(name, encoding="utf-8") as file:
+      values = json.load(file)
+  except OSError as error:
+    raise CorpusError(
+        f"Cannot read the index {name}: {error.strerror}. `maxtext-olmo index build` makes one."
+    ) from error
+  except ValueError as error:  # Not JSON, or not even text.
+    raise CorpusError(f"The index {name} is not valid JSON: {error}. {_REBUILD}") from error
+  if not isinstance(values, dict) or not isinstance(values.get("files"), list):
+    raise CorpusError(
+        f"The index {name} is not an index: expected an object with `files`. {_REBUILD}"
+    )
+  return values
+
+
+def _load_own(name: str, values: dict[str, Any]) -> index_model.OlmoNpyIndex:
+  index = _parse(name, values)
+  again = _derive_again(index)
+  if again.fingerprint != index.fingerprint:
+    raise CorpusError(_fingerprint_differs(name, index.fingerprint, again.fingerprint))
+  _check_numbers(name, again, index)
+  return index
+
+
+def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_model.OlmoNpyIndex:
+  """MaxText's format: the paths are full, and only the token counts are known."""
+  raw = _parse(name, values)
+  entries = raw.files
+  expected = _maxtext_fingerprint(raw)
+  if raw.fingerprint != expected:
+    raise CorpusError(_fingerprint_differs(name, raw.fingerprint, expected))
+
+  dtype = token_dtype(raw.dtype)
+  old_base = paths.common_base(entry.path for entry in entries)
+  new_base = old_base if base is None else base
+  relative = [paths.relative_to(old_base, entry.path) for entry in entries]
+  full = [paths.join(new_base, path) for path in relative]
+
+  def data_offset(i: int) -> int:
+    # Files that cannot be seen from here are taken to be raw; the check of sizes finds out if they are not.
+    if paths.is_url(full[i]) or not os.path.exists(full[i]):
+      return 0
+    return scan.scan_file(full[i], dtype).data_offset
+
+  results, errors = scan.map_files(data_offset, len(full), workers=None)
+  offsets = scan.all_or_error(results, errors, f"Token files of the index {name} cannot be used")
+  placed = [
+      dataclasses.replace(
+          entry, path=path, data_offset=offset, size_bytes=offset + entry.n_tokens * dtype.itemsize
+      )
+      for entry, path, offset in zip(entries, relative, offsets)
+  ]
+  index = index_model.make_index(
+      placed, raw.sequence_length, dtype=dtype.name, tokenizer=raw.tokenizer, base=new_base
+  )
+  _check_numbers(name, index, raw)
+  return index
+
+
+def _derive_again(index: index_model.OlmoNpyIndex) -> index_model.OlmoNpyIndex:
+  """The index as it follows from what the fingerprint covers."""
+  itemsize = token_dtype(index.dtype).itemsize
+  entries = [
+      dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
+      for entry in index.files
+  ]
+  return index_model.make_index(
+      entries,
+      index.sequence_length,
+      dtype=index.dtype,
+      tokenizer=index.tokenizer,
+      base=index.base,
+      max_target_sequence_length=index.max_target_sequence_length,
+  )
+
+
+def _check_numbers(
+    name: str, derived: index_model.OlmoNpyIndex, stored: index_model.OlmoNpyIndex
+) -> None:
+  """Compares the numbers that no fingerprint covers, because they follow from others."""
+
+  def compare(what: str, expected: int, found: int) -> None:
+    if expected != found:
+      raise CorpusError(
+          f"The index {name} is damaged: {what} must be {expected}, found {found}. {_REBUILD}"
+      )
+
+  for mine, theirs in zip(derived.files, stored.files):
+    for field in ("n_tokens", "n_instances", "instance_offset"):
+      compare(f"{field} of {theirs.path}", getattr(mine, field), getattr(theirs, field))
+  for field in ("total_instances", "total_tokens"):
+    compare(field, getattr(derived, field), getattr(stored, field))
+
+
+def _parse(name: str, values: dict[str, Any]) -> index_model.OlmoNpyIndex:
+  entries = [
+      _make(index_model.OlmoNpyFileEntry, _ENTRY_TYPES, entry, f"file {place} of the index {name}")
+      for place, entry in enumerate(values["files"])
+  ]
+  where = f"the index {name}"
+  return _make(index_model.OlmoNpyIndex, _INDEX_TYPES, {**values, "files": tuple(entries)}, where)
+
+
+def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
+  """Makes a data class of JSON values, each of the right type."""
+  if not isinstance(values, dict):
+    raise CorpusError(f"Expected an object for {where}, found {values!r}. {_REBUILD}")
+  for field, value in values.items():
+    expected = types.get(field)
+    if expected is None:
+      raise CorpusError(f"Unknown field {field!r} in {where}. A newer version may have written it.")
+    if not isinstance(value, expected) or (isinstance(value, int) and value < 0):
+      raise CorpusError(f"{field!r} cannot be {value!r} in {where}. {_REBUILD}")
+  try:
+    return cls(**values)
+  except TypeError as error:
+    required = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)  # type: ignore[arg-type]
+    missing = ", ".join(field for field in required if field not in values)
+    raise CorpusError(f"Missing in {where}: {missing}. {_REBUILD}") from error
+
+
+def _types(cls: type) -> dict[str, Any]:
+  """What a JSON value must be an instance of, by field."""
+  return {f.name: tuple if f.name == "files" else f.type for f in dataclasses.fields(cls)}
+
+
+_ENTRY_TYPES = _types(index_model.OlmoNpyFileEntry)
+_INDEX_TYPES = _types(index_model.OlmoNpyIndex)
+
+
+def _fingerprint_differs(name: str, found: str, expected: str) -> str:
+  return (
+      f"The index {name} is damaged or was edited by hand: its content has the fingerprint {expected}, but it says"
+      f" {found}. {_REBUILD}"
+  )
+
+
+def _maxtext_fingerprint(index: index_model.OlmoNpyIndex) -> str:
+  """The fingerprint as MaxText computes it, to notice damage."""
+  fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
+  for entry in index.files:
+    fields += [entry.path, str(entry.n_tokens)]
+  return "sha256:" + hashlib.sha256("".join(f + "\0" for f in fields).encode()).hexdigest()

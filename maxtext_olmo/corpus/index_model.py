@@ -1,0 +1,300 @@
+"""The index: which token files there are, and which instance lies where.
+
+Each file is cut into instances of S tokens, and the instances are counted through the files, in order:
+
+    S = 4          file 0 (11 tokens)       file 1 (3)   file 2 (9 tokens)
+    tokens         0123 4567 89.            ...          0123 4567 8
+    instance id    0    1    (rest unused)               2    3    (rest unused)
+
+With a `max_target_sequence_length` M (a multiple of S), files are cut into windows of M first, and each window into M / S
+instances. So a later stage with another S sees the same tokens, and the corpus keeps its fingerprint.
+"""
+
+import bisect
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.corpus.npy_header import token_dtype
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import OrderError
+
+INDEX_FORMAT_VERSION = "2"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OlmoNpyFileEntry:
+  """One token file: where it is, how much of it is used, and what a check can compare.
+
+  Attributes:
+    path: relative to the index's base, or absolute where it lies outside it.
+    n_tokens: all whole tokens of the file, used or not.
+    instance_offset: the id of the file's first instance.
+    size_bytes: the whole file, a header and odd bytes at the end included.
+    data_offset: bytes before the first token.
+    checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file.
+  """
+
+  path: str
+  label: str
+  n_tokens: int
+  n_instances: int
+  instance_offset: int
+  size_bytes: int = 0
+  data_offset: int = 0
+  checksum: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OlmoNpyIndex:
+  """All token files of a corpus, in order, and what identifies the stream that they make.
+
+  Attributes:
+    base: the directory that the files' paths are relative to; no part of the fingerprint.
+    max_target_sequence_length: the longest window that a later stage may ask for, if one was set.
+    split_key: the key (hex) that chooses the held-out windows; stays when files are appended.
+    split_windows: how many windows there were when the key was made.
+  """
+
+  format_version: str
+  sequence_length: int
+  dtype: str
+  tokenizer: str
+  files: tuple[OlmoNpyFileEntry, ...]
+  total_instances: int
+  total_tokens: int
+  fingerprint: str = ""
+  base: str = ""
+  max_target_sequence_length: int | None = None
+  split_key: str = ""
+  split_windows: int = 0
+
+  @property
+  def chunk_size(self) -> int:
+    """Instances per window: neighbours that the order keeps together."""
+    return (self.max_target_sequence_length or self.sequence_length) // self.sequence_length
+
+  @property
+  def num_windows(self) -> int:
+    """Windows (of M tokens where M is set, else of S) in the corpus."""
+    return self.total_instances // self.chunk_size
+
+  @functools.cached_property
+  def token_dtype(self) -> np.dtype:
+    """The NumPy dtype of the files, little endian."""
+    return token_dtype(self.dtype)
+
+  @functools.cached_property
+  def _starts(self) -> np.ndarray:
+    return np.array([entry.instance_offset for entry in self.files], np.int64)
+
+  @functools.cached_property
+  def _start_list(self) -> list[int]:
+    return self._starts.tolist()
+
+  @functools.cached_property
+  def _first_bytes(self) -> np.ndarray:
+    """For each file, the byte where instance 0 would begin if it lay in this file."""
+    offsets = np.array([entry.data_offset for entry in self.files], np.int64)
+    return offsets - self._starts * self._instance_bytes
+
+  @property
+  def _instance_bytes(self) -> int:
+    return self.sequence_length * self.token_dtype.itemsize
+
+  def __getstate__(self) -> dict:
+    """Leaves out what is quickly derived again, so that little goes to a worker."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+  def resolve(self, file_id: int) -> str:
+    """The full path of a file, before any remapping."""
+    return paths.join(self.base, self.files[file_id].path)
+
+  def expected_size(self, file_id: int) -> int:
+    """The size in bytes that a file must have."""
+    entry = self.files[file_id]
+    return entry.size_bytes or entry.data_offset + entry.n_tokens * self.token_dtype.itemsize
+
+  def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The files (int64 ids) and the byte offsets in them (int64) where instances begin."""
+    ids = np.asarray(instance_ids)
+    if not ids.size:
+      return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.int64)
+    if ids.dtype.kind not in "iu":
+      raise OrderError(f"Instance ids must be integers, got an array of {ids.dtype.name}.")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= self.total_instances:
+      raise OrderError(_out_of_range(low if low < 0 else high, self))
+    ids = ids.astype(np.int64, copy=False)
+    # Files without instances share their start with the next file; the last of equals is the one that has it.
+    file_ids = np.searchsorted(self._starts, ids, side="right") - 1
+    return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
+
+  def with_sequence_length(self, sequence_length: int) -> "OlmoNpyIndex":
+    """The same corpus, with the same fingerprint, cut into instances of another length."""
+    if sequence_length == self.sequence_length:
+      return self
+    if self.max_target_sequence_length is None:
+      raise CorpusError(
+          f"The index is for a sequence length of {self.sequence_length}, asked for {sequence_length}."
+          " Other lengths see the same tokens only where the index was built with a max_target_sequence_length:"
+          " build it again with `maxtext-olmo index build --max-target-sequence-length`."
+      )
+    check_lengths(sequence_length, self.max_target_sequence_length)
+    files = _lay_out(self.files, sequence_length, self.max_target_sequence_length)
+    return dataclasses.replace(
+        self, sequence_length=sequence_length, files=files, total_instances=_count(files)
+    )
+
+  def to_json_dict(self) -> dict:
+    """The index as it is stored."""
+    values = self.__getstate__()
+    values["files"] = [
+        {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
+        for entry in self.files
+    ]
+    return values
+
+  def save(self, path: str | os.PathLike[str]) -> None:
+    """Writes the index as JSON, atomically, one line for each file."""
+    from maxtext_olmo.corpus import index_file
+
+    index_file.save_index(self, path)
+
+
+_ENTRY_FIELDS = tuple(field.name for field in dataclasses.fields(OlmoNpyFileEntry))
+
+
+def make_index(
+    entries: Sequence[OlmoNpyFileEntry],
+    sequence_length: int,
+    *,
+    dtype: str,
+    tokenizer: str,
+    base: str,
+    max_target_sequence_length: int | None = None,
+) -> OlmoNpyIndex:
+  """Counts the instances through the files, and gives the corpus its fingerprint and its split key."""
+  check_lengths(sequence_length, max_target_sequence_length)
+  files = _lay_out(entries, sequence_length, max_target_sequence_length)
+  fingerprint = compute_fingerprint(
+      sequence_length,
+      dtype,
+      tokenizer,
+      files,
+      max_target_sequence_length=max_target_sequence_length,
+  )
+  index = OlmoNpyIndex(
+      format_version=INDEX_FORMAT_VERSION,
+      sequence_length=sequence_length,
+      dtype=dtype,
+      tokenizer=tokenizer,
+      files=files,
+      total_instances=_count(files),
+      total_tokens=sum(entry.n_tokens for entry in files),
+      fingerprint=fingerprint,
+      base=base,
+      max_target_sequence_length=max_target_sequence_length,
+  )
+  # From the fingerprint, not from chance: whoever indexes the same corpus holds out the same windows.
+  key = hashlib.sha256(f"split of {fingerprint}".encode()).hexdigest()
+  return dataclasses.replace(index, split_key=key, split_windows=index.num_windows)
+
+
+def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
+  """The index with the held-out split of an older one, which it must continue with more files."""
+  _check_continues(index, older)
+  return dataclasses.replace(index, split_key=older.split_key, split_windows=older.split_windows)
+
+
+def compute_fingerprint(
+    sequence_length: int,
+    dtype: str,
+    tokenizer: str,
+    files: Sequence[OlmoNpyFileEntry],
+    *,
+    max_target_sequence_length: int | None = None,
+) -> str:
+  """A hash of all that decides which tokens an instance holds; where the corpus is mounted does not."""
+  lines = [
+      f"maxtext-olmo corpus {INDEX_FORMAT_VERSION}",
+      f"window {max_target_sequence_length or sequence_length}",
+      f"dtype {dtype}",
+      f"tokenizer {json.dumps(tokenizer)}",
+  ]
+  lines += [f"{json.dumps(f.path)} {f.size_bytes} {f.data_offset}" for f in files]
+  text = "".join(line + "\n" for line in lines)
+  return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
+  """The file that holds an instance, and the token in it where the instance begins."""
+  if not 0 <= instance_id < index.total_instances:
+    raise OrderError(_out_of_range(instance_id, index))
+  file_id = bisect.bisect_right(index._start_list, instance_id) - 1
+  place = int(instance_id) - index._start_list[file_id]
+  return file_id, place * index.sequence_length
+
+
+def check_lengths(sequence_length: int, longest: int | None) -> None:
+  if sequence_length < 1:
+    raise ConfigError(f"sequence_length must be positive, got {sequence_length}.")
+  if longest is not None and (longest < sequence_length or longest % sequence_length):
+    raise ConfigError(
+        f"max_target_sequence_length must be a multiple of sequence_length, got {longest} and {sequence_length}."
+    )
+
+
+def _lay_out(
+    entries: Sequence[OlmoNpyFileEntry], sequence_length: int, longest: int | None
+) -> tuple[OlmoNpyFileEntry, ...]:
+  """Gives each file its instances: as many as fit, counted on from the file before."""
+  window = longest or sequence_length
+  offset, files = 0, []
+  for entry in entries:
+    count = entry.n_tokens // window * (window // sequence_length)
+    files.append(dataclasses.replace(entry, n_instances=count, instance_offset=offset))
+    offset += count
+  return tuple(files)
+
+
+def _count(files: Sequence[OlmoNpyFileEntry]) -> int:
+  return files[-1].instance_offset + files[-1].n_instances if files else 0
+
+
+def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
+  return (
+      f"Instance {instance_id} does not exist: the corpus has {index.total_instances} instances of"
+      f" {index.sequence_length} tokens, counted from 0."
+  )
+
+
+def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
+  """The corpus must begin with all of the older one; otherwise the held-out windows would be others."""
+  for name in ("dtype", "tokenizer"):
+    if getattr(index, name) != getattr(older, name):
+      raise CorpusError(
+          f"The corpus does not continue the older index: {name} was {getattr(older, name)!r}, now"
+          f" {getattr(index, name)!r}."
+      )
+  was = older.max_target_sequence_length or older.sequence_length
+  now = index.max_target_sequence_length or index.sequence_length
+  if was != now:
+    raise CorpusError(
+        f"The corpus does not continue the older index: its windows had {was} tokens, now {now}."
+    )
+  for place, old in enumerate(older.files):
+    new = index.files[place] if place < len(index.files) else None
+    found = new and (new.path, new.size_bytes, new.data_offset)
+    if found != (expected := (old.path, old.size_bytes, old.data_offset)):
+      raise CorpusError(
+          f"The corpus does not continue the older index: file {place} was {expected} (path, bytes, data offset),"
+          f" now {found}. New files go behind the old ones, which stay as they are."
+      )

@@ -1,0 +1,80 @@
+"""AI2's mix manifests: which token files make up a corpus, and in which order.
+
+A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` say nothing:
+
+    # a comment
+    wiki,preprocessed/wiki/{TOKENIZER}/part-00-00000.npy
+
+`{TOKENIZER}` stands for the tokenizer's name. The order of the lines is the order of the instances.
+"""
+
+import dataclasses
+import os
+import re
+
+from maxtext_olmo.errors import CorpusError
+
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+_SHOWN = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MixEntry:
+  """One line of a manifest: a token file, its label and its line number (from 1)."""
+
+  label: str
+  path: str
+  line: int
+
+
+def read_mix(path: str | os.PathLike[str], *, tokenizer: str | None = None) -> tuple[MixEntry, ...]:
+  """Reads a manifest and fills in `{TOKENIZER}`; every malformed line is reported, none is skipped."""
+  name = os.fspath(path)
+  try:
+    with open(name, encoding="utf-8") as file:
+      lines = file.read().splitlines()
+  except OSError as error:
+    raise CorpusError(f"Cannot read the mix file {name}: {error.strerror}.") from error
+  except UnicodeDecodeError as error:
+    raise CorpusError(
+        f"The mix file {name} is not UTF-8 text (byte {error.start}): is it a token file?"
+    ) from error
+
+  entries, problems = [], []
+  for number, line in enumerate(lines, start=1):
+    line = line.strip()
+    if not line or line.startswith("#"):
+      continue
+    try:
+      entries.append(_parse_line(line, number, tokenizer))
+    except CorpusError as error:
+      problems.append(f"  {name}:{number}: {error}")
+  if problems:
+    more = len(problems) - _SHOWN
+    shown = [*problems[:_SHOWN], *([f"  … and {more} more"] if more > 0 else [])]
+    count = "1 malformed line" if len(problems) == 1 else f"{len(problems)} malformed lines"
+    raise CorpusError(
+        f"The mix file {name} has {count}; each line must be `label,path`:\n" + "\n".join(shown)
+    )
+  if not entries:
+    raise CorpusError(f"The mix file {name} names no files: each line must be `label,path`.")
+  return tuple(entries)
+
+
+def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:
+  if (commas := line.count(",")) != 1:
+    raise CorpusError(f"expected exactly one comma, found {commas}: {line!r}")
+  label, path = (part.strip() for part in line.split(","))
+  if not label:
+    raise CorpusError(f"the label before the comma is empty: {line!r}")
+  if not path:
+    raise CorpusError(f"the path after the comma is empty: {line!r}")
+  for placeholder in _PLACEHOLDER.findall(path):
+    if placeholder != "{TOKENIZER}":
+      raise CorpusError(f"unknown placeholder {placeholder}, only {{TOKENIZER}} is known: {line!r}")
+    if not tokenizer:
+      raise CorpusError(
+          f"the path needs a tokenizer's name for {{TOKENIZER}}, none is given: {line!r}"
+      )
+    path = path.replace(placeholder, tokenizer)
+  return MixEntry(label=label, path=path, line=number)

@@ -1,0 +1,138 @@
+"""What is in front of the tokens: nothing (OLMo's own files, whatever their name says), or a NumPy `.npy` header.
+
+raw file     | token 0 | token 1 | …
+.npy file    | \x93NUMPY, version, header length | {'descr': '<u4', …} | token 0 | token 1 | …
+                                                                       ↑ data offset
+"""
+
+import ast
+import dataclasses
+import os
+import struct
+from typing import BinaryIO
+
+import numpy as np
+
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+
+NPY_MAGIC = b"\x93NUMPY"
+TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
+
+# NumPy writes a header of 118 bytes for a flat array; nothing honest comes near this.
+_MAX_HEADER_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NpyHeader:
+  """A parsed header: what the array is, and where its data begin."""
+
+  dtype: np.dtype
+  shape: tuple[int, ...]
+  fortran_order: bool
+  data_offset: int
+
+
+def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
+  """The little-endian NumPy dtype of token files; signed integers count as unsigned of the same size."""
+  try:
+    parsed = np.dtype(dtype)
+  except TypeError:
+    parsed = None
+  if parsed is not None and parsed.kind in "iu" and parsed.newbyteorder("<") == parsed:
+    return np.dtype(f"<u{parsed.itemsize}")
+  raise ConfigError(
+      f"Token files cannot have dtype {dtype!r}: it must be one of {', '.join(TOKEN_DTYPES)}, little endian."
+  )
+
+
+def has_npy_magic(first_bytes: bytes) -> bool:
+  """Whether a file that begins with these bytes has a `.npy` header."""
+  return first_bytes[: len(NPY_MAGIC)] == NPY_MAGIC
+
+
+def read_header(stream: BinaryIO, where: str) -> NpyHeader:
+  """Reads the header at the beginning of a stream; `where` names the file in errors."""
+  start = stream.read(8)
+  if not has_npy_magic(start):
+    raise CorpusError(
+        f"{where} has no .npy header: expected it to begin with {NPY_MAGIC!r}, found {start[:6]!r}."
+        " OLMo's own files have none; read them as raw tokens."
+    )
+  version = start[6] if len(start) == 8 else None
+  if version not in (1, 2, 3):
+    raise CorpusError(
+        f"{where} has a .npy header of version {version}; versions 1, 2 and 3 are known."
+    )
+  length_bytes = 2 if version == 1 else 4
+  packed = stream.read(length_bytes)
+  length = -1
+  if len(packed) == length_bytes:
+    (length,) = struct.unpack("<H" if version == 1 else "<I", packed)
+  text = stream.read(length) if 0 <= length <= _MAX_HEADER_BYTES else b""
+  try:
+    if not 0 < length == len(text):
+      raise ValueError("the header is cut off")
+    fields = ast.literal_eval(text.decode("latin1"))
+    return NpyHeader(
+        dtype=np.dtype(fields["descr"]),
+        shape=tuple(int(size) for size in fields["shape"]),
+        fortran_order=bool(fields["fortran_order"]),
+        data_offset=8 + length_bytes + length,
+    )
+  except (ValueError, SyntaxError, TypeError, KeyError) as error:
+    raise CorpusError(
+        f"{where} begins like a .npy file, but its header (bytes 0 to {8 + length_bytes + max(length, 0)})"
+        f" cannot be read: {error}. The file is damaged; copy it again."
+    ) from error
+
+
+def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:
+  """The number of tokens behind a header that fits the corpus; anything else is an error."""
+  descr, wanted = header.dtype, f"{dtype.name} or int{8 * dtype.itemsize}"
+  if descr.kind not in "iu" or descr.itemsize != dtype.itemsize or descr.newbyteorder("<") != descr:
+    order = " (big endian)" if descr.kind in "iu" and descr.newbyteorder("<") != descr else ""
+    raise CorpusError(
+        f"{where} has a .npy header that says dtype {descr.name}{order}; expected {wanted}, little endian."
+        " All files of a corpus have one dtype: build the index with the right one, or convert the file."
+    )
+  if len(header.shape) != 1:
+    raise CorpusError(
+        f"{where} has a .npy header that says shape {header.shape}; expected one dimension. Save it flat."
+    )
+  if header.fortran_order:
+    raise CorpusError(f"{where} has a .npy header that says Fortran order; expected C order.")
+  expected = header.data_offset + header.shape[0] * dtype.itemsize
+  if expected != size_bytes:
+    raise CorpusError(
+        f"{where} has a .npy header that says {header.shape[0]} tokens of {dtype.name}, which makes"
+        f" {expected} bytes; found {size_bytes}. The file is damaged; copy it again."
+    )
+  return header.shape[0]
+
+
+def parse_npy_header(stream: BinaryIO) -> tuple[str, tuple[int, ...]]:
+  """The dtype's name and the shape that a `.npy` header gives."""
+  header = read_header(stream, "The stream")
+  return header.dtype.name, header.shape
+
+
+def read_npy_header_from_path(path: str | os.PathLike[str]) -> tuple[str, tuple[int, ...]]:
+  """The dtype's name and the shape from the header of a local `.npy` file."""
+  with open(path, "rb") as file:
+    header = read_header(file, os.fspath(path))
+  return header.dtype.name, header.shape
+
+
+def read_raw_metadata_from_path(
+    path: str | os.PathLike[str], dtype: str
+) -> tuple[str, tuple[int, ...]]:
+  """The dtype and the shape of a headerless local file; strict about odd bytes at the end."""
+  itemsize = token_dtype(dtype).itemsize
+  size = os.path.getsize(path)
+  if size % itemsize:
+    raise CorpusError(
+        f"{os.fspath(path)} has {size} bytes, expected a multiple of {itemsize} for {dtype}:"
+        f" {size % itemsize} bytes are left over. The file is cut off, or has another dtype."
+    )
+  return dtype, (size // itemsize,)

@@ -1,0 +1,101 @@
+"""Instance id → tokens: a Grain data source over an index, and a batched read that fills one array."""
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import grain
+import numpy as np
+
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.corpus.index import OlmoNpyIndex
+from maxtext_olmo.corpus.index import global_to_local
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+
+
+class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
+  """The instances of a corpus, by id; safe to use from several threads, to pickle and to fork."""
+
+  def __init__(
+      self,
+      index: OlmoNpyIndex,
+      *,
+      path_remap: Mapping[str, str] | None = None,
+      max_open_files: int = 64,
+      storage: Storage | None = None,
+  ):
+    """Opens nothing yet.
+
+    Args:
+      path_remap: prefix → replacement, for full paths that begin otherwise on this machine; the longest prefix decides.
+      max_open_files: how many files stay open in a process, where no `storage` is given.
+      storage: where the files are read from; the local file system unless given.
+    """
+    self._index = index
+    self._path_remap = dict(path_remap or {})
+    self._storage = LocalStorage(max_open_files) if storage is None else storage
+    self._paths = self._full_paths()
+
+  @property
+  def index(self) -> OlmoNpyIndex:
+    """The index that says which instance lies where."""
+    return self._index
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Of the tokens."""
+    return self._index.token_dtype
+
+  def __len__(self) -> int:
+    return self._index.total_instances
+
+  def __getitem__(self, instance_id: int) -> dict[str, Any]:
+    instance_id = operator.index(instance_id)
+    tokens = self.read(np.array([instance_id]))[0]
+    file_id, _ = global_to_local(self._index, instance_id)
+    return {"tokens": tokens, "instance_id": instance_id, "file_id": file_id}
+
+  def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """The tokens of many instances, one row each, in the dtype of the files.
+
+    Args:
+      out: an array to fill and return, in C order, so that no memory is allocated.
+    """
+    file_ids, offsets = self._index.locate(instance_ids)
+    shape, dtype = (len(file_ids), self._index.sequence_length), self._index.token_dtype
+    if out is None:
+      out = np.empty(shape, dtype)
+    elif out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+      raise ValueError(
+          f"`out` must be a C-ordered array of {dtype.name} with shape {shape}, got {out.dtype.name} with shape"
+          f" {out.shape}."
+      )
+    self._storage.fill(self._paths, file_ids, offsets, out.view(np.uint8))
+    return out
+
+  def where(self, instance_id: int, column: int = 0) -> str:
+    """The file and the byte of a token, for messages."""
+    file_ids, offsets = self._index.locate(np.array([instance_id]))
+    byte = int(offsets[0]) + column * self._index.token_dtype.itemsize
+    return f"{self._paths[int(file_ids[0])]}, byte {byte}"
+
+  def __repr__(self) -> str:
+    """The same for the same stream, wherever it is mounted: Grain compares it when it restores a state."""
+    return (
+        f"OlmoNpyDataSource(fingerprint={self._index.fingerprint!r},"
+        f" sequence_length={self._index.sequence_length}, dtype={self._index.dtype!r})"
+    )
+
+  def __getstate__(self) -> dict[str, Any]:
+    state = self.__dict__.copy()
+    del state["_paths"]  # Derived, and as long as the index itself.
+    return state
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state)
+    self._paths = self._full_paths()
+
+  def _full_paths(self) -> list[str]:
+    count = len(self._index.files)
+    return [paths.remap(self._index.resolve(i), self._path_remap) for i in range(count)]

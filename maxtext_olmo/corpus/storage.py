@@ -1,0 +1,179 @@
+"""Bytes from files into a buffer: "fill this buffer with these byte ranges of these files".
+
+`Storage` is what the rest of the library reads through, so that files may lie elsewhere than on a disk. `LocalStorage` reads
+local files and mounts.
+"""
+
+import collections
+import errno
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+
+
+@runtime_checkable
+class Storage(Protocol):
+  """Where token files are kept; used by several threads at once, pickled to workers, and carried over a fork."""
+
+  def size(self, path: str) -> int:
+    """The size of a file in bytes; a CorpusError where there is none."""
+
+  def fill(
+      self, paths: Sequence[str], file_ids: np.ndarray, offsets: np.ndarray, out: np.ndarray
+  ) -> None:
+    """Fills row i of `out` with the bytes of `paths[file_ids[i]]` from `offsets[i]` on.
+
+    Args:
+      out: uint8, two dimensions, C order; a row is as long as the range to read. A range that the file does not hold
+        is a CorpusError with file, range, expected and found size.
+    """
+
+
+class _OpenFile:
+  """An open descriptor that closes when its last user lets go of it.
+
+  So a thread that reads from a file is never in danger from another that pushes the file out of the cache.
+  """
+
+  __slots__ = ("fd",)
+
+  def __init__(self, fd: int):
+    self.fd = fd
+
+  def __del__(self, close=os.close) -> None:
+    close(self.fd)
+
+
+class LocalStorage:
+  """Local files, a limited number of them kept open (the least recently used one is closed first)."""
+
+  def __init__(self, max_open_files: int = 64):
+    if max_open_files < 1:
+      raise ConfigError(f"max_open_files must be at least 1, got {max_open_files}.")
+    self.max_open_files = max_open_files
+    self._forget()
+    _STORAGES.add(self)
+
+  def __reduce__(self) -> tuple:
+    return type(self), (self.max_open_files,)
+
+  def __repr__(self) -> str:
+    return f"{type(self).__name__}(max_open_files={self.max_open_files})"
+
+  def size(self, path: str) -> int:
+    """The size of a file in bytes."""
+    try:
+      return os.stat(path).st_size
+    except OSError as error:
+      raise CorpusError(_cannot("look at", path, error)) from error
+
+  def fill(
+      self, paths: Sequence[str], file_ids: np.ndarray, offsets: np.ndarray, out: np.ndarray
+  ) -> None:
+    """Reads each range straight into its row; ranges that lie side by side go in one read."""
+    if out.dtype != np.uint8 or out.ndim != 2 or not out.flags.c_contiguous:
+      raise ValueError("`out` must be a C-ordered array of uint8 with two dimensions.")
+    rows, width = out.shape
+    if not out.size:
+      return
+    buffer = out.reshape(-1).data
+    if rows == 1:
+      path = paths[int(file_ids[0])]
+      self._read(self._open(path), path, int(offsets[0]), buffer)
+      return
+
+    # Rows of one file follow each other, so that its descriptor is looked up once and no more files than allowed are
+    # open at a time, however many a batch touches.
+    order = np.argsort(file_ids, kind="stable")
+    sorted_ids, sorted_offsets = file_ids[order], offsets[order]
+    breaks = sorted_ids[1:] != sorted_ids[:-1]
+    breaks |= np.diff(sorted_offsets) != width
+    breaks |= np.diff(order) != 1
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    counts = np.diff(starts, append=rows)
+    current, path, file = -1, "", None
+    for file_id, offset, row, count in zip(
+        sorted_ids[starts].tolist(),
+        sorted_offsets[starts].tolist(),
+        order[starts].tolist(),
+        counts.tolist(),
+    ):
+      if file_id != current:
+        current, path = file_id, paths[file_id]
+        file = None  # Let go of the file before the next is opened.
+        file = self._open(path)
+      self._read(file, path, offset, buffer[row * width : (row + count) * width])  # type: ignore[arg-type]
+
+  def _open(self, path: str) -> _OpenFile:
+    with self._lock:
+      file = self._files.get(path)
+      if file is not None:
+        self._files.move_to_end(path)
+        return file
+    try:
+      # Not under the lock: on a network mount, opening takes milliseconds.
+      file = _OpenFile(os.open(path, os.O_RDONLY))
+    except OSError as error:
+      raise CorpusError(_cannot("open", path, error)) from error
+    closing = []  # Closed when this function has returned, not under the lock either.
+    with self._lock:
+      file = self._files.setdefault(path, file)
+      self._files.move_to_end(path)
+      while len(self._files) > self.max_open_files:
+        closing.append(self._files.popitem(last=False)[1])
+    return file
+
+  def _read(self, file: _OpenFile, path: str, offset: int, view: memoryview) -> None:
+    done = 0
+    try:
+      while done < len(view):
+        # The kernel may give less than asked for, above 2 GiB it always does; only nothing means the end.
+        got = os.preadv(file.fd, [view[done:] if done else view], offset + done)
+        if not got:
+          break
+        done += got
+    except OSError as error:
+      raise CorpusError(_cannot("read", path, error, offset, len(view))) from error
+    if done < len(view):
+      raise CorpusError(
+          f"{path} is too short: bytes {offset} to {offset + len(view)} were expected, but it ends at byte"
+          f" {os.fstat(file.fd).st_size}. It was cut off or replaced after the index was built: restore it, or build"
+          " the index again and start a new run."
+      )
+
+  def _forget(self) -> None:
+    self._lock = threading.Lock()
+    self._files: collections.OrderedDict[str, _OpenFile] = collections.OrderedDict()
+
+
+def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 0) -> str:
+  where = f"bytes {offset} to {offset + count} of {path}" if count else path
+  if error.errno == errno.EMFILE:
+    hint = "Lower max_open_files, or raise the limit (`ulimit -n`)."
+  elif error.errno == errno.ENOENT:
+    hint = (
+        "If the corpus has moved, load the index with the new base, or remap its paths (olmo_path_remap_from and"
+        " olmo_path_remap_to)."
+    )
+  else:
+    hint = "Check the disk or the mount."
+  return f"Cannot {verb} {where}: {error.strerror}. {hint}"
+
+
+_STORAGES: "weakref.WeakSet[LocalStorage]" = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+  # Another thread of the parent may have held the lock at the moment of the fork, and will never give it back here.
+  for storage in list(_STORAGES):
+    storage._forget()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,70 @@
+"""A progress bar on stderr, for work that may take long."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextlib.contextmanager
+def progress_bar(
+    description: str, total: int | None, *, enabled: bool, unit: str = "files"
+) -> Iterator[Callable[[int], None]]:
+  """Yields a function that takes the amount of work just done; any thread may call it.
+
+  A terminal gets a bar, a log file a line now and then, and nobody anything unless `enabled`.
+
+  Args:
+    total: how much there is to do, or None where nobody knows.
+    unit: what is counted; "bytes" are shown as KB, MB, GB.
+  """
+  if not enabled:
+    yield _ignore
+  elif sys.stderr.isatty():
+    with _bar(description, total, unit) as advance:
+      yield advance
+  else:
+    yield _lines(description, total, unit)
+
+
+def _ignore(amount: int) -> None:
+  del amount
+
+
+@contextlib.contextmanager
+def _bar(description: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
+  # Imported here, so that library code that shows nothing does not pay for it.
+  import rich.console
+  import rich.progress as bars
+
+  counts: list[bars.ProgressColumn]
+  if unit == "bytes":
+    counts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+  else:
+    counts = [bars.MofNCompleteColumn(), bars.TextColumn(unit)]
+  columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), *counts]
+  columns.append(bars.TimeRemainingColumn(elapsed_when_finished=True))
+  with bars.Progress(*columns, console=rich.console.Console(stderr=True)) as progress:
+    task = progress.add_task(description, total=total)
+    yield lambda amount: progress.advance(task, amount)
+
+
+def _lines(description: str, total: int | None, unit: str) -> Callable[[int], None]:
+  lock = threading.Lock()
+  done = 0
+  next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+
+  def advance(amount: int) -> None:
+    nonlocal done, next_line
+    with lock:
+      done += amount
+      if time.monotonic() < next_line:
+        return
+      next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+      share = f" of {total:,} {unit} ({done / total:.0%})" if total else f" {unit}"
+      sys.stderr.write(f"{description}: {done:,}{share}\n")
+
+  return advance
