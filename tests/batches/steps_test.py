@@ -1,0 +1,148 @@
+"""Tests of the step dataset."""
+
+import pickle
+import sys
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.batches import repetition
+from maxtext_olmo.batches import steps
+from maxtext_olmo.batches import transforms
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from tests import corpora
+
+
+class StepDatasetTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    path, self.rows = corpora.write_corpus(self.create_tempdir().full_path)
+    self.index = index_lib.load_index(path)
+    self.source = source_lib.OlmoNpyDataSource(self.index)
+    self.stream = stream_lib.train_stream(self.index, order="feistel", seed=1)
+    self.schedule = schedule_lib.BatchSchedule.constant(10)
+
+  def _dataset(self, rows=None, **arguments):
+    values = {"stream": self.stream, "schedule": self.schedule, **arguments}
+    stream, schedule = values.pop("stream"), values.pop("schedule")
+    if rows is None:
+      rows = {size: np.arange(size) for size in schedule.sizes}
+    return steps.StepDataset(self.source, stream, schedule, rows, **values)
+
+  def test_element_k_is_global_batch_k_by_the_definition(self):
+    dataset = self._dataset()
+    order = self.stream.order
+    for step in (0, 3, 12, 40):
+      expected = self.rows[order.at(np.arange(10 * step, 10 * step + 10))]
+      np.testing.assert_array_equal(dataset[step]["inputs"], expected)
+
+  def test_a_host_holds_its_rows_of_the_same_batch(self):
+    rows = np.array([2, 3, 7])
+    whole, part = self._dataset(), self._dataset({10: rows})
+    for step in (0, 12):
+      for name, array in part[step].items():
+        np.testing.assert_array_equal(array, whole[step][name][rows])
+
+  def test_a_later_first_step_shifts_the_elements(self):
+    np.testing.assert_array_equal(
+        self._dataset(first_step=5)[2]["inputs"], self._dataset()[7]["inputs"]
+    )
+
+  @parameterized.product(ngram_filter=(False, True), document_eos_id=(None, 0))
+  def test_batches_equal_the_record_level_transforms(self, ngram_filter, document_eos_id):
+    content = steps.Content(ngram_filter=ngram_filter, document_eos_id=document_eos_id)
+    dataset = self._dataset(content=content)
+    shift = transforms.ShiftToInputsTargets(eos_id=document_eos_id)
+    for step in (0, 1):
+      records = [self.source[i] for i in dataset.instance_ids(step)]
+      if ngram_filter:
+        records = [repetition.NgramFilterTransform().map(record) for record in records]
+      records = [shift.map(record) for record in records]
+      for name, array in dataset[step].items():
+        np.testing.assert_array_equal(array, np.stack([record[name] for record in records]))
+
+  def test_a_row_that_the_filter_rejects_takes_no_loss(self):
+    path = self.create_tempdir().full_path
+    tokens = np.concatenate([np.full(100, 7), np.arange(300) % 97]).astype("<u2")
+    tokens.tofile(f"{path}/a.npy")
+    index = index_lib.build_index(
+        [(f"{path}/a.npy", "a")], 100, tokenizer="t", dtype="uint16", base=path
+    )
+    stream = stream_lib.train_stream(index, order="sequential", seed=0)
+    dataset = steps.StepDataset(
+        source_lib.OlmoNpyDataSource(index),
+        stream,
+        schedule_lib.BatchSchedule.constant(4),
+        {4: np.arange(4)},
+    )
+    batch = dataset[0]
+    self.assertEqual(batch["targets_segmentation"].sum(axis=1).tolist(), [0, 99, 99, 99])
+    self.assertTrue((batch["inputs"][0] == 7).all())
+
+  def test_rows_that_are_loaded_but_not_trained_on_are_padding(self):
+    dataset = self._dataset({10: np.arange(12)})
+    batch = dataset[1]
+    np.testing.assert_array_equal(batch["inputs"][:10], self._dataset()[1]["inputs"])
+    for array in batch.values():
+      self.assertEqual(array.shape, (12, 8))
+      self.assertFalse(array[10:].any())
+    self.assertEqual(dataset.instance_ids(1)[10:].tolist(), [-1, -1])
+
+  def test_a_finite_stream_ends_with_a_padded_batch_and_each_instance_once(self):
+    stream = stream_lib.train_stream(self.index, order="feistel", seed=1, num_epochs=1)
+    dataset = self._dataset(stream=stream)
+    self.assertLen(dataset, -(-len(self.rows) // 10))
+    ids = np.concatenate([dataset.instance_ids(step) for step in range(len(dataset))])
+    self.assertEqual(sorted(ids[ids >= 0].tolist()), list(range(len(self.rows))))
+    self.assertEqual((ids < 0).sum(), -len(self.rows) % 10)
+    self.assertFalse(dataset[len(dataset) - 1]["inputs_segmentation"][-1].any())
+    with self.assertRaisesRegex(errors.OrderError, "lies outside the stream"):
+      dataset[len(dataset)]
+    self.assertEmpty(self._dataset(stream=stream, first_step=len(dataset)))
+
+  def test_a_host_whose_rows_are_all_padding_reads_nothing(self):
+    stream = stream_lib.train_stream(self.index, order="feistel", seed=1, num_epochs=1)
+    dataset = self._dataset({10: np.array([8, 9])}, stream=stream)
+    self.assertFalse(any(array.any() for array in dataset[len(dataset) - 1].values()))
+
+  def test_an_endless_stream_is_as_long_as_grain_counts(self):
+    self.assertLen(self._dataset(), sys.maxsize)
+
+  def test_the_batch_size_may_change_between_steps(self):
+    schedule = schedule_lib.BatchSchedule(((0, 4), (3, 8)))
+    dataset = self._dataset(schedule=schedule)
+    got = np.concatenate([dataset[step]["inputs"] for step in range(6)])
+    self.assertEqual([dataset[step]["inputs"].shape[0] for step in range(6)], [4, 4, 4, 8, 8, 8])
+    np.testing.assert_array_equal(got, self.rows[self.stream.order.at(np.arange(36))])
+
+  def test_a_token_outside_the_vocabulary_names_file_byte_step_and_row(self):
+    dataset = self._dataset(content=steps.Content(vocab_size=99))
+    with self.assertRaises(errors.CorpusError) as caught:
+      for step in range(20):
+        dataset[step]
+    message = str(caught.exception)
+    self.assertRegex(
+        message, r"Token id 99 at step \d+, row \d, column \d is outside the vocabulary of 99"
+    )
+    self.assertRegex(message, r"part-00\d\.npy, byte \d+")
+    self.assertIn("maxtext-olmo verify", message)
+
+  def test_it_survives_pickling(self):
+    dataset = self._dataset()
+    dataset[0]
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(dataset))[4]["inputs"], dataset[4]["inputs"]
+    )
+
+  def test_a_slice_is_a_dataset(self):
+    np.testing.assert_array_equal(self._dataset()[3:][1]["inputs"], self._dataset()[4]["inputs"])
+
+
+if __name__ == "__main__":
+  absltest.main()
