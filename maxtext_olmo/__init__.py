@@ -45,7 +45,7 @@ _PUBLIC = {
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,196 @@
+"""The iterator that a trainer holds: step after step, the global batch of that step.
+
+Its whole state is the number of steps done and the schedule that turns it into a position. What Grain prefetches is made
+anew from the position after a restore, so its own iterator state, which depends on the number of workers, is never kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import flags
+
+from maxtext_olmo.batches import steps
+from maxtext_olmo.devices import sharding
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import state as state_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefetch:
+  """Who prepares batches ahead: `workers` processes with `per_worker` batches each, else threads with `batches`."""
+
+  workers: int = 0
+  per_worker: int = 1
+  batches: int = 2
+
+
+class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
+  """Global batches of a stream, as dicts of six (batch, length) int32 arrays on a mesh.
+
+  Args:
+    source: Where windows are read from.
+    stream: Which instance each position holds.
+    schedule: Step ↔ position.
+    layouts: For each batch size of the schedule, how the arrays lie on the mesh.
+    content: What is done with the tokens.
+    prefetch: Who prepares batches ahead.
+    first_step: Steps done already.
+    restart_on_iter: Whether `iter()` starts again, as evaluation does; a train iterator's never moves.
+    pad_after_end: Whether padding batches follow a finite stream.
+  """
+
+  def __init__(
+      self,
+      source: steps.WindowSource,
+      stream: stream_lib.Stream,
+      schedule: schedule_lib.BatchSchedule,
+      layouts: Mapping[int, sharding.BatchLayout],
+      *,
+      content: steps.Content,
+      prefetch: Prefetch = Prefetch(),
+      first_step: int = 0,
+      restart_on_iter: bool = False,
+      pad_after_end: bool = False,
+  ):
+    super().__init__()
+    self._source = source
+    self._stream = stream
+    self._layouts = dict(layouts)
+    self._content = content
+    self._prefetch = prefetch
+    self._restart_on_iter = restart_on_iter
+    self._pad_after_end = pad_after_end
+    self._schedule = schedule
+    self._step = first_step
+    self._beginning = first_step, schedule
+    self._batches: grain.DatasetIterator | None = None
+
+  def __iter__(self) -> OlmoIterator:
+    if self._restart_on_iter:
+      self.reset()
+    return self
+
+  def __next__(self) -> dict[str, jax.Array]:
+    self._assert_not_closed()
+    layout = self._layouts[self._schedule.size(self._step)]
+    self.start_prefetch()
+    try:
+      local = next(self._batches)
+    except StopIteration:
+      if not self._pad_after_end:
+        raise
+      return layout.place(_padding(layout))
+    batch = layout.place(local)
+    self._step += 1
+    return batch
+
+  def __len__(self) -> int:
+    """Steps from the beginning of this iterator to the end of the stream; TypeError where it has none."""
+    if self._stream.num_positions is None:
+      raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
+    step, schedule = self._beginning
+    return len(self._dataset(step, schedule))
+
+  @property
+  def step(self) -> int:
+    """Steps done, which is the number of the step to come."""
+    return self._step
+
+  @property
+  def position(self) -> int:
+    """Samples consumed."""
+    return self._schedule.start(self._step)
+
+  @property
+  def stream(self) -> stream_lib.Stream:
+    """Which instance each position holds."""
+    return self._stream
+
+  @property
+  def local_iterator(self) -> OlmoIterator:
+    """What a trainer's checkpointing holds on to: this very object, since the state is the same on all hosts."""
+    return self
+
+  def instance_ids(self, step: int) -> np.ndarray:
+    """The instances of all rows of the global batch of a step, without reading them; -1 for padding."""
+    size = self._schedule.size(step)
+    rows = {size: np.arange(self._layouts[size].batch)}
+    return steps.StepDataset(self._source, self._stream, self._schedule, rows).instance_ids(step)
+
+  def get_state(self) -> dict[str, Any]:
+    """The position and the identity of the stream, as a small JSON-able dict, the same on all hosts."""
+    return state_lib.make_state(self._stream, self._schedule, self._content, self._step)
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Goes on where the state was taken; ResumeError, and no change, where it is of another stream."""
+    self._move_to(*state_lib.read_state(state, self._stream, self._beginning[1], self._content))
+
+  def reset(self) -> None:
+    """Back to where this iterator began."""
+    self._move_to(*self._beginning)
+
+  def start_prefetch(self) -> None:
+    """Begins to prepare batches, so that the first one is there when it is asked for."""
+    if self._batches is None:
+      self._batches = self._open()
+
+  def close(self) -> None:
+    """Ends the workers and threads; idempotent."""
+    self._stop()
+    super().close()
+
+  def _move_to(self, step: int, schedule: schedule_lib.BatchSchedule) -> None:
+    self._stop()
+    self._step, self._schedule = step, schedule
+
+  def _stop(self) -> None:
+    if self._batches is not None:
+      self._batches.close()
+      self._batches = None
+
+  def _dataset(self, step: int, schedule: schedule_lib.BatchSchedule) -> steps.StepDataset:
+    rows = {size: layout.rows for size, layout in self._layouts.items()}
+    return steps.StepDataset(
+        self._source, self._stream, schedule, rows, first_step=step, content=self._content
+    )
+
+  def _open(self) -> grain.DatasetIterator:
+    dataset = self._dataset(self._step, self._schedule)
+    if self._prefetch.workers > 0:
+      let_grain_read_its_flags()
+      batches = dataset.to_iter_dataset(
+          grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+      ).mp_prefetch(
+          grain.MultiprocessingOptions(
+              num_workers=self._prefetch.workers, per_worker_buffer_size=self._prefetch.per_worker
+          )
+      )
+    else:
+      ahead = self._prefetch.batches
+      batches = dataset.to_iter_dataset(
+          grain.ReadOptions(num_threads=min(2, ahead), prefetch_buffer_size=ahead)
+      )
+    opened = iter(batches)
+    opened.start_prefetch()
+    return opened
+
+
+def _padding(layout: sharding.BatchLayout) -> dict[str, np.ndarray]:
+  zeros = np.zeros((len(layout.rows), layout.length), np.int32)
+  names = ("inputs", "targets")
+  return {
+      f"{name}{suffix}": zeros for name in names for suffix in ("", "_position", "_segmentation")
+  }
+
+
+def let_grain_read_its_flags() -> None:
+  # Grain's worker processes read absl flags, which a script that never calls app.run has not parsed.
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()

@@ -1,0 +1,236 @@
+"""`dataset_type=olmo_grain`: an OLMo corpus, in an order, as batches on a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import logging
+
+from maxtext_olmo import errors
+from maxtext_olmo.batches import repetition
+from maxtext_olmo.batches import steps
+from maxtext_olmo.batches import transforms
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.devices import sharding
+from maxtext_olmo.order import sampler as sampler_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import iterator as iterator_lib
+from maxtext_olmo.pipelines import options as options_lib
+from maxtext_olmo.pipelines import registry
+from maxtext_olmo.pipelines import resume
+
+
+def make_olmo_grain_train_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
+) -> iterator_lib.OlmoIterator:
+  """The train iterator, at the step where the run goes on.
+
+  Args:
+    config: Any object with the data keys as attributes.
+    global_mesh: The trainer's mesh.
+    process_indices: Accepted for MaxText's call; which rows a process loads follows from the mesh.
+  """
+  del process_indices
+  options = options_lib.Options.read(config)
+  index = _open_index(options.olmo_index_path, options)
+  stream = stream_lib.train_stream(
+      index,
+      order=options.order_name,
+      seed=options.data_shuffle_seed,
+      held_out_instances=options.olmo_eval_instances,
+      num_epochs=options.olmo_num_epochs or None,
+  )
+  schedule = options.schedule()
+  spec = sharding.partition_spec(global_mesh, options.data_sharding)
+  constant = not options.olmo_batch_schedule
+  layouts = {
+      size: sharding.BatchLayout(
+          global_mesh,
+          spec,
+          options.global_batch_size_to_load if constant else size,
+          options.max_target_length,
+      )
+      for size in schedule.sizes
+  }
+  content = _content(options)
+  resume.check_agreement({**stream.identity(), "stages": [list(s) for s in schedule.stages]})
+  step, schedule = resume.find_start(options, stream, schedule, content)
+  iterator = iterator_lib.OlmoIterator(
+      _source(index, options),
+      stream,
+      schedule,
+      layouts,
+      content=content,
+      prefetch=_prefetch(options),
+      first_step=step,
+      pad_after_end=options.generate_padding_batch_train,
+  )
+  _announce(iterator)
+  return iterator
+
+
+def make_olmo_grain_eval_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
+) -> iterator_lib.OlmoIterator:
+  """One pass over the held-out instances, or another index, always from its beginning."""
+  del process_indices
+  options = options_lib.Options.read(config)
+  if options.olmo_eval_index_path:
+    index = _open_index(options.olmo_eval_index_path, options)
+    stream = stream_lib.eval_stream(index)
+  elif options.olmo_eval_instances:
+    index = _open_index(options.olmo_index_path, options)
+    stream = stream_lib.eval_stream(index, held_out_instances=options.olmo_eval_instances)
+  else:
+    raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
+  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
+  layout = sharding.BatchLayout(
+      global_mesh,
+      sharding.partition_spec(global_mesh, options.data_sharding),
+      options.global_batch_size_to_load_eval,
+      options.max_target_length,
+  )
+  resume.check_agreement({**stream.identity(), "eval_batch": options.global_batch_size_to_eval_on})
+  return iterator_lib.OlmoIterator(
+      _source(index, options),
+      stream,
+      schedule,
+      {options.global_batch_size_to_eval_on: layout},
+      content=_content(options),
+      prefetch=_prefetch(options),
+      restart_on_iter=True,
+      pad_after_end=options.generate_padding_batch_eval,
+  )
+
+
+DATASET_TYPE = registry.DatasetType(make_olmo_grain_train_iterator, make_olmo_grain_eval_iterator)
+
+
+def make_olmo_grain_data_loader(
+    index: index_lib.OlmoNpyIndex,
+    *,
+    seed: int,
+    batch_size: int,
+    shard_index: int,
+    shard_count: int,
+    apply_ngram_filter: bool = True,
+    shift_to_inputs_targets: bool = True,
+    path_remap: dict[str, str] | None = None,
+    grain_worker_count: int = 0,
+    grain_worker_buffer_size: int = 1,
+    initial_step: int = 0,
+    order: str = "feistel",
+) -> grain.DataLoader:
+  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count changes.
+
+  Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size rows, in the order that
+  `create_data_iterator` has too. Resume with `initial_step`, with any number of workers and hosts; Grain's own state
+  restores only into the same number of workers.
+
+  Args:
+    index: The corpus.
+    seed: Of the order.
+    batch_size: Rows per batch on this host.
+    shard_index: This host among those that load data.
+    shard_count: Hosts that load data.
+    apply_ngram_filter: Mask rows with long repetitions out of the loss.
+    shift_to_inputs_targets: Give inputs and targets; else the tokens as they are.
+    path_remap: Rewrites of the token files' paths, by prefix.
+    grain_worker_count: Worker processes; 0 reads in this process.
+    grain_worker_buffer_size: Batches each worker prepares ahead.
+    initial_step: Records this host has taken already: steps done times `batch_size`.
+    order: See `OlmoIndexSampler`.
+  """
+  operations: list[Any] = []
+  if apply_ngram_filter:
+    operations.append(repetition.NgramFilterTransform())
+  if shift_to_inputs_targets:
+    operations.append(transforms.ShiftToInputsTargets())
+  operations.append(grain.transforms.Batch(batch_size=batch_size, drop_remainder=True))
+  sampler = sampler_lib.OlmoIndexSampler(
+      total_instances=index.total_instances,
+      seed=seed,
+      shard_index=shard_index,
+      shard_count=shard_count,
+      initial_step=initial_step,
+      order=order,
+      batch_size=batch_size,
+      worker_count=grain_worker_count,
+  )
+  if grain_worker_count > 0:
+    iterator_lib.let_grain_read_its_flags()
+  return grain.DataLoader(
+      data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
+      sampler=sampler,
+      operations=operations,
+      # The sampler knows the shards; were Grain told of them too, it would stride over what is sharded already.
+      shard_options=grain.sharding.NoSharding(),
+      worker_count=grain_worker_count,
+      worker_buffer_size=grain_worker_buffer_size,
+  )
+
+
+def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+  """Loads an index, brings it to the run's sequence length, and checks that its files are the ones it describes."""
+  index = index_lib.load_index(path)
+  if index.sequence_length != options.max_target_length:
+    index = index.with_sequence_length(options.max_target_length)
+  if index.total_instances == 0:
+    raise errors.CorpusError(
+        f"The index {path} has no instance: no file holds"
+        f" {index.max_target_sequence_length or index.sequence_length} tokens."
+    )
+  verify.check_sizes(index, path_remap=options.path_remap)
+  return index
+
+
+def _source(
+    index: index_lib.OlmoNpyIndex, options: options_lib.Options
+) -> source_lib.OlmoNpyDataSource:
+  return source_lib.OlmoNpyDataSource(
+      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files
+  )
+
+
+def _content(options: options_lib.Options) -> steps.Content:
+  return steps.Content(
+      vocab_size=options.vocab_size,
+      ngram_filter=options.olmo_apply_ngram_filter,
+      document_eos_id=options.olmo_eos_id if options.olmo_document_mask else None,
+  )
+
+
+def _prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
+  return iterator_lib.Prefetch(
+      workers=options.grain_worker_count,
+      per_worker=max(1, options.grain_per_worker_buffer_size),
+      batches=options.olmo_prefetch_batches,
+  )
+
+
+def _announce(iterator: iterator_lib.OlmoIterator) -> None:
+  """One line that says where the run goes on, so that two runs can be compared by eye."""
+  position = iterator.position
+  epoch, place = iterator.stream.order.locate(np.array([position]))
+  end = iterator.stream.num_positions
+  ids = (
+      []
+      if end is not None and position >= end
+      else iterator.instance_ids(iterator.step)[:4].tolist()
+  )
+  logging.info(
+      "olmo_grain: step %d at position %d (epoch %d, place %d of %d), first instances %s, %s",
+      iterator.step,
+      position,
+      epoch[0],
+      place[0],
+      iterator.stream.order.num_instances,
+      ids,
+      ", ".join(f"{k} {v}" for k, v in iterator.stream.identity().items()),
+  )

@@ -1,0 +1,242 @@
+"""What the data pipeline reads from a config: every key, its default, and what may be wrong with it.
+
+`KEYS` is the one table of them. Trainers build their config from it, `Options.read` takes the values from any object with
+such attributes (an `ml_collections.ConfigDict`, MaxText's config), and all problems are reported together, before
+anything is read from disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from maxtext_olmo import errors
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import schedule as schedule_lib
+
+
+class Key(NamedTuple):
+  """A config key."""
+
+  name: str
+  default: Any
+  help: str
+
+
+KEYS: tuple[Key, ...] = (
+    Key("dataset_type", "olmo_grain", "Which pipeline feeds the trainer."),
+    Key("max_target_length", 2048, "Tokens per row: the index's sequence length, or a divisor of its max_target_sequence_length."),
+    Key("global_batch_size_to_load", 8, "Rows of the arrays that the trainer gets, over all hosts."),
+    Key("global_batch_size_to_train_on", 0, "Rows the trainer trains on; the rest is padding. 0: all that are loaded."),
+    Key("global_batch_size_to_load_eval", 0, "The same for evaluation. 0: as for training."),
+    Key("global_batch_size_to_eval_on", 0, "Rows evaluated on. 0: all that are loaded."),
+    Key("vocab_size", 0, "A token id at or above it stops the run. 0: only ids that do not fit int32 do."),
+    Key("data_shuffle_seed", 0, "Seed of the order."),
+    Key("enable_data_shuffling", True, "False: instances in corpus order, whatever olmo_order says."),
+    Key("data_sharding", (), "Mesh axes per dimension of a batch, as MaxText has it. Empty: rows over all axes."),
+    Key("grain_worker_count", 0, "Worker processes that make batches; 0 or less: threads do, which is the fastest."),
+    Key("grain_per_worker_buffer_size", 1, "Batches each worker process prepares ahead."),
+    Key("generate_padding_batch_train", False, "After the end of training data, go on with padding batches."),
+    Key("generate_padding_batch_eval", False, "After the end of evaluation data, go on with padding batches."),
+    Key("eval_interval", -1, "Evaluate every so many steps; 0 or less makes no eval iterator."),
+    Key("enable_checkpointing", True, "Whether checkpoint_dir is looked into for initial_step=-1."),
+    Key("checkpoint_dir", "", "Where checkpoints are."),
+    Key("initial_step", -1, "Steps already trained. -1: those of the latest committed checkpoint, else 0."),
+    Key("olmo_index_path", "", "The index JSON that `maxtext-olmo index build` wrote."),
+    Key("olmo_path_remap_from", "", "Rewrite the token files' paths that begin with this ..."),
+    Key("olmo_path_remap_to", "", "... to begin with this."),
+    Key("olmo_order", "feistel", "Which order the instances come in: " + ", ".join(permutations.order_names()) + "."),
+    Key("olmo_num_epochs", 0, "End after so many epochs; the last batch is filled up with padding. 0: never."),
+    Key("olmo_batch_schedule", (), "(first step, rows) pairs where the batch size changes. Empty: constant."),
+    Key("olmo_initial_position", -1, "Samples already trained on, where steps cannot tell. -1: from initial_step."),
+    Key("olmo_apply_ngram_filter", True, "Take no loss on rows with long repetitions, as OLMo-core does."),
+    Key("olmo_document_mask", False, "Segment ids and positions restart at each document, so attention stays inside."),
+    Key("olmo_eos_id", -1, "The token that ends a document; olmo_document_mask needs it."),
+    Key("olmo_eval_index_path", "", "Evaluate on this index ..."),
+    Key("olmo_eval_instances", 0, "... or on so many instances held out of training, the same in every run."),
+    Key("olmo_prefetch_batches", 2, "Batches prepared ahead by threads; 0: each is made when it is asked for."),
+    Key("olmo_max_open_files", 512, "Token files kept open per process."),
+)  # fmt: skip
+
+
+def defaults() -> dict[str, Any]:
+  """Every data key and its default."""
+  return {key.name: key.default for key in KEYS}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The values of the data keys, checked; the fields are named as the keys, which document them."""
+
+  dataset_type: str
+  max_target_length: int
+  global_batch_size_to_load: int
+  global_batch_size_to_train_on: int
+  global_batch_size_to_load_eval: int
+  global_batch_size_to_eval_on: int
+  vocab_size: int
+  data_shuffle_seed: int
+  enable_data_shuffling: bool
+  data_sharding: Any
+  grain_worker_count: int
+  grain_per_worker_buffer_size: int
+  generate_padding_batch_train: bool
+  generate_padding_batch_eval: bool
+  eval_interval: int
+  enable_checkpointing: bool
+  checkpoint_dir: str
+  initial_step: int
+  olmo_index_path: str
+  olmo_path_remap_from: str
+  olmo_path_remap_to: str
+  olmo_order: str
+  olmo_num_epochs: int
+  olmo_batch_schedule: tuple[tuple[int, int], ...]
+  olmo_initial_position: int
+  olmo_apply_ngram_filter: bool
+  olmo_document_mask: bool
+  olmo_eos_id: int
+  olmo_eval_index_path: str
+  olmo_eval_instances: int
+  olmo_prefetch_batches: int
+  olmo_max_open_files: int
+
+  @classmethod
+  def read(cls, config: Any) -> Options:
+    """Takes the keys from a config, with defaults for those it lacks, and reports all problems together."""
+    values = {}
+    problems = []
+    for key in KEYS:
+      value = _get(config, key)
+      if key.name == "olmo_batch_schedule":
+        try:
+          value = tuple((int(first), int(size)) for first, size in value)
+        except (TypeError, ValueError):
+          problems.append(
+              f"olmo_batch_schedule={value!r} is not a list of (first step, rows) pairs."
+          )
+          value = ()
+      elif key.name != "data_sharding" and not _same_kind(value, key.default):
+        problems.append(f"{key.name}={value!r} should be a {type(key.default).__name__}.")
+        value = key.default
+      values[key.name] = value
+    load = values["global_batch_size_to_load"]
+    values["global_batch_size_to_train_on"] = values["global_batch_size_to_train_on"] or load
+    load_eval = values["global_batch_size_to_load_eval"] or load
+    values["global_batch_size_to_load_eval"] = load_eval
+    values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
+    options = cls(**values)
+    problems += options._problems()
+    if problems:
+      raise errors.ConfigError(
+          "The configuration cannot work:\n" + "\n".join(f"  - {p}" for p in problems)
+      )
+    return options
+
+  def _problems(self) -> list[str]:
+    found = []
+
+    def check(holds: bool, problem: str) -> None:
+      if not holds:
+        found.append(problem)
+
+    for name in ("max_target_length", "global_batch_size_to_load", "olmo_max_open_files"):
+      check(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive.")
+    for name in (
+        "global_batch_size_to_train_on",
+        "global_batch_size_to_load_eval",
+        "global_batch_size_to_eval_on",
+        "vocab_size",
+        "olmo_num_epochs",
+        "olmo_eval_instances",
+        "olmo_prefetch_batches",
+        "grain_per_worker_buffer_size",
+    ):
+      check(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative.")
+    for name in ("initial_step", "olmo_initial_position"):
+      check(getattr(self, name) >= -1, f"{name}={getattr(self, name)} must be -1, 0 or more.")
+    for train, load in (
+        ("global_batch_size_to_train_on", "global_batch_size_to_load"),
+        ("global_batch_size_to_eval_on", "global_batch_size_to_load_eval"),
+    ):
+      check(
+          getattr(self, train) <= getattr(self, load),
+          f"{train}={getattr(self, train)} exceeds {load}={getattr(self, load)}.",
+      )
+    if self.dataset_type == "olmo_grain":
+      self._check_olmo(check)
+    return found
+
+  def _check_olmo(self, check) -> None:
+    check(
+        bool(self.olmo_index_path),
+        "olmo_index_path is empty; build one with `maxtext-olmo index build`.",
+    )
+    for name in ("olmo_index_path", "olmo_eval_index_path"):
+      path = getattr(self, name)
+      check(not path or os.path.exists(path), f"{name}={path!r} does not exist.")
+    check(
+        self.order_name in permutations.order_names(),
+        f"olmo_order={self.olmo_order!r} is unknown; known are {', '.join(permutations.order_names())}.",
+    )
+    check(
+        not self.olmo_path_remap_to or bool(self.olmo_path_remap_from),
+        "olmo_path_remap_to is set without olmo_path_remap_from.",
+    )
+    check(
+        not self.olmo_document_mask or self.olmo_eos_id >= 0,
+        "olmo_document_mask needs olmo_eos_id, the token that ends a document.",
+    )
+    check(
+        not (self.olmo_eval_index_path and self.olmo_eval_instances),
+        "olmo_eval_index_path and olmo_eval_instances are both set; evaluation takes one.",
+    )
+    check(
+        self.eval_interval <= 0 or bool(self.olmo_eval_index_path or self.olmo_eval_instances),
+        f"eval_interval={self.eval_interval} needs olmo_eval_index_path or olmo_eval_instances.",
+    )
+    try:
+      self.schedule()
+    except errors.ConfigError as error:
+      check(False, f"olmo_batch_schedule: {error}")
+    if self.olmo_batch_schedule:
+      check(
+          self.global_batch_size_to_train_on == self.global_batch_size_to_load,
+          "olmo_batch_schedule needs global_batch_size_to_train_on equal to"
+          " global_batch_size_to_load.",
+      )
+
+  @property
+  def order_name(self) -> str:
+    """The order in force."""
+    return self.olmo_order if self.enable_data_shuffling else permutations.SequentialOrder.name
+
+  @property
+  def path_remap(self) -> dict[str, str]:
+    """Rewrites of the token files' paths."""
+    if not self.olmo_path_remap_from:
+      return {}
+    return {self.olmo_path_remap_from: self.olmo_path_remap_to}
+
+  def schedule(self) -> schedule_lib.BatchSchedule:
+    """Step ↔ position for training."""
+    if self.olmo_batch_schedule:
+      return schedule_lib.BatchSchedule(self.olmo_batch_schedule)
+    return schedule_lib.BatchSchedule.constant(max(1, self.global_batch_size_to_train_on))
+
+
+def _get(config: Any, key: Key) -> Any:
+  value = getattr(config, key.name, None)
+  return key.default if value is None else value
+
+
+def _same_kind(value: Any, default: Any) -> bool:
+  if isinstance(default, bool) or isinstance(value, bool):
+    return isinstance(value, bool) and isinstance(default, bool)
+  if isinstance(default, int):
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+  if isinstance(default, str):
+    return isinstance(value, (str, os.PathLike))
+  return isinstance(value, Sequence)

@@ -1,0 +1,56 @@
+"""What the processes of the multi-process law tests do."""
+
+import jax
+import ml_collections
+import numpy as np
+
+import maxtext_olmo
+
+
+def shards(array: jax.Array) -> dict[tuple[int, int, int, int], np.ndarray]:
+  """This process's parts of a global array, by (first row, end row, first column, end column)."""
+  found = {}
+  for shard in array.addressable_shards:
+    rows, columns = (s.indices(n) for s, n in zip(shard.index, array.shape))
+    found[rows[0], rows[1], columns[0], columns[1]] = np.asarray(shard.data)
+  return found
+
+
+def serve(config, axes, steps, state=None, order=None):
+  """Takes batches on a mesh over all processes; returns this process's parts, and the state after them."""
+  devices = np.array(jax.devices())
+  if order is not None:
+    devices = devices[list(order)]
+  mesh = jax.sharding.Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
+  iterator, _ = maxtext_olmo.create_data_iterator(ml_collections.ConfigDict(config), mesh)
+  if state is not None:
+    iterator.set_state(state)
+  batches = []
+  for _ in range(steps):
+    batch = next(iterator)
+    batches.append({name: (array.shape, shards(array)) for name, array in batch.items()})
+  found = iterator.get_state()
+  iterator.close()
+  return batches, found
+
+
+def evaluate(config, axes):
+  """Runs evaluation twice; returns this process's parts of the inputs and segmentations."""
+  mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
+  train, evaluation = maxtext_olmo.create_data_iterator(ml_collections.ConfigDict(config), mesh)
+  passes = []
+  for _ in range(2):
+    passes.append(
+        [
+            {name: (array.shape, shards(array)) for name, array in batch.items()}
+            for batch in evaluation
+        ]
+    )
+  train.close()
+  evaluation.close()
+  return passes
+
+
+def differing_index(configs, axes):
+  """Each process has a config of its own."""
+  return serve(configs[jax.process_index()], axes, 1)

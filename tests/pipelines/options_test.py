@@ -1,0 +1,106 @@
+"""Tests of the data keys."""
+
+import dataclasses
+import types
+
+import ml_collections
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.pipelines import options
+
+
+class OptionsTest(parameterized.TestCase):
+
+  def _config(self, **values) -> ml_collections.ConfigDict:
+    path = self.create_tempfile("index.json", "{}").full_path
+    return ml_collections.ConfigDict({**options.defaults(), "olmo_index_path": path, **values})
+
+  def test_the_table_of_keys_and_the_fields_are_the_same(self):
+    fields = [field.name for field in dataclasses.fields(options.Options)]
+    self.assertEqual([key.name for key in options.KEYS], fields)
+    self.assertTrue(all(key.help.endswith(".") or "..." in key.help for key in options.KEYS))
+
+  def test_a_config_dict_and_a_plain_object_read_alike(self):
+    config = self._config(max_target_length=64, olmo_batch_schedule=((0, 4), (10, 8)))
+    read = options.Options.read(config)
+    self.assertEqual(read, options.Options.read(types.SimpleNamespace(**config.to_dict())))
+    self.assertEqual(read.olmo_batch_schedule, ((0, 4), (10, 8)))
+    self.assertEqual(read.schedule().start(11), 48)
+
+  def test_keys_that_a_config_lacks_have_defaults(self):
+    config = types.SimpleNamespace(olmo_index_path=self._config().olmo_index_path)
+    read = options.Options.read(config)
+    self.assertEqual(read.olmo_order, "feistel")
+    self.assertEqual(read.initial_step, -1)
+
+  def test_batch_sizes_follow_from_each_other(self):
+    read = options.Options.read(self._config(global_batch_size_to_load=16))
+    self.assertEqual(read.global_batch_size_to_train_on, 16)
+    self.assertEqual(read.global_batch_size_to_load_eval, 16)
+    self.assertEqual(read.global_batch_size_to_eval_on, 16)
+
+  def test_without_shuffling_the_order_is_sequential(self):
+    read = options.Options.read(self._config(enable_data_shuffling=False))
+    self.assertEqual(read.order_name, "sequential")
+
+  def test_all_problems_are_reported_together(self):
+    config = self._config(
+        max_target_length=0,
+        olmo_order="alphabetic",
+        olmo_document_mask=True,
+        eval_interval=10,
+        olmo_index_path="/nowhere/index.json",
+    )
+    with self.assertRaises(errors.ConfigError) as caught:
+      options.Options.read(config)
+    text = str(caught.exception)
+    for part in (
+        "max_target_length=0 must be positive",
+        "olmo_order='alphabetic' is unknown; known are feistel",
+        "olmo_document_mask needs olmo_eos_id",
+        "eval_interval=10 needs olmo_eval_index_path or olmo_eval_instances",
+        "olmo_index_path='/nowhere/index.json' does not exist",
+    ):
+      self.assertIn(part, text)
+
+  @parameterized.parameters(
+      ({"olmo_index_path": ""}, "olmo_index_path is empty"),
+      ({"global_batch_size_to_load": 0}, "global_batch_size_to_load=0 must be positive"),
+      ({"global_batch_size_to_train_on": 9}, "train_on=9 exceeds global_batch_size_to_load=8"),
+      ({"global_batch_size_to_eval_on": 9}, "eval_on=9 exceeds global_batch_size_to_load_eval=8"),
+      ({"initial_step": -2}, "initial_step=-2 must be -1, 0 or more"),
+      ({"olmo_num_epochs": -1}, "olmo_num_epochs=-1 must not be negative"),
+      ({"olmo_batch_schedule": ((1, 4),)}, "begins at step 0"),
+      ({"olmo_batch_schedule": (3, 4)}, r"not a list of \(first step, rows\) pairs"),
+      (
+          {"olmo_batch_schedule": ((0, 4),), "global_batch_size_to_train_on": 4},
+          "olmo_batch_schedule needs global_batch_size_to_train_on equal",
+      ),
+      ({"olmo_path_remap_to": "/mnt"}, "olmo_path_remap_to is set without"),
+      (
+          {"olmo_eval_instances": 4, "olmo_eval_index_path": "x"},
+          "both set; evaluation takes one",
+      ),
+  )
+  def test_what_cannot_work_is_a_config_error(self, values, message):
+    with self.assertRaisesRegex(errors.ConfigError, message):
+      options.Options.read(self._config(**values))
+
+  @parameterized.parameters(
+      ("max_target_length", "64", "should be a int"),
+      ("olmo_apply_ngram_filter", 1, "should be a bool"),
+      ("olmo_order", 3, "should be a str"),
+  )
+  def test_a_value_of_another_type_is_a_config_error(self, name, value, message):
+    config = types.SimpleNamespace(**{**self._config().to_dict(), name: value})
+    with self.assertRaisesRegex(errors.ConfigError, f"{name}={value!r} {message}"):
+      options.Options.read(config)
+
+  def test_other_dataset_types_need_no_index(self):
+    options.Options.read(self._config(dataset_type="synthetic", olmo_index_path=""))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,89 @@
+"""Tests of the state of a run."""
+
+import dataclasses
+import json
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.batches import steps
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import state as state_lib
+from tests import corpora
+
+_CONTENT = steps.Content()
+
+
+class StateTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    path, _ = corpora.write_corpus(self.create_tempdir().full_path, max_target_sequence_length=32)
+    self.index = index_lib.load_index(path)
+    self.stream = stream_lib.train_stream(self.index, order="feistel", seed=3)
+    self.schedule = schedule_lib.BatchSchedule.constant(8)
+    self.state = state_lib.make_state(self.stream, self.schedule, _CONTENT, 5)
+
+  def _read(self, state=None, *, stream=None, schedule=None, content=_CONTENT):
+    return state_lib.read_state(
+        state or self.state, stream or self.stream, schedule or self.schedule, content
+    )
+
+  def test_it_is_small_json_and_holds_the_position(self):
+    self.assertEqual(json.loads(json.dumps(self.state)), self.state)
+    self.assertLess(len(json.dumps(self.state)), 600)
+    self.assertEqual((self.state["step"], self.state["position"]), (5, 40))
+
+  def test_it_restores_the_step_under_the_same_schedule(self):
+    self.assertEqual(self._read(), (5, self.schedule))
+
+  def test_another_batch_size_goes_on_from_the_position(self):
+    step, schedule = self._read(schedule=schedule_lib.BatchSchedule.constant(16))
+    self.assertEqual((step, schedule.start(5), schedule.start(6)), (5, 40, 56))
+    again = state_lib.make_state(self.stream, schedule, _CONTENT, 6)
+    self.assertEqual((again["position"], again["anchor"]), (56, [5, 40]))
+
+  @parameterized.parameters(
+      ("seed", {"seed": 4}),
+      ("order", {"order": "sequential"}),
+      ("split", {"held_out_instances": 4}),
+  )
+  def test_another_identity_is_refused_and_the_field_named(self, field, change):
+    stream = stream_lib.train_stream(self.index, **{"order": "feistel", "seed": 3, **change})
+    with self.assertRaisesRegex(
+        errors.ResumeError, f"another stream.*\n  {field}: the checkpoint has"
+    ):
+      self._read(stream=stream)
+
+  def test_another_corpus_is_refused(self):
+    stream = dataclasses.replace(self.stream, fingerprint="other")
+    with self.assertRaisesRegex(errors.ResumeError, "fingerprint: .* this run has 'other'"):
+      self._read(stream=stream)
+
+  def test_another_filter_is_a_warning(self):
+    with self.assertLogs(level="WARNING") as logs:
+      self.assertEqual(self._read(content=steps.Content(ngram_filter=False))[0], 5)
+    self.assertIn("ngram_filter=True, this run has False", logs.output[0])
+
+  def test_another_sequence_length_of_the_same_corpus_goes_on_at_the_same_token(self):
+    stream = stream_lib.train_stream(self.index.with_sequence_length(16), order="feistel", seed=3)
+    step, schedule = self._read(stream=stream)
+    self.assertEqual((step, schedule.start(step)), (5, 20))
+
+  def test_a_position_inside_a_longer_instance_is_refused(self):
+    state = {**self.state, "position": 41}
+    stream = stream_lib.train_stream(self.index.with_sequence_length(16), order="feistel", seed=3)
+    with self.assertRaisesRegex(errors.ResumeError, "sample 41 of 8 tokens, which is inside"):
+      self._read(state, stream=stream)
+
+  @parameterized.parameters(({"next_index": 3},), ({"format": 99, "step": 1},), ("text",))
+  def test_a_foreign_state_is_refused(self, state):
+    with self.assertRaisesRegex(errors.ResumeError, "not a data state of format 1"):
+      self._read(state)
+
+
+if __name__ == "__main__":
+  absltest.main()
