@@ -37,7 +37,7 @@ format: $(VENV)/.installed-lint ## Format the code.
 	$(BIN)/pyink --quiet maxtext_olmo tests configs
 
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
-	$(BIN)/python -m maxtext_olmo bench-startup
+	$(BIN)/python -m maxtext_olmo bench startup
 
 clean: ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

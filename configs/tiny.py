@@ -1,0 +1,41 @@
+"""Trains a tiny model on random tokens: runs anywhere, in seconds, without data.
+
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
+
+On a corpus of your own (`maxtext-olmo corpus make`, `maxtext-olmo index build`):
+
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py \\
+      --config.dataset_type=olmo_grain --config.olmo_index_path=index.json \\
+      --config.checkpoint_dir=checkpoints
+
+On two processes of this machine, and again on one from where those stopped:
+
+    python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py ...
+"""
+
+from maxtext_olmo.trainers import config as config_lib
+
+
+def get_config():
+  config = config_lib.get_config()
+
+  config.dataset_type = "synthetic"
+  config.vocab_size = 512  # bytes and some special tokens fit
+  config.max_target_length = 128
+  config.global_batch_size_to_load = 8  # divides over 1, 2, 4 and 8 devices
+  config.data_shuffle_seed = 0
+
+  config.emb_dim = 64
+  config.num_layers = 2
+  config.num_heads = 2
+  config.head_dim = 32
+  config.mlp_dim = 192  # 3 x emb_dim: SwiGLU has three matrices where a plain MLP has two
+
+  config.steps = 100
+  config.learning_rate = 3e-3  # small models like large ones
+  config.warmup_steps = 10
+
+  config.checkpoint_period = 20
+  config.log_interval = 10
+
+  return config

@@ -1,0 +1,129 @@
+"""What a run says: a line of metrics now and then, and every step's metrics in a file.
+
+    step    19  loss 5.4213  grad 0.92  lr 9.8e-04     41,200 tokens/s  data wait 2%
+
+Steps count from 0, as checkpoints do. `data wait` is the share of the time that the loop spent in
+asking for the next batch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging as python_logging
+import os
+import sys
+import time
+from typing import Any
+
+from absl import logging
+
+import maxtext_olmo
+from maxtext_olmo import atomic
+
+_PACKAGE = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
+
+
+class Report:
+  """Collects metrics step by step; only process 0 has one that is `enabled`.
+
+  Args:
+    metrics_file: where each step becomes a JSON line; steps of a run that is being resumed stay,
+      those that will run again are dropped.
+    first_step: the step that the run begins with.
+    log_interval: steps per line.
+  """
+
+  def __init__(self, metrics_file: str, first_step: int, log_interval: int, *, enabled: bool):
+    self._interval = log_interval
+    self._enabled = enabled
+    self._file = _open_from(metrics_file, first_step) if enabled and metrics_file else None
+    self._since = time.monotonic()
+    self._tokens = 0
+    self._waited = 0.0
+
+  def restart_clock(self) -> None:
+    """Leaves the time so far, such as that of compiling, out of the rates."""
+    self._since, self._tokens, self._waited = time.monotonic(), 0, 0.0
+
+  def step(
+      self, step: int, metrics: dict[str, float], *, tokens: int, waited: float, last: bool
+  ) -> None:
+    """Takes the metrics of a step that is done.
+
+    Args:
+      tokens: how many tokens the step's batch has.
+      waited: seconds until the batch was there.
+      last: whether no step follows, so that a line is due.
+    """
+    self._tokens += tokens
+    self._waited += waited
+    if self._file is not None:
+      self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+      self._file.flush()
+    if self._enabled and ((step + 1) % self._interval == 0 or last):
+      self._line(step, metrics)
+
+  def close(self) -> None:
+    """Closes the file."""
+    if self._file is not None:
+      self._file.close()
+
+  def _line(self, step: int, metrics: dict[str, float]) -> None:
+    seconds = max(time.monotonic() - self._since, 1e-9)
+    logging.info(
+        "step %5d  loss %.4f  grad %.2f  lr %.1e  %9s tokens/s  data wait %.0f%%",
+        step,
+        metrics["loss"],
+        metrics["grad_norm"],
+        metrics["learning_rate"],
+        f"{self._tokens / seconds:,.0f}" if self._tokens else "-",
+        100 * self._waited / seconds,
+    )
+    if "eval_loss" in metrics:
+      logging.info("step %5d  eval loss %.4f", step, metrics["eval_loss"])
+    self.restart_clock()
+
+
+def show_on_stderr(process: int) -> None:
+  """Lets the log of this package through as plain lines, and only warnings of everybody else.
+
+  Args:
+    process: the number of this process; all but process 0 are silent unless something is wrong.
+  """
+  handler = python_logging.StreamHandler(sys.stderr)
+  handler.setFormatter(_PlainFormatter())
+  handler.addFilter(_is_wanted)
+  logger = logging.get_absl_logger()
+  logger.handlers = [handler]
+  logger.propagate = False
+  logging.set_verbosity(logging.INFO if process == 0 else logging.WARNING)
+
+
+def _is_wanted(record: python_logging.LogRecord) -> bool:
+  return record.levelno >= python_logging.WARNING or record.pathname.startswith(_PACKAGE)
+
+
+class _PlainFormatter(python_logging.Formatter):
+
+  def format(self, record: python_logging.LogRecord) -> str:
+    text = super().format(record)
+    return text if record.levelno < python_logging.WARNING else f"{record.levelname}: {text}"
+
+
+def _open_from(path: str, first_step: int) -> Any:
+  """Opens a metrics file to append to, with the lines of the steps before `first_step` in it."""
+  kept = []
+  if os.path.exists(path):
+    with open(path, encoding="utf-8") as file:
+      kept = [line for line in file if _step_of(line) < first_step]
+  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  atomic.write_atomically(path, "".join(kept))
+  return open(path, "a", encoding="utf-8")
+
+
+def _step_of(line: str) -> float:
+  try:
+    return json.loads(line)["step"]
+  except (ValueError, KeyError, TypeError):
+    # A killed run may have left half a line.
+    return float("inf")
