@@ -1,0 +1,289 @@
+"""`maxtext-olmo demo`: the main job, watched: a corpus, a run, a kill, a resume, and the proof that nothing was lost."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sysconfig
+import time
+from collections.abc import Iterator
+
+from maxtext_olmo import errors
+
+_SEQUENCE_LENGTH = 128
+_BATCH = 8
+_CHECKPOINT_PERIOD = 8
+_KINDS = {ast.Module: "modules", ast.ClassDef: "classes", ast.FunctionDef: "functions"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+  """Adds the command."""
+  parser = subparsers.add_parser(
+      "demo",
+      help="make a corpus, train on 2 processes, kill one, resume on 1, compare",
+      description=(
+          "Makes a corpus of Python's own documentation strings, trains a small model on two JAX processes, kills one"
+          " of them in mid-run, goes on with a single process, and compares all of it with a run that nobody touched."
+      ),
+  )
+  parser.add_argument(
+      "--directory", default="demo-run", help="where everything goes (default: %(default)s)"
+  )
+  parser.add_argument(
+      "--steps", type=int, default=48, help="training steps, 24 or more (default: %(default)s)"
+  )
+  parser.set_defaults(run=run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """An interrupted run beside an untouched one."""
+
+  steps: int
+  rows: int
+  differing_rows: int
+  largest_loss_difference: float
+  distinct_rows: int
+
+  @property
+  def same(self) -> bool:
+    return self.differing_rows == 0 and self.largest_loss_difference < 1e-3
+
+
+def run(args: argparse.Namespace) -> int:
+  """Tells and shows the story; 0 where the two runs agree."""
+  from rich.console import Console
+
+  if args.steps < 3 * _CHECKPOINT_PERIOD:
+    raise errors.ConfigError(
+        f"--steps={args.steps} leaves no room for a kill between two checkpoints; use"
+        f" {3 * _CHECKPOINT_PERIOD} or more."
+    )
+  console = Console(highlight=False)
+  began = time.monotonic()
+  root = pathlib.Path(args.directory)
+  if root.exists():
+    if not (root / "demo.txt").exists():
+      raise errors.ConfigError(f"{root} exists and is not a demo's directory; choose another.")
+    shutil.rmtree(root)
+  root.mkdir(parents=True)
+  (root / "demo.txt").write_text("Made by `maxtext-olmo demo`; safe to delete.\n")
+
+  _heading(console, 1, "A corpus in OLMo's format, from Python's own documentation strings")
+  index_path, vocab_size = _make_corpus(console, root)
+  kill_at = random.Random(time.time_ns()).randint(_CHECKPOINT_PERIOD + 2, args.steps - 6)
+
+  _heading(console, 2, f"Train on 2 processes; one of them is killed around step {kill_at}")
+  flags = _flags(index_path, vocab_size, args.steps)
+  _train(console, root / "interrupted", flags, processes=2, kill_at=kill_at)
+
+  _heading(console, 3, "Start again, on 1 process: it goes on from the last checkpoint")
+  _train(console, root / "interrupted", flags, processes=1)
+
+  _heading(console, 4, "The same run without an accident, on 1 process")
+  _train(console, root / "untouched", flags, processes=1)
+
+  _heading(console, 5, "Compare")
+  comparison = _compare(console, root, args.steps, kill_at)
+  console.print(f"\nAll of this took {time.monotonic() - began:.0f} s; it is in [bold]{root}[/].")
+  return 0 if comparison.same else 1
+
+
+def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
+  """Documentation strings of Python's standard library, by kind, read from its sources."""
+  library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  skipped = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
+  files = [
+      path
+      for path in sorted(library.rglob("*.py"))
+      if not skipped & set(path.relative_to(library).parts)
+  ][:limit_files]
+  found: dict[str, list[str]] = {kind: [] for kind in _KINDS.values()}
+  for path in files:
+    try:
+      tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+      continue
+    for node in ast.walk(tree):
+      kind = _KINDS.get(type(node))
+      text = kind and ast.get_docstring(node)
+      if text:
+        found[kind].append(text)
+  return {kind: iter(texts) for kind, texts in found.items() if texts}
+
+
+def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
+  from maxtext_olmo.corpus import index as index_lib
+  from maxtext_olmo.corpus import mix
+  from maxtext_olmo.corpus import text
+  from maxtext_olmo.corpus import tokenizer
+
+  made = text.make_corpus(
+      docstrings(), root / "corpus", tokenizer.ByteTokenizer(), tokens_per_file=200_000
+  )
+  console.print(
+      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless {made.dtype} files"
+  )
+  entries = mix.read_mix(made.mix_file, tokenizer=made.tokenizer)
+  base = str(root / "corpus")
+  index = index_lib.build_index(
+      [(os.path.join(base, entry.path), entry.label) for entry in entries],
+      _SEQUENCE_LENGTH,
+      tokenizer=made.tokenizer,
+      dtype=made.dtype,
+      base=base,
+  )
+  path = root / "index.json"
+  index.save(str(path))
+  console.print(
+      f"  index: {index.total_instances:,} instances of {_SEQUENCE_LENGTH} tokens, fingerprint"
+      f" {index.fingerprint[:12]}…"
+  )
+  return path, made.vocab_size
+
+
+def _flags(index_path: pathlib.Path, vocab_size: int, steps: int) -> dict[str, object]:
+  return {
+      "dataset_type": "olmo_grain",
+      "olmo_index_path": index_path,
+      "max_target_length": _SEQUENCE_LENGTH,
+      "global_batch_size_to_load": _BATCH,
+      "vocab_size": vocab_size,
+      "data_shuffle_seed": 34521,
+      "olmo_eval_instances": 64,
+      "eval_interval": _CHECKPOINT_PERIOD * 2,
+      "steps": steps,
+      "learning_rate": 3e-3,
+      "checkpoint_period": _CHECKPOINT_PERIOD,
+      "log_interval": _CHECKPOINT_PERIOD,
+  }
+
+
+def _train(
+    console,
+    directory: pathlib.Path,
+    flags: dict[str, object],
+    *,
+    processes: int,
+    kill_at: int | None = None,
+) -> None:
+  """Runs the trainer on two devices in all, and kills a process once it has reached a step."""
+  from maxtext_olmo.tools import demo_worker
+  from maxtext_olmo.trainers import launch
+
+  ledger = directory / f"ledger-{processes}-processes"
+  ledger.mkdir(parents=True, exist_ok=True)
+  metrics = directory / "metrics.jsonl"
+  flags = {**flags, "checkpoint_dir": directory / "checkpoints", "metrics_file": metrics}
+  started = launch.LocalRun(
+      [f"--config.{name}={value}" for name, value in flags.items()],
+      module="maxtext_olmo.tools.demo_worker",
+      processes=processes,
+      devices=2 // processes,
+      env={
+          demo_worker.LEDGER_VARIABLE: str(ledger),
+          "JAX_PLATFORMS": "cpu",
+          "JAX_COMPILATION_CACHE_DIR": str(directory.parent.absolute() / "compilation-cache"),
+      },
+  )
+  try:
+    if kill_at is not None:
+      _wait_for_step(started, metrics, kill_at)
+      console.print(f"  [bold red]kill -9 {started.pids[1]}[/]  (process 1)")
+      os.kill(started.pids[1], signal.SIGKILL)
+    outcome = started.wait()
+  finally:
+    started.stop()
+  if kill_at is not None:
+    console.print(f"  launcher: {outcome.reason}")
+  elif outcome.code:
+    raise errors.MaxtextOlmoError(f"The trainer failed: {outcome.reason}.")
+
+
+def _wait_for_step(started, metrics: pathlib.Path, step: int) -> None:
+  while started.running and len(_losses(metrics)) <= step:
+    time.sleep(0.01)
+
+
+def _losses(metrics: pathlib.Path) -> dict[int, float]:
+  if not metrics.exists():
+    return {}
+  losses = {}
+  for line in metrics.read_text().splitlines():
+    try:
+      entry = json.loads(line)
+    except ValueError:  # The line that is being written.
+      continue
+    losses[entry["step"]] = entry["loss"]
+  return losses
+
+
+def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Comparison:
+  from rich.table import Table
+
+  from maxtext_olmo.tools import demo_worker
+
+  before = demo_worker.read_ledger(root / "interrupted" / "ledger-2-processes")
+  after = demo_worker.read_ledger(root / "interrupted" / "ledger-1-processes")
+  expected = demo_worker.read_ledger(root / "untouched" / "ledger-1-processes")
+  resumed_at = min(after)
+  interrupted_losses = _losses(root / "interrupted" / "metrics.jsonl")
+  untouched_losses = _losses(root / "untouched" / "metrics.jsonl")
+
+  table = Table(title="loss, step by step")
+  for name in ("step", "killed and resumed", "untouched", "difference", "rows of the batch"):
+    table.add_column(name, justify="right")
+  differing = 0
+  for step in range(steps):
+    # A step that was trained before the kill and again after the resume must have been the same both times.
+    served = [run[step] for run in (before, after) if step in run]
+    bad = sum(
+        rows.get(row) != digest for rows in served for row, digest in expected[step].items()
+    )
+    differing += bad
+    if step % 6 == 0 or step in (resumed_at - 1, resumed_at, kill_at, steps - 1):
+      mine, theirs = interrupted_losses[step], untouched_losses[step]
+      who = "2 processes" if step < resumed_at else "1 process"
+      table.add_row(
+          f"{step}",
+          f"{mine:.6f}  ({who})",
+          f"{theirs:.6f}",
+          f"{abs(mine - theirs):.1e}",
+          "identical" if not bad else f"[bold red]{bad} differ[/]",
+          end_section=step in (resumed_at - 1, kill_at),
+      )
+  console.print(table)
+  rows = [digest for step in range(steps) for digest in expected[step].values()]
+  comparison = Comparison(
+      steps=steps,
+      rows=len(rows),
+      differing_rows=differing,
+      largest_loss_difference=max(
+          abs(interrupted_losses[step] - untouched_losses[step]) for step in range(steps)
+      ),
+      distinct_rows=len(set(rows)),
+  )
+  again = sorted(set(before) & set(after))
+  console.print(
+      f"  killed around step {kill_at}; the last checkpoint was of step {resumed_at - 1}, so step"
+      f" {resumed_at} came next; steps trained twice, because the kill undid them: {len(again)}"
+  )
+  mark = "[bold green]identical[/]" if not differing else f"[bold red]{differing} differ[/]"
+  console.print(
+      f"  {comparison.rows} rows in {steps} batches: {mark}, row by row; {comparison.distinct_rows} distinct"
+  )
+  console.print(
+      f"  losses agree to {comparison.largest_loss_difference:.1e} (the sums of 2 processes and of 1 round differently)"
+  )
+  return comparison
+
+
+def _heading(console, number: int, text: str) -> None:
+  console.print(f"\n[bold cyan]{number}.[/] [bold]{text}[/]")

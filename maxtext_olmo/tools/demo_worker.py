@@ -1,0 +1,61 @@
+"""A trainer that also writes down what it was fed: a digest of every row of every batch, per process.
+
+`python -m maxtext_olmo.tools.demo_worker --config=… ` is the embedded trainer with this tap. The digests go into the directory
+that `MAXTEXT_OLMO_DEMO_LEDGER` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import xxhash
+
+from maxtext_olmo.trainers import config as config_lib
+from maxtext_olmo.trainers import report
+from maxtext_olmo.trainers import tiny
+
+LEDGER_VARIABLE = "MAXTEXT_OLMO_DEMO_LEDGER"
+
+
+def main(argv: Sequence[str]) -> int:
+  """Trains as the command line says, and keeps the ledger."""
+  process = int(os.environ.get("JAX_PROCESS_ID", "0"))
+  report.show_on_stderr(process)
+  path = pathlib.Path(os.environ[LEDGER_VARIABLE]) / f"{os.getpid()}.jsonl"
+  with open(path, "w", encoding="utf-8") as ledger:
+
+    def note(step: int, batch: dict[str, jax.Array]) -> None:
+      rows = {}
+      for shard in batch["inputs"].addressable_shards:
+        first = shard.index[0].indices(batch["inputs"].shape[0])[0]
+        for i, row in enumerate(np.asarray(shard.data)):
+          rows[first + i] = xxhash.xxh3_64_hexdigest(row.tobytes())
+      ledger.write(json.dumps({"step": step, "rows": rows}) + "\n")
+      ledger.flush()
+
+    tiny.train(config_lib.read_config(argv), on_batch=note)
+  return 0
+
+
+def read_ledger(directory: pathlib.Path) -> dict[int, dict[int, str]]:
+  """Step → row → digest, over all processes that wrote into a directory; the last writer of a row counts."""
+  steps: dict[int, dict[int, str]] = {}
+  for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+    for line in path.read_text().splitlines():
+      try:
+        entry = json.loads(line)
+      except ValueError:  # The line that a killed process was at.
+        continue
+      rows = {int(row): digest for row, digest in entry["rows"].items()}
+      steps.setdefault(entry["step"], {}).update(rows)
+  return steps
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))
