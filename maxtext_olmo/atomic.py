@@ -1,7 +1,8 @@
 """Files that are whole or not there at all.
 
-A reader never sees a half-written file, and a killed writer leaves the old file as it was: the bytes go to a temporary
-name in the same directory, reach the disk, and only then take the real name.
+A reader never sees a half-written file, and a killed writer leaves the old file as it was: the
+bytes go to a temporary name in the same directory, reach the disk, and only then take the real
+name.
 """
 
 import contextlib

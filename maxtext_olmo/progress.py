@@ -27,7 +27,7 @@ def progress_bar(
     with _bar(description, total, unit) as advance:
       yield advance
   else:
-    yield _lines(description, total, unit)
+    yield _lines(description, total, unit, _SECONDS_BETWEEN_LINES)
 
 
 def _ignore(amount: int) -> None:
@@ -52,10 +52,12 @@ def _bar(description: str, total: int | None, unit: str) -> Iterator[Callable[[i
     yield lambda amount: progress.advance(task, amount)
 
 
-def _lines(description: str, total: int | None, unit: str) -> Callable[[int], None]:
+def _lines(
+    description: str, total: int | None, unit: str, interval: float
+) -> Callable[[int], None]:
   lock = threading.Lock()
   done = 0
-  next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+  next_line = time.monotonic() + interval
 
   def advance(amount: int) -> None:
     nonlocal done, next_line
@@ -63,7 +65,7 @@ def _lines(description: str, total: int | None, unit: str) -> Callable[[int], No
       done += amount
       if time.monotonic() < next_line:
         return
-      next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+      next_line = time.monotonic() + interval
       share = f" of {total:,} {unit} ({done / total:.0%})" if total else f" {unit}"
       sys.stderr.write(f"{description}: {done:,}{share}\n")
 

@@ -118,9 +118,9 @@ def clean_rows(
   # Only equality matters, so neither sign nor byte order does: one search for each item size.
   rows = np.require(tokens, requirements=["C", "A"]).view(f"u{tokens.dtype.itemsize}")
   search = _compiler.search(tokens.dtype.itemsize, tokens.size) or _search_with_numpy
-  # A run longer than the row is never found; the bound keeps every product within 64 bits.
+  # Nothing longer than the row is ever found; the bounds keep every product within 64 bits.
   repeats = min(max(max_count, 3) - 1, length + 1)
-  return search(rows, min_period, min(max_period, length // 3), repeats)
+  return search(rows, min(min_period, length + 1), min(max_period, length // 3), repeats)
 
 
 def compile_filter(dtype: Any = np.uint32) -> bool:

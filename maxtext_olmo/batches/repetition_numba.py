@@ -141,4 +141,9 @@ def build(itemsize: int) -> Callable[[np.ndarray, int, int, int], np.ndarray]:
     compiled(rows, min_period, max_period, repeats, verdict)
     return verdict
 
+  # Where numba is switched off, or does not do what it did, this fails now rather than in a run.
+  trial = np.zeros((2, 3 * _LANES), f"u{itemsize}")
+  trial[1] = np.arange(trial.shape[1])
+  if search(trial, 1, 2, 31).tolist() != [False, True]:
+    raise RuntimeError("the compiled search gives wrong verdicts")
   return search

@@ -59,8 +59,10 @@ def build_index(
   """Looks at every file once and builds the index of a corpus.
 
   Args:
-    paths_and_labels: (path, label) of each token file, in the order of the stream; relative paths count from `base`.
-    header_reader: for files that cannot be opened from here: path → (dtype, shape); its dtype then holds.
+    paths_and_labels: (path, label) of each token file, in the order of the stream; relative paths
+      count from `base`.
+    header_reader: for files that cannot be opened from here: path → (dtype, shape); its dtype then
+      holds.
     dtype: of the files; a file with a `.npy` header must agree with it.
     base: the directory that stored paths are relative to; the files' common directory unless given.
     max_target_sequence_length: the longest window that a later stage may ask for.
@@ -135,7 +137,8 @@ def _facts_from_reader(
       fact = scan.scan_file(path, dtype)
       if fact.n_tokens != shape[0]:
         raise CorpusError(
-            f"{path}: the header reader says {shape[0]} tokens of {dtype.name}, the file holds {fact.n_tokens}."
+            f"{path}: the header reader says {shape[0]} tokens of {dtype.name}, the file holds"
+            f" {fact.n_tokens}."
         )
     facts.append(fact)
   return dtype.name, facts

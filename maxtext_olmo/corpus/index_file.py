@@ -1,7 +1,7 @@
 """Index files: JSON, one line for each token file, checked from end to end when they are read.
 
-Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with full paths and neither
-sizes nor data offsets. Format 2 is written.
+Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with
+full paths and neither sizes nor data offsets. Format 2 is written.
 """
 
 import dataclasses
@@ -53,8 +53,9 @@ def load_index(
   except ConfigError as error:  # Values that no index can have.
     raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
   raise CorpusError(
-      f"The index {name} has format_version {version!r}; {index_model.INDEX_FORMAT_VERSION!r} and MaxText's '1' can be"
-      " read. Build it again with `maxtext-olmo index build`, or install the version that wrote it."
+      f"The index {name} has format_version {version!r}; {index_model.INDEX_FORMAT_VERSION!r} and"
+      " MaxText's '1' can be read. Build it again with `maxtext-olmo index build`, or install the"
+      " version that wrote it."
   )
 
 
@@ -81,6 +82,12 @@ def _load_own(name: str, values: dict[str, Any]) -> index_model.OlmoNpyIndex:
   if again.fingerprint != index.fingerprint:
     raise CorpusError(_fingerprint_differs(name, index.fingerprint, again.fingerprint))
   _check_numbers(name, again, index)
+  if not index_model.split_belongs(index):
+    raise CorpusError(
+        f"The index {name} is damaged: the split key {index.split_key!r} over"
+        f" {index.split_windows} windows is neither that of its files, nor of the first of them."
+        f" {_REBUILD}"
+    )
   return index
 
 
@@ -93,13 +100,15 @@ def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_
     raise CorpusError(_fingerprint_differs(name, raw.fingerprint, expected))
 
   dtype = token_dtype(raw.dtype)
-  old_base = paths.common_base(entry.path for entry in entries)
+  old_full = [paths.absolute(entry.path) for entry in entries]
+  old_base = paths.common_base(old_full)
   new_base = old_base if base is None else base
-  relative = [paths.relative_to(old_base, entry.path) for entry in entries]
+  relative = [paths.relative_to(old_base, path) for path in old_full]
   full = [paths.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
-    # Files that cannot be seen from here are taken to be raw; the check of sizes finds out if they are not.
+    # Files that cannot be seen from here are taken to be raw; the check of sizes finds out if they
+    # are not.
     if paths.is_url(full[i]) or not os.path.exists(full[i]):
       return 0
     return scan.scan_file(full[i], dtype).data_offset
@@ -176,8 +185,9 @@ def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
   try:
     return cls(**values)
   except TypeError as error:
-    required = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)  # type: ignore[arg-type]
-    missing = ", ".join(field for field in required if field not in values)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    missing = ", ".join(name for name in required if name not in values)
     raise CorpusError(f"Missing in {where}: {missing}. {_REBUILD}") from error
 
 
@@ -192,8 +202,8 @@ _INDEX_TYPES = _types(index_model.OlmoNpyIndex)
 
 def _fingerprint_differs(name: str, found: str, expected: str) -> str:
   return (
-      f"The index {name} is damaged or was edited by hand: its content has the fingerprint {expected}, but it says"
-      f" {found}. {_REBUILD}"
+      f"The index {name} is damaged or was edited by hand: its content has the fingerprint"
+      f" {expected}, but it says {found}. {_REBUILD}"
   )
 
 

@@ -1,22 +1,25 @@
 """The index: which token files there are, and which instance lies where.
 
-Each file is cut into instances of S tokens, and the instances are counted through the files, in order:
+Each file is cut into instances of S tokens, and the instances are counted through the files, in
+order:
 
     S = 4          file 0 (11 tokens)       file 1 (3)   file 2 (9 tokens)
     tokens         0123 4567 89.            ...          0123 4567 8
     instance id    0    1    (rest unused)               2    3    (rest unused)
 
-With a `max_target_sequence_length` M (a multiple of S), files are cut into windows of M first, and each window into M / S
-instances. So a later stage with another S sees the same tokens, and the corpus keeps its fingerprint.
+With a `max_target_sequence_length` M (a multiple of S), files are cut into windows of M first, and
+each window into M / S instances. So a later stage with another S sees the same tokens, and the
+corpus keeps its fingerprint.
 """
 
 import bisect
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -133,7 +136,8 @@ class OlmoNpyIndex:
     if low < 0 or high >= self.total_instances:
       raise OrderError(_out_of_range(low if low < 0 else high, self))
     ids = ids.astype(np.int64, copy=False)
-    # Files without instances share their start with the next file; the last of equals is the one that has it.
+    # Files without instances share their start with the next file; the last of equals is the one
+    # that has it.
     file_ids = np.searchsorted(self._starts, ids, side="right") - 1
     return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
 
@@ -143,9 +147,10 @@ class OlmoNpyIndex:
       return self
     if self.max_target_sequence_length is None:
       raise CorpusError(
-          f"The index is for a sequence length of {self.sequence_length}, asked for {sequence_length}."
-          " Other lengths see the same tokens only where the index was built with a max_target_sequence_length:"
-          " build it again with `maxtext-olmo index build --max-target-sequence-length`."
+          f"The index is for a sequence length of {self.sequence_length}, asked for"
+          f" {sequence_length}. Other lengths see the same tokens only where the index was built"
+          " with a max_target_sequence_length: build it again with `maxtext-olmo index build"
+          " --max-target-sequence-length`."
       )
     check_lengths(sequence_length, self.max_target_sequence_length)
     files = _lay_out(self.files, sequence_length, self.max_target_sequence_length)
@@ -181,7 +186,7 @@ def make_index(
     base: str,
     max_target_sequence_length: int | None = None,
 ) -> OlmoNpyIndex:
-  """Counts the instances through the files, and gives the corpus its fingerprint and its split key."""
+  """Counts the instances through the files; gives the corpus its fingerprint and split key."""
   check_lengths(sequence_length, max_target_sequence_length)
   files = _lay_out(entries, sequence_length, max_target_sequence_length)
   fingerprint = compute_fingerprint(
@@ -203,9 +208,11 @@ def make_index(
       base=base,
       max_target_sequence_length=max_target_sequence_length,
   )
-  # From the fingerprint, not from chance: whoever indexes the same corpus holds out the same windows.
-  key = hashlib.sha256(f"split of {fingerprint}".encode()).hexdigest()
-  return dataclasses.replace(index, split_key=key, split_windows=index.num_windows)
+  # From the fingerprint, not from chance: whoever indexes the same corpus holds out the same
+  # windows.
+  return dataclasses.replace(
+      index, split_key=_split_key(fingerprint), split_windows=index.num_windows
+  )
 
 
 def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
@@ -222,16 +229,39 @@ def compute_fingerprint(
     *,
     max_target_sequence_length: int | None = None,
 ) -> str:
-  """A hash of all that decides which tokens an instance holds; where the corpus is mounted does not."""
-  lines = [
-      f"maxtext-olmo corpus {INDEX_FORMAT_VERSION}",
-      f"window {max_target_sequence_length or sequence_length}",
-      f"dtype {dtype}",
-      f"tokenizer {json.dumps(tokenizer)}",
-  ]
-  lines += [f"{json.dumps(f.path)} {f.size_bytes} {f.data_offset}" for f in files]
-  text = "".join(line + "\n" for line in lines)
-  return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+  """A hash of all that decides which tokens an instance holds; the mount is no part of it."""
+  window = max_target_sequence_length or sequence_length
+  *_, fingerprint = _fingerprints(window, dtype, tokenizer, files)
+  return fingerprint
+
+
+def split_belongs(index: OlmoNpyIndex) -> bool:
+  """Whether the split key is that of this corpus, or of one that it continues."""
+  window = index.max_target_sequence_length or index.sequence_length
+  windows = [0, *itertools.accumulate(f.n_instances // index.chunk_size for f in index.files)]
+  fingerprints = _fingerprints(window, index.dtype, index.tokenizer, index.files)
+  return any(
+      count == index.split_windows and _split_key(fingerprint) == index.split_key
+      for count, fingerprint in zip(windows, fingerprints)
+  )
+
+
+def _fingerprints(
+    window: int, dtype: str, tokenizer: str, files: Sequence[OlmoNpyFileEntry]
+) -> Iterator[str]:
+  """The fingerprints of the corpora that the first 0, 1, 2, … files make."""
+  digest = hashlib.sha256(
+      f"maxtext-olmo corpus {INDEX_FORMAT_VERSION}\nwindow {window}\ndtype {dtype}\n"
+      f"tokenizer {json.dumps(tokenizer)}\n".encode()
+  )
+  yield f"sha256:{digest.hexdigest()}"
+  for f in files:
+    digest.update(f"{json.dumps(f.path)} {f.size_bytes} {f.data_offset}\n".encode())
+    yield f"sha256:{digest.hexdigest()}"
+
+
+def _split_key(fingerprint: str) -> str:
+  return hashlib.sha256(f"split of {fingerprint}".encode()).hexdigest()
 
 
 def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
@@ -244,11 +274,13 @@ def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
 
 
 def check_lengths(sequence_length: int, longest: int | None) -> None:
+  """Raises a ConfigError for lengths that no corpus can be cut into."""
   if sequence_length < 1:
     raise ConfigError(f"sequence_length must be positive, got {sequence_length}.")
   if longest is not None and (longest < sequence_length or longest % sequence_length):
     raise ConfigError(
-        f"max_target_sequence_length must be a multiple of sequence_length, got {longest} and {sequence_length}."
+        f"max_target_sequence_length must be a multiple of sequence_length, got {longest} and"
+        f" {sequence_length}."
     )
 
 
@@ -277,7 +309,7 @@ def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
 
 
 def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
-  """The corpus must begin with all of the older one; otherwise the held-out windows would be others."""
+  """The corpus must begin with all of the older one, or other windows would be held out."""
   for name in ("dtype", "tokenizer"):
     if getattr(index, name) != getattr(older, name):
       raise CorpusError(
@@ -295,6 +327,7 @@ def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
     found = new and (new.path, new.size_bytes, new.data_offset)
     if found != (expected := (old.path, old.size_bytes, old.data_offset)):
       raise CorpusError(
-          f"The corpus does not continue the older index: file {place} was {expected} (path, bytes, data offset),"
-          f" now {found}. New files go behind the old ones, which stay as they are."
+          f"The corpus does not continue the older index: file {place} was {expected} (path,"
+          f" bytes, data offset), now {found}. New files go behind the old ones, which stay as"
+          " they are."
       )

@@ -1,6 +1,7 @@
 """AI2's mix manifests: which token files make up a corpus, and in which order.
 
-A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` say nothing:
+A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` say
+nothing:
 
     # a comment
     wiki,preprocessed/wiki/{TOKENIZER}/part-00-00000.npy
@@ -28,7 +29,7 @@ class MixEntry:
 
 
 def read_mix(path: str | os.PathLike[str], *, tokenizer: str | None = None) -> tuple[MixEntry, ...]:
-  """Reads a manifest and fills in `{TOKENIZER}`; every malformed line is reported, none is skipped."""
+  """Reads a manifest and fills in `{TOKENIZER}`; malformed lines are reported, never skipped."""
   name = os.fspath(path)
   try:
     with open(name, encoding="utf-8") as file:

@@ -1,4 +1,6 @@
-"""What is in front of the tokens: nothing (OLMo's own files, whatever their name says), or a NumPy `.npy` header.
+"""What is in front of the tokens: nothing, or a NumPy `.npy` header.
+
+OLMo's own files have none, whatever their name says.
 
 raw file     | token 0 | token 1 | …
 .npy file    | \x93NUMPY, version, header length | {'descr': '<u4', …} | token 0 | token 1 | …
@@ -34,7 +36,7 @@ class NpyHeader:
 
 
 def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
-  """The little-endian NumPy dtype of token files; signed integers count as unsigned of the same size."""
+  """The little-endian dtype of token files; signed integers count as unsigned of that size."""
   try:
     parsed = np.dtype(dtype)
   except TypeError:
@@ -42,7 +44,8 @@ def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
   if parsed is not None and parsed.kind in "iu" and parsed.newbyteorder("<") == parsed:
     return np.dtype(f"<u{parsed.itemsize}")
   raise ConfigError(
-      f"Token files cannot have dtype {dtype!r}: it must be one of {', '.join(TOKEN_DTYPES)}, little endian."
+      f"Token files cannot have dtype {dtype!r}: it must be one of {', '.join(TOKEN_DTYPES)},"
+      " little endian."
   )
 
 
@@ -56,8 +59,8 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
   start = stream.read(8)
   if not has_npy_magic(start):
     raise CorpusError(
-        f"{where} has no .npy header: expected it to begin with {NPY_MAGIC!r}, found {start[:6]!r}."
-        " OLMo's own files have none; read them as raw tokens."
+        f"{where} has no .npy header: expected it to begin with {NPY_MAGIC!r}, found"
+        f" {start[:6]!r}. OLMo's own files have none; read them as raw tokens."
     )
   version = start[6] if len(start) == 8 else None
   if version not in (1, 2, 3):
@@ -82,8 +85,9 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
     )
   except (ValueError, SyntaxError, TypeError, KeyError) as error:
     raise CorpusError(
-        f"{where} begins like a .npy file, but its header (bytes 0 to {8 + length_bytes + max(length, 0)})"
-        f" cannot be read: {error}. The file is damaged; copy it again."
+        f"{where} begins like a .npy file, but its header (bytes 0 to"
+        f" {8 + length_bytes + max(length, 0)}) cannot be read: {error}. The file is damaged; copy"
+        " it again."
     ) from error
 
 
@@ -93,20 +97,22 @@ def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str
   if descr.kind not in "iu" or descr.itemsize != dtype.itemsize or descr.newbyteorder("<") != descr:
     order = " (big endian)" if descr.kind in "iu" and descr.newbyteorder("<") != descr else ""
     raise CorpusError(
-        f"{where} has a .npy header that says dtype {descr.name}{order}; expected {wanted}, little endian."
-        " All files of a corpus have one dtype: build the index with the right one, or convert the file."
+        f"{where} has a .npy header that says dtype {descr.name}{order}; expected {wanted}, little"
+        " endian. All files of a corpus have one dtype: build the index with the right one, or"
+        " convert the file."
     )
   if len(header.shape) != 1:
     raise CorpusError(
-        f"{where} has a .npy header that says shape {header.shape}; expected one dimension. Save it flat."
+        f"{where} has a .npy header that says shape {header.shape}; expected one dimension. Save"
+        " it flat."
     )
   if header.fortran_order:
     raise CorpusError(f"{where} has a .npy header that says Fortran order; expected C order.")
   expected = header.data_offset + header.shape[0] * dtype.itemsize
   if expected != size_bytes:
     raise CorpusError(
-        f"{where} has a .npy header that says {header.shape[0]} tokens of {dtype.name}, which makes"
-        f" {expected} bytes; found {size_bytes}. The file is damaged; copy it again."
+        f"{where} has a .npy header that says {header.shape[0]} tokens of {dtype.name}, which"
+        f" makes {expected} bytes; found {size_bytes}. The file is damaged; copy it again."
     )
   return header.shape[0]
 

@@ -1,4 +1,4 @@
-"""Paths of token files: relative to a base, so that a corpus may move; POSIX style, local or `scheme://`."""
+"""Paths of token files, local or `scheme://`: relative to a base, so that a corpus may move."""
 
 import os
 import posixpath
@@ -31,7 +31,8 @@ def join(base: str, path: str) -> str:
 def relative_to(base: str, path: str) -> str:
   """The path as an index stores it: relative where it lies below `base`, else as it is.
 
-  A path that climbs out of the base (`../other/x.npy`) becomes absolute, so that one file has one name.
+  A path that climbs out of the base (`../other/x.npy`) becomes absolute, so that one file has one
+  name.
   """
   if not is_url(path):
     path = posixpath.normpath(join(base, path) if base and not is_url(base) else path)

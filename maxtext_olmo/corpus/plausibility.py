@@ -1,11 +1,13 @@
-"""Does the data look like the dtype that the index declares? A file says nothing about it, but its bytes give it away.
+"""Do the data look like the dtype that the index declares?
 
-A token id is far below 2^24, so in files of 4-byte tokens every fourth byte is zero, and the third mostly:
+A file does not say, but its bytes give it away. A token id is far below 2^24, so in files of 4-byte
+tokens every fourth byte is zero, and the third mostly:
 
     byte       0   1   2   3   4   5   6   7
     uint32     ..  ..  0   0   ..  ..  0   0        two tokens
     uint64     ..  ..  0   0   0   0   0   0        one token
-    uint16     ..  ..  ..  ..  ..  ..  ..  ..       four tokens (every second byte is zero with a tiny vocabulary)
+    uint16     ..  ..  ..  ..  ..  ..  ..  ..       four tokens
+    uint16     ..  0   ..  0   ..  0   ..  0        four tokens of a tiny vocabulary
 
 Read as a wider dtype than they have, ids come out far above any vocabulary.
 """
@@ -17,7 +19,7 @@ _ENOUGH = 32
 
 
 def likelier_dtype(sample: np.ndarray, itemsize: int) -> str | None:
-  """The dtype that a sample of bytes rather has than one of `itemsize` bytes, or None where it looks right.
+  """The dtype that a sample rather looks like than one of `itemsize` bytes; None if it fits.
 
   Args:
     sample: uint8; begins where a token begins, in groups of eight bytes.

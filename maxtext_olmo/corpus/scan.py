@@ -1,6 +1,7 @@
 """Looking at many files at once: sizes and headers in one small read each, checksums in one pass.
 
-Threads, because the time goes into waiting for a disk or a mount, or into hashing outside the interpreter lock.
+Threads, because the time goes into waiting for a disk or a mount, or into hashing outside the
+interpreter lock.
 """
 
 import concurrent.futures
@@ -42,12 +43,13 @@ class FileFacts:
 def map_files(
     function: Callable[[int], T], count: int, *, workers: int | None, block: int | None = None
 ) -> tuple[list[T | None], list[CorpusError]]:
-  """Calls `function(i)` for i below `count` in threads; returns the results in order, and the CorpusErrors.
+  """Calls `function(i)` for i below `count` in threads; returns results and CorpusErrors, in order.
 
   A file's error does not stop the others, so that a report can name them all.
 
   Args:
-    block: files per task; many unless given, because handing a task over costs more than a stat on a local disk.
+    block: files per task; many unless given, because handing a task over costs more than a stat on
+      a local disk.
   """
   workers = DEFAULT_WORKERS if workers is None else workers
   if workers < 1:
@@ -163,7 +165,8 @@ def open_token_file(path: str) -> BinaryIO:
   """Opens a token file unbuffered; what stands in the way is a CorpusError."""
   if paths.is_url(path):
     raise CorpusError(
-        f"{path}: only local files can be read. Mount the store and give the mount as base, or remap the path to it."
+        f"{path}: only local files can be read. Mount the store and give the mount as base, or"
+        " remap the path to it."
     )
   try:
     file = open(path, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
@@ -181,9 +184,10 @@ def read_bytes(file: BinaryIO, path: str, count: int) -> bytes:
 
 
 def pieces(file: BinaryIO, path: str, *, alignment: int = 1) -> Iterator[memoryview]:
-  """The rest of a file in bounded memory; each piece but the last is a multiple of `alignment` bytes.
+  """The rest of a file in bounded memory; a piece is overwritten by the next one.
 
-  A piece is overwritten by the next one.
+  Args:
+    alignment: each piece but the last is a multiple of this many bytes.
   """
   buffer = memoryview(bytearray(CHUNK_BYTES - CHUNK_BYTES % alignment))
   filled = 0

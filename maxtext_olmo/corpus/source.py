@@ -1,4 +1,4 @@
-"""Instance id → tokens: a Grain data source over an index, and a batched read that fills one array."""
+"""Instance id → tokens: a Grain data source, and a batched read that fills one array."""
 
 import operator
 from collections.abc import Mapping
@@ -28,7 +28,8 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     """Opens nothing yet.
 
     Args:
-      path_remap: prefix → replacement, for full paths that begin otherwise on this machine; the longest prefix decides.
+      path_remap: prefix → replacement, for full paths that begin otherwise on this machine; the
+        longest prefix decides.
       max_open_files: how many files stay open in a process, where no `storage` is given.
       storage: where the files are read from; the local file system unless given.
     """
@@ -68,8 +69,8 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
       out = np.empty(shape, dtype)
     elif out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
       raise ValueError(
-          f"`out` must be a C-ordered array of {dtype.name} with shape {shape}, got {out.dtype.name} with shape"
-          f" {out.shape}."
+          f"`out` must be a C-ordered array of {dtype.name} with shape {shape}, got"
+          f" {out.dtype.name} with shape {out.shape}."
       )
     self._storage.fill(self._paths, file_ids, offsets, out.view(np.uint8))
     return out
@@ -81,7 +82,7 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     return f"{self._paths[int(file_ids[0])]}, byte {byte}"
 
   def __repr__(self) -> str:
-    """The same for the same stream, wherever it is mounted: Grain compares it when it restores a state."""
+    """The same for the same stream, wherever it is mounted: Grain compares it on restoring."""
     return (
         f"OlmoNpyDataSource(fingerprint={self._index.fingerprint!r},"
         f" sequence_length={self._index.sequence_length}, dtype={self._index.dtype!r})"

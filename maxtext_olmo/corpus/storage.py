@@ -1,7 +1,7 @@
 """Bytes from files into a buffer: "fill this buffer with these byte ranges of these files".
 
-`Storage` is what the rest of the library reads through, so that files may lie elsewhere than on a disk. `LocalStorage` reads
-local files and mounts.
+`Storage` is what the rest of the library reads through, so that files may lie elsewhere than on a
+disk. `LocalStorage` reads local files and mounts.
 """
 
 import collections
@@ -20,7 +20,7 @@ from maxtext_olmo.errors import CorpusError
 
 @runtime_checkable
 class Storage(Protocol):
-  """Where token files are kept; used by several threads at once, pickled to workers, and carried over a fork."""
+  """Where token files are kept; threads share it, workers get it pickled or by a fork."""
 
   def size(self, path: str) -> int:
     """The size of a file in bytes; a CorpusError where there is none."""
@@ -31,15 +31,16 @@ class Storage(Protocol):
     """Fills row i of `out` with the bytes of `paths[file_ids[i]]` from `offsets[i]` on.
 
     Args:
-      out: uint8, two dimensions, C order; a row is as long as the range to read. A range that the file does not hold
-        is a CorpusError with file, range, expected and found size.
+      out: uint8, two dimensions, C order; a row is as long as the range to read. A range that the
+        file does not hold is a CorpusError with file, range, expected and found size.
     """
 
 
 class _OpenFile:
   """An open descriptor that closes when its last user lets go of it.
 
-  So a thread that reads from a file is never in danger from another that pushes the file out of the cache.
+  So a thread that reads from a file is never in danger from another that pushes the file out of the
+  cache.
   """
 
   __slots__ = ("fd",)
@@ -52,7 +53,7 @@ class _OpenFile:
 
 
 class LocalStorage:
-  """Local files, a limited number of them kept open (the least recently used one is closed first)."""
+  """Local files, some of them kept open; the least recently used one is closed first."""
 
   def __init__(self, max_open_files: int = 64):
     if max_open_files < 1:
@@ -89,8 +90,8 @@ class LocalStorage:
       self._read(self._open(path), path, int(offsets[0]), buffer)
       return
 
-    # Rows of one file follow each other, so that its descriptor is looked up once and no more files than allowed are
-    # open at a time, however many a batch touches.
+    # Rows of one file follow each other, so that its descriptor is looked up once and no more files
+    # than allowed are open at a time, however many a batch touches.
     order = np.argsort(file_ids, kind="stable")
     sorted_ids, sorted_offsets = file_ids[order], offsets[order]
     breaks = sorted_ids[1:] != sorted_ids[:-1]
@@ -98,7 +99,7 @@ class LocalStorage:
     breaks |= np.diff(order) != 1
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     counts = np.diff(starts, append=rows)
-    current, path, file = -1, "", None
+    current = -1
     for file_id, offset, row, count in zip(
         sorted_ids[starts].tolist(),
         sorted_offsets[starts].tolist(),
@@ -107,9 +108,8 @@ class LocalStorage:
     ):
       if file_id != current:
         current, path = file_id, paths[file_id]
-        file = None  # Let go of the file before the next is opened.
         file = self._open(path)
-      self._read(file, path, offset, buffer[row * width : (row + count) * width])  # type: ignore[arg-type]
+      self._read(file, path, offset, buffer[row * width : (row + count) * width])
 
   def _open(self, path: str) -> _OpenFile:
     with self._lock:
@@ -134,7 +134,8 @@ class LocalStorage:
     done = 0
     try:
       while done < len(view):
-        # The kernel may give less than asked for, above 2 GiB it always does; only nothing means the end.
+        # The kernel may give less than asked for, above 2 GiB it always does; only nothing means
+        # the end.
         got = os.preadv(file.fd, [view[done:] if done else view], offset + done)
         if not got:
           break
@@ -143,9 +144,9 @@ class LocalStorage:
       raise CorpusError(_cannot("read", path, error, offset, len(view))) from error
     if done < len(view):
       raise CorpusError(
-          f"{path} is too short: bytes {offset} to {offset + len(view)} were expected, but it ends at byte"
-          f" {os.fstat(file.fd).st_size}. It was cut off or replaced after the index was built: restore it, or build"
-          " the index again and start a new run."
+          f"{path} is too short: bytes {offset} to {offset + len(view)} were expected, but it ends"
+          f" at byte {os.fstat(file.fd).st_size}. It was cut off or replaced after the index was"
+          " built: restore it, or build the index again and start a new run."
       )
 
   def _forget(self) -> None:
@@ -159,8 +160,8 @@ def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 
     hint = "Lower max_open_files, or raise the limit (`ulimit -n`)."
   elif error.errno == errno.ENOENT:
     hint = (
-        "If the corpus has moved, load the index with the new base, or remap its paths (olmo_path_remap_from and"
-        " olmo_path_remap_to)."
+        "If the corpus has moved, load the index with the new base, or remap its paths"
+        " (olmo_path_remap_from and olmo_path_remap_to)."
     )
   else:
     hint = "Check the disk or the mount."
@@ -171,7 +172,8 @@ _STORAGES: "weakref.WeakSet[LocalStorage]" = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
-  # Another thread of the parent may have held the lock at the moment of the fork, and will never give it back here.
+  # Another thread of the parent may have held the lock at the moment of the fork, and will never
+  # give it back here.
   for storage in list(_STORAGES):
     storage._forget()
 

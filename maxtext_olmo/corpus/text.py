@@ -2,11 +2,12 @@
 
     out/mix.txt                           wiki,{TOKENIZER}/wiki/part-00000.npy
                                           wiki,{TOKENIZER}/wiki/part-00001.npy
-    out/bytes/wiki/part-00000.npy         document, EOS, document, EOS, …   (raw little-endian ids, no header)
+    out/bytes/wiki/part-00000.npy         document, EOS, document, EOS, …  (raw ids, no header)
     out/bytes/wiki/part-00001.npy         …
 
-Documents stay whole: a part ends with the document that fills it. Each part takes its name when it is complete, the
-manifest last, so that a manifest means a whole corpus. Memory is bounded by the longest document.
+Documents stay whole: a part ends with the document that fills it. Each part takes its name when it
+is complete, the manifest last, so that a manifest means a whole corpus. Memory is bounded by the
+longest document.
 """
 
 import dataclasses
@@ -63,7 +64,8 @@ def make_corpus(
   """Tokenizes documents and writes token files and a mix manifest.
 
   Args:
-    documents: label → texts, which are read once and one after the other; empty ones are left out and counted.
+    documents: label → texts, which are read once and one after the other; empty ones are left out
+      and counted.
     tokens_per_file: a file ends after the document that reaches this.
     overwrite: replace a corpus that is there already.
   """
@@ -75,8 +77,8 @@ def make_corpus(
   if os.path.exists(mix_file):
     if not overwrite:
       raise ConfigError(
-          f"There is a corpus in {out_dir} already (it has a mix.txt). Choose another directory, or overwrite it"
-          " (--overwrite)."
+          f"There is a corpus in {out_dir} already (it has a mix.txt). Choose another directory,"
+          " or overwrite it (--overwrite)."
       )
     os.unlink(
         mix_file
@@ -114,7 +116,7 @@ def make_corpus(
 
 
 def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[str]:
-  """A file itself, or all files below a directory whose name fits the pattern, sorted; hidden ones are left out."""
+  """A file itself, or those below a directory that fit the pattern, sorted, without hidden ones."""
   path = os.fspath(path)
   if not os.path.isdir(path):
     if not os.path.exists(path):
@@ -141,7 +143,8 @@ def read_documents(
   A `.jsonl` file has one per line, in a field of an object; any other file is one document.
 
   Args:
-    separator: a line with just this text ends a document (an empty one: a blank line); not for `.jsonl`.
+    separator: a line with just this text ends a document (an empty one: a blank line); not for
+      `.jsonl`.
     text_field: the field of a `.jsonl` line that holds the text.
   """
   try:
@@ -155,7 +158,8 @@ def read_documents(
         yield from _separated_documents(file, separator)
   except UnicodeDecodeError as error:
     raise CorpusError(
-        f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} in it). Convert it, or leave it out (--pattern)."
+        f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} in it). Convert it, or"
+        " leave it out (--pattern)."
     ) from error
   except (OSError, EOFError) as error:
     raise CorpusError(f"Cannot read {path}: {error}.") from error
@@ -174,8 +178,8 @@ def _check_names(labels: Iterable[str], tokenizer: str) -> None:
   ]:
     if not _NAME.fullmatch(name):
       raise ConfigError(
-          f"{name!r} cannot be a {what}: it is a directory and part of the manifest, so it may have letters, digits and"
-          " _.+@=- only."
+          f"{name!r} cannot be a {what}: it is a directory and part of the manifest, so it may"
+          " have letters, digits and _.+@=- only."
       )
 
 

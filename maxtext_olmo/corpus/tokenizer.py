@@ -75,7 +75,8 @@ class HuggingFaceTokenizer:
     if not known:
       looked_for = repr(eos_token) if eos_token else f"any of {', '.join(_EOS_TOKENS)}"
       raise ConfigError(
-          f"The tokenizer {path} does not have {looked_for}: name the token that ends a document (--eos-token)."
+          f"The tokenizer {path} does not have {looked_for}: name the token that ends a document"
+          " (--eos-token)."
       )
     self.eos_id = vocabulary[known[0]]
 
@@ -93,7 +94,8 @@ def load_tokenizer(
     return HuggingFaceTokenizer(spec, name=name, eos_token=eos_token)
   if name is not None or eos_token is not None:
     raise ConfigError(
-        "The tokenizer `bytes` has its own name and EOS; leave out --tokenizer-name and --eos-token."
+        "The tokenizer `bytes` has its own name and EOS; leave out --tokenizer-name and"
+        " --eos-token."
     )
   return ByteTokenizer()
 

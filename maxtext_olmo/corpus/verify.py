@@ -1,6 +1,7 @@
-"""Is the corpus what its index says? `check_sizes` is for every start, `verify_corpus` reads the tokens.
+"""Is the corpus what its index says?
 
-`check_sizes` costs one stat per file. `verify_corpus` adds what takes reading: dtype, ids, EOS, checksums.
+`check_sizes` is for every start: one stat per file. `verify_corpus` adds what takes reading: dtype,
+ids, EOS, checksums.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ class VerifyReport:
 def check_sizes(
     index: OlmoNpyIndex, *, path_remap: Mapping[str, str] | None = None, workers: int = 16
 ) -> None:
-  """Raises a CorpusError unless every file is there with the size that the index gives; one stat per file."""
+  """Raises a CorpusError unless every file is there with its size; one stat per file."""
 
   def check(i: int) -> None:
     _check_size(index, i, paths.remap(index.resolve(i), path_remap))
@@ -76,9 +77,10 @@ def check_sizes(
     raise CorpusError(
         f"{len(errors)} of {len(results)} files of the corpus are not what the index says:\n"
         f"{scan.list_errors(errors)}\n"
-        f"The index expects them below {index.base or '/'}. If the corpus has moved, load the index with the new base, or"
-        " remap its paths (olmo_path_remap_from and olmo_path_remap_to). If files were changed, restore them, or build"
-        " the index again with `maxtext-olmo index build` and start a new run."
+        f"The index expects them below {index.base or '/'}. If the corpus has moved, load the"
+        " index with the new base, or remap its paths (olmo_path_remap_from and"
+        " olmo_path_remap_to). If files were changed, restore them, or build the index again with"
+        " `maxtext-olmo index build` and start a new run."
     )
 
 
@@ -91,7 +93,7 @@ def verify_corpus(
     workers: int | None = None,
     progress: bool = False,
 ) -> VerifyReport:
-  """Checks every file against the index, and its tokens against the vocabulary; reports, and raises nothing about data.
+  """Checks every file against the index, and its tokens; what is wrong with data is reported.
 
   Args:
     vocab_size: token ids must be below it; ids are not checked unless it is given.
@@ -116,9 +118,8 @@ def verify_corpus(
         advance(amount)
 
       outcome = _verify_file(task, i, count)
-      advance(
-          index.expected_size(i) - done
-      )  # Of a broken or sampled file the rest is done as well.
+      # Of a file that is broken, or was only sampled, the rest is done as well.
+      advance(index.expected_size(i) - done)
       return outcome
 
     results, _ = scan.map_files(verify, len(index.files), workers=workers, block=1)
@@ -137,10 +138,11 @@ def verify_corpus(
 
 
 def likelier_dtype(index: OlmoNpyIndex, file_id: int, path: str) -> str | None:
-  """The dtype that a file rather has than the index's, by a few kilobytes from all over it; None where it looks right."""
+  """The dtype that samples of a file rather look like, or None where the index's looks right."""
   entry = index.files[file_id]
   groups = entry.n_tokens * index.token_dtype.itemsize // 8
-  # Groups of eight bytes, counted from the first token: the same place in a group has the same meaning.
+  # Groups of eight bytes, counted from the first token: the same place in a group has the same
+  # meaning.
   width = min(groups * 8, _SAMPLE_BYTES)
   places = np.unique(np.linspace(0, groups - width // 8, _SAMPLES).astype(np.int64)) * 8
   sample = np.empty((len(places), width), np.uint8)
@@ -189,12 +191,13 @@ def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _
     facts = scan.scan_file(path, dtype)
     if facts.data_offset != entry.data_offset:
       raise CorpusError(
-          f"{path}: the tokens begin at byte {facts.data_offset}, the index says {entry.data_offset}"
+          f"{path}: the tokens begin at byte {facts.data_offset}, the index says"
+          f" {entry.data_offset}"
       )
     if other := likelier_dtype(task.index, file_id, path):
       raise CorpusError(
-          f"{path}: the data look like {other}, the index says {dtype.name}. Build the index again with `--dtype"
-          f" {other}`."
+          f"{path}: the data look like {other}, the index says {dtype.name}. Build the index again"
+          f" with `--dtype {other}`."
       )
     outcome = _Outcome(())
     if task.reads_all(file_id):
@@ -249,7 +252,10 @@ def _read_all(task: _Task, file_id: int, path: str, advance: Callable[[int], Non
     more = f"; {bad_count - 1} more in this file" if bad_count > 1 else ""
     findings.append(_finding("error", path, message + more))
   if digest is not None and digest.hexdigest() != expected:
-    message = f"the {algorithm} is {digest.hexdigest()}, the index says {expected}: the content has changed"
+    message = (
+        f"the {algorithm} is {digest.hexdigest()}, the index says {expected}: the content has"
+        " changed"
+    )
     findings.append(_finding("error", path, message))
   looked = task.eos_id is not None and entry.n_tokens > 0
   return _Outcome(tuple(findings), has_eos if looked else None)

@@ -1,10 +1,11 @@
 """The `maxtext-olmo` command.
 
-Each command is a module of this package, with `add_parser(subparsers)` that sets `run`, a function of the parsed arguments that
-returns the exit code. A new one is a name in `COMMANDS`. A module imports what is heavy when it runs, so that `--help`
-answers at once.
+Each command is a module of this package, with `add_parser(subparsers)` that sets `run`, a function
+of the parsed arguments that returns the exit code. A new one is a name in `COMMANDS`. A module
+imports what is heavy when it runs, so that `--help` answers at once.
 
-Exit codes: 0 all is well; 1 the command looked and found something wrong; 2 it could not do what was asked.
+Exit codes: 0 all is well; 1 the command looked and found something wrong; 2 it could not do what
+was asked.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from types import ModuleType
 
 from maxtext_olmo.errors import MaxtextOlmoError
 
-COMMANDS = ("corpus", "index", "verify", "train", "bench")
+COMMANDS = ("corpus", "index", "verify", "train", "demo", "bench")
 
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.

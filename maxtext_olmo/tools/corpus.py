@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 _DESCRIPTION = """\
-Makes a corpus in OLMo's on-disk format from any text: raw token files, and a mix.txt that lists them.
+Makes a corpus in OLMo's on-disk format from any text: raw token files, and a mix.txt that lists
+them.
 
-An INPUT is a text file, or a directory, of which all files are taken. A .jsonl file has one document per line; any other
-file is one document. Files are UTF-8, and may be compressed (.gz). LABEL=PATH gives an input a label; without it the
-label is the name of the file or directory. Inputs with the same label go together.
+An INPUT is a text file, or a directory, of which all files are taken. A .jsonl file has one
+document per line; any other file is one document. Files are UTF-8, and may be compressed (.gz).
+LABEL=PATH gives an input a label; without it the label is the name of the file or directory.
+Inputs with the same label go together.
 """
 
 _EPILOG = """\
@@ -41,17 +43,26 @@ def add_parser(subparsers: Any) -> None:
   parser.add_argument(
       "--tokenizer",
       default="bytes",
-      help="`bytes` (ids are UTF-8 bytes, EOS is 256), or the path of a Hugging Face tokenizer.json (default: bytes)",
+      help=(
+          "`bytes` (ids are UTF-8 bytes, EOS is 256), or the path of a Hugging Face tokenizer.json"
+          " (default: bytes)"
+      ),
   )
   parser.add_argument(
       "--tokenizer-name",
       metavar="NAME",
-      help="what {TOKENIZER} stands for in the manifest (default: the directory of the tokenizer.json)",
+      help=(
+          "what {TOKENIZER} stands for in the manifest (default: the directory of the"
+          " tokenizer.json)"
+      ),
   )
   parser.add_argument(
       "--eos-token",
       metavar="TOKEN",
-      help="the token of a tokenizer.json that ends a document (default: a well-known one, such as <|endoftext|>)",
+      help=(
+          "the token of a tokenizer.json that ends a document (default: a well-known one, such as"
+          " <|endoftext|>)"
+      ),
   )
   parser.add_argument(
       "--tokens-per-file",
@@ -68,7 +79,10 @@ def add_parser(subparsers: Any) -> None:
   parser.add_argument(
       "--separator",
       metavar="TEXT",
-      help="a line with just this text ends a document; '' is a blank line (default: a file is one document)",
+      help=(
+          "a line with just this text ends a document; '' is a blank line (default: a file is one"
+          " document)"
+      ),
   )
   parser.add_argument(
       "--text-field",
@@ -115,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
       f" {summary.files:,} files; vocab_size {summary.vocab_size}, EOS {summary.eos_id}.\n"
       f"The manifest is {summary.mix_file}. Next:\n"
       f"  maxtext-olmo index build --mix-file {summary.mix_file} --tokenizer {summary.tokenizer}"
-      f" --dtype {summary.dtype} --sequence-length 1024 --output {os.path.join(args.output, 'index.json')}"
+      f" --dtype {summary.dtype} --sequence-length 1024 --output"
+      f" {os.path.join(args.output, 'index.json')}"
   )
   return 0
 

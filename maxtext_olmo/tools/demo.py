@@ -20,7 +20,12 @@ from maxtext_olmo import errors
 _SEQUENCE_LENGTH = 128
 _BATCH = 8
 _CHECKPOINT_PERIOD = 8
-_KINDS = {ast.Module: "modules", ast.ClassDef: "classes", ast.FunctionDef: "functions"}
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef
+_KINDS: dict[type, str] = {
+    ast.Module: "modules",
+    ast.ClassDef: "classes",
+    ast.FunctionDef: "functions",
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -112,10 +117,10 @@ def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
     except (SyntaxError, UnicodeDecodeError):
       continue
     for node in ast.walk(tree):
-      kind = _KINDS.get(type(node))
-      text = kind and ast.get_docstring(node)
-      if text:
-        found[kind].append(text)
+      if isinstance(node, _Documented):
+        text = ast.get_docstring(node)
+        if text:
+          found[_KINDS[type(node)]].append(text)
   return {kind: iter(texts) for kind, texts in found.items() if texts}
 
 
@@ -244,9 +249,7 @@ def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Compariso
   for step in range(steps):
     # A step that was trained before the kill and again after the resume must have been the same both times.
     served = [run[step] for run in (before, after) if step in run]
-    bad = sum(
-        rows.get(row) != digest for rows in served for row, digest in expected[step].items()
-    )
+    bad = sum(rows.get(row) != digest for rows in served for row, digest in expected[step].items())
     differing += bad
     if step % 6 == 0 or step in (resumed_at - 1, resumed_at, kill_at, steps - 1):
       mine, theirs = interrupted_losses[step], untouched_losses[step]

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 _BUILD_EPILOG = """\
 example:
-  maxtext-olmo index build --mix-file OLMo-mix-0925-official.txt --base /mnt/olmo --sequence-length 8192 \\
-      --output olmo-mix-0925.json
+  maxtext-olmo index build --mix-file OLMo-mix-0925-official.txt --base /mnt/olmo \\
+      --sequence-length 8192 --output olmo-mix-0925.json
 """
 
 
@@ -27,7 +27,10 @@ def _add_build(commands: Any) -> None:
   parser = commands.add_parser(
       "build",
       help="look at the files of a mix and write their index",
-      description="Looks at each file of a mix once (a stat and a small read) and writes the index that training reads.",
+      description=(
+          "Looks at each file of a mix once (a stat and a small read) and writes the index that"
+          " training reads."
+      ),
       epilog=_BUILD_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
   )
@@ -40,13 +43,18 @@ def _add_build(commands: Any) -> None:
   parser.add_argument(
       "--base",
       metavar="DIR",
-      help="the directory that the manifest's paths are relative to (default: the directory of the manifest)",
+      help=(
+          "the directory that the manifest's paths are relative to (default: the directory of the"
+          " manifest)"
+      ),
   )
   parser.add_argument(
       "--tokenizer",
       default="allenai/dolma3-tokenizer",
       metavar="NAME",
-      help="what {TOKENIZER} stands for in the paths; part of the fingerprint (default: %(default)s)",
+      help=(
+          "what {TOKENIZER} stands for in the paths; part of the fingerprint (default: %(default)s)"
+      ),
   )
   parser.add_argument(
       "--sequence-length",
@@ -60,8 +68,8 @@ def _add_build(commands: Any) -> None:
       type=int,
       metavar="M",
       help=(
-          "cut files into windows of M tokens, a multiple of S, so that later stages with any S that divides M see the"
-          " same tokens (default: none)"
+          "cut files into windows of M tokens, a multiple of S, so that later stages with any S"
+          " that divides M see the same tokens (default: none)"
       ),
   )
   parser.add_argument(
@@ -86,8 +94,8 @@ def _add_build(commands: Any) -> None:
       "--extends",
       metavar="INDEX",
       help=(
-          "an older index that this mix continues with more files: its held-out split is kept (default: the output"
-          " file, if it is there already and the mix continues it)"
+          "an older index that this mix continues with more files: its held-out split is kept"
+          " (default: the output file, if it is there already and the mix continues it)"
       ),
   )
   parser.add_argument(
@@ -100,7 +108,10 @@ def _add_show(commands: Any) -> None:
   parser = commands.add_parser(
       "show",
       help="show what is in an index",
-      description="Shows the labels of an index with their files, tokens and instances, and its fingerprint.",
+      description=(
+          "Shows the labels of an index with their files, tokens and instances, and its"
+          " fingerprint."
+      ),
   )
   parser.add_argument("index", metavar="INDEX", help="the index, a JSON file (MaxText's own too)")
   parser.add_argument(
@@ -135,8 +146,9 @@ def run_build(args: argparse.Namespace) -> int:
   if not index.total_instances:
     longest = max(entry.n_tokens for entry in index.files)
     raise CorpusError(
-        f"The corpus has no instance: each needs {args.max_target_sequence_length or args.sequence_length} tokens, and the"
-        f" longest file has {longest}. Choose a shorter --sequence-length."
+        "The corpus has no instance: each needs"
+        f" {args.max_target_sequence_length or args.sequence_length} tokens, and the longest file"
+        f" has {longest}. Choose a shorter --sequence-length."
     )
   if not args.extends and os.path.exists(args.output):
     try:
@@ -171,8 +183,8 @@ def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
     path = index.resolve(file_id)
     if other := verify.likelier_dtype(index, file_id, path):
       sys.stderr.write(
-          f"warning: {path} looks like {other}, not {index.dtype}: if it is, build the index again with --dtype"
-          f" {other}.\n"
+          f"warning: {path} looks like {other}, not {index.dtype}: if it is, build the index again"
+          f" with --dtype {other}.\n"
       )
       return
 
@@ -199,7 +211,8 @@ def _print_labels(index: "OlmoNpyIndex") -> None:
   console.print(
       f"sequence length {index.sequence_length}"
       + (f" (windows of {longest})" if longest else "")
-      + f", {index.dtype}, tokenizer {index.tokenizer}\nbase {index.base or '(none: the paths are full)'}\n"
+      + f", {index.dtype}, tokenizer {index.tokenizer}\nbase"
+      f" {index.base or '(none: the paths are full)'}\n"
       f"fingerprint {index.fingerprint}",
       markup=False,
   )

@@ -1,4 +1,4 @@
-"""What the commands print: rich tables on a terminal, the same tables in full width in a pipe or a file."""
+"""What the commands print: tables, as wide as the terminal, or in full in a pipe or a file."""
 
 import sys
 

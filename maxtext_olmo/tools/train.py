@@ -13,12 +13,13 @@ def add_parser(subparsers: Any) -> None:
       "train",
       help="train a small language model on a corpus",
       description=(
-          "Trains the embedded JAX language model. All arguments go to the trainer, which is also `python -m"
-          " maxtext_olmo.trainers.tiny`."
+          "Trains the embedded JAX language model. All arguments go to the trainer, which is also"
+          " `python -m maxtext_olmo.trainers.tiny`."
       ),
       epilog=(
-          "Example: maxtext-olmo train --config=configs/tiny.py --config.steps=200. `maxtext-olmo train --helpfull` shows the"
-          " trainer's own flags; the keys of a config are in docs/guides/configuration.md."
+          "Example: maxtext-olmo train --config=configs/tiny.py --config.steps=200. `maxtext-olmo"
+          " train --helpfull` shows the trainer's own flags; the keys of a config are in"
+          " docs/guides/configuration.md."
       ),
   )
   parser.set_defaults(run=run)

@@ -17,8 +17,9 @@ def add_parser(subparsers: Any) -> None:
       "verify",
       help="check the files of an index: sizes, dtype, ids, EOS, checksums",
       description=(
-          "Checks that every file of an index is there with its size, and that its data look like the index's dtype."
-          "\nWith --vocab-size, --eos-id, or checksums in the index, all tokens are read."
+          "Checks that every file of an index is there with its size, and that its data look like"
+          " the index's dtype.\nWith --vocab-size, --eos-id, or checksums in the index, all tokens"
+          " are read."
       ),
       epilog=_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -47,7 +48,10 @@ def add_parser(subparsers: Any) -> None:
       action="append",
       default=[],
       metavar=("FROM", "TO"),
-      help="replace FROM at the beginning of full paths by TO; may be given more than once (default: none)",
+      help=(
+          "replace FROM at the beginning of full paths by TO; may be given more than once"
+          " (default: none)"
+      ),
   )
   parser.add_argument(
       "--workers", type=int, metavar="N", help="threads (default: one for each core)"

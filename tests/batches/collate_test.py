@@ -102,7 +102,9 @@ class PytreeTest(parameterized.TestCase):
 
   def test_leaves_are_named_after_the_fields(self):
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(_indexed(np))]
-    self.assertCountEqual(paths, [f".{name}" for name in _FIELDS] + [".document_idx", ".sequence_idx"])
+    self.assertCountEqual(
+        paths, [f".{name}" for name in _FIELDS] + [".document_idx", ".sequence_idx"]
+    )
 
   def test_tree_map_gives_the_same_class(self):
     batch = jax.tree.map(lambda x: x + 1, _indexed(np))

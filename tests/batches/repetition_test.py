@@ -16,7 +16,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.batches import repetition
 from tests import distributed
 
-_GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "repetition_filter.npz"
+GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "repetition_filter.npz"
 DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, ">u4")
 
 
@@ -68,7 +68,8 @@ def almost(n, length, count, periods, rng):
     parts = []
     while sum(map(len, parts)) < length:
       p = int(rng.choice(periods))
-      parts.append(np.resize(rng.permutation(50000)[:p], count * p - 1))
+      ids = rng.permutation(25000)[:p] + len(parts) % 2 * 25000  # neighbours share none
+      parts.append(np.resize(ids, count * p - 1))
     rows.append(np.concatenate(parts)[:length])
   return np.array(rows)
 
@@ -76,13 +77,15 @@ def almost(n, length, count, periods, rng):
 def hard_rows(rng, length=3000):
   """Rows in which much is equal and no n-gram of up to 13 tokens comes 32 times in a row."""
   few = [rng.integers(0, ids, (1, length)) for ids in (2, 3, 4, 9)]
-  return np.concatenate([
-      *(runs(1, length, size, rng) for size in (2, 7, 13, 28, 29, 30, 31)),
-      *(almost(1, length, 32, [p], rng) for p in range(1, 14)),
-      almost(3, length, 32, range(1, 14), rng),
-      *few,
-      np.floor(50000 * rng.power(0.1, (3, length))).astype(np.int64),
-  ])
+  return np.concatenate(
+      [
+          *(runs(1, length, size, rng) for size in (2, 7, 13, 28, 29, 30, 31)),
+          *(almost(1, length, 32, [p], rng) for p in range(1, 14)),
+          almost(3, length, 32, range(1, 14), rng),
+          *few,
+          np.floor(50000 * rng.power(0.1, (3, length))).astype(np.int64),
+      ]
+  )
 
 
 def plant(rows, times, rng):
@@ -101,7 +104,7 @@ def plant(rows, times, rng):
 class VerdictTest(parameterized.TestCase):
 
   def test_every_verdict_is_olmo_cores(self):
-    golden = np.load(_GOLDEN)
+    golden = np.load(GOLDEN)
     sequences = np.split(golden["flat_tokens"], golden["offsets"][1:-1])
     configs = zip(
         golden["config_max_period"].tolist(),
@@ -173,6 +176,7 @@ class VerdictTest(parameterized.TestCase):
     window = np.zeros(100, np.uint32)
     self.assertTrue(repetition.is_clean_instance(window, repetition_max_count=10**30))
     self.assertTrue(repetition.is_clean_instance(window, repetition_min_period=50))
+    self.assertTrue(repetition.is_clean_instance(window, repetition_min_period=10**30))
     self.assertFalse(repetition.is_clean_instance(window, repetition_max_period=10**30))
 
 
@@ -237,11 +241,15 @@ class FindTest(parameterized.TestCase):
       repetition.NgramFilterTransform(min_period=0)
 
   def test_what_is_no_window_of_ids_is_an_error(self):
-    with self.assertRaisesRegex(errors.CorpusError, r"1-D integer array, found float64 of shape \(9,\)"):
+    with self.assertRaisesRegex(
+        errors.CorpusError, r"1-D integer array, found float64 of shape \(9,\)"
+    ):
       repetition.is_clean_instance(np.zeros(9))
     with self.assertRaisesRegex(errors.CorpusError, r"found uint8 of shape \(3, 3\)"):
       list(repetition.find_periodic_sequences(np.zeros((3, 3), np.uint8), 3))
-    with self.assertRaisesRegex(errors.CorpusError, r"\(rows, tokens\), found uint8 of shape \(9,\)"):
+    with self.assertRaisesRegex(
+        errors.CorpusError, r"\(rows, tokens\), found uint8 of shape \(9,\)"
+    ):
       repetition.clean_rows(np.zeros(9, np.uint8))
 
 
@@ -310,7 +318,13 @@ class RowsTest(parameterized.TestCase):
     read_only.flags.writeable = False
     wide = np.zeros((6, 600), np.uint32)
     wide[:, 20:532] = rows
-    for layout in (np.asfortranarray(rows), rows[::-1][::-1], wide[:, 20:532], read_only, unaligned):
+    for layout in (
+        np.asfortranarray(rows),
+        rows[::-1][::-1],
+        wide[:, 20:532],
+        read_only,
+        unaligned,
+    ):
       np.testing.assert_array_equal(repetition.clean_rows(layout), expected)
 
   @parameterized.parameters((0, 100), (5, 0), (0, 0), (3, 2))

@@ -1,0 +1,173 @@
+"""Tests of the data source."""
+
+import multiprocessing
+import pathlib
+import pickle
+import shutil
+
+import grain
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import OrderError
+from tests import corpora
+
+
+def _read_in_child(source, queue) -> None:
+  queue.put((repr(source), source.read(np.arange(len(source))).tolist()))
+
+
+class SourceTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+
+  def _source(self, **kwargs) -> tuple[source_lib.OlmoNpyDataSource, np.ndarray]:
+    path, rows = corpora.write_corpus(self.dir, **kwargs)
+    return source_lib.OlmoNpyDataSource(index_lib.load_index(path)), rows
+
+  @parameterized.product(dtype=("uint8", "uint16", "uint32", "uint64"), longest=(None, 16))
+  def test_instances_are_the_tokens_of_the_files(self, dtype, longest):
+    source, rows = self._source(dtype=dtype, max_target_sequence_length=longest)
+    self.assertLen(source, len(rows))
+    ids = np.random.default_rng(0).permutation(len(rows))
+    found = source.read(ids)
+    self.assertEqual(found.dtype, np.dtype(dtype))
+    np.testing.assert_array_equal(found, rows[ids])
+
+  def test_an_item_is_writable_and_says_where_it_comes_from(self):
+    source, rows = self._source()
+    item = source[np.int64(42)]
+    np.testing.assert_array_equal(item["tokens"], rows[42])
+    self.assertEqual((item["instance_id"], item["file_id"]), (42, 1))
+    self.assertIs(type(item["instance_id"]), int)
+    item["tokens"][:] = 0
+    np.testing.assert_array_equal(source[42]["tokens"], rows[42])
+
+  def test_tokens_behind_a_header_are_read_without_it(self):
+    np.save(self.dir / "x.npy", np.arange(10, dtype=np.uint32))
+    index = index_lib.build_index([(str(self.dir / "x.npy"), "l")], 5, tokenizer="t")
+    source = source_lib.OlmoNpyDataSource(index)
+    np.testing.assert_array_equal(source.read(np.arange(2)), [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])
+
+  def test_it_is_a_source_for_grain(self):
+    source, rows = self._source()
+    self.assertIsInstance(source, grain.sources.RandomAccessDataSource)
+    dataset = grain.MapDataset.source(source)
+    np.testing.assert_array_equal(dataset[7]["tokens"], rows[7])
+
+  def test_a_given_array_is_filled_and_returned(self):
+    source, rows = self._source()
+    out = np.zeros((3, 8), np.uint16)
+    self.assertIs(source.read(np.array([5, 1, 1]), out), out)
+    np.testing.assert_array_equal(out, rows[[5, 1, 1]])
+
+  @parameterized.parameters(
+      (np.zeros((3, 8), np.uint32), r"got uint32 with shape \(3, 8\)"),
+      (np.zeros((2, 8), np.uint16), r"got uint16 with shape \(2, 8\)"),
+      (np.zeros((8, 3), np.uint16).T, r"must be a C-ordered array of uint16 with shape \(3, 8\)"),
+  )
+  def test_a_given_array_must_fit(self, out, message):
+    source, _ = self._source()
+    with self.assertRaisesRegex(ValueError, message):
+      source.read(np.arange(3), out)
+
+  def test_nothing_asked_for_is_nothing_read(self):
+    source, _ = self._source()
+    self.assertEqual(source.read(np.array([], np.int64)).shape, (0, 8))
+
+  @parameterized.parameters(-1, 123)
+  def test_an_id_out_of_range_is_an_order_error(self, bad):
+    source, _ = self._source()
+    with self.assertRaisesRegex(OrderError, f"Instance {bad} does not exist: the corpus has 123"):
+      source[bad]
+
+  def test_where_names_file_and_byte(self):
+    source, _ = self._source()
+    self.assertEqual(source.where(42, 3), f"{self.dir}/data/part-001.npy, byte {(8 + 3) * 2}")
+
+  @parameterized.parameters(False, True)
+  def test_moved_files_are_found_through_a_remap_or_a_new_base(self, remap):
+    source, rows = self._source()
+    shutil.move(self.dir / "data", self.dir / "moved")
+    path = self.dir / "index.json"
+    if remap:
+      moved = source_lib.OlmoNpyDataSource(
+          index_lib.load_index(path), path_remap={f"{self.dir}/data": f"{self.dir}/moved"}
+      )
+    else:
+      moved = source_lib.OlmoNpyDataSource(index_lib.load_index(path, base=self.dir / "moved"))
+    np.testing.assert_array_equal(moved.read(np.arange(len(rows))), rows)
+    self.assertEqual(repr(moved), repr(source))
+    self.assertIn("/moved/", moved.where(0))
+
+  def test_the_repr_tells_streams_apart_and_shows_no_path(self):
+    source, _ = self._source(max_target_sequence_length=8)
+    self.assertNotIn(str(self.dir), repr(source))
+    shorter = source_lib.OlmoNpyDataSource(source.index.with_sequence_length(4))
+    self.assertNotEqual(repr(shorter), repr(source))
+    self.assertEqual(
+        repr(source),
+        f"OlmoNpyDataSource(fingerprint='{source.index.fingerprint}', sequence_length=8,"
+        " dtype='uint16')",
+    )
+
+  def test_pickling_keeps_index_remap_and_limit(self):
+    path, rows = corpora.write_corpus(self.dir)
+    source = source_lib.OlmoNpyDataSource(
+        index_lib.load_index(path, base="/nowhere"),
+        path_remap={"/nowhere": f"{self.dir}/data"},
+        max_open_files=5,
+    )
+    again = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(again.read(np.arange(len(rows))), rows)
+    self.assertEqual(again._storage.max_open_files, 5)
+    self.assertEqual(repr(again), repr(source))
+
+  @parameterized.parameters("fork", "spawn")
+  def test_a_child_process_reads_the_same(self, method):
+    source, rows = self._source()
+    source.read(np.arange(len(rows)))
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    child = context.Process(target=_read_in_child, args=(source, queue))
+    child.start()
+    result = queue.get()
+    child.join()
+    self.assertEqual(result, (repr(source), rows.tolist()))
+
+  def test_a_storage_may_be_given(self):
+    path, rows = corpora.write_corpus(self.dir)
+    storage = storage_lib.LocalStorage(1)
+    source = source_lib.OlmoNpyDataSource(index_lib.load_index(path), storage=storage)
+    np.testing.assert_array_equal(source.read(np.arange(len(rows))), rows)
+    self.assertLen(storage._files, 1)
+
+  def test_a_truncated_file_is_an_error_not_a_short_row(self):
+    source, _ = self._source()
+    with open(self.dir / "data" / "part-001.npy", "r+b") as file:
+      file.truncate(20)
+    np.testing.assert_array_equal(source[41]["tokens"].shape, (8,))
+    with self.assertRaisesRegex(
+        CorpusError, "part-001.npy is too short: bytes 16 to 32 were expected, .* byte 20"
+    ):
+      source[42]
+
+  def test_tokens_beyond_four_gigabytes(self):
+    path = self.dir / "big.npy"
+    with open(path, "wb") as file:
+      file.seek((5 << 30) - 16)
+      np.arange(1, 5, dtype=np.uint32).tofile(file)
+    index = index_lib.build_index([(str(path), "l")], 8, tokenizer="t")
+    source = source_lib.OlmoNpyDataSource(index)
+    np.testing.assert_array_equal(source[len(source) - 1]["tokens"], [0, 0, 0, 0, 1, 2, 3, 4])
+
+
+if __name__ == "__main__":
+  absltest.main()
