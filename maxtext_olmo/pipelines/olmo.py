@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import grain
@@ -214,6 +215,11 @@ def _prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
   )
 
 
+def _short(value: Any) -> str:
+  """A value with long hashes cut, enough to tell two apart by eye."""
+  return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))
+
+
 def _announce(iterator: iterator_lib.OlmoIterator) -> None:
   """One line that says where the run goes on, so that two runs can be compared by eye."""
   position = iterator.position
@@ -232,5 +238,5 @@ def _announce(iterator: iterator_lib.OlmoIterator) -> None:
       place[0],
       iterator.stream.order.num_instances,
       ids,
-      ", ".join(f"{k} {v}" for k, v in iterator.stream.identity().items()),
+      ", ".join(f"{k} {_short(v)}" for k, v in iterator.stream.identity().items()),
   )

@@ -81,21 +81,47 @@ def run(args: argparse.Namespace) -> int:
   root.mkdir(parents=True)
   (root / "demo.txt").write_text("Made by `maxtext-olmo demo`; safe to delete.\n")
 
-  _heading(console, 1, "A corpus in OLMo's format, from Python's own documentation strings")
+  _heading(
+      console,
+      1,
+      "A corpus in OLMo's format, from Python's own documentation strings",
+      "Headerless token files, a mix manifest that lists them, and an index that says which instance lies where.",
+  )
   index_path, vocab_size = _make_corpus(console, root)
   kill_at = random.Random(time.time_ns()).randint(_CHECKPOINT_PERIOD + 2, args.steps - 6)
 
-  _heading(console, 2, f"Train on 2 processes; one of them is killed around step {kill_at}")
+  _heading(
+      console,
+      2,
+      f"Train on 2 processes; one of them is killed around step {kill_at}",
+      "Each process reads the rows that its device holds. A checkpoint has the model and one small file for the data:"
+      " a position, and the identity of the stream.",
+  )
   flags = _flags(index_path, vocab_size, args.steps)
   _train(console, root / "interrupted", flags, processes=2, kill_at=kill_at)
 
-  _heading(console, 3, "Start again, on 1 process: it goes on from the last checkpoint")
+  _heading(
+      console,
+      3,
+      "Start again, on 1 process: it goes on from the last checkpoint",
+      "A position counts samples, not processes, so the number of processes may change.",
+  )
   _train(console, root / "interrupted", flags, processes=1)
 
-  _heading(console, 4, "The same run without an accident, on 1 process")
+  _heading(
+      console,
+      4,
+      "The same run without an accident, on 1 process",
+      "What should have happened.",
+  )
   _train(console, root / "untouched", flags, processes=1)
 
-  _heading(console, 5, "Compare")
+  _heading(
+      console,
+      5,
+      "Compare",
+      "Every process wrote down a digest of each row that it trained on, and process 0 the loss of each step.",
+  )
   comparison = _compare(console, root, args.steps, kill_at)
   console.print(f"\nAll of this took {time.monotonic() - began:.0f} s; it is in [bold]{root}[/].")
   return 0 if comparison.same else 1
@@ -187,11 +213,13 @@ def _train(
   ledger.mkdir(parents=True, exist_ok=True)
   metrics = directory / "metrics.jsonl"
   flags = {**flags, "checkpoint_dir": directory / "checkpoints", "metrics_file": metrics}
+  output = _Output(console)
   started = launch.LocalRun(
       [f"--config.{name}={value}" for name, value in flags.items()],
       module="maxtext_olmo.tools.demo_worker",
       processes=processes,
       devices=2 // processes,
+      output=output,  # type: ignore[arg-type]
       env={
           demo_worker.LEDGER_VARIABLE: str(ledger),
           "JAX_PLATFORMS": "cpu",
@@ -201,13 +229,14 @@ def _train(
   try:
     if kill_at is not None:
       _wait_for_step(started, metrics, kill_at)
-      console.print(f"  [bold red]kill -9 {started.pids[1]}[/]  (process 1)")
+      output.silent = True
+      console.print(f"   [bold red]kill -9 {started.pids[1]}[/]  (process 1)")
       os.kill(started.pids[1], signal.SIGKILL)
     outcome = started.wait()
   finally:
     started.stop()
   if kill_at is not None:
-    console.print(f"  launcher: {outcome.reason}")
+    console.print(f"   launcher: {outcome.reason}")
   elif outcome.code:
     raise errors.MaxtextOlmoError(f"The trainer failed: {outcome.reason}.")
 
@@ -247,9 +276,7 @@ def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Compariso
     table.add_column(name, justify="right")
   differing = 0
   for step in range(steps):
-    # A step that was trained before the kill and again after the resume must have been the same both times.
-    served = [run[step] for run in (before, after) if step in run]
-    bad = sum(rows.get(row) != digest for rows in served for row, digest in expected[step].items())
+    bad = _differing_rows(expected[step], before.get(step, {}), after.get(step), resumed_at > step)
     differing += bad
     if step % 6 == 0 or step in (resumed_at - 1, resumed_at, kill_at, steps - 1):
       mine, theirs = interrupted_losses[step], untouched_losses[step]
@@ -282,11 +309,48 @@ def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Compariso
   console.print(
       f"  {comparison.rows} rows in {steps} batches: {mark}, row by row; {comparison.distinct_rows} distinct"
   )
+  difference = comparison.largest_loss_difference
   console.print(
-      f"  losses agree to {comparison.largest_loss_difference:.1e} (the sums of 2 processes and of 1 round differently)"
+      f"  losses agree {f'to {difference:.1e}, which is rounding' if difference else 'exactly'}"
   )
   return comparison
 
 
-def _heading(console, number: int, text: str) -> None:
+def _differing_rows(
+    expected: dict[int, str],
+    before: dict[int, str],
+    after: dict[int, str] | None,
+    kept: bool,
+) -> int:
+  """Rows of a step that are not what the untouched run had.
+
+  Args:
+    expected: Row → digest, as it should be.
+    before: What the killed run noted; it may lack the rows of a process that was killed at this step.
+    after: What the resumed run noted, if it came to this step.
+    kept: Whether the step is in the checkpoint that was resumed from, so that the killed run counts.
+  """
+  counting = before if kept else (after or {})
+  wrong = {row for row, digest in expected.items() if counting.get(row) != digest}
+  # A step that was trained before the kill and again after it must have been the same both times.
+  return len(wrong | {row for row, digest in before.items() if expected.get(row) != digest})
+
+
+def _heading(console, number: int, text: str, explanation: str) -> None:
   console.print(f"\n[bold cyan]{number}.[/] [bold]{text}[/]")
+  console.print(f"   [dim]{explanation}[/]\n")
+
+
+class _Output:
+  """The processes' lines, until the kill: what the survivors say of a lost peer belongs to the launcher's line."""
+
+  def __init__(self, console):
+    self._console = console
+    self.silent = False
+
+  def write(self, text: str) -> None:
+    if not self.silent:
+      self._console.out("   " + text, end="", highlight=False)
+
+  def flush(self) -> None:
+    pass
