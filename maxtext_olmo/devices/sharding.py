@@ -111,14 +111,26 @@ class BatchLayout:
       found.append((device, (slice(start, start + rows.stop - rows.start), columns)))
     return found
 
+  @property
+  def splits_rows(self) -> bool:
+    """Whether the tokens of a row lie on several devices."""
+    columns = next(iter(self._slices.values()))[1] if self._slices else slice(0, self.length)
+    return columns.stop - columns.start < self.length
+
+  def put(self, local: np.ndarray) -> list[jax.Array]:
+    """Each device's rows of an array of this process's rows; the transfers go on after the call."""
+    devices = [device for device, _ in self._local_slices]
+    parts = [local[index[: local.ndim]] for _, index in self._local_slices]
+    return jax.device_put(parts, devices)
+
+  def join(self, parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """Global arrays from each device's part of them, in the order of `put`."""
+    shape = (self.batch, self.length)
+    make = jax.make_array_from_single_device_arrays
+    return {name: make(shape, self.sharding, [part[name] for part in parts]) for name in parts[0]}
+
   def place(self, local: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Global arrays from this process's rows of them."""
-    shape = (self.batch, self.length)
-    devices = [device for device, _ in self._local_slices]
-    placed = {}
-    for name, array in local.items():
-      parts = [array[index] for _, index in self._local_slices]
-      placed[name] = jax.make_array_from_single_device_arrays(
-          shape, self.sharding, jax.device_put(parts, devices)
-      )
-    return placed
+    shards = {name: self.put(array) for name, array in local.items()}
+    count = len(self._local_slices)
+    return self.join([{name: found[i] for name, found in shards.items()} for i in range(count)])

@@ -7,6 +7,7 @@ anew from the position after a restore, so its own iterator state, which depends
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,19 +17,26 @@ import numpy as np
 from absl import flags
 
 from maxtext_olmo.batches import steps
+from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import sharding
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import ahead as ahead_lib
+from maxtext_olmo.pipelines import metrics as metrics_lib
 from maxtext_olmo.pipelines import state as state_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefetch:
-  """Who prepares batches ahead: `workers` processes with `per_worker` batches each, else threads with `batches`."""
+  """Who prepares batches ahead: `workers` processes with `per_worker` batches each, else threads with `batches`.
+
+  Of these, up to `on_device` are on the devices, or on their way, while the trainer is at an earlier step.
+  """
 
   workers: int = 0
   per_worker: int = 1
   batches: int = 2
+  on_device: int = 1
 
 
 class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
@@ -70,7 +78,13 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._schedule = schedule
     self._step = first_step
     self._beginning = first_step, schedule
+    self._expanders = {
+        size: expand.Expander(layout, content) for size, layout in self._layouts.items()
+    }
     self._batches: grain.DatasetIterator | None = None
+    self._ahead: ahead_lib.Ahead[expand.Placed] | None = None
+    self._next_placed = first_step
+    self._metrics = metrics_lib.Metrics()
 
   def __iter__(self) -> OlmoIterator:
     if self._restart_on_iter:
@@ -79,17 +93,33 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def __next__(self) -> dict[str, jax.Array]:
     self._assert_not_closed()
-    layout = self._layouts[self._schedule.size(self._step)]
+    asked_at = time.perf_counter()
+    size = self._schedule.size(self._step)
     self.start_prefetch()
     try:
-      local = next(self._batches)
+      placed = self._place_next() if self._ahead is None else self._ahead.take()
     except StopIteration:
       if not self._pad_after_end:
         raise
+      layout = self._layouts[size]
       return layout.place(_padding(layout))
-    batch = layout.place(local)
+    batch = self._expanders[size].finish(placed)
+    self._metrics.served(self._step, asked_at, self._ahead.ready if self._ahead else 0)
     self._step += 1
     return batch
+
+  def _place_next(self) -> expand.Placed:
+    """Takes the next batch from Grain and sends it to the devices."""
+    local = next(self._batches)  # type: ignore[arg-type]
+    began = time.perf_counter()
+    placed = self._expanders[self._schedule.size(self._next_placed)].place(local)
+    self._next_placed += 1
+    self._metrics.made(local["cost"], placed.bytes_crossed, time.perf_counter() - began)
+    return placed
+
+  def metrics(self) -> dict[str, float]:
+    """What loading has cost so far: seconds of waiting, order, reads, filter and transfer; bytes; reads; queue depth."""
+    return self._metrics.snapshot()
 
   def __len__(self) -> int:
     """Steps from the beginning of this iterator to the end of the stream; TypeError where it has none."""
@@ -120,9 +150,9 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def instance_ids(self, step: int) -> np.ndarray:
     """The instances of all rows of the global batch of a step, without reading them; -1 for padding."""
-    size = self._schedule.size(step)
-    rows = {size: np.arange(self._layouts[size].batch)}
-    return steps.StepDataset(self._source, self._stream, self._schedule, rows).instance_ids(step)
+    rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
+    whole = steps.StepDataset(self._source, self._stream, self._schedule, rows, first_step=step)
+    return whole.instance_ids(step)
 
   def get_state(self) -> dict[str, Any]:
     """The position and the identity of the stream, as a small JSON-able dict, the same on all hosts."""
@@ -140,6 +170,9 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Begins to prepare batches, so that the first one is there when it is asked for."""
     if self._batches is None:
       self._batches = self._open()
+      self._next_placed = self._step
+      if self._prefetch.on_device > 0:
+        self._ahead = ahead_lib.Ahead(self._place_next, self._prefetch.on_device)
 
   def close(self) -> None:
     """Ends the workers and threads; idempotent."""
@@ -151,6 +184,9 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._step, self._schedule = step, schedule
 
   def _stop(self) -> None:
+    if self._ahead is not None:
+      self._ahead.stop()
+      self._ahead = None
     if self._batches is not None:
       self._batches.close()
       self._batches = None

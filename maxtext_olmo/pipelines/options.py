@@ -57,6 +57,7 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_eval_index_path", "", "Evaluate on this index ..."),
     Key("olmo_eval_instances", 0, "... or on so many instances held out of training, the same in every run."),
     Key("olmo_prefetch_batches", 2, "Batches prepared ahead by threads; 0: each is made when it is asked for."),
+    Key("olmo_device_prefetch", 1, "Batches sent to the devices ahead of the trainer; 0: each when it is asked for."),
     Key("olmo_max_open_files", 512, "Token files kept open per process."),
 )  # fmt: skip
 
@@ -101,6 +102,7 @@ class Options:
   olmo_eval_index_path: str
   olmo_eval_instances: int
   olmo_prefetch_batches: int
+  olmo_device_prefetch: int
   olmo_max_open_files: int
 
   @classmethod
@@ -152,6 +154,7 @@ class Options:
         "olmo_num_epochs",
         "olmo_eval_instances",
         "olmo_prefetch_batches",
+        "olmo_device_prefetch",
         "grain_per_worker_buffer_size",
     ):
       check(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative.")

@@ -40,9 +40,9 @@ class SyntheticSource:
     """Of the tokens."""
     return np.dtype(np.uint32)
 
-  def read(self, instance_ids: np.ndarray) -> np.ndarray:
+  def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """The windows of some instances, one row each."""
-    rows = np.empty((len(instance_ids), self.length), self.dtype)
+    rows = np.empty((len(instance_ids), self.length), self.dtype) if out is None else out
     for row, instance in zip(rows, instance_ids):
       rng = np.random.Generator(np.random.Philox(key=[self.seed, int(instance)]))
       row[:] = rng.integers(self.vocab_size, size=self.length, dtype=self.dtype)

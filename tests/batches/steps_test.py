@@ -18,6 +18,23 @@ from maxtext_olmo.order import stream as stream_lib
 from tests import corpora
 
 
+class _Arrays:
+  """A step dataset whose elements are the six arrays."""
+
+  def __init__(self, dataset, content):
+    self.dataset = dataset
+    self._content = content
+
+  def __len__(self):
+    return len(self.dataset)
+
+  def __getitem__(self, index):
+    return steps.to_arrays(self.dataset[index], self._content)
+
+  def instance_ids(self, step):
+    return self.dataset.instance_ids(step)
+
+
 class StepDatasetTest(parameterized.TestCase):
 
   def setUp(self):
@@ -33,7 +50,8 @@ class StepDatasetTest(parameterized.TestCase):
     stream, schedule = values.pop("stream"), values.pop("schedule")
     if rows is None:
       rows = {size: np.arange(size) for size in schedule.sizes}
-    return steps.StepDataset(self.source, stream, schedule, rows, **values)
+    dataset = steps.StepDataset(self.source, stream, schedule, rows, **values)
+    return _Arrays(dataset, values.get("content", steps.Content()))
 
   def test_element_k_is_global_batch_k_by_the_definition(self):
     dataset = self._dataset()
@@ -81,7 +99,8 @@ class StepDatasetTest(parameterized.TestCase):
         schedule_lib.BatchSchedule.constant(4),
         {4: np.arange(4)},
     )
-    batch = dataset[0]
+    self.assertEqual(dataset[0]["flags"].tolist(), [steps.MASKED] + 3 * [steps.TRAINED])
+    batch = steps.to_arrays(dataset[0], steps.Content())
     self.assertEqual(batch["targets_segmentation"].sum(axis=1).tolist(), [0, 99, 99, 99])
     self.assertTrue((batch["inputs"][0] == 7).all())
 
@@ -133,15 +152,36 @@ class StepDatasetTest(parameterized.TestCase):
     self.assertRegex(message, r"part-00\d\.npy, byte \d+")
     self.assertIn("maxtext-olmo verify", message)
 
+  def test_a_batch_that_is_held_keeps_its_tokens_while_others_are_made(self):
+    dataset = self._dataset().dataset
+    held = [dataset[step]["tokens"][2:4, 1:] for step in range(12)]
+    copies = [part.copy() for part in held]
+    for step in range(40):
+      dataset[step]
+    for part, copy in zip(held, copies):
+      np.testing.assert_array_equal(part, copy)
+
+  def test_memory_is_used_again_once_nobody_holds_it(self):
+    dataset = self._dataset().dataset
+    addresses = {dataset[step]["tokens"].ctypes.data for step in range(50)}
+    self.assertLen(addresses, 1)
+    self.assertEqual(addresses.pop() % 4096, 0)
+
+  def test_it_says_what_a_batch_took(self):
+    order, read, filtered, size, reads = self._dataset().dataset[0]["cost"].tolist()
+    self.assertGreater(min(order, read, filtered), 0)
+    self.assertEqual((size, reads), (10 * 8 * 2, 10))
+
   def test_it_survives_pickling(self):
-    dataset = self._dataset()
+    dataset = self._dataset().dataset
     dataset[0]
     np.testing.assert_array_equal(
-        pickle.loads(pickle.dumps(dataset))[4]["inputs"], dataset[4]["inputs"]
+        pickle.loads(pickle.dumps(dataset))[4]["tokens"], dataset[4]["tokens"]
     )
 
   def test_a_slice_is_a_dataset(self):
-    np.testing.assert_array_equal(self._dataset()[3:][1]["inputs"], self._dataset()[4]["inputs"])
+    dataset = self._dataset().dataset
+    np.testing.assert_array_equal(dataset[3:][1]["tokens"], dataset[4]["tokens"])
 
 
 if __name__ == "__main__":

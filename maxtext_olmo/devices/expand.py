@@ -1,0 +1,158 @@
+"""From a compact batch to what a trainer takes, on the devices: only tokens cross.
+
+A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens and one flag per row:
+
+    tokens  5 7 0 9     inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
+    flag    trained     targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
+
+So the tokens cross as they lie in the files, 4 bytes each or 2, the targets are made of them on each device by a program that
+runs on that device alone (no process waits for another), and what does not depend on the data is made once and used again.
+Where each row's tokens lie on several devices, a device does not see its neighbour's first token, and the host makes all six.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from maxtext_olmo.batches import steps
+from maxtext_olmo.devices import sharding
+
+NAMES = (
+    "inputs",
+    "targets",
+    "inputs_position",
+    "targets_position",
+    "inputs_segmentation",
+    "targets_segmentation",
+)
+
+
+class Placed(NamedTuple):
+  """A batch on its way to the devices: the arrays that are its own, and how many bytes crossed for them."""
+
+  arrays: dict[str, jax.Array]
+  bytes_crossed: int
+
+
+class Expander:
+  """Compact batches → dicts of six global arrays, for one layout."""
+
+  def __init__(self, layout: sharding.BatchLayout, content: steps.Content):
+    self._layout = layout
+    self._content = content
+    self._constants: dict[str, jax.Array] = {}
+
+  def place(self, batch: Mapping[str, np.ndarray]) -> Placed:
+    """Sends a batch to the devices and starts what is to be computed there; returns at once."""
+    if self._layout.splits_rows:
+      arrays = steps.to_arrays(batch, self._content)
+      return Placed(self._layout.place(arrays), sum(array.nbytes for array in arrays.values()))
+    tokens, flags = _as_device_takes_it(batch["tokens"]), batch["flags"]
+    shards = self._layout.put(tokens)
+    crossed = tokens.nbytes
+    parts: list[dict[str, jax.Array]]
+    if (flags == steps.TRAINED).all():
+      parts = [_expand_whole(shard, eos_id=self._content.document_eos_id) for shard in shards]
+    else:
+      flag_shards = self._layout.put(flags)
+      crossed += flags.nbytes
+      parts = [
+          _expand(shard, flag, eos_id=self._content.document_eos_id)
+          for shard, flag in zip(shards, flag_shards)
+      ]
+    if tokens.dtype == np.int32:
+      for part, shard in zip(parts, shards):
+        part["inputs"] = shard
+    return Placed(self._layout.join(parts), crossed)
+
+  def finish(self, placed: Placed) -> dict[str, jax.Array]:
+    """The six arrays of a batch; those that all batches share are made anew once a trainer has donated them."""
+    arrays = dict(placed.arrays)
+    for name in NAMES:
+      if name not in arrays:
+        arrays[name] = self._constant(name)
+    return {name: arrays[name] for name in NAMES}
+
+  def _constant(self, name: str) -> jax.Array:
+    constant = self._constants.get(name)
+    if constant is None or constant.is_deleted():
+      rows, length = len(self._layout.rows), self._layout.length
+      flags = np.full(rows, steps.TRAINED, np.uint8)
+      made = [_row_arrays(flag, length) for flag in self._layout.put(flags)]
+      constant = self._layout.join([{name: part[name]} for part in made])[name]
+      self._constants[name] = constant
+    return constant
+
+
+def _as_device_takes_it(tokens: np.ndarray) -> np.ndarray:
+  if tokens.dtype.itemsize == 4:
+    return tokens.view(np.int32)  # The vocabulary check has shown that no id reaches the sign bit.
+  return tokens.astype(np.int32) if tokens.dtype.itemsize == 8 else tokens
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def _row_arrays(flags: jax.Array, length: int) -> dict[str, jax.Array]:
+  """What depends on the row's flag alone."""
+  shape = (flags.shape[0], length)
+  real = jnp.broadcast_to((flags != steps.PADDING)[:, None], shape).astype(jnp.int32)
+  trained = jnp.broadcast_to((flags == steps.TRAINED)[:, None], shape).astype(jnp.int32)
+  places = jnp.arange(length, dtype=jnp.int32)[None]
+  return {
+      "inputs_position": places * real,
+      "targets_position": places * real,
+      "inputs_segmentation": real,
+      "targets_segmentation": trained * (places < length - 1),
+  }
+
+
+def _targets(tokens: jax.Array) -> jax.Array:
+  return jnp.pad(tokens[:, 1:].astype(jnp.int32), ((0, 0), (0, 1)))
+
+
+def _document_arrays(
+    tokens: jax.Array, eos_id: int, real: jax.Array, trained: jax.Array
+) -> dict[str, jax.Array]:
+  """Segments and positions that restart after each EOS."""
+  ends = (tokens == eos_id).astype(jnp.int32)
+  before = jnp.pad(ends[:, :-1], ((0, 0), (1, 0)))
+  segments = (1 + jnp.cumsum(before, axis=1)) * real
+  places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+  starts = jax.lax.cummax(jnp.where(before == 1, places, 0), axis=1)
+  positions = (places - starts) * real
+  return {
+      "inputs_segmentation": segments,
+      "targets_segmentation": jnp.pad(segments[:, 1:], ((0, 0), (0, 1))) * trained,
+      "inputs_position": positions,
+      "targets_position": positions,
+  }
+
+
+@functools.partial(jax.jit, static_argnames="eos_id")
+def _expand_whole(tokens: jax.Array, *, eos_id: int | None) -> dict[str, jax.Array]:
+  """The arrays of rows that are all trained on, apart from those that all such batches share."""
+  arrays = {"targets": _targets(tokens)}
+  if tokens.dtype != jnp.int32:
+    arrays["inputs"] = tokens.astype(jnp.int32)
+  if eos_id is not None:
+    one = jnp.ones((tokens.shape[0], 1), jnp.int32)
+    arrays |= _document_arrays(tokens, eos_id, one, one)
+  return arrays
+
+
+@functools.partial(jax.jit, static_argnames="eos_id")
+def _expand(tokens: jax.Array, flags: jax.Array, *, eos_id: int | None) -> dict[str, jax.Array]:
+  """The arrays of rows of which some are padding or masked."""
+  arrays = {"targets": _targets(tokens)}
+  if tokens.dtype != jnp.int32:
+    arrays["inputs"] = tokens.astype(jnp.int32)
+  if eos_id is None:
+    return arrays | _row_arrays(flags, tokens.shape[1])
+  real = (flags != steps.PADDING)[:, None].astype(jnp.int32)
+  trained = (flags == steps.TRAINED)[:, None].astype(jnp.int32)
+  return arrays | _document_arrays(tokens, eos_id, real, trained)
