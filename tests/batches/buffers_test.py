@@ -82,8 +82,8 @@ class BufferPoolTest(parameterized.TestCase):
     pool = buffers.BufferPool(max_free=2)
     arrays = [pool.take((4,), np.uint8) for _ in range(10)]
     del arrays
-    arrays = [pool.take((4,), np.uint8) for _ in range(10)]
-    self.assertEqual(pool.made, 18)
+    again = [pool.take((4,), np.uint8) for _ in range(10)]
+    self.assertEqual(pool.made, 10 + len(again) - 2)
 
   def test_pickling_takes_no_memory_along(self):
     pool = buffers.BufferPool()

@@ -32,7 +32,9 @@ class PartitionSpecTest(parameterized.TestCase):
     self.assertEqual(sharding.partition_spec(_mesh(data=2, fsdp=2), value), expected)
 
   def test_an_unknown_axis_is_a_config_error_that_names_it(self):
-    with self.assertRaisesRegex(errors.ConfigError, r"axes \['model'\], but the mesh has \['data'\]"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, r"axes \['model'\], but the mesh has \['data'\]"
+    ):
       sharding.partition_spec(_mesh(data=2), [["data", "model"]])
 
   def test_a_third_dimension_is_refused(self):

@@ -178,6 +178,36 @@ class TrainTest(OlmoCase):
         np.concatenate(batches), np.concatenate(self.take(self.train(), 6))
     )
 
+  @parameterized.parameters(0, 1, 3)
+  def test_batches_sent_ahead_change_neither_batches_nor_state(self, depth):
+    expected = self.take(self.train(olmo_device_prefetch=0, olmo_prefetch_batches=0), 8)
+    iterator = self.train(olmo_device_prefetch=depth)
+    for step, batch in enumerate(expected):
+      self.assertEqual(iterator.get_state()["position"], 4 * step)
+      np.testing.assert_array_equal(np.asarray(next(iterator)["inputs"]), batch)
+    state = iterator.get_state()
+    following = self.take(iterator, 2)
+    iterator.set_state(state)
+    np.testing.assert_array_equal(self.take(iterator, 2), following)
+
+  def test_batches_that_are_kept_never_change(self):
+    iterator = self.train()
+    kept = [next(iterator) for _ in range(25)]
+    copies = [jax.tree.map(lambda x: np.array(x, copy=True), batch) for batch in kept]
+    self.take(iterator, 60)
+    for batch, copy in zip(kept, copies):
+      for name, array in batch.items():
+        np.testing.assert_array_equal(np.asarray(array), copy[name], err_msg=name)
+
+  def test_it_says_what_loading_costs(self):
+    iterator = self.train()
+    self.take(iterator, 6)
+    found = iterator.metrics()
+    self.assertEqual(found["batches"], 6)
+    self.assertGreater(found["read_seconds"], 0)
+    # Two bytes per token cross for a uint16 corpus.
+    self.assertGreaterEqual(found["bytes_to_device"], 6 * 4 * 8 * 2)
+
   def test_a_closed_iterator_says_so(self):
     iterator = self.train()
     next(iterator)
