@@ -23,7 +23,9 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo.devices import agreement

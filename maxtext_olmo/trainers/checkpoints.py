@@ -27,6 +27,7 @@ from ml_collections import ConfigDict
 from maxtext_olmo import errors
 
 _STATE, _DATA = "state", "data"
+_TEMPORARY = ".orbax-checkpoint-tmp"
 _ASIDE = ".uncommitted"
 
 
@@ -67,7 +68,6 @@ class Checkpoints:
         options=ocp.CheckpointManagerOptions(
             max_to_keep=max_to_keep or None,
             enable_async_checkpointing=asynchronous,
-            cleanup_tmp_directories=True,
         ),
         item_handlers={
             _STATE: ocp.StandardCheckpointHandler(),
@@ -128,13 +128,21 @@ class Checkpoints:
     )
     return restored[_STATE], restored[_DATA]
 
+  def __enter__(self) -> Checkpoints:
+    return self
+
+  def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    # After an error, other processes may be gone, and a save that needs them would never end.
+    if error is None or jax.process_count() == 1:
+      self.close()
+
   def close(self) -> None:
     """Waits until all that was saved is committed."""
     self._manager.wait_until_finished()
     self._manager.close()
 
   def _find_latest(self) -> int | None:
-    _move_aside_uncommitted(self._directory)
+    _tidy(self._directory)
     return latest_committed_step(self._directory)
 
   def _check_shapes(self, step: int, abstract_state: Any) -> None:
@@ -178,7 +186,11 @@ def _from_process_0(step: int | None) -> int | None:
   return None if found < 0 else found
 
 
-def _move_aside_uncommitted(directory: epath.Path) -> None:
+def _tidy(directory: epath.Path) -> None:
+  """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
+  for path in directory.iterdir() if directory.exists() else ():
+    if _TEMPORARY in path.name:
+      path.rmtree()
   for path in _numbered(directory):
     if is_committed(path):
       continue

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
+from ml_collections import config_flags
 
 from maxtext_olmo import errors
 from maxtext_olmo.pipelines import options
@@ -30,7 +31,7 @@ KEYS: tuple[Key, ...] = (
     Key("mlp_dim", 256, "Hidden width of the SwiGLU."),
     Key("logits_via_embedding", True, "Tie the output projection to the embedding."),
     Key("rope_max_timescale", 10_000, "Base of RoPE's wavelengths."),
-    Key("dtype", "float32", "What the layers compute in: float32 or bfloat16. Weights stay float32."),
+    Key("dtype", "float32", "Layers compute in float32 or bfloat16; weights stay float32."),
     Key("remat", False, "Compute each layer again in the backward pass, to save memory."),
     Key("init_seed", 0, "Seed of the initial weights."),
     Key("learning_rate", 1e-3, "Peak learning rate."),
@@ -49,7 +50,7 @@ KEYS: tuple[Key, ...] = (
     Key("log_interval", 10, "A line of metrics every so many steps."),
     Key("eval_steps", 0, "Batches per evaluation; 0: all of them."),
     Key("metrics_file", "", "Write every step's metrics here, as JSON lines, at full precision."),
-    Key("coordinator_address", "", "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS, or one process."),
+    Key("coordinator_address", "", "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS."),
     Key("num_processes", 0, "Processes of the run. 0: $JAX_NUM_PROCESSES."),
     Key("process_id", -1, "Which of them this is. -1: $JAX_PROCESS_ID."),
 )  # fmt: skip
@@ -99,7 +100,7 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     else:
       config_flags.DEFINE_config_dict("config", get_config(), flag_values=values, sys_argv=args)
     rest = values(args)
-    config = values["config"].value
+    config: Any = values["config"].value
     config.keys()  # a file that could not be loaded shows only now
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
@@ -112,6 +113,12 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
         f"{rest[1]!r} is no flag; keys are set with --config.KEY=VALUE, files given with --config."
     )
   return config
+
+
+def describe() -> str:
+  """Every key with its default and what it means, as text."""
+  keys = sorted((*options.KEYS, *KEYS))
+  return "\n".join(f"  {key.name} = {key.default!r}\n      {key.help}" for key in keys)
 
 
 def validate(config: ConfigDict) -> None:
@@ -132,10 +139,6 @@ def validate(config: ConfigDict) -> None:
   check(0 <= final <= 1, f"learning_rate_final_fraction={final} must be from 0 to 1.")
   check(config.head_dim % 2 == 0, f"head_dim={config.head_dim} must be even.")
   check(config.dtype in DTYPES, f"dtype={config.dtype!r} must be one of {', '.join(DTYPES)}.")
-  check(
-      config.warmup_steps <= config.steps,
-      f"warmup_steps={config.warmup_steps} exceeds steps={config.steps}.",
-  )
   _check_mesh(config, check)
   _check_processes(config, check)
   if problems:

@@ -1,8 +1,8 @@
 """What is learnt and how: the mesh, the optimiser, and the compiled train and eval steps.
 
-The state is `{"step", "params", "opt_state"}`. Large weights, and the optimiser's moments of them, are split
-over the mesh axis `fsdp`; all else is on every device. Which rows of a batch lie where is for the
-data iterator to say: a step takes the batch as it lies.
+The state is `{"step", "params", "opt_state"}`. Large weights, and the optimiser's moments of them,
+are split over the mesh axis `fsdp`; all else is on every device. Which rows of a batch lie where is
+for the data iterator to say: a step takes the batch as it lies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 from ml_collections import ConfigDict
 
 from maxtext_olmo import errors
@@ -87,7 +90,7 @@ class Learner:
     updates, opt_state = self._optimizer.update(grads, state["opt_state"], state["params"])
     metrics = {
         "loss": loss,
-        "grad_norm": optax.global_norm(grads),
+        "grad_norm": optax.tree.norm(grads),
         "learning_rate": self._schedule(state["step"]),
         "target_tokens": count,
     }
@@ -138,6 +141,6 @@ def _sharding(mesh: Mesh, path: tuple[Any, ...], leaf: Any) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
-  """Metrics as Python floats; waits for the step that makes them."""
-  return {name: float(np.asarray(value)) for name, value in metrics.items()}
+def to_numbers(metrics: dict[str, jax.Array]) -> dict[str, float]:
+  """Metrics as Python numbers; waits for the step that makes them."""
+  return {name: np.asarray(value).item() for name, value in metrics.items()}

@@ -89,7 +89,7 @@ def apply(params: Params, batch: Batch, config: ModelConfig) -> jax.Array:
   x = params["embedding"].astype(dtype)[batch["inputs"]]
   mask = _attention_mask(batch["inputs_segmentation"])
   sin, cos = _rope_angles(batch["inputs_position"], config)
-  layer = functools.partial(_layer, mask=mask, sin=sin, cos=cos, config=config)
+  layer: Any = functools.partial(_layer, mask=mask, sin=sin, cos=cos, config=config)
   if config.remat:
     layer = jax.checkpoint(layer)
   x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), x, params["layers"])

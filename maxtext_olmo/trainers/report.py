@@ -8,11 +8,13 @@ asking for the next batch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging as python_logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from absl import logging
@@ -45,6 +47,13 @@ class Report:
     """Leaves the time so far, such as that of compiling, out of the rates."""
     self._since, self._tokens, self._waited = time.monotonic(), 0, 0.0
 
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Leaves what happens inside, such as an evaluation, out of the rates."""
+    began = time.monotonic()
+    yield
+    self._since += time.monotonic() - began
+
   def step(
       self, step: int, metrics: dict[str, float], *, tokens: int, waited: float, last: bool
   ) -> None:
@@ -62,6 +71,8 @@ class Report:
       self._file.flush()
     if self._enabled and ((step + 1) % self._interval == 0 or last):
       self._line(step, metrics)
+    if self._enabled and "eval_loss" in metrics:
+      logging.info("step %5d  eval loss %.4f", step, metrics["eval_loss"])
 
   def close(self) -> None:
     """Closes the file."""
@@ -79,8 +90,6 @@ class Report:
         f"{self._tokens / seconds:,.0f}" if self._tokens else "-",
         100 * self._waited / seconds,
     )
-    if "eval_loss" in metrics:
-      logging.info("step %5d  eval loss %.4f", step, metrics["eval_loss"])
     self.restart_clock()
 
 

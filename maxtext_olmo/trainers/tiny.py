@@ -29,6 +29,9 @@ from maxtext_olmo.trainers import config as config_lib
 from maxtext_olmo.trainers import learner as learner_lib
 from maxtext_olmo.trainers import report as report_lib
 
+# What a collective says when the other end has died.
+_LOST_CONTACT = ("Connection closed by peer", "Connection reset by peer", "Connection refused")
+
 OnBatch = Callable[[int, dict[str, jax.Array]], None]
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -59,6 +62,8 @@ def train(
   _introduce(config, mesh, learner)
   with contextlib.ExitStack() as stack:
     checkpoints = checkpoints_lib.Checkpoints.from_config(config)
+    if checkpoints is not None:
+      stack.enter_context(checkpoints)
     batches, eval_batches = registry.create_data_iterator(config, mesh)
     stack.callback(batches.close)
     if eval_batches is not None:
@@ -66,10 +71,8 @@ def train(
     state, first_step = _start(learner, checkpoints, batches)
     run = _Run(config, learner, checkpoints, batches, eval_batches, on_batch, on_step)
     result = run.loop(state, first_step)
-  if checkpoints is not None:
-    checkpoints.close()
-    if result.loss is not None:
-      logging.info("checkpoint %d is in %s", result.steps_done - 1, checkpoints.directory)
+  if checkpoints is not None and result.loss is not None:
+    logging.info("checkpoint %d is in %s", result.steps_done - 1, checkpoints.directory)
   return result
 
 
@@ -84,22 +87,33 @@ def connect(config: ConfigDict) -> None:
   jax.distributed.initialize(address, count, this)
 
 
-def main_from_argv(argv: Sequence[str]) -> int:
+def main_from_argv(
+    argv: Sequence[str], *, on_batch: OnBatch | None = None, on_step: OnStep | None = None
+) -> int:
   """Trains as a command line says, reporting on stderr; returns the exit code.
 
   Args:
     argv: as `sys.argv`, the program's name first.
+    on_batch: as for `train`.
+    on_step: as for `train`.
   """
+  if any(arg in ("-h", "--help", "--helpfull", "--helpshort") for arg in argv[1:]):
+    sys.stdout.write(f"{__doc__}\nKeys, set with --config.KEY=VALUE:\n\n{config_lib.describe()}\n")
+    return 0
   process = int(os.environ.get("JAX_PROCESS_ID", "0"))
   report_lib.show_on_stderr(process)
   try:
     config = config_lib.read_config(argv)
     report_lib.show_on_stderr(max(process, config.process_id))
-    train(config)
+    train(config, on_batch=on_batch, on_step=on_step)
   except KeyboardInterrupt:
     return _exit_code("interrupted", 130)
   except errors.MaxtextOlmoError as error:
     return _exit_code(f"{type(error).__name__}: {error}", 1)
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() > 1 and any(sign in str(error) for sign in _LOST_CONTACT):
+      return _exit_code(f"another process of this run is gone ({str(error).splitlines()[0]})", 1)
+    return _exit_code(traceback.format_exc(), 1)
   except Exception:
     return _exit_code(traceback.format_exc(), 1)
   return 0
@@ -123,13 +137,17 @@ def _introduce(config: ConfigDict, mesh: jax.sharding.Mesh, learner: learner_lib
       config.dtype,
   )
   logging.info(
-      "mesh: %s over %d devices of %d processes; batches of %d x %d tokens",
+      "mesh: %s over %s of %s; batches of %d x %d tokens",
       " x ".join(f"{name}={size}" for name, size in mesh.shape.items()),
-      mesh.size,
-      jax.process_count(),
+      _count(mesh.size, "device"),
+      _count(jax.process_count(), "process", "processes"),
       config.global_batch_size_to_load,
       config.max_target_length,
   )
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+  return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _start(
@@ -208,8 +226,9 @@ class _Run:
           last_metrics = self._finish(pending, report)
         pending = _Pending(step, metrics, tokens, waited, {})
         if self.eval_batches is not None and (step + 1) % config.eval_interval == 0:
-          eval_loss = self._evaluate(state)
-          pending.extra["eval_loss"] = eval_loss
+          jax.block_until_ready(metrics)
+          with report.paused():
+            eval_loss = pending.extra["eval_loss"] = self._evaluate(state)
         if self.checkpoints is not None and self.checkpoints.is_due(step):
           self.checkpoints.save(step, state, self.batches.get_state())
       if pending is not None:
@@ -223,10 +242,8 @@ class _Run:
   def _finish(
       self, pending: _Pending, report: report_lib.Report, last: bool = False
   ) -> dict[str, float]:
-    metrics = {**learner_lib.to_floats(pending.metrics), **pending.extra}
-    report.step(
-        pending.step, metrics, tokens=pending.tokens, waited=pending.waited, last=last
-    )
+    metrics = {**learner_lib.to_numbers(pending.metrics), **pending.extra}
+    report.step(pending.step, metrics, tokens=pending.tokens, waited=pending.waited, last=last)
     if self.on_step is not None:
       self.on_step(pending.step, metrics)
     return metrics

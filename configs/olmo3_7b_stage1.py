@@ -1,0 +1,61 @@
+"""OLMo 3 7B, stage 1: 950 files, 5.93T tokens, in windows of 8192, at 4M tokens per step.
+
+    maxtext-olmo index build --mix-file=OLMo-mix-0925-official.txt --base=/data/olmo \\
+      --tokenizer=allenai/dolma2-tokenizer --sequence-length=8192 --output=olmo3_stage1.json
+
+    python -m maxtext_olmo.trainers.tiny --config=configs/olmo3_7b_stage1.py \\
+      --config.olmo_index_path=olmo3_stage1.json --config.checkpoint_dir=/checkpoints/olmo3
+
+The last command runs on each host, which finds the others through $JAX_COORDINATOR_ADDRESS,
+$JAX_NUM_PROCESSES and $JAX_PROCESS_ID. The data settings are what a 7B run needs in any trainer.
+The model has the size of OLMo 3 but is a plain decoder, without sliding windows and without norms
+on queries and keys.
+"""
+
+from maxtext_olmo.trainers import config as config_lib
+
+
+def get_config():
+  config = config_lib.get_config()
+
+  # Data: what AI2's official run has, but for the order.
+  config.dataset_type = "olmo_grain"
+  config.max_target_length = 8192
+  config.global_batch_size_to_load = 512  # x 8192 = 4,194,304 tokens
+  config.data_shuffle_seed = 34521  # AI2's seed
+  config.olmo_order = "feistel"  # starts at once; it is not the order of AI2's run
+  config.vocab_size = 100278  # ids of the dolma2 tokenizer; a larger one stops the run
+  config.olmo_eos_id = 100257  # <|endoftext|>, which ends each document
+  config.olmo_document_mask = False  # in pretraining, tokens see earlier documents of their window
+  config.olmo_apply_ngram_filter = False  # the 7B run had none; the 32B run had it
+
+  # Model.
+  config.emb_dim = 4096
+  config.num_layers = 32
+  config.num_heads = 32
+  config.head_dim = 128
+  config.mlp_dim = 11008
+  config.logits_via_embedding = False
+  config.rope_max_timescale = 500_000
+  config.dtype = "bfloat16"
+  config.remat = True  # 8192 tokens per row leave no room for all activations
+
+  # Optimiser.
+  config.steps = 1_192_093  # 5e12 tokens, as first scheduled
+  config.learning_rate = 3e-4
+  config.warmup_steps = 2000
+  config.learning_rate_final_fraction = 0.1
+  config.weight_decay = 0.1
+  config.adam_b1 = 0.9
+  config.adam_b2 = 0.95
+  config.grad_clip = 1.0
+
+  # Devices: weights and moments are 88 GB in float32, split 64 ways; rows over both axes.
+  config.mesh_axes = ("data", "fsdp")
+  config.mesh_shape = (-1, 64)
+
+  config.checkpoint_period = 1000
+  config.max_checkpoints = 3
+  config.log_interval = 10
+
+  return config

@@ -1,0 +1,127 @@
+"""Tests of maxtext_olmo.trainers.launch: real processes, really killed."""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+from absl.testing import absltest
+
+from maxtext_olmo.trainers import checkpoints as checkpoints_lib
+from maxtext_olmo.trainers import launch
+from tests import distributed
+from tests.trainers import tiny_cases as cases
+
+
+def _flags(**changes: object) -> list[str]:
+  return [f"--config.{name}={value}" for name, value in cases.make_config(**changes).items()]
+
+
+def _is_alive(pid: int) -> bool:
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  return True
+
+
+class LaunchTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+    self.env = distributed.child_environment(
+        {
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(self.dir.parent / "compilation_cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+    )
+
+  def test_a_killed_process_ends_the_run_and_a_single_one_resumes_it(self):
+    where = str(self.dir / "checkpoints")
+    output = io.StringIO()
+    run = launch.LocalRun(
+        _flags(steps=100_000, checkpoint_dir=where), processes=2, env=self.env, output=output
+    )
+    self.addCleanup(run.stop)
+    while run.running and checkpoints_lib.latest_committed_step(where) is None:
+      time.sleep(0.05)
+    os.kill(run.pids[1], signal.SIGKILL)
+    outcome = run.wait()
+    self.assertEqual(outcome.code, 128 + signal.SIGKILL, output.getvalue())
+    self.assertIn(f"process 1 (pid {run.pids[1]}) was ended by SIGKILL", outcome.reason)
+    self.assertFalse(any(_is_alive(pid) for pid in run.pids))
+    self.assertIn("[0] mesh: data=2 x fsdp=1 over 2 devices of 2 processes", output.getvalue())
+    self.assertNotIn("[Gloo]", output.getvalue())
+
+    label = checkpoints_lib.latest_committed_step(where)
+    config = cases.make_config(steps=100_000)
+    straight = cases.run(config, stop_after=label + 2)
+    config.checkpoint_dir = where
+    resumed = cases.run(config, stop_after=label + 2)
+    self.assertEqual(min(resumed.rows), label + 1)
+    for step in (label + 1, label + 2):
+      self.assertEqual(resumed.rows[step], straight.rows[step])
+      self.assertAlmostEqual(resumed.losses[step], straight.losses[step], delta=1e-3)
+
+  def test_a_run_that_ends_well_has_code_0(self):
+    done = self.launch("--processes=2", "--", *_flags(steps=2))
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertRegex(done.stderr, r"\[0\] step     1  loss ")
+    self.assertNotIn("launch:", done.stderr)
+
+  def test_an_error_is_passed_on_with_its_reason(self):
+    done = self.launch("--processes=2", "--", "--config.stpes=1")
+    self.assertEqual(done.returncode, 1)
+    self.assertRegex(done.stderr, r"\[\d\] ERROR: ConfigError: The config has no key 'stpes'")
+    self.assertRegex(done.stderr, r"\nlaunch: process \d \(pid \d+\) ended with code 1")
+
+  def test_no_processes_is_an_error(self):
+    done = self.launch("--processes=0", "--", "--config.steps=1")
+    self.assertEqual(done.returncode, 2)
+    self.assertIn("--processes=0 must be at least 1", done.stderr)
+
+  def test_ending_the_launcher_ends_its_processes(self):
+    command = [sys.executable, "-m", "maxtext_olmo.trainers.launch", "--processes=2", "--"]
+    flags = _flags(steps=100_000, metrics_file=str(self.dir / "metrics.jsonl"))
+    launcher = subprocess.Popen([*command, *flags], env=self.env, stderr=subprocess.PIPE, text=True)
+    self.addCleanup(launcher.stderr.close)
+    while launcher.poll() is None and not (self.dir / "metrics.jsonl").exists():
+      time.sleep(0.05)
+    children = _children(launcher.pid)
+    self.assertLen(children, 2)
+    launcher.terminate()
+    launcher.wait()
+    self.assertFalse(any(_is_alive(pid) for pid in children))
+
+  def launch(self, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "maxtext_olmo.trainers.launch", *args],
+        env=self.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _children(pid: int) -> list[int]:
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    try:
+      fields = re.sub(r"\(.*\)", "", path.read_text()).split()
+    except OSError:
+      continue
+    if int(fields[2]) == pid:
+      found.append(int(fields[0]))
+  return found
+
+
+if __name__ == "__main__":
+  absltest.main()
