@@ -1,7 +1,7 @@
 """OLMo 3 7B, stage 1: 950 files, 5.93T tokens, in windows of 8192, at 4M tokens per step.
 
     maxtext-olmo index build --mix-file=OLMo-mix-0925-official.txt --base=/data/olmo \\
-      --tokenizer=allenai/dolma2-tokenizer --sequence-length=8192 --output=olmo3_stage1.json
+      --tokenizer=allenai/dolma3-tokenizer --sequence-length=8192 --output=olmo3_stage1.json
 
     python -m maxtext_olmo.trainers.tiny --config=configs/olmo3_7b_stage1.py \\
       --config.olmo_index_path=olmo3_stage1.json --config.checkpoint_dir=/checkpoints/olmo3

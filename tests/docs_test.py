@@ -24,7 +24,9 @@ class DocsTest(absltest.TestCase):
     page = (_GUIDES / "configuration.md").read_text()
     for keys in (options.KEYS, config_lib.KEYS):
       self.assertIn(
-          key_table(keys), page, "run `python tests/docs_test.py --write` to bring the page up to date"
+          key_table(keys),
+          page,
+          "run `python tests/docs_test.py --write` to bring the page up to date",
       )
 
   def test_links_between_guides_lead_somewhere(self):

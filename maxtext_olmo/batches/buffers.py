@@ -11,6 +11,7 @@ So a batch's memory comes from a pool, and goes back to it by itself:
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import mmap
 import os
@@ -85,10 +86,12 @@ class BufferPool:
 
 
 def _map(size: int) -> mmap.mmap:
-  memory = mmap.mmap(-1, size)
-  # Large pages make copies into the memory faster; where the system has none, nothing is lost.
-  if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 21:
-    memory.madvise(mmap.MADV_HUGEPAGE)
+  # Private, so that what a forked child does to its copy stays there.
+  memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+  if size >= 1 << 21:
+    # Large pages spare faults and look-ups; a kernel without them is no reason to stop.
+    with contextlib.suppress(OSError, AttributeError):
+      memory.madvise(mmap.MADV_HUGEPAGE)
   return memory
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.batches import buffers
+from maxtext_olmo.batches import readahead
 from maxtext_olmo.batches import repetition
 from maxtext_olmo.batches import transforms
 from maxtext_olmo.order import schedule as schedule_lib
@@ -40,6 +41,7 @@ PADDING, MASKED, TRAINED = 0, 1, 2
 _INT32_VOCABULARY = 2**31
 # Ids computed at once: a permutation costs much the same for 64 places as for 1024.
 _BLOCK_IDS = 2048
+_NO_IDS = np.zeros(0, np.int64)
 
 
 class WindowSource(Protocol):
@@ -107,9 +109,31 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     self._first_step = first_step
     self._content = content
     self._block_steps = max(1, _BLOCK_IDS // max(1, *map(len, self._rows.values())))
+    self._length = self._count_steps()
+    self._connect()
+
+  def _connect(self) -> None:
+    """Makes what belongs to one process."""
     self._blocks: dict[int, list[np.ndarray]] = {}
     self._pool = buffers.BufferPool()
-    self._length = self._count_steps()
+    self._reads = readahead.ReadAhead(
+        ids_of=self._ids_if_any,
+        buffer_of=self._buffer,
+        read=self._read,
+        hint=getattr(self._source, "hint", _no_hint),
+    )
+
+  def __getstate__(self):
+    return {k: v for k, v in self.__dict__.items() if k not in ("_blocks", "_pool", "_reads")}
+
+  def __setstate__(self, state):
+    self.__dict__.update(state)
+    self._connect()
+
+  def close(self) -> None:
+    """Ends the threads that read, and lets go of what they have read; the dataset stays usable."""
+    self._reads.close()
+    self._connect()
 
   def _count_steps(self) -> int:
     end = self._stream.num_positions
@@ -137,10 +161,11 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       raise errors.OrderError(f"Step {self._first_step + index} lies outside the stream.")
     step = self._first_step + index
     began = time.perf_counter()
-    ids = self.instance_ids(step)
+    self.instance_ids(step)
     ordered = time.perf_counter()
-    tokens, flags = self._read(ids)
+    ids, tokens = self._reads.take(step)
     read = time.perf_counter()
+    flags = np.where(ids >= 0, np.uint8(TRAINED), np.uint8(PADDING))
     self._check_vocabulary(tokens, ids, step)
     if self._content.ngram_filter:
       flags[~repetition.clean_rows(tokens) & (flags == TRAINED)] = MASKED
@@ -180,17 +205,20 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     positions[padding] = -1
     return positions
 
-  def _read(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    tokens = self._pool.take((len(ids), self._stream.sequence_length), self._source.dtype)
+  def _ids_if_any(self, step: int) -> np.ndarray:
+    return self.instance_ids(step) if step < self._first_step + self._length else _NO_IDS
+
+  def _buffer(self, ids: np.ndarray) -> np.ndarray:
+    return self._pool.take((len(ids), self._stream.sequence_length), self._source.dtype)
+
+  def _read(self, ids: np.ndarray, tokens: np.ndarray) -> None:
     real = ids >= 0
-    flags = np.where(real, np.uint8(TRAINED), np.uint8(PADDING))
     if real.all():
       self._source.read(ids, tokens)
     else:
       tokens[~real] = 0
       if real.any():
         tokens[real] = self._source.read(ids[real])
-    return tokens, flags
 
   def _check_vocabulary(self, tokens: np.ndarray, ids: np.ndarray, step: int) -> None:
     limit = self._content.vocab_size or _INT32_VOCABULARY
@@ -204,6 +232,10 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
         f" (instance {ids[row]}). Either vocab_size is wrong, or the file has another dtype than"
         f" {self._source.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
     )
+
+
+def _no_hint(instance_ids: np.ndarray) -> None:
+  """For a source that has no use for hints."""
 
 
 def to_arrays(batch: Mapping[str, np.ndarray], content: Content) -> dict[str, np.ndarray]:

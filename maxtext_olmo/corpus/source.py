@@ -75,6 +75,12 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     self._storage.fill(self._paths, file_ids, offsets, out.view(np.uint8))
     return out
 
+  def hint(self, instance_ids: np.ndarray) -> None:
+    """Tells the storage that these instances will be read soon."""
+    file_ids, offsets = self._index.locate(instance_ids)
+    size = self._index.sequence_length * self.dtype.itemsize
+    self._storage.hint(self._paths, file_ids, offsets, size)
+
   def where(self, instance_id: int, column: int = 0) -> str:
     """The file and the byte of a token, for messages."""
     file_ids, offsets = self._index.locate(np.array([instance_id]))

@@ -35,6 +35,11 @@ class Storage(Protocol):
         file does not hold is a CorpusError with file, range, expected and found size.
     """
 
+  def hint(
+      self, paths: Sequence[str], file_ids: np.ndarray, offsets: np.ndarray, size: int
+  ) -> None:
+    """Says that these ranges, of `size` bytes each, will be read soon; it may do nothing, and never fails."""
+
 
 class _OpenFile:
   """An open descriptor that closes when its last user lets go of it.
@@ -111,6 +116,17 @@ class LocalStorage:
         file = self._open(path)
       self._read(file, path, offset, buffer[row * width : (row + count) * width])
 
+  def hint(
+      self, paths: Sequence[str], file_ids: np.ndarray, offsets: np.ndarray, size: int
+  ) -> None:
+    """Asks the kernel to bring the ranges into the page cache, without waiting for them."""
+    for file_id, offset in zip(file_ids.tolist(), offsets.tolist()):
+      try:
+        file = self._open(paths[file_id])
+        os.posix_fadvise(file.fd, offset, size, os.POSIX_FADV_WILLNEED)
+      except (CorpusError, OSError):
+        return  # Whoever reads the range will be told.
+
   def _open(self, path: str) -> _OpenFile:
     with self._lock:
       file = self._files.get(path)
@@ -119,7 +135,7 @@ class LocalStorage:
         return file
     try:
       # Not under the lock: on a network mount, opening takes milliseconds.
-      file = _OpenFile(os.open(path, os.O_RDONLY))
+      file = _OpenFile(self._open_descriptor(path))
     except OSError as error:
       raise CorpusError(_cannot("open", path, error)) from error
     closing = []  # Closed when this function has returned, not under the lock either.
@@ -129,6 +145,19 @@ class LocalStorage:
       while len(self._files) > self.max_open_files:
         closing.append(self._files.popitem(last=False)[1])
     return file
+
+  def _open_descriptor(self, path: str) -> int:
+    try:
+      return os.open(path, os.O_RDONLY)
+    except OSError as error:
+      if error.errno != errno.EMFILE:
+        raise
+    # The process has no descriptor left, of which this cache may hold many: better to open files anew than to stop.
+    with self._lock:
+      closing = list(self._files.values())
+      self._files.clear()
+    closing.clear()
+    return os.open(path, os.O_RDONLY)
 
   def _read(self, file: _OpenFile, path: str, offset: int, view: memoryview) -> None:
     done = 0
@@ -157,7 +186,7 @@ class LocalStorage:
 def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 0) -> str:
   where = f"bytes {offset} to {offset + count} of {path}" if count else path
   if error.errno == errno.EMFILE:
-    hint = "Lower max_open_files, or raise the limit (`ulimit -n`)."
+    hint = "Lower olmo_max_open_files (max_open_files), or raise the limit (`ulimit -n`)."
   elif error.errno == errno.ENOENT:
     hint = (
         "If the corpus has moved, load the index with the new base, or remap its paths"

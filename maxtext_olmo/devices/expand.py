@@ -8,6 +8,9 @@ A batch is six int32 arrays, 24 bytes per token. All of it follows from the toke
 So the tokens cross as they lie in the files, 4 bytes each or 2, the targets are made of them on each device by a program that
 runs on that device alone (no process waits for another), and what does not depend on the data is made once and used again.
 Where each row's tokens lie on several devices, a device does not see its neighbour's first token, and the host makes all six.
+
+Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step, and the next one gets fresh
+arrays; one that keeps an earlier batch while it donates a later one has to copy what it keeps.
 """
 
 from __future__ import annotations
@@ -119,7 +122,8 @@ def _document_arrays(
     tokens: jax.Array, eos_id: int, real: jax.Array, trained: jax.Array
 ) -> dict[str, jax.Array]:
   """Segments and positions that restart after each EOS."""
-  ends = (tokens == eos_id).astype(jnp.int32)
+  # Widened first: in a narrow dtype an id that does not fit would be compared modulo its size.
+  ends = (tokens.astype(jnp.int32) == eos_id).astype(jnp.int32)
   before = jnp.pad(ends[:, :-1], ((0, 0), (1, 0)))
   segments = (1 + jnp.cumsum(before, axis=1)) * real
   places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -11,14 +12,19 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-  """Calls `make` over and over, up to `depth` results ahead; an exception ends it and reaches the caller of `take`."""
+  """Calls `make` over and over, up to `depth` results ahead; an exception ends it and reaches the caller of `take`.
+
+  `make` must not refer to whoever holds this object: the thread refers to `make`, and ends when this object is dropped.
+  """
 
   def __init__(self, make: Callable[[], T], depth: int):
-    self._make = make
     self._results: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     self._stopped = threading.Event()
-    self._thread = threading.Thread(target=self._work, name="olmo-ahead", daemon=True)
+    self._thread = threading.Thread(
+        target=_work, args=(make, self._results, self._stopped), name="olmo-ahead", daemon=True
+    )
     self._thread.start()
+    self._finalizer = weakref.finalize(self, _stop, self._results, self._stopped)
 
   def take(self) -> T:
     """The next result; raises what `make` raised."""
@@ -35,26 +41,28 @@ class Ahead(Generic[T]):
 
   def stop(self) -> None:
     """Ends the thread and forgets what it made."""
-    self._stopped.set()
     while self._thread.is_alive():
-      self._discard()
+      _stop(self._results, self._stopped)
       self._thread.join(0.01)
-    self._discard()
+    _stop(self._results, self._stopped)
 
-  def _discard(self) -> None:
+
+def _stop(results: queue.Queue, stopped: threading.Event) -> None:
+  stopped.set()
+  try:
+    while True:  # Room for the result that the thread may be waiting to hand over.
+      results.get_nowait()
+  except queue.Empty:
+    pass
+
+
+def _work(make: Callable[[], Any], results: queue.Queue, stopped: threading.Event) -> None:
+  while not stopped.is_set():
+    outcome: Any
     try:
-      while True:
-        self._results.get_nowait()
-    except queue.Empty:
-      pass
-
-  def _work(self) -> None:
-    while not self._stopped.is_set():
-      outcome: Any
-      try:
-        outcome = self._make(), None
-      except BaseException as error:  # It belongs to whoever asks for the result, whatever it is.
-        outcome = None, error
-      self._results.put(outcome)
-      if outcome[1] is not None:
-        return
+      outcome = make(), None
+    except BaseException as error:  # It belongs to whoever asks for the result, whatever it is.
+      outcome = None, error
+    results.put(outcome)
+    if outcome[1] is not None:
+      return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
@@ -37,6 +37,28 @@ class Prefetch:
   per_worker: int = 1
   batches: int = 2
   on_device: int = 1
+
+
+@dataclasses.dataclass
+class _Sender:
+  """Takes batches from Grain and sends them to the devices, one step after the other.
+
+  It refers to what it needs and not to the iterator, so that the thread it runs in does not keep a dropped one alive.
+  """
+
+  batches: grain.DatasetIterator
+  schedule: schedule_lib.BatchSchedule
+  step: int
+  expanders: Mapping[int, expand.Expander]
+  metrics: metrics_lib.Metrics
+
+  def send_next(self) -> expand.Placed:
+    local = next(self.batches)
+    began = time.perf_counter()
+    placed = self.expanders[self.schedule.size(self.step)].place(local)
+    self.step += 1
+    self.metrics.made(local["cost"], placed.bytes_crossed, time.perf_counter() - began)
+    return placed
 
 
 class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
@@ -82,8 +104,9 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         size: expand.Expander(layout, content) for size, layout in self._layouts.items()
     }
     self._batches: grain.DatasetIterator | None = None
+    self._dataset: steps.StepDataset | None = None
     self._ahead: ahead_lib.Ahead[expand.Placed] | None = None
-    self._next_placed = first_step
+    self._take: Callable[[], expand.Placed] = _nothing_open
     self._metrics = metrics_lib.Metrics()
 
   def __iter__(self) -> OlmoIterator:
@@ -97,25 +120,20 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     size = self._schedule.size(self._step)
     self.start_prefetch()
     try:
-      placed = self._place_next() if self._ahead is None else self._ahead.take()
+      placed = self._take()
     except StopIteration:
       if not self._pad_after_end:
         raise
       layout = self._layouts[size]
       return layout.place(_padding(layout))
+    except BaseException:
+      # What is ahead has moved past the step that failed; a caller that tries again gets this step, or the error again.
+      self._stop()
+      raise
     batch = self._expanders[size].finish(placed)
     self._metrics.served(self._step, asked_at, self._ahead.ready if self._ahead else 0)
     self._step += 1
     return batch
-
-  def _place_next(self) -> expand.Placed:
-    """Takes the next batch from Grain and sends it to the devices."""
-    local = next(self._batches)  # type: ignore[arg-type]
-    began = time.perf_counter()
-    placed = self._expanders[self._schedule.size(self._next_placed)].place(local)
-    self._next_placed += 1
-    self._metrics.made(local["cost"], placed.bytes_crossed, time.perf_counter() - began)
-    return placed
 
   def metrics(self) -> dict[str, float]:
     """What loading has cost so far: seconds of waiting, order, reads, filter and transfer; bytes; reads; queue depth."""
@@ -126,7 +144,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if self._stream.num_positions is None:
       raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
     step, schedule = self._beginning
-    return len(self._dataset(step, schedule))
+    return len(self._make_dataset(step, schedule))
 
   @property
   def step(self) -> int:
@@ -168,11 +186,15 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def start_prefetch(self) -> None:
     """Begins to prepare batches, so that the first one is there when it is asked for."""
-    if self._batches is None:
-      self._batches = self._open()
-      self._next_placed = self._step
-      if self._prefetch.on_device > 0:
-        self._ahead = ahead_lib.Ahead(self._place_next, self._prefetch.on_device)
+    if self._batches is not None:
+      return
+    self._dataset = self._make_dataset(self._step, self._schedule)
+    self._batches = self._open(self._dataset)
+    sender = _Sender(self._batches, self._schedule, self._step, self._expanders, self._metrics)
+    self._take = sender.send_next
+    if self._prefetch.on_device > 0:
+      self._ahead = ahead_lib.Ahead(sender.send_next, self._prefetch.on_device)
+      self._take = self._ahead.take
 
   def close(self) -> None:
     """Ends the workers and threads; idempotent."""
@@ -190,15 +212,18 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if self._batches is not None:
       self._batches.close()
       self._batches = None
+    if self._dataset is not None:
+      self._dataset.close()
+      self._dataset = None
+    self._take = _nothing_open
 
-  def _dataset(self, step: int, schedule: schedule_lib.BatchSchedule) -> steps.StepDataset:
+  def _make_dataset(self, step: int, schedule: schedule_lib.BatchSchedule) -> steps.StepDataset:
     rows = {size: layout.rows for size, layout in self._layouts.items()}
     return steps.StepDataset(
         self._source, self._stream, schedule, rows, first_step=step, content=self._content
     )
 
-  def _open(self) -> grain.DatasetIterator:
-    dataset = self._dataset(self._step, self._schedule)
+  def _open(self, dataset: steps.StepDataset) -> grain.DatasetIterator:
     if self._prefetch.workers > 0:
       let_grain_read_its_flags()
       batches = dataset.to_iter_dataset(
@@ -216,6 +241,11 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     opened = iter(batches)
     opened.start_prefetch()
     return opened
+
+
+def _nothing_open() -> expand.Placed:
+  """What `take` is before anything is open and after it was closed."""
+  raise StopIteration
 
 
 def _padding(layout: sharding.BatchLayout) -> dict[str, np.ndarray]:

@@ -1,8 +1,9 @@
 """Where the time of loading goes, and a word when it is too much.
 
 Each batch says how long its parts took: the order, the reads, the filter (with the vocabulary check), and the way to the devices.
-They run beside the trainer, so what counts for it is the wait: the time that `next` took. The watchdog speaks, once, when a
-wait was longer than the step before it.
+They run beside the trainer, so what counts for it is the wait: the time that `next` took. The watchdog speaks, once, when
+waits are longer than the steps before them several times in a row: one may be an accident, or a trainer that has sent work to
+its devices ahead of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from absl import logging
 # Compilation and the first reads make the first steps unlike the rest.
 _SETTLING_STEPS = 3
 _NOTICEABLE_SECONDS = 0.01
+_IN_A_ROW = 3
 
 
 @dataclasses.dataclass
@@ -33,6 +35,7 @@ class Metrics:
   bytes_to_device: int = 0
   queue_depth: int = 0
   _returned_at: float | None = None
+  _long_waits: int = 0
   _warned: bool = False
 
   def made(self, cost: np.ndarray, bytes_to_device: int, transfer_seconds: float) -> None:
@@ -55,7 +58,9 @@ class Metrics:
     self.queue_depth = queue_depth
     if self._returned_at is not None and not self._warned and self.batches > _SETTLING_STEPS:
       step_seconds = asked_at - self._returned_at
-      if wait > max(step_seconds, _NOTICEABLE_SECONDS):
+      long = wait > max(step_seconds, _NOTICEABLE_SECONDS)
+      self._long_waits = self._long_waits + 1 if long else 0
+      if self._long_waits == _IN_A_ROW:
         self._warned = True
         self._warn(step, wait, step_seconds)
     self._returned_at = now

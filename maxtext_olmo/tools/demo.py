@@ -56,10 +56,14 @@ class Comparison:
   differing_rows: int
   largest_loss_difference: float
   distinct_rows: int
+  resumed_at: int
+  kill_at: int
 
   @property
   def same(self) -> bool:
-    return self.differing_rows == 0 and self.largest_loss_difference < 1e-3
+    """Whether the run was resumed from before the kill, and nothing differs."""
+    resumed = 0 < self.resumed_at <= self.kill_at
+    return resumed and self.differing_rows == 0 and self.largest_loss_difference < 1e-3
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
   _heading(
       console,
       2,
-      f"Train on 2 processes; one of them is killed around step {kill_at}",
+      f"Train on 2 processes; one of them is killed at step {kill_at}",
       "Each process reads the rows that its device holds. A checkpoint has the model and one small file for the data:"
       " a position, and the identity of the stream.",
   )
@@ -222,13 +226,14 @@ def _train(
       output=output,  # type: ignore[arg-type]
       env={
           demo_worker.LEDGER_VARIABLE: str(ledger),
+          demo_worker.PAUSE_VARIABLE: str(-1 if kill_at is None else kill_at),
           "JAX_PLATFORMS": "cpu",
           "JAX_COMPILATION_CACHE_DIR": str(directory.parent.absolute() / "compilation-cache"),
       },
   )
   try:
     if kill_at is not None:
-      _wait_for_step(started, metrics, kill_at)
+      _wait_for_step(started, ledger, kill_at)
       output.silent = True
       console.print(f"   [bold red]kill -9 {started.pids[1]}[/]  (process 1)")
       os.kill(started.pids[1], signal.SIGKILL)
@@ -241,9 +246,15 @@ def _train(
     raise errors.MaxtextOlmoError(f"The trainer failed: {outcome.reason}.")
 
 
-def _wait_for_step(started, metrics: pathlib.Path, step: int) -> None:
-  while started.running and len(_losses(metrics)) <= step:
-    time.sleep(0.01)
+def _wait_for_step(started, ledger: pathlib.Path, step: int) -> None:
+  """Waits until both processes stand at a step, where they wait to be killed."""
+  from maxtext_olmo.tools import demo_worker
+
+  while started.running:
+    if len(demo_worker.read_ledger(ledger).get(step, {})) == _BATCH:
+      return
+    time.sleep(0.05)
+  raise errors.MaxtextOlmoError(f"The trainer ended before step {step}: {started.wait().reason}.")
 
 
 def _losses(metrics: pathlib.Path) -> dict[int, float]:
@@ -299,10 +310,12 @@ def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Compariso
           abs(interrupted_losses[step] - untouched_losses[step]) for step in range(steps)
       ),
       distinct_rows=len(set(rows)),
+      resumed_at=resumed_at,
+      kill_at=kill_at,
   )
   again = sorted(set(before) & set(after))
   console.print(
-      f"  killed around step {kill_at}; the last checkpoint was of step {resumed_at - 1}, so step"
+      f"  killed at step {kill_at}; the last checkpoint was of step {resumed_at - 1}, so step"
       f" {resumed_at} came next; steps trained twice, because the kill undid them: {len(again)}"
   )
   mark = "[bold green]identical[/]" if not differing else f"[bold red]{differing} differ[/]"

@@ -1,7 +1,8 @@
 """A trainer that also writes down what it was fed: a digest of every row of every batch, per process.
 
 `python -m maxtext_olmo.tools.demo_worker --config=… ` is the embedded trainer with this tap. The digests go into the directory
-that `MAXTEXT_OLMO_DEMO_LEDGER` names.
+that `MAXTEXT_OLMO_DEMO_LEDGER` names. With `MAXTEXT_OLMO_DEMO_PAUSE` set to a step, the trainer stands still there, so that
+whoever wants to kill it in the middle of a run finds it there.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ import json
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 import xxhash
 
-from maxtext_olmo.trainers import config as config_lib
-from maxtext_olmo.trainers import report
 from maxtext_olmo.trainers import tiny
 
 LEDGER_VARIABLE = "MAXTEXT_OLMO_DEMO_LEDGER"
+PAUSE_VARIABLE = "MAXTEXT_OLMO_DEMO_PAUSE"
 
 
 def main(argv: Sequence[str]) -> int:
   """Trains as the command line says, and keeps the ledger."""
-  process = int(os.environ.get("JAX_PROCESS_ID", "0"))
-  report.show_on_stderr(process)
+  pause_at = int(os.environ.get(PAUSE_VARIABLE, "-1"))
   path = pathlib.Path(os.environ[LEDGER_VARIABLE]) / f"{os.getpid()}.jsonl"
   with open(path, "w", encoding="utf-8") as ledger:
 
@@ -38,9 +38,10 @@ def main(argv: Sequence[str]) -> int:
           rows[first + i] = xxhash.xxh3_64_hexdigest(row.tobytes())
       ledger.write(json.dumps({"step": step, "rows": rows}) + "\n")
       ledger.flush()
+      while step == pause_at:
+        time.sleep(0.1)
 
-    tiny.train(config_lib.read_config(argv), on_batch=note)
-  return 0
+    return tiny.main_from_argv(argv, on_batch=note)
 
 
 def read_ledger(directory: pathlib.Path) -> dict[int, dict[int, str]]:

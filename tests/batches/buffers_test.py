@@ -76,7 +76,8 @@ class BufferPoolTest(parameterized.TestCase):
     for thread in threads:
       thread.join()
     self.assertEmpty(wrong)
-    self.assertLessEqual(pool.made, 4)
+    # Each thread may hold the array before while it takes the next.
+    self.assertLessEqual(pool.made, 8)
 
   def test_only_some_memory_is_kept(self):
     pool = buffers.BufferPool(max_free=2)
@@ -100,7 +101,8 @@ class BufferPoolTest(parameterized.TestCase):
     if child == 0:
       taken = pool.take((1024,), np.uint8)
       taken[:] = 2
-      os._exit(0 if taken.ctypes.data != array.ctypes.data and (array == 1).all() else 1)
+      array[0] = 3
+      os._exit(0 if taken.ctypes.data != array.ctypes.data and (array[1:] == 1).all() else 1)
     self.assertEqual(os.waitpid(child, 0)[1], 0)
     self.assertTrue((array == 1).all())
 

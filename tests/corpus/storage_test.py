@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import subprocess
+import sys
 import threading
 
 import hypothesis
@@ -190,13 +192,34 @@ class LocalStorageTest(parameterized.TestCase):
           [str(self.dir)], np.array([0]), np.array([2]), np.zeros((1, 4), np.uint8)
       )
 
-  def test_too_many_open_files_is_an_error_that_names_the_setting(self):
-    error = OSError(24, "Too many open files")
-    self.assertEqual(
-        storage_lib._cannot("open", "/x", error),
-        "Cannot open /x: Too many open files. Lower max_open_files, or raise the limit (`ulimit"
-        " -n`).",
+  def test_where_descriptors_run_out_the_cache_gives_its_own_back_first(self):
+    paths = []
+    for i in range(30):
+      path = self.dir / f"many-{i}"
+      path.write_bytes(bytes([i] * 8))
+      paths.append(str(path))
+    code = (
+        "import resource, numpy as np\n"
+        "from maxtext_olmo.corpus.storage import LocalStorage\n"
+        "from maxtext_olmo.errors import CorpusError\n"
+        f"paths = {paths!r}\n"
+        "storage, out = LocalStorage(1000), np.zeros((1, 8), np.uint8)\n"
+        "def read(i):\n"
+        "  storage.fill(paths, np.array([i]), np.array([0]), out)\n"
+        "  assert (out == i).all()\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
+        "for i in list(range(30)) * 2: read(i)\n"
+        "storage._forget()\n"
+        "others = []\n"
+        "try:\n"
+        "  while True: others.append(open(paths[0]))\n"
+        "except OSError: pass\n"
+        "try: read(3)\n"
+        "except CorpusError as error: print(error)\n"
     )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn("Too many open files. Lower olmo_max_open_files", done.stdout)
 
   @parameterized.parameters(
       (np.zeros((2, 4), np.uint16),),

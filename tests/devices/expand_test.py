@@ -67,6 +67,15 @@ class ExpandTest(parameterized.TestCase):
     self.assertEqual(expander.place(_batch(dtype)).bytes_crossed, 8 * 12 * size)
     self.assertEqual(expander.place(_batch(dtype, _SOME)).bytes_crossed, 8 * 12 * size + 8)
 
+  def test_an_eos_id_beyond_the_dtype_ends_no_document(self):
+    content = steps.Content(document_eos_id=2**16 + 3)
+    expander = expand.Expander(_layout(), content)
+    batch = _batch("uint16")
+    got = expander.finish(expander.place(batch))
+    self.assertTrue((np.asarray(got["inputs_segmentation"]) == 1).all())
+    for name, array in steps.to_arrays(batch, content).items():
+      np.testing.assert_array_equal(got[name], array, err_msg=name)
+
   def test_what_all_batches_share_is_made_once(self):
     expander = expand.Expander(_layout(), steps.Content())
     first, second = (expander.finish(expander.place(_batch(seed=i))) for i in range(2))

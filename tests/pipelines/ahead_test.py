@@ -43,6 +43,17 @@ class AheadTest(absltest.TestCase):
       worker.stop()
     self.assertEqual(threading.active_count(), before)
 
+  def test_dropping_it_ends_the_thread(self):
+    before = threading.active_count()
+    workers = [ahead.Ahead(lambda: 1, depth=1) for _ in range(5)]
+    for worker in workers:
+      worker.take()
+    threads = [worker._thread for worker in workers]
+    del worker, workers
+    for thread in threads:
+      thread.join()
+    self.assertEqual(threading.active_count(), before)
+
 
 if __name__ == "__main__":
   absltest.main()

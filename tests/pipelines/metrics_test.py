@@ -34,17 +34,17 @@ class MetricsTest(absltest.TestCase):
   def test_a_wait_longer_than_the_step_before_is_said_once_with_where_the_time_went(self):
     sums = metrics.Metrics()
     with self.assertLogs(level="WARNING") as logs:
-      self._serve(sums, [0.0] * 5 + [0.2, 0.3])
+      self._serve(sums, [0.0] * 5 + [0.3, 0.3, 0.2, 0.3])
     self.assertLen(logs.output, 1)
     self.assertRegex(
         logs.output[0],
-        r"Step 5 waited 2\d\d ms for its batch, longer than the -?\d+ ms of the step",
+        r"Step 7 waited 2\d\d ms for its batch, longer than the -?\d+ ms of the step",
     )
     self.assertIn("order 1.0 ms, read 20.0 ms, filter 3.0 ms, transfer 500.0 ms", logs.output[0])
 
-  def test_short_waits_and_the_first_steps_are_no_news(self):
+  def test_short_and_single_waits_and_the_first_steps_are_no_news(self):
     with self.assertNoLogs(level="WARNING"):
-      self._serve(metrics.Metrics(), [0.5, 0.5, 0.0, 0.001, 0.002])
+      self._serve(metrics.Metrics(), [0.5, 0.5, 0.0, 0.001, 0.2, 0.2, 0.001, 0.2])
 
 
 if __name__ == "__main__":

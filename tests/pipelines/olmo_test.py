@@ -1,7 +1,10 @@
 """Tests of `dataset_type=olmo_grain` in one process."""
 
+import gc
 import os
 import pathlib
+import threading
+import time
 import types
 
 import grain
@@ -310,6 +313,31 @@ class ErrorsTest(OlmoCase):
     os.truncate(pathlib.Path(self.directory) / "data" / "part-003.npy", 64)
     with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy"):
       self.take(iterator, 60)
+
+  @parameterized.product(workers=(0, 1), on_device=(0, 1))
+  def test_after_an_error_the_same_step_is_tried_again(self, workers, on_device):
+    expected = self.take(self.train(), 40)
+    iterator = self.train(grain_worker_count=workers, olmo_device_prefetch=on_device)
+    path = pathlib.Path(self.directory) / "data" / "part-003.npy"
+    content = path.read_bytes()
+    os.truncate(path, 64)
+    with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy"):
+      self.take(iterator, 40)
+    path.write_bytes(content)
+    step = iterator.step
+    np.testing.assert_array_equal(self.take(iterator, 40 - step), expected[step:])
+
+  def test_a_dropped_iterator_leaves_no_threads(self):
+    before = threading.active_count()
+    for _ in range(3):
+      iterator, _ = maxtext_olmo.create_data_iterator(self.config(), _mesh())
+      next(iterator)
+      del iterator
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while threading.active_count() > before and time.monotonic() < deadline:
+      time.sleep(0.01)
+    self.assertLessEqual(threading.active_count(), before)
 
   def test_a_token_outside_the_vocabulary_stops_the_run(self):
     with self.assertRaisesRegex(errors.CorpusError, "outside the vocabulary of 50"):

@@ -1,0 +1,154 @@
+"""Tests of reads in flight."""
+
+import pathlib
+import threading
+import time
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.batches import readahead
+from maxtext_olmo.batches import steps
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import storage
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from tests import corpora
+
+
+class _SlowStorage(storage.LocalStorage):
+  """A disk that takes a while to answer each read, and counts how many are waiting."""
+
+  def __init__(self, max_open_files=64, seconds=0.005):
+    super().__init__(max_open_files)
+    self.seconds = seconds
+    self.waiting = self.most_waiting = self.hints = 0
+    self._count = threading.Lock()
+
+  def fill(self, paths, file_ids, offsets, out):
+    for i in range(len(out)):
+      with self._count:
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+      if self.seconds:
+        time.sleep(self.seconds)
+      super().fill(paths, file_ids[i : i + 1], offsets[i : i + 1], out[i : i + 1])
+      with self._count:
+        self.waiting -= 1
+
+  def hint(self, paths, file_ids, offsets, size):
+    self.hints += len(offsets)
+    super().hint(paths, file_ids, offsets, size)
+
+
+class ReadAheadTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = self.create_tempdir().full_path
+    path, self.rows = corpora.write_corpus(self.directory, tokens_per_file=(3000, 2000, 4000))
+    self.index = index_lib.load_index(path)
+    self.stream = stream_lib.train_stream(self.index, order="feistel", seed=1, num_epochs=1)
+
+  def _dataset(self, disk, size=16):
+    return steps.StepDataset(
+        source_lib.OlmoNpyDataSource(self.index, storage=disk),
+        self.stream,
+        schedule_lib.BatchSchedule.constant(size),
+        {size: np.arange(size)},
+    )
+
+  def test_a_slow_disk_is_asked_for_many_rows_at_once_and_batches_stay_the_same(self):
+    disk = _SlowStorage()
+    slow, quick = self._dataset(disk), self._dataset(storage.LocalStorage())
+    self.assertEqual(len(slow), -(-len(self.rows) // 16))
+    for step in range(len(slow)):
+      for name in ("tokens", "flags"):
+        np.testing.assert_array_equal(slow[step][name], quick[step][name])
+    # More than a batch: the rows of later steps are under way too.
+    self.assertGreater(disk.most_waiting, 32)
+    self.assertGreater(disk.hints, 0)
+
+  def test_a_quick_disk_is_read_by_the_thread_that_asks(self):
+    dataset = self._dataset(storage.LocalStorage())
+    for step in range(len(dataset)):
+      dataset[step]
+    self.assertIsNone(dataset._reads._pool)
+
+  @parameterized.parameters(2, 3)
+  def test_a_worker_reads_ahead_in_its_own_stride(self, stride):
+    dataset, quick = self._dataset(_SlowStorage()), self._dataset(storage.LocalStorage())
+    for step in range(1, len(dataset), stride):
+      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
+
+  def test_any_order_of_steps_gives_their_batches(self):
+    dataset, quick = self._dataset(_SlowStorage(seconds=0.002)), self._dataset(
+        storage.LocalStorage()
+    )
+    for step in np.random.default_rng(0).permutation(len(dataset)).tolist():
+      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
+
+  def test_an_error_of_a_read_in_flight_reaches_the_step_that_needs_it(self):
+    dataset = self._dataset(_SlowStorage())
+    for step in range(4):
+      dataset[step]
+    with open(pathlib.Path(self.directory) / "data" / "part-002.npy", "r+b") as file:
+      file.truncate(100)
+    with self.assertRaisesRegex(errors.CorpusError, r"part-002\.npy is too short"):
+      for step in range(4, len(dataset)):
+        dataset[step]
+
+  def test_a_bad_row_of_a_later_step_does_not_fail_this_one(self):
+    dataset = self._dataset(_SlowStorage())
+    for step in range(3):
+      dataset[step]
+    with open(pathlib.Path(self.directory) / "data" / "part-000.npy", "r+b") as file:
+      file.truncate(0)
+    failed = []
+    for step in range(3, len(dataset)):
+      bad = any(i < 375 for i in dataset.instance_ids(step))
+      try:
+        dataset[step]
+      except errors.CorpusError:
+        failed.append(step)
+        self.assertTrue(bad, step)
+    self.assertNotEmpty(failed)
+
+  def test_closing_ends_the_reading_threads(self):
+    dataset = self._dataset(_SlowStorage())
+    for step in range(4):
+      dataset[step]
+    threads = list(dataset._reads._pool._threads)
+    self.assertNotEmpty(threads)
+    dataset.close()
+    for thread in threads:
+      thread.join()
+    dataset[5]
+    dataset.close()
+
+  def test_a_disk_that_becomes_quick_is_read_plainly_again(self):
+    disk = _SlowStorage()
+    dataset = self._dataset(disk, size=4)
+    for step in range(20):
+      dataset[step]
+    disk.seconds = 0.0
+    for step in range(20, len(dataset)):
+      dataset[step]
+    self.assertFalse(dataset._reads._slow)
+
+  def test_how_many_reads_are_in_flight_follows_from_the_time_per_read(self):
+    reads = readahead.ReadAhead(
+        lambda s: np.arange(4), lambda ids: np.empty(0), lambda i, o: None, lambda i: None
+    )
+    wanted = []
+    for seconds in (1e-5, 1e-3, 1e-2, 1.0):
+      reads._seconds_per_read = seconds
+      wanted.append(reads._wanted_reads(32768))
+    self.assertEqual(wanted, [8, 30, 256, 256])
+
+
+if __name__ == "__main__":
+  absltest.main()
