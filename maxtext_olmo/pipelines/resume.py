@@ -21,6 +21,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.batches import steps
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import corpus_change
 from maxtext_olmo.pipelines import options as options_lib
 from maxtext_olmo.pipelines import state as state_lib
 
@@ -66,19 +67,28 @@ def find_start(
     stream: stream_lib.Stream,
     schedule: schedule_lib.BatchSchedule,
     content: steps.Content,
-) -> tuple[int, schedule_lib.BatchSchedule]:
-  """The steps done and the schedule to go on with; process 0 decides for all."""
+    *,
+    corpus: corpus_change.CorpusPolicy | None = None,
+) -> state_lib.Start:
+  """Where the run goes on; process 0 decides for all."""
   decision = _from_process_0(_decide(options) if jax.process_index() == 0 else None)
   if decision["error"]:
     raise errors.ResumeError(decision["error"])
   if decision["state"] is not None:
-    return state_lib.read_state(decision["state"], stream, schedule, content)
+    return state_lib.read_state(
+        decision["state"],
+        stream,
+        schedule,
+        content,
+        corpus=corpus,
+        whole_batches=options.resumes_whole_batches,
+    )
   step, position = decision["step"], options.olmo_initial_position
   if position < 0:
-    return step, schedule
+    return state_lib.Start(step, schedule, stream)
   if options.initial_step < 0 and step == 0:
     step = schedule.step_at(position)
-  return step, schedule.anchored(step, position)
+  return state_lib.Start(step, schedule.anchored(step, position), stream)
 
 
 def check_agreement(what: dict[str, Any]) -> None:
