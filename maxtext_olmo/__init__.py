@@ -40,6 +40,7 @@ _PUBLIC = {
         "make_olmo_grain_eval_iterator",
         "make_olmo_grain_train_iterator",
     ),
+    "pipelines.orbax_state": ("IteratorRestore", "IteratorSave"),
     "pipelines.registry": ("create_data_iterator", "register_dataset_type"),
     "trainers.config": ("get_config",),
 }

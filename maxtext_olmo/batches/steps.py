@@ -141,7 +141,9 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       return sys.maxsize
     if end <= self._schedule.start(self._first_step):
       return 0
-    return self._schedule.step_at(end - 1) + 1 - self._first_step
+    last = self._schedule.step_at(end - 1)
+    # The last places may be passed over, and the step behind them starts after the end.
+    return last - self._first_step + (1 if self._schedule.start(last) < end else 0)
 
   def __len__(self) -> int:
     return self._length

@@ -25,11 +25,16 @@ T = TypeVar("T")
 
 def save_index(index: index_model.OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
   """Writes an index, atomically."""
+  atomic.write_atomically(path, dump_index(index))
+
+
+def dump_index(index: index_model.OlmoNpyIndex) -> str:
+  """The text of an index file."""
   values = index.to_json_dict()
   files = values.pop("files")
   head = json.dumps(values, indent=2)
   lines = ",\n".join(f"    {json.dumps(entry)}" for entry in files)
-  atomic.write_atomically(path, head.removesuffix("\n}") + f',\n  "files": [\n{lines}\n  ]\n}}\n')
+  return head.removesuffix("\n}") + f',\n  "files": [\n{lines}\n  ]\n}}\n'
 
 
 def load_index(

@@ -231,7 +231,7 @@ def compute_fingerprint(
 ) -> str:
   """A hash of all that decides which tokens an instance holds; the mount is no part of it."""
   window = max_target_sequence_length or sequence_length
-  *_, fingerprint = _fingerprints(window, dtype, tokenizer, files)
+  *_, fingerprint = prefix_fingerprints(window, dtype, tokenizer, files)
   return fingerprint
 
 
@@ -239,14 +239,14 @@ def split_belongs(index: OlmoNpyIndex) -> bool:
   """Whether the split key is that of this corpus, or of one that it continues."""
   window = index.max_target_sequence_length or index.sequence_length
   windows = [0, *itertools.accumulate(f.n_instances // index.chunk_size for f in index.files)]
-  fingerprints = _fingerprints(window, index.dtype, index.tokenizer, index.files)
+  fingerprints = prefix_fingerprints(window, index.dtype, index.tokenizer, index.files)
   return any(
       count == index.split_windows and _split_key(fingerprint) == index.split_key
       for count, fingerprint in zip(windows, fingerprints)
   )
 
 
-def _fingerprints(
+def prefix_fingerprints(
     window: int, dtype: str, tokenizer: str, files: Sequence[OlmoNpyFileEntry]
 ) -> Iterator[str]:
   """The fingerprints of the corpora that the first 0, 1, 2, … files make."""

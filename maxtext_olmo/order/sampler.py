@@ -19,7 +19,9 @@ import grain
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import base
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import schedule as schedule_lib
 
 _BLOCK = 1024
 
@@ -34,9 +36,11 @@ class OlmoIndexSampler:
     shard_count: Hosts that load data.
     shuffle: False gives the instances in the order of the corpus.
     initial_step: Records this host has taken already; the stream goes on after them.
-    order: `feistel`, `sequential`, or `maxtext`, which needs 8 bytes of memory per instance.
+    order: One of `order_names()`; `olmo_core` needs `batch_size`, since its epochs end with whole batches.
     batch_size: Rows of a batch on this host. Where set, hosts share global batches; else each has a block of the epoch.
     worker_count: Of the `grain.DataLoader` that batches the records.
+    chunk_size: Instances that the order keeps together, as the index says.
+    cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
   """
 
   def __init__(
@@ -51,6 +55,8 @@ class OlmoIndexSampler:
       order: str = "feistel",
       batch_size: int | None = None,
       worker_count: int = 0,
+      chunk_size: int = 1,
+      cache_dir: str | None = None,
   ):
     if shard_count <= 0 or not 0 <= shard_index < shard_count:
       raise errors.ConfigError(f"shard_index={shard_index} is not one of {shard_count} shards.")
@@ -76,17 +82,28 @@ class OlmoIndexSampler:
     self._batch_size = batch_size
     self._workers = max(1, int(worker_count))
     self._order_name = order if shuffle else permutations.SequentialOrder.name
-    self._make_caches()
-
-  def _make_caches(self) -> None:
-    if self._order_name == "maxtext":
-      self._order = None
-    else:
-      self._order = permutations.make_order(
-          self._order_name, num_instances=self._total, seed=self._seed
+    self._chunk_size = chunk_size
+    self._cache_dir = cache_dir
+    self._order = self._make_order(self._seed)
+    if self._order.drops_tails and batch_size is None:
+      raise errors.ConfigError(
+          f"The {order} order needs batch_size: its epochs end with whole global batches."
       )
-    self._permutation: tuple[int, np.ndarray] | None = None
+    self._schedule = None
+    if batch_size is not None:
+      self._schedule = schedule_lib.BatchSchedule.constant(batch_size * self._shard_count)
+      if self._order.drops_tails:
+        self._schedule = self._schedule.within(self._order.epochs)
     self._block: tuple[tuple[int, int], np.ndarray] | None = None
+
+  def _make_order(self, seed: int) -> base.Order:
+    return permutations.make_order(
+        self._order_name,
+        num_instances=self._total,
+        seed=seed,
+        chunk_size=self._chunk_size,
+        cache_dir=self._cache_dir,
+    )
 
   @property
   def num_instances(self) -> int:
@@ -100,10 +117,7 @@ class OlmoIndexSampler:
 
   def shuffled_global_indices(self, *, seed: int, epoch: int) -> np.ndarray:
     """The whole order of an epoch, as uint64: 8 bytes per instance."""
-    if self._order_name == "maxtext":
-      return permutations.maxtext_permutation(self._total, seed, epoch)
-    order = permutations.make_order(self._order_name, num_instances=self._total, seed=seed)
-    return order.ids(epoch, np.arange(self._total)).astype(np.uint64)
+    return self._make_order(seed).ids(epoch, np.arange(self._total)).astype(np.uint64)
 
   def shard_indices(self, *, seed: int, epoch: int) -> np.ndarray:
     """This host's block of the order of an epoch."""
@@ -123,7 +137,7 @@ class OlmoIndexSampler:
 
   def _locate(self, index: int) -> tuple[int, int]:
     """The epoch and place of a record."""
-    if self._batch_size is None:
+    if self._schedule is None or self._batch_size is None:
       size = self.num_local_instances_per_epoch
       epoch, rest = divmod(index + self._initial_step, size)
       return epoch, self._shard_index * size + rest
@@ -131,17 +145,10 @@ class OlmoIndexSampler:
     round_, row = divmod(record, self._batch_size)
     taken = (round_ * self._workers + worker) * self._batch_size + row + self._initial_step
     batch, row = divmod(taken, self._batch_size)
-    position = (batch * self._shard_count + self._shard_index) * self._batch_size + row
+    position = self._schedule.start(batch) + self._shard_index * self._batch_size + row
     return divmod(position, self._total)
 
   def _instance(self, epoch: int, place: int) -> int:
-    if self._order is None:
-      # Rebinding one tuple keeps concurrent readers right without a lock; at worst two threads build it twice.
-      cached = self._permutation
-      if cached is None or cached[0] != epoch:
-        cached = epoch, permutations.maxtext_permutation(self._total, self._seed, epoch)
-        self._permutation = cached
-      return int(cached[1][place])
     block_number, offset = divmod(place, _BLOCK)
     block = self._block
     if block is None or block[0] != (epoch, block_number):
@@ -152,11 +159,7 @@ class OlmoIndexSampler:
     return int(block[1][offset])
 
   def __getstate__(self):
-    return {k: v for k, v in self.__dict__.items() if k not in ("_order", "_permutation", "_block")}
-
-  def __setstate__(self, state):
-    self.__dict__.update(state)
-    self._make_caches()
+    return {**self.__dict__, "_block": None}
 
   def __repr__(self) -> str:
     # Grain compares this text on restore. Where the run started is not part of what it samples.

@@ -6,8 +6,18 @@ A schedule is a list of stages, each a first step and a batch size:
                                         size      4  4  4  8   8
                                         start     0  4  8  12  20
 
-An anchor ties one step to a position: a run that changes its batch size at a position where the new schedule has no
-step boundary goes on from that position, and its later steps are counted from there.
+Stages may begin at positions instead of steps (`by_position`); such a stage begins with the first step that starts at or
+after its position. An anchor ties one step to a position: a run that changes its batch size at a position where the new
+schedule has no step boundary goes on from that position, and its later steps are counted from there.
+
+Where `epochs` are given, no batch crosses the end of one. The places left over there are passed over, and count:
+
+    BatchSchedule(((0, 4),), epochs=Epochs.constant(10))     step       0  1  2   3   4
+                                                             start      0  4  10  14  20
+                                                             position   0  4  8   14  18
+
+`position` is what the steps before have consumed. It stays in front of the tail, since a run that goes on with smaller
+batches can still use that.
 """
 
 from __future__ import annotations
@@ -15,29 +25,39 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import math
+from collections.abc import Iterable
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
+
+_NEVER = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-  """Step ↔ position, by bisection over the stages.
+  """Step ↔ position, by bisection over the stages and arithmetic within them.
 
   Attributes:
     stages: `(first step, batch size)` pairs; the first stage begins at step 0.
     anchor_step: A step whose position is known.
     anchor_position: That position; earlier steps belong to another schedule.
+    by_position: Whether stages begin at positions and not at steps.
+    epochs: Whose ends no batch crosses; None where batches may span epochs.
   """
 
   stages: tuple[tuple[int, int], ...]
   anchor_step: int = 0
   anchor_position: int = 0
+  by_position: bool = False
+  epochs: epochs_lib.Epochs | None = None
 
   def __post_init__(self):
-    steps = [first for first, _ in self.stages]
-    if not steps or steps[0] != 0 or any(a >= b for a, b in zip(steps, steps[1:])):
+    unit = "position" if self.by_position else "step"
+    firsts = [first for first, _ in self.stages]
+    if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
       raise errors.ConfigError(
-          f"A batch schedule begins at step 0 and its steps increase, got {list(self.stages)}."
+          f"A batch schedule begins at {unit} 0 and its {unit}s increase, got {list(self.stages)}."
       )
     if any(size < 1 for _, size in self.stages):
       raise errors.ConfigError(f"A batch holds at least one row, got {list(self.stages)}.")
@@ -46,23 +66,59 @@ class BatchSchedule:
           f"A schedule is anchored at a step and position of 0 or more, got step"
           f" {self.anchor_step} at position {self.anchor_position}."
       )
+    if self.epochs is not None:
+      shortest = min(length for _, length in self.epochs.lengths)
+      if self.sizes[-1] > shortest:
+        raise errors.ConfigError(
+            f"A batch of {self.sizes[-1]} rows does not fit into an epoch of {shortest} instances,"
+            " and this order lets no batch span epochs. Make the batch smaller, or use another"
+            " olmo_order."
+        )
 
   @classmethod
   def constant(cls, size: int) -> BatchSchedule:
     """Every step takes `size` samples."""
     return cls(((0, size),))
 
-  @functools.cached_property
-  def _first_steps(self) -> list[int]:
-    return [first for first, _ in self.stages]
+  @classmethod
+  def from_tokens(cls, stages: Iterable[tuple[int, int]], *, sequence_length: int) -> BatchSchedule:
+    """From `(tokens trained on, batch size)` pairs; a size holds from the first step at or after its tokens."""
+    return cls(
+        tuple((-(-tokens // sequence_length), size) for tokens, size in stages), by_position=True
+    )
 
-  @functools.cached_property
-  def _starts(self) -> list[int]:
-    """Where each stage would start if step 0 were at position 0."""
-    starts = [0]
-    for (first, size), (following, _) in zip(self.stages, self.stages[1:]):
-      starts.append(starts[-1] + (following - first) * size)
-    return starts
+  @classmethod
+  def from_factors(
+      cls,
+      initial_size: int,
+      factors: Iterable[tuple[int, float]],
+      *,
+      sequence_length: int | None = None,
+  ) -> BatchSchedule:
+    """From `(boundary, factor)` pairs, each factor on the initial size; it holds before the first boundary.
+
+    Args:
+      initial_size: Rows of a batch that a factor of 1 stands for.
+      factors: With boundaries in steps, or in tokens where `sequence_length` is given.
+      sequence_length: Tokens per row.
+    """
+    stages = []
+    for boundary, factor in factors:
+      size = int(initial_size * factor) if math.isfinite(factor) else 0
+      if size < 1:
+        raise errors.ConfigError(
+            f"A batch holds at least one row: {initial_size} rows times {factor} are {size}."
+        )
+      stages.append((int(boundary), size))
+    if not stages or stages[0][0] != 0:
+      stages.insert(0, (0, initial_size))
+    if sequence_length is None:
+      return cls(tuple(stages))
+    return cls.from_tokens(stages, sequence_length=sequence_length)
+
+  def within(self, epochs: epochs_lib.Epochs) -> BatchSchedule:
+    """The same schedule, with batches that do not cross the ends of epochs."""
+    return dataclasses.replace(self, epochs=epochs)
 
   @property
   def sizes(self) -> tuple[int, ...]:
@@ -71,41 +127,124 @@ class BatchSchedule:
 
   def size(self, step: int) -> int:
     """How many samples a step takes."""
-    return self.stages[self._stage(step)][1]
+    if step < 0:
+      raise errors.OrderError(f"Steps count from 0, got {step}.")
+    if not self.by_position:
+      return self.stages[bisect.bisect_right(self.stages, (step, _NEVER)) - 1][1]
+    return self._run_of_step(step).size
 
   def start(self, step: int) -> int:
-    """The position of a step's first sample, which is how many samples the steps before it took."""
-    if step < self.anchor_step:
-      raise errors.OrderError(
-          f"Step {step} lies before step {self.anchor_step}, where this schedule took over at"
-          f" position {self.anchor_position}; earlier steps had another schedule."
-      )
-    return self.anchor_position + self._unanchored(step) - self._unanchored(self.anchor_step)
+    """The position of a step's first sample."""
+    return self._run_of_step(step).start(step)
+
+  def position(self, step: int) -> int:
+    """How many places the steps before this one have consumed; less than `start` where it passes over a tail."""
+    return self._run_of_step(step).position(step)
 
   def step_at(self, position: int) -> int:
-    """The step that takes the sample at a position."""
+    """The step that takes the sample at a position, or the next one where the position is passed over."""
     if position < self.anchor_position:
       raise errors.OrderError(
           f"Position {position} lies before position {self.anchor_position}, where this schedule"
           " took over; earlier positions had another schedule."
       )
-    target = position - self.anchor_position + self._unanchored(self.anchor_step)
-    stage = bisect.bisect_right(self._starts, target) - 1
-    first, size = self.stages[stage]
-    return first + (target - self._starts[stage]) // size
+    run = self._runs[
+        bisect.bisect_right(self._runs, position, key=lambda run: run.first_position) - 1
+    ]
+    return run.first_from(position - run.size + 1)
 
   def anchored(self, step: int, position: int) -> BatchSchedule:
     """The schedule that goes on with `step` at `position`; the same one where they agree already."""
-    if step >= self.anchor_step and self.start(step) == position:
+    if step >= self.anchor_step and self.position(step) == position:
       return self
     return dataclasses.replace(self, anchor_step=step, anchor_position=position)
 
-  def _stage(self, step: int) -> int:
+  def _run_of_step(self, step: int) -> _Run:
     if step < 0:
       raise errors.OrderError(f"Steps count from 0, got {step}.")
-    return bisect.bisect_right(self._first_steps, step) - 1
+    if step < self.anchor_step:
+      raise errors.OrderError(
+          f"Step {step} lies before step {self.anchor_step}, where this schedule took over at"
+          f" position {self.anchor_position}; earlier steps had another schedule."
+      )
+    return self._runs[bisect.bisect_right(self._runs, step, key=lambda run: run.first_step) - 1]
 
-  def _unanchored(self, step: int) -> int:
-    stage = self._stage(step)
-    first, size = self.stages[stage]
-    return self._starts[stage] + (step - first) * size
+  @functools.cached_property
+  def _runs(self) -> list[_Run]:
+    """Stretches of steps with one batch size and one length of epochs, from the anchor on."""
+    runs: list[_Run] = []
+    step, position = self.anchor_step, self.anchor_position
+    while True:
+      stage = bisect.bisect_right(self.stages, (position if self.by_position else step, _NEVER)) - 1
+      run, end_of_part = self._run_from(step, position, self.stages[stage][1])
+      runs.append(run)
+      ends = []
+      if stage + 1 < len(self.stages):
+        first = self.stages[stage + 1][0]
+        # By position, a stage has its first step as soon as the steps before it have consumed so many samples.
+        ends.append(run.first_from(first - run.size) + 1 if self.by_position else first)
+      if end_of_part is not None:
+        ends.append(run.first_from(end_of_part))
+      if not ends:
+        return runs
+      step = min(ends)
+      position = run.position(step)
+
+  def _run_from(self, step: int, position: int, size: int) -> tuple[_Run, int | None]:
+    """The run that begins with a step, and the position at which epochs get another length, if they do."""
+    if self.epochs is None:
+      return _Run(step, position, position, size, 0, _NEVER), None
+    start, epoch = position, self.epochs.epoch(position)
+    end = self.epochs.start(epoch + 1)
+    if position + size > end:
+      start, epoch = end, epoch + 1
+    later = [first for first, _, _ in self.epochs.parts if first > start]
+    run = _Run(step, position, start, size, self.epochs.start(epoch), self.epochs.length(epoch))
+    return run, later[0] if later else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+  """Steps of one size in epochs of one length.
+
+  Attributes:
+    first_step: The first of them.
+    first_position: What the steps before it have consumed.
+    first_start: Where it starts.
+    size: Of each step.
+    epoch_start: Where the epoch of `first_start` begins.
+    epoch_length: Of that epoch and those that follow.
+  """
+
+  first_step: int
+  first_position: int
+  first_start: int
+  size: int
+  epoch_start: int
+  epoch_length: int
+
+  @property
+  def _in_first_epoch(self) -> int:
+    return (self.epoch_start + self.epoch_length - self.first_start) // self.size
+
+  def start(self, step: int) -> int:
+    count = step - self.first_step
+    if count < self._in_first_epoch:
+      return self.first_start + count * self.size
+    epochs, batches = divmod(count - self._in_first_epoch, self.epoch_length // self.size)
+    return self.epoch_start + (epochs + 1) * self.epoch_length + batches * self.size
+
+  def position(self, step: int) -> int:
+    return self.first_position if step == self.first_step else self.start(step - 1) + self.size
+
+  def first_from(self, position: int) -> int:
+    """The first step of the run, were it endless, that starts at or after a position."""
+    epochs, place = divmod(position - self.epoch_start, self.epoch_length)
+    if epochs < 0 or position <= self.first_start:
+      return self.first_step
+    if epochs == 0:
+      batches = -(-(position - self.first_start) // self.size)
+      return self.first_step + min(batches, self._in_first_epoch)
+    per_epoch = self.epoch_length // self.size
+    batches = min(-(-place // self.size), per_epoch)
+    return self.first_step + self._in_first_epoch + (epochs - 1) * per_epoch + batches

@@ -7,13 +7,18 @@ a checkpoint must agree with: two streams of equal identity hold the same instan
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from maxtext_olmo.corpus import changes
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import split as split_lib
+
+Extent = tuple[int, int, str]  # first epoch, files, fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Stream:
     split: Which instances are whose.
     held_out: Whether this is the held-out part.
     num_epochs: Epochs until the stream ends; None for a stream without end.
+    history: Where the corpus was extended during the run: `(first epoch, files, fingerprint)` of each extent that it
+      has had, the present one last. Empty where it has always been as it is.
   """
 
   fingerprint: str
@@ -35,11 +42,28 @@ class Stream:
   split: split_lib.Split
   held_out: bool = False
   num_epochs: int | None = None
+  history: tuple[Extent, ...] = ()
 
   @property
   def num_positions(self) -> int | None:
     """The number of samples until the end, or None."""
-    return None if self.num_epochs is None else self.num_epochs * self.order.num_instances
+    return None if self.num_epochs is None else self.order.epochs.start(self.num_epochs)
+
+  def with_history(self, index: index_lib.OlmoNpyIndex, history: Sequence[Extent]) -> Stream:
+    """The same stream over a corpus that has grown during the run; the held-out part has always been the same."""
+    lengths = []
+    for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
+      windows = changes.windows_of_prefix(index, num_files) - self.split.num_held_out
+      lengths.append((first_epoch, windows * self.split.chunk_size))
+    epochs = epochs_lib.Epochs(tuple(lengths))
+    if epochs == self.order.epochs:
+      return dataclasses.replace(self, history=tuple(history))
+    return dataclasses.replace(self, order=self.order.with_epochs(epochs), history=tuple(history))
+
+  def look_ahead(self, position: int) -> None:
+    """Called as a run goes on, so that the order can prepare the next epoch, if there is one."""
+    if self.num_epochs is None or self.order.epochs.epoch(position) + 1 < self.num_epochs:
+      self.order.look_ahead(position)
 
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
     """The instance ids (int64) at some positions."""
@@ -63,14 +87,19 @@ def train_stream(
     seed: int,
     held_out_instances: int = 0,
     num_epochs: int | None = None,
+    cache_dir: str | None = None,
 ) -> Stream:
-  """The training part of a corpus in some order."""
+  """The training part of a corpus in some order; `cache_dir` is where stored orders are kept."""
   split = split_lib.Split.of_index(index, held_out_instances)
   return Stream(
       fingerprint=index.fingerprint,
       sequence_length=index.sequence_length,
       order=permutations.make_order(
-          order, num_instances=split.num_train, seed=seed, chunk_size=split.chunk_size
+          order,
+          num_instances=split.num_train,
+          seed=seed,
+          chunk_size=split.chunk_size,
+          cache_dir=cache_dir,
       ),
       split=split,
       num_epochs=num_epochs,

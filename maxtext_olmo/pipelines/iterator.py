@@ -22,6 +22,7 @@ from maxtext_olmo.devices import sharding
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.pipelines import ahead as ahead_lib
+from maxtext_olmo.pipelines import corpus_change
 from maxtext_olmo.pipelines import metrics as metrics_lib
 from maxtext_olmo.pipelines import state as state_lib
 
@@ -74,6 +75,8 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     first_step: Steps done already.
     restart_on_iter: Whether `iter()` starts again, as evaluation does; a train iterator's never moves.
     pad_after_end: Whether padding batches follow a finite stream.
+    corpus: What may have happened to the corpus since a state was saved; None where it must be the same.
+    whole_batches: Whether a restored position goes back to a whole number of batches, as OLMo-core's does.
   """
 
   def __init__(
@@ -88,18 +91,20 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       first_step: int = 0,
       restart_on_iter: bool = False,
       pad_after_end: bool = False,
+      corpus: corpus_change.CorpusPolicy | None = None,
+      whole_batches: bool = False,
   ):
     super().__init__()
     self._source = source
-    self._stream = stream
     self._layouts = dict(layouts)
     self._content = content
     self._prefetch = prefetch
     self._restart_on_iter = restart_on_iter
     self._pad_after_end = pad_after_end
-    self._schedule = schedule
-    self._step = first_step
-    self._beginning = first_step, schedule
+    self._corpus = corpus
+    self._whole_batches = whole_batches
+    self._beginning = state_lib.Start(first_step, schedule, stream)
+    self._step, self._schedule, self._stream = self._beginning
     self._expanders = {
         size: expand.Expander(layout, content) for size, layout in self._layouts.items()
     }
@@ -133,6 +138,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     batch = self._expanders[size].finish(placed)
     self._metrics.served(self._step, asked_at, self._ahead.ready if self._ahead else 0)
     self._step += 1
+    self._stream.look_ahead(self.position)
     return batch
 
   def metrics(self) -> dict[str, float]:
@@ -143,8 +149,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Steps from the beginning of this iterator to the end of the stream; TypeError where it has none."""
     if self._stream.num_positions is None:
       raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
-    step, schedule = self._beginning
-    return len(self._make_dataset(step, schedule))
+    return len(self._make_dataset(self._beginning))
 
   @property
   def step(self) -> int:
@@ -153,8 +158,8 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def position(self) -> int:
-    """Samples consumed."""
-    return self._schedule.start(self._step)
+    """Places of the order consumed."""
+    return self._schedule.position(self._step)
 
   @property
   def stream(self) -> stream_lib.Stream:
@@ -178,17 +183,31 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Goes on where the state was taken; ResumeError, and no change, where it is of another stream."""
-    self._move_to(*state_lib.read_state(state, self._stream, self._beginning[1], self._content))
+    first = self._beginning
+    self._move_to(
+        state_lib.read_state(
+            state,
+            first.stream,
+            first.schedule,
+            self._content,
+            corpus=self._corpus,
+            whole_batches=self._whole_batches,
+        )
+    )
 
   def reset(self) -> None:
     """Back to where this iterator began."""
-    self._move_to(*self._beginning)
+    self._move_to(self._beginning)
 
   def start_prefetch(self) -> None:
     """Begins to prepare batches, so that the first one is there when it is asked for."""
     if self._batches is not None:
       return
-    self._dataset = self._make_dataset(self._step, self._schedule)
+    self._dataset = self._make_dataset(
+        state_lib.Start(self._step, self._schedule, self._stream)
+    )
+    if len(self._dataset):
+      self._stream.order.prepare(self._schedule.start(self._step))
     self._batches = self._open(self._dataset)
     sender = _Sender(self._batches, self._schedule, self._step, self._expanders, self._metrics)
     self._take = sender.send_next
@@ -201,9 +220,9 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._stop()
     super().close()
 
-  def _move_to(self, step: int, schedule: schedule_lib.BatchSchedule) -> None:
+  def _move_to(self, start: state_lib.Start) -> None:
     self._stop()
-    self._step, self._schedule = step, schedule
+    self._step, self._schedule, self._stream = start
 
   def _stop(self) -> None:
     if self._ahead is not None:
@@ -217,10 +236,15 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._dataset = None
     self._take = _nothing_open
 
-  def _make_dataset(self, step: int, schedule: schedule_lib.BatchSchedule) -> steps.StepDataset:
+  def _make_dataset(self, start: state_lib.Start) -> steps.StepDataset:
     rows = {size: layout.rows for size, layout in self._layouts.items()}
     return steps.StepDataset(
-        self._source, self._stream, schedule, rows, first_step=step, content=self._content
+        self._source,
+        start.stream,
+        start.schedule,
+        rows,
+        first_step=start.step,
+        content=self._content,
     )
 
   def _open(self, dataset: steps.StepDataset) -> grain.DatasetIterator:

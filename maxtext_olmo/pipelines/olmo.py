@@ -21,6 +21,7 @@ from maxtext_olmo.devices import sharding
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import corpus_change
 from maxtext_olmo.pipelines import iterator as iterator_lib
 from maxtext_olmo.pipelines import options as options_lib
 from maxtext_olmo.pipelines import registry
@@ -46,31 +47,47 @@ def make_olmo_grain_train_iterator(
       seed=options.data_shuffle_seed,
       held_out_instances=options.olmo_eval_instances,
       num_epochs=options.olmo_num_epochs or None,
+      cache_dir=options.olmo_order_cache_dir or None,
   )
   schedule = options.schedule()
+  if stream.order.drops_tails:
+    schedule = schedule.within(stream.order.epochs)
   spec = sharding.partition_spec(global_mesh, options.data_sharding)
-  constant = not options.olmo_batch_schedule
   layouts = {
       size: sharding.BatchLayout(
           global_mesh,
           spec,
-          options.global_batch_size_to_load if constant else size,
+          size if options.has_batch_schedule else options.global_batch_size_to_load,
           options.max_target_length,
       )
       for size in schedule.sizes
   }
   content = _content(options)
-  resume.check_agreement({**stream.identity(), "stages": [list(s) for s in schedule.stages]})
-  step, schedule = resume.find_start(options, stream, schedule, content)
+  corpus = corpus_change.CorpusPolicy(
+      index,
+      options.olmo_allow_corpus_change,
+      options.checkpoint_dir if options.enable_checkpointing else "",
+  )
+  resume.check_agreement(
+      {
+          **stream.identity(),
+          "stages": [list(s) for s in schedule.stages],
+          "resume": [options.olmo_order_resume, options.olmo_allow_corpus_change],
+      }
+  )
+  start = resume.find_start(options, stream, schedule, content, corpus=corpus)
+  corpus.keep_copy()
   iterator = iterator_lib.OlmoIterator(
       _source(index, options),
-      stream,
-      schedule,
+      start.stream,
+      start.schedule,
       layouts,
       content=content,
       prefetch=_prefetch(options),
-      first_step=step,
+      first_step=start.step,
       pad_after_end=options.generate_padding_batch_train,
+      corpus=corpus,
+      whole_batches=options.resumes_whole_batches,
   )
   _announce(iterator)
   return iterator
@@ -127,6 +144,7 @@ def make_olmo_grain_data_loader(
     grain_worker_buffer_size: int = 1,
     initial_step: int = 0,
     order: str = "feistel",
+    order_cache_dir: str | None = None,
 ) -> grain.DataLoader:
   """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count changes.
 
@@ -147,6 +165,7 @@ def make_olmo_grain_data_loader(
     grain_worker_buffer_size: Batches each worker prepares ahead.
     initial_step: Records this host has taken already: steps done times `batch_size`.
     order: See `OlmoIndexSampler`.
+    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
   """
   operations: list[Any] = []
   if apply_ngram_filter:
@@ -163,6 +182,8 @@ def make_olmo_grain_data_loader(
       order=order,
       batch_size=batch_size,
       worker_count=grain_worker_count,
+      chunk_size=index.chunk_size,
+      cache_dir=order_cache_dir,
   )
   if grain_worker_count > 0:
     iterator_lib.let_grain_read_its_flags()
@@ -237,7 +258,7 @@ def _announce(iterator: iterator_lib.OlmoIterator) -> None:
       position,
       epoch[0],
       place[0],
-      iterator.stream.order.num_instances,
+      iterator.stream.order.epochs.length(int(epoch[0])),
       ids,
       ", ".join(f"{k} {_short(v)}" for k, v in iterator.stream.identity().items()),
   )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.pipelines import corpus_change
 
 
 class Key(NamedTuple):
@@ -49,7 +50,12 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_path_remap_to", "", "... to begin with this."),
     Key("olmo_order", "feistel", "Which order the instances come in: " + ", ".join(permutations.order_names()) + "."),
     Key("olmo_num_epochs", 0, "End after so many epochs; the last batch is filled up with padding. 0: never."),
-    Key("olmo_batch_schedule", (), "(first step, rows) pairs where the batch size changes. Empty: constant."),
+    Key("olmo_order_cache_dir", "", "Where olmo_core and maxtext keep their arrays, 4 bytes per instance and epoch. Empty: the user's cache."),
+    Key("olmo_order_resume", "exact", "Where a restored position is no whole number of batches: exact goes on there, olmo_core repeats as OLMo-core does."),
+    Key("olmo_allow_corpus_change", "no", "When the corpus is not the checkpoint's: no refuses, extend takes appended files in from the next epoch, any goes on."),
+    Key("olmo_batch_schedule", (), "(boundary, rows) pairs where the batch size changes, the first at 0. Empty: constant."),
+    Key("olmo_batch_rampup_factors", (), "(boundary, factor) pairs instead: factors on global_batch_size_to_train_on, not accumulated."),
+    Key("olmo_batch_schedule_unit", "steps", "What those boundaries count: steps, or tokens trained on."),
     Key("olmo_initial_position", -1, "Samples already trained on, where steps cannot tell. -1: from initial_step."),
     Key("olmo_apply_ngram_filter", True, "Take no loss on rows with long repetitions, as OLMo-core does."),
     Key("olmo_document_mask", False, "Segment ids and positions restart at each document, so attention stays inside."),
@@ -60,6 +66,22 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_device_prefetch", 1, "Batches sent to the devices ahead of the trainer; 0: each when it is asked for."),
     Key("olmo_max_open_files", 128, "Token files kept open by each iterator; `ulimit -n` is often 1024."),
 )  # fmt: skip
+
+
+_UNITS = ("steps", "tokens")
+
+
+def _whole(value: Any) -> int:
+  if value != int(value):
+    raise ValueError(f"{value!r} is not a whole number.")
+  return int(value)
+
+
+# Keys that hold (boundary, value) pairs, with what the values are.
+_PAIRS: dict[str, Callable[[Any], Any]] = {
+    "olmo_batch_schedule": _whole,
+    "olmo_batch_rampup_factors": float,
+}
 
 
 def defaults() -> dict[str, Any]:
@@ -94,7 +116,12 @@ class Options:
   olmo_path_remap_to: str
   olmo_order: str
   olmo_num_epochs: int
+  olmo_order_cache_dir: str
+  olmo_order_resume: str
+  olmo_allow_corpus_change: str
   olmo_batch_schedule: tuple[tuple[int, int], ...]
+  olmo_batch_rampup_factors: tuple[tuple[int, float], ...]
+  olmo_batch_schedule_unit: str
   olmo_initial_position: int
   olmo_apply_ngram_filter: bool
   olmo_document_mask: bool
@@ -112,13 +139,12 @@ class Options:
     problems = []
     for key in KEYS:
       value = _get(config, key)
-      if key.name == "olmo_batch_schedule":
+      if key.name in _PAIRS:
         try:
-          value = tuple((int(first), int(size)) for first, size in value)
+          value = tuple((_whole(first), _PAIRS[key.name](second)) for first, second in value)
         except (TypeError, ValueError):
-          problems.append(
-              f"olmo_batch_schedule={value!r} is not a list of (first step, rows) pairs."
-          )
+          what = "rows" if key.name == "olmo_batch_schedule" else "factor"
+          problems.append(f"{key.name}={value!r} is not a list of (boundary, {what}) pairs.")
           value = ()
       elif key.name != "data_sharding" and not _same_kind(value, key.default):
         problems.append(f"{key.name}={value!r} should be a {type(key.default).__name__}.")
@@ -185,6 +211,23 @@ class Options:
         f"olmo_order={self.olmo_order!r} is unknown; known are {', '.join(permutations.order_names())}.",
     )
     check(
+        self.olmo_order_resume == "exact"
+        or (self.olmo_order_resume, self.order_name) == ("olmo_core", "olmo_core"),
+        f"olmo_order_resume={self.olmo_order_resume!r} must be 'exact', or 'olmo_core' where"
+        " olmo_order is that too.",
+    )
+    check(
+        self.olmo_allow_corpus_change in corpus_change.CHOICES,
+        f"olmo_allow_corpus_change={self.olmo_allow_corpus_change!r} must be one of"
+        f" {', '.join(corpus_change.CHOICES)}.",
+    )
+    check(
+        not (self.olmo_eval_instances and self._order_is_foreign),
+        f"olmo_eval_instances={self.olmo_eval_instances} cannot be held out of the"
+        f" {self.order_name} order, which is exact over the whole corpus; evaluate on"
+        " olmo_eval_index_path.",
+    )
+    check(
         not self.olmo_path_remap_to or bool(self.olmo_path_remap_from),
         "olmo_path_remap_to is set without olmo_path_remap_from.",
     )
@@ -200,21 +243,48 @@ class Options:
         self.eval_interval <= 0 or bool(self.olmo_eval_index_path or self.olmo_eval_instances),
         f"eval_interval={self.eval_interval} needs olmo_eval_index_path or olmo_eval_instances.",
     )
+    self._check_schedule(check)
+
+  def _check_schedule(self, check) -> None:
+    name = "olmo_batch_schedule" if self.olmo_batch_schedule else "olmo_batch_rampup_factors"
+    check(
+        not (self.olmo_batch_schedule and self.olmo_batch_rampup_factors),
+        "olmo_batch_schedule and olmo_batch_rampup_factors are both set; a run takes one.",
+    )
+    check(
+        self.olmo_batch_schedule_unit in _UNITS,
+        f"olmo_batch_schedule_unit={self.olmo_batch_schedule_unit!r} must be one of"
+        f" {', '.join(_UNITS)}.",
+    )
     try:
       self.schedule()
     except errors.ConfigError as error:
-      check(False, f"olmo_batch_schedule: {error}")
-    if self.olmo_batch_schedule:
+      check(False, f"{name}: {error}")
+    if self.has_batch_schedule:
       check(
           self.global_batch_size_to_train_on == self.global_batch_size_to_load,
-          "olmo_batch_schedule needs global_batch_size_to_train_on equal to"
-          " global_batch_size_to_load.",
+          f"{name} needs global_batch_size_to_train_on equal to global_batch_size_to_load.",
       )
 
   @property
   def order_name(self) -> str:
     """The order in force."""
     return self.olmo_order if self.enable_data_shuffling else permutations.SequentialOrder.name
+
+  @property
+  def _order_is_foreign(self) -> bool:
+    known = self.order_name in permutations.order_names()
+    return known and permutations.order_class(self.order_name).foreign
+
+  @property
+  def has_batch_schedule(self) -> bool:
+    """Whether the batch size changes during the run."""
+    return bool(self.olmo_batch_schedule or self.olmo_batch_rampup_factors)
+
+  @property
+  def resumes_whole_batches(self) -> bool:
+    """Whether a restored position goes back to a whole number of batches."""
+    return self.olmo_order_resume == "olmo_core"
 
   @property
   def path_remap(self) -> dict[str, str]:
@@ -225,9 +295,17 @@ class Options:
 
   def schedule(self) -> schedule_lib.BatchSchedule:
     """Step ↔ position for training."""
-    if self.olmo_batch_schedule:
+    rows = max(1, self.global_batch_size_to_train_on)
+    length = max(1, self.max_target_length) if self.olmo_batch_schedule_unit == "tokens" else None
+    if self.olmo_batch_rampup_factors:
+      return schedule_lib.BatchSchedule.from_factors(
+          rows, self.olmo_batch_rampup_factors, sequence_length=length
+      )
+    if not self.olmo_batch_schedule:
+      return schedule_lib.BatchSchedule.constant(rows)
+    if length is None:
       return schedule_lib.BatchSchedule(self.olmo_batch_schedule)
-    return schedule_lib.BatchSchedule.constant(max(1, self.global_batch_size_to_train_on))
+    return schedule_lib.BatchSchedule.from_tokens(self.olmo_batch_schedule, sequence_length=length)
 
 
 def _get(config: Any, key: Key) -> Any:

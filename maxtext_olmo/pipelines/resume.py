@@ -8,7 +8,6 @@ but an empty or partial directory with a number for a name may stem from elsewhe
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import jax
@@ -21,7 +20,9 @@ from maxtext_olmo import errors
 from maxtext_olmo.batches import steps
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import corpus_change
 from maxtext_olmo.pipelines import options as options_lib
+from maxtext_olmo.pipelines import orbax_state
 from maxtext_olmo.pipelines import state as state_lib
 
 # The items under which a trainer keeps the iterator: this package's, then MaxText's.
@@ -45,19 +46,9 @@ def latest_committed_step(checkpoint_dir: str) -> int | None:
 def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
   """The data state inside a checkpoint, or None where it has none that this library saved."""
   for item in _DATA_ITEMS:
-    directory = epath.Path(checkpoint_dir) / str(step) / item
-    if not directory.exists():
-      continue
-    for path in sorted(directory.iterdir(), key=lambda path: path.name):
-      if path.name == "metadata" or re.fullmatch(r"process_\d+(-of-\d+)?\.json", path.name):
-        try:
-          state = json.loads(path.read_text())
-        except ValueError as error:
-          raise errors.ResumeError(
-              f"The data state {path} is not JSON ({error}); remove this checkpoint to go on from the one before."
-          ) from error
-        if isinstance(state, dict) and "identity" in state:
-          return state
+    state = orbax_state.find_state(epath.Path(checkpoint_dir) / str(step) / item)
+    if state is not None:
+      return state
   return None
 
 
@@ -66,19 +57,28 @@ def find_start(
     stream: stream_lib.Stream,
     schedule: schedule_lib.BatchSchedule,
     content: steps.Content,
-) -> tuple[int, schedule_lib.BatchSchedule]:
-  """The steps done and the schedule to go on with; process 0 decides for all."""
+    *,
+    corpus: corpus_change.CorpusPolicy | None = None,
+) -> state_lib.Start:
+  """Where the run goes on; process 0 decides for all."""
   decision = _from_process_0(_decide(options) if jax.process_index() == 0 else None)
   if decision["error"]:
     raise errors.ResumeError(decision["error"])
   if decision["state"] is not None:
-    return state_lib.read_state(decision["state"], stream, schedule, content)
+    return state_lib.read_state(
+        decision["state"],
+        stream,
+        schedule,
+        content,
+        corpus=corpus,
+        whole_batches=options.resumes_whole_batches,
+    )
   step, position = decision["step"], options.olmo_initial_position
   if position < 0:
-    return step, schedule
+    return state_lib.Start(step, schedule, stream)
   if options.initial_step < 0 and step == 0:
     step = schedule.step_at(position)
-  return step, schedule.anchored(step, position)
+  return state_lib.Start(step, schedule.anchored(step, position), stream)
 
 
 def check_agreement(what: dict[str, Any]) -> None:

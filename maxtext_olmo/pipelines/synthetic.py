@@ -60,8 +60,8 @@ def make_synthetic_train_iterator(
   options = options_lib.Options.read(config)
   schedule = options.schedule()
   source, stream = _stream(options, _TRAIN_INSTANCES, "train", None)
-  step, schedule = resume.find_start(options, stream, schedule, _CONTENT)
-  return _iterator(options, global_mesh, source, stream, schedule, first_step=step)
+  start = resume.find_start(options, stream, schedule, _CONTENT)
+  return _iterator(options, global_mesh, source, stream, start.schedule, first_step=start.step)
 
 
 def make_synthetic_eval_iterator(

@@ -73,6 +73,12 @@ def _add_build(commands: Any) -> None:
       ),
   )
   parser.add_argument(
+      "--source-permutation-seed",
+      type=int,
+      metavar="SEED",
+      help="shuffle the files as OLMo-core does with this seed (default: the manifest's order)",
+  )
+  parser.add_argument(
       "--dtype",
       default="uint32",
       choices=("uint8", "uint16", "uint32", "uint64"),
@@ -124,12 +130,15 @@ def run_build(args: argparse.Namespace) -> int:
   """Builds an index."""
   from maxtext_olmo.corpus import index as index_lib
   from maxtext_olmo.corpus import mix
+  from maxtext_olmo.corpus import olmo_core
   from maxtext_olmo.errors import CorpusError
 
   directory = os.path.dirname(os.path.abspath(args.output))
   if not os.path.isdir(directory):  # Better now than after an hour of checksums.
     raise CorpusError(f"The directory of the output does not exist: {directory}.")
   entries = mix.read_mix(args.mix_file, tokenizer=args.tokenizer)
+  if args.source_permutation_seed is not None:
+    entries = olmo_core.permute_sources(entries, args.source_permutation_seed)
   base = args.base or os.path.dirname(os.path.abspath(args.mix_file))
   index = index_lib.build_index(
       [(entry.path, entry.label) for entry in entries],

@@ -1,6 +1,7 @@
 """Tests of the orders."""
 
 import pickle
+import tempfile
 
 import hypothesis
 import numpy as np
@@ -9,13 +10,14 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs
 from maxtext_olmo.order import permutations
 
 
 class OrderTest(parameterized.TestCase):
 
   @hypothesis.given(
-      name=st.sampled_from(["feistel", "sequential"]),
+      name=st.sampled_from(list(permutations.order_names())),
       chunks=st.integers(1, 500),
       chunk_size=st.sampled_from([1, 2, 4, 7]),
       seed=st.integers(0, 2**63),
@@ -26,8 +28,11 @@ class OrderTest(parameterized.TestCase):
       self, name, chunks, chunk_size, seed, epoch
   ):
     n = chunks * chunk_size
-    order = permutations.make_order(name, num_instances=n, seed=seed, chunk_size=chunk_size)
-    ids = order.ids(epoch, np.arange(n))
+    with tempfile.TemporaryDirectory() as cache:
+      order = permutations.make_order(
+          name, num_instances=n, seed=seed, chunk_size=chunk_size, cache_dir=cache
+      )
+      ids = order.ids(epoch, np.arange(n))
     np.testing.assert_array_equal(np.sort(ids), np.arange(n))
     whole = ids.reshape(-1, chunk_size)
     np.testing.assert_array_equal(whole - whole[:, :1], np.tile(np.arange(chunk_size), (chunks, 1)))
@@ -84,12 +89,16 @@ class OrderTest(parameterized.TestCase):
     with self.assertRaises(errors.OrderError):
       permutations.make_order("feistel", num_instances=num_instances, seed=0, chunk_size=chunk_size)
 
-  def test_the_maxtext_permutation_is_the_documented_one(self):
-    # From the formula: default_rng(first 8 bytes, little endian, of sha256("olmo-shuffle:7:2")).permutation(12).
-    np.testing.assert_array_equal(
-        permutations.maxtext_permutation(12, 7, 2),
-        np.random.default_rng(5869221157303042828).permutation(12),
-    )
+  def test_epochs_may_differ_in_length(self):
+    lengths = epochs.Epochs(((0, 10), (2, 16)))
+    grown = permutations.make_order("feistel", num_instances=16, seed=3, epochs=lengths)
+    small = permutations.make_order("feistel", num_instances=10, seed=3)
+    large = permutations.make_order("feistel", num_instances=16, seed=3)
+    run = grown.at(np.arange(52))
+    np.testing.assert_array_equal(run[:20], small.at(np.arange(20)))
+    for epoch in (2, 3):
+      start = 20 + 16 * (epoch - 2)
+      np.testing.assert_array_equal(run[start : start + 16], large.ids(epoch, np.arange(16)))
 
 
 if __name__ == "__main__":

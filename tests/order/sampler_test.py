@@ -1,5 +1,6 @@
 """Tests of the record-level sampler."""
 
+import hashlib
 import pickle
 
 import numpy as np
@@ -9,6 +10,10 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import sampler as sampler_lib
+
+
+def _cache():
+  return absltest.get_default_test_tmpdir()
 
 
 def _keys(sampler, count):
@@ -22,7 +27,12 @@ class BlocksTest(parameterized.TestCase):
   def test_each_host_serves_its_block_of_each_epoch(self, order):
     samplers = [
         sampler_lib.OlmoIndexSampler(
-            total_instances=23, seed=5, shard_index=h, shard_count=4, order=order
+            total_instances=23,
+            seed=5,
+            shard_index=h,
+            shard_count=4,
+            order=order,
+            cache_dir=_cache(),
         )
         for h in range(4)
     ]
@@ -37,8 +47,12 @@ class BlocksTest(parameterized.TestCase):
         self.assertEqual(_keys(sampler, 15)[5 * epoch : 5 * epoch + 5], block.tolist())
 
   def test_the_maxtext_order_is_the_documented_permutation(self):
-    sampler = sampler_lib.OlmoIndexSampler(total_instances=50, seed=9, order="maxtext")
-    np.testing.assert_array_equal(_keys(sampler, 50), permutations.maxtext_permutation(50, 9, 0))
+    sampler = sampler_lib.OlmoIndexSampler(
+        total_instances=50, seed=9, order="maxtext", cache_dir=_cache()
+    )
+    digest = hashlib.sha256(b"olmo-shuffle:9:0").digest()
+    rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    np.testing.assert_array_equal(_keys(sampler, 50), rng.permutation(50))
 
   def test_without_shuffle_instances_come_in_corpus_order(self):
     sampler = sampler_lib.OlmoIndexSampler(
@@ -50,7 +64,7 @@ class BlocksTest(parameterized.TestCase):
   def test_initial_step_is_an_offset_into_the_stream(self, order):
     def make(initial_step):
       return sampler_lib.OlmoIndexSampler(
-          total_instances=10, seed=1, initial_step=initial_step, order=order
+          total_instances=10, seed=1, initial_step=initial_step, order=order, cache_dir=_cache()
       )
 
     self.assertEqual(_keys(make(7), 20), _keys(make(0), 27)[7:])
@@ -90,6 +104,26 @@ class GlobalBatchesTest(parameterized.TestCase):
             per_worker[w][round_ * rows : (round_ + 1) * rows], expected[t, host].tolist()
         )
 
+  @parameterized.parameters(1, 2)
+  def test_the_olmo_core_order_drops_each_epochs_tail(self, hosts):
+    order = permutations.make_order(
+        "olmo_core", num_instances=22, seed=2, chunk_size=2, cache_dir=_cache()
+    )
+    for host in range(hosts):
+      sampler = sampler_lib.OlmoIndexSampler(
+          total_instances=22,
+          seed=2,
+          shard_index=host,
+          shard_count=hosts,
+          batch_size=8 // hosts,
+          order="olmo_core",
+          chunk_size=2,
+          cache_dir=_cache(),
+      )
+      # 22 instances make two batches of 8; the third batch is the first of the next epoch.
+      expected = order.at(np.concatenate([np.arange(16), 22 + np.arange(8)])).reshape(3, hosts, -1)
+      self.assertEqual(_keys(sampler, 24 // hosts), expected[:, host].ravel().tolist())
+
   def test_an_initial_step_inside_a_batch_goes_on_with_the_next_record(self):
     def keys(initial_step, count):
       sampler = sampler_lib.OlmoIndexSampler(
@@ -113,7 +147,12 @@ class SamplerTest(parameterized.TestCase):
   @parameterized.parameters("maxtext", "feistel")
   def test_it_survives_pickling_without_its_caches(self, order):
     sampler = sampler_lib.OlmoIndexSampler(
-        total_instances=100_000, seed=1, order=order, batch_size=8, worker_count=2
+        total_instances=100_000,
+        seed=1,
+        order=order,
+        batch_size=8,
+        worker_count=2,
+        cache_dir=_cache(),
     )
     expected = _keys(sampler, 40)
     data = pickle.dumps(sampler)
@@ -138,6 +177,7 @@ class SamplerTest(parameterized.TestCase):
       (dict(worker_count=-1), "worker_count must not be negative"),
       (dict(shard_count=20), "do not give each of 20 hosts one"),
       (dict(order="nonsense"), "not a known order"),
+      (dict(order="olmo_core"), "olmo_core order needs batch_size"),
   )
   def test_what_cannot_work_is_a_config_error(self, arguments, message):
     with self.assertRaisesRegex(errors.ConfigError, message):

@@ -6,6 +6,7 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs
 from maxtext_olmo.order import schedule
 
 _STAGES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=5).map(
@@ -23,18 +24,73 @@ class BatchScheduleTest(parameterized.TestCase):
     self.assertEqual([ramp.start(k) for k in range(5)], [0, 4, 8, 12, 20])
     self.assertEqual(ramp.sizes, (4, 8))
 
-  @hypothesis.given(stages=_STAGES, anchor=st.tuples(st.integers(0, 30), st.integers(0, 99)))
-  @hypothesis.settings(deadline=None)
-  def test_it_equals_a_walk_over_the_steps(self, stages, anchor):
-    anchored = schedule.BatchSchedule(stages).anchored(*anchor)
+  def test_the_example_with_epochs_holds(self):
+    cut = schedule.BatchSchedule(((0, 4),)).within(epochs.Epochs.constant(10))
+    self.assertEqual([cut.start(k) for k in range(5)], [0, 4, 10, 14, 20])
+    self.assertEqual([cut.position(k) for k in range(5)], [0, 4, 8, 14, 18])
+    self.assertEqual([cut.step_at(p) for p in (7, 8, 9, 10, 17, 18)], [1, 2, 2, 2, 3, 4])
+
+  @hypothesis.given(
+      stages=_STAGES,
+      anchor=st.tuples(st.integers(0, 30), st.integers(0, 99)),
+      by_position=st.booleans(),
+      lengths=st.one_of(
+          st.none(),
+          st.lists(st.tuples(st.integers(1, 3), st.integers(12, 40)), min_size=1, max_size=3),
+      ),
+  )
+  @hypothesis.settings(deadline=None, max_examples=300)
+  def test_it_equals_a_walk_over_the_steps(self, stages, anchor, by_position, lengths):
+    anchored = schedule.BatchSchedule(stages, by_position=by_position)
+    within = None
+    if lengths is not None:
+      firsts = [sum(count for count, _ in lengths[:i]) for i in range(len(lengths))]
+      within = epochs.Epochs(tuple(zip(firsts, (length for _, length in lengths))))
+      anchored = anchored.within(within)
+    anchored = anchored.anchored(*anchor)
     position = anchor[1]
     for step in range(anchor[0], anchor[0] + 40):
-      self.assertEqual(anchored.start(step), position)
-      size = [size for first, size in stages if first <= step][-1]
+      reached = position if by_position else step
+      size = [size for first, size in stages if first <= reached][-1]
+      start = position
+      if within is not None:
+        end = within.start(within.epoch(position) + 1)
+        start = position if position + size <= end else end
+      self.assertEqual(anchored.position(step), position)
+      self.assertEqual(anchored.start(step), start)
       self.assertEqual(anchored.size(step), size)
-      for offset in (0, size - 1):
-        self.assertEqual(anchored.step_at(position + offset), step)
-      position += size
+      for place in {position, start, start + size - 1}:
+        self.assertEqual(anchored.step_at(place), step)
+      position = start + size
+
+  def test_a_step_far_away_is_found_without_walking_there(self):
+    far = schedule.BatchSchedule(((0, 7), (10, 11))).within(epochs.Epochs.constant(10**9 + 7))
+    step = 10**15
+    start = far.start(step)
+    self.assertEqual(far.step_at(start), step)
+    self.assertLess(start % (10**9 + 7), 10**9)
+
+  def test_boundaries_may_be_in_tokens(self):
+    ramp = schedule.BatchSchedule.from_tokens(((0, 4), (90, 8)), sequence_length=8)
+    # 90 tokens are 12 samples of 8, of which the last is begun: the third step ends there.
+    self.assertEqual([ramp.size(k) for k in range(5)], [4, 4, 4, 8, 8])
+    moved = ramp.anchored(7, 9)
+    self.assertEqual([moved.size(k) for k in range(7, 10)], [4, 8, 8])
+
+  def test_factors_apply_to_the_initial_size_and_do_not_accumulate(self):
+    ramp = schedule.BatchSchedule.from_factors(8, ((2, 0.5), (4, 2), (6, 1.99)))
+    self.assertEqual(ramp.stages, ((0, 8), (2, 4), (4, 16), (6, 15)))
+    self.assertEqual(
+        schedule.BatchSchedule.from_factors(8, ((0, 0.25), (64, 1)), sequence_length=8),
+        schedule.BatchSchedule.from_tokens(((0, 2), (64, 8)), sequence_length=8),
+    )
+    for factor in (0.1, 0, -1, float("nan"), float("inf")):
+      with self.assertRaisesRegex(errors.ConfigError, "at least one row: 8 rows times"):
+        schedule.BatchSchedule.from_factors(8, ((0, factor),))
+
+  def test_a_batch_that_fits_into_no_epoch_is_a_config_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "batch of 9 rows does not fit .* 8 instances"):
+      schedule.BatchSchedule.constant(9).within(epochs.Epochs(((0, 8), (1, 20))))
 
   def test_an_anchor_that_agrees_changes_nothing(self):
     constant = schedule.BatchSchedule.constant(8)
@@ -53,7 +109,7 @@ class BatchScheduleTest(parameterized.TestCase):
   @parameterized.parameters(
       ((), "begins at step 0"),
       (((1, 8),), "begins at step 0"),
-      (((0, 8), (0, 4)), "steps increase"),
+      (((0, 8), (0, 4)), "its steps increase"),
       (((0, 8), (5, 0)), "at least one row"),
   )
   def test_a_schedule_that_cannot_work_is_a_config_error(self, stages, message):

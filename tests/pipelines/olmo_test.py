@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import maxtext_olmo
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import permutations
 from maxtext_olmo.pipelines import olmo
 from maxtext_olmo.pipelines import options
 from tests import corpora
@@ -441,13 +442,10 @@ class DataLoaderTest(OlmoCase):
     self.assertIn("instance_mask", next(iter(self._loader(shift_to_inputs_targets=False))))
 
   def test_the_maxtext_order_is_served_too(self):
-    got = self._inputs(self._loader(order="maxtext"), 3)
-    order = maxtext_olmo.OlmoIndexSampler(total_instances=123, seed=11).num_instances
-    self.assertEqual(order, 123)
-    from maxtext_olmo.order import permutations
-
-    expected = self.rows[permutations.maxtext_permutation(123, 11, 0)[:12]]
-    np.testing.assert_array_equal(np.concatenate(got), expected)
+    cache = self.create_tempdir().full_path
+    got = self._inputs(self._loader(order="maxtext", order_cache_dir=cache), 3)
+    order = permutations.make_order("maxtext", num_instances=123, seed=11, cache_dir=cache)
+    np.testing.assert_array_equal(np.concatenate(got), self.rows[order.ids(0, np.arange(12))])
 
   def test_grain_state_restores_into_the_same_workers(self):
     iterator = iter(self._loader())

@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.pipelines import options
 
 
@@ -73,10 +74,25 @@ class OptionsTest(parameterized.TestCase):
       ({"initial_step": -2}, "initial_step=-2 must be -1, 0 or more"),
       ({"olmo_num_epochs": -1}, "olmo_num_epochs=-1 must not be negative"),
       ({"olmo_batch_schedule": ((1, 4),)}, "begins at step 0"),
-      ({"olmo_batch_schedule": (3, 4)}, r"not a list of \(first step, rows\) pairs"),
+      ({"olmo_batch_schedule": (3, 4)}, r"not a list of \(boundary, rows\) pairs"),
       (
           {"olmo_batch_schedule": ((0, 4),), "global_batch_size_to_train_on": 4},
           "olmo_batch_schedule needs global_batch_size_to_train_on equal",
+      ),
+      ({"olmo_batch_schedule": ((0, 4.5),)}, r"not a list of \(boundary, rows\) pairs"),
+      ({"olmo_batch_rampup_factors": ((0, "x"),)}, r"not a list of \(boundary, factor\) pairs"),
+      ({"olmo_batch_rampup_factors": ((0, 0.01),)}, "at least one row: 8 rows times 0.01 are 0"),
+      (
+          {"olmo_batch_rampup_factors": ((0, 2),), "olmo_batch_schedule": ((0, 4),)},
+          "both set; a run takes one",
+      ),
+      ({"olmo_batch_schedule_unit": "weeks"}, "'weeks' must be one of steps, tokens"),
+      ({"olmo_order_resume": "olmo_core"}, "must be 'exact', or 'olmo_core' where"),
+      ({"olmo_order_resume": "theirs", "olmo_order": "olmo_core"}, "'theirs' must be 'exact'"),
+      ({"olmo_allow_corpus_change": "yes"}, "'yes' must be one of no, extend, any"),
+      (
+          {"olmo_eval_instances": 4, "olmo_order": "olmo_core"},
+          "cannot be held out of the olmo_core order.*olmo_eval_index_path",
       ),
       ({"olmo_path_remap_to": "/mnt"}, "olmo_path_remap_to is set without"),
       (
@@ -97,6 +113,28 @@ class OptionsTest(parameterized.TestCase):
     config = types.SimpleNamespace(**{**self._config().to_dict(), name: value})
     with self.assertRaisesRegex(errors.ConfigError, f"{name}={value!r} {message}"):
       options.Options.read(config)
+
+  def test_batch_schedules_come_from_steps_or_tokens_and_rows_or_factors(self):
+    def schedule(**values):
+      return options.Options.read(
+          self._config(global_batch_size_to_load=8, max_target_length=4, **values)
+      ).schedule()
+
+    pairs = ((0, 4), (10, 16))
+    tokens = {"olmo_batch_schedule_unit": "tokens"}
+    self.assertEqual(schedule(olmo_batch_schedule=pairs), schedule_lib.BatchSchedule(pairs))
+    self.assertEqual(
+        schedule(olmo_batch_schedule=pairs, **tokens),
+        schedule_lib.BatchSchedule(((0, 4), (3, 16)), by_position=True),
+    )
+    self.assertEqual(
+        schedule(olmo_batch_rampup_factors=((10, 2), (20, 1.5))),
+        schedule_lib.BatchSchedule(((0, 8), (10, 16), (20, 12))),
+    )
+    self.assertEqual(
+        schedule(olmo_batch_rampup_factors=((10, 2),), **tokens),
+        schedule_lib.BatchSchedule(((0, 8), (3, 16)), by_position=True),
+    )
 
   def test_other_dataset_types_need_no_index(self):
     options.Options.read(self._config(dataset_type="synthetic", olmo_index_path=""))

@@ -47,8 +47,8 @@ class ResumeTest(parameterized.TestCase):
 
   def start(self, **values):
     options = options_lib.Options.read(self.config(**values))
-    step, schedule = resume.find_start(options, self.stream, options.schedule(), _CONTENT)
-    return step, schedule.start(step)
+    start = resume.find_start(options, self.stream, options.schedule(), _CONTENT)
+    return start.step, start.schedule.start(start.step)
 
   def state(self, step, size=8):
     schedule = schedule_lib.BatchSchedule.constant(size)

@@ -38,10 +38,10 @@ class StateTest(parameterized.TestCase):
     self.assertEqual((self.state["step"], self.state["position"]), (5, 40))
 
   def test_it_restores_the_step_under_the_same_schedule(self):
-    self.assertEqual(self._read(), (5, self.schedule))
+    self.assertEqual(self._read(), (5, self.schedule, self.stream))
 
   def test_another_batch_size_goes_on_from_the_position(self):
-    step, schedule = self._read(schedule=schedule_lib.BatchSchedule.constant(16))
+    step, schedule, _ = self._read(schedule=schedule_lib.BatchSchedule.constant(16))
     self.assertEqual((step, schedule.start(5), schedule.start(6)), (5, 40, 56))
     again = state_lib.make_state(self.stream, schedule, _CONTENT, 6)
     self.assertEqual((again["position"], again["anchor"]), (56, [5, 40]))
@@ -70,7 +70,7 @@ class StateTest(parameterized.TestCase):
 
   def test_another_sequence_length_of_the_same_corpus_goes_on_at_the_same_token(self):
     stream = stream_lib.train_stream(self.index.with_sequence_length(16), order="feistel", seed=3)
-    step, schedule = self._read(stream=stream)
+    step, schedule, _ = self._read(stream=stream)
     self.assertEqual((step, schedule.start(step)), (5, 20))
 
   def test_a_position_inside_a_longer_instance_is_refused(self):

@@ -1,0 +1,112 @@
+"""Orders: which instance comes at which place of which epoch.
+
+An order is a function: `order.ids(epoch, places)` gives the instance ids at those places, for whole arrays at once, and
+`order.locate(positions)` says which epoch and place a position of the run is. With `chunk_size` c, the permutation is
+over chunks of c consecutive instances, which stay together and in order:
+
+    chunk_size 2, 6 instances, chunks permuted to (2, 0, 1):   places 0 1 2 3 4 5  →  ids 4 5 0 1 2 3
+
+so that a run that halves its sequence length (and so doubles its instances and its chunk size) reads the same tokens.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+from typing import Self
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
+
+
+class Order(abc.ABC):
+  """A permutation of `num_instances` instances for each epoch; epochs count from 0.
+
+  Args:
+    num_instances: Of an epoch.
+    seed: Of the permutations.
+    chunk_size: Instances that stay together.
+    epochs: The lengths of epochs, where they have not always had `num_instances` instances.
+  """
+
+  name: str
+  # Whether a batch that would cross the end of an epoch starts at the next one.
+  drops_tails = False
+  # Whether it is another system's order, which no held-out part may change.
+  foreign = False
+
+  def __init__(
+      self,
+      *,
+      num_instances: int,
+      seed: int,
+      chunk_size: int = 1,
+      epochs: epochs_lib.Epochs | None = None,
+  ):
+    if num_instances < 1:
+      raise errors.OrderError(f"An order needs at least one instance, got {num_instances}.")
+    self.epochs = epochs or epochs_lib.Epochs.constant(num_instances)
+    if chunk_size < 1 or any(n % chunk_size for _, n in self.epochs.lengths):
+      raise errors.OrderError(
+          f"{num_instances} instances do not divide into chunks of {chunk_size}; build the index"
+          " with max_target_sequence_length, which keeps whole chunks only."
+      )
+    self.num_instances = num_instances
+    self.seed = seed
+    self.chunk_size = chunk_size
+
+  @abc.abstractmethod
+  def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    """The chunk numbers (int64) at some places of the chunk order of an epoch."""
+
+  def ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    """The instance ids (int64) at some places of an epoch, in the order of the places."""
+    places = np.asarray(places, np.int64)
+    length = self.epochs.length(epoch)
+    if places.size and not (0 <= places.min() and places.max() < length):
+      raise errors.OrderError(
+          f"Places of an epoch lie in [0, {length}), got {places.min()} to {places.max()}."
+      )
+    if self.chunk_size == 1:
+      return self._chunks(epoch, places)
+    chunk, rest = np.divmod(places, self.chunk_size)
+    return self._chunks(epoch, chunk) * self.chunk_size + rest
+
+  def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The epoch and the place within it of positions that count over the whole run."""
+    return self.epochs.locate(positions)
+
+  def at(self, positions: np.ndarray) -> np.ndarray:
+    """The instance ids at some positions of the run; they may span epochs."""
+    epochs, places = self.locate(positions)
+    if epochs.size == 0:
+      return places
+    first, last = int(epochs.min()), int(epochs.max())
+    if first == last:
+      return self.ids(first, places)
+    ids = np.empty_like(places)
+    for epoch in range(first, last + 1):
+      here = epochs == epoch
+      ids[here] = self.ids(epoch, places[here])
+    return ids
+
+  def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
+    """The same order over epochs of other lengths."""
+    other = copy.copy(self)
+    other.epochs = epochs
+    other.num_instances = epochs.lengths[-1][1]
+    return other
+
+  def prepare(self, position: int) -> None:  # noqa: B027
+    """Called before workers are made that will read from a position on; an order that is computed has nothing to do."""
+
+  def look_ahead(self, position: int) -> None:  # noqa: B027
+    """Called as a run goes on, so that what the next epoch needs can be made in the background."""
+
+  def __repr__(self) -> str:
+    return (
+        f"{type(self).__name__}(num_instances={self.num_instances}, seed={self.seed},"
+        f" chunk_size={self.chunk_size})"
+    )

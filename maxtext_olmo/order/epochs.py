@@ -1,0 +1,88 @@
+"""Epochs: which epoch and place a position of the run is, also where epochs differ in length.
+
+A corpus that files were appended to has longer epochs from some epoch on:
+
+    Epochs(((0, 5), (2, 8)))       epoch      0  1  2   3
+                                   length     5  5  8   8
+                                   start      0  5  10  18
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+
+import numpy as np
+
+from maxtext_olmo import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+  """Position ↔ (epoch, place), by bisection over the lengths that epochs have had.
+
+  Attributes:
+    lengths: `(first epoch, places)` pairs; the first is of epoch 0, and the last holds for good.
+  """
+
+  lengths: tuple[tuple[int, int], ...]
+
+  def __post_init__(self):
+    firsts = [first for first, _ in self.lengths]
+    if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
+      raise errors.OrderError(
+          f"Lengths of epochs begin with epoch 0 and go up, got {list(self.lengths)}."
+      )
+    if any(length < 1 for _, length in self.lengths):
+      raise errors.OrderError(f"An epoch needs at least one place, got {list(self.lengths)}.")
+
+  @classmethod
+  def constant(cls, length: int) -> Epochs:
+    """Every epoch has `length` places."""
+    return cls(((0, length),))
+
+  @functools.cached_property
+  def parts(self) -> tuple[tuple[int, int, int], ...]:
+    """For each length: the first position, the first epoch, the length."""
+    found, start = [], 0
+    for i, (first, length) in enumerate(self.lengths):
+      if i:
+        before, length_before = self.lengths[i - 1]
+        start += (first - before) * length_before
+      found.append((start, first, length))
+    return tuple(found)
+
+  def length(self, epoch: int) -> int:
+    """How many places an epoch has."""
+    return self._part_of_epoch(epoch)[2]
+
+  def start(self, epoch: int) -> int:
+    """The position of an epoch's first place."""
+    start, first, length = self._part_of_epoch(epoch)
+    return start + (epoch - first) * length
+
+  def epoch(self, position: int) -> int:
+    """The epoch of a position."""
+    if position < 0:
+      raise errors.OrderError(f"Positions count from 0, got {position}.")
+    start, first, length = self.parts[
+        bisect.bisect_right([part[0] for part in self.parts], position) - 1
+    ]
+    return first + (position - start) // length
+
+  def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The epochs and the places within them of some positions (int64)."""
+    positions = np.asarray(positions, np.int64)
+    if len(self.parts) == 1:
+      epochs, places = np.divmod(positions, self.parts[0][2])
+      return epochs, places
+    starts, firsts, lengths = (np.array(column, np.int64) for column in zip(*self.parts))
+    part = np.searchsorted(starts, positions, side="right") - 1
+    epochs, places = np.divmod(positions - starts[part], lengths[part])
+    return epochs + firsts[part], places
+
+  def _part_of_epoch(self, epoch: int) -> tuple[int, int, int]:
+    if epoch < 0:
+      raise errors.OrderError(f"Epochs count from 0, got {epoch}.")
+    return self.parts[bisect.bisect_right([first for first, _ in self.lengths], epoch) - 1]
