@@ -119,10 +119,7 @@ class LoaderState:
           f" {index.max_target_sequence_length}: the instances are others. Build the index with"
           " --max-target-sequence-length as the run had it."
       )
-    if (
-        index.max_target_sequence_length is None
-        and index.sequence_length != self.sequence_length
-    ):
+    if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
       raise errors.ResumeError(
           f"The loader had a sequence length of {self.sequence_length}, the index has {index.sequence_length}. Without"
           " max_target_sequence_length that is another order, which OLMo-core would go on with in silence: build the"

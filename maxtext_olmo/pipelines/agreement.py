@@ -63,7 +63,9 @@ def from_process_0(decide: Callable[[], Any]) -> Any:
   if error is not None:
     raise error
   if "error" in outcome:
-    raise errors.ResumeError(f"Process 0 could not decide where the run goes on: {outcome['error']}")
+    raise errors.ResumeError(
+        f"Process 0 could not decide where the run goes on: {outcome['error']}"
+    )
   return outcome["value"]
 
 
@@ -76,7 +78,9 @@ def check_equal(values: Mapping[str, Any]) -> None:
   for process, text in enumerate(texts):
     if text != texts[0]:
       other = json.loads(text)
-      differing = {k: (first.get(k), other.get(k)) for k in {*first, *other} if first.get(k) != other.get(k)}
+      differing = {
+          k: (first.get(k), other.get(k)) for k in {*first, *other} if first.get(k) != other.get(k)
+      }
       raise errors.ConfigError(
           f"Processes 0 and {process} would read different streams: {differing} (process 0 first). Give all processes"
           " the same index and config."

@@ -159,7 +159,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   @property
   def position(self) -> int:
     """Places of the order consumed."""
-    return self._schedule.position(self._step)
+    return state_lib.position_after(self._stream, self._schedule, self._step)
 
   @property
   def stream(self) -> stream_lib.Stream:
@@ -203,9 +203,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Begins to prepare batches, so that the first one is there when it is asked for."""
     if self._batches is not None:
       return
-    self._dataset = self._make_dataset(
-        state_lib.Start(self._step, self._schedule, self._stream)
-    )
+    self._dataset = self._make_dataset(state_lib.Start(self._step, self._schedule, self._stream))
     if len(self._dataset):
       self._stream.order.prepare(self._schedule.start(self._step))
     self._batches = self._open(self._dataset)

@@ -12,20 +12,20 @@ from absl import logging
 
 from maxtext_olmo import errors
 from maxtext_olmo.batches import repetition
-from maxtext_olmo.batches import steps
 from maxtext_olmo.batches import transforms
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import verify
-from maxtext_olmo.devices import sharding
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import agreement
 from maxtext_olmo.pipelines import corpus_change
 from maxtext_olmo.pipelines import iterator as iterator_lib
 from maxtext_olmo.pipelines import options as options_lib
 from maxtext_olmo.pipelines import registry
 from maxtext_olmo.pipelines import resume
+from maxtext_olmo.pipelines import wiring
 
 
 def make_olmo_grain_train_iterator(
@@ -40,7 +40,53 @@ def make_olmo_grain_train_iterator(
   """
   del process_indices
   options = options_lib.Options.read(config)
-  index = _open_index(options.olmo_index_path, options)
+  index = agreement.together(
+      lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
+  )
+  return _train(options, global_mesh, index)
+
+
+def make_olmo_grain_eval_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
+) -> iterator_lib.OlmoIterator:
+  """One pass over the held-out instances, or another index, always from its beginning."""
+  del process_indices
+  options = options_lib.Options.read(config)
+  if not (options.olmo_eval_index_path or options.olmo_eval_instances):
+    raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
+  path = options.olmo_eval_index_path or options.olmo_index_path
+  index = agreement.together(lambda: _open_index(path, options), "opening the corpus of evaluation")
+  return _eval(options, global_mesh, index)
+
+
+def _make_both(
+    config: Any, mesh: jax.sharding.Mesh
+) -> tuple[iterator_lib.OlmoIterator, iterator_lib.OlmoIterator]:
+  """Both iterators; where they share an index, its files are looked at once."""
+  options = options_lib.Options.read(config)
+
+  def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
+    train = _open_index(options.olmo_index_path, options)
+    other = options.olmo_eval_index_path
+    return train, _open_index(other, options) if other else train
+
+  train_index, eval_index = agreement.together(open_indexes, "opening the corpus")
+  train = _train(options, mesh, train_index)
+  try:
+    return train, _eval(options, mesh, eval_index)
+  except BaseException:
+    train.close()
+    raise
+
+
+DATASET_TYPE = registry.DatasetType(
+    make_olmo_grain_train_iterator, make_olmo_grain_eval_iterator, _make_both
+)
+
+
+def _train(
+    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+) -> iterator_lib.OlmoIterator:
   stream = stream_lib.train_stream(
       index,
       order=options.order_name,
@@ -52,29 +98,14 @@ def make_olmo_grain_train_iterator(
   schedule = options.schedule()
   if stream.order.drops_tails:
     schedule = schedule.within(stream.order.epochs)
-  spec = sharding.partition_spec(global_mesh, options.data_sharding)
-  layouts = {
-      size: sharding.BatchLayout(
-          global_mesh,
-          spec,
-          size if options.has_batch_schedule else options.global_batch_size_to_load,
-          options.max_target_length,
-      )
-      for size in schedule.sizes
-  }
-  content = _content(options)
+  layouts = wiring.train_layouts(options, mesh, schedule)
+  content = wiring.content(options)
   corpus = corpus_change.CorpusPolicy(
       index,
       options.olmo_allow_corpus_change,
       options.checkpoint_dir if options.enable_checkpointing else "",
   )
-  resume.check_agreement(
-      {
-          **stream.identity(),
-          "stages": [list(s) for s in schedule.stages],
-          "resume": [options.olmo_order_resume, options.olmo_allow_corpus_change],
-      }
-  )
+  wiring.check_agreement(options, stream)
   start = resume.find_start(options, stream, schedule, content, corpus=corpus)
   corpus.keep_copy()
   iterator = iterator_lib.OlmoIterator(
@@ -83,7 +114,7 @@ def make_olmo_grain_train_iterator(
       start.schedule,
       layouts,
       content=content,
-      prefetch=_prefetch(options),
+      prefetch=wiring.prefetch(options),
       first_step=start.step,
       pad_after_end=options.generate_padding_batch_train,
       corpus=corpus,
@@ -93,41 +124,23 @@ def make_olmo_grain_train_iterator(
   return iterator
 
 
-def make_olmo_grain_eval_iterator(
-    config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
+def _eval(
+    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
 ) -> iterator_lib.OlmoIterator:
-  """One pass over the held-out instances, or another index, always from its beginning."""
-  del process_indices
-  options = options_lib.Options.read(config)
-  if options.olmo_eval_index_path:
-    index = _open_index(options.olmo_eval_index_path, options)
-    stream = stream_lib.eval_stream(index)
-  elif options.olmo_eval_instances:
-    index = _open_index(options.olmo_index_path, options)
-    stream = stream_lib.eval_stream(index, held_out_instances=options.olmo_eval_instances)
-  else:
-    raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
-  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
-  layout = sharding.BatchLayout(
-      global_mesh,
-      sharding.partition_spec(global_mesh, options.data_sharding),
-      options.global_batch_size_to_load_eval,
-      options.max_target_length,
-  )
-  resume.check_agreement({**stream.identity(), "eval_batch": options.global_batch_size_to_eval_on})
+  held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
+  stream = stream_lib.eval_stream(index, held_out_instances=held_out)
+  layouts = wiring.eval_layouts(options, mesh)
+  wiring.check_agreement(options, stream)
   return iterator_lib.OlmoIterator(
       _source(index, options),
       stream,
-      schedule,
-      {options.global_batch_size_to_eval_on: layout},
-      content=_content(options),
-      prefetch=_prefetch(options),
+      schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on),
+      layouts,
+      content=wiring.content(options),
+      prefetch=wiring.prefetch(options),
       restart_on_iter=True,
       pad_after_end=options.generate_padding_batch_eval,
   )
-
-
-DATASET_TYPE = registry.DatasetType(make_olmo_grain_train_iterator, make_olmo_grain_eval_iterator)
 
 
 def make_olmo_grain_data_loader(
@@ -217,23 +230,6 @@ def _source(
 ) -> source_lib.OlmoNpyDataSource:
   return source_lib.OlmoNpyDataSource(
       index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files
-  )
-
-
-def _content(options: options_lib.Options) -> steps.Content:
-  return steps.Content(
-      vocab_size=options.vocab_size,
-      ngram_filter=options.olmo_apply_ngram_filter,
-      document_eos_id=options.olmo_eos_id if options.olmo_document_mask else None,
-  )
-
-
-def _prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
-  return iterator_lib.Prefetch(
-      workers=options.grain_worker_count,
-      per_worker=max(1, options.grain_per_worker_buffer_size),
-      batches=options.olmo_prefetch_batches,
-      on_device=options.olmo_device_prefetch,
   )
 
 

@@ -84,6 +84,24 @@ _PAIRS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Keys that may differ between the processes of a run: where things are on a host, and who prepares its batches.
+_OF_A_HOST = frozenset(
+    (
+        "checkpoint_dir",
+        "grain_worker_count",
+        "grain_per_worker_buffer_size",
+        "olmo_index_path",
+        "olmo_path_remap_from",
+        "olmo_path_remap_to",
+        "olmo_eval_index_path",
+        "olmo_order_cache_dir",
+        "olmo_prefetch_batches",
+        "olmo_device_prefetch",
+        "olmo_max_open_files",
+    )
+)
+
+
 def defaults() -> dict[str, Any]:
   """Every data key and its default."""
   return {key.name: key.default for key in KEYS}
@@ -149,6 +167,8 @@ class Options:
       elif key.name != "data_sharding" and not _same_kind(value, key.default):
         problems.append(f"{key.name}={value!r} should be a {type(key.default).__name__}.")
         value = key.default
+      elif isinstance(value, float) and isinstance(key.default, int):
+        value = int(value)
       values[key.name] = value
     load = values["global_batch_size_to_load"]
     values["global_batch_size_to_train_on"] = values["global_batch_size_to_train_on"] or load
@@ -194,6 +214,10 @@ class Options:
           getattr(self, train) <= getattr(self, load),
           f"{train}={getattr(self, train)} exceeds {load}={getattr(self, load)}.",
       )
+    check(
+        self.vocab_size <= 2**31,
+        f"vocab_size={self.vocab_size} exceeds 2**31; batches are arrays of int32.",
+    )
     if self.dataset_type == "olmo_grain":
       self._check_olmo(check)
     return found
@@ -236,6 +260,10 @@ class Options:
         "olmo_document_mask needs olmo_eos_id, the token that ends a document.",
     )
     check(
+        not self.vocab_size or self.olmo_eos_id < self.vocab_size,
+        f"olmo_eos_id={self.olmo_eos_id} is outside the vocabulary of {self.vocab_size}.",
+    )
+    check(
         not (self.olmo_eval_index_path and self.olmo_eval_instances),
         "olmo_eval_index_path and olmo_eval_instances are both set; evaluation takes one.",
     )
@@ -265,6 +293,11 @@ class Options:
           self.global_batch_size_to_train_on == self.global_batch_size_to_load,
           f"{name} needs global_batch_size_to_train_on equal to global_batch_size_to_load.",
       )
+
+  def of_the_run(self) -> dict[str, str]:
+    """The values that all processes of a run must share, as text."""
+    names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_A_HOST]
+    return {name: repr(getattr(self, name)) for name in names}
 
   @property
   def order_name(self) -> str:

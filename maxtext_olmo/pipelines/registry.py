@@ -20,10 +20,17 @@ MakeIterator = Callable[[Any, jax.sharding.Mesh], Any]
 
 
 class DatasetType(NamedTuple):
-  """How to make the train and eval iterators of a dataset type from a config and a mesh."""
+  """How to make the train and eval iterators of a dataset type from a config and a mesh.
+
+  Attributes:
+    make_train: Makes the train iterator.
+    make_eval: Makes the eval iterator; None for a type without evaluation.
+    make_both: Makes both at once, where they share what is costly to open; else they are made one after the other.
+  """
 
   make_train: MakeIterator
   make_eval: MakeIterator | None = None
+  make_both: Callable[[Any, jax.sharding.Mesh], tuple[Any, Any]] | None = None
 
 
 _REGISTERED: dict[str, DatasetType] = {}
@@ -45,8 +52,11 @@ def create_data_iterator(config: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any
   """The train iterator, and the eval iterator where `eval_interval` asks for one, of `config.dataset_type`."""
   name = getattr(config, "dataset_type", None)
   dataset_type = _find(str(getattr(name, "value", name)))
+  wants_eval = (getattr(config, "eval_interval", None) or 0) > 0
+  if wants_eval and dataset_type.make_both is not None:
+    return dataset_type.make_both(config, mesh)
   train = dataset_type.make_train(config, mesh)
-  if (getattr(config, "eval_interval", None) or 0) <= 0:
+  if not wants_eval:
     return train, None
   if dataset_type.make_eval is None:
     train.close()

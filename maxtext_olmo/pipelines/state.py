@@ -40,6 +40,14 @@ _ADVICE = {
 }
 
 
+def position_after(
+    stream: stream_lib.Stream, schedule: schedule_lib.BatchSchedule, step: int
+) -> int:
+  """Places of the order that `step` steps have consumed; the padding of a last batch was none."""
+  position = schedule.position(step)
+  return position if stream.num_positions is None else min(position, stream.num_positions)
+
+
 def make_state(
     stream: stream_lib.Stream,
     schedule: schedule_lib.BatchSchedule,
@@ -51,7 +59,7 @@ def make_state(
   return {
       "format": _FORMAT,
       "step": step,
-      "position": schedule.position(step),
+      "position": position_after(stream, schedule, step),
       "anchor": [schedule.anchor_step, schedule.anchor_position],
       "sequence_length": stream.sequence_length,
       "identity": stream.identity(),
@@ -85,6 +93,7 @@ def read_state(
         f"This is not a data state of format {_FORMAT} as this library saves it: {str(state)[:200]!r}."
         " Without one, set initial_step or olmo_initial_position."
     )
+  _check_form(state)
   if corpus is not None:
     stream = corpus.stream_for(state, stream, lambda: _in_samples(state, stream))
   _check_identity(state["identity"], stream, corpus)
@@ -104,7 +113,35 @@ def read_state(
     schedule = schedule.within(stream.order.epochs)
   if whole_batches:
     position = _whole_batches(position, stream, schedule.size(step))
-  return Start(step, schedule.anchored(step, position), stream)
+  return Start(step, _anchored(schedule, state, step, position, stream.sequence_length), stream)
+
+
+def _check_form(state: dict[str, Any]) -> None:
+  """A state that was cut or edited is refused as such."""
+  wanted = {"step": int, "position": int, "sequence_length": int, "identity": dict, "content": dict}
+  for name, kind in wanted.items():
+    value = state.get(name)
+    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+      raise errors.ResumeError(
+          f"The data state is damaged: {name!r} is {value!r}. Restore it from another checkpoint, or set initial_step"
+          " or olmo_initial_position."
+      )
+
+
+def _anchored(
+    schedule: schedule_lib.BatchSchedule,
+    state: dict[str, Any],
+    step: int,
+    position: int,
+    sequence_length: int,
+) -> schedule_lib.BatchSchedule:
+  """The schedule with `step` at `position`, anchored where the state's was if that fits: its earlier steps stay known."""
+  anchor = state.get("anchor")
+  if anchor and state["sequence_length"] == sequence_length and 0 <= anchor[0] <= step:
+    kept = schedule.anchored(int(anchor[0]), int(anchor[1]))
+    if kept.position(step) == position:
+      return kept
+  return schedule.anchored(step, position)
 
 
 def _whole_batches(position: int, stream: stream_lib.Stream, size: int) -> int:
@@ -133,7 +170,7 @@ def _check_identity(
     return
   lines = [
       f"  {name}: the checkpoint has {was.get(name)!r}, this run has {now[name]!r}"
-      f" ({_ADVICE.get(name, 'they must agree')})"
+      f" ({_advice(name, was, stream)})"
       for name in differing
   ]
   raise errors.ResumeError(
@@ -141,6 +178,14 @@ def _check_identity(
       + "\n".join(lines)
       + "\nTo begin a new stream on purpose, do not restore the data state, and set initial_step=0."
   )
+
+
+def _advice(name: str, was: dict[str, Any], stream: stream_lib.Stream) -> str:
+  windows = str(was.get("split", "")).split(" ")[0]
+  if name == "split" and windows.isdigit():
+    count = int(windows) * stream.split.chunk_size
+    return f"set olmo_eval_instances={count}, which is as much at {stream.sequence_length} tokens"
+  return _ADVICE.get(name, "they must agree")
 
 
 def _in_samples(state: dict[str, Any], stream: stream_lib.Stream) -> int:

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from maxtext_olmo.batches import steps
-from maxtext_olmo.devices import sharding
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import split as split_lib
@@ -22,6 +21,7 @@ from maxtext_olmo.pipelines import iterator as iterator_lib
 from maxtext_olmo.pipelines import options as options_lib
 from maxtext_olmo.pipelines import registry
 from maxtext_olmo.pipelines import resume
+from maxtext_olmo.pipelines import wiring
 
 _TRAIN_INSTANCES = 1 << 30
 _EVAL_BATCHES = 4
@@ -60,8 +60,18 @@ def make_synthetic_train_iterator(
   options = options_lib.Options.read(config)
   schedule = options.schedule()
   source, stream = _stream(options, _TRAIN_INSTANCES, "train", None)
+  layouts = wiring.train_layouts(options, global_mesh, schedule)
+  wiring.check_agreement(options, stream)
   start = resume.find_start(options, stream, schedule, _CONTENT)
-  return _iterator(options, global_mesh, source, stream, start.schedule, first_step=start.step)
+  return iterator_lib.OlmoIterator(
+      source,
+      stream,
+      start.schedule,
+      layouts,
+      content=_CONTENT,
+      prefetch=wiring.prefetch(options),
+      first_step=start.step,
+  )
 
 
 def make_synthetic_eval_iterator(
@@ -71,8 +81,18 @@ def make_synthetic_eval_iterator(
   options = options_lib.Options.read(config)
   size = options.global_batch_size_to_eval_on
   source, stream = _stream(options, _EVAL_BATCHES * size, "eval", 1)
-  schedule = schedule_lib.BatchSchedule.constant(size)
-  return _iterator(options, global_mesh, source, stream, schedule, restart_on_iter=True)
+  layouts = wiring.eval_layouts(options, global_mesh)
+  wiring.check_agreement(options, stream)
+  return iterator_lib.OlmoIterator(
+      source,
+      stream,
+      schedule_lib.BatchSchedule.constant(size),
+      layouts,
+      content=_CONTENT,
+      prefetch=wiring.prefetch(options),
+      restart_on_iter=True,
+      pad_after_end=options.generate_padding_batch_eval,
+  )
 
 
 DATASET_TYPE = registry.DatasetType(make_synthetic_train_iterator, make_synthetic_eval_iterator)
@@ -94,19 +114,3 @@ def _stream(
       num_epochs=num_epochs,
   )
   return source, stream
-
-
-def _iterator(
-    options: options_lib.Options,
-    mesh: jax.sharding.Mesh,
-    source: SyntheticSource,
-    stream: stream_lib.Stream,
-    schedule: schedule_lib.BatchSchedule,
-    **kwargs: Any,
-) -> iterator_lib.OlmoIterator:
-  spec = sharding.partition_spec(mesh, options.data_sharding)
-  layouts = {
-      size: sharding.BatchLayout(mesh, spec, size, options.max_target_length)
-      for size in schedule.sizes
-  }
-  return iterator_lib.OlmoIterator(source, stream, schedule, layouts, content=_CONTENT, **kwargs)

@@ -58,11 +58,16 @@ def _add_import(commands: Any) -> None:
       help="go on with global batches of so many rows (default: the run's)",
   )
   parser.add_argument(
-      "--vocab-size", type=int, metavar="V", help="with --pad-id and --eos-id: check the fingerprint"
+      "--vocab-size",
+      type=int,
+      metavar="V",
+      help="with --pad-id and --eos-id: check the fingerprint",
   )
   parser.add_argument("--pad-id", type=int, metavar="ID", help="the run's padding token")
   parser.add_argument("--eos-id", type=int, metavar="ID", help="the run's end-of-document token")
-  parser.add_argument("--bos-id", type=int, metavar="ID", help="the run's first token, if it had one")
+  parser.add_argument(
+      "--bos-id", type=int, metavar="ID", help="the run's first token, if it had one"
+  )
   parser.add_argument(
       "--write",
       metavar="FILE",

@@ -54,7 +54,10 @@ def report(sizes: Sequence[int], *, seed: int, largest_stored: int) -> str:
     parts.append("\n".join(lines) + "\n")
   small = {name: small_orders(of) for name, of in _small_orders().items()}
   lines = [f"\n| all orders of {_SMALL}, {_SMALL_SEEDS:,} seeds | " + " | ".join(small) + " |"]
-  lines += ["|---|" + "---:|" * len(small), "| chi-square | " + " | ".join(map(_shown, small.values())) + " |"]
+  lines += [
+      "|---|" + "---:|" * len(small),
+      "| chi-square | " + " | ".join(map(_shown, small.values())) + " |",
+  ]
   return "".join([*parts, "\n".join(lines) + "\n"])
 
 

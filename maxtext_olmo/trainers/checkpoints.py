@@ -12,40 +12,22 @@ name) is not restored; it is moved out of the way, since its number will be need
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from maxtext_olmo import errors
+from maxtext_olmo.pipelines import agreement
+from maxtext_olmo.pipelines import resume
 
 _STATE, _DATA = "state", "data"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _ASIDE = ".uncommitted"
-
-
-def latest_committed_step(directory: str | os.PathLike[str]) -> int | None:
-  """The largest step with a committed checkpoint, or None."""
-  steps = [int(path.name) for path in _numbered(_absolute(directory)) if is_committed(path)]
-  return max(steps, default=None)
-
-
-def is_committed(path: epath.Path) -> bool:
-  """Whether a save ran to its end here; Orbax notes that in one of two ways, by kind of storage."""
-  if (path / "commit_success.txt").exists():
-    return True
-  try:
-    metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text())
-  except (OSError, ValueError):
-    return False
-  return bool(metadata.get("commit_timestamp_nsecs"))
 
 
 class Checkpoints:
@@ -61,7 +43,8 @@ class Checkpoints:
   ):
     self._directory = _absolute(directory)
     self._period = period
-    self.latest = _from_process_0(self._find_latest() if jax.process_index() == 0 else None)
+    # Process 0 looks for all: views of a shared disk may differ for a while.
+    self.latest: int | None = agreement.from_process_0(self._find_latest)
     self._saved = self.latest
     self._manager = ocp.CheckpointManager(
         self._directory,
@@ -143,7 +126,7 @@ class Checkpoints:
 
   def _find_latest(self) -> int | None:
     _tidy(self._directory)
-    return latest_committed_step(self._directory)
+    return resume.latest_committed_step(self._directory)
 
   def _check_shapes(self, step: int, abstract_state: Any) -> None:
     stored = _shapes(self._manager.item_metadata(step)[_STATE].tree["params"])
@@ -178,21 +161,13 @@ def _numbered(directory: epath.Path) -> list[epath.Path]:
   return [path for path in directory.iterdir() if path.name.isdigit()]
 
 
-def _from_process_0(step: int | None) -> int | None:
-  """What process 0 found, on all: views of a shared disk may differ for a while."""
-  if jax.process_count() == 1:
-    return step
-  found = int(multihost_utils.broadcast_one_to_all(np.int32(-1 if step is None else step)))
-  return None if found < 0 else found
-
-
 def _tidy(directory: epath.Path) -> None:
   """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
   for path in directory.iterdir() if directory.exists() else ():
     if _TEMPORARY in path.name:
       path.rmtree()
   for path in _numbered(directory):
-    if is_committed(path):
+    if resume.is_committed(path):
       continue
     names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
     aside = next(directory / name for name in names if not (directory / name).exists())

@@ -1,6 +1,5 @@
 """Tests of the ties to OLMo-core, against its own outputs."""
 
-
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -38,9 +37,7 @@ class OlmoCoreTest(parameterized.TestCase):
     index = self.index(_CASES[case["case"]])
     self.assertEqual(state.position(index), case["steps0"] * case["gbs0"] // 64)
     self.assertEqual(state.rows, case["gbs0"] // 64)
-    state.check_fingerprint(
-        olmo_core.fingerprint(index, vocab_size=100278, pad_id=1, eos_id=0)
-    )
+    state.check_fingerprint(olmo_core.fingerprint(index, vocab_size=100278, pad_id=1, eos_id=0))
 
   def test_later_epochs_count_from_the_whole_ones_before(self):
     case = _CASES["tiny_u16_epoch2"]
@@ -63,7 +60,10 @@ class OlmoCoreTest(parameterized.TestCase):
       olmo_core.LoaderState.from_json([], "state.json")
 
   @parameterized.parameters(
-      (dict(max_target_sequence_length=128), "had max_target_sequence_length=128, the index has None"),
+      (
+          dict(max_target_sequence_length=128),
+          "had max_target_sequence_length=128, the index has None",
+      ),
       (dict(sequence_length=32), "another order, which OLMo-core would go on with in silence"),
       (dict(tokens_processed=65), "inside an instance of 64"),
       (dict(tokens_processed=64 * 541), "read 541 instances of its epoch, the index has 540"),

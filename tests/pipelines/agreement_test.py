@@ -25,7 +25,8 @@ class AgreementTest(absltest.TestCase):
     self.assertIsInstance(theirs, errors.CorpusError)
     self.assertIsInstance(mine, errors.MaxtextOlmoError)
     self.assertRegex(
-        str(mine), "Process 1 of 2 failed while opening the index.*CorpusError: the mount is missing on 1"
+        str(mine),
+        "Process 1 of 2 failed while opening the index.*CorpusError: the mount is missing on 1",
     )
 
   def test_process_0_decides_for_all(self):

@@ -1,6 +1,7 @@
 """The laws of the design, on real processes: what a batch holds does not depend on who loads it."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -154,15 +155,32 @@ class LawsTest(parameterized.TestCase):
     got, _ = self.served(2, 1, {"data": 2}, 2, checkpoint_dir=directory)
     self.assert_equal(got, expected[7:])
 
-  def test_processes_with_different_streams_are_told_before_any_batch(self):
-    configs = [self.config(data_shuffle_seed=seed) for seed in (1, 2)]
+  def failures(self, configs):
     with self.assertRaises(distributed.DistributedError) as caught:
       distributed.run("tests.pipelines.laws_cases:differing_index", args=(configs, {"data": 2}))
     self.assertLen(caught.exception.failures, 2)
-    for failure in caught.exception.failures:
-      self.assertIsInstance(failure.error, errors.ConfigError)
-      self.assertIn("Processes 0 and 1 would read different streams", str(failure.error))
-      self.assertIn("seed", str(failure.error))
+    return [failure.error for failure in caught.exception.failures]
+
+  @parameterized.parameters(
+      {"data_shuffle_seed": 2},
+      {"olmo_initial_position": 40},
+      {"olmo_apply_ngram_filter": False},
+      {"global_batch_size_to_load": 4},
+  )
+  def test_processes_that_were_told_different_things_are_told_so_before_any_batch(self, **change):
+    for error in self.failures([self.config(), self.config(**change)]):
+      self.assertIsInstance(error, errors.ConfigError)
+      self.assertIn("Processes 0 and 1 would read different streams", str(error))
+      self.assertIn(next(iter(change)), str(error))
+
+  def test_data_that_is_missing_on_one_host_stops_all(self):
+    elsewhere = self.config(
+        olmo_path_remap_from=str(pathlib.Path(self.index_path).parent),
+        olmo_path_remap_to="/nowhere",
+    )
+    mine, theirs = self.failures([self.config(), elsewhere])
+    self.assertIsInstance(theirs, errors.CorpusError)
+    self.assertIn("Process 1 of 2 failed while opening the corpus", str(mine))
 
   def test_the_state_is_one_small_json_dict(self):
     _, state = self.reference(2)

@@ -277,6 +277,21 @@ class EvalTest(OlmoCase):
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, [np.asarray(batch["inputs"]) for batch in other])
 
+  def test_train_and_eval_look_at_each_file_once(self):
+    stats = []
+    original = os.stat
+
+    def counting(path, *args, **kwargs):
+      if str(path).endswith(".npy"):
+        stats.append(str(path))
+      return original(path, *args, **kwargs)
+
+    os.stat = counting
+    self.addCleanup(setattr, os, "stat", original)
+    self.make(eval_interval=5, olmo_eval_instances=10)
+    self.assertLen(stats, 4)
+    self.assertLen(set(stats), 4)
+
   def test_another_index_can_be_evaluated_on(self):
     path, rows = corpora.write_corpus(
         self.create_tempdir().full_path, tokens_per_file=(50,), seed=77

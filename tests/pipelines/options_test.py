@@ -94,6 +94,8 @@ class OptionsTest(parameterized.TestCase):
           {"olmo_eval_instances": 4, "olmo_order": "olmo_core"},
           "cannot be held out of the olmo_core order.*olmo_eval_index_path",
       ),
+      ({"vocab_size": 2**31 + 1}, r"exceeds 2\*\*31"),
+      ({"vocab_size": 100, "olmo_eos_id": 100}, "olmo_eos_id=100 is outside the vocabulary of 100"),
       ({"olmo_path_remap_to": "/mnt"}, "olmo_path_remap_to is set without"),
       (
           {"olmo_eval_instances": 4, "olmo_eval_index_path": "x"},
@@ -135,6 +137,19 @@ class OptionsTest(parameterized.TestCase):
         schedule(olmo_batch_rampup_factors=((10, 2),), **tokens),
         schedule_lib.BatchSchedule(((0, 8), (3, 16)), by_position=True),
     )
+
+  def test_a_whole_number_given_as_a_float_is_one(self):
+    config = types.SimpleNamespace(**{**self._config().to_dict(), "max_target_length": 64.0})
+    value = options.Options.read(config).max_target_length
+    self.assertIsInstance(value, int)
+
+  def test_what_all_processes_must_share_leaves_out_what_is_of_a_host(self):
+    read = options.Options.read(self._config())
+    shared = read.of_the_run()
+    self.assertIn("olmo_apply_ngram_filter", shared)
+    self.assertIn("olmo_initial_position", shared)
+    self.assertNotIn("olmo_index_path", shared)
+    self.assertNotIn("grain_worker_count", shared)
 
   def test_other_dataset_types_need_no_index(self):
     options.Options.read(self._config(dataset_type="synthetic", olmo_index_path=""))

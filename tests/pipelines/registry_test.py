@@ -104,6 +104,20 @@ class RegistryTest(absltest.TestCase):
     for iterator in (train, evaluation, again):
       iterator.close()
 
+  def test_synthetic_batches_are_as_large_as_is_loaded(self):
+    config = _config(
+        dataset_type="synthetic",
+        max_target_length=16,
+        global_batch_size_to_load=8,
+        global_batch_size_to_train_on=4,
+        grain_worker_count=1,
+    )
+    train, _ = registry.create_data_iterator(config, self.mesh)
+    inputs = next(train)["inputs"]
+    train.close()
+    self.assertEqual(inputs.shape, (8, 16))
+    self.assertFalse(np.asarray(inputs)[4:].any())
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -108,6 +108,11 @@ class ResumeTest(parameterized.TestCase):
     (self.checkpoints / "11" / "items").mkdir(parents=True)
     (self.checkpoints / "12.orbax-checkpoint-tmp-1" / "items").mkdir(parents=True)
     (self.checkpoints / "notes").mkdir()
+    # What a save that writes in place leaves when it is killed: the metadata, without the time of its end.
+    (self.checkpoints / "13").mkdir()
+    (self.checkpoints / "13" / "_CHECKPOINT_METADATA").write_text(
+        json.dumps({"init_timestamp_nsecs": 5, "commit_timestamp_nsecs": None})
+    )
     self.assertEqual(resume.latest_committed_step(str(self.checkpoints)), 3)
     self.assertEqual(self.start(), (4, 32))
 

@@ -84,6 +84,45 @@ class StateTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ResumeError, "not a data state of format 1"):
       self._read(state)
 
+  @parameterized.parameters("step", "position", "identity", "content", "sequence_length")
+  def test_a_damaged_state_is_refused_and_the_field_named(self, field):
+    state = {k: v for k, v in self.state.items() if k != field}
+    with self.assertRaisesRegex(errors.ResumeError, f"damaged: '{field}' is None"):
+      self._read(state)
+
+  def test_a_negative_position_is_refused(self):
+    with self.assertRaisesRegex(errors.ResumeError, "'position' is -4"):
+      self._read({**self.state, "position": -4})
+
+  def test_the_anchor_of_a_state_is_kept_where_it_fits(self):
+    anchored = self.schedule.anchored(5, 41)
+    state = state_lib.make_state(self.stream, anchored, _CONTENT, 9)
+    start = self._read(state)
+    self.assertEqual((start.step, start.schedule), (9, anchored))
+    self.assertEqual(start.schedule.start(6), 49)
+
+  def test_padding_at_the_end_of_a_finite_stream_was_no_sample(self):
+    total = self.stream.order.num_instances
+    self.assertNotEqual(total % 7, 0)
+    schedule = schedule_lib.BatchSchedule.constant(7)
+    finite = dataclasses.replace(self.stream, num_epochs=1)
+    state = state_lib.make_state(finite, schedule, _CONTENT, -(-total // 7))
+    self.assertEqual(state["position"], total)
+    longer = dataclasses.replace(self.stream, num_epochs=2)
+    start = self._read(state, stream=longer, schedule=schedule)
+    self.assertEqual(start.schedule.start(start.step), total)
+
+  def test_a_held_out_set_at_another_sequence_length_is_told_by_its_number(self):
+    held = stream_lib.train_stream(self.index, order="feistel", seed=3, held_out_instances=8)
+    state = state_lib.make_state(held, self.schedule, _CONTENT, 4)
+    longer = stream_lib.train_stream(
+        self.index.with_sequence_length(16), order="feistel", seed=3, held_out_instances=8
+    )
+    with self.assertRaisesRegex(
+        errors.ResumeError, "set olmo_eval_instances=4, which is as much at 16"
+    ):
+      self._read(state, stream=longer)
+
 
 if __name__ == "__main__":
   absltest.main()

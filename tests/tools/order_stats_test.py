@@ -24,7 +24,11 @@ class OrderStatsTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("none", lambda p: p, "displacement"),
       ("a_stride", lambda p: p * 7919 % _N, "correlation, 1 apart"),
-      ("within_shards", lambda p: p // 10_000 * 10_000 + (p * 7919) % 10_000, "files in a batch of 500"),
+      (
+          "within_shards",
+          lambda p: p // 10_000 * 10_000 + (p * 7919) % 10_000,
+          "files in a batch of 500",
+      ),
       ("only_half", lambda p: shuffle.shuffled(_N, 1)[p] // 2, "chi-square"),
   )
   def test_a_bad_shuffle_is_seen(self, ids, figure):

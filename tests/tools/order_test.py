@@ -85,9 +85,7 @@ class ImportTest(parameterized.TestCase):
   def test_another_sequence_length_goes_on_at_the_same_token(self):
     self.case = elastic_test._RESUMES["seqlen_32_to_64_max64"]
     self.directory = pathlib.Path(self.create_tempdir().full_path)
-    self.index = elastic_test.write_case(
-        self.directory, elastic_test._CASES[self.case["case"]], 32
-    )
+    self.index = elastic_test.write_case(self.directory, elastic_test._CASES[self.case["case"]], 32)
     self.state = self.save(self.case["state_dict"])
     path = self.directory / "go_on.json"
     self.assertEqual(self.run_import("--sequence-length", 64, "--write", path)[0], 0)
@@ -100,7 +98,9 @@ class ImportTest(parameterized.TestCase):
     self.state = self.save({**self.case["state_dict"], "batches_processed": 0})
     self.assertIn("give it with --batch-size", self.run_import()[2])
     self.assertEqual(self.run_import("--batch-size", 4)[0], 0)
-    self.assertIn("is a .py, .yml, .yaml or .json", self.run_import("--batch-size", 4, "--write", "x.txt")[2])
+    self.assertIn(
+        "is a .py, .yml, .yaml or .json", self.run_import("--batch-size", 4, "--write", "x.txt")[2]
+    )
     self.state.write_text("{")
     self.assertIn("is not JSON", self.run_import()[2])
     self.state = self.directory / "none.json"

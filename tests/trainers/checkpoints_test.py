@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
+from maxtext_olmo.pipelines import resume
 from maxtext_olmo.trainers import checkpoints as checkpoints_lib
 
 
@@ -78,11 +79,11 @@ class CheckpointsTest(parameterized.TestCase):
   def test_the_same_step_is_saved_once(self):
     self.save(5, 5)
     self.save(5)
-    self.assertEqual(checkpoints_lib.latest_committed_step(self.dir), 5)
+    self.assertEqual(resume.latest_committed_step(self.dir), 5)
 
   def test_without_checkpoints_there_is_no_latest(self):
-    self.assertIsNone(checkpoints_lib.latest_committed_step(self.dir))
-    self.assertIsNone(checkpoints_lib.latest_committed_step(self.dir / "nowhere"))
+    self.assertIsNone(resume.latest_committed_step(self.dir))
+    self.assertIsNone(resume.latest_committed_step(self.dir / "nowhere"))
 
   def test_what_was_not_committed_does_not_count_and_makes_room(self):
     self.save(5)
@@ -93,7 +94,7 @@ class CheckpointsTest(parameterized.TestCase):
     (self.dir / "8" / "_CHECKPOINT_METADATA").write_text('{"item_hand')
     (self.dir / "99.orbax-checkpoint-tmp").mkdir()
     (self.dir / "notes").mkdir()
-    self.assertEqual(checkpoints_lib.latest_committed_step(self.dir), 5)
+    self.assertEqual(resume.latest_committed_step(self.dir), 5)
     with (
         self.assertLogs("absl", "WARNING") as logs,
         checkpoints_lib.Checkpoints(self.dir) as checkpoints,
@@ -102,7 +103,7 @@ class CheckpointsTest(parameterized.TestCase):
       for step in (6, 7, 8, 9):
         checkpoints.save(step, _state(step), {})
     self.assertIn("6 is no committed checkpoint; moved it to 6.uncommitted", str(logs.output))
-    self.assertEqual(checkpoints_lib.latest_committed_step(self.dir), 9)
+    self.assertEqual(resume.latest_committed_step(self.dir), 9)
     self.assertTrue((self.dir / "7.uncommitted" / "_CHECKPOINT_METADATA").exists())
     self.assertTrue((self.dir / "notes").exists())
     self.assertFalse((self.dir / "99.orbax-checkpoint-tmp").exists())

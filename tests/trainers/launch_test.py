@@ -13,7 +13,7 @@ import time
 
 from absl.testing import absltest
 
-from maxtext_olmo.trainers import checkpoints as checkpoints_lib
+from maxtext_olmo.pipelines import resume
 from maxtext_olmo.trainers import launch
 from tests import distributed
 from tests.trainers import tiny_cases as cases
@@ -51,7 +51,7 @@ class LaunchTest(absltest.TestCase):
         _flags(steps=100_000, checkpoint_dir=where), processes=2, env=self.env, output=output
     )
     self.addCleanup(run.stop)
-    while run.running and checkpoints_lib.latest_committed_step(where) is None:
+    while run.running and resume.latest_committed_step(where) is None:
       time.sleep(0.05)
     os.kill(run.pids[1], signal.SIGKILL)
     outcome = run.wait()
@@ -61,7 +61,7 @@ class LaunchTest(absltest.TestCase):
     self.assertIn("[0] mesh: data=2 x fsdp=1 over 2 devices of 2 processes", output.getvalue())
     self.assertNotIn("[Gloo]", output.getvalue())
 
-    label = checkpoints_lib.latest_committed_step(where)
+    label = resume.latest_committed_step(where)
     config = cases.make_config(steps=100_000)
     straight = cases.run(config, stop_after=label + 2)
     config.checkpoint_dir = where

@@ -1,0 +1,67 @@
+"""What every dataset type makes of the options in the same way: layouts, prefetching, and a last look at the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from maxtext_olmo.batches import steps
+from maxtext_olmo.devices import sharding
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.pipelines import agreement
+from maxtext_olmo.pipelines import iterator as iterator_lib
+from maxtext_olmo.pipelines import options as options_lib
+
+
+def train_layouts(
+    options: options_lib.Options, mesh: jax.sharding.Mesh, schedule: schedule_lib.BatchSchedule
+) -> dict[int, sharding.BatchLayout]:
+  """How batches lie on the mesh, for each batch size of the schedule."""
+  spec = sharding.partition_spec(mesh, options.data_sharding)
+  load = options.global_batch_size_to_load
+  return {
+      size: sharding.BatchLayout(
+          mesh, spec, size if options.has_batch_schedule else load, options.max_target_length
+      )
+      for size in schedule.sizes
+  }
+
+
+def eval_layouts(
+    options: options_lib.Options, mesh: jax.sharding.Mesh
+) -> dict[int, sharding.BatchLayout]:
+  """The same for evaluation, which has one batch size."""
+  layout = sharding.BatchLayout(
+      mesh,
+      sharding.partition_spec(mesh, options.data_sharding),
+      options.global_batch_size_to_load_eval,
+      options.max_target_length,
+  )
+  return {options.global_batch_size_to_eval_on: layout}
+
+
+def content(options: options_lib.Options) -> steps.Content:
+  """What is done with the tokens of a row."""
+  return steps.Content(
+      vocab_size=options.vocab_size,
+      ngram_filter=options.olmo_apply_ngram_filter,
+      document_eos_id=options.olmo_eos_id if options.olmo_document_mask else None,
+  )
+
+
+def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
+  """Who prepares batches ahead."""
+  return iterator_lib.Prefetch(
+      workers=options.grain_worker_count,
+      per_worker=max(1, options.grain_per_worker_buffer_size),
+      batches=options.olmo_prefetch_batches,
+      on_device=options.olmo_device_prefetch,
+  )
+
+
+def check_agreement(options: options_lib.Options, stream: stream_lib.Stream) -> None:
+  """Raises on all processes where they were given different runs."""
+  together: dict[str, Any] = {**options.of_the_run(), **stream.identity()}
+  agreement.check_equal(together)
