@@ -129,6 +129,8 @@ def run_build(args: argparse.Namespace) -> int:
   directory = os.path.dirname(os.path.abspath(args.output))
   if not os.path.isdir(directory):  # Better now than after an hour of checksums.
     raise CorpusError(f"The directory of the output does not exist: {directory}.")
+  if os.path.isdir(args.output):
+    raise CorpusError(f"The output {args.output} is a directory: name a file, such as index.json.")
   entries = mix.read_mix(args.mix_file, tokenizer=args.tokenizer)
   base = args.base or os.path.dirname(os.path.abspath(args.mix_file))
   index = index_lib.build_index(
