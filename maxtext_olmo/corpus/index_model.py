@@ -148,9 +148,9 @@ class OlmoNpyIndex:
     if self.max_target_sequence_length is None:
       raise CorpusError(
           f"The index is for a sequence length of {self.sequence_length}, asked for"
-          f" {sequence_length}. Other lengths see the same tokens only where the index was built"
-          " with a max_target_sequence_length: build it again with `maxtext-olmo index build"
-          " --max-target-sequence-length`."
+          f" {sequence_length}. Set max_target_length={self.sequence_length}, or build an index for"
+          " the length you want (`maxtext-olmo index build --sequence-length`). One index serves"
+          " several lengths only where it was built with --max-target-sequence-length."
       )
     check_lengths(sequence_length, self.max_target_sequence_length)
     files = _lay_out(self.files, sequence_length, self.max_target_sequence_length)
@@ -324,10 +324,14 @@ def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
     )
   for place, old in enumerate(older.files):
     new = index.files[place] if place < len(index.files) else None
-    found = new and (new.path, new.size_bytes, new.data_offset)
-    if found != (expected := (old.path, old.size_bytes, old.data_offset)):
+    found = "missing" if new is None else _describe(new)
+    if found != (expected := _describe(old)):
       raise CorpusError(
-          f"The corpus does not continue the older index: file {place} was {expected} (path,"
-          f" bytes, data offset), now {found}. New files go behind the old ones, which stay as"
-          " they are."
+          f"The corpus does not continue the older index: file {place} was {expected}, now"
+          f" {found}. New files go behind the old ones, which stay as they are."
       )
+
+
+def _describe(entry: OlmoNpyFileEntry) -> str:
+  """What the fingerprint covers of a file, in words."""
+  return f"{entry.path} ({entry.size_bytes} bytes, tokens from byte {entry.data_offset})"

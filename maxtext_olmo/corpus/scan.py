@@ -81,10 +81,13 @@ def map_files(
 def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], what: str) -> list[T]:
   """The results, or one error that shows the first few and says how many there are."""
   if errors:
-    raise CorpusError(
-        f"{what} ({len(errors)} of {len(results)} files):\n{list_errors(errors)}\n"
-        "Check the base, the tokenizer's name in the paths, and the mount."
-    )
+    message = f"{what} ({len(errors)} of {len(results)} files):\n{list_errors(errors)}"
+    if any(isinstance(error.__cause__, OSError) for error in errors):
+      message += (
+          "\nCheck the base (--base), the tokenizer's name in the paths (--tokenizer), and the"
+          " mount."
+      )
+    raise CorpusError(message)
   return list(results)  # type: ignore[arg-type]
 
 

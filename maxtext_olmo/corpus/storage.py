@@ -220,8 +220,8 @@ def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 
     hint = "Lower olmo_max_open_files (max_open_files), or raise the limit (`ulimit -n`)."
   elif error.errno == errno.ENOENT:
     hint = (
-        "If the corpus has moved, load the index with the new base, or remap its paths"
-        " (olmo_path_remap_from and olmo_path_remap_to)."
+        "If the corpus has moved, remap its paths (olmo_path_remap_from and olmo_path_remap_to),"
+        " or load the index with the new base."
     )
   else:
     hint = "Check the disk or the mount."

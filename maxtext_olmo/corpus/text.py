@@ -32,6 +32,10 @@ DEFAULT_TOKENS_PER_FILE = 1 << 28
 
 # A name that is one path component, and cannot be taken apart by a manifest.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]*")
+_OTHER_NAME = {
+    "label": "Give the input another one (LABEL=PATH).",
+    "tokenizer's name": "Give it another one (--tokenizer-name).",
+}
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1024
@@ -179,7 +183,7 @@ def _check_names(labels: Iterable[str], tokenizer: str) -> None:
     if not _NAME.fullmatch(name):
       raise ConfigError(
           f"{name!r} cannot be a {what}: it is a directory and part of the manifest, so it may"
-          " have letters, digits and _.+@=- only."
+          f" have letters, digits and _.+@=- only. {_OTHER_NAME[what]}"
       )
 
 

@@ -53,15 +53,18 @@ class HuggingFaceTokenizer:
       name: what stands for `{TOKENIZER}` in paths; the directory of the file unless given.
       eos_token: the token that ends a document; a well-known one unless given.
     """
+    path = os.fspath(path)
+    if not os.path.isfile(path):
+      raise ConfigError(
+          f"There is no tokenizer file {path}: give the path of a tokenizer.json, or `bytes`, which"
+          " needs none."
+      )
     try:
       import tokenizers
     except ImportError as error:
       raise ConfigError(
           "A tokenizer.json needs the package `tokenizers`: pip install 'maxtext-olmo[tokenizers]'."
       ) from error
-    path = os.fspath(path)
-    if not os.path.isfile(path):
-      raise ConfigError(f"There is no tokenizer file {path}; `bytes` needs none.")
     try:
       self._tokenizer = tokenizers.Tokenizer.from_file(path)
     except Exception as error:  # The package raises bare exceptions of its own.

@@ -77,10 +77,10 @@ def check_sizes(
     raise CorpusError(
         f"{len(errors)} of {len(results)} files of the corpus are not what the index says:\n"
         f"{scan.list_errors(errors)}\n"
-        f"The index expects them below {index.base or '/'}. If the corpus has moved, load the"
-        " index with the new base, or remap its paths (olmo_path_remap_from and"
-        " olmo_path_remap_to). If files were changed, restore them, or build the index again with"
-        " `maxtext-olmo index build` and start a new run."
+        f"The index expects them below {index.base or '/'}. If the corpus has moved, remap its"
+        " paths (olmo_path_remap_from and olmo_path_remap_to), or load the index with the new base."
+        " If files were changed, restore them, or build the index again with `maxtext-olmo index"
+        " build` and start a new run."
     )
 
 
@@ -100,9 +100,9 @@ def verify_corpus(
     eos_id: the id that ends documents; not looked for unless it is given.
     workers: threads; one per core unless given.
   """
-  for name, value in (("vocab_size", vocab_size), ("eos_id", eos_id)):
-    if value is not None and value < (1 if name == "vocab_size" else 0):
-      raise ConfigError(f"{name} cannot be {value}.")
+  for name, value, least in (("vocab_size", vocab_size, 1), ("eos_id", eos_id, 0)):
+    if value is not None and value < least:
+      raise ConfigError(f"{name} must be {least} or more, got {value}.")
   task = _Task(index, vocab_size, eos_id, dict(path_remap or {}))
   total = sum(index.expected_size(i) for i in range(len(index.files)))
   if workers is None:
@@ -208,7 +208,8 @@ def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _
   rest = (facts.size_bytes - facts.data_offset) % dtype.itemsize
   if rest:
     message = (
-        f"{rest} bytes after the last whole {dtype.name} are never read: was the file cut off?"
+        f"ends within a token ({rest} of the {dtype.itemsize} bytes of a {dtype.name}), which is"
+        " never read: was the file cut off?"
     )
     odd = _finding("warning", path, message)
     outcome = dataclasses.replace(outcome, findings=(*outcome.findings, odd))

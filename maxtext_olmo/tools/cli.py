@@ -25,9 +25,10 @@ The OLMo data path for JAX trainers.
 From text to a training run:
   maxtext-olmo corpus make --output data docs/      token files and a mix manifest
   maxtext-olmo index build --mix-file data/mix.txt --tokenizer bytes --dtype uint16 \\
-      --sequence-length 1024 --output data/index.json
+      --sequence-length 256 --output data/index.json
   maxtext-olmo verify data/index.json --vocab-size 258 --eos-id 256
-  maxtext-olmo train --config=configs/tiny.py --config.olmo_index_path=data/index.json
+  maxtext-olmo train --config=configs/tiny.py --config.dataset_type=olmo_grain \\
+      --config.olmo_index_path=data/index.json --config.max_target_length=256
 """
 
 

@@ -136,6 +136,8 @@ def run_build(args: argparse.Namespace) -> int:
   directory = os.path.dirname(os.path.abspath(args.output))
   if not os.path.isdir(directory):  # Better now than after an hour of checksums.
     raise CorpusError(f"The directory of the output does not exist: {directory}.")
+  if os.path.isdir(args.output):
+    raise CorpusError(f"The output {args.output} is a directory: name a file, such as index.json.")
   entries = mix.read_mix(args.mix_file, tokenizer=args.tokenizer)
   if args.source_permutation_seed is not None:
     entries = olmo_core.permute_sources(entries, args.source_permutation_seed)

@@ -12,14 +12,15 @@ def add_parser(subparsers: Any) -> None:
   parser = subparsers.add_parser(
       "train",
       help="train a small language model on a corpus",
+      usage="maxtext-olmo train [-h] [--config=FILE] [--config.KEY=VALUE ...]",
       description=(
           "Trains the embedded JAX language model. All arguments go to the trainer, which is also"
           " `python -m maxtext_olmo.trainers.tiny`."
       ),
       epilog=(
           "Example: maxtext-olmo train --config=configs/tiny.py --config.steps=200. `maxtext-olmo"
-          " train --helpfull` shows the trainer's own flags; the keys of a config are in"
-          " docs/guides/configuration.md."
+          " train --helpfull` lists every KEY with its default, as docs/guides/configuration.md"
+          " does."
       ),
   )
   parser.set_defaults(run=run)

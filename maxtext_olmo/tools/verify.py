@@ -5,6 +5,7 @@ from typing import Any
 
 _EPILOG = """\
 exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read
+what each finding means, and what to do: docs/guides/troubleshooting.md
 
 example:
   maxtext-olmo verify olmo-mix-0925.json --vocab-size 100278 --eos-id 100257

@@ -130,7 +130,7 @@ class MakeCorpusTest(parameterized.TestCase):
 
   @parameterized.parameters("", "a,b", "a/b", "..", "a b", "{TOKENIZER}", "#a")
   def test_labels_that_a_manifest_cannot_hold_are_errors(self, label):
-    with self.assertRaisesRegex(ConfigError, "cannot be a label"):
+    with self.assertRaisesRegex(ConfigError, r"cannot be a label: .*\(LABEL=PATH\)"):
       text.make_corpus({label: ["x"]}, self.dir, _BYTES)
 
   def test_files_must_hold_tokens(self):

@@ -73,7 +73,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
 
   def test_what_is_no_tokenizer_is_an_error(self):
     with self.assertRaisesRegex(
-        ConfigError, "There is no tokenizer file .*none; `bytes` needs none"
+        ConfigError, "There is no tokenizer file .*none: give the path of a tokenizer.json, or `bytes`"
     ):
       tokenizer_lib.load_tokenizer(str(self.dir / "none"))
     (self.dir / "x.json").write_text("{}")
@@ -86,7 +86,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
         "import sys; sys.modules['tokenizers'] = None\n"
         "from maxtext_olmo.corpus import tokenizer\n"
         "tokenizer.ByteTokenizer()\n"
-        "tokenizer.load_tokenizer('x.json')"
+        f"tokenizer.load_tokenizer({__file__!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     self.assertIn(

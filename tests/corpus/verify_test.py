@@ -47,8 +47,8 @@ class CheckSizesTest(VerifyTestCase):
         "2 of 4 files of the corpus are not what the index says:\n"
         f"  {self.data}/part-000.npy: No such file or directory\n"
         f"  {self.data}/part-002.npy: expected 14 bytes, found 15\n"
-        f"The index expects them below {self.data}. If the corpus has moved, load the index with"
-        " the new base, or remap its paths (olmo_path_remap_from and olmo_path_remap_to). If"
+        f"The index expects them below {self.data}. If the corpus has moved, remap its paths"
+        " (olmo_path_remap_from and olmo_path_remap_to), or load the index with the new base. If"
         " files were changed, restore them, or build the index again with `maxtext-olmo index"
         " build` and start a new run.",
     )
@@ -223,7 +223,8 @@ class VerifyCorpusTest(VerifyTestCase):
             (
                 "warning",
                 "part-003.npy",
-                "1 bytes after the last whole uint16 are never read: was the file cut off?",
+                "ends within a token (1 of the 2 bytes of a uint16), which is never read: was the"
+                " file cut off?",
             )
         ],
     )
@@ -267,7 +268,8 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertEmpty(self._findings(path_remap=remap, vocab_size=100))
 
   @parameterized.parameters(
-      ({"vocab_size": 0}, "vocab_size cannot be 0"), ({"eos_id": -1}, "eos_id cannot be -1")
+      ({"vocab_size": 0}, "vocab_size must be 1 or more, got 0"),
+      ({"eos_id": -1}, "eos_id must be 0 or more, got -1"),
   )
   def test_impossible_numbers_are_errors(self, kwargs, message):
     with self.assertRaisesRegex(ConfigError, message):

@@ -147,7 +147,10 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertStartsWith(err, "error: Token files cannot be indexed (2 of 2 files):\n")
     self.assertIn(f"  {self.dir}/other/0.npy: No such file or directory\n", err)
-    self.assertEndsWith(err, "Check the base, the tokenizer's name in the paths, and the mount.\n")
+    self.assertEndsWith(
+        err,
+        "Check the base (--base), the tokenizer's name in the paths (--tokenizer), and the mount.\n",
+    )
 
   def test_a_malformed_mix_is_an_error_with_the_line(self):
     self.mix.write_text("l,tok/0.npy\noops\n")
@@ -159,6 +162,13 @@ class IndexTest(parameterized.TestCase):
     code, _, err = self._build("--output", self.dir / "none" / "x.json", "--tokenizer", "other")
     self.assertEqual(
         (code, err), (2, f"error: The directory of the output does not exist: {self.dir}/none.\n")
+    )
+
+  def test_an_output_that_is_a_directory_is_an_error_before_the_scan(self):
+    code, _, err = self._build("--output", self.dir, "--tokenizer", "other")
+    self.assertEqual(
+        (code, err),
+        (2, f"error: The output {self.dir} is a directory: name a file, such as index.json.\n"),
     )
 
   def test_files_with_headers(self):

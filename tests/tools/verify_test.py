@@ -72,7 +72,7 @@ class VerifyTest(parameterized.TestCase):
 
   def test_impossible_numbers_exit_with_2(self):
     code, _, err = runner.run("verify", self.index, "--vocab-size", 0)
-    self.assertEqual((code, err), (2, "error: vocab_size cannot be 0.\n"))
+    self.assertEqual((code, err), (2, "error: vocab_size must be 1 or more, got 0.\n"))
 
 
 if __name__ == "__main__":
