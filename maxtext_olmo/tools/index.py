@@ -140,7 +140,7 @@ def run_build(args: argparse.Namespace) -> int:
     raise CorpusError(f"The output {args.output} is a directory: name a file, such as index.json.")
   entries = mix.read_mix(args.mix_file, tokenizer=args.tokenizer)
   if args.source_permutation_seed is not None:
-    entries = olmo_core.permute_sources(entries, args.source_permutation_seed)
+    entries = tuple(olmo_core.permute_sources(entries, args.source_permutation_seed))
   base = args.base or os.path.dirname(os.path.abspath(args.mix_file))
   index = index_lib.build_index(
       [(entry.path, entry.label) for entry in entries],
