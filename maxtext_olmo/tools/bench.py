@@ -53,7 +53,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def _run_order(args: argparse.Namespace) -> int:
   from maxtext_olmo.tools import bench_order
 
-  sys.stdout.write(bench_order.measure(args.instances))
+  for text in bench_order.measure(args.instances):
+    sys.stdout.write(text)
+    sys.stdout.flush()
   return 0
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,16 +24,16 @@ _SECONDS = 0.5
 _PIPELINE_BLOCK = 2048
 
 
-def measure(sizes: Sequence[int]) -> str:
-  """Measures all orders at all sizes and returns tables."""
-  lines = [
+def measure(sizes: Sequence[int]) -> Iterator[str]:
+  """Measures all orders; gives a table for each size as soon as it is there."""
+  yield (
       f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__};"
-      " fresh processes that take turns.",
-  ]
+      " fresh processes that take turns.\n"
+  )
   for n in sizes:
     with tempfile.TemporaryDirectory(prefix="maxtext_olmo_bench_") as cache:
-      lines += ["", f"{n:,} instances", "", *_table(n, cache), "", *_building(n, cache)]
-  return "\n".join(lines) + "\n"
+      table = [f"{n:,} instances", "", *_table(n, cache), "", *_building(n, cache)]
+    yield "\n" + "\n".join(table) + "\n"
 
 
 def _table(n: int, cache: str) -> list[str]:
@@ -53,13 +53,17 @@ def _table(n: int, cache: str) -> list[str]:
 
   row("first id", lambda f: f"{f['first'] * 1e3:.2f} ms")
   for size in _BATCHES:
-    row(f"ids/s, batches of {size}", lambda f, size=size: f"{f['rates'][str(size)] / 1e6:.2f} M")
+    row(f"ids/s, batches of {size}", _rate_cell(str(size)))
   row(
       f"ids/s, blocks of {_PIPELINE_BLOCK}, from which the pipeline serves small batches",
-      lambda f: f"{f['rates']['block'] / 1e6:.2f} M",
+      _rate_cell("block"),
   )
   row("memory for it, private", lambda f: f"{f['memory'] / 1e6:.1f} MB")
   return lines
+
+
+def _rate_cell(which: str) -> Callable[[dict], str]:
+  return lambda found: f"{found['rates'][which] / 1e6:.2f} M"
 
 
 def _building(n: int, cache: str) -> list[str]:

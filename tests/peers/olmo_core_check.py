@@ -168,14 +168,22 @@ class OlmoCoreCheck(absltest.TestCase):
     for number in range(_CASES):
       with self.subTest(seed=_SEED, case=number):
         case = self.case(number)
-        rows, taken, epoch = case.rng.randrange(1, 8), case.rng.randrange(1, 6), case.rng.choice((1, 2))
+        rows, taken, epoch = (
+            case.rng.randrange(1, 8),
+            case.rng.randrange(1, 6),
+            case.rng.choice((1, 2)),
+        )
         (before,) = case.loaders(rows, 1)
         before.reshuffle(epoch=epoch)
         seen = _batches([before], taken)
         state = before.state_dict()
         # Another world, another batch, and, where the corpus allows for it, another length.
         length = case.length
-        if case.longest is not None and case.longest > case.length and state["tokens_processed"] % (2 * length) == 0:
+        if (
+            case.longest is not None
+            and case.longest > case.length
+            and state["tokens_processed"] % (2 * length) == 0
+        ):
           length = case.rng.choice((length, 2 * length))
         world = case.rng.choice((1, 2))
         rows_after = world * case.rng.randrange(1, 5)
