@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+PEERS ?= .venv-peers
 
-.PHONY: help install demo test lint format bench-startup clean
+.PHONY: help install demo test test-kill test-peers lint format bench-startup bench-order clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -14,8 +15,21 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,test]'
 	@touch $@
 
-$(VENV)/.installed-lint: $(VENV)/.installed
+$(VENV)/.installed-test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
+	KILLS=50 $(BIN)/python tests/run.py tests/trainers/kill_test.py
+
+test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
+	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py
+
+lint: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[lint]'
+	@touch $@
+
+# PyTorch first and by itself: any other version than this CPU build brings gigabytes along.
+$(PEERS)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0
+	$(PEERS)/bin/python -m pip install --quiet --editable '.[peers]'
 	@touch $@
 
 install: $(VENV)/.installed ## Make the virtual environment.
@@ -39,5 +53,8 @@ format: $(VENV)/.installed-lint ## Format the code.
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
 	$(BIN)/python -m maxtext_olmo bench startup
 
+bench-order: $(VENV)/.installed ## Time to the first id, ids per second and memory of each order.
+	$(BIN)/python -m maxtext_olmo bench order
+
 clean: ## Remove the virtual environment and caches.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .hypothesis build *.egg-info

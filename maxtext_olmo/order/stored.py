@@ -19,6 +19,9 @@ from maxtext_olmo.order import base
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import order_files
 
+# Smaller arrays are built, when they are needed, in less time than a process takes to start.
+_WORTH_A_PROCESS = 1_000_000
+
 
 class StoredOrder(base.Order):
   """A permutation per epoch, from a file that is built when it is first needed.
@@ -61,8 +64,11 @@ class StoredOrder(base.Order):
     epoch = self.epochs.epoch(position)
     if self._ahead is not None and self._ahead[0] == epoch + 1:
       return
-    if 2 * (position - self.epochs.start(epoch)) >= self.epochs.length(epoch):
-      self._ahead = epoch + 1, self.file(epoch + 1).build_in_background()
+    if 2 * (position - self.epochs.start(epoch)) < self.epochs.length(epoch):
+      return
+    file = self.file(epoch + 1)
+    worth_it = file.n >= _WORTH_A_PROCESS
+    self._ahead = epoch + 1, file.build_in_background() if worth_it else None
 
   def file(self, epoch: int) -> order_files.OrderFile:
     """The file of an epoch."""

@@ -64,7 +64,7 @@ class CorpusPolicy:
       self._check_extents(extents)
       return stream.with_history(self.index, extents)
     files_then = changes.find_prefix(self.index, was)
-    what = self._describe(was)
+    what = "\n".join(f"  {line}" for line in self._describe(was, state["sequence_length"]))
     if self.allow == "any":
       logging.warning(
           "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run goes on at position"
@@ -158,17 +158,27 @@ class CorpusPolicy:
         f"Files of the corpus were replaced since the checkpoint:\n{what}\n" + _advice("no", False)
     )
 
-  def _describe(self, fingerprint: str) -> str:
+  def _describe(self, fingerprint: str, sequence_length: int) -> list[str]:
     old = self._old_index(fingerprint)
-    if old is None:
-      count = changes.find_prefix(self.index, fingerprint)
-      if count is not None:
-        return f"  added: {len(self.index.files) - count} files at the end, behind {count}"
-      return (
-          f"  fingerprint: the checkpoint has {fingerprint!r}, this run has {self.index.fingerprint!r} (no copy of the"
-          " old index is in checkpoint_dir, so the files that changed cannot be named)"
+    if old is not None:
+      return changes.describe_changes(old, self.index)
+    count = changes.find_prefix(self.index, fingerprint)
+    if count is not None:
+      return [f"added: {len(self.index.files) - count} files at the end, behind {count}"]
+    lines = []
+    if (
+        self.index.max_target_sequence_length is None
+        and sequence_length != self.index.sequence_length
+    ):
+      lines.append(
+          f"windows: the run had rows of {sequence_length} tokens, this index cuts files into {self.index.sequence_length}"
+          " and has no max_target_sequence_length, so that its instances are others, in another order"
       )
-    return "\n".join(f"  {line}" for line in changes.describe_changes(old, self.index))
+    return [
+        *lines,
+        f"fingerprint: the checkpoint has {fingerprint!r}, this run has {self.index.fingerprint!r} (no copy of the old"
+        " index is in checkpoint_dir, so the files that changed cannot be named)",
+    ]
 
   def _old_index(self, fingerprint: str) -> index_lib.OlmoNpyIndex | None:
     if not self.checkpoint_dir or not (path := self._copy(fingerprint)).exists():

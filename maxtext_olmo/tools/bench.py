@@ -31,6 +31,32 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
       "--repeats", type=int, default=3, help="measurements of each (default: %(default)s)"
   )
   startup.set_defaults(run=_run_startup)
+  order = parts.add_parser(
+      "order",
+      help="time to the first id, ids per second and memory of each order",
+      description=(
+          "Measures each order, and Grain's index_shuffle, in fresh processes that take turns, and the building of"
+          " olmo_core's file beside NumPy's bare shuffle."
+      ),
+  )
+  order.add_argument(
+      "--instances",
+      type=int,
+      nargs="+",
+      default=[1_000_000, 50_000_000, 724_000_000],
+      metavar="N",
+      help="sizes of the corpus; 724M needs 3 GB of memory and of disk (default: 1000000 50000000 724000000)",
+  )
+  order.set_defaults(run=_run_order)
+
+
+def _run_order(args: argparse.Namespace) -> int:
+  from maxtext_olmo.tools import bench_order
+
+  for text in bench_order.measure(args.instances):
+    sys.stdout.write(text)
+    sys.stdout.flush()
+  return 0
 
 
 def _run_startup(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from tests import distributed
 from tests.pipelines import laws_cases
 
 
-def _assemble(parts):
+def assemble(parts):
   """The global arrays of each step from all processes' shards; each element must be there and agree."""
   steps = []
   for per_process in zip(*parts):
@@ -56,7 +56,7 @@ class LawsTest(parameterized.TestCase):
   def reference(self, count, **values):
     config = self.config(**values, data_sharding=())
     batches, state = laws_cases.serve(config, {"data": 1}, count)
-    return _assemble([batches]), state
+    return assemble([batches]), state
 
   def served(self, processes, devices, axes, count, state=None, order=None, **values):
     results = distributed.run(
@@ -68,7 +68,7 @@ class LawsTest(parameterized.TestCase):
     states = [state for _, state in results]
     for state in states:
       self.assertEqual(state, states[0])
-    return _assemble([batches for batches, _ in results]), states[0]
+    return assemble([batches for batches, _ in results]), states[0]
 
   def run_python(self, code):
     done = subprocess.run(
@@ -139,7 +139,7 @@ class LawsTest(parameterized.TestCase):
         devices=2,
         args=(config, {"data": 4}),
     )
-    first, second = (_assemble([passes[i] for passes in results]) for i in range(2))
+    first, second = (assemble([passes[i] for passes in results]) for i in range(2))
     self.assert_equal(first, second)
     real = np.concatenate([batch["inputs_segmentation"][:, 0] for batch in first])
     self.assertEqual(real.tolist(), [1] * 11 + [0] * 5)
