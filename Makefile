@@ -3,25 +3,28 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+
+# The real OLMo-core and other loaders, to compare with.
 PEERS ?= .venv-peers
 
-.PHONY: help install demo test test-kill test-peers lint format bench-startup bench-order clean
+# MaxText needs Python 3.12; pyenv's own, where no python3.12 works as it is.
+PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12; do \
+  "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
+MAXTEXT_VENV ?= .venv-maxtext
+MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
+
+.PHONY: help install demo test test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
+  bench-packing bench-lmeval clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
 	@touch $@
 
-$(VENV)/.installed-test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
-	KILLS=50 $(BIN)/python tests/run.py tests/trainers/kill_test.py
-
-test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
-	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py
-
-lint: $(VENV)/.installed
+$(VENV)/.installed-lint: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[lint]'
 	@touch $@
 
@@ -32,6 +35,16 @@ $(PEERS)/.installed: setup.cfg pyproject.toml
 	$(PEERS)/bin/python -m pip install --quiet --editable '.[peers]'
 	@touch $@
 
+$(PEERS)/.installed-bench: $(PEERS)/.installed
+	$(PEERS)/bin/python -m pip install --quiet torch==2.13.0 mosaicml-streaming litdata
+	@touch $@
+
+$(MAXTEXT_VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON312) -m venv $(MAXTEXT_VENV)
+	$(MAXTEXT_BIN)/python -m pip install --quiet uv
+	$(MAXTEXT_BIN)/uv pip install --quiet --python $(MAXTEXT_BIN)/python --editable '.[maxtext,test]'
+	@touch $@
+
 install: $(VENV)/.installed ## Make the virtual environment.
 
 demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
@@ -39,6 +52,23 @@ demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resum
 
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python tests/run.py -j $(JOBS)
+
+test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
+	KILLS=50 $(BIN)/python tests/run.py tests/trainers/kill_test.py
+
+test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
+	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py
+
+ifeq ($(PYTHON312),)
+test-maxtext:
+	@echo "test-maxtext: skipped, because MaxText needs Python 3.12 and none was found; set PYTHON312=/path/to/python3.12."
+else
+# Compiled bytecode and compiled programs are kept: without them most of the time goes into making them again.
+test-maxtext: $(MAXTEXT_VENV)/.installed ## Run the tests inside the real MaxText trainer, on Python 3.12.
+	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$(MAXTEXT_VENV)/programs \
+	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) $(wildcard tests/trainers/maxtext*_test.py) \
+	  $(wildcard tests/tools/maxtext*_test.py) tests/input_pipeline tests/order tests/batches tests/pipelines
+endif
 
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs
@@ -50,11 +80,22 @@ format: $(VENV)/.installed-lint ## Format the code.
 	$(BIN)/ruff check --fix --quiet maxtext_olmo tests configs
 	$(BIN)/pyink --quiet maxtext_olmo tests configs
 
+bench: $(VENV)/.installed ## Throughput beside the copy limit and other loaders, start-up, growth, slow disks: 10 minutes.
+	$(BIN)/python -m maxtext_olmo bench throughput --output bench-run
+
+bench-peers: $(PEERS)/.installed-bench $(MAXTEXT_VENV)/.installed ## Install the loaders that `make bench` compares with.
+
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
 	$(BIN)/python -m maxtext_olmo bench startup
 
 bench-order: $(VENV)/.installed ## Time to the first id, ids per second and memory of each order.
 	$(BIN)/python -m maxtext_olmo bench order
 
-clean: ## Remove the virtual environment and caches.
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents, side by side.
+	$(BIN)/python -m maxtext_olmo bench packing
+
+bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation: unsorted, sorted per host, sorted globally.
+	$(BIN)/python -m maxtext_olmo bench lmeval
+
+clean: ## Remove the virtual environments and caches.
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
