@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+def _stop(results: queue.Queue, stopped: threading.Event) -> None:
+  stopped.set()
+  try:
+    while True:  # Room for the result that the thread may be waiting to hand over.
+      results.get_nowait()
+  except queue.Empty:
+    pass
 
 
 class Ahead(Generic[T]):
@@ -39,21 +49,14 @@ class Ahead(Generic[T]):
     """Results that wait to be taken."""
     return self._results.qsize()
 
-  def stop(self) -> None:
-    """Ends the thread and forgets what it made."""
+  def stop(self, *, finalizing=sys.is_finalizing) -> None:
+    """Ends the thread and forgets what it made; at the end of the interpreter the thread ends by itself."""
+    if finalizing():
+      return
     while self._thread.is_alive():
       _stop(self._results, self._stopped)
       self._thread.join(0.01)
     _stop(self._results, self._stopped)
-
-
-def _stop(results: queue.Queue, stopped: threading.Event) -> None:
-  stopped.set()
-  try:
-    while True:  # Room for the result that the thread may be waiting to hand over.
-      results.get_nowait()
-  except queue.Empty:
-    pass
 
 
 def _work(make: Callable[[], Any], results: queue.Queue, stopped: threading.Event) -> None:

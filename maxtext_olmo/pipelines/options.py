@@ -165,7 +165,7 @@ class Options:
           problems.append(f"{key.name}={value!r} is not a list of (boundary, {what}) pairs.")
           value = ()
       elif key.name != "data_sharding" and not _same_kind(value, key.default):
-        problems.append(f"{key.name}={value!r} should be a {type(key.default).__name__}.")
+        problems.append(f"{key.name}={value!r} should be {_KINDS[type(key.default)]}.")
         value = key.default
       elif isinstance(value, float) and isinstance(key.default, int):
         value = int(value)
@@ -217,6 +217,11 @@ class Options:
     check(
         self.vocab_size <= 2**31,
         f"vocab_size={self.vocab_size} exceeds 2**31; batches are arrays of int32.",
+    )
+    check(
+        self.dataset_type != "synthetic" or not self.olmo_index_path,
+        f"olmo_index_path={self.olmo_index_path!r} is set, but dataset_type=synthetic reads no"
+        " files; set dataset_type=olmo_grain.",
     )
     if self.dataset_type == "olmo_grain":
       self._check_olmo(check)
@@ -339,6 +344,9 @@ class Options:
     if length is None:
       return schedule_lib.BatchSchedule(self.olmo_batch_schedule)
     return schedule_lib.BatchSchedule.from_tokens(self.olmo_batch_schedule, sequence_length=length)
+
+
+_KINDS = {int: "a whole number", bool: "true or false", str: "text", tuple: "a list"}
 
 
 def _get(config: Any, key: Key) -> Any:

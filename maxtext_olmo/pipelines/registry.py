@@ -50,7 +50,7 @@ def dataset_types() -> tuple[str, ...]:
 
 def create_data_iterator(config: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any | None]:
   """The train iterator, and the eval iterator where `eval_interval` asks for one, of `config.dataset_type`."""
-  name = getattr(config, "dataset_type", None)
+  name = getattr(config, "dataset_type", None) or "olmo_grain"
   dataset_type = _find(str(getattr(name, "value", name)))
   wants_eval = (getattr(config, "eval_interval", None) or 0) > 0
   if wants_eval and dataset_type.make_both is not None:

@@ -34,7 +34,7 @@ class Start(NamedTuple):
 
 _ADVICE = {
     "fingerprint": "the data is another than the run was begun with",
-    "order": "set olmo_order back",
+    "order": "set olmo_order and enable_data_shuffling back",
     "seed": "set data_shuffle_seed back",
     "split": "set olmo_eval_instances back",
 }
@@ -176,7 +176,8 @@ def _check_identity(
   raise errors.ResumeError(
       "The checkpoint's data state belongs to another stream, so that going on would repeat and skip data:\n"
       + "\n".join(lines)
-      + "\nTo begin a new stream on purpose, do not restore the data state, and set initial_step=0."
+      + "\nTo begin a new stream on purpose, use another checkpoint_dir, or do not restore the"
+      " data state and set initial_step=0."
   )
 
 

@@ -167,7 +167,7 @@ def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
       f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless {made.dtype} files"
   )
   entries = mix.read_mix(made.mix_file, tokenizer=made.tokenizer)
-  base = str(root / "corpus")
+  base = str((root / "corpus").absolute())
   index = index_lib.build_index(
       [(os.path.join(base, entry.path), entry.label) for entry in entries],
       _SEQUENCE_LENGTH,

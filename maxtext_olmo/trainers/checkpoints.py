@@ -13,6 +13,7 @@ name) is not restored; it is moved out of the way, since its number will be need
 from __future__ import annotations
 
 import os
+import uuid
 from typing import Any
 
 import jax
@@ -43,6 +44,7 @@ class Checkpoints:
   ):
     self._directory = _absolute(directory)
     self._period = period
+    _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
     self.latest: int | None = agreement.from_process_0(self._find_latest)
     self._saved = self.latest
@@ -159,6 +161,33 @@ def _numbered(directory: epath.Path) -> list[epath.Path]:
   if not directory.exists():
     return []
   return [path for path in directory.iterdir() if path.name.isdigit()]
+
+
+def _check_shared(directory: epath.Path) -> None:
+  """Raises on all processes where they do not see one directory: the first save would wait for ever."""
+  if jax.process_count() == 1:
+    return
+
+  def mark() -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f".shared-{uuid.uuid4().hex}"
+    (directory / name).write_text("All processes of a run see this file; it is removed at once.")
+    return name
+
+  name = agreement.from_process_0(mark)
+
+  def look() -> None:
+    if not (directory / name).exists():
+      raise errors.ConfigError(
+          f"checkpoint_dir={directory} of process {jax.process_index()} is not the directory that process 0 writes to."
+          " Give all processes one shared directory."
+      )
+
+  try:
+    agreement.together(look, "looking into checkpoint_dir")
+  finally:
+    if jax.process_index() == 0:
+      (directory / name).unlink(missing_ok=True)
 
 
 def _tidy(directory: epath.Path) -> None:

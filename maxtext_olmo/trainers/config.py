@@ -101,11 +101,20 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
       config_flags.DEFINE_config_dict("config", get_config(), flag_values=values, sys_argv=args)
     rest = values(args)
     config: Any = values["config"].value
-    config.keys()  # a file that could not be loaded shows only now
+    missing = sorted(
+        set(get_config()) - set(config)
+    )  # a file that could not be loaded shows only now
+    if missing:
+      raise errors.ConfigError(
+          f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Begin it with `config ="
+          " maxtext_olmo.get_config()`, which has them all, and change what should differ."
+      )
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
   except OSError as error:
     raise errors.ConfigError(f"The config file cannot be loaded: {_last_line(error)}") from error
+  except errors.ConfigError:
+    raise
   except (flags.Error, TypeError, ValueError) as error:
     raise errors.ConfigError(f"The command line cannot be read: {error}") from error
   if len(rest) > 1:

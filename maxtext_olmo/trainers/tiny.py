@@ -84,6 +84,8 @@ def connect(config: ConfigDict) -> None:
   count = config.num_processes or int(os.environ.get("JAX_NUM_PROCESSES", "1"))
   this = config.process_id if config.process_id >= 0 else int(os.environ.get("JAX_PROCESS_ID", "0"))
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  if count > 1:
+    logging.info("process %d of %d: waiting for the others at %s", this, count, address)
   jax.distributed.initialize(address, count, this)
 
 
@@ -109,7 +111,11 @@ def main_from_argv(
   except KeyboardInterrupt:
     return _exit_code("interrupted", 130)
   except errors.MaxtextOlmoError as error:
-    return _exit_code(f"{type(error).__name__}: {error}", 1)
+    return _exit_code(f"{type(error).__name__}: {error}", 2)
+  except OSError as error:
+    if error.filename is None:
+      return _exit_code(traceback.format_exc(), 1)
+    return _exit_code(f"{error.filename}: {error.strerror}", 2)
   except jax.errors.JaxRuntimeError as error:
     if jax.process_count() > 1 and any(sign in str(error) for sign in _LOST_CONTACT):
       return _exit_code(f"another process of this run is gone ({str(error).splitlines()[0]})", 1)
@@ -158,10 +164,16 @@ def _start(
   """The state to go on with, and the step to run next; moves the data to where it belongs."""
   if checkpoints is None or checkpoints.latest is None:
     if checkpoints is None:
-      logging.info("no checkpoint_dir: nothing will be saved")
+      logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
     return learner.init(), getattr(batches, "step", 0)
   state, data_state = checkpoints.restore(checkpoints.latest, learner.abstract_state)
-  if batches.get_state() != data_state:
+  here = batches.get_state()
+  if any(here.get(name) != data_state.get(name) for name in ("step", "position", "identity")):
+    logging.warning(
+        "The checkpoint's data state (step %s, position %s) wins over where the config would begin (step %s,"
+        " position %s).",
+        *(state.get(name) for state in (data_state, here) for name in ("step", "position")),
+    )
     batches.set_state(data_state)
   logging.info(
       "restored checkpoint %d of %s; step %d comes next",

@@ -107,9 +107,9 @@ class OptionsTest(parameterized.TestCase):
       options.Options.read(self._config(**values))
 
   @parameterized.parameters(
-      ("max_target_length", "64", "should be a int"),
-      ("olmo_apply_ngram_filter", 1, "should be a bool"),
-      ("olmo_order", 3, "should be a str"),
+      ("max_target_length", "64", "should be a whole number"),
+      ("olmo_apply_ngram_filter", 1, "should be true or false"),
+      ("olmo_order", 3, "should be text"),
   )
   def test_a_value_of_another_type_is_a_config_error(self, name, value, message):
     config = types.SimpleNamespace(**{**self._config().to_dict(), name: value})
@@ -150,6 +150,10 @@ class OptionsTest(parameterized.TestCase):
     self.assertIn("olmo_initial_position", shared)
     self.assertNotIn("olmo_index_path", shared)
     self.assertNotIn("grain_worker_count", shared)
+
+  def test_an_index_that_would_not_be_read_is_a_config_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "synthetic reads no files; set dataset_type"):
+      options.Options.read(self._config(dataset_type="synthetic"))
 
   def test_other_dataset_types_need_no_index(self):
     options.Options.read(self._config(dataset_type="synthetic", olmo_index_path=""))

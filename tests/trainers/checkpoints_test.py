@@ -1,6 +1,6 @@
 """Tests of maxtext_olmo.trainers.checkpoints."""
 
-from __future__ import annotations
+from __future__ import os
 
 import json
 import pathlib
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.pipelines import resume
 from maxtext_olmo.trainers import checkpoints as checkpoints_lib
+from tests import distributed
 
 
 def setUpModule():
@@ -129,6 +130,26 @@ class CheckpointsTest(parameterized.TestCase):
         ),
     ):
       checkpoints.restore(2, _abstract(other))
+
+
+class SharedDirectoryTest(absltest.TestCase):
+
+  def test_processes_that_do_not_share_a_directory_are_told_before_training(self):
+    directories = [self.create_tempdir().full_path for _ in range(2)]
+    with self.assertRaises(distributed.DistributedError) as caught:
+      distributed.run("tests.trainers.checkpoints_cases:open_directories", args=(directories,))
+    self.assertLen(caught.exception.failures, 2)
+    texts = [str(failure.error) for failure in caught.exception.failures]
+    self.assertIn("Process 1 of 2 failed while looking into checkpoint_dir", texts[0])
+    self.assertIn("is not the directory that process 0 writes to", texts[1])
+
+  def test_processes_that_share_one_go_on_and_leave_nothing_behind(self):
+    directory = self.create_tempdir().full_path
+    found = distributed.run(
+        "tests.trainers.checkpoints_cases:open_directories", args=([directory] * 2,)
+    )
+    self.assertEqual(found, [None, None])
+    self.assertEmpty([name for name in os.listdir(directory) if name.startswith(".shared")])
 
 
 if __name__ == "__main__":
