@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.pipelines import corpus_change
@@ -57,6 +58,8 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_batch_rampup_factors", (), "(boundary, factor) pairs instead: factors on global_batch_size_to_train_on, not accumulated."),
     Key("olmo_batch_schedule_unit", "steps", "What those boundaries count: steps, or tokens trained on."),
     Key("olmo_initial_position", -1, "Samples already trained on, where steps cannot tell. -1: from initial_step."),
+    Key("olmo_mixture", {}, "How much of each label, or pattern of labels, as {'wiki': 2.0, 'web-*': 0.5}. Empty: the corpus as it is."),
+    Key("olmo_mixture_unit", "epochs", "What the numbers of olmo_mixture are: " + ", ".join(mixture_lib.UNITS) + " (of a pass)."),
     Key("olmo_apply_ngram_filter", True, "Take no loss on rows with long repetitions, as OLMo-core does."),
     Key("olmo_document_mask", False, "Segment ids and positions restart at each document, so attention stays inside."),
     Key("olmo_eos_id", -1, "The token that ends a document; olmo_document_mask needs it."),
@@ -141,6 +144,8 @@ class Options:
   olmo_batch_rampup_factors: tuple[tuple[int, float], ...]
   olmo_batch_schedule_unit: str
   olmo_initial_position: int
+  olmo_mixture: dict[str, float]
+  olmo_mixture_unit: str
   olmo_apply_ngram_filter: bool
   olmo_document_mask: bool
   olmo_eos_id: int
@@ -164,6 +169,12 @@ class Options:
           what = "rows" if key.name == "olmo_batch_schedule" else "factor"
           problems.append(f"{key.name}={value!r} is not a list of (boundary, {what}) pairs.")
           value = ()
+      elif key.name == "olmo_mixture":
+        try:
+          value = {str(name): float(share) for name, share in value.items()}
+        except (AttributeError, TypeError, ValueError):
+          problems.append(f"olmo_mixture={value!r} is not a dict of numbers by label.")
+          value = {}
       elif key.name != "data_sharding" and not _same_kind(value, key.default):
         problems.append(f"{key.name}={value!r} should be a {type(key.default).__name__}.")
         value = key.default
@@ -270,6 +281,15 @@ class Options:
     check(
         self.eval_interval <= 0 or bool(self.olmo_eval_index_path or self.olmo_eval_instances),
         f"eval_interval={self.eval_interval} needs olmo_eval_index_path or olmo_eval_instances.",
+    )
+    check(
+        self.olmo_mixture_unit in mixture_lib.UNITS,
+        f"olmo_mixture_unit={self.olmo_mixture_unit!r} is unknown; known are {', '.join(mixture_lib.UNITS)}.",
+    )
+    check(
+        not self.olmo_mixture or self.olmo_allow_corpus_change == "no",
+        f"olmo_mixture needs olmo_allow_corpus_change='no', not {self.olmo_allow_corpus_change!r}: the labels of another"
+        " corpus have other sizes, and so another order.",
     )
     self._check_schedule(check)
 
