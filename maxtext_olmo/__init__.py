@@ -23,6 +23,8 @@ _PUBLIC = {
         "global_to_local",
         "load_index",
     ),
+    "corpus.document_index": ("DocumentIndex", "build_documents", "load_documents"),
+    "corpus.document_source": ("OlmoDocumentSource",),
     "corpus.source": ("OlmoNpyDataSource",),
     "order.permutations": ("make_order",),
     "order.sampler": ("OlmoIndexSampler",),

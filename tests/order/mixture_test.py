@@ -110,7 +110,9 @@ class MixtureTest(parameterized.TestCase):
     ranks = {label: [] for label in ("label-0", "label-1")}
     for instance in ids:
       label = self.label_of[instance]
-      ranks[label].append([i for i, name in enumerate(self.label_of) if name == label].index(instance))
+      ranks[label].append(
+          [i for i, name in enumerate(self.label_of) if name == label].index(instance)
+      )
     self.assertNotEqual(ranks["label-0"], ranks["label-1"])
 
   def test_a_labels_own_name_beats_patterns_and_a_longer_pattern_a_shorter(self):
