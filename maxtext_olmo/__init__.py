@@ -37,6 +37,13 @@ _PUBLIC = {
     ),
     "batches.transforms": ("ShiftToInputsTargets",),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
+    "batches.tokens": ("AddEndOfDocument", "TokenFeatures"),
+    "pipelines.llm": (
+        "make_grain_llm_dataset",
+        "make_grain_llm_iterator",
+        "make_grain_multihost_iterator",
+        "shard_grain_dataset",
+    ),
     "pipelines.olmo": (
         "make_olmo_grain_data_loader",
         "make_olmo_grain_eval_iterator",

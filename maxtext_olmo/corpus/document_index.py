@@ -77,7 +77,8 @@ class DocumentIndex:
     object.__setattr__(self, "_maps", self._map())
 
   def _map(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    found, offset = [], _HEADER_BYTES
+    found: list[np.ndarray] = []
+    offset = _HEADER_BYTES
     for dtype, count in _layout(self.num_files, self.num_documents):
       if count:
         found.append(np.memmap(self.path, dtype, "r", offset, (count,)))
@@ -232,9 +233,9 @@ def _assemble(
           continue
         spans = np.memmap(os.path.join(folder, str(i)), "<u8", "r", shape=(count, 2))
         for start in range(0, count, _COPY_BYTES // 16):
-          values = spans[start : start + _COPY_BYTES // 16, column]
-          tokens += int(values.sum()) if column else 0
-          put(values.astype(dtype))
+          part = spans[start : start + _COPY_BYTES // 16, column]
+          tokens += int(part.sum()) if column else 0
+          put(part.astype(dtype))
     values = {
         "fingerprint": index.fingerprint,
         "eos_id": eos_id,

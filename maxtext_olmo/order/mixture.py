@@ -49,6 +49,19 @@ class Ranges:
     return self._starts[place] + numbers - self._before[place]
 
 
+class RangesOrder(permutations.Order):
+  """An order of the ids in some ranges."""
+
+  def __init__(self, ranges: Ranges, order: str, seed: int):
+    super().__init__(num_instances=len(ranges), seed=seed)
+    self._ranges = ranges
+    self._order = permutations.make_order(order, num_instances=len(ranges), seed=seed)
+    self.name = self._order.name
+
+  def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    return self._ranges.ids(self._order.ids(epoch, places))
+
+
 @dataclasses.dataclass(frozen=True)
 class Member:
   """A label in a mixture.
