@@ -90,6 +90,7 @@ class PackingPlan:
     self._row_length = row_length
     self._window = min(window, order.num_instances)
     self._long_documents = long_documents
+    self.num_documents = order.num_instances
     self.num_windows = -(-order.num_instances // self._window)
     self.identity = f"{identity}, {order.name} {order.seed}, rows of {row_length}, windows of {self._window}, {long_documents}"
     digest = hashlib.sha256(self.identity.encode()).hexdigest()[:16]

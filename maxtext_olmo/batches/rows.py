@@ -51,6 +51,9 @@ class RowSource(Protocol):
   def count_ahead(self, position: int) -> None:
     """Begins to count, in the background, what a resume near a position would have to count."""
 
+  def settle(self, limit: int) -> bool:
+    """Counts the rows now where that takes no more than packing so many documents; whether they are known."""
+
   def close(self) -> None:
     """Ends what runs in the background."""
 
@@ -95,6 +98,10 @@ class MapRows:
 
   def count_ahead(self, position: int) -> None:
     del position
+
+  def settle(self, limit: int) -> bool:
+    del limit
+    return True
 
   def close(self) -> None:
     pass
@@ -205,6 +212,14 @@ class PlannedRows:
   def count_ahead(self, position: int) -> None:
     self.plan.count_ahead(position, self._num_epochs)
 
+  def settle(self, limit: int) -> bool:
+    # What is decided by the number of documents alone is decided alike on all hosts.
+    epochs = self._num_epochs or 1
+    if epochs * self.plan.num_documents > limit:
+      return False
+    self.plan.count(epochs)
+    return True
+
   def close(self) -> None:
     self.plan.close()
 
@@ -311,6 +326,10 @@ class MixedRows:
   def count_ahead(self, position: int) -> None:
     for source, taken in zip(self._sources, self._interleave.taken(position)):
       source.count_ahead(taken)
+
+  def settle(self, limit: int) -> bool:
+    settled = [source.settle(limit) for source in self._sources]
+    return all(settled)
 
   def close(self) -> None:
     for source in self._sources:

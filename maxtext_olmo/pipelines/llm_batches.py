@@ -24,6 +24,9 @@ from maxtext_olmo.pipelines import llm_iterator
 from maxtext_olmo.pipelines import prefetch
 from maxtext_olmo.pipelines import row_stream
 
+# Packing the lengths of so many documents takes a few seconds; of more, it is left to the background.
+COUNTED_AT_ONCE = 1_000_000
+
 
 def rampup_schedule(
     batch_size: int, factors: Mapping[int, float] | None
@@ -113,12 +116,17 @@ class BatchMaker:
         return made
 
     uneven = rows is None and facts.shard == "slice" and self.hosts > 1 and not facts.endless
+    # Hosts that pack documents of their own have epochs of their own, which no batch of all hosts could end with.
+    own_epochs = facts.packed and facts.shard == "slice" and self.hosts > 1
+    settled = rows is None or (rows.settle(COUNTED_AT_ONCE) and not own_epochs)
     return llm_iterator.LLMIterator(
         make_loader,
         local,
         self.mesh,
         lengths=llm_iterator.Lengths(
             lambda schedule, first: self._epoch_length(facts, rows, schedule, first),
+            lambda schedule, first: self._rest(facts, rows, schedule, first),
+            settled,
             lambda: self._why_unknown(facts, rows),
         ),
         identity=facts.identity,
@@ -246,11 +254,19 @@ class BatchMaker:
       last = min(last, total)
     return max(0, last - first)
 
+  def _rest(
+      self,
+      facts: row_stream.Facts,
+      rows: rows_lib.RowSource | None,
+      local: schedule_lib.BatchSchedule,
+      first: int,
+  ) -> int | None:
+    steps = None if rows is None else self._agreed_steps(facts, rows, local)
+    return None if steps is None else max(0, steps - first)
+
   def _epoch_rows(self, facts: row_stream.Facts, rows: rows_lib.RowSource | None) -> int | None:
     if facts.packed:
-      if rows is None or rows.epoch_rows is None:
-        return None
-      return rows.epoch_rows * (1 if facts.shard == "batch" else self.hosts)
+      return None if rows is None else rows.epoch_rows
     if self.lengths is None:
       return None
     total = sum(self.weights)
@@ -262,6 +278,8 @@ class BatchMaker:
           "how many rows documents make is known only once they are packed, split or filtered. packing='planned' knows"
           " it; else count steps yourself."
       )
+    if facts.packed and facts.endless:
+      return "the data goes on without end, and is too large to count its epochs before the first batch."
     if facts.packed:
       return "the packing plan is still being counted; ask again later."
     return "it was made without dataset_lengths."

@@ -28,12 +28,20 @@ class Lengths:
   """How long an iterator is.
 
   Attributes:
-    epoch: Schedule, first step → the steps of an epoch that begins there; None where it cannot be known (yet).
-    unknown: Why not.
+    epoch: Schedule, first step → the steps of an epoch that begins there; None where it cannot be known.
+    rest: Schedule, first step → the steps to the end of the data; None where it is not known yet, or there is none.
+    settled: Whether `epoch` is known now, and so on all hosts: only then do epochs end by it. Else only the data ends.
+    unknown: Why the length is not known.
   """
 
   epoch: Callable[[schedule_lib.BatchSchedule, int], int | None]
+  rest: Callable[[schedule_lib.BatchSchedule, int], int | None]
+  settled: bool
   unknown: Callable[[], str]
+
+  def of_epoch(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
+    """The steps after which an epoch ends."""
+    return self.epoch(schedule, first) if self.settled else None
 
 
 class LLMIterator(multihost.MultiHostDataLoadIterator):
@@ -67,7 +75,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     self._rows = rows
     self._first_step = 0
     super().__init__(
-        make_loader(schedule), global_mesh, iterator_length=lengths.epoch(schedule, 0), **kwargs
+        make_loader(schedule), global_mesh, iterator_length=lengths.of_epoch(schedule, 0), **kwargs
     )
 
   @property
@@ -83,18 +91,17 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
   def __next__(self) -> Any:
     if self._rows is not None:
       self._rows.count_ahead(self.position)
-    if self.iterator_length is None:
-      self.iterator_length = self._lengths.epoch(self._schedule, self._first_step)
     return super().__next__()
 
   def __len__(self) -> int:
     if self._rows is not None:
       self._rows.count_ahead(self.position)
-    if self.iterator_length is None:
-      self.iterator_length = self._lengths.epoch(self._schedule, self._first_step)
-    if self.iterator_length is None:
+    length = self.iterator_length
+    if length is None:
+      length = self._lengths.rest(self._schedule, self._first_step)
+    if length is None:
       raise TypeError(f"This iterator has no length: {self._lengths.unknown()}")
-    return self.iterator_length
+    return length
 
   def reset(self) -> None:
     """Begins an epoch: the next one, or, with `reset_after_epoch`, the first one again."""
@@ -103,7 +110,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     if self.reset_after_epoch:
       self._close_loader()
       self.local_iterator = iter(self.dataloader)
-    self.iterator_length = self._lengths.epoch(self._schedule, self._first_step)
+    self.iterator_length = self._lengths.of_epoch(self._schedule, self._first_step)
 
   def get_state(self) -> dict[str, Any]:
     """Where this host is."""
@@ -136,7 +143,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       # What was an epoch of other batches ends where this one's batches end.
       state = {**state, "step": 0, "epoch_start": steps}
     self._schedule, self._first_step = schedule, state["epoch_start"]
-    self.iterator_length = self._lengths.epoch(schedule, self._first_step)
+    self.iterator_length = self._lengths.of_epoch(schedule, self._first_step)
     super().set_state({**state, "iterator_length": self.iterator_length})
 
   def close(self) -> None:

@@ -6,6 +6,7 @@ and a restore opens the dataset there anew, so a run may change its workers, and
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import grain
@@ -52,7 +53,7 @@ class _PrefetchedIterator(grain.DatasetIterator[Any]):
     if self._opened is None:
       self._opened = self._open()
     while True:
-      (element,) = next(self._opened)
+      element = next(self._opened).value
       if isinstance(element, dict) and not element:
         raise StopIteration
       self._taken += 1
@@ -98,8 +99,19 @@ class _PrefetchedIterator(grain.DatasetIterator[Any]):
     return iter(dataset)
 
 
-class _From(grain.MapDataset[tuple[Any]]):
-  """A dataset from some element on, each in a tuple: Grain passes over an element that is None, and would lose count."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wrapped:
+  """An element that Grain does not look into.
+
+  One that is None it would pass over, and lose count. Arrays of a worker it would put into shared memory, and those on
+  their way when the iterator is closed would stay there until the interpreter exits and complains of them.
+  """
+
+  value: Any
+
+
+class _From(grain.MapDataset[_Wrapped]):
+  """A dataset from some element on."""
 
   def __init__(self, dataset: grain.MapDataset, first: int):
     super().__init__(dataset)
@@ -111,4 +123,4 @@ class _From(grain.MapDataset[tuple[Any]]):
   def __getitem__(self, index):
     if isinstance(index, slice):
       return self.slice(index)
-    return (self._parent[self._first + index],)
+    return _Wrapped(self._parent[self._first + index])

@@ -159,9 +159,18 @@ class _StreamBatchesIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
           f"Expected the state of packed batches, with 'step' and 'rows', found {state!r}: it was saved by another kind"
           " of pipeline."
       )
-    self._parent.set_state(state["rows"])
+    self._parent.set_state(_with_tuples(state["rows"]))
     self._step = state["step"]
     self._ended = False
+
+
+def _with_tuples(state: Any, slices: bool = False) -> Any:
+  """The state as Grain's concat-then-split compares it: its slices are tuples, which JSON turns into lists."""
+  if isinstance(state, dict):
+    return {k: _with_tuples(v, slices or k == "remainder_slices") for k, v in state.items()}
+  if isinstance(state, list):
+    return tuple(state) if slices else [_with_tuples(part) for part in state]
+  return state
 
 
 class SplitDocuments(grain.experimental.FlatMapTransform):

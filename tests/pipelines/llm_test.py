@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import grain
 import jax
@@ -22,6 +23,7 @@ from maxtext_olmo.corpus import document_index
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.pipelines import llm
+from maxtext_olmo.pipelines import llm_batches
 from tests import corpora
 from tests import distributed
 
@@ -425,7 +427,18 @@ class EpochsTest(LLMCase):
     with self.assertRaisesRegex(TypeError, "known only once they are packed"):
       len(self.make(long_documents="split"))
 
-  def test_the_length_of_planned_rows_is_there_once_they_are_counted(self):
+  def test_the_length_of_planned_rows_is_exact(self):
+    for drop in (True, False):
+      iterator = self.make(packing="planned", num_epochs=2, drop_remainder=drop)
+      for _ in range(3):
+        epoch = iter(iterator)
+        announced = len(iterator)
+        self.assertLen(list(epoch), announced)
+
+  def test_the_length_of_many_planned_rows_is_there_once_they_are_counted(self):
+    self.enter_context(mock.patch.object(llm_batches, "COUNTED_AT_ONCE", 10))
+    with self.assertRaisesRegex(TypeError, "goes on without end"):
+      len(self.make(packing="planned"))
     iterator = self.make(packing="planned", num_epochs=2, drop_remainder=False)
     while True:
       try:
