@@ -71,6 +71,7 @@ class PackingPlan:
     window: Documents that are packed together.
     long_documents: What becomes of documents longer than a row: truncate, split or error.
     counts_path: Where numbers of rows are kept, without the epoch's ending; None keeps none.
+    writes_counts: Whether they are written there too, which one process should do; else they are only read.
   """
 
   def __init__(
@@ -83,6 +84,7 @@ class PackingPlan:
       window: int,
       long_documents: str = "split",
       counts_path: str | None = None,
+      writes_counts: bool = True,
   ):
     tokens_lib.check_long_documents(long_documents)
     self._lengths = lengths
@@ -95,6 +97,7 @@ class PackingPlan:
     self.identity = f"{identity}, {order.name} {order.seed}, rows of {row_length}, windows of {self._window}, {long_documents}"
     digest = hashlib.sha256(self.identity.encode()).hexdigest()[:16]
     self._counts_path = None if counts_path is None else f"{counts_path}.{digest}"
+    self._writes_counts = writes_counts
     self._make_caches()
 
   def _make_caches(self) -> None:
@@ -282,7 +285,7 @@ class PackingPlan:
     return f"{self._counts_path}.epoch-{epoch}.rows"
 
   def _write(self, epoch: int) -> None:
-    if self._counts_path is None:
+    if self._counts_path is None or not self._writes_counts:
       return
     with self._lock:
       counts = np.diff(np.array(self._known(epoch), np.int64), prepend=0).astype("<u4").tobytes()

@@ -1,7 +1,7 @@
 """Rows at positions: the random-access side of the language-model pipelines.
 
-A row source gives the six arrays of any rows at once, by position, and knows how many there are. Batches of step k are
-then the rows from `schedule.start(k)` on, whoever asks, as in `steps`:
+A row source gives the six arrays of any rows at once, by position, and knows how many there are (`row_steps` makes
+batches of them):
 
     records   one row per document, padded                 MapRows
     plan      documents packed by a plan                   PlannedRows
@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, overload
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grain
 import numpy as np
 
 from maxtext_olmo.batches import plan as plan_lib
 from maxtext_olmo.batches import tokens as tokens_lib
-from maxtext_olmo.errors import OrderError
 from maxtext_olmo.order import interleave
-from maxtext_olmo.order import schedule as schedule_lib
 
 Rows = dict[str, np.ndarray]
 
@@ -257,9 +255,7 @@ class MixedRows:
     repeat: Whether a member that ends starts again, until each has come to its end once; else the first end is the mix's.
   """
 
-  def __init__(
-      self, sources: Sequence[RowSource], weights: Sequence[float], *, repeat: bool = False
-  ):
+  def __init__(self, sources: Sequence[RowSource], weights: Sequence[Any], *, repeat: bool = False):
     self._sources = list(sources)
     self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
     self._repeat = repeat
@@ -334,98 +330,6 @@ class MixedRows:
   def close(self) -> None:
     for source in self._sources:
       source.close()
-
-
-class RowStepDataset(grain.MapDataset[Rows]):
-  """Step → this host's rows of the batch; {} at and past an end that was not known when it was asked for.
-
-  Args:
-    source: Where rows come from.
-    schedule: Where each step starts and how many rows it takes.
-    rows: For each batch size, the rows of the batch that this host holds; past the size, they are padding.
-    length: Tokens of a row.
-    first_step: The step that element 0 is.
-    num_steps: Steps to the end, counted from step 0, where that is agreed; else the source's end decides.
-    drop_remainder: Whether a last batch that is not full is left out; else it is filled up with padding.
-  """
-
-  def __init__(
-      self,
-      source: RowSource,
-      schedule: schedule_lib.BatchSchedule,
-      rows: Mapping[int, np.ndarray],
-      *,
-      length: int | None,
-      first_step: int = 0,
-      num_steps: int | None = None,
-      drop_remainder: bool = False,
-  ):
-    super().__init__()
-    self._source = source
-    self._schedule = schedule
-    self._rows = dict(rows)
-    self._length = length
-    self._first_step = first_step
-    self._num_steps = num_steps
-    self._drop_remainder = drop_remainder
-
-  def __len__(self) -> int:
-    steps = self._num_steps
-    if steps is None and not self._source.endless and self._source.num_rows is not None:
-      steps = steps_of(self._schedule, self._source.num_rows, self._drop_remainder)
-    return sys.maxsize if steps is None else max(0, steps - self._first_step)
-
-  @overload
-  def __getitem__(self, index: slice) -> grain.MapDataset[Rows]:
-    ...
-
-  @overload
-  def __getitem__(self, index: int) -> Rows:
-    ...
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.slice(index)
-    if not 0 <= index < len(self):
-      raise OrderError(f"Step {self._first_step + index} lies outside the stream.")
-    step = self._first_step + index
-    size = self._schedule.size(step)
-    start = self._schedule.start(step)
-    if self._num_steps is None and not self._there(start, size):
-      return {}
-    mine = self._rows[size]
-    positions = start + mine
-    real = mine < size
-    # Only the last batches of a stream reach past its end.
-    if real.any() and not self._source.has(int(positions[real].max())):
-      real &= np.array([self._source.has(int(position)) for position in positions])
-    made = self._source.rows(positions[real]) if real.any() else {}
-    return fill(made, real, self._length)
-
-  def _there(self, start: int, size: int) -> bool:
-    return self._source.endless or self._source.has(
-        start + size - 1 if self._drop_remainder else start
-    )
-
-
-def fill(made: Rows, real: np.ndarray, length: int | None) -> Rows:
-  """Rows with padding rows where they are not real."""
-  if made and real.all():
-    return made
-  if not made:
-    return tokens_lib.stack([], len(real), length)
-  filled = {}
-  for name, values in made.items():
-    filled[name] = np.zeros((len(real), values.shape[1]), np.int32)
-    filled[name][real] = values
-  return filled
-
-
-def steps_of(schedule: schedule_lib.BatchSchedule, rows: int, drop_remainder: bool) -> int:
-  """The steps that so many rows make, from step 0."""
-  if rows <= schedule.anchor_position:
-    return schedule.anchor_step
-  return schedule.step_at(rows) if drop_remainder else schedule.step_at(rows - 1) + 1
 
 
 class OrderedDataset(grain.MapDataset[Any]):

@@ -109,7 +109,7 @@ class MixtureOrder(base.Order):
       period = max(-(-n * period // count) for n, count in zip(sizes, counts))
     super().__init__(num_instances=period * chunk_size, seed=seed, chunk_size=chunk_size)
     self._orders = [
-        permutations.make_order(order, num_instances=n, seed=_member_seed(seed, member.label))
+        permutations.make_order(order, num_instances=n, seed=member_seed(seed, member.label))
         for member, n in zip(members, sizes)
     ]
     shares = ", ".join(f"{member.label}={float(member.value):.12g}" for member in members)
@@ -240,5 +240,6 @@ def labels_of(mixture: Mapping[str, float], labels: Mapping[str, int]) -> dict[s
   return found
 
 
-def _member_seed(seed: int, label: str) -> int:
+def member_seed(seed: int, label: str) -> int:
+  """A seed for each label, so that labels of one size are not shuffled alike."""
   return int.from_bytes(hashlib.sha256(f"{seed}\x1f{label}".encode()).digest()[:8], "little")

@@ -14,6 +14,7 @@ import grain
 import jax
 import numpy as np
 
+from maxtext_olmo.batches import row_steps
 from maxtext_olmo.batches import rows as rows_lib
 from maxtext_olmo.batches import tokens as tokens_lib
 from maxtext_olmo.devices import sharding as sharding_lib
@@ -88,7 +89,7 @@ class BatchMaker:
       source = rows  # bound once, for the closure
 
       def make_loader(schedule: schedule_lib.BatchSchedule) -> Iterable[Any]:
-        batches = rows_lib.RowStepDataset(
+        batches = row_steps.RowStepDataset(
             source,
             schedule,
             mine,
@@ -219,9 +220,9 @@ class BatchMaker:
       return None
     if facts.shard == "batch" or self.hosts == 1:
       count = rows.num_rows
-      return None if count is None else rows_lib.steps_of(local, count, self.drop_remainder)
+      return None if count is None else row_steps.steps_of(local, count, self.drop_remainder)
     counts = [self._host_total(rows, host) for host in range(self.hosts)]
-    steps = [rows_lib.steps_of(local, count, self.drop_remainder) for count in counts]
+    steps = [row_steps.steps_of(local, count, self.drop_remainder) for count in counts]
     return min(steps) if self.drop_remainder else max(steps)
 
   def _host_total(self, rows: rows_lib.RowSource, host: int) -> int:
@@ -248,7 +249,7 @@ class BatchMaker:
     scale = 1 if facts.shard == "batch" else self.hosts
     begin = local.start(first) * scale
     end = -(-(begin + count) // scale) if not self.drop_remainder else (begin + count) // scale
-    last = rows_lib.steps_of(local, end, self.drop_remainder)
+    last = row_steps.steps_of(local, end, self.drop_remainder)
     total = None if rows is None else self._agreed_steps(facts, rows, local)
     if total is not None:
       last = min(last, total)

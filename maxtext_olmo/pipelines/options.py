@@ -17,6 +17,7 @@ from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.pipelines import corpus_change
+from maxtext_olmo.pipelines import document_options
 
 
 class Key(NamedTuple):
@@ -63,6 +64,12 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_apply_ngram_filter", True, "Take no loss on rows with long repetitions, as OLMo-core does."),
     Key("olmo_document_mask", False, "Segment ids and positions restart at each document, so attention stays inside."),
     Key("olmo_eos_id", -1, "The token that ends a document; olmo_document_mask needs it."),
+    Key("olmo_packing", "planned", "Of documents into rows (olmo_documents): " + ", ".join(document_options.PACKINGS) + ", or none: a row each."),
+    Key("olmo_packing_bins", 0, "Rows that are packed together. 0: 1024 with a plan, else a host's batch."),
+    Key("olmo_long_documents", "split", "What becomes of documents longer than a row: " + ", ".join(document_options.LONG_DOCUMENTS) + "."),
+    Key("olmo_shift", "left", "How targets are set against inputs: left moves targets, right inputs behind an EOS."),
+    Key("olmo_shard", "batch", "batch: the global batch is the same for any number of hosts. slice: each host has its own documents."),
+    Key("olmo_documents_path", "", "Where the documents of the index are kept. Empty: next to it, as INDEX.documents."),
     Key("olmo_eval_index_path", "", "Evaluate on this index ..."),
     Key("olmo_eval_instances", 0, "... or on so many instances held out of training, the same in every run."),
     Key("olmo_prefetch_batches", 2, "Batches prepared ahead by threads; 0: each is made when it is asked for."),
@@ -149,6 +156,12 @@ class Options:
   olmo_apply_ngram_filter: bool
   olmo_document_mask: bool
   olmo_eos_id: int
+  olmo_packing: str
+  olmo_packing_bins: int
+  olmo_long_documents: str
+  olmo_shift: str
+  olmo_shard: str
+  olmo_documents_path: str
   olmo_eval_index_path: str
   olmo_eval_instances: int
   olmo_prefetch_batches: int
@@ -229,8 +242,10 @@ class Options:
         self.vocab_size <= 2**31,
         f"vocab_size={self.vocab_size} exceeds 2**31; batches are arrays of int32.",
     )
-    if self.dataset_type == "olmo_grain":
+    if self.dataset_type in ("olmo_grain", "olmo_documents"):
       self._check_olmo(check)
+    if self.dataset_type == "olmo_documents":
+      found += document_options.problems(self)
     return found
 
   def _check_olmo(self, check) -> None:
@@ -318,6 +333,12 @@ class Options:
     """The values that all processes of a run must share, as text."""
     names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_A_HOST]
     return {name: repr(getattr(self, name)) for name in names}
+
+  @property
+  def random_access_documents(self) -> bool:
+    """Whether rows of documents are functions of their position, the same for all hosts."""
+    cut = self.olmo_packing == "none" and self.olmo_long_documents != "split"
+    return self.olmo_shard == "batch" and (self.olmo_packing == "planned" or cut)
 
   @property
   def order_name(self) -> str:

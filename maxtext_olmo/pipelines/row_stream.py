@@ -14,6 +14,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from maxtext_olmo.batches import row_steps
 from maxtext_olmo.batches import rows as rows_lib
 from maxtext_olmo.batches import tokens as tokens_lib
 from maxtext_olmo.errors import ResumeError
@@ -73,7 +74,7 @@ class _Single(grain.MapDataset[dict[str, np.ndarray]]):
   def __init__(self, rows: Any):
     super().__init__()
     one = schedule_lib.BatchSchedule.constant(1)
-    self._steps = rows_lib.RowStepDataset(rows, one, {1: np.zeros(1, np.int64)}, length=None)
+    self._steps = row_steps.RowStepDataset(rows, one, {1: np.zeros(1, np.int64)}, length=None)
 
   def __len__(self) -> int:
     return len(self._steps)

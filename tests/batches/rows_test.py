@@ -9,6 +9,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.batches import plan as plan_lib
+from maxtext_olmo.batches import row_steps
 from maxtext_olmo.batches import rows
 from maxtext_olmo.batches import tokens
 from maxtext_olmo.order import permutations
@@ -33,7 +34,7 @@ def _planned(lengths, epochs, number=0):
 
 def _steps(source, size=4, mine=None, **kwargs):
   at = schedule.BatchSchedule.constant(size)
-  return rows.RowStepDataset(
+  return row_steps.RowStepDataset(
       source,
       at,
       {size: np.arange(size) if mine is None else mine},
