@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install demo test lint format bench-startup clean
+.PHONY: help install demo test lint format bench-startup bench-packing clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,9 @@ format: $(VENV)/.installed-lint ## Format the code.
 
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
 	$(BIN)/python -m maxtext_olmo bench startup
+
+bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents, side by side.
+	$(BIN)/python -m maxtext_olmo bench packing
 
 clean: ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
