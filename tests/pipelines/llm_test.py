@@ -1,6 +1,7 @@
 """The Grain LLM iterators, in one process."""
 
 import collections
+import importlib.util
 import inspect
 import json
 import subprocess
@@ -349,6 +350,23 @@ class SourcesTest(LLMCase):
       iterator = self.make(
           source,
           operations=[Parse()],
+          packing=name,
+          num_epochs=1,
+          drop_remainder=False,
+          shift=False,
+      )
+      self.assertEqual(_tokens(_take(iterator)), _expected(documents))
+
+  @absltest.skipUnless(importlib.util.find_spec("datasets"), "needs the extra [hf]")
+  def test_hugging_face_datasets_are_a_source(self):
+    import datasets
+
+    documents = _documents(12)
+    table = datasets.Dataset.from_dict({"ids": [d["inputs"].tolist() for d in documents]})
+    for name in (None, "first_fit", "planned"):
+      iterator = self.make(
+          table,
+          operations=[maxtext_olmo.TokenFeatures("ids")],
           packing=name,
           num_epochs=1,
           drop_remainder=False,
