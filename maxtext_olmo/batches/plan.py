@@ -34,8 +34,8 @@ from maxtext_olmo import atomic
 from maxtext_olmo.batches import packing
 from maxtext_olmo.batches import tokens as tokens_lib
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
-from maxtext_olmo.order import permutations
 
 _CACHED_WINDOWS = 4
 _SECONDS_BETWEEN_WRITES = 20.0
@@ -77,7 +77,7 @@ class PackingPlan:
   def __init__(
       self,
       lengths: Callable[[np.ndarray], np.ndarray],
-      order: permutations.Order,
+      order: base.Order,
       *,
       identity: str,
       row_length: int,

@@ -49,7 +49,7 @@ class Ranges:
     return self._starts[place] + numbers - self._before[place]
 
 
-class RangesOrder(permutations.Order):
+class RangesOrder(base.Order):
   """An order of the ids in some ranges."""
 
   def __init__(self, ranges: Ranges, order: str, seed: int):

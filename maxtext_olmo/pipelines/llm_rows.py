@@ -15,8 +15,8 @@ from maxtext_olmo.batches import rows as rows_lib
 from maxtext_olmo.batches import tokens as tokens_lib
 from maxtext_olmo.corpus import document_source
 from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.order import base
 from maxtext_olmo.order import mixture as mixture_lib
-from maxtext_olmo.order import permutations
 from maxtext_olmo.pipelines import prefetch
 from maxtext_olmo.pipelines import row_stream
 
@@ -110,7 +110,7 @@ class RowMaker:
     ]
     return ", ".join(filter(None, fields))
 
-  def _make_order(self, start: int, end: int, host: int) -> permutations.Order:
+  def _make_order(self, start: int, end: int, host: int) -> base.Order:
     text = f"{self.seed}\x1f{host}\x1f{self.hosts}"
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
     return mixture_lib.RangesOrder(mixture_lib.Ranges([(start, end)]), self.order, seed)

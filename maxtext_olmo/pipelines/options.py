@@ -104,6 +104,7 @@ _OF_A_HOST = frozenset(
         "olmo_path_remap_from",
         "olmo_path_remap_to",
         "olmo_eval_index_path",
+        "olmo_documents_path",
         "olmo_order_cache_dir",
         "olmo_prefetch_batches",
         "olmo_device_prefetch",

@@ -29,6 +29,7 @@ from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import text
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.order import base
 from maxtext_olmo.order import permutations
 from maxtext_olmo.pipelines import llm_rows
 from maxtext_olmo.pipelines import row_stream
@@ -113,7 +114,7 @@ def _streamed(
 
 
 def _planned(
-    source: document_source.OlmoDocumentSource, order: permutations.Order, length: int, bins: int
+    source: document_source.OlmoDocumentSource, order: base.Order, length: int, bins: int
 ) -> tuple[int, int]:
   """As training has it: the plan is made, and the tokens are read from the files, in batches of 32 rows."""
   plan = plan_lib.PackingPlan(

@@ -217,8 +217,6 @@ class TrainTest(DocumentsCase):
     config = types.SimpleNamespace(**self.config(**values))
     with self.assertRaisesRegex(errors.ConfigError, message):
       options.Options.read(config)
-    with self.assertRaisesRegex(errors.ConfigError, "no instance ids"):
-      self.make().instance_ids(0)
 
 
 class HostsTest(DocumentsCase):

@@ -113,6 +113,10 @@ class MixtureTest(OlmoCase):
       config = types.SimpleNamespace(**{**self.config().to_dict(), "olmo_mixture": wrong})
       with self.assertRaisesRegex(errors.ConfigError, "not a dict of numbers"):
         options.Options.read(config)
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_allow_corpus_change='no', not 'extend'"):
+      options.Options.read(
+          self.config(olmo_mixture={"label-0": 1.0}, olmo_allow_corpus_change="extend")
+      )
     with self.assertRaisesRegex(errors.ConfigError, "olmo_mixture_unit='files' is unknown"):
       options.Options.read(self.config(olmo_mixture_unit="files"))
 
