@@ -23,6 +23,8 @@ _PUBLIC = {
         "global_to_local",
         "load_index",
     ),
+    "corpus.document_index": ("DocumentIndex", "build_documents", "load_documents"),
+    "corpus.document_source": ("OlmoDocumentSource",),
     "corpus.source": ("OlmoNpyDataSource",),
     "order.permutations": ("make_order",),
     "order.sampler": ("OlmoIndexSampler",),
@@ -35,6 +37,13 @@ _PUBLIC = {
     ),
     "batches.transforms": ("ShiftToInputsTargets",),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
+    "batches.tokens": ("AddEndOfDocument", "TokenFeatures"),
+    "pipelines.llm": (
+        "make_grain_llm_dataset",
+        "make_grain_llm_iterator",
+        "make_grain_multihost_iterator",
+        "shard_grain_dataset",
+    ),
     "pipelines.olmo": (
         "make_olmo_grain_data_loader",
         "make_olmo_grain_eval_iterator",

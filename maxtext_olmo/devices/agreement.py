@@ -56,6 +56,11 @@ class LocalBatch:
     return np.array([size for array in self.arrays for size in array.shape], np.int32)
 
 
+def anyone_has_data(local: LocalBatch) -> bool:
+  """Whether any host has not come to the end of its data; one that has failed counts as having some."""
+  return bool((_gather(np.array([local.status], np.int32)) != _OUT).any())
+
+
 def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int, ...]]:
   """The shape each leaf shall have on every host, if all have a batch; else raises on every host.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -51,6 +51,8 @@ class MultiHostDataLoadIterator:
     pad_value: what to pad with.
     data_sharding: how a batch lies on the mesh; by default axis 0 is split over all mesh axes.
       Hosts that hold the same rows must deliver the same rows.
+    tail: makes what a host delivers after its own end, while another still has data; without it,
+      an end that not all come to together is an error.
   """
 
   def __init__(
@@ -64,6 +66,7 @@ class MultiHostDataLoadIterator:
       pad_value: int | float = 0,
       *,
       data_sharding: PartitionSpec | None = None,
+      tail: Callable[[], PyTree] | None = None,
   ):
     if not isinstance(dataloader, Iterable):
       raise errors.ConfigError(
@@ -82,6 +85,7 @@ class MultiHostDataLoadIterator:
     self.pad_shapes = pad_shapes
     self.pad_value = pad_value
     self.data_sharding = data_sharding
+    self.tail = tail
     # An impossible layout shows now, not at the first batch.
     _row_shards(global_mesh, data_sharding)
     self.state_set = False
@@ -111,10 +115,11 @@ class MultiHostDataLoadIterator:
           self.local_iterator,
           self.global_mesh,
           data_sharding=self.data_sharding,
-          compare=self.iterator_length is not None or self.pad_shapes,
+          compare=self.iterator_length is not None or self.pad_shapes or self.tail is not None,
           pad=self.pad_shapes,
           pad_value=self.pad_value,
           when=f"step {self.step_counter}{length}",
+          tail=self.tail,
       )
     except StopIteration:
       if self.step_counter == 0 and self._epochs_started > 1:
@@ -216,6 +221,7 @@ def _next_global_batch(
     pad: bool,
     pad_value: int | float,
     when: str,
+    tail: Callable[[], PyTree] | None = None,
 ) -> PyTree:
   if not compare or jax.process_count() == 1:
     paths, arrays, structure = _load(local_iterator)
@@ -225,6 +231,11 @@ def _next_global_batch(
       local = agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
     except Exception as error:
       local = agreement.LocalBatch(trouble=error)
+    if tail is not None and agreement.anyone_has_data(local):
+      if isinstance(local.trouble, StopIteration):
+        paths, arrays, structure = _load(iter([tail()]))
+        local = agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+      pad = True
     shapes = agreement.common_shapes(local, pad=pad, when=when)
     arrays = [_pad_array_to_shape(pair, pad_value) for pair in zip(arrays, shapes)]
   placed = [

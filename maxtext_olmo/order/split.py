@@ -84,6 +84,10 @@ class Split:
     window = window + np.searchsorted(self._train_before, window, side="right")
     return window * self.chunk_size + rest
 
+  def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
+    """How many train windows lie before each of some windows."""
+    return windows - np.searchsorted(np.sort(self._held_out), windows)
+
   def eval_ids(self, ranks: np.ndarray) -> np.ndarray:
     """The instance ids of held-out ranks in [0, num_eval), in evaluation's order."""
     window, rest = np.divmod(ranks, self.chunk_size)

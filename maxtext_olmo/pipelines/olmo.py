@@ -16,6 +16,7 @@ from maxtext_olmo.batches import transforms
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import verify
+from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
@@ -87,14 +88,19 @@ DATASET_TYPE = registry.DatasetType(
 def _train(
     options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
 ) -> iterator_lib.OlmoIterator:
-  stream = stream_lib.train_stream(
-      index,
-      order=options.order_name,
-      seed=options.data_shuffle_seed,
-      held_out_instances=options.olmo_eval_instances,
-      num_epochs=options.olmo_num_epochs or None,
-      cache_dir=options.olmo_order_cache_dir or None,
-  )
+  how: dict[str, Any] = {
+      "order": options.order_name,
+      "seed": options.data_shuffle_seed,
+      "held_out_instances": options.olmo_eval_instances,
+      "num_epochs": options.olmo_num_epochs or None,
+  }
+  if options.olmo_mixture:
+    stream = mixture_lib.mixture_stream(
+        index, options.olmo_mixture, options.olmo_mixture_unit, **how
+    )
+    _say_left_out(index, stream)
+  else:
+    stream = stream_lib.train_stream(index, cache_dir=options.olmo_order_cache_dir or None, **how)
   schedule = options.schedule()
   if stream.order.drops_tails:
     schedule = schedule.within(stream.order.epochs)
@@ -236,6 +242,19 @@ def _source(
 def _short(value: Any) -> str:
   """A value with long hashes cut, enough to tell two apart by eye."""
   return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))
+
+
+def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> None:
+  order = stream.order
+  mixed = {member.label for member in getattr(order, "members", ())}
+  left_out = sorted({entry.label for entry in index.files if entry.n_instances} - mixed)
+  if left_out:
+    logging.warning(
+        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are not named.",
+        len(left_out),
+        ", ".join(left_out[:10]),
+        ", …" if len(left_out) > 10 else "",
+    )
 
 
 def _announce(iterator: iterator_lib.OlmoIterator) -> None:

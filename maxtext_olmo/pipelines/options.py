@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.pipelines import corpus_change
+from maxtext_olmo.pipelines import document_options
 
 
 class Key(NamedTuple):
@@ -57,9 +59,17 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_batch_rampup_factors", (), "(boundary, factor) pairs instead: factors on global_batch_size_to_train_on, not accumulated."),
     Key("olmo_batch_schedule_unit", "steps", "What those boundaries count: steps, or tokens trained on."),
     Key("olmo_initial_position", -1, "Samples already trained on, where steps cannot tell. -1: from initial_step."),
+    Key("olmo_mixture", {}, "How much of each label, or pattern of labels, as {'wiki': 2.0, 'web-*': 0.5}. Empty: the corpus as it is."),
+    Key("olmo_mixture_unit", "epochs", "What the numbers of olmo_mixture are: " + ", ".join(mixture_lib.UNITS) + " (of a pass)."),
     Key("olmo_apply_ngram_filter", True, "Take no loss on rows with long repetitions, as OLMo-core does."),
     Key("olmo_document_mask", False, "Segment ids and positions restart at each document, so attention stays inside."),
     Key("olmo_eos_id", -1, "The token that ends a document; olmo_document_mask needs it."),
+    Key("olmo_packing", "planned", "Of documents into rows (olmo_documents): " + ", ".join(document_options.PACKINGS) + ", or none: a row each."),
+    Key("olmo_packing_bins", 0, "Rows that are packed together. 0: 1024 with a plan, else a host's batch."),
+    Key("olmo_long_documents", "split", "What becomes of documents longer than a row: " + ", ".join(document_options.LONG_DOCUMENTS) + "."),
+    Key("olmo_shift", "left", "How targets are set against inputs: left moves targets, right inputs behind an EOS."),
+    Key("olmo_shard", "batch", "batch: the global batch is the same for any number of hosts. slice: each host has its own documents."),
+    Key("olmo_documents_path", "", "Where the documents of the index are kept. Empty: next to it, as INDEX.documents."),
     Key("olmo_eval_index_path", "", "Evaluate on this index ..."),
     Key("olmo_eval_instances", 0, "... or on so many instances held out of training, the same in every run."),
     Key("olmo_prefetch_batches", 2, "Batches prepared ahead by threads; 0: each is made when it is asked for."),
@@ -94,6 +104,7 @@ _OF_A_HOST = frozenset(
         "olmo_path_remap_from",
         "olmo_path_remap_to",
         "olmo_eval_index_path",
+        "olmo_documents_path",
         "olmo_order_cache_dir",
         "olmo_prefetch_batches",
         "olmo_device_prefetch",
@@ -141,9 +152,17 @@ class Options:
   olmo_batch_rampup_factors: tuple[tuple[int, float], ...]
   olmo_batch_schedule_unit: str
   olmo_initial_position: int
+  olmo_mixture: dict[str, float]
+  olmo_mixture_unit: str
   olmo_apply_ngram_filter: bool
   olmo_document_mask: bool
   olmo_eos_id: int
+  olmo_packing: str
+  olmo_packing_bins: int
+  olmo_long_documents: str
+  olmo_shift: str
+  olmo_shard: str
+  olmo_documents_path: str
   olmo_eval_index_path: str
   olmo_eval_instances: int
   olmo_prefetch_batches: int
@@ -164,6 +183,12 @@ class Options:
           what = "rows" if key.name == "olmo_batch_schedule" else "factor"
           problems.append(f"{key.name}={value!r} is not a list of (boundary, {what}) pairs.")
           value = ()
+      elif key.name == "olmo_mixture":
+        try:
+          value = {str(name): float(share) for name, share in value.items()}
+        except (AttributeError, TypeError, ValueError):
+          problems.append(f"olmo_mixture={value!r} is not a dict of numbers by label.")
+          value = {}
       elif key.name != "data_sharding" and not _same_kind(value, key.default):
         problems.append(f"{key.name}={value!r} should be {_KINDS[type(key.default)]}.")
         value = key.default
@@ -223,8 +248,10 @@ class Options:
         f"olmo_index_path={self.olmo_index_path!r} is set, but dataset_type=synthetic reads no"
         " files; set dataset_type=olmo_grain.",
     )
-    if self.dataset_type == "olmo_grain":
+    if self.dataset_type in ("olmo_grain", "olmo_documents"):
       self._check_olmo(check)
+    if self.dataset_type == "olmo_documents":
+      found += document_options.problems(self)
     return found
 
   def _check_olmo(self, check) -> None:
@@ -276,6 +303,15 @@ class Options:
         self.eval_interval <= 0 or bool(self.olmo_eval_index_path or self.olmo_eval_instances),
         f"eval_interval={self.eval_interval} needs olmo_eval_index_path or olmo_eval_instances.",
     )
+    check(
+        self.olmo_mixture_unit in mixture_lib.UNITS,
+        f"olmo_mixture_unit={self.olmo_mixture_unit!r} is unknown; known are {', '.join(mixture_lib.UNITS)}.",
+    )
+    check(
+        not self.olmo_mixture or self.olmo_allow_corpus_change == "no",
+        f"olmo_mixture needs olmo_allow_corpus_change='no', not {self.olmo_allow_corpus_change!r}: the labels of another"
+        " corpus have other sizes, and so another order.",
+    )
     self._check_schedule(check)
 
   def _check_schedule(self, check) -> None:
@@ -303,6 +339,12 @@ class Options:
     """The values that all processes of a run must share, as text."""
     names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_A_HOST]
     return {name: repr(getattr(self, name)) for name in names}
+
+  @property
+  def random_access_documents(self) -> bool:
+    """Whether rows of documents are functions of their position, the same for all hosts."""
+    cut = self.olmo_packing == "none" and self.olmo_long_documents != "split"
+    return self.olmo_shard == "batch" and (self.olmo_packing == "planned" or cut)
 
   @property
   def order_name(self) -> str:

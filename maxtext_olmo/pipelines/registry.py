@@ -92,12 +92,17 @@ def _built_in() -> dict[str, Callable[[], DatasetType]]:
 
     return olmo.DATASET_TYPE
 
+  def documents() -> DatasetType:
+    from maxtext_olmo.pipelines import documents  # pylint: disable=import-outside-toplevel
+
+    return documents.DATASET_TYPE
+
   def synthetic() -> DatasetType:
     from maxtext_olmo.pipelines import synthetic  # pylint: disable=import-outside-toplevel
 
     return synthetic.DATASET_TYPE
 
-  return {"olmo_grain": olmo, "synthetic": synthetic}
+  return {"olmo_grain": olmo, "olmo_documents": documents, "synthetic": synthetic}
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:

@@ -48,6 +48,25 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
       help="sizes of the corpus; 724M needs 3 GB of memory and of disk (default: 1000000 50000000 724000000)",
   )
   order.set_defaults(run=_run_order)
+  packing = parts.add_parser(
+      "packing",
+      help="padding and speed of the packings of documents",
+      description="Packs the same documents in every way, in turns, and compares padding and rows per second.",
+  )
+  packing.add_argument(
+      "--documents",
+      type=int,
+      default=20_000,
+      help="documents of lognormal length (default: %(default)s)",
+  )
+  packing.add_argument(
+      "--length", type=int, default=8192, help="tokens of a row (default: %(default)s)"
+  )
+  packing.add_argument(
+      "--bins", type=int, default=512, help="rows packed at a time (default: %(default)s)"
+  )
+  packing.add_argument("--repeats", type=int, default=3, help="runs of each (default: %(default)s)")
+  packing.set_defaults(run=_run_packing)
 
 
 def _run_order(args: argparse.Namespace) -> int:
@@ -64,5 +83,16 @@ def _run_startup(args: argparse.Namespace) -> int:
 
   sys.stdout.write(
       bench_startup.measure(files=args.files, instances=args.instances, repeats=args.repeats)
+  )
+  return 0
+
+
+def _run_packing(args: argparse.Namespace) -> int:
+  from maxtext_olmo.tools import bench_packing
+
+  sys.stdout.write(
+      bench_packing.measure(
+          documents=args.documents, length=args.length, bins=args.bins, repeats=args.repeats
+      )
   )
   return 0

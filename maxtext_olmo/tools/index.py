@@ -5,6 +5,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from maxtext_olmo.tools import documents
+
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.index import OlmoNpyIndex
 
@@ -16,11 +18,12 @@ example:
 
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `index build` and `index show`."""
+  """Adds `index build`, `index show` and `index documents`."""
   group = subparsers.add_parser("index", help="build an index of token files, or show one")
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_build(commands)
   _add_show(commands)
+  documents.add_parser(commands)
 
 
 def _add_build(commands: Any) -> None:

@@ -76,6 +76,51 @@ class OlmoCase(parameterized.TestCase):
     return [np.asarray(next(iterator)["inputs"]) for _ in range(count)]
 
 
+class MixtureTest(OlmoCase):
+
+  def test_a_mixture_gives_each_label_its_epochs_and_goes_on_after_a_restore(self):
+    values = {"olmo_mixture": {"label-0": 2.0, "label-*": 0.5}, "olmo_num_epochs": 1}
+    train = self.train(**values)
+    ids = []
+    for step in range(len(train)):
+      ids.append(train.instance_ids(step))
+    ids = np.concatenate(ids)
+    index = index_lib.load_index(self.index_path)
+    files, _ = index.locate(ids[ids >= 0])
+    first = np.array([index.files[f].label == "label-0" for f in files])
+    sizes = dict.fromkeys(("label-0", "label-1"), 0)
+    for entry in index.files:
+      sizes[entry.label] += entry.n_instances
+    self.assertEqual(first.sum(), 2 * sizes["label-0"])
+    self.assertEqual((~first).sum(), round(0.5 * sizes["label-1"]))
+    self.take(train, 5)
+    state = train.get_state()
+    expected = self.take(train, 3)
+    resumed = self.train(**values)
+    resumed.set_state(state)
+    np.testing.assert_array_equal(self.take(resumed, 3), expected)
+    other = self.train(olmo_mixture={"label-0": 2.0, "label-1": 0.25})
+    with self.assertRaisesRegex(errors.ResumeError, "mixture"):
+      other.set_state(state)
+
+  def test_labels_that_a_mixture_leaves_out_are_named_in_the_log(self):
+    with self.assertLogs(level="WARNING") as logs:
+      self.train(olmo_mixture={"label-1": 1.0})
+    self.assertIn("leaves out 1 labels, which never come: label-0", "".join(logs.output))
+
+  def test_a_mixture_that_is_no_dict_of_numbers_is_an_error(self):
+    for wrong in ("label-0=2", {"label-0": "much"}):
+      config = types.SimpleNamespace(**{**self.config().to_dict(), "olmo_mixture": wrong})
+      with self.assertRaisesRegex(errors.ConfigError, "not a dict of numbers"):
+        options.Options.read(config)
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_allow_corpus_change='no', not 'extend'"):
+      options.Options.read(
+          self.config(olmo_mixture={"label-0": 1.0}, olmo_allow_corpus_change="extend")
+      )
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_mixture_unit='files' is unknown"):
+      options.Options.read(self.config(olmo_mixture_unit="files"))
+
+
 class TrainTest(OlmoCase):
 
   def test_a_batch_is_a_dict_of_six_global_int32_arrays(self):

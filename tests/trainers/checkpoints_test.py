@@ -1,8 +1,9 @@
 """Tests of maxtext_olmo.trainers.checkpoints."""
 
-from __future__ import os
+from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import Any
 

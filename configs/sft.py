@@ -1,0 +1,32 @@
+"""One document per row, padded and cut to the row: the shape of supervised fine-tuning, for three epochs.
+
+    python -m maxtext_olmo.trainers.tiny --config=configs/sft.py \\
+      --config.olmo_index_path=data/index.json --config.olmo_eval_index_path=held_out/index.json \\
+      --config.eval_interval=50
+
+`configs/packed_midtraining.py` says how to make an index of your own texts.
+"""
+
+from maxtext_olmo.trainers import config as config_lib
+
+
+def get_config():
+  config = config_lib.get_config()
+
+  config.dataset_type = "olmo_documents"
+  config.vocab_size = 512  # bytes and some special tokens fit
+  config.olmo_eos_id = 256  # of the tokenizer `bytes`
+
+  config.olmo_packing = "none"
+  config.olmo_long_documents = "truncate"  # a conversation that does not fit loses its end
+  config.olmo_shift = "right"  # the first token is predicted too, from an EOS
+  config.olmo_num_epochs = (
+      3  # the last batch is filled up with padding; the run ends there, or after `steps`
+  )
+
+  config.max_target_length = 128
+  config.global_batch_size_to_load = 8
+  config.steps = 300
+  config.learning_rate = 3e-4  # gentler than in pretraining
+
+  return config

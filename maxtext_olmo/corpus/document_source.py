@@ -1,0 +1,147 @@
+"""Document number → tokens: a Grain data source over the documents of a corpus, and reads of parts of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import grain
+import numpy as np
+
+from maxtext_olmo.corpus import document_index
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.corpus.index_model import OlmoNpyIndex
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import OrderError
+
+_INT32_VOCABULARY = 2**31
+
+
+class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
+  """The documents of a corpus, by number, as records with `inputs`; an EOS belongs to the document it ends.
+
+  Args:
+    index: The corpus.
+    documents: Where its documents lie (`build_documents`, `load_documents`).
+    path_remap: prefix → replacement, for paths that begin otherwise on this machine.
+    max_open_files: How many files stay open in a process, where no `storage` is given.
+    storage: Where the files are read from; the local file system unless given.
+    vocab_size: A token id at or above it is an error; 0 checks only that ids fit int32.
+  """
+
+  def __init__(
+      self,
+      index: OlmoNpyIndex,
+      documents: document_index.DocumentIndex,
+      *,
+      path_remap: Mapping[str, str] | None = None,
+      max_open_files: int = 64,
+      storage: Storage | None = None,
+      vocab_size: int = 0,
+  ):
+    self._index = index
+    self._documents = documents
+    self._path_remap = dict(path_remap or {})
+    self._storage = LocalStorage(max_open_files) if storage is None else storage
+    self._vocab_size = vocab_size
+    self._paths = self._full_paths()
+
+  @property
+  def index(self) -> OlmoNpyIndex:
+    """The corpus."""
+    return self._index
+
+  @property
+  def documents(self) -> document_index.DocumentIndex:
+    """Where the documents lie."""
+    return self._documents
+
+  def __len__(self) -> int:
+    return self._documents.num_documents
+
+  def __getitem__(self, document_id: int) -> dict[str, Any]:
+    document_id = operator.index(document_id)
+    if not 0 <= document_id < len(self):
+      raise OrderError(
+          f"Document {document_id} does not exist: the corpus has {len(self)} documents, counted from 0."
+      )
+    ids = np.array([document_id])
+    length = self._documents.lengths(ids)
+    tokens = np.empty(int(length[0]), np.int32)
+    self.read_parts(ids, np.zeros(1, np.int64), length, [tokens])
+    return {"inputs": tokens, "document_id": document_id}
+
+  def lengths(self, document_ids: np.ndarray) -> np.ndarray:
+    """How many tokens some documents have."""
+    return self._documents.lengths(document_ids)
+
+  def read_parts(
+      self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
+  ) -> None:
+    """Reads tokens [start, start + length) of each document into its int32 array in `out`."""
+    index = self._index
+    itemsize = index.token_dtype.itemsize
+    file_ids, first_tokens = self._documents.locate(document_ids)
+    data_offsets = np.array([index.files[i].data_offset for i in file_ids.tolist()], np.int64)
+    offsets = data_offsets + (first_tokens + starts) * itemsize
+    limit = self._vocab_size or _INT32_VOCABULARY
+    largest = int(lengths.max(initial=0))
+    buffer = np.empty(largest, index.token_dtype)
+    for i, target in enumerate(out):
+      count = int(lengths[i])
+      if not count:
+        continue
+      # Tokens of four bytes go straight to where they belong; others by way of a buffer of their own dtype.
+      tokens = target.view(index.token_dtype) if itemsize == 4 else buffer[:count]
+      raw = tokens.view(np.uint8).reshape(1, -1)
+      self._storage.fill(self._paths, file_ids[i : i + 1], offsets[i : i + 1], raw)
+      if int(tokens.max()) >= limit:
+        self._out_of_vocabulary(tokens, int(document_ids[i]), int(starts[i]), limit)
+      if itemsize != 4:
+        target[:] = tokens
+
+  def where(self, document_id: int, token: int = 0) -> str:
+    """The file and the byte of a token of a document, for messages."""
+    file_ids, first_tokens = self._documents.locate(np.array([document_id]))
+    entry = self._index.files[int(file_ids[0])]
+    byte = entry.data_offset + (int(first_tokens[0]) + token) * self._index.token_dtype.itemsize
+    return f"{self._paths[int(file_ids[0])]}, byte {byte}"
+
+  def labels(self) -> dict[str, list[tuple[int, int]]]:
+    """For each label, the ranges of document numbers that it has."""
+    offsets = self._documents.file_offsets.tolist()
+    found: dict[str, list[tuple[int, int]]] = {}
+    for i, entry in enumerate(self._index.files):
+      found.setdefault(entry.label, []).append((offsets[i], offsets[i + 1]))
+    return found
+
+  def _out_of_vocabulary(self, tokens: np.ndarray, document_id: int, start: int, limit: int):
+    place = int(np.argmax(tokens >= limit))
+    raise CorpusError(
+        f"Token id {tokens[place]} of document {document_id} is outside the vocabulary of {limit}:"
+        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has another dtype than"
+        f" {self._index.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
+    )
+
+  def __repr__(self) -> str:
+    """The same for the same documents, wherever they are mounted: Grain compares it when it restores a state."""
+    return (
+        f"OlmoDocumentSource(fingerprint={self._index.fingerprint!r},"
+        f" documents={self._documents.num_documents}, eos_id={self._documents.eos_id})"
+    )
+
+  def __getstate__(self) -> dict[str, Any]:
+    state = self.__dict__.copy()
+    del state["_paths"]
+    return state
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state)
+    self._paths = self._full_paths()
+
+  def _full_paths(self) -> list[str]:
+    count = len(self._index.files)
+    return [paths.remap(self._index.resolve(i), self._path_remap) for i in range(count)]

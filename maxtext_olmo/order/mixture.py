@@ -1,0 +1,245 @@
+"""Mixtures over the labels of a corpus: how often each label comes, by epochs, weights or tokens.
+
+    olmo_mixture={"wikipedia": 2.0, "stack-edu_*": 0.5}, olmo_mixture_unit="epochs"
+
+Each label is shuffled by itself and repeats without end; `interleave` says which label a position holds. So within a
+label every instance comes once per epoch of the label, whatever the other labels do, and a pass that takes half of a
+label is followed by one that takes the other half.
+
+A name in the mixture is a label, or a pattern of labels with `*` and `?`. A label's own name beats a pattern, and a
+longer pattern a shorter one. Labels that nothing names are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import fractions
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import base
+from maxtext_olmo.order import interleave
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import split as split_lib
+from maxtext_olmo.order import stream as stream_lib
+
+UNITS = ("epochs", "weights", "tokens")
+
+
+class Ranges:
+  """Numbers 0, 1, 2, … laid over some ranges of ids, in order."""
+
+  def __init__(self, ranges: Sequence[tuple[int, int]]):
+    kept = [(start, end) for start, end in ranges if end > start]
+    self._starts = np.array([start for start, _ in kept], np.int64)
+    sizes = np.array([end - start for start, end in kept], np.int64)
+    self._before = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+  def __len__(self) -> int:
+    return int(self._before[-1])
+
+  def ids(self, numbers: np.ndarray) -> np.ndarray:
+    """The ids of some numbers below the length."""
+    place = np.searchsorted(self._before, numbers, side="right") - 1
+    return self._starts[place] + numbers - self._before[place]
+
+
+class RangesOrder(base.Order):
+  """An order of the ids in some ranges."""
+
+  def __init__(self, ranges: Ranges, order: str, seed: int):
+    super().__init__(num_instances=len(ranges), seed=seed)
+    self._ranges = ranges
+    self._order = permutations.make_order(order, num_instances=len(ranges), seed=seed)
+    self.name = self._order.name
+
+  def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    return self._ranges.ids(self._order.ids(epoch, places))
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """A label in a mixture.
+
+  Attributes:
+    label: Its name.
+    chunks: Which train chunks it has.
+    value: What the mixture gives it, in the mixture's unit; the share of a pattern is divided by size.
+  """
+
+  label: str
+  chunks: Ranges
+  value: fractions.Fraction
+
+
+class MixtureOrder(base.Order):
+  """An order whose epoch is one pass of a mixture, and whose ids are train ranks.
+
+  A pass is as long as the members' epochs or tokens make it; with weights, as long as it takes until every label has
+  been seen once.
+  """
+
+  def __init__(
+      self,
+      members: Sequence[Member],
+      unit: str,
+      *,
+      order: str,
+      seed: int,
+      chunk_size: int,
+      sequence_length: int,
+  ):
+    self.members = tuple(members)
+    self.unit = unit
+    sizes = [len(member.chunks) for member in members]
+    if unit == "epochs":
+      counts = [max(1, round(member.value * n)) for member, n in zip(members, sizes)]
+    elif unit == "tokens":
+      counts = [max(1, round(member.value / (sequence_length * chunk_size))) for member in members]
+    else:
+      counts = interleave.counts_of_weights([member.value for member in members])
+    self.interleave = interleave.Interleave(counts)
+    period = self.interleave.period
+    if unit == "weights":
+      period = max(-(-n * period // count) for n, count in zip(sizes, counts))
+    super().__init__(num_instances=period * chunk_size, seed=seed, chunk_size=chunk_size)
+    self._orders = [
+        permutations.make_order(order, num_instances=n, seed=member_seed(seed, member.label))
+        for member, n in zip(members, sizes)
+    ]
+    shares = ", ".join(f"{member.label}={float(member.value):.12g}" for member in members)
+    digest = hashlib.sha256(shares.encode()).hexdigest()[:16]
+    self.name = f"{order} mixture of {len(members)} labels by {unit}, {digest}"
+
+  def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    members, indices = self.interleave.locate(
+        epoch * (self.num_instances // self.chunk_size) + places
+    )
+    ids = np.empty_like(indices)
+    for number in np.unique(members):
+      here = members == number
+      ranks = self._orders[number].at(indices[here])
+      ids[here] = self.members[number].chunks.ids(ranks)
+    return ids
+
+  def labels_at(self, positions: np.ndarray) -> list[str]:
+    """The label of each position."""
+    members, _ = self.interleave.locate(np.asarray(positions, np.int64) // self.chunk_size)
+    return [self.members[number].label for number in members]
+
+
+def mixture_stream(
+    index: index_lib.OlmoNpyIndex,
+    mixture: Mapping[str, float],
+    unit: str,
+    *,
+    order: str,
+    seed: int,
+    held_out_instances: int = 0,
+    num_epochs: int | None = None,
+) -> stream_lib.Stream:
+  """The training part of a corpus, mixed; `num_epochs` counts passes of the mixture."""
+  if order not in (permutations.FeistelOrder.name, permutations.SequentialOrder.name):
+    raise errors.ConfigError(
+        f"olmo_mixture cannot be had in olmo_order={order!r}, which is an order of the whole corpus;"
+        " use feistel or sequential."
+    )
+  split = split_lib.Split.of_index(index, held_out_instances)
+  mixed = MixtureOrder(
+      make_members(index, split, mixture, unit),
+      unit,
+      order=order,
+      seed=seed,
+      chunk_size=index.chunk_size,
+      sequence_length=index.sequence_length,
+  )
+  return stream_lib.Stream(
+      fingerprint=index.fingerprint,
+      sequence_length=index.sequence_length,
+      order=mixed,
+      split=split,
+      num_epochs=num_epochs,
+  )
+
+
+def make_members(
+    index: index_lib.OlmoNpyIndex, split: split_lib.Split, mixture: Mapping[str, float], unit: str
+) -> list[Member]:
+  """The labels that a mixture names, each with its train chunks and its part."""
+  ranges: dict[str, list[tuple[int, int]]] = {}
+  for entry in index.files:
+    first = entry.instance_offset // index.chunk_size
+    windows = np.array([first, first + entry.n_instances // index.chunk_size])
+    start, end = split.train_windows_before(windows).tolist()
+    ranges.setdefault(entry.label, []).append((start, end))
+  chunks = {label: Ranges(parts) for label, parts in ranges.items()}
+  values = share_values(mixture, {label: len(part) for label, part in chunks.items()}, unit)
+  return [Member(label, chunks[label], value) for label, value in values.items()]
+
+
+def share_values(
+    mixture: Mapping[str, float], sizes: Mapping[str, int], unit: str
+) -> dict[str, fractions.Fraction]:
+  """What each label gets, in the mixture's unit; labels without any are left out.
+
+  Args:
+    mixture: A value for each label or pattern of labels.
+    sizes: How much there is of each label.
+    unit: One of `UNITS`; a pattern's weight or tokens go to its labels in proportion to their sizes.
+  """
+  if unit not in UNITS:
+    raise errors.ConfigError(
+        f"olmo_mixture_unit={unit!r} is unknown; known are {', '.join(UNITS)}."
+    )
+  named = labels_of(mixture, sizes)
+  found = {}
+  for label in sizes:
+    for name, labels in named.items():
+      if label not in labels:
+        continue
+      value = fractions.Fraction(str(mixture[name]))
+      if not sizes[label]:
+        raise errors.ConfigError(
+            f"olmo_mixture names {label!r} (by {name!r}), of which there is nothing to train on."
+        )
+      if unit != "epochs":
+        value = value * sizes[label] / sum(sizes[other] for other in labels)
+      found[label] = value
+  return found
+
+
+def labels_of(mixture: Mapping[str, float], labels: Mapping[str, int]) -> dict[str, list[str]]:
+  """The labels that each name of a mixture stands for; a label's own name, then the longest pattern, decides."""
+  bad = {name: value for name, value in mixture.items() if not 0 < value < float("inf")}
+  if not mixture or bad:
+    raise errors.ConfigError(
+        f"olmo_mixture gives each label a number above 0, got {dict(bad or mixture)}; leave out labels that should not"
+        " come."
+    )
+  found: dict[str, list[str]] = {name: [] for name in mixture}
+  for label in labels:
+    if label in found:
+      found[label].append(label)
+      continue
+    fitting = [name for name in mixture if fnmatch.fnmatchcase(label, name)]
+    if fitting:
+      found[max(fitting, key=lambda name: (len(name), name))].append(label)
+  unused = [name for name, fits in found.items() if not fits]
+  if unused:
+    known = sorted(labels)
+    shown = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    raise errors.ConfigError(
+        f"olmo_mixture names {', '.join(map(repr, unused))}, which fits no label that a better name does not take; the"
+        f" index has {shown}."
+    )
+  return found
+
+
+def member_seed(seed: int, label: str) -> int:
+  """A seed for each label, so that labels of one size are not shuffled alike."""
+  return int.from_bytes(hashlib.sha256(f"{seed}\x1f{label}".encode()).digest()[:8], "little")
