@@ -85,7 +85,7 @@ def lmeval_preprocessing_pipeline(
 
   Every host gives the same requests and gets its rows of each global batch, as an `LLMIndexedBatch`.
   `document_idx` is the number of the request, from 1; 0 is a filler row. `targets_segmentation` is 1
-  where a token is to be scored. Models with a limit take `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
+  where a token is to be scored; a request with nothing to score has no row. Models with a limit take `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
 
   Args:
     dataloading_host_index: Which of the hosts this is; `jax.process_index()`.
@@ -150,11 +150,13 @@ def local_batches(
     host_count: int,
     padding_multiple: int,
     known_lengths: Collection[int] = (),
+    max_length: int | None = None,
 ) -> grain.MapDataset[collate.LLMIndexedBatch]:
   """This host's rows of each global batch; the longest batch comes first.
 
   Args:
     known_lengths: Lengths that have been compiled already, to be preferred.
+    max_length: What no batch shall be longer than, padding included; no row is.
   """
   if not 0 <= host < host_count or global_batch_size < 1 or padding_multiple < 1:
     raise errors.ConfigError(
@@ -165,6 +167,8 @@ def local_batches(
   plan = lmeval_lengths.plan_lengths(
       lengths[::global_batch_size], padding_multiple, known=known_lengths
   )
+  if max_length is not None:
+    plan = [min(length, max_length) for length in plan]
   samples = grain.MapDataset.source(list(rows)).map(lmeval_requests.row_arrays)
   samples = samples.map(CompleteLLMIndexedBatch())
   samples = PadBatchDataset(samples, global_batch_size, 0, empty_llm_indexed_sample())
