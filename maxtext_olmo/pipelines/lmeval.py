@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import grain
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo.batches import collate

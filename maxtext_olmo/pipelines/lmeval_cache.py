@@ -32,7 +32,7 @@ class RequestCache:
     self._file: IO[str] | None = None
     if path and jax.process_index() == 0:
       os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-      self._file = open(path, "a+", encoding="utf-8")
+      self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - open until close()
       self._found = _read(self._file)
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:
@@ -71,7 +71,12 @@ def fingerprint(params: Any) -> str:
   sums = jax.jit(lambda arrays: [_checksum(array) for array in arrays])([a for _, a in leaves])
   return make_key(
       [
-          (jax.tree_util.keystr(path), list(np.shape(leaf)), str(leaf.dtype), np.asarray(s).tolist())
+          (
+              jax.tree_util.keystr(path),
+              list(np.shape(leaf)),
+              str(leaf.dtype),
+              np.asarray(s).tolist(),
+          )
           for (path, leaf), s in zip(leaves, sums)
       ]
   )

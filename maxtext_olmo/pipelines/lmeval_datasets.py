@@ -169,9 +169,7 @@ def _pad_batch_multiple(
 
 def join_rows(rows: Sequence[Sample]) -> Sample:
   """One batch of rows that have been padded to the same length."""
-  return {
-      name: _pad_batch_multiple([row[name] for row in rows], multiple_of=1) for name in rows[0]
-  }
+  return {name: _pad_batch_multiple([row[name] for row in rows], multiple_of=1) for name in rows[0]}
 
 
 class PadSequenceInBatchDataset(_Wrapped[Sample]):
@@ -263,9 +261,7 @@ class SortedDataset(_Wrapped[T]):
   {'inputs': array([[1, 2]])}
   """
 
-  def __init__(
-      self, dataset: grain.MapDataset[T], key: Callable[[T], Any], reverse: bool = False
-  ):
+  def __init__(self, dataset: grain.MapDataset[T], key: Callable[[T], Any], reverse: bool = False):
     super().__init__(dataset)
     self.key = key
     keys = [key(dataset[i]) for i in range(len(dataset))]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
@@ -179,11 +179,12 @@ class JaxLM(LM):
     """The results of all requests, in order: from the cache, or from running each different one once."""
     if not arguments:
       return []
+    identity = self._identity() if self._cache_file else ""
     keys = [
-        lmeval_cache.make_key(self._identity, kind, list(request), None if deterministic else place)
+        lmeval_cache.make_key(identity, kind, list(request), None if deterministic else place)
         for place, request in enumerate(arguments)
     ]
-    resume.check_agreement({"lmeval_requests": lmeval_cache.make_key(keys)})
+    _check_agreement(keys)
     cache = lmeval_cache.RequestCache(self._cache_file if deterministic else None)
     results = cache.lookup(keys)
     todo = {
@@ -245,11 +246,10 @@ class JaxLM(LM):
       for place, text in self._generator.generate(self.params, contexts, generation):
         keep(back[place], text)
 
-  @property
   def _identity(self) -> str:
     """Everything but the request that decides a result."""
-    return _identity_of(
-        self.params,
+    return lmeval_cache.make_key(
+        lmeval_cache.fingerprint(self.params),
         self.name,
         self.tokenizer.name,
         self.tokenizer.vocab_size,
@@ -269,5 +269,11 @@ class JaxLM(LM):
       )
 
 
-def _identity_of(params: Any, *others: Any) -> str:
-  return lmeval_cache.make_key(lmeval_cache.fingerprint(params), *others)
+def _check_agreement(keys: Sequence[str]) -> None:
+  try:
+    resume.check_agreement({"requests": len(keys), "hash": lmeval_cache.make_key(keys)})
+  except errors.ConfigError as error:
+    raise errors.ConfigError(
+        f"The processes were given different requests: process {jax.process_index()} has"
+        f" {len(keys)}. Run the same tasks, with the same limits and seeds, on every process."
+    ) from error

@@ -166,7 +166,9 @@ def windows(
   tokens = np.asarray(tokens)
   end = len(tokens) - scored
   if not 0 < end:
-    raise ValueError(f"{scored} of {len(tokens)} tokens cannot be scored: each needs one before it.")
+    raise ValueError(
+        f"{scored} of {len(tokens)} tokens cannot be scored: each needs one before it."
+    )
   limit = len(tokens) if max_length is None else max_length
   sequence = 0
   while end < len(tokens):
@@ -260,7 +262,9 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
   return bare, context[len(bare) :] + continuation
 
 
-def _encode_once(tokenizer: lmeval_tokenizer.EvalTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+def _encode_once(
+    tokenizer: lmeval_tokenizer.EvalTokenizer, texts: Sequence[str]
+) -> list[np.ndarray]:
   """Encodes equal texts, such as the context of all choices of a question, once."""
   distinct = list(dict.fromkeys(texts))
   found = dict(zip(distinct, tokenizer.encode(distinct)))

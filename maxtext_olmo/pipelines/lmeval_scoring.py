@@ -13,7 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo.batches import collate
@@ -73,13 +75,11 @@ class Scorer:
   def vocab_size(self, params: Params) -> int:
     """How many tokens the model knows."""
     batch = collate.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)
-    borders = jax.ShapeDtypeStruct(batch.inputs.shape, np.bool_)
+    borders: Any = jax.ShapeDtypeStruct(batch.inputs.shape, np.bool_)
     batch = dataclasses.replace(batch, _document_borders=borders)
     return jax.eval_shape(self._apply, params, batch).shape[-1]
 
-  def scores(
-      self, params: Params, rows: Sequence[lmeval_requests.Row]
-  ) -> Iterator[list[Score]]:
+  def scores(self, params: Params, rows: Sequence[lmeval_requests.Row]) -> Iterator[list[Score]]:
     """Batch by batch, the scores of the rows, in no particular order."""
     local = lmeval.local_batches(
         rows,
@@ -134,7 +134,7 @@ class Scorer:
     logprobs = jnp.where(counts, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
     hits = (jnp.argmax(logits, axis=-1) == batch.targets) | ~counts
     return {
-        "request": batch.document_idx - 1,
+        "request": jnp.asarray(batch.document_idx) - 1,
         "logprobs": logprobs,
         "is_greedy": hits.all(axis=1),
     }

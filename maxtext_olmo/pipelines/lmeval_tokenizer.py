@@ -66,6 +66,12 @@ class EvalTokenizer:
     """The text of some ids, without special tokens."""
     return self._tokenizer.decode(ids)
 
+  def byte_count(self, ids: np.ndarray) -> int:
+    """How many UTF-8 bytes the text of some ids has; special tokens have none."""
+    if isinstance(self._tokenizer, tokenizers.ByteTokenizer):
+      return int(np.count_nonzero(np.asarray(ids) < tokenizers.ByteTokenizer.eos_id))
+    return len(self.decode(ids).encode())
+
 
 def load_eval_tokenizer(
     spec: str,
