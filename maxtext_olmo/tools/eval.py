@@ -220,8 +220,10 @@ def _report_perplexity(path: str, labels: dict[str, Any]) -> None:
   from maxtext_olmo.tools import tables
 
   table = tables.new_table("label", "documents", "tokens", "bytes", "perplexity", "bits per byte")
-  total = sum(labels.values(), perplexity.LabelScore())
-  for label, score in [*labels.items(), ("all", total)]:
+  rows = list(labels.items())
+  if len(rows) > 1:
+    rows.append(("all", sum(labels.values(), perplexity.LabelScore())))
+  for label, score in rows:
     tables.add_row(
         table,
         label,
@@ -230,7 +232,7 @@ def _report_perplexity(path: str, labels: dict[str, Any]) -> None:
         f"{score.bytes:,}",
         f"{score.perplexity:.4f}",
         f"{score.bits_per_byte:.4f}",
-        style="bold" if label == "all" and len(labels) > 1 else "",
+        style="bold" if label == "all" else "",
     )
   console = tables.console()
   console.print(path)
