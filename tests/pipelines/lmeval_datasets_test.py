@@ -7,6 +7,7 @@ import grain
 import numpy as np
 from absl.testing import absltest
 from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
@@ -50,6 +51,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     self.assertEqual({n: a.shape for n, a in filler.items()}, {n: a.shape for n, a in made.items()})
     self.assertFalse(any(array.any() for array in filler.values()))
 
+  @settings(deadline=None)
   @given(st.integers(0, 30), st.integers(1, 9), st.integers(0, 40))
   def test_padded_datasets_have_whole_batches_only(self, size, multiple, min_length):
     source = grain.MapDataset.source(list(range(100, 100 + size)))
@@ -86,6 +88,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
       self.assertEqual(padded[i]["inputs"].shape[1], 16)
     self.assertLen(read, 32)
 
+  @settings(deadline=None)
   @given(st.lists(st.integers(0, 5), max_size=20), st.booleans())
   def test_sorting_is_stable(self, values, reverse):
     source = grain.MapDataset.source([*enumerate(values)])
@@ -95,6 +98,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
         sorted(enumerate(values), key=lambda pair: pair[1], reverse=reverse),
     )
 
+  @settings(deadline=None)
   @given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 5))
   def test_together_the_hosts_have_each_global_batch_in_order(self, hosts, local, steps):
     batch = hosts * local

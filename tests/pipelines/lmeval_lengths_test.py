@@ -6,6 +6,7 @@ import math
 
 from absl.testing import absltest
 from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from maxtext_olmo.pipelines import lmeval_lengths as lengths
@@ -29,6 +30,7 @@ class LMEvalLengthsTest(absltest.TestCase):
   def test_the_documented_examples_hold(self):
     self.assertEqual(doctest.testmod(lengths), (0, 3))
 
+  @settings(deadline=None)
   @given(
       st.lists(st.integers(0, 100), min_size=1, max_size=9),
       _MULTIPLES,
@@ -51,6 +53,7 @@ class LMEvalLengthsTest(absltest.TestCase):
     else:  # the budget is used up, and something longer comes
       self.assertEqual(new, {lengths.power_of_two(max(rounded), multiple)})
 
+  @settings(deadline=None)
   @given(st.lists(st.lists(st.integers(1, 5000), min_size=1, max_size=40), min_size=1, max_size=6))
   def test_the_number_of_shapes_is_bounded_whatever_is_evaluated(self, evaluations):
     known: set[int] = set()
