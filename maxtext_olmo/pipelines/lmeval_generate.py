@@ -45,7 +45,7 @@ class Generation:
     """From the generation arguments of a harness task."""
     until = arguments.get("until") or ()
     temperature = float(arguments.get("temperature") or 0.0)
-    if not arguments.get("do_sample", temperature > 0):
+    if not arguments.get("do_sample", temperature != 0):
       temperature = 0.0
     elif "temperature" not in arguments:
       temperature = 1.0

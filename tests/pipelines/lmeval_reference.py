@@ -130,11 +130,23 @@ def text(seed: int, sentences: int = 4) -> str:
 
 
 @functools.cache
+def random_params():
+  """Parameters of a model that is sure of itself, though it has learnt nothing."""
+  import jax
+
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), CONFIG))
+  return jax.tree.map(
+      lambda leaf: (rng.normal(size=leaf.shape) * 0.3 + (leaf.ndim < 2)).astype(np.float32), shapes
+  )
+
+
+@functools.cache
 def trained_params():
   """Parameters after a little training on such sentences, as NumPy arrays."""
   import jax
 
-  length, eos = 96, tokenizers.ByteTokenizer.eos_id
+  length, eos = 64, tokenizers.ByteTokenizer.eos_id
   documents = [list(text(seed).encode()) + [eos] for seed in range(256)]
   tokens = np.concatenate(documents)
   rows = tokens[: len(tokens) // length * length].reshape(-1, length).astype(np.int32)
@@ -160,7 +172,7 @@ def trained_params():
 
   params = model.init(jax.random.key(0), CONFIG)
   state = optimizer.init(params)
-  for i in range(60):
+  for i in range(40):
     params, state = step(params, state, rows[np.arange(8 * i, 8 * i + 8) % len(rows)])
   return jax.tree.map(np.asarray, params)
 
