@@ -24,7 +24,7 @@ def make_mesh(axes=None):
 
 
 def make_lm(params, *, axes=None, data_sharding=None, **options):
-  options = {"batch_size": 8, "max_length": 64, "progress": False, **options}
+  options = {"batch_size": 8, "max_length": 64, "padding_multiple": 32, "progress": False, **options}
   spec = None if data_sharding is None else jax.sharding.PartitionSpec(*data_sharding)
   return lmeval.JaxLM(
       lmeval_reference.apply, params, "bytes", make_mesh(axes), data_sharding=spec, **options
@@ -34,17 +34,19 @@ def make_lm(params, *, axes=None, data_sharding=None, **options):
 def answer(params, calls, **options):
   """The answers to some calls, (method, arguments) each, and the lengths that were compiled."""
   lm = make_lm(params, **options)
-  found = [getattr(lm, method)([Request(args) for args in requests]) for method, requests in calls]
-  return found, lm.compiled_lengths
+  return _answer(lm, calls), lm.compiled_lengths
 
 
-def run_harness(params, task_dir, names, **options):
-  """The harness's own results on its tasks, with each request's answer."""
+def _answer(lm, calls):
+  return [getattr(lm, method)([Request(args) for args in requests]) for method, requests in calls]
+
+
+def answer_and_run_harness(params, calls, task_dir, names):
+  """The answers to some calls, and the harness's own results on its tasks."""
   from maxtext_olmo.trainers import evaluation
 
-  lm = make_lm(params, **options)
-  results = evaluation.Tasks(names, task_dir).run(lm, log_samples=True)
-  return summary(results)
+  lm = make_lm(params)
+  return _answer(lm, calls), summary(evaluation.Tasks(names, task_dir).run(lm, log_samples=True))
 
 
 def summary(results):
