@@ -187,7 +187,7 @@ def during_training(
       lm = make_lm(config, params, mesh, progress=False)
     lm.params = params
     results = tasks.run(lm, limit=config.eval_limit or None)
-    return metrics(results)
+    return {f"eval/{name}": value for name, value in metrics(results).items()}
 
   return evaluate
 

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -55,7 +56,8 @@ class JaxLMTest(parameterized.TestCase):
     cls.slow = lmeval_reference.make_slow_lm(cls.params, _MAX_LENGTH)
     cls.calls = make_calls()
     cls.expected = [cls.slow_answers(method, requests) for method, requests in cls.calls]
-    cls.task_dir = lmeval_reference.write_tasks(absltest.get_default_test_tmpdir() + "/tasks")
+    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
+    cls.task_dir = lmeval_reference.write_tasks(folder)
 
   @classmethod
   def slow_answers(cls, method, requests):
