@@ -4,14 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install demo test lint format bench-startup clean
+.PHONY: help install demo test lint format bench-startup bench-lmeval clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
@@ -38,6 +38,9 @@ format: $(VENV)/.installed-lint ## Format the code.
 
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
 	$(BIN)/python -m maxtext_olmo bench startup
+
+bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation: unsorted, sorted per host, sorted globally.
+	$(BIN)/python -m maxtext_olmo bench lmeval
 
 clean: ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

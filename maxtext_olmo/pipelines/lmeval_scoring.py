@@ -92,16 +92,20 @@ class Scorer:
     )
     pending = None
     for step in range(len(local)):
-      batch = self.place(local[step])
-      self.lengths.add(batch.inputs.shape[1])
-      self.tokens_run += batch.inputs.size
       # The devices run a step while the results of the one before are added up here.
-      results = self._step(params, batch)
+      results = self.run(params, local[step])
       if pending is not None:
         yield _read(pending)
       pending = results
     if pending is not None:
       yield _read(pending)
+
+  def run(self, params: Params, local: collate.LLMIndexedBatch) -> dict[str, jax.Array]:
+    """Starts a step on this process's rows of a batch; its results are the same on every process."""
+    batch = self.place(local)
+    self.lengths.add(batch.inputs.shape[1])
+    self.tokens_run += batch.inputs.size
+    return self._step(params, batch)
 
   def padded_length(self, length: int) -> int:
     """What a batch that grows is padded to: few lengths, whatever it grows to."""

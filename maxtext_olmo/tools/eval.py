@@ -116,9 +116,17 @@ def run(args: argparse.Namespace) -> int:
   if own.processes != 1:
     return _on_processes(own.processes, args.rest)
   config_flags = [*([f"--config={own.config}"] if own.config else []), *rest]
-  results = evaluate(own, config_flags)
   import jax
 
+  try:
+    results = evaluate(own, config_flags)
+  except (errors.MaxtextOlmoError, OSError) as error:
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+      # An ordinary exit waits for the other processes, which wait for this one in a collective.
+      sys.stderr.write(f"error: {error}\n")
+      sys.stderr.flush()
+      os._exit(2)
+    raise
   if jax.process_index() == 0:
     _report(results)
     if own.output:
