@@ -144,9 +144,7 @@ def sorted_per_host(rows: Rows, batch_size: int, hosts: int) -> Batches:
 
 def sorted_globally(rows: Rows, batch_size: int) -> Batches:
   """As this library does it."""
-  batches = lmeval.local_batches(
-      rows, batch_size, host=0, host_count=1, padding_multiple=_MULTIPLE
-  )
+  batches = lmeval.local_batches(rows, batch_size, host=0, host_count=1, padding_multiple=_MULTIPLE)
   return [batches[i] for i in range(len(batches))]
 
 

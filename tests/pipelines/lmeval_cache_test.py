@@ -65,10 +65,14 @@ class LMEvalCacheTest(absltest.TestCase):
     self.assertEqual(lmeval_cache.fingerprint(jax.tree.map(jnp.asarray, params)), found[0])
 
   def test_the_fingerprint_does_not_depend_on_the_layout(self):
-    sharding = jax.sharding.NamedSharding(lmeval_cases.make_mesh(), jax.sharding.PartitionSpec("data"))
+    sharding = jax.sharding.NamedSharding(
+        lmeval_cases.make_mesh(), jax.sharding.PartitionSpec("data")
+    )
     array = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
     placed = jax.device_put(array, sharding)
-    self.assertEqual(lmeval_cache.fingerprint({"w": placed}), lmeval_cache.fingerprint({"w": array}))
+    self.assertEqual(
+        lmeval_cache.fingerprint({"w": placed}), lmeval_cache.fingerprint({"w": array})
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,13 @@ def make_mesh(axes=None):
 
 
 def make_lm(params, *, axes=None, data_sharding=None, **options):
-  options = {"batch_size": 8, "max_length": 64, "padding_multiple": 32, "progress": False, **options}
+  options = {
+      "batch_size": 8,
+      "max_length": 64,
+      "padding_multiple": 32,
+      "progress": False,
+      **options,
+  }
   spec = None if data_sharding is None else jax.sharding.PartitionSpec(*data_sharding)
   return lmeval.JaxLM(
       lmeval_reference.apply, params, "bytes", make_mesh(axes), data_sharding=spec, **options

@@ -60,7 +60,9 @@ class LMEvalDatasetsTest(absltest.TestCase):
     self.assertGreaterEqual(len(padded), max(size, min_length))
     self.assertLess(len(padded) - max(size, min_length), multiple)
     self.assertEqual([padded[i] for i in range(size)], list(range(100, 100 + size)))
-    self.assertEqual({padded[i] for i in range(size, len(padded))}, {-1} if len(padded) > size else set())
+    self.assertEqual(
+        {padded[i] for i in range(size, len(padded))}, {-1} if len(padded) > size else set()
+    )
     with self.assertRaisesRegex(errors.OrderError, f"asked for {len(padded)}"):
       padded[len(padded)]  # pylint: disable=pointless-statement
 
@@ -113,7 +115,9 @@ class LMEvalDatasetsTest(absltest.TestCase):
     source = grain.MapDataset.source(list(range(8)))
     with self.assertRaisesRegex(errors.ConfigError, "4 rows does not divide over 3 hosts"):
       datasets.MultihostSortedRemapDataset(source, 4, 3)
-    with self.assertRaisesRegex(errors.ConfigError, "8 elements are no whole number of batches of 3"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "8 elements are no whole number of batches of 3"
+    ):
       datasets.MultihostSortedRemapDataset(source, 3, 1)
     with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 must be positive"):
       datasets.PadSequenceInBatchDataset(source, 0)
@@ -127,7 +131,9 @@ class LMEvalDatasetsTest(absltest.TestCase):
     np.testing.assert_array_equal(flat, [1, 2])
 
   def test_datasets_survive_the_way_to_a_worker(self):
-    padded = datasets.PadBatchDataset(rows_of([3, 1, 2]), 4, 0, {"inputs": np.zeros((1, 1)), "n": 0})
+    padded = datasets.PadBatchDataset(
+        rows_of([3, 1, 2]), 4, 0, {"inputs": np.zeros((1, 1)), "n": 0}
+    )
     ordered = datasets.SortedDataset(padded, datasets.token_length)
     made = datasets.PadSequenceInBatchDataset(ordered, 2, 2)
     self.assertEqual(made[0]["inputs"].shape, (1, 2))

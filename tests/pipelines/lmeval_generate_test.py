@@ -108,9 +108,7 @@ class GeneratorTest(parameterized.TestCase):
       length = batch.inputs_segmentation.sum(axis=1)
       token = jnp.where(length < 3, 97, 256)
       one_hot = jax.nn.one_hot(token, 258)
-      return jnp.broadcast_to(
-          one_hot[:, None], (*batch.inputs.shape, 258)
-      )
+      return jnp.broadcast_to(one_hot[:, None], (*batch.inputs.shape, 258))
 
     scorer = lmeval_scoring.Scorer(
         apply, lmeval_cases.make_mesh(), batch_size=2, padding_multiple=16

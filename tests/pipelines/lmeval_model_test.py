@@ -42,7 +42,9 @@ def make_calls():
 def kill_me_soon(cache_file):
   """Evaluates in a process that is going to be killed."""
   lm = lmeval_cases.make_lm(lmeval_reference.random_params(), batch_size=1, cache_file=cache_file)
-  lm.loglikelihood([lmeval_cases.Request(("x" * (i % 16), chr(97 + i % 26) * 2)) for i in range(400)])
+  lm.loglikelihood(
+      [lmeval_cases.Request(("x" * (i % 16), chr(97 + i % 26) * 2)) for i in range(400)]
+  )
 
 
 class JaxLMTest(parameterized.TestCase):
@@ -241,7 +243,11 @@ class CacheTest(absltest.TestCase):
     requests = self.requests[:4]
     lmeval_cases.make_lm(self.params, cache_file=self.cache_file).loglikelihood(requests)
     changed = {**self.params, "final_norm": self.params["final_norm"] * 1.5}
-    for params, options in ((changed, {}), (self.params, {"max_length": 32}), (self.params, {"name": "b"})):
+    for params, options in (
+        (changed, {}),
+        (self.params, {"max_length": 32}),
+        (self.params, {"name": "b"}),
+    ):
       lm = lmeval_cases.make_lm(params, cache_file=self.cache_file, **options)
       found = lm.loglikelihood(requests)
       self.assertGreater(lm._scorer.tokens_run, 0)

@@ -71,7 +71,9 @@ class RequestsTest(parameterized.TestCase):
   @settings(deadline=None)
   @given(
       st.lists(
-          st.tuples(st.text("the cat sé\n", max_size=12), st.text(" cat<s>", min_size=1, max_size=9)),
+          st.tuples(
+              st.text("the cat sé\n", max_size=12), st.text(" cat<s>", min_size=1, max_size=9)
+          ),
           min_size=1,
           max_size=6,
       )

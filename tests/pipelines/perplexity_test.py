@@ -39,7 +39,9 @@ def slow_logprob(params, document, max_length):
   total, done = 0.0, 1
   while done < len(tokens):
     end = min(len(tokens), done + max_length)
-    total += lmeval_reference.score(params, tokens[max(0, end - max_length - 1) : end], end - done)[0]
+    total += lmeval_reference.score(params, tokens[max(0, end - max_length - 1) : end], end - done)[
+        0
+    ]
     done = end
   return total
 

@@ -28,7 +28,13 @@ class BenchLMEvalTest(absltest.TestCase):
 
   def test_the_tables_have_a_row_for_each_way(self):
     text = bench.measure(requests=64, timed_requests=16, batch_size=8, hosts=2)
-    for word in ("unsorted", "sorted on each of 2 hosts", "sorted globally", "zero-shot", "five-shot"):
+    for word in (
+        "unsorted",
+        "sorted on each of 2 hosts",
+        "sorted globally",
+        "zero-shot",
+        "five-shot",
+    ):
       self.assertIn(word, text)
 
 

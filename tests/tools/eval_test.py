@@ -70,7 +70,13 @@ class EvalTest(absltest.TestCase):
     for processes in (1, 2):
       path = f"{self.folder}/{processes}.json"
       out = self.run_process(
-          "--ppl", self.index_path, "--output", path, "--processes", str(processes), "--batch-size=4"
+          "--ppl",
+          self.index_path,
+          "--output",
+          path,
+          "--processes",
+          str(processes),
+          "--batch-size=4",
       )
       self.assertEqual(out.count("bits per byte"), 1)
       with open(path, encoding="utf-8") as file:
