@@ -16,7 +16,8 @@ from typing import IO, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+
+from maxtext_olmo.pipelines import agreement
 
 
 class RequestCache:
@@ -39,7 +40,9 @@ class RequestCache:
     """The results that are there already; what process 0 found, on all."""
     if not self._enabled:
       return {}
-    return _from_process_0({key: self._found[key] for key in keys if key in self._found})
+    return agreement.from_process_0(
+        lambda: {key: self._found[key] for key in keys if key in self._found}
+    )
 
   def add(self, key: str, result: Any) -> None:
     """Keeps a result."""
@@ -113,14 +116,3 @@ def _read(file: IO[str]) -> dict[str, Any]:
   if not whole:
     file.write("\n")
   return found
-
-
-def _from_process_0(value: Any) -> Any:
-  if jax.process_count() == 1:
-    return value
-  data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
-  padded = np.zeros(size, np.uint8)
-  if jax.process_index() == 0:
-    padded[:] = data
-  return json.loads(np.asarray(multihost_utils.broadcast_one_to_all(padded)).tobytes())

@@ -13,12 +13,12 @@ from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
+from maxtext_olmo.pipelines import agreement
 from maxtext_olmo.pipelines import lmeval_cache
 from maxtext_olmo.pipelines import lmeval_generate
 from maxtext_olmo.pipelines import lmeval_requests
 from maxtext_olmo.pipelines import lmeval_scoring
 from maxtext_olmo.pipelines import lmeval_tokenizer
-from maxtext_olmo.pipelines import resume
 
 try:
   from lm_eval.api.instance import Instance
@@ -270,10 +270,11 @@ class JaxLM(LM):
 
 
 def _check_agreement(keys: Sequence[str]) -> None:
-  try:
-    resume.check_agreement({"requests": len(keys), "hash": lmeval_cache.make_key(keys)})
-  except errors.ConfigError as error:
+  if jax.process_count() == 1:
+    return
+  told = agreement.gather(f"{len(keys)} requests, {lmeval_cache.make_key(keys)[:8]}")
+  if len(set(told)) > 1:
     raise errors.ConfigError(
-        f"The processes were given different requests: process {jax.process_index()} has"
-        f" {len(keys)}. Run the same tasks, with the same limits and seeds, on every process."
-    ) from error
+        f"The processes were given different requests: {'; '.join(told)} (number and hash, in the"
+        " order of processes). Run the same tasks, with the same limits and seeds, on all of them."
+    )

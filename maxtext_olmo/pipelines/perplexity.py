@@ -25,6 +25,7 @@ from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import index_model
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.pipelines import agreement
 from maxtext_olmo.pipelines import lmeval_requests
 from maxtext_olmo.pipelines import lmeval_scoring
 from maxtext_olmo.pipelines import lmeval_tokenizer
@@ -79,18 +80,23 @@ def score_index(
   labels: list[str] = []
   rows: list[lmeval_requests.Row] = []
   show = progress and jax.process_index() == 0
-  total_bytes = sum(entry.size_bytes for entry in index.files)
-  with progress_lib.progress_bar("reading", total_bytes, enabled=show, unit="bytes") as advance:
-    for file_id, entry in enumerate(index.files):
-      path = paths.remap(index.resolve(file_id), path_remap)
-      for document in _documents(index, file_id, path, tokenizer.eos_id, vocab_size):
-        row_tokens = np.concatenate([[tokenizer.eos_id], document])
-        rows += lmeval_requests.windows(
-            row_tokens, len(document), scorer.max_length, request=len(labels)
-        )
-        labels.append(entry.label)
-        found[entry.label] += LabelScore(1, len(document), tokenizer.byte_count(document))
-      advance(entry.size_bytes)
+
+  def read() -> None:
+    total = sum(entry.size_bytes for entry in index.files)
+    with progress_lib.progress_bar("reading", total, enabled=show, unit="bytes") as advance:
+      for file_id, entry in enumerate(index.files):
+        path = paths.remap(index.resolve(file_id), path_remap)
+        for document in _documents(index, file_id, path, tokenizer.eos_id, vocab_size):
+          tokens = np.concatenate([[tokenizer.eos_id], document])
+          rows.extend(
+              lmeval_requests.windows(tokens, len(document), scorer.max_length, request=len(labels))
+          )
+          labels.append(entry.label)
+          found[entry.label] += LabelScore(1, len(document), tokenizer.byte_count(document))
+        advance(entry.size_bytes)
+
+  # A file that is missing on one process stops all, instead of leaving the others waiting.
+  agreement.together(read, "reading the corpus")
   with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
     for scores in scorer.scores(params, rows):
       for score in scores:

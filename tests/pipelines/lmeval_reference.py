@@ -147,7 +147,7 @@ def trained_params():
   import jax
 
   length, eos = 64, tokenizers.ByteTokenizer.eos_id
-  documents = [list(text(seed).encode()) + [eos] for seed in range(256)]
+  documents = [[*text(seed).encode(), eos] for seed in range(256)]
   tokens = np.concatenate(documents)
   rows = tokens[: len(tokens) // length * length].reshape(-1, length).astype(np.int32)
   ones = np.ones((8, length - 1), np.int32)
@@ -190,7 +190,7 @@ def write_tasks(directory) -> str:
   pick = random.Random(1)
   questions = []
   for thing, colour in _COLOURS.items():
-    choices = pick.sample([other for other in _COLOURS.values() if other != colour], 3) + [colour]
+    choices = [*pick.sample([c for c in _COLOURS.values() if c != colour], 3), colour]
     pick.shuffle(choices)
     questions.append({"thing": thing, "choices": choices, "label": choices.index(colour)})
   _write_lines(directory / "colours.jsonl", questions)

@@ -52,7 +52,7 @@ class LMEvalTest(parameterized.TestCase):
       self.assertIs(getattr(maxtext_olmo, name), getattr(lmeval, name))
     self.assertTrue(callable(lmeval._pad_batch_multiple))
     with self.assertRaises(AttributeError):
-      lmeval.no_such_name  # pylint: disable=pointless-statement
+      _ = lmeval.no_such_name
 
   def test_the_pipeline_imports_nothing_of_the_harness(self):
     code = (

@@ -137,8 +137,7 @@ class LMEvalTokenizerTest(absltest.TestCase):
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=distributed.child_environment(env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )

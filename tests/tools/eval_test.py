@@ -44,8 +44,7 @@ class EvalTest(absltest.TestCase):
     done = subprocess.run(
         [sys.executable, "-m", "maxtext_olmo", "eval", *self.flags, *arguments],
         env=distributed.child_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         check=False,
     )
