@@ -83,10 +83,22 @@ class HuggingFaceTokenizer:
       )
     self.eos_id = vocabulary[known[0]]
 
-  def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each text; many texts at a time go over all cores."""
-    encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+  def encode(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[np.ndarray]:
+    """The ids of each text; many texts at a time go over all cores.
+
+    Args:
+      special_tokens: with those that the tokenizer itself puts around a text, such as BOS.
+    """
+    encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
     return [np.array(encoding.ids, np.int64) for encoding in encodings]
+
+  def decode(self, ids: np.ndarray) -> str:
+    """The text of some ids, without special tokens."""
+    return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
+
+  def token_id(self, token: str) -> int | None:
+    """The id of a token, where the vocabulary has it."""
+    return self._tokenizer.token_to_id(token)
 
 
 def load_tokenizer(

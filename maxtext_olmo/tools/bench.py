@@ -77,6 +77,37 @@ def _run_order(args: argparse.Namespace) -> int:
     sys.stdout.flush()
   return 0
 
+  lmeval = parts.add_parser(
+      "lmeval",
+      help="padding, compiled shapes and speed of evaluation batches",
+      description=(
+          "Makes batches of requests with realistic lengths in three ways: unsorted, sorted on each host, and sorted"
+          " globally as this library does, and runs them on a small model."
+      ),
+  )
+  for flag, default, text in (
+      ("--requests", 8192, "requests to count padding and shapes of"),
+      ("--timed-requests", 1024, "requests to run"),
+      ("--batch-size", 64, "rows of a batch"),
+      ("--hosts", 4, "hosts that sort for themselves"),
+  ):
+    lmeval.add_argument(flag, type=int, default=default, help=f"{text} (default: %(default)s)")
+  lmeval.set_defaults(run=_run_lmeval)
+
+
+def _run_lmeval(args: argparse.Namespace) -> int:
+  from maxtext_olmo.tools import bench_lmeval
+
+  sys.stdout.write(
+      bench_lmeval.measure(
+          requests=args.requests,
+          timed_requests=args.timed_requests,
+          batch_size=args.batch_size,
+          hosts=args.hosts,
+      )
+  )
+  return 0
+
 
 def _run_startup(args: argparse.Namespace) -> int:
   from maxtext_olmo.tools import bench_startup

@@ -17,7 +17,18 @@ from types import ModuleType
 
 from maxtext_olmo.errors import MaxtextOlmoError
 
-COMMANDS = ("corpus", "index", "verify", "plan", "picture", "train", "demo", "order", "bench")
+COMMANDS = (
+    "corpus",
+    "index",
+    "verify",
+    "plan",
+    "picture",
+    "train",
+    "eval",
+    "demo",
+    "order",
+    "bench",
+)
 
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.

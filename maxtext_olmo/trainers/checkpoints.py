@@ -41,18 +41,27 @@ class Checkpoints:
       period: int = 1,
       max_to_keep: int = 0,
       asynchronous: bool = True,
+      read_only: bool = False,
   ):
+    """Looks for what is there.
+
+    Args:
+      read_only: for a reader beside a running trainer: nothing in the directory is touched.
+    """
     self._directory = _absolute(directory)
     self._period = period
     _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
-    self.latest: int | None = agreement.from_process_0(self._find_latest)
+    self.latest: int | None = agreement.from_process_0(
+        lambda: self._find_latest(tidy=not read_only)
+    )
     self._saved = self.latest
     self._manager = ocp.CheckpointManager(
         self._directory,
         options=ocp.CheckpointManagerOptions(
             max_to_keep=max_to_keep or None,
             enable_async_checkpointing=asynchronous,
+            create=not read_only,
         ),
         item_handlers={
             _STATE: ocp.StandardCheckpointHandler(),
@@ -76,6 +85,10 @@ class Checkpoints:
   def directory(self) -> str:
     """Where they are, as an absolute path."""
     return str(self._directory)
+
+  def has(self, step: int) -> bool:
+    """Whether a committed checkpoint of this step is there."""
+    return resume.is_committed(self._directory / str(step))
 
   def is_due(self, step: int) -> bool:
     """Whether the state after this step is one to save."""
@@ -126,8 +139,9 @@ class Checkpoints:
     self._manager.wait_until_finished()
     self._manager.close()
 
-  def _find_latest(self) -> int | None:
-    _tidy(self._directory)
+  def _find_latest(self, *, tidy: bool) -> int | None:
+    if tidy:
+      _tidy(self._directory)
     return resume.latest_committed_step(self._directory)
 
   def _check_shapes(self, step: int, abstract_state: Any) -> None:

@@ -49,6 +49,11 @@ KEYS: tuple[Key, ...] = (
     Key("async_checkpointing", True, "Write checkpoints while training goes on."),
     Key("log_interval", 10, "A line of metrics every so many steps."),
     Key("eval_steps", 0, "Batches per evaluation; 0: all of them."),
+    Key("eval_tasks", "", "Harness tasks to evaluate on every eval_interval steps: names or YAML files, by comma."),
+    Key("eval_task_dir", "", "Where task files of your own are."),
+    Key("eval_tokenizer", "bytes", "Of the tasks: `bytes`, a tokenizer.json or its directory, or a name on the Hub."),
+    Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as for training."),
+    Key("eval_limit", 0, "Documents of each task. 0: all of them."),
     Key("metrics_file", "", "Write every step's metrics here, as JSON lines, at full precision."),
     Key("coordinator_address", "", "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS."),
     Key("num_processes", 0, "Processes of the run. 0: $JAX_NUM_PROCESSES."),
@@ -75,6 +80,8 @@ _NOT_NEGATIVE = (
     "grad_clip",
     "max_checkpoints",
     "eval_steps",
+    "eval_batch_size",
+    "eval_limit",
     "num_processes",
 )
 
@@ -148,6 +155,10 @@ def validate(config: ConfigDict) -> None:
   check(0 <= final <= 1, f"learning_rate_final_fraction={final} must be from 0 to 1.")
   check(config.head_dim % 2 == 0, f"head_dim={config.head_dim} must be even.")
   check(config.dtype in DTYPES, f"dtype={config.dtype!r} must be one of {', '.join(DTYPES)}.")
+  check(
+      not config.eval_tasks or config.eval_interval > 0,
+      f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps from one evaluation to the next.",
+  )
   _check_mesh(config, check)
   _check_processes(config, check)
   if problems:
@@ -156,9 +167,19 @@ def validate(config: ConfigDict) -> None:
     )
 
 
+def for_data(config: ConfigDict) -> ConfigDict:
+  """The config as the data path shall see it: evaluation on tasks alone needs no held-out data."""
+  has_data = config.olmo_eval_index_path or config.olmo_eval_instances
+  if not config.eval_tasks or has_data or config.dataset_type != "olmo_grain":
+    return config
+  changed = config.copy_and_resolve_references()
+  changed.eval_interval = -1
+  return changed
+
+
 def _data_problems(config: ConfigDict) -> list[str]:
   try:
-    options.Options.read(config)
+    options.Options.read(for_data(config))
   except errors.ConfigError as error:
     # One report for both: below the headline, the problems are a list.
     return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]

@@ -73,6 +73,9 @@ class Report:
       self._line(step, metrics)
     if self._enabled and "eval_loss" in metrics:
       logging.info("step %5d  eval loss %.4f", step, metrics["eval_loss"])
+    for name in metrics if self._enabled else ():
+      if name.startswith("eval/"):
+        logging.info("step %5d  %s %.4f", step, name, metrics[name])
 
   def close(self) -> None:
     """Closes the file."""

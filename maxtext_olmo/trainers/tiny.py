@@ -26,6 +26,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.pipelines import registry
 from maxtext_olmo.trainers import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers import config as config_lib
+from maxtext_olmo.trainers import evaluation
 from maxtext_olmo.trainers import learner as learner_lib
 from maxtext_olmo.trainers import report as report_lib
 
@@ -64,12 +65,13 @@ def train(
     checkpoints = checkpoints_lib.Checkpoints.from_config(config)
     if checkpoints is not None:
       stack.enter_context(checkpoints)
-    batches, eval_batches = registry.create_data_iterator(config, mesh)
+    batches, eval_batches = registry.create_data_iterator(config_lib.for_data(config), mesh)
     stack.callback(batches.close)
     if eval_batches is not None:
       stack.callback(eval_batches.close)
     state, first_step = _start(learner, checkpoints, batches)
-    run = _Run(config, learner, checkpoints, batches, eval_batches, on_batch, on_step)
+    run_tasks = evaluation.during_training(config, mesh)
+    run = _Run(config, learner, checkpoints, batches, eval_batches, run_tasks, on_batch, on_step)
     result = run.loop(state, first_step)
   if checkpoints is not None and result.loss is not None:
     logging.info("checkpoint %d is in %s", result.steps_done - 1, checkpoints.directory)
@@ -204,6 +206,7 @@ class _Run:
   checkpoints: checkpoints_lib.Checkpoints | None
   batches: Any
   eval_batches: Any
+  run_tasks: Callable[[Any], dict[str, float]] | None
   on_batch: OnBatch | None
   on_step: OnStep | None
 
@@ -237,10 +240,11 @@ class _Run:
         if pending is not None:
           last_metrics = self._finish(pending, report)
         pending = _Pending(step, metrics, tokens, waited, {})
-        if self.eval_batches is not None and (step + 1) % config.eval_interval == 0:
+        if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0:
           jax.block_until_ready(metrics)
           with report.paused():
-            eval_loss = pending.extra["eval_loss"] = self._evaluate(state)
+            pending.extra.update(self._evaluate(state))
+          eval_loss = pending.extra.get("eval_loss")
         if self.checkpoints is not None and self.checkpoints.is_due(step):
           self.checkpoints.save(step, state, self.batches.get_state())
       if pending is not None:
@@ -260,7 +264,15 @@ class _Run:
       self.on_step(pending.step, metrics)
     return metrics
 
-  def _evaluate(self, state: learner_lib.State) -> float:
+  def _evaluate(self, state: learner_lib.State) -> dict[str, float]:
+    found = {}
+    if self.eval_batches is not None:
+      found["eval_loss"] = self._eval_loss(state)
+    if self.run_tasks is not None:
+      found |= self.run_tasks(state["params"])
+    return found
+
+  def _eval_loss(self, state: learner_lib.State) -> float:
     total, count = 0.0, 0.0
     for number, batch in enumerate(self.eval_batches):
       loss, tokens = self.learner.eval_step(state["params"], batch)

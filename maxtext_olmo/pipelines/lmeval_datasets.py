@@ -1,0 +1,344 @@
+"""Grain datasets that turn rows of any length into batches of few shapes, the same on every host.
+
+Rows are sorted by length over all requests, cut into global batches, and only then dealt to hosts:
+
+    lengths, sorted            9 9 8 8 | 5 5 5 4 | 3 2 . .      . is a filler row
+    padded, a batch at a time  9 9 9 9 | 5 5 5 5 | 3 3 3 3
+    host 0 of 2                9 9       5 5       3 3
+    host 1 of 2                    9 9       5 5       3 3
+
+Every host knows all lengths, so all agree on the shape of each step without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import grain
+import numpy as np
+
+from maxtext_olmo import errors
+
+T = TypeVar("T")
+Sample = dict[str, Any]
+
+
+class CompleteLLMIndexedBatch(grain.transforms.Map):
+  """Adds to rows with an "idx", the number of their request, what an `LLMIndexedBatch` has besides.
+
+  A row is one document, whatever tokens it holds: positions run through, and no border is inside.
+
+  >>> made = CompleteLLMIndexedBatch().map(
+  ...     {"inputs": np.array([[1, 2]]), "targets": np.array([[1, 2]]), "idx": np.array(0)})
+  >>> {name: array.tolist() for name, array in made.items()} == {
+  ...     "inputs": [[1, 2]], "targets": [[1, 2]],
+  ...     "document_idx": [1], "inputs_position": [[0, 1]],
+  ...     "targets_position": [[0, 1]], "sequence_idx": [0],
+  ...     "_document_borders": [[False, False]]}
+  True
+  """
+
+  def map(self, element: Sample) -> Sample:
+    """Converts an incomplete dict to one with all components; requests then count from 1."""
+    made = {name: value for name, value in element.items() if name != "idx"}
+    rows, length = made["inputs"].shape
+    numbers = np.asarray(element["idx"], np.int32) + np.int32(1)
+    made["document_idx"] = np.array(np.broadcast_to(numbers, (rows,)))
+    made.setdefault("sequence_idx", np.zeros(rows, np.int32))
+    for name in ("inputs_position", "targets_position"):
+      made.setdefault(name, np.tile(np.arange(length, dtype=np.int32), (rows, 1)))
+    made["_document_borders"] = np.zeros((rows, length), np.bool_)
+    return made
+
+
+def empty_llm_indexed_sample() -> Sample:
+  """A filler row: one token of padding, for request 0, which is none.
+
+  >>> {name: (array.shape, array.dtype.name) for name, array in empty_llm_indexed_sample().items()
+  ...  if name in ("inputs", "document_idx")}
+  {'inputs': ((1, 1), 'int32'), 'document_idx': ((1,), 'int32')}
+  """
+  sample: Sample = {
+      f"{side}{part}": np.zeros((1, 1), np.int32)
+      for side in ("inputs", "targets")
+      for part in ("", "_position", "_segmentation")
+  }
+  sample["_document_borders"] = np.zeros((1, 1), np.bool_)
+  for name in ("document_idx", "sequence_idx"):
+    sample[name] = np.zeros(1, np.int32)
+  return sample
+
+
+def token_length(item: Sample) -> int:
+  """How many tokens the `inputs` of an item have, to sort by.
+
+  >>> token_length({"inputs": np.array([[1, 2, 3]])})
+  3
+  """
+  return item["inputs"].shape[1]
+
+
+class _Wrapped(grain.MapDataset[T], Generic[T]):
+  """A dataset over another one; `_get` gives the element at a place from 0 to below the length."""
+
+  def __init__(self, dataset: grain.MapDataset[T]):
+    super().__init__(dataset)
+    self.dataset = dataset
+
+  def __len__(self) -> int:
+    return len(self.dataset)
+
+  def __getitem__(self, index: Any) -> Any:
+    if isinstance(index, slice):
+      return self.slice(index)
+    if not 0 <= index < len(self):
+      raise errors.OrderError(
+          f"{type(self).__name__} has {len(self)} elements, counted from 0; asked for {index}."
+      )
+    return self._get(int(index))
+
+  def _get(self, index: int) -> Any:
+    raise NotImplementedError
+
+
+class PadBatchDataset(_Wrapped[T]):
+  """Adds elements at the end until all batches are full.
+
+  Args:
+    dataset: The existing dataset.
+    multiple_of: What the length shall be a multiple of; the global batch size.
+    min_length: The length shall not be smaller; it is rounded up to the multiple, too.
+    pad_elem: What is added.
+
+  >>> PadBatchDataset(grain.MapDataset.source([3, 1, 2]), multiple_of=4, min_length=0, pad_elem=0)[3]
+  0
+  >>> len(PadBatchDataset(grain.MapDataset.source([3, 1, 2]), multiple_of=4, min_length=0, pad_elem=0))
+  4
+  """
+
+  def __init__(
+      self, dataset: grain.MapDataset[T], multiple_of: int, min_length: int, pad_elem: Any
+  ):
+    super().__init__(dataset)
+    self.multiple_of = _positive("multiple_of", multiple_of)
+    self.min_length = min_length
+    self.pad_elem = pad_elem
+
+  def __len__(self) -> int:
+    return round_up(max(len(self.dataset), self.min_length), self.multiple_of)
+
+  def _get(self, index: int) -> Any:
+    return self.dataset[index] if index < len(self.dataset) else self.pad_elem
+
+
+def _pad_batch_multiple(
+    batch: Sequence[np.ndarray],
+    multiple_of: int = 64,
+    axis: int = 1,
+    pad_value: int | float = 0,
+    batch_size_pad: int | None = None,
+) -> np.ndarray:
+  """Pads arrays along one axis to a common length, a multiple of a number, and joins them along axis 0.
+
+  Args:
+    batch: Arrays of the same rank; scalars are stacked, and arrays without that axis only joined.
+    multiple_of: What the common length shall be a multiple of.
+    axis: The axis to be padded, typically that of the sequence.
+    pad_value: What to pad with.
+    batch_size_pad: How many rows the result shall have at least; the rest is `pad_value`.
+
+  >>> np.allclose(
+  ...     _pad_batch_multiple([np.array([[1, 2]]), np.array([[11, 12, 13,]])], multiple_of=4, axis=1),
+  ...     np.array([[1, 2, 0, 0], [11, 12, 13, 0]]))
+  True
+  """
+  arrays = [np.asarray(array) for array in batch]
+  if arrays[0].ndim == 0:
+    joined = np.stack(arrays)
+  elif arrays[0].ndim <= axis:
+    joined = np.concatenate(arrays)
+  else:
+    length = round_up(max(array.shape[axis] for array in arrays), multiple_of)
+    joined = np.concatenate([_pad(array, axis, length, pad_value) for array in arrays])
+  if batch_size_pad is not None and len(joined) < batch_size_pad:
+    joined = _pad(joined, 0, batch_size_pad, pad_value)
+  return joined
+
+
+def join_rows(rows: Sequence[Sample]) -> Sample:
+  """One batch of rows that have been padded to the same length."""
+  return {name: _pad_batch_multiple([row[name] for row in rows], multiple_of=1) for name in rows[0]}
+
+
+class PadSequenceInBatchDataset(_Wrapped[Sample]):
+  """Pads each element to the longest of its batch, rounded up, without making the batch.
+
+  So elements can be dealt to several hosts after it. Elements are flat dicts; arrays of two axes are
+  padded at the end of the second, and everything else is left alone.
+
+  Args:
+    dataset: The existing dataset; each `batch_size` elements make a batch, the last perhaps fewer.
+    batch_size: The global batch size.
+    multiple_of: What the padded length shall be a multiple of.
+    pad_value: What to pad with.
+    lengths: The length of each batch, where it is known already; no other element is then read.
+
+  >>> padded = PadSequenceInBatchDataset(grain.MapDataset.source(
+  ...     [{"a": np.array([[3, 1, 5]])},
+  ...      {"a": np.array([[2, 4]])},
+  ...      {"a": np.array([[2, 4, 3, 3]])},
+  ...      {"a": np.array([[2, 4]])}]
+  ... ), batch_size=2, multiple_of=3)
+  >>> [element["a"].tolist() for element in padded]
+  [[[3, 1, 5]], [[2, 4, 0]], [[2, 4, 3, 3, 0, 0]], [[2, 4, 0, 0, 0, 0]]]
+  """
+
+  def __init__(
+      self,
+      dataset: grain.MapDataset[Sample],
+      batch_size: int,
+      multiple_of: int = 64,
+      pad_value: int | float = 0,
+      *,
+      lengths: Sequence[int] | None = None,
+  ):
+    super().__init__(dataset)
+    self.batch_size = _positive("batch_size", batch_size)
+    self.multiple_of = _positive("multiple_of", multiple_of)
+    self.pad_value = pad_value
+    self._lengths = lengths
+
+  def _get(self, index: int) -> Sample:
+    element = self.dataset[index]
+    wanted = self._group_lengths(index // self.batch_size)
+    return {
+        name: _pad(value, 1, wanted(name), self.pad_value) if _is_sequence(value) else value
+        for name, value in element.items()
+    }
+
+  def _group_lengths(self, group: int) -> Callable[[str], int]:
+    if self._lengths is not None:
+      length = int(self._lengths[group])
+      return lambda name: length
+    return self._longest(group).__getitem__
+
+  @functools.cached_property
+  def _longest(self) -> Callable[[int], dict[str, int]]:
+    # Elements of one batch are asked for one after another; by two threads perhaps, but not by many.
+    return functools.lru_cache(maxsize=16)(self._read_longest)
+
+  def _read_longest(self, group: int) -> dict[str, int]:
+    first = group * self.batch_size
+    elements = (self.dataset[i] for i in range(first, min(first + self.batch_size, len(self))))
+    longest: dict[str, int] = {}
+    for element in elements:
+      for name, value in element.items():
+        if _is_sequence(value):
+          longest[name] = max(longest.get(name, 0), value.shape[1])
+    return {name: round_up(length, self.multiple_of) for name, length in longest.items()}
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {name: value for name, value in self.__dict__.items() if name != "_longest"}
+
+
+class SortedDataset(_Wrapped[T]):
+  """The elements of a dataset, sorted by a key; equal ones stay in order.
+
+  Args:
+    dataset: The existing dataset; each element is read once, for its key, and again when asked for.
+    key: What to sort by.
+    reverse: Whether the largest comes first.
+
+  >>> SortedDataset(grain.MapDataset.source([3, 1, 2]), lambda x: x)[0]
+  1
+  >>> SortedDataset(grain.MapDataset.source([3, 1, 2]), lambda x: x, reverse=True)[0]
+  3
+  >>> SortedDataset(grain.MapDataset.source(
+  ...     [{"inputs": np.array([[1, 2, 3]])},
+  ...      {"inputs": np.array([[1, 2]])}]), token_length)[0]
+  {'inputs': array([[1, 2]])}
+  """
+
+  def __init__(self, dataset: grain.MapDataset[T], key: Callable[[T], Any], reverse: bool = False):
+    super().__init__(dataset)
+    self.key = key
+    keys = [key(dataset[i]) for i in range(len(dataset))]
+    self._order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+
+  def _get(self, index: int) -> T:
+    return self.dataset[self._order[index]]
+
+
+class MultihostSortedRemapDataset(_Wrapped[T]):
+  """Deals the global batches of a sorted dataset to hosts that each take one contiguous slice.
+
+  A slice of a sorted dataset is sorted too, but then the batches of a step have other lengths on
+  each host:
+
+      dataset                       1 2 3 4 5 6 7 8
+      slices of two hosts           1 2 3 4        5 6 7 8
+      their batches of two          [1 2] [3 4]    [5 6] [7 8]     step 0 has 1 2 5 6
+      wanted                        [1 2] [5 6]    [3 4] [7 8]     step 0 has 1 2 3 4
+
+  Args:
+    dataset: Sorted, and with whole batches only.
+    global_batch_size: Rows of a batch over all hosts.
+    dataloader_host_count: How many hosts share a batch.
+
+  >>> ds = MultihostSortedRemapDataset(
+  ...     grain.MapDataset.source([1, 2, 3, 4, 5, 6, 7, 8]),
+  ...     global_batch_size=4, dataloader_host_count=2)
+  >>> host_slices = [slice(0, 4), slice(4, 8)]
+  >>> [list(ds.slice(host_slices[0]).batch(2)), list(ds.slice(host_slices[1]).batch(2))]
+  [[array([1, 2]), array([5, 6])], [array([3, 4]), array([7, 8])]]
+  """
+
+  def __init__(
+      self, dataset: grain.MapDataset[T], global_batch_size: int, dataloader_host_count: int
+  ):
+    super().__init__(dataset)
+    self.global_batch_size = _positive("global_batch_size", global_batch_size)
+    self.dataloader_host_count = _positive("dataloader_host_count", dataloader_host_count)
+    if global_batch_size % dataloader_host_count:
+      raise errors.ConfigError(
+          f"A global batch of {global_batch_size} rows does not divide over"
+          f" {dataloader_host_count} hosts; choose a multiple of {dataloader_host_count}."
+      )
+    if len(dataset) % global_batch_size:
+      raise errors.ConfigError(
+          f"{len(dataset)} elements are no whole number of batches of {global_batch_size}; put a"
+          " PadBatchDataset before."
+      )
+
+  def _get(self, index: int) -> T:
+    local_batch = self.global_batch_size // self.dataloader_host_count
+    host, place = divmod(index, len(self) // self.dataloader_host_count)
+    step, row = divmod(place, local_batch)
+    return self.dataset[step * self.global_batch_size + host * local_batch + row]
+
+
+def round_up(number: int, multiple: int) -> int:
+  """The smallest multiple that is not below the number."""
+  return -(-number // multiple) * multiple
+
+
+def _is_sequence(value: Any) -> bool:
+  return isinstance(value, np.ndarray) and value.ndim == 2
+
+
+def _pad(array: np.ndarray, axis: int, length: int, value: int | float) -> np.ndarray:
+  if array.shape[axis] == length:
+    return array
+  shape = list(array.shape)
+  shape[axis] = length
+  padded = np.full(shape, value, array.dtype)
+  padded[tuple(slice(size) for size in array.shape)] = array
+  return padded
+
+
+def _positive(name: str, value: int) -> int:
+  if value < 1:
+    raise errors.ConfigError(f"{name}={value} must be positive.")
+  return value

@@ -1,0 +1,178 @@
+"""Tokenizers for evaluation: plain bytes, a `tokenizer.json`, a Hugging Face directory, or a name on the Hub.
+
+Beside ids and text, evaluation wants to know which token stands before a text: BOS where the tokenizer
+has one, else EOS, which is what the model saw before each document of its training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import tokenizer as tokenizers
+
+_TOKENIZER, _CONFIGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json")
+
+
+class EvalTokenizer:
+  """A tokenizer and its special tokens.
+
+  Args:
+    tokenizer: `ByteTokenizer`, `HuggingFaceTokenizer`, or one of your own with their methods.
+    bos: The token that the tokenizer begins texts with, if any.
+    bos_token_id: What stands before a text that has no context; by default BOS, else EOS.
+    eos_token_id: What ends a text; by default the tokenizer's.
+  """
+
+  def __init__(
+      self,
+      tokenizer: Any,
+      *,
+      bos: str | None = None,
+      bos_token_id: int | None = None,
+      eos_token_id: int | None = None,
+  ):
+    self._tokenizer = tokenizer
+    self._bos = bos
+    self.name: str = tokenizer.name
+    self.vocab_size: int = tokenizer.vocab_size
+    self.eos_id: int = tokenizer.eos_id if eos_token_id is None else eos_token_id
+    if bos_token_id is None and bos is not None:
+      bos_token_id = tokenizer.token_id(bos)
+    self.prefix_id: int = self.eos_id if bos_token_id is None else bos_token_id
+
+  def encode(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[np.ndarray]:
+    """The ids of each text; a text that spells out BOS itself gets no second one.
+
+    Args:
+      special_tokens: with those that the tokenizer puts around a text by itself, if any.
+    """
+    if not special_tokens or not isinstance(self._tokenizer, tokenizers.HuggingFaceTokenizer):
+      return self._tokenizer.encode(texts)
+    bare = [bool(self._bos) and text.startswith(str(self._bos)) for text in texts]
+    dressed = iter(
+        self._tokenizer.encode([t for t, b in zip(texts, bare) if not b], special_tokens=True)
+    )
+    plain = iter(self._tokenizer.encode([text for text, b in zip(texts, bare) if b]))
+    return [next(plain) if b else next(dressed) for b in bare]
+
+  def decode(self, ids: np.ndarray) -> str:
+    """The text of some ids, without special tokens."""
+    return self._tokenizer.decode(ids)
+
+  def byte_count(self, ids: np.ndarray) -> int:
+    """How many UTF-8 bytes the text of some ids has; special tokens have none."""
+    if isinstance(self._tokenizer, tokenizers.ByteTokenizer):
+      return int(np.count_nonzero(np.asarray(ids) < tokenizers.ByteTokenizer.eos_id))
+    return len(self.decode(ids).encode())
+
+
+def load_eval_tokenizer(
+    spec: str,
+    *,
+    hf_access_token: str | None = None,
+    tokenizer_cache_dir: str | None = None,
+    bos_token_id: int | None = None,
+    eos_token_id: int | None = None,
+) -> EvalTokenizer:
+  """Loads a tokenizer.
+
+  Args:
+    spec: `bytes`, a `tokenizer.json`, a directory with one, or a name on the Hugging Face Hub.
+    hf_access_token: For a name on the Hub whose repository is not public.
+    tokenizer_cache_dir: Where files from the Hub are kept.
+    bos_token_id: Stands before a text that has no context, instead of the tokenizer's BOS or EOS.
+    eos_token_id: Ends a text, instead of the tokenizer's EOS.
+  """
+  if not spec:
+    raise errors.ConfigError(
+        "No tokenizer is given: `bytes`, the path of a tokenizer.json or of a directory with one, or"
+        " a name on the Hugging Face Hub."
+    )
+  special: dict[str, str] = {}
+  if spec == tokenizers.ByteTokenizer.name:
+    tokenizer: Any = tokenizers.ByteTokenizer()
+  else:
+    path, configs = _find(spec, hf_access_token, tokenizer_cache_dir)
+    special = _special_tokens(configs)
+    tokenizer = tokenizers.HuggingFaceTokenizer(path, eos_token=special.get("eos_token"))
+  return EvalTokenizer(
+      tokenizer,
+      bos=special.get("bos_token"),
+      bos_token_id=bos_token_id,
+      eos_token_id=eos_token_id,
+  )
+
+
+def _find(spec: str, token: str | None, cache_dir: str | None) -> tuple[str, list[str]]:
+  """The paths of the tokenizer and of those of its config files that there are."""
+  if os.path.isdir(spec):
+    path = os.path.join(spec, _TOKENIZER)
+    if not os.path.isfile(path):
+      raise errors.ConfigError(
+          f"The directory {spec} has no {_TOKENIZER}. Tokenizers without one (such as SentencePiece"
+          " models) must be converted: transformers' AutoTokenizer(...).save_pretrained writes it."
+      )
+    return path, [os.path.join(spec, name) for name in _CONFIGS]
+  if os.path.isfile(spec):
+    folder = os.path.dirname(os.path.abspath(spec))
+    return spec, [os.path.join(folder, name) for name in _CONFIGS]
+  if spec.count("/") != 1 or spec.startswith((".", "/")) or spec.endswith(".json"):
+    raise errors.ConfigError(
+        f"There is no tokenizer {spec}: no such file or directory, and no name on the Hub"
+        " (organisation/model)."
+    )
+  return _download(spec, token, cache_dir)
+
+
+def _download(name: str, token: str | None, cache_dir: str | None) -> tuple[str, list[str]]:
+  try:
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+  except ImportError as error:
+    raise errors.ConfigError(
+        "A tokenizer from the Hub needs the package `huggingface_hub`: pip install"
+        " 'maxtext-olmo[eval]'."
+    ) from error
+
+  def fetch(file: str) -> str:
+    return huggingface_hub.hf_hub_download(name, file, token=token, cache_dir=cache_dir)
+
+  configs = []
+  try:
+    path = fetch(_TOKENIZER)
+    for file in _CONFIGS:
+      with contextlib.suppress(hub_errors.EntryNotFoundError):
+        configs.append(fetch(file))
+  except Exception as error:  # Its errors come from several packages.
+    raise errors.ConfigError(
+        f"{_TOKENIZER} of {name} cannot be fetched from the Hugging Face Hub:"
+        f" {str(error).strip().splitlines()[0]} Give a local directory, or check the name,"
+        " hf_access_token and the network."
+    ) from error
+  return path, configs
+
+
+def _special_tokens(configs: Sequence[str]) -> dict[str, str]:
+  """The texts of BOS and EOS, as the first config file that names them has them."""
+  found: dict[str, str] = {}
+  for path in configs:
+    if not os.path.isfile(path):
+      continue
+    try:
+      with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    except ValueError as error:
+      raise errors.ConfigError(f"{path} is not JSON: {error}.") from error
+    for name in ("bos_token", "eos_token"):
+      value = config.get(name)
+      text = value.get("content") if isinstance(value, dict) else value
+      if text and name not in found:
+        found[name] = text
+  return found

@@ -1,0 +1,89 @@
+"""Tests for running a model over rows of tokens."""
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from jax.sharding import PartitionSpec
+
+from maxtext_olmo import errors
+from maxtext_olmo.pipelines import lmeval_requests
+from maxtext_olmo.pipelines import lmeval_scoring
+from tests.pipelines import lmeval_cases
+from tests.pipelines import lmeval_reference
+
+
+def some_rows(count, seed=0, longest=60):
+  rng = np.random.default_rng(seed)
+  rows = []
+  for number in range(count):
+    tokens = rng.integers(0, 256, size=int(rng.integers(2, longest)))
+    rows.append(lmeval_requests.Row(tokens, int(rng.integers(1, len(tokens))), number))
+  return rows
+
+
+def make_scorer(apply=lmeval_reference.apply, **options):
+  options = {"batch_size": 4, "padding_multiple": 16, **options}
+  return lmeval_scoring.Scorer(apply, lmeval_cases.make_mesh(), **options)
+
+
+class LMEvalScoringTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.params = lmeval_reference.random_params()
+
+  def test_rows_score_as_they_do_alone_without_padding_in_float64(self):
+    rows = some_rows(23)
+    scorer = make_scorer()
+    found = {s.request: s for batch in scorer.scores(self.params, rows) for s in batch}
+    self.assertLen(found, 23)
+    for row in rows:
+      logprob, is_greedy = lmeval_reference.score(self.params, row.tokens, row.scored)
+      self.assertAlmostEqual(found[row.request].logprob, logprob, delta=1e-4)
+      self.assertEqual(found[row.request].is_greedy, is_greedy)
+
+  def test_each_length_is_compiled_once_and_reported(self):
+    scorer = make_scorer(lambda params, batch: jax.nn.one_hot(batch.inputs, 260))
+    for seed in range(3):
+      list(scorer.scores((), some_rows(40, seed, longest=400)))
+    self.assertEqual(scorer._step._cache_size(), len(scorer.lengths))
+    self.assertLessEqual(len(scorer.lengths), 12)
+    self.assertGreater(len(scorer.lengths), 6)
+    before = set(scorer.lengths)
+    list(scorer.scores((), some_rows(40, 0, longest=400)))
+    self.assertEqual(scorer.lengths, before)
+
+  def test_no_batch_is_longer_than_the_limit_padding_included(self):
+    scorer = make_scorer(lambda params, batch: jax.nn.one_hot(batch.inputs, 260), max_length=61)
+    list(scorer.scores((), some_rows(12, longest=62)))
+    self.assertLessEqual(max(scorer.lengths), 61)
+    self.assertEqual(scorer.padded_length(60), 61)
+    self.assertEqual(make_scorer().padded_length(60), 64)
+
+  def test_sums_of_long_texts_keep_their_digits(self):
+    # Two tokens, equally likely; in float32, the sum over so many would be off by more than 0.01.
+    def even(params, batch):
+      del params
+      return jax.nn.one_hot(batch.inputs, 2) * 0
+
+    tokens = np.zeros(200_001, np.int64)
+    scorer = make_scorer(even, batch_size=1)
+    ((score,),) = scorer.scores((), [lmeval_requests.Row(tokens, 200_000, 0)])
+    self.assertAlmostEqual(score.logprob, -200_000 * float(np.float32(np.log(2))), delta=1e-3)
+
+  def test_the_vocabulary_is_that_of_the_logits(self):
+    self.assertEqual(make_scorer().vocab_size(self.params), 260)
+
+  def test_no_rows_are_no_scores(self):
+    self.assertEmpty(list(make_scorer().scores(self.params, [])))
+
+  def test_a_batch_that_no_process_can_hold_is_an_error_at_once(self):
+    with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 does not divide"):
+      make_scorer(batch_size=0)
+    with self.assertRaisesRegex(errors.ConfigError, "'model'"):
+      make_scorer(data_sharding=PartitionSpec("model"))
+
+
+if __name__ == "__main__":
+  absltest.main()
