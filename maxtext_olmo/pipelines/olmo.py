@@ -94,6 +94,7 @@ def _train(
       held_out_instances=options.olmo_eval_instances,
       num_epochs=options.olmo_num_epochs or None,
       cache_dir=options.olmo_order_cache_dir or None,
+      consumed_path=options.olmo_consumed_path,
   )
   schedule = options.schedule()
   if stream.order.drops_tails:

@@ -34,7 +34,7 @@ class Start(NamedTuple):
 
 _ADVICE = {
     "fingerprint": "the data is another than the run was begun with",
-    "order": "set olmo_order back",
+    "order": "set olmo_order and olmo_consumed_path back",
     "seed": "set data_shuffle_seed back",
     "split": "set olmo_eval_instances back",
 }
