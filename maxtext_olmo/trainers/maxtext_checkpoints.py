@@ -93,7 +93,8 @@ def place_after_restore(
   elif full_state_path and config.initial_step < 0:
     # The path names the model's item; its checkpoint is the directory above.
     checkpoint = epath.Path(full_state_path).parent
-    state = resume.saved_state(str(checkpoint.parent), checkpoint.name)
+    if checkpoint.name.isdigit():
+      state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
   if state is not None:
     iterator.set_state(state)
     logging.info("olmo_grain: data state restored, step %d, position %d.", iterator.step, iterator.position)

@@ -46,11 +46,13 @@ def data_config(config: Any) -> Any:
     # The trainer slices the leading rows off what it gets, so it trains on all of a smaller batch.
     values[train] = min(values[train], values[load])
   if config.enable_rampup_batch_size:
-    if values["olmo_batch_schedule"]:
-      raise errors.ConfigError(
-          "enable_rampup_batch_size and olmo_batch_schedule are both set; one decides the batch sizes."
-      )
+    for name in ("olmo_batch_schedule", "olmo_batch_rampup_factors"):
+      if values[name]:
+        raise errors.ConfigError(
+            f"enable_rampup_batch_size and {name} are both set; one decides the batch sizes."
+        )
     values["olmo_batch_schedule"] = ramp_up_stages(config)
+    values["olmo_batch_schedule_unit"] = "steps"
   if values["initial_step"] == -1:
     values["initial_step"] = _tunix_batches(config)
   return types.SimpleNamespace(**values)
