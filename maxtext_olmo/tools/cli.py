@@ -17,7 +17,7 @@ from types import ModuleType
 
 from maxtext_olmo.errors import MaxtextOlmoError
 
-COMMANDS = ("corpus", "index", "verify", "train", "demo", "order", "bench")
+COMMANDS = ("corpus", "index", "verify", "train", "demo", "order", "maxtext", "bench")
 
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.
