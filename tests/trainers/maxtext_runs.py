@@ -18,15 +18,18 @@ import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 import traceback
+import unittest
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import stream as stream_lib
 
 LENGTH = 16
 VOCABULARY = 512
@@ -175,6 +178,10 @@ class Run:
     """What each eval batch received, counted over the run."""
     return self.steps("eval")
 
+  def loaded(self) -> dict[int, Step]:
+    """Each batch that MaxText's data loader handed out, counted over the run."""
+    return self.steps("loaded")
+
 
 def start(
     directory: str | pathlib.Path,
@@ -182,10 +189,22 @@ def start(
     processes: int = 1,
     devices: int = 1,
     install: bool = True,
+    pause: float = 0.0,
     entry: str = "maxtext.trainers.pre_train.train",
     config: str = "base.yml",
 ) -> Run:
-  """Starts the trainer on the corpus of a directory; `args` are MaxText's own."""
+  """Starts the trainer on the corpus of a directory; `args` are MaxText's own.
+
+  Args:
+    directory: Of the corpus, and of all that the run writes.
+    *args: Of MaxText; the last one of a key holds.
+    processes: JAX processes; two at a time is all that MaxText's fixed port allows.
+    devices: CPU devices of each.
+    install: Whether to put this package in; without it MaxText's own loader runs.
+    pause: Seconds that each step takes longer, so that a kill hits the step it is meant for.
+    entry: MaxText's module.
+    config: One of MaxText's configs, or a path.
+  """
   directory = pathlib.Path(directory)
   import maxtext.utils.globals as maxtext_globals
 
@@ -203,7 +222,6 @@ def start(
       "grain_worker_count=0",
       *args,
   ]
-  # The last one of a key holds, as a reader of a test expects; MaxText's parser takes it that way too.
   context = multiprocessing.get_context("fork")
   started = []
   for process in range(processes):
@@ -219,18 +237,57 @@ def start(
     leader = started[0].pid if started else None
     child = context.Process(
         target=_child,
-        args=(str(directory), leader, process, environment, devices, install, entry, argv),
+        args=(str(directory), leader, process, environment, devices, install, pause, entry, argv),
     )
     child.start()
     started.append(child)
   return Run(started, directory)
 
 
-def import_maxtext() -> None:
-  """Imports what every run needs, once."""
+def set_up_module() -> None:
+  """Imports MaxText once for all runs of a test file, and skips the file where there is none."""
+  if not has_maxtext():
+    raise unittest.SkipTest("MaxText is not installed here; `make test-maxtext` runs this.")
   os.environ["DECOUPLE_GCLOUD"] = "TRUE"
   os.environ["JAX_PLATFORMS"] = "cpu"
+  # Most runs compile the same programs; a cache that outlives the test file is the Makefile's to set.
+  os.environ.setdefault("MAXTEXT_TEST_CACHE", tempfile.mkdtemp(prefix="maxtext_test_cache_"))
   import maxtext.trainers.pre_train.train  # noqa: F401
+
+
+def in_child(function: Callable[..., Any], *args: Any) -> Any:
+  """What a function returns in a forked process, where it may use JAX."""
+  context = multiprocessing.get_context("fork")
+  receiver, sender = context.Pipe(duplex=False)
+  child = context.Process(target=_call, args=(sender, function, args))
+  child.start()
+  sender.close()
+  try:
+    ok, value = receiver.recv()
+  except EOFError as error:
+    raise AssertionError(f"{function.__name__} ended without a result.") from error
+  finally:
+    child.join()
+  if not ok:
+    raise AssertionError(value)
+  return value
+
+
+def _call(sender: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
+  try:
+    sender.send((True, function(*args)))
+  except BaseException:
+    sender.send((False, traceback.format_exc()))
+  finally:
+    sender.close()
+    os._exit(0)
+
+
+def expected_ids(directory: str | pathlib.Path, count: int, **kwargs: Any) -> list[int]:
+  """The instances at the first positions of the stream that a run on a directory's corpus has."""
+  index = index_lib.load_index(str(pathlib.Path(directory, "index.json")))
+  stream = stream_lib.train_stream(index, order="feistel", seed=kwargs.pop("seed", 0), **kwargs)
+  return stream.instance_ids(np.arange(count)).tolist()
 
 
 def _child(
@@ -240,6 +297,7 @@ def _child(
     environment: dict[str, str],
     devices: int,
     install: bool,
+    pause: float,
     entry: str,
     argv: Sequence[str],
 ) -> None:
@@ -264,7 +322,7 @@ def _child(
       from maxtext_olmo.trainers import maxtext as adapter
 
       adapter.install()
-    _Tap(tap / f"{process}.jsonl").install()
+    _Tap(tap / f"{process}.jsonl", pause).install()
     importlib.import_module(entry).main(argv)
     code = 0
   except SystemExit as error:
@@ -280,11 +338,13 @@ def _child(
 class _Tap:
   """Writes down what MaxText's compiled steps are called with, and the loss they give back."""
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: pathlib.Path, pause: float):
     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    self._evaluations = 0
+    self._pause = pause
+    self._counts = {"eval": 0, "loaded": 0}
 
   def install(self) -> None:
+    from maxtext.common import data_loader
     from maxtext.utils import train_utils
 
     original = train_utils.jit_train_and_eval_step
@@ -294,6 +354,14 @@ class _Tap:
       return _Tapped(train, self, "train"), evaluate and _Tapped(evaluate, self, "eval")
 
     train_utils.jit_train_and_eval_step = tapped
+    load = data_loader.DataLoader.load_next_batch
+
+    def load_and_tell(loader, *args, **kwargs):
+      batch = load(loader, *args, **kwargs)
+      self.write("loaded", 0, batch, 0.0)
+      return batch
+
+    data_loader.DataLoader.load_next_batch = load_and_tell
 
   def write(self, kind: str, step: int, batch: dict[str, Any], loss: float) -> None:
     rows: dict[int, list[np.ndarray]] = {}
@@ -308,11 +376,13 @@ class _Tap:
         (row, decode(arrays[inputs][None])[0], zlib.crc32(np.concatenate(arrays).tobytes()))
         for row, arrays in sorted(rows.items())
     ]
-    if kind == "eval":
-      step = self._evaluations
-      self._evaluations += 1
+    if kind in self._counts:
+      step = self._counts[kind]
+      self._counts[kind] += 1
     record = {"kind": kind, "step": step, "rows": lines, "loss": loss}
     os.write(self._file, (json.dumps(record) + "\n").encode())
+    if kind == "train":
+      time.sleep(self._pause)
 
 
 class _Tapped:
