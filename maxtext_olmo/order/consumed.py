@@ -52,15 +52,15 @@ def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerpri
     bits[count // 8] |= 0xFF << (count % 8) & 0xFF
   clear = _clear_bits(bits.view("<u8"))
   table = np.concatenate([[0], np.cumsum(clear)[:-1]]).astype("<u8")
-  digest = hashlib.sha256(bits)
-  digest.update(table)
+  digest = hashlib.sha256(bits.tobytes())
+  digest.update(table.tobytes())
   header = _HEADER.pack(
       _MAGIC, _FORMAT, count, int(clear.sum()), digest.digest(), _sha256(fingerprint)
   )
   with atomic.atomic_writer(path) as file:
     file.write(header)
-    file.write(bits)  # type: ignore[arg-type]
-    file.write(table)  # type: ignore[arg-type]
+    file.write(bits.tobytes())
+    file.write(table.tobytes())
 
 
 class Consumed:

@@ -171,7 +171,11 @@ def _report(done: Migration) -> str:
   lines = ["What the run was trained on:"]
   for part in done.parts:
     start = part.start
-    began = "from the beginning" if start.label < 0 else f"after a restart from checkpoint {start.label}"
+    began = (
+        "from the beginning"
+        if start.label < 0
+        else f"after a restart from checkpoint {start.label}"
+    )
     lines.append(
         f"  steps {part.first_step} to {part.last_step}, {began}: {start.hosts} host(s) with {start.rows_per_host} rows,"
         f" {start.workers} worker(s), data from step {start.data_label}"

@@ -87,9 +87,7 @@ def install() -> None:
     return
   _check_version()
   found = {place: _find(*place) for place in _SHAPES}
-  replacements = {
-      place: _make_replacement(place[1], original) for place, original in found.items()
-  }
+  replacements = {place: _make_replacement(place[1], original) for place, original in found.items()}
   _originals.update(found)
   for (module, name), replacement in replacements.items():
     setattr(importlib.import_module(module), name, replacement)

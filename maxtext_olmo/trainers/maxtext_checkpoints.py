@@ -97,7 +97,9 @@ def place_after_restore(
       state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
   if state is not None:
     iterator.set_state(state)
-    logging.info("olmo_grain: data state restored, step %d, position %d.", iterator.step, iterator.position)
+    logging.info(
+        "olmo_grain: data state restored, step %d, position %d.", iterator.step, iterator.position
+    )
     return
   step = model_step(restored)
   if step is None:

@@ -37,7 +37,7 @@ def extended_config_class(base: type) -> type:
 
 def data_config(config: Any) -> Any:
   """What `create_data_iterator` takes, from MaxText's config."""
-  values = {key.name: getattr(config, key.name, None) for key in options.KEYS}
+  values: dict[str, Any] = {key.name: getattr(config, key.name, None) for key in options.KEYS}
   values["dataset_type"] = str(getattr(config.dataset_type, "value", config.dataset_type))
   for load, train in (
       ("global_batch_size_to_load", "global_batch_size_to_train_on"),
@@ -81,7 +81,10 @@ def _tunix_batches(config: Any) -> int:
   if not (config.enable_checkpointing and config.checkpoint_dir):
     return -1
   label = resume.latest_committed_step(config.checkpoint_dir)
-  if label is None or not (epath.Path(config.checkpoint_dir) / str(label) / "model_params").exists():
+  if (
+      label is None
+      or not (epath.Path(config.checkpoint_dir) / str(label) / "model_params").exists()
+  ):
     return -1
   if resume.saved_state(config.checkpoint_dir, label) is not None:
     return -1

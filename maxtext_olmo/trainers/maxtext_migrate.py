@@ -220,7 +220,7 @@ def _starts_from_arguments(
           f"{loaded} rows do not divide over {current['hosts']} hosts; MaxText's loader would not have started."
       )
     if used < loaded:
-      if current["hosts"] > 1 or restarts and trained not in (None, used):
+      if current["hosts"] > 1 or (restarts and trained not in (None, used)):
         raise errors.ConfigError(
             "With per_device_batch_size below 1 on several hosts, MaxText's own loader gives a batch of another shape"
             " than the trainer takes; such a run cannot be migrated."
@@ -272,7 +272,9 @@ def _load_yaml(path: str) -> dict[str, Any]:
   places = [os.path.join(os.path.dirname(path), base)]
   maxtext = importlib.util.find_spec("maxtext")
   if maxtext is not None:
-    places += [os.path.join(root, "configs", base) for root in maxtext.submodule_search_locations or ()]
+    places += [
+        os.path.join(root, "configs", base) for root in maxtext.submodule_search_locations or ()
+    ]
   for place in places:
     if os.path.exists(place):
       return {**_load_yaml(place), **values}

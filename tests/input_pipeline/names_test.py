@@ -22,9 +22,8 @@ _MODULES = ("olmo_data", "olmo_data_grain", "olmo_grain_data_processing")
 class NamesTest(parameterized.TestCase):
 
   @parameterized.parameters(*_MODULES)
+  @maxtext_runs.needs_maxtext
   def test_every_public_name_of_maxtexts_module_takes_the_same_call(self, name):
-    if not maxtext_runs.has_maxtext():
-      self.skipTest("MaxText is not installed here; `make test-maxtext` runs this.")
     os.environ["DECOUPLE_GCLOUD"] = "TRUE"
     theirs = importlib.import_module(f"maxtext.input_pipeline.{name}")
     ours = importlib.import_module(f"maxtext_olmo.input_pipeline.{name}")

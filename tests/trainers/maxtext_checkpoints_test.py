@@ -29,6 +29,7 @@ def _ids(run: runs.Run) -> list[int]:
   return [i for step in run.steps().values() for i in step.ids]
 
 
+@runs.needs_maxtext
 class ResumeTest(parameterized.TestCase):
 
   def setUp(self):
@@ -123,32 +124,38 @@ class ModelStepTest(absltest.TestCase):
 class DataStateTest(absltest.TestCase):
 
   def test_what_was_saved_is_loaded(self):
-    class Iterator:
-      state: dict | None = {"step": 3}
+    self.assertEqual(runs.in_child(_save_and_load, self.create_tempdir().full_path), {"step": 3})
 
-      def get_state(self):
-        return self.state
 
-      def set_state(self, state):
-        self.state = state
+def _save_and_load(path: str) -> dict:
+  class Iterator:
 
-    class Directory(type(pathlib.Path())):
+    def __init__(self):
+      self.state = {"step": 3}
 
-      async def await_creation(self):
-        return self
+    def get_state(self):
+      return self.state
 
-    directory = Directory(self.create_tempdir().full_path)
-    iterator = Iterator()
-    state = maxtext_checkpoints.DataState(iterator)
+    def set_state(self, state):
+      self.state = state
 
-    async def save_and_load():
-      write = await state.save(directory)
-      iterator.state = {"step": 9}
-      await write
-      await (await state.load(directory))
+  class Directory(type(pathlib.Path())):
 
-    asyncio.run(save_and_load())
-    self.assertEqual(iterator.state, {"step": 3})
+    async def await_creation(self):
+      return self
+
+  directory = Directory(path)
+  iterator = Iterator()
+  state = maxtext_checkpoints.DataState(iterator)
+
+  async def save_and_load():
+    write = await state.save(directory)
+    iterator.state = {"step": 9}
+    await write
+    await (await state.load(directory))
+
+  asyncio.run(save_and_load())
+  return iterator.state
 
 
 if __name__ == "__main__":

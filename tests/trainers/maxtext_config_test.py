@@ -27,6 +27,7 @@ def _trained_ids(run_steps: dict[int, runs.Step]) -> list[int]:
   return [i for step in sorted(run_steps) for i in run_steps[step].ids if i >= 0]
 
 
+@runs.needs_maxtext
 class BatchSizesTest(parameterized.TestCase):
 
   def setUp(self):
@@ -38,9 +39,7 @@ class BatchSizesTest(parameterized.TestCase):
     reference = runs.start(self.directory, *_RAMP_UP, "steps=12", "run_name=reference").wait()
     sizes = [len(step.ids) for step in reference.steps().values()]
     self.assertEqual(sizes, [2, 2, 2, 4, 4, 6, *[8] * 6])
-    self.assertEqual(
-        _trained_ids(reference.steps()), runs.expected_ids(self.directory, sum(sizes))
-    )
+    self.assertEqual(_trained_ids(reference.steps()), runs.expected_ids(self.directory, sum(sizes)))
     trained = {}
     for first, last in ((1, 4), (5, 8)):
       run = runs.start(self.directory, *_RAMP_UP, "steps=12", "checkpoint_period=2", pause=0.1)
@@ -69,7 +68,13 @@ class BatchSizesTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("expansion_of_two", ("per_device_batch_size=4", "expansion_factor_real_data=2"), 1, 8, 4),
-      ("expansion_of_a_half", ("per_device_batch_size=4", "expansion_factor_real_data=0.5"), 1, 2, 2),
+      (
+          "expansion_of_a_half",
+          ("per_device_batch_size=4", "expansion_factor_real_data=0.5"),
+          1,
+          2,
+          2,
+      ),
       ("half_a_row_per_device", ("per_device_batch_size=0.5",), 4, 4, 2),
       ("accumulation", ("per_device_batch_size=2", "gradient_accumulation_steps=2"), 1, 4, 4),
       (
@@ -107,6 +112,7 @@ class BatchSizesTest(parameterized.TestCase):
     np.testing.assert_allclose(losses[2], losses[1], rtol=1e-5)
 
 
+@runs.needs_maxtext
 class EndOfDataTest(absltest.TestCase):
 
   def test_padding_batches_follow_the_end_and_a_restart_repeats_nothing(self):
@@ -145,6 +151,7 @@ class EndOfDataTest(absltest.TestCase):
     self.assertCountEqual(_trained_ids(run.steps()), range(22))
 
 
+@runs.needs_maxtext
 class KeysTest(absltest.TestCase):
 
   def test_our_keys_work_in_a_yaml_file(self):
@@ -155,7 +162,9 @@ class KeysTest(absltest.TestCase):
         "base_config: base.yml\nolmo_order: sequential\nolmo_batch_schedule: [[0, 2], [2, 4]]\n"
     )
     run = runs.start(directory, "steps=4", "per_device_batch_size=4", config=str(path)).wait()
-    self.assertEqual([s.ids for s in run.steps().values()], [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]])
+    self.assertEqual(
+        [s.ids for s in run.steps().values()], [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    )
 
   def test_two_deciders_of_the_batch_size_are_refused(self):
     directory = self.create_tempdir().full_path

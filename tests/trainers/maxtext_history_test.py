@@ -89,9 +89,8 @@ class CountTest(parameterized.TestCase):
       *itertools.product((1, 2, 4), (0,), ((), (7,), (7, 15))),
       (2, 2, ()),
   )
+  @maxtext_runs.needs_maxtext
   def test_counts_are_those_of_maxtexts_own_loader(self, hosts, workers, restarts):
-    if not maxtext_runs.has_maxtext():
-      self.skipTest("MaxText is not installed here; `make test-maxtext` runs this.")
     os.environ["DECOUPLE_GCLOUD"] = "TRUE"
     from maxtext.input_pipeline import olmo_data
     from maxtext.input_pipeline import olmo_data_grain

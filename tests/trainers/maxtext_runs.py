@@ -11,6 +11,7 @@ for each process of a run: real processes, with a coordinator where there are tw
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import multiprocessing
@@ -65,8 +66,13 @@ def has_maxtext() -> bool:
   return importlib.util.find_spec("maxtext") is not None
 
 
+needs_maxtext = unittest.skipUnless(
+    has_maxtext(), "MaxText is not installed here; `make test-maxtext` runs this."
+)
+
+
 def write_corpus(directory: str | pathlib.Path, instances: int, *, files: int = 3) -> np.ndarray:
-  """Writes token files and `index.json`; the first three tokens of a row are the instance id, in base 256."""
+  """Writes token files and MaxText's own kind of `index.json`; the first three tokens of a row are its id, in base 256."""
   directory = pathlib.Path(directory)
   rng = np.random.Generator(np.random.PCG64(7))
   rows = rng.integers(2, VOCABULARY, size=(instances, LENGTH)).astype("<u2")
@@ -78,11 +84,44 @@ def write_corpus(directory: str | pathlib.Path, instances: int, *, files: int = 
     path = directory / "data" / f"part-{i}.npy"
     path.parent.mkdir(parents=True, exist_ok=True)
     part.tofile(path)
-    entries.append((str(path), "web"))
-  index_lib.build_index(entries, LENGTH, tokenizer="test", dtype="uint16").save(
-      str(directory / "index.json")
-  )
+    entries.append((path, part))
+  _write_index(directory / "index.json", entries)
   return rows
+
+
+def _write_index(path: pathlib.Path, files: Sequence[tuple[pathlib.Path, np.ndarray]]) -> None:
+  """An index as MaxText writes it, so that its loader and ours read the same file."""
+  digest = hashlib.sha256()
+  for text in ("1", str(LENGTH), "uint16", "test"):
+    digest.update(text.encode() + b"\0")
+  entries = []
+  offset = 0
+  for name, rows in files:
+    digest.update(f"{name}\0{rows.size}\0".encode())
+    entries.append(
+        {
+            "path": str(name),
+            "label": "web",
+            "n_tokens": rows.size,
+            "n_instances": len(rows),
+            "instance_offset": offset,
+        }
+    )
+    offset += len(rows)
+  path.write_text(
+      json.dumps(
+          {
+              "format_version": "1",
+              "sequence_length": LENGTH,
+              "dtype": "uint16",
+              "tokenizer": "test",
+              "total_instances": offset,
+              "total_tokens": offset * LENGTH,
+              "fingerprint": f"sha256:{digest.hexdigest()}",
+              "files": entries,
+          }
+      )
+  )
 
 
 def decode(rows: np.ndarray) -> list[int]:
@@ -245,9 +284,9 @@ def start(
 
 
 def set_up_module() -> None:
-  """Imports MaxText once for all runs of a test file, and skips the file where there is none."""
+  """Imports MaxText, where it is, once for all runs of a test file."""
   if not has_maxtext():
-    raise unittest.SkipTest("MaxText is not installed here; `make test-maxtext` runs this.")
+    return
   os.environ["DECOUPLE_GCLOUD"] = "TRUE"
   os.environ["JAX_PLATFORMS"] = "cpu"
   # Most runs compile the same programs; a cache that outlives the test file is the Makefile's to set.
@@ -398,7 +437,7 @@ class _Tapped:
 
   def __call__(self, state, batch, *args):
     number = int(np.asarray(state.optimizer.step.get_value()))
-    copies = {name: array for name, array in batch.items()}
+    copies = dict(batch)
     result = self._step(state, batch, *args)
     metrics = result[1] if self._kind == "train" else result
     scalars = metrics["scalar"]

@@ -43,13 +43,12 @@ def _digests_outside(directory: str, steps: int) -> list[list[int]]:
   for _ in range(steps):
     batch = next(train)
     arrays = [np.asarray(batch[name]) for name in sorted(batch)]
-    found.append(
-        [zlib.crc32(np.concatenate(row).tobytes()) for row in zip(*arrays)]
-    )
+    found.append([zlib.crc32(np.concatenate(row).tobytes()) for row in zip(*arrays)])
   train.close()
   return found
 
 
+@runs.needs_maxtext
 class LedgerTest(parameterized.TestCase):
 
   def test_twelve_steps_are_those_of_create_data_iterator_outside(self):
@@ -140,6 +139,7 @@ class LedgerTest(parameterized.TestCase):
     )
 
 
+@runs.needs_maxtext
 class OtherEntryPointsTest(absltest.TestCase):
 
   def test_the_standalone_data_loader_takes_our_batches(self):
@@ -191,6 +191,7 @@ class OtherEntryPointsTest(absltest.TestCase):
     self.assertEqual(losses[0], losses[1])
 
 
+@runs.needs_maxtext
 class InstallTest(absltest.TestCase):
 
   def tearDown(self):
@@ -259,6 +260,7 @@ class InstallTest(absltest.TestCase):
       adapter.install()
 
 
+@runs.needs_maxtext
 class CommandTest(absltest.TestCase):
 
   def test_the_module_runs_maxtext_with_its_own_arguments(self):
