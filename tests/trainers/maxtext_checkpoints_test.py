@@ -2,7 +2,6 @@
 
 import asyncio
 import pathlib
-import shutil
 
 import numpy as np
 from absl.testing import absltest
@@ -16,13 +15,6 @@ _BATCH = ("per_device_batch_size=4", "checkpoint_period=3")
 
 def setUpModule():
   runs.set_up_module()
-
-
-def _without_state(directory: str, *names: str) -> None:
-  """Removes the data state from a run's checkpoints: what the emergency and multi-tier managers leave."""
-  for name in names:
-    for item in pathlib.Path(directory).glob(f"{name}/checkpoints/*/iter"):
-      shutil.rmtree(item)
 
 
 def _ids(run: runs.Run) -> list[int]:
@@ -48,7 +40,7 @@ class ResumeTest(parameterized.TestCase):
 
   def test_without_a_state_the_step_decides_and_no_row_is_left_out_or_repeated(self):
     first = self._run("steps=7")
-    _without_state(self.directory, "run")
+    runs.remove_states(self.directory, "run")
     second = self._run("steps=10")
     self.assertEqual(_ids(first) + _ids(second), runs.expected_ids(self.directory, 40))
 
@@ -64,7 +56,7 @@ class ResumeTest(parameterized.TestCase):
   def test_load_full_state_path_goes_on_where_that_model_stopped(self, with_state):
     self._run("steps=7", "run_name=first")
     if not with_state:
-      _without_state(self.directory, "first")
+      runs.remove_states(self.directory, "first")
     path = pathlib.Path(self.directory, "first", "checkpoints", "6", "items")
     run = self._run("steps=10", "run_name=second", f"load_full_state_path={path}")
     self.assertEqual(list(run.steps()), [7, 8, 9])
@@ -75,7 +67,7 @@ class ResumeTest(parameterized.TestCase):
     anchor = ("initial_step=7", "olmo_initial_position=0")
     first = self._run("steps=10", *anchor)
     self.assertEqual(_ids(first), runs.expected_ids(self.directory, 12))
-    _without_state(self.directory, "run")
+    runs.remove_states(self.directory, "run")
     second = self._run("steps=12", *anchor)
     self.assertEqual(list(second.steps()), [10, 11])
     self.assertEqual(_ids(second), runs.expected_ids(self.directory, 20)[12:])

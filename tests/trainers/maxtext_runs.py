@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from maxtext_olmo.order import stream as stream_lib
 LENGTH = 16
 VOCABULARY = 512
 _BASE = 256
+_SHOWN = 6000  # characters of a log in an error
 # The smallest model that is one: what is tested is the data.
 MODEL = (
     "hardware=cpu",
@@ -153,7 +155,7 @@ class Run:
       if done and max(done) >= step and (label is None or label in self.labels()):
         break
       if not any(process.is_alive() for process in self._processes):
-        raise AssertionError(f"The run ended before step {step}:\n{self.log()}")
+        raise AssertionError(f"The run ended before step {step}:\n{self.log()[-_SHOWN:]}")
       time.sleep(0.02)
     for process in self._processes:
       with contextlib.suppress(ProcessLookupError):
@@ -171,7 +173,7 @@ class Run:
       process.join(300)
     codes = [process.exitcode for process in self._processes]
     if any(codes):
-      raise AssertionError(f"The trainer ended with {codes}:\n{self.log()}")
+      raise AssertionError(f"The trainer ended with {codes}:\n{self.log()[-_SHOWN:]}")
     return self
 
   def exit_codes(self) -> list[int]:
@@ -181,10 +183,8 @@ class Run:
     return [process.exitcode for process in self._processes]
 
   def log(self) -> str:
-    """The end of what the first process wrote."""
-    return "\n".join(
-        path.read_text(errors="replace")[-6000:] for path in sorted(self._tap.glob("*.log"))
-    )
+    """What the processes wrote."""
+    return "\n".join(path.read_text(errors="replace") for path in sorted(self._tap.glob("*.log")))
 
   @property
   def _tap(self) -> pathlib.Path:
@@ -292,6 +292,12 @@ def set_up_module() -> None:
   # Most runs compile the same programs; a cache that outlives the test file is the Makefile's to set.
   os.environ.setdefault("MAXTEXT_TEST_CACHE", tempfile.mkdtemp(prefix="maxtext_test_cache_"))
   import maxtext.trainers.pre_train.train  # noqa: F401
+
+
+def remove_states(directory: str | pathlib.Path, run_name: str) -> None:
+  """Removes the data state from a run's checkpoints: what the emergency and multi-tier managers leave."""
+  for item in pathlib.Path(directory).glob(f"{run_name}/checkpoints/*/iter"):
+    shutil.rmtree(item)
 
 
 def in_child(function: Callable[..., Any], *args: Any) -> Any:
