@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+# A thread that is inside JAX when the interpreter goes down takes the process with it, by SIGABRT. So those that nobody
+# stopped, because the trainer failed, are waited for at exit; not longer than a batch may take to arrive.
+_EXIT_SECONDS = 10.0
+_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
 class Ahead(Generic[T]):
@@ -24,6 +31,7 @@ class Ahead(Generic[T]):
         target=_work, args=(make, self._results, self._stopped), name="olmo-ahead", daemon=True
     )
     self._thread.start()
+    _running.add(self)
     self._finalizer = weakref.finalize(self, _stop, self._results, self._stopped)
 
   def take(self) -> T:
@@ -39,12 +47,19 @@ class Ahead(Generic[T]):
     """Results that wait to be taken."""
     return self._results.qsize()
 
-  def stop(self) -> None:
-    """Ends the thread and forgets what it made."""
-    while self._thread.is_alive():
+  def stop(self, seconds: float = float("inf")) -> None:
+    """Ends the thread, waiting for it so long, and forgets what it made."""
+    deadline = time.monotonic() + seconds
+    while self._thread.is_alive() and time.monotonic() < deadline:
       _stop(self._results, self._stopped)
       self._thread.join(0.01)
     _stop(self._results, self._stopped)
+
+
+@atexit.register
+def _stop_all() -> None:
+  for ahead in list(_running):
+    ahead.stop(_EXIT_SECONDS)
 
 
 def _stop(results: queue.Queue, stopped: threading.Event) -> None:
