@@ -204,7 +204,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if position is not None:
       schedule = schedule.anchored(step, position)
     schedule.start(step)
-    self._move_to(step, schedule)
+    self._move_to(state_lib.Start(step, schedule, self._stream))
 
   def reset(self) -> None:
     """Back to where this iterator began."""
