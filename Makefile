@@ -65,7 +65,7 @@ test-maxtext:
 else
 # Compiled bytecode and compiled programs are kept: without them most of the time goes into making them again.
 test-maxtext: $(MAXTEXT_VENV)/.installed ## Run the tests inside the real MaxText trainer, on Python 3.12.
-	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$(MAXTEXT_VENV)/programs \
+	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(abspath $(MAXTEXT_VENV))/programs \
 	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) $(wildcard tests/trainers/maxtext*_test.py) \
 	  $(wildcard tests/tools/maxtext*_test.py) tests/input_pipeline tests/order tests/pipelines \
 	  tests/batches/steps_test.py tests/batches/transforms_test.py tests/devices/sharding_test.py

@@ -62,7 +62,7 @@ def compare(*, sizes: Sequence[int], repeats: int) -> str:
   """Measures everything and returns two tables in Markdown."""
   from maxtext_olmo.trainers import maxtext
 
-  maxtext._check_version()
+  maxtext.check_version()
   with tempfile.TemporaryDirectory(prefix="maxtext_olmo_compare_") as directory:
     lines = _ledger_table(pathlib.Path(directory, "ledger"))
     lines += ["", *_speed_table(pathlib.Path(directory), sizes, repeats)]

@@ -38,9 +38,10 @@ ENTRY_POINTS = {
     "dataloader": ("maxtext.utils.standalone_dataloader", ""),
 }
 _DATASET_TYPE = "olmo_grain"
+_CREATE = ("maxtext.input_pipeline.input_pipeline_interface", "create_data_iterator")
 # Where each function is looked up, and the parameters that the replacement relies on.
 _SHAPES = {
-    ("maxtext.input_pipeline.input_pipeline_interface", "create_data_iterator"): ("config", "mesh"),
+    _CREATE: ("config", "mesh"),
     ("maxtext.configs.pyconfig", "_initialize_pydantic"): ("argv", "config_class", "kwargs"),
     ("maxtext.common.checkpointing", "save_checkpoint"): (
         "checkpoint_manager",
@@ -85,13 +86,13 @@ def install() -> None:
   """Puts this package behind MaxText's `dataset_type=olmo_grain`; a second call changes nothing."""
   if is_installed():
     return
-  _check_version()
+  check_version()
   found = {place: _find(*place) for place in _SHAPES}
   replacements = {place: _make_replacement(place[1], original) for place, original in found.items()}
   _originals.update(found)
   for (module, name), replacement in replacements.items():
     setattr(importlib.import_module(module), name, replacement)
-  _rebind_by_name(replacements[next(iter(_SHAPES))])
+  _rebind_by_name(replacements[_CREATE])
 
 
 def uninstall() -> None:
@@ -99,7 +100,7 @@ def uninstall() -> None:
   for (module, name), original in _originals.items():
     setattr(importlib.import_module(module), name, original)
   if _originals:
-    _rebind_by_name(_originals[next(iter(_SHAPES))])
+    _rebind_by_name(_originals[_CREATE])
   _originals.clear()
 
 
@@ -133,7 +134,8 @@ def main(argv: Sequence[str]) -> int:
   return 0
 
 
-def _check_version() -> None:
+def check_version() -> None:
+  """ConfigError where MaxText is not there, or in a version that is not known here."""
   try:
     version = importlib.metadata.version("maxtext")
   except importlib.metadata.PackageNotFoundError as error:
