@@ -14,8 +14,10 @@ import numpy as np
 
 from maxtext_olmo.corpus import changes
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import remainder
 from maxtext_olmo.order import split as split_lib
 
 Extent = tuple[int, int, str]  # first epoch, files, fingerprint
@@ -88,19 +90,36 @@ def train_stream(
     held_out_instances: int = 0,
     num_epochs: int | None = None,
     cache_dir: str | None = None,
+    consumed_path: str = "",
 ) -> Stream:
-  """The training part of a corpus in some order; `cache_dir` is where stored orders are kept."""
+  """The training part of a corpus in some order.
+
+  Args:
+    index: The corpus.
+    order: Its name.
+    seed: Of the order.
+    held_out_instances: That training never sees.
+    num_epochs: Until the end; None for a stream without one.
+    cache_dir: Where stored orders are kept.
+    consumed_path: A bitmap of what the first epoch leaves out.
+  """
   split = split_lib.Split.of_index(index, held_out_instances)
+  made = permutations.make_order(
+      order,
+      num_instances=split.num_train,
+      seed=seed,
+      chunk_size=split.chunk_size,
+      cache_dir=cache_dir,
+  )
+  if consumed_path:
+    bitmap = consumed_lib.Consumed(
+        consumed_path, fingerprint=index.fingerprint, num_instances=index.total_instances
+    )
+    made = remainder.RemainderOrder(bitmap, made)
   return Stream(
       fingerprint=index.fingerprint,
       sequence_length=index.sequence_length,
-      order=permutations.make_order(
-          order,
-          num_instances=split.num_train,
-          seed=seed,
-          chunk_size=split.chunk_size,
-          cache_dir=cache_dir,
-      ),
+      order=made,
       split=split,
       num_epochs=num_epochs,
   )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+# A thread that is inside JAX when the interpreter goes down takes the process with it, by SIGABRT. So those that nobody
+# stopped, because the trainer failed, are waited for at exit; not longer than a batch may take to arrive.
+_EXIT_SECONDS = 10.0
+_running: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
 def _stop(results: queue.Queue, stopped: threading.Event) -> None:
@@ -35,6 +42,7 @@ class Ahead(Generic[T]):
     )
     self._thread.start()
     self._finalizer = weakref.finalize(self, _stop, self._results, self._stopped)
+    _running.add(self)
 
   def take(self) -> T:
     """The next result; raises what `make` raised."""
@@ -49,14 +57,21 @@ class Ahead(Generic[T]):
     """Results that wait to be taken."""
     return self._results.qsize()
 
-  def stop(self, *, finalizing=sys.is_finalizing) -> None:
-    """Ends the thread and forgets what it made; at the end of the interpreter the thread ends by itself."""
+  def stop(self, seconds: float = float("inf"), *, finalizing=sys.is_finalizing) -> None:
+    """Ends the thread, waiting for it so long, and forgets what it made."""
     if finalizing():
-      return
-    while self._thread.is_alive():
+      return  # The module's names may be gone, and the thread has been seen to already.
+    deadline = time.monotonic() + seconds
+    while self._thread.is_alive() and time.monotonic() < deadline:
       _stop(self._results, self._stopped)
       self._thread.join(0.01)
     _stop(self._results, self._stopped)
+
+
+@atexit.register
+def _stop_all() -> None:
+  for ahead in list(_running):
+    ahead.stop(_EXIT_SECONDS)
 
 
 def _work(make: Callable[[], Any], results: queue.Queue, stopped: threading.Event) -> None:

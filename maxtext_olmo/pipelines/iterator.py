@@ -195,6 +195,17 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         )
     )
 
+  def go_to(self, step: int, position: int | None = None) -> None:
+    """Goes on with a step: where the schedule has it, or at `position`, from which later steps are counted then.
+
+    A trainer that restored a model from a checkpoint without a data state knows the step, and nothing else.
+    """
+    schedule = self._schedule
+    if position is not None:
+      schedule = schedule.anchored(step, position)
+    schedule.start(step)
+    self._move_to(state_lib.Start(step, schedule, self._stream))
+
   def reset(self) -> None:
     """Back to where this iterator began."""
     self._move_to(self._beginning)

@@ -100,7 +100,12 @@ def _train(
     )
     _say_left_out(index, stream)
   else:
-    stream = stream_lib.train_stream(index, cache_dir=options.olmo_order_cache_dir or None, **how)
+    stream = stream_lib.train_stream(
+        index,
+        cache_dir=options.olmo_order_cache_dir or None,
+        consumed_path=options.olmo_consumed_path,
+        **how,
+    )
   schedule = options.schedule()
   if stream.order.drops_tails:
     schedule = schedule.within(stream.order.epochs)

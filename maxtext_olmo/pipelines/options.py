@@ -51,6 +51,7 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_path_remap_from", "", "Rewrite the token files' paths that begin with this ..."),
     Key("olmo_path_remap_to", "", "... to begin with this."),
     Key("olmo_order", "feistel", "Which order the instances come in: " + ", ".join(permutations.order_names()) + "."),
+    Key("olmo_consumed_path", "", "A bitmap of instances trained on before this run; its first epoch leaves them out."),
     Key("olmo_num_epochs", 0, "End after so many epochs; the last batch is filled up with padding. 0: never."),
     Key("olmo_order_cache_dir", "", "Where olmo_core and maxtext keep their arrays, 4 bytes per instance and epoch. Empty: the user's cache."),
     Key("olmo_order_resume", "exact", "Where a restored position is no whole number of batches: exact goes on there, olmo_core repeats as OLMo-core does."),
@@ -144,6 +145,7 @@ class Options:
   olmo_path_remap_from: str
   olmo_path_remap_to: str
   olmo_order: str
+  olmo_consumed_path: str
   olmo_num_epochs: int
   olmo_order_cache_dir: str
   olmo_order_resume: str
@@ -259,7 +261,7 @@ class Options:
         bool(self.olmo_index_path),
         "olmo_index_path is empty; build one with `maxtext-olmo index build`.",
     )
-    for name in ("olmo_index_path", "olmo_eval_index_path"):
+    for name in ("olmo_index_path", "olmo_eval_index_path", "olmo_consumed_path"):
       path = getattr(self, name)
       check(not path or os.path.exists(path), f"{name}={path!r} does not exist.")
     check(
@@ -298,6 +300,15 @@ class Options:
     check(
         not (self.olmo_eval_index_path and self.olmo_eval_instances),
         "olmo_eval_index_path and olmo_eval_instances are both set; evaluation takes one.",
+    )
+    check(
+        not (self.olmo_consumed_path and self.olmo_mixture),
+        "olmo_mixture and olmo_consumed_path are both set; a mixture draws from all of each label.",
+    )
+    check(
+        not (self.olmo_consumed_path and self.olmo_eval_instances),
+        "olmo_eval_instances cannot hold out what was trained on before (olmo_consumed_path); evaluate on"
+        " olmo_eval_index_path.",
     )
     check(
         self.eval_interval <= 0 or bool(self.olmo_eval_index_path or self.olmo_eval_instances),

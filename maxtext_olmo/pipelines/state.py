@@ -34,7 +34,7 @@ class Start(NamedTuple):
 
 _ADVICE = {
     "fingerprint": "the data is another than the run was begun with",
-    "order": "set olmo_order, olmo_mixture and enable_data_shuffling back",
+    "order": "set olmo_order, olmo_mixture, olmo_consumed_path and enable_data_shuffling back",
     "seed": "set data_shuffle_seed back",
     "split": "set olmo_eval_instances back",
 }

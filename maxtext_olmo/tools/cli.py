@@ -27,6 +27,7 @@ COMMANDS = (
     "eval",
     "demo",
     "order",
+    "maxtext",
     "bench",
 )
 

@@ -1,12 +1,25 @@
 """Tests of the thread that works ahead."""
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 
 from absl.testing import absltest
 
 from maxtext_olmo.pipelines import ahead
+
+_FAILS_IN_THE_MIDDLE = """
+import jax
+import numpy as np
+from maxtext_olmo.pipelines import ahead
+
+rows = np.zeros((64, 1 << 16), np.int32)
+worker = ahead.Ahead(lambda: jax.block_until_ready(jax.device_put(rows, jax.devices()[0]) + 1), 1)
+worker.take()
+raise SystemExit(3)
+"""
 
 
 class AheadTest(absltest.TestCase):
@@ -42,6 +55,11 @@ class AheadTest(absltest.TestCase):
       worker.stop()
       worker.stop()
     self.assertEqual(threading.active_count(), before)
+
+  def test_a_program_that_fails_without_stopping_it_ends_with_its_own_exit_code(self):
+    for _ in range(3):
+      done = subprocess.run([sys.executable, "-c", _FAILS_IN_THE_MIDDLE], check=False)
+      self.assertEqual(done.returncode, 3)
 
   def test_dropping_it_ends_the_thread(self):
     before = threading.active_count()

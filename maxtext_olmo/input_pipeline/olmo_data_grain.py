@@ -1,0 +1,15 @@
+"""The names of `maxtext.input_pipeline.olmo_data_grain`: source, sampler, transforms and data loader."""
+
+from maxtext_olmo.batches.repetition import NgramFilterTransform
+from maxtext_olmo.batches.transforms import ShiftToInputsTargets
+from maxtext_olmo.corpus.source import OlmoNpyDataSource
+from maxtext_olmo.order.sampler import OlmoIndexSampler
+from maxtext_olmo.pipelines.olmo import make_olmo_grain_data_loader
+
+__all__ = [
+    "NgramFilterTransform",
+    "OlmoIndexSampler",
+    "OlmoNpyDataSource",
+    "ShiftToInputsTargets",
+    "make_olmo_grain_data_loader",
+]

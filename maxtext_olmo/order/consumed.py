@@ -1,0 +1,154 @@
+"""Which instances of a corpus were trained on already: a bitmap file, and the k-th instance that was not.
+
+A run that comes from another loader may have seen any subset of an epoch. One bit per instance says which; the file stays
+on disk, mapped, and a small table beside the bits makes finding the k-th clear bit cheap:
+
+    bits     1 1 0 1 | 0 0 1 1 | 1 0 0 0        blocks of 4 here, of 4096 in the file
+    table    0         1         3              clear bits before each block
+    select(4): the table says block 2 (3 before it), there the second clear bit: instance 10
+
+The table of a billion instances has 2 MB, and a look-up reads one block, so memory does not grow with the corpus.
+
+The file, little-endian: 8 bytes magic, then as 64-bit numbers the format, the instances and the clear bits; the SHA-256 of
+what follows the header; the SHA-256 of the corpus's fingerprint; 32 bytes of zero; the words of bits; the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import atomic
+from maxtext_olmo import errors
+
+_MAGIC = b"OLMOSEEN"
+_FORMAT = 1
+_HEADER = struct.Struct("<8sQQQ32s32s32x")
+_WORD = 64
+_WORDS_PER_BLOCK = 64
+_BLOCK = _WORD * _WORDS_PER_BLOCK
+_PIECE = 1 << 24
+
+
+def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerprint: str) -> None:
+  """Writes the bitmap of a corpus.
+
+  Args:
+    path: Of the file.
+    consumed: One bool per instance.
+    fingerprint: Of the corpus.
+  """
+  count = len(consumed)
+  words = -(-count // _WORD)
+  bits = np.full(words * (_WORD // 8), 0xFF, np.uint8)
+  packed = np.packbits(consumed, bitorder="little")
+  bits[: len(packed)] = packed
+  if count % 8:
+    # The places behind the last instance count as consumed, so that they are never found.
+    bits[count // 8] |= 0xFF << (count % 8) & 0xFF
+  clear = _clear_bits(bits.view("<u8"))
+  table = np.concatenate([[0], np.cumsum(clear)[:-1]]).astype("<u8")
+  digest = hashlib.sha256(bits.tobytes())
+  digest.update(table.tobytes())
+  header = _HEADER.pack(
+      _MAGIC, _FORMAT, count, int(clear.sum()), digest.digest(), _sha256(fingerprint)
+  )
+  with atomic.atomic_writer(path) as file:
+    file.write(header)
+    file.write(bits.tobytes())
+    file.write(table.tobytes())
+
+
+class Consumed:
+  """A bitmap of consumed instances, as `write_consumed` left it.
+
+  Args:
+    path: Of the file.
+    fingerprint: Of the corpus that it must be of.
+    num_instances: Of that corpus.
+  """
+
+  def __init__(self, path: str | os.PathLike[str], *, fingerprint: str, num_instances: int):
+    self._path = os.fspath(path)
+    with open(self._path, "rb") as file:
+      header = file.read(_HEADER.size)
+      if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        raise errors.CorpusError(
+            f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext migrate` writes."
+        )
+      _, version, count, remaining, digest, corpus = _HEADER.unpack(header)
+      if version != _FORMAT:
+        raise errors.CorpusError(
+            f"{self._path} has format {version}; this version reads format {_FORMAT}."
+        )
+      if corpus != _sha256(fingerprint) or count != num_instances:
+        raise errors.CorpusError(
+            f"{self._path} is the bitmap of another corpus: it has {count} instances, this index has {num_instances} and"
+            f" the fingerprint {fingerprint}. Set olmo_consumed_path to the file made for this index, or migrate again."
+        )
+      found = hashlib.sha256()
+      while piece := file.read(_PIECE):
+        found.update(piece)
+    if found.digest() != digest:
+      raise errors.CorpusError(
+          f"{self._path} is damaged: its SHA-256 is {found.hexdigest()}, recorded is {digest.hex()}. Migrate again."
+      )
+    self.num_instances: int = count
+    self.num_remaining: int = remaining
+    self.digest: str = digest.hex()
+    self._map()
+
+  def _map(self) -> None:
+    words = -(-self.num_instances // _WORD)
+    blocks = -(-words // _WORDS_PER_BLOCK)
+    self._words = np.memmap(self._path, "<u8", "r", _HEADER.size, (words,))
+    self._table = np.memmap(self._path, "<u8", "r", _HEADER.size + 8 * words, (blocks,))
+
+  def __getstate__(self) -> dict[str, Any]:
+    # A mapped array would travel to a worker as a copy of the whole file.
+    return {k: v for k, v in self.__dict__.items() if k not in ("_words", "_table")}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state)
+    self._map()
+
+  def select(self, ranks: np.ndarray) -> np.ndarray:
+    """The instances (int64) at some ranks of those that were not consumed, in corpus order."""
+    ranks = np.asarray(ranks, np.int64)
+    if ranks.size == 0:
+      return ranks
+    if not (0 <= ranks.min() and ranks.max() < self.num_remaining):
+      raise errors.OrderError(
+          f"{self.num_remaining} instances are left; there is none at {ranks.min()} to {ranks.max()}."
+      )
+    block = np.searchsorted(self._table, ranks.astype(np.uint64), side="right") - 1
+    rest = ranks - self._table[block].astype(np.int64)
+    at = block[:, None] * _WORDS_PER_BLOCK + np.arange(_WORDS_PER_BLOCK)
+    inside = at < len(self._words)
+    clear = ~self._words[np.where(inside, at, 0)]
+    clear[~inside] = 0
+    upto = np.cumsum(np.bitwise_count(clear), axis=1, dtype=np.int64)
+    word = (upto <= rest[:, None]).sum(axis=1)
+    rows = np.arange(len(ranks))
+    rest -= np.where(word > 0, upto[rows, word - 1], 0)
+    bits = np.unpackbits(
+        np.ascontiguousarray(clear[rows, word]).astype("<u8").view(np.uint8).reshape(-1, 8),
+        axis=1,
+        bitorder="little",
+    )
+    bit = (np.cumsum(bits, axis=1) <= rest[:, None]).sum(axis=1)
+    return (block * _WORDS_PER_BLOCK + word) * _WORD + bit
+
+
+def _clear_bits(words: np.ndarray) -> np.ndarray:
+  """Clear bits of each block of words."""
+  counts = np.bitwise_count(~words).astype(np.int64)
+  return np.add.reduceat(counts, np.arange(0, len(words), _WORDS_PER_BLOCK))
+
+
+def _sha256(text: str) -> bytes:
+  return hashlib.sha256(text.encode()).digest()

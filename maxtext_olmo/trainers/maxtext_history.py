@@ -1,0 +1,231 @@
+"""What MaxText's own `olmo_grain` loader has trained a model on, defects included.
+
+Its sampler gives each host a block of the shuffled epoch, and Grain, told of the hosts too, strides over that block again.
+With H hosts, b rows per host and W workers, row r of host h in the j-th batch since the loader started is record
+
+    h + H · (w + W · (q · b + r))        with q, w = divmod(j, W)
+
+of the host's block, plus where the loader started: after a restart from checkpoint N at N · b, one batch early. A record
+beyond the block belongs to the loader's next epoch, which therefore comes H times too soon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo import progress as progress_lib
+from maxtext_olmo.order import order_files
+from maxtext_olmo.order import shuffle
+
+_PIECE = 1 << 20
+_STARTED = re.compile(
+    r"OLMo grain loader: .*shard=\d+/(?P<hosts>\d+) per_host_batch=(?P<rows>\d+) "
+    r".*resumed_step=(?P<resumed>\d+)"
+)
+_RESTORED = re.compile(r"restoring from this run's directory step (?P<label>\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """One start of the trainer.
+
+  Attributes:
+    label: The checkpoint that the model was restored from; -1 for a new model.
+    data_label: The step that the loader took for where it stopped.
+    hosts: Hosts that load data.
+    rows_per_host: Rows that each loads for a step.
+    workers: Grain's worker processes per host.
+  """
+
+  label: int
+  data_label: int
+  hosts: int
+  rows_per_host: int
+  workers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+  """Steps that were trained between two starts and are in the model still; the last one counts."""
+
+  start: Start
+  first_step: int
+  last_step: int
+
+  @property
+  def num_batches(self) -> int:
+    """Batches that the loader gave."""
+    return self.last_step - self.first_step + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+  """How often each instance was trained on.
+
+  Attributes:
+    counts: Per instance.
+    num_rows: All rows that were trained on.
+  """
+
+  counts: np.ndarray
+  num_rows: int
+
+  @property
+  def num_epochs(self) -> int:
+    """Whole epochs that so many rows are."""
+    return self.num_rows // len(self.counts)
+
+  @property
+  def consumed(self) -> np.ndarray:
+    """Which instances the epoch under way has had: those trained on more often than there were whole epochs."""
+    return self.counts > self.num_epochs
+
+  @property
+  def num_distinct(self) -> int:
+    """Instances that were trained on at all."""
+    return int(np.count_nonzero(self.counts))
+
+  @property
+  def num_repeated(self) -> int:
+    """Rows that an exact loader would not have repeated yet."""
+    return int(np.maximum(self.counts.astype(np.int64) - self.num_epochs - 1, 0).sum())
+
+  @property
+  def num_missing(self) -> int:
+    """Instances that an exact loader would have shown by now, and this one has not."""
+    return min(self.num_rows, len(self.counts)) - self.num_distinct
+
+
+def segments(starts: Sequence[Start], last_label: int) -> list[Segment]:
+  """What is left of each start in a model whose last checkpoint is `last_label`.
+
+  A restart from checkpoint N throws away what was trained after it.
+  """
+  found = []
+  end = last_label
+  for start in reversed(starts):
+    if start.label < end:
+      found.append(Segment(start, start.label + 1, end))
+      end = start.label
+    if end < 0:
+      break
+  if end >= 0:
+    raise errors.ConfigError(
+        f"Nothing says how steps 0 to {end} were trained: the first start of the run is missing."
+    )
+  return found[::-1]
+
+
+def read_starts(lines: Iterable[str], *, workers: int) -> list[Start]:
+  """The starts of a run from its log: MaxText's loader says each time how it begins, and the trainer what it restores.
+
+  Args:
+    lines: Of one host's log, or of all; the same start seen by several hosts counts once.
+    workers: Which the log does not tell.
+  """
+  starts: list[Start] = []
+  pending: dict[str, int] | None = None
+  for line in lines:
+    if match := _STARTED.search(line):
+      values = {name: int(value) for name, value in match.groupdict().items()}
+      if values == pending:
+        continue
+      if pending is not None:
+        starts.append(_start(pending, -1, workers))
+      pending = values
+    elif (match := _RESTORED.search(line)) and pending is not None:
+      starts.append(_start(pending, int(match["label"]), workers))
+      pending = None
+  if pending is not None:
+    starts.append(_start(pending, -1, workers))
+  return [start for i, start in enumerate(starts) if i == 0 or start != starts[i - 1]]
+
+
+def _start(values: dict[str, int], label: int, workers: int) -> Start:
+  return Start(label, values["resumed"], values["hosts"], values["rows"], workers)
+
+
+def count(
+    num_instances: int,
+    seed: int,
+    parts: Sequence[Segment],
+    *,
+    trained_rows: int | None = None,
+    progress: bool = False,
+) -> History:
+  """How often each instance was trained on; needs 6 bytes of memory per instance.
+
+  Args:
+    num_instances: Of the corpus.
+    seed: `data_shuffle_seed` of the run.
+    parts: Of the run.
+    trained_rows: The leading rows of a batch that the trainer used, where those are fewer than it loaded.
+    progress: Whether to show it on stderr.
+  """
+  counts = np.zeros(num_instances, np.uint16)
+  last_epochs = [_last_epoch(num_instances, part) for part in parts]
+  num_rows = 0
+  total = sum(part.num_batches * part.start.hosts * part.start.rows_per_host for part in parts)
+  with progress_lib.progress_bar(
+      "Counting what was trained on", total, enabled=progress, unit="rows"
+  ) as advance:
+    for epoch in range(max(last_epochs, default=-1) + 1):
+      order = _permutation(num_instances, seed, epoch)
+      for part, last_epoch in zip(parts, last_epochs):
+        if epoch > last_epoch:
+          continue
+        block = num_instances // part.start.hosts
+        for host in range(part.start.hosts):
+          for records in _records(part, host, block, epoch, trained_rows):
+            # A record is in an epoch's block once, so no instance is twice in one of these.
+            counts[order[host * block + records]] += 1
+            num_rows += len(records)
+            advance(len(records))
+  return History(counts, num_rows)
+
+
+def _permutation(num_instances: int, seed: int, epoch: int) -> np.ndarray:
+  file = order_files.OrderFile(
+      kind="maxtext", n=num_instances, seed=seed, epoch=epoch, chunk=1, directory=""
+  )
+  return shuffle.shuffled(num_instances, file.shuffle_seed)
+
+
+def _last_epoch(num_instances: int, part: Segment) -> int:
+  start = part.start
+  block = num_instances // start.hosts
+  if block == 0:
+    raise errors.ConfigError(
+        f"{num_instances} instances do not give each of {start.hosts} hosts one."
+    )
+  # Workers take turns, so the last record in time is not the last one by number: take the largest there can be.
+  rounds = -(-part.num_batches // max(1, start.workers))
+  largest = start.hosts * max(1, start.workers) * rounds * start.rows_per_host
+  return (start.data_label * start.rows_per_host + largest) // block
+
+
+def _records(
+    part: Segment, host: int, block: int, epoch: int, trained_rows: int | None
+) -> Iterator[np.ndarray]:
+  """The places in a host's block of an epoch that a part of a run took, in pieces."""
+  start = part.start
+  hosts, rows, workers = start.hosts, start.rows_per_host, max(1, start.workers)
+  used = rows
+  if trained_rows is not None:
+    used = min(rows, max(0, trained_rows - host * rows))
+  if used == 0:
+    return
+  per_piece = max(1, _PIECE // rows)
+  for first in range(0, part.num_batches, per_piece):
+    batches = np.arange(first, min(first + per_piece, part.num_batches))[:, None]
+    turn, worker = np.divmod(batches, workers)
+    record = host + hosts * (worker + workers * (turn * rows + np.arange(used)))
+    at = start.data_label * rows + record.reshape(-1)
+    here = at[(at >= epoch * block) & (at < (epoch + 1) * block)]
+    if here.size:
+      yield here - epoch * block
