@@ -83,7 +83,10 @@ class Figure:
   @property
   def device_bytes_per_token(self) -> float:
     """Bytes that went from the host to devices."""
-    return self._median("bytes_to_device") / self.tokens
+    return statistics.median(
+        run.get("bytes_to_device", 0) / (run.get("rows_sent", run["batches"] * self.batch) * self.length)
+        for run in self.runs
+    )
 
   def per_batch(self, name: str) -> float:
     """The median of a counter, per batch; 0 where the loader does not have it."""
