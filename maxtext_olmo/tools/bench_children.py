@@ -38,7 +38,9 @@ def interpreter(kind: str) -> str:
   told = os.environ.get(f"BENCH_{kind.upper()}_PYTHON")
   path = pathlib.Path(told) if told else _ROOT / f".venv-{kind}" / "bin" / "python"
   if not path.exists():
-    raise Unavailable(f"no {path}; `make {path.parent.parent.name}` makes it" if not told else f"no {path}")
+    raise Unavailable(
+        f"no {path}; `make {path.parent.parent.name}` makes it" if not told else f"no {path}"
+    )
   return str(path)
 
 

@@ -87,9 +87,7 @@ def make(directory: pathlib.Path, *, megabytes: int, files: int) -> BenchCorpus:
   for length, path in indices.items():
     entries = [(str(p), "web") for p in paths]
     base = str(directory / "data")
-    index = index_lib.build_index(
-        entries, length, tokenizer="dolma2", dtype="uint32", base=base
-    )
+    index = index_lib.build_index(entries, length, tokenizer="dolma2", dtype="uint32", base=base)
     index.save(path)
   stamp.write_text(json.dumps(wanted))
   return corpus

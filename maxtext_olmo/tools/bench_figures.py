@@ -84,7 +84,8 @@ class Figure:
   def device_bytes_per_token(self) -> float:
     """Bytes that went from the host to devices."""
     return statistics.median(
-        run.get("bytes_to_device", 0) / (run.get("rows_sent", run["batches"] * self.batch) * self.length)
+        run.get("bytes_to_device", 0)
+        / (run.get("rows_sent", run["batches"] * self.batch) * self.length)
         for run in self.runs
     )
 

@@ -30,11 +30,7 @@ def judge(results: Mapping[str, Any]) -> list[Goal]:
   find = _Finder(figures)
   limit = find(bench_plan.LIMIT)
   on, off = find(bench_plan.INLINE, filter=True), find(bench_plan.INLINE)
-  others = [
-      f
-      for f in figures
-      if f.group == "peer" and f.runs and not f.filter and not f.device
-  ]
+  others = [f for f in figures if f.group == "peer" and f.runs and not f.filter and not f.device]
   best = max(others, key=lambda f: f.rate, default=None)
   device = find(bench_plan.DEVICE, filter=True)
   goals = [

@@ -104,7 +104,11 @@ def measure(
         ),
     }
     for what, datasets in kinds.items():
-      say(f"growth with the number of {what}" if what != "position in the epoch" else f"growth with the {what}")
+      say(
+          f"growth with the number of {what}"
+          if what != "position in the epoch"
+          else f"growth with the {what}"
+      )
       found.append(_measure(what, dict(datasets), rounds, batches))
   return found
 
@@ -145,9 +149,7 @@ def _dataset(
   )
 
 
-def _folded(
-    corpus: bench_corpus.BenchCorpus, instances: int
-) -> source_lib.OlmoNpyDataSource:
+def _folded(corpus: bench_corpus.BenchCorpus, instances: int) -> source_lib.OlmoNpyDataSource:
   entries = []
   for i in range(_INDEX_FILES):
     windows = instances // _INDEX_FILES + (i < instances % _INDEX_FILES)

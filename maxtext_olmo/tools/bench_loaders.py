@@ -199,9 +199,7 @@ def open_formed(spec: Mapping[str, Any]) -> Opened:
   train = make_iterator(spec)
   content = train._content
   arrays = train._dataset(0, train._schedule).map(lambda batch: steps.to_arrays(batch, content))
-  batches = iter(
-      arrays.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=2))
-  )
+  batches = iter(arrays.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)))
   form, note = _former(jax.sharding.Mesh(np.array(jax.devices()), ("data",)))
   sent = 0
 

@@ -166,7 +166,12 @@ CANDIDATES: tuple[Candidate, ...] = (
         everywhere=False,
     ),
     Candidate(
-        "mosaicml-streaming", "peer", "streaming", kind="peers", settings=_workers(2, 0, 1), threads=2
+        "mosaicml-streaming",
+        "peer",
+        "streaming",
+        kind="peers",
+        settings=_workers(2, 0, 1),
+        threads=2,
     ),
     Candidate("litdata", "peer", "litdata", kind="peers", settings=_workers(0, 2, 1), threads=2),
 )

@@ -29,7 +29,12 @@ from maxtext_olmo.tools import bench_startup
 INSTANCES = (1_000_000, 50_000_000, 724_000_000)
 _FILES = {1_000_000: 10, 50_000_000: 100, 724_000_000: 950}
 _MOST_BYTES = 6_000_000_000
-_PEERS = ("MaxText olmo_grain", "OLMo-core", "Grain Dataset over memmap", "torch DataLoader over memmap")
+_PEERS = (
+    "MaxText olmo_grain",
+    "OLMo-core",
+    "Grain Dataset over memmap",
+    "torch DataLoader over memmap",
+)
 _OURS = "this library"
 _TRAINER_STEPS = 200
 _COMPILED_BY = 20
@@ -105,9 +110,7 @@ def _measure_peer(
     }
     try:
       began = time.perf_counter()
-      with bench_children.Child(
-          candidate.kind, patience=patience, most_bytes=_MOST_BYTES
-      ) as child:
+      with bench_children.Child(candidate.kind, patience=patience, most_bytes=_MOST_BYTES) as child:
         opened = child.ask(do="open", name="a", spec=spec)
         seconds = time.perf_counter() - began
       found.append(Start(candidate.name, n, seconds, None, opened["peak_bytes"]))
@@ -175,7 +178,11 @@ def _small_index(directory: pathlib.Path) -> str:
   tokens = np.random.default_rng(1).integers(0, 512, 1 << 21).astype(np.uint16)
   tokens.tofile(directory / "part.npy")
   index = index_lib.build_index(
-      [(str(directory / "part.npy"), "web")], 128, tokenizer="bytes", dtype="uint16", base=str(directory)
+      [(str(directory / "part.npy"), "web")],
+      128,
+      tokenizer="bytes",
+      dtype="uint16",
+      base=str(directory),
   )
   index.save(directory / "index.json")
   return str(directory / "index.json")

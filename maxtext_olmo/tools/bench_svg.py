@@ -57,7 +57,13 @@ def bar_chart(title: str, subtitle: str, sections: Sequence[tuple[str, Sequence[
     out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
     out.append(_text(x, bottom + 18, f"{tick:g}", "faint", anchor="middle"))
   out.append(
-      _text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 36, "million tokens per second (logarithmic)", "faint", anchor="middle")
+      _text(
+          (_LEFT + _WIDTH - _RIGHT) / 2,
+          bottom + 36,
+          "million tokens per second (logarithmic)",
+          "faint",
+          anchor="middle",
+      )
   )
   y = float(_TOP)
   for heading, section in sections:
@@ -115,7 +121,14 @@ def _legend() -> list[str]:
 
 
 def _text(
-    x: float, y: float, text: str, kind: str, *, size: int = 13, weight: int = 400, anchor: str = "start"
+    x: float,
+    y: float,
+    text: str,
+    kind: str,
+    *,
+    size: int = 13,
+    weight: int = 400,
+    anchor: str = "start",
 ) -> str:
   return (
       f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}"'

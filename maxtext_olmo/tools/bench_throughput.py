@@ -127,9 +127,7 @@ class Comparison:
     bench_figures.check(figures)
     return figures
 
-  def _enter(
-      self, candidate: bench_plan.Candidate, batch: int, length: int
-  ) -> Iterable[_Entrant]:
+  def _enter(self, candidate: bench_plan.Candidate, batch: int, length: int) -> Iterable[_Entrant]:
     for filter_ in candidate.filters:
       for documents in candidate.documents:
         figure = bench_figures.Figure(
@@ -220,9 +218,7 @@ class Comparison:
       raise problem or bench_children.Unavailable("no setting works")
     return settings[max(rates, key=lambda place: rates[place])]
 
-  def _calibrate(
-      self, child: bench_children.Child, key: str, tokens: int, seconds: float
-  ) -> int:
+  def _calibrate(self, child: bench_children.Child, key: str, tokens: int, seconds: float) -> int:
     """How many batches fill some seconds, within half an epoch."""
     run = child.ask(do="run", name=key, batches=_FEWEST_BATCHES)
     most = max(_FEWEST_BATCHES, self._corpus.bytes // 4 // tokens // 2)
@@ -287,6 +283,8 @@ def prepare(directory: pathlib.Path, effort: Effort, say: Say) -> bench_corpus.B
   say(f"a corpus of {effort.megabytes} MB in {directory}")
   if effort.megabytes < 8:
     raise errors.ConfigError(f"--megabytes={effort.megabytes} is too small to measure anything.")
-  corpus = bench_corpus.make(directory, megabytes=effort.megabytes, files=100 if effort.megabytes >= 100 else 4)
+  corpus = bench_corpus.make(
+      directory, megabytes=effort.megabytes, files=100 if effort.megabytes >= 100 else 4
+  )
   bench_corpus.warm(corpus.files)
   return corpus
