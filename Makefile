@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: help install demo test lint format bench-startup clean
+.PHONY: help install demo test lint format bench bench-peers bench-startup clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,30 @@ format: $(VENV)/.installed-lint ## Format the code.
 
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
 	$(BIN)/python -m maxtext_olmo bench startup
+
+bench: $(VENV)/.installed ## Throughput beside the copy limit and other loaders, start-up, growth, slow disks: 10 minutes.
+	$(BIN)/python -m maxtext_olmo bench throughput --output bench-run
+
+bench-peers: .venv-peers/.installed-bench .venv-maxtext/.installed-bench ## Install the loaders that `make bench` compares with.
+
+# PyTorch first and by itself: any other version than this CPU build brings gigabytes along.
+.venv-peers/.installed-bench:
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet torch==2.13.0 ai2-olmo-core==3.0.0 mosaicml-streaming litdata
+	@touch $@
+
+# MaxText needs Python 3.12; its wheel names no requirements, and pip takes minutes over these, uv seconds.
+PYTHON312 ?= python3.12
+.venv-maxtext/.installed-bench:
+	test -x .venv-maxtext/bin/python || $(PYTHON312) -m venv .venv-maxtext
+	.venv-maxtext/bin/python -m pip install --quiet uv
+	.venv-maxtext/bin/uv pip install --quiet --python .venv-maxtext/bin/python 'maxtext==0.2.5' 'jax>=0.11.1' \
+	  'jaxlib>=0.11.1' 'flax>=0.12.9' 'grain[parquet]>=0.2.18' 'orbax-checkpoint>=0.12.4' 'numpy>=2.1.3' optax \
+	  'qwix>=0.1.8' aqtp 'tokamax>=0.0.14' omegaconf pydantic absl-py array-record chex ml-collections \
+	  pathwaysutils 'drjax>=0.2.1' 'jaxtyping>=0.3.11' tensorboardx transformers datasets sentencepiece tiktoken \
+	  huggingface_hub psutil pillow jsonlines safetensors etils jinja2 sympy
+	@touch $@
 
 clean: ## Remove the virtual environment and caches.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -11,8 +11,22 @@ _PARTS = ("compare", "sizes", "startup", "growth", "cold", "trainer")
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
   """Adds the command and its parts."""
-  parser = subparsers.add_parser("bench", help="measure this library on this machine")
-  parts = parser.add_subparsers(title="measurements", metavar="WHAT", required=True)
+  parser = subparsers.add_parser(
+      "bench",
+      help="measure this library on this machine",
+      description="Measures this library on this machine. Without WHAT: `bench throughput`, all of it.",
+  )
+  parts = parser.add_subparsers(title="measurements", metavar="WHAT")
+  parser.set_defaults(
+      run=_run_throughput,
+      quick=False,
+      full=False,
+      only=None,
+      directory=None,
+      megabytes=None,
+      output=None,
+      write_docs=False,
+  )
   startup = parts.add_parser(
       "startup",
       help="time and memory from a mix to the first batch",

@@ -38,9 +38,7 @@ def interpreter(kind: str) -> str:
   told = os.environ.get(f"BENCH_{kind.upper()}_PYTHON")
   path = pathlib.Path(told) if told else _ROOT / f".venv-{kind}" / "bin" / "python"
   if not path.exists():
-    raise Unavailable(
-        f"no {path}; `make {path.parent.parent.name}` makes it" if not told else f"no {path}"
-    )
+    raise Unavailable(f"no {path}" + ("" if told else "; `make bench-peers` installs it"))
   return str(path)
 
 
@@ -56,7 +54,7 @@ class Child:
   def __init__(self, kind: str = "own", *, patience: float = 120.0, most_bytes: int = 0):
     self._patience = patience
     self._most_bytes = most_bytes
-    self._said = tempfile.TemporaryFile()
+    self._said = tempfile.TemporaryFile()  # noqa: SIM115
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE"}
     environment.update(TF_CPP_MIN_LOG_LEVEL="3", HF_HUB_OFFLINE="1", PYTHONWARNINGS="ignore")
     # The package is what other interpreters lack, not what they need: only "formed" imports it there.

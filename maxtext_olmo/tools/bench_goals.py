@@ -41,10 +41,10 @@ def judge(results: Mapping[str, Any]) -> list[Goal]:
       _ratio(f"filter off, inline, against the best peer ({best.name if best else 'none'})", off, best, 3),
       _ratio("threads ahead, filter on, against the copy limit", find(bench_plan.PREFETCH, filter=True), limit, 0.5),
       _ratio("on devices, against MaxText's way of forming arrays", device, find(bench_plan.FORMED, filter=True), 5),
-      _most("bytes per token from host to devices", device and device.device_bytes_per_token, 4.1, "{:.2f}"),
+      _most("bytes per token from host to devices", device.device_bytes_per_token if device else None, 4.1, "{:.2f}"),
       *_start_goals(results.get("startup", ())),
-      _most("page faults per batch, inline, filter on", on and on.faults_per_batch, 20, "{:.0f}"),
-      _most("fresh buffers per batch, inline", on and on.per_batch("buffers_made"), 0, "{:.0f}"),
+      _most("page faults per batch, inline, filter on", on.faults_per_batch if on else None, 20, "{:.0f}"),
+      _most("fresh buffers per batch, inline", on.per_batch("buffers_made") if on else None, 0, "{:.0f}"),
       _most(
           "bytes allocated while a batch is made, at most",
           results.get("allocated") if on else None,

@@ -114,10 +114,10 @@ def open_ours(spec: Mapping[str, Any]) -> Opened:
   if spec["way"] == "device":
     return _to_devices(train)
   if spec["way"] == "prefetch":
-    batches = train._open()
+    batches = train._open(train._make_dataset(train._beginning))
     ready = max(1, spec["workers"]) * 2 + 1
     return Opened(lambda: next(batches), _compact, ready, batches.close)
-  dataset = train._dataset(0, train._schedule)
+  dataset = train._make_dataset(train._beginning)
   steps = iter(range(sys.maxsize))
   note = _filter_note(spec)
   made = [0.0, 0.0, 0.0]
@@ -198,7 +198,7 @@ def open_formed(spec: Mapping[str, Any]) -> Opened:
 
   train = make_iterator(spec)
   content = train._content
-  arrays = train._dataset(0, train._schedule).map(lambda batch: steps.to_arrays(batch, content))
+  arrays = train._make_dataset(train._beginning).map(lambda batch: steps.to_arrays(batch, content))
   batches = iter(arrays.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)))
   form, note = _former(jax.sharding.Mesh(np.array(jax.devices()), ("data",)))
   sent = 0

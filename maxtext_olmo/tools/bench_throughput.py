@@ -106,7 +106,7 @@ class Comparison:
       self, candidates: Sequence[bench_plan.Candidate], batch: int, length: int, rounds: int
   ) -> list[bench_figures.Figure]:
     """The figures of one size, the missing ones with the reason why."""
-    entrants = []
+    entrants: list[_Entrant] = []
     for candidate in candidates:
       entrants += self._enter(candidate, batch, length)
     running = [entrant for entrant in entrants if entrant.child is not None]
