@@ -103,6 +103,8 @@ class Child:
     return line
 
   def _last_words(self) -> str:
+    if self._said.closed:
+      return "it was stopped"
     self._said.seek(0)
     lines = self._said.read().decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else "it said nothing"
@@ -116,6 +118,7 @@ class Child:
       if stream is not None:
         with contextlib.suppress(BrokenPipeError):
           stream.close()
+    self._said.close()
 
   def __enter__(self) -> Child:
     return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ def _start_goals(starts: Sequence[bench_start.Start]) -> list[Goal]:
     ratio = large.after_imports / small.after_imports
   peak = large.peak_bytes / 1e6 if large and large.peak_bytes else None
   return [
-      _most("first batch at 724M instances, against 1M", ratio, 1.3, "{:.2f} ×"),
+      _most("first batch at 724M instances, against 1M; indices are there", ratio, 1.3, "{:.2f} ×"),
       _most("first batch at 724M instances, after imports", seconds, 1.0, "{:.2f} s"),
       _most("peak memory at 724M instances", peak, 600, "{:.0f} MB"),
   ]
@@ -117,16 +118,18 @@ def profile(figures: Sequence[bench_figures.Figure]) -> dict[str, float]:
   def micro(figure: bench_figures.Figure, name: str) -> float:
     return 1e6 * figure.per_batch(name)
 
-  order, read = micro(on, "order_seconds"), micro(on, "read_seconds")
+  def rest(run: Mapping[str, Any]) -> float:
+    counted = sum(run[f"{part}_seconds"] for part in ("order", "read", "check"))
+    return 1e6 * (run["seconds"] - counted) / run["batches"]
+
   vocabulary = micro(off, "check_seconds")
-  check = micro(on, "check_seconds")
   copy = 1e6 * limit.per_batch("seconds")
   return {
       "the copy itself, as the limit does it": copy,
-      "reading beyond the copy": read - copy,
-      "order": order,
+      "reading beyond the copy": micro(on, "read_seconds") - copy,
+      "order": micro(on, "order_seconds"),
       "vocabulary check": vocabulary,
-      "repetition filter": check - vocabulary,
-      "Python around it": micro(on, "seconds") - order - read - check,
+      "repetition filter": micro(on, "check_seconds") - vocabulary,
+      "Python around it": statistics.median(map(rest, on.runs)),
       "a batch, filter on": micro(on, "seconds"),
   }

@@ -102,6 +102,21 @@ def _goals(results: Mapping[str, Any]) -> str:
   return text
 
 
+def _start_parts(starts: Sequence[bench_start.Start]) -> str:
+  """Where this library's time to the first batch goes."""
+  ours = [start for start in starts if start.parts]
+  names = {
+      "imports": "imports",
+      "index": "building and saving the index, which a trainer finds ready",
+      "iterator": "create_data_iterator",
+      "first_batch": "first batch",
+  }
+  rows = [
+      (title, *(f"{start.parts[name]:.2f} s" for start in ours)) for name, title in names.items()
+  ]
+  return _table(("this library", *(f"{start.instances:,} instances" for start in ours)), rows)
+
+
 def _compared(figures: Sequence[bench_figures.Figure]) -> str:
   limit = next((f.rate for f in figures if f.name == bench_plan.LIMIT.name and f.runs), None)
   head = ("loader", "setting", "filter", "Mtok/s", "range", "of the limit", "CPU ns/token", "delivered B/token", "sent B/token", "faults/batch", "peak MB")  # fmt: skip
@@ -173,7 +188,7 @@ def _starts(starts: Sequence[bench_start.Start]) -> str:
       "\n\nImports included. mosaicml-streaming and litdata need the corpus in their own format, which nobody makes of"
       " 24 TB for a measurement."
   )
-  return _table(head, rows) + note
+  return _table(head, rows) + note + "\n\n" + _start_parts(starts)
 
 
 def _growths(growths: Sequence[bench_growth.Growth]) -> str:

@@ -36,6 +36,7 @@ _PEERS = (
     "torch DataLoader over memmap",
 )
 _OURS = "this library"
+_START_PARTS = ("imports", "index", "iterator", "first_batch")
 _TRAINER_STEPS = 200
 _COMPILED_BY = 20
 _MOST_TRAINER_SECONDS = 300
@@ -46,7 +47,9 @@ class Start:
   """One loader at one size; what is None was not reached, and `missing` says why.
 
   Attributes:
-    after_imports: Seconds from the end of the imports to the first batch; only this library's is known.
+    after_imports: Seconds from the end of the imports to the first batch, with an index that is there already, as a trainer
+      finds it; only this library's is known.
+    parts: Seconds of its parts, for this library.
   """
 
   name: str
@@ -55,6 +58,7 @@ class Start:
   after_imports: float | None = None
   peak_bytes: int | None = None
   missing: str = ""
+  parts: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def measure(*, repeats: int, patience: float, say: Callable[[str], None]) -> list[Start]:
@@ -77,8 +81,12 @@ def measure(*, repeats: int, patience: float, say: Callable[[str], None]) -> lis
               _OURS,
               n,
               statistics.median(seconds for seconds, _ in runs),
-              statistics.median(run.after_imports for _, run in runs),
+              statistics.median(run.iterator + run.first_batch for _, run in runs),
               int(statistics.median(run.peak_bytes for _, run in runs)),
+              parts={
+                  name: statistics.median(getattr(run, name) for _, run in runs)
+                  for name in _START_PARTS
+              },
           )
       )
     for candidate in bench_plan.CANDIDATES:

@@ -60,9 +60,9 @@ class BenchChildrenTest(absltest.TestCase):
       child.ask(do="open", name="a", spec=self.ours)
 
   def test_the_environment_may_say_where_an_interpreter_is(self):
-    with mock.patch.dict(os.environ, BENCH_PEERS_PYTHON="/no/python"):
-      with self.assertRaisesRegex(bench_children.Unavailable, "^no /no/python$"):
-        bench_children.interpreter("peers")
+    told = mock.patch.dict(os.environ, BENCH_PEERS_PYTHON="/no/python")
+    with told, self.assertRaisesRegex(bench_children.Unavailable, "^no /no/python$"):
+      bench_children.interpreter("peers")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from maxtext_olmo.tools import bench_plan
 from maxtext_olmo.tools import bench_report
 from maxtext_olmo.tools import bench_start
 
+_PARTS = {"imports": 2.0, "index": 0.1, "iterator": 0.3, "first_batch": 0.5}
 _SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -69,7 +70,8 @@ def results(**changes):
       "allocated": 5000,
       "sizes": [],
       "startup": [
-          bench_start.Start("this library", n, 3.0, 0.8, 400_000_000) for n in bench_start.INSTANCES
+          bench_start.Start("this library", n, 3.0, 0.8, 400_000_000, parts=_PARTS)
+          for n in bench_start.INSTANCES
       ]
       + [bench_start.Start("MaxText olmo_grain", 1_000_000, missing="stopped after 30 s")],
       "growth": [
@@ -104,6 +106,7 @@ class BenchReportTest(absltest.TestCase):
     self.assertIn("| repetition filter | 60 |", text)
     self.assertIn("not measured: no \\| torch", text)
     self.assertIn("| MaxText olmo_grain | stopped after 30 s | – | – |", text)
+    self.assertIn("| create_data_iterator | 0.30 s | 0.30 s | 0.30 s |", text)
     self.assertIn("600 MB/s | 3.0 MB/s | 200 ×", text)
 
   def test_parts_that_were_not_measured_are_left_out(self):
