@@ -90,9 +90,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run_throughput(args: argparse.Namespace) -> int:
+  from maxtext_olmo import errors
   from maxtext_olmo.tools import bench_report
   from maxtext_olmo.tools import bench_run
 
+  if args.write_docs and args.only:
+    raise errors.ConfigError("--write-docs writes all parts into the guide; leave out --only.")
   results = bench_run.run(
       quick=args.quick,
       full=args.full,

@@ -54,7 +54,6 @@ def bar_chart(title: str, subtitle: str, sections: Sequence[tuple[str, Sequence[
   bottom = height - _BOTTOM
   for tick in axis.ticks():
     x = axis.x(tick)
-    out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
     out.append(_text(x, bottom + 18, f"{tick:g}", "faint", anchor="middle"))
   out.append(
       _text(
@@ -69,6 +68,10 @@ def bar_chart(title: str, subtitle: str, sections: Sequence[tuple[str, Sequence[
   for heading, section in sections:
     out.append(_text(20, y + 16, heading, "ink", weight=600))
     y += _ROW
+    low_edge = y + _ROW * len(section)
+    for tick in axis.ticks():
+      x = axis.x(tick)
+      out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{low_edge:.1f}"/>')
     for bar in section:
       out += _bar(bar, axis, y)
       y += _ROW
