@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import tempfile
+from unittest import mock
 
 from absl.testing import absltest
 
@@ -80,6 +81,18 @@ class BenchThroughputTest(absltest.TestCase):
     with bench_throughput.Comparison(self.corpus, _EFFORT, lambda line: None) as comparison:
       comparison._beginnings = {2048: set()}
       with self.assertRaisesRegex(bench_figures.ImpossibleFigureError, "were expected"):
+        comparison.measure([bench_plan.LIMIT], 8, 2048, 1)
+
+  def test_a_size_with_an_impossible_figure_is_measured_once_more_before_it_is_refused(self):
+    impossible = bench_figures.ImpossibleFigureError("Something is wrong.")
+    with bench_throughput.Comparison(self.corpus, _EFFORT, lambda line: None) as comparison:
+      with mock.patch.object(bench_figures, "check", side_effect=[impossible, None]):
+        (figure,) = comparison.measure([bench_plan.LIMIT], 8, 2048, 3)
+      self.assertLen(figure.runs, 3)
+      with (
+          mock.patch.object(bench_figures, "check", side_effect=impossible),
+          self.assertRaisesRegex(bench_figures.ImpossibleFigureError, "Something is wrong"),
+      ):
         comparison.measure([bench_plan.LIMIT], 8, 2048, 1)
 
 
