@@ -1,0 +1,135 @@
+"""What the figures are held against: each goal, what was found, and whether it is reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from maxtext_olmo.tools import bench_figures
+from maxtext_olmo.tools import bench_plan
+from maxtext_olmo.tools import bench_start
+
+_LARGE_ALLOCATION = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+  """One line of the table of goals; `found` is None where it was not measured."""
+
+  what: str
+  goal: str
+  found: float | None
+  text: str
+  reached: bool | None
+
+
+def judge(results: Mapping[str, Any]) -> list[Goal]:
+  """The goals that can be judged by these results, and those that cannot."""
+  figures: Sequence[bench_figures.Figure] = results.get("compare", ())
+  find = _Finder(figures)
+  limit = find(bench_plan.LIMIT)
+  on, off = find(bench_plan.INLINE, filter=True), find(bench_plan.INLINE)
+  others = [f for f in figures if f.group == "peer" and f.runs and not f.filter and not f.device]
+  best = max(others, key=lambda f: f.rate, default=None)
+  device = find(bench_plan.DEVICE, filter=True)
+  goals = [
+      _ratio("filter on, inline, against the copy limit", on, limit, 0.6),
+      _ratio("filter on, inline, against MaxText's loader", on, find(bench_plan.MAXTEXT, filter=True), 100),
+      _ratio("filter on, inline, against OLMo-core's loader", on, find(bench_plan.OLMO_CORE, filter=True), 60),
+      _ratio("filter off, inline, against the copy limit", off, limit, 0.8),
+      _ratio(f"filter off, inline, against the best peer ({best.name if best else 'none'})", off, best, 3),
+      _ratio("threads ahead, filter on, against the copy limit", find(bench_plan.PREFETCH, filter=True), limit, 0.5),
+      _ratio("on devices, against MaxText's way of forming arrays", device, find(bench_plan.FORMED, filter=True), 5),
+      _most("bytes per token from host to devices", device.device_bytes_per_token if device else None, 4.1, "{:.2f}"),
+      *_start_goals(results.get("startup", ())),
+      _most("page faults per batch, inline, filter on", on.faults_per_batch if on else None, 20, "{:.0f}"),
+      _most("fresh buffers per batch, inline", on.per_batch("buffers_made") if on else None, 0, "{:.0f}"),
+      _most(
+          "bytes allocated while a batch is made, at most",
+          results.get("allocated") if on else None,
+          _LARGE_ALLOCATION,
+          "{:,.0f}",
+      ),
+      _most("share of time that the tiny trainer waits", (results.get("trainer") or {}).get("wait_share"), 0.01, "{:.2%}"),
+  ]  # fmt: skip
+  return goals
+
+
+class _Finder:
+
+  def __init__(self, figures: Sequence[bench_figures.Figure]):
+    self._figures = figures
+
+  def __call__(
+      self, candidate: bench_plan.Candidate, *, filter: bool = False
+  ) -> bench_figures.Figure | None:
+    for figure in self._figures:
+      same = figure.name == candidate.name and figure.filter == filter and not figure.documents
+      if same and figure.runs:
+        return figure
+    return None
+
+
+def _ratio(
+    what: str,
+    figure: bench_figures.Figure | None,
+    other: bench_figures.Figure | None,
+    goal: float,
+) -> Goal:
+  if figure is None or other is None:
+    return Goal(what, f"≥ {goal:g} ×", None, "not measured", None)
+  found = figure.rate / other.rate
+  by_cpu = other.cpu_ns_per_token / figure.cpu_ns_per_token
+  text = f"{found:.3g} × (by processor time {by_cpu:.3g} ×)"
+  return Goal(what, f"≥ {goal:g} ×", found, text, found >= goal)
+
+
+def _most(what: str, found: float | None, goal: float, form: str) -> Goal:
+  if found is None:
+    return Goal(what, f"≤ {form.format(goal)}", None, "not measured", None)
+  return Goal(what, f"≤ {form.format(goal)}", found, form.format(found), found <= goal)
+
+
+def _start_goals(starts: Sequence[bench_start.Start]) -> list[Goal]:
+  ours = {start.instances: start for start in starts if start.after_imports is not None}
+  small, large = (ours.get(n) for n in (bench_start.INSTANCES[0], bench_start.INSTANCES[-1]))
+  seconds = large.after_imports if large else None
+  ratio = None
+  if small and large and small.after_imports and large.after_imports:
+    ratio = large.after_imports / small.after_imports
+  peak = large.peak_bytes / 1e6 if large and large.peak_bytes else None
+  return [
+      _most("first batch at 724M instances, against 1M; indices are there", ratio, 1.3, "{:.2f} ×"),
+      _most("first batch at 724M instances, after imports", seconds, 1.0, "{:.2f} s"),
+      _most("peak memory at 724M instances", peak, 600, "{:.0f} MB"),
+  ]
+
+
+def profile(figures: Sequence[bench_figures.Figure]) -> dict[str, float]:
+  """Where the time of a batch of the inline path goes, in microseconds: what the two runs with and without filter say."""
+  find = _Finder(figures)
+  on, off = find(bench_plan.INLINE, filter=True), find(bench_plan.INLINE)
+  limit = find(bench_plan.LIMIT)
+  if on is None or off is None or limit is None:
+    return {}
+
+  def micro(figure: bench_figures.Figure, name: str) -> float:
+    return 1e6 * figure.per_batch(name)
+
+  def rest(run: Mapping[str, Any]) -> float:
+    counted = sum(run[f"{part}_seconds"] for part in ("order", "read", "check"))
+    return 1e6 * (run["seconds"] - counted) / run["batches"]
+
+  vocabulary = micro(off, "check_seconds")
+  copy = 1e6 * limit.per_batch("seconds")
+  return {
+      "the copy itself, as the limit does it": copy,
+      "reading beyond the copy": micro(on, "read_seconds") - copy,
+      "order": micro(on, "order_seconds"),
+      "vocabulary check": vocabulary,
+      "repetition filter": micro(on, "check_seconds") - vocabulary,
+      "Python around it": statistics.median(map(rest, on.runs)),
+      "a batch, filter on": micro(on, "seconds"),
+  }
