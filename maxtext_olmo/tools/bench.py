@@ -27,104 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
       output=None,
       write_docs=False,
   )
-  startup = parts.add_parser(
-      "startup",
-      help="time and memory from a mix to the first batch",
-      description=(
-          "Makes sparse files with the sizes of the real mix and of a small one, and measures, in fresh processes that"
-          " take turns, building the index, create_data_iterator and the first batch."
-      ),
-  )
-  startup.add_argument(
-      "--files", type=int, default=950, help="token files of the large mix (default: %(default)s)"
-  )
-  startup.add_argument(
-      "--instances",
-      type=int,
-      default=724_000_000,
-      help="instances of the large mix (default: %(default)s)",
-  )
-  startup.add_argument(
-      "--repeats", type=int, default=3, help="measurements of each (default: %(default)s)"
-  )
-  startup.set_defaults(run=_run_startup)
-  order = parts.add_parser(
-      "order",
-      help="time to the first id, ids per second and memory of each order",
-      description=(
-          "Measures each order, and Grain's index_shuffle, in fresh processes that take turns, and the building of"
-          " olmo_core's file beside NumPy's bare shuffle."
-      ),
-  )
-  order.add_argument(
-      "--instances",
-      type=int,
-      nargs="+",
-      default=[1_000_000, 50_000_000, 724_000_000],
-      metavar="N",
-      help="sizes of the corpus; 724M needs 3 GB of memory and of disk (default: 1000000 50000000 724000000)",
-  )
-  order.set_defaults(run=_run_order)
-  packing = parts.add_parser(
-      "packing",
-      help="padding and speed of the packings of documents",
-      description="Packs the same documents in every way, in turns, and compares padding and rows per second.",
-  )
-  packing.add_argument(
-      "--documents",
-      type=int,
-      default=20_000,
-      help="documents of lognormal length (default: %(default)s)",
-  )
-  packing.add_argument(
-      "--length", type=int, default=8192, help="tokens of a row (default: %(default)s)"
-  )
-  packing.add_argument(
-      "--bins", type=int, default=512, help="rows packed at a time (default: %(default)s)"
-  )
-  packing.add_argument("--repeats", type=int, default=3, help="runs of each (default: %(default)s)")
-  packing.set_defaults(run=_run_packing)
+  for add in (_add_throughput, _add_startup, _add_order, _add_packing, _add_lmeval):
+    add(parts)
 
 
-def _run_order(args: argparse.Namespace) -> int:
-  from maxtext_olmo.tools import bench_order
-
-  for text in bench_order.measure(args.instances):
-    sys.stdout.write(text)
-    sys.stdout.flush()
-  return 0
-
-  lmeval = parts.add_parser(
-      "lmeval",
-      help="padding, compiled shapes and speed of evaluation batches",
-      description=(
-          "Makes batches of requests with realistic lengths in three ways: unsorted, sorted on each host, and sorted"
-          " globally as this library does, and runs them on a small model."
-      ),
-  )
-  for flag, default, text in (
-      ("--requests", 8192, "requests to count padding and shapes of"),
-      ("--timed-requests", 1024, "requests to run"),
-      ("--batch-size", 64, "rows of a batch"),
-      ("--hosts", 4, "hosts that sort for themselves"),
-  ):
-    lmeval.add_argument(flag, type=int, default=default, help=f"{text} (default: %(default)s)")
-  lmeval.set_defaults(run=_run_lmeval)
-
-
-def _run_lmeval(args: argparse.Namespace) -> int:
-  from maxtext_olmo.tools import bench_lmeval
-
-  sys.stdout.write(
-      bench_lmeval.measure(
-          requests=args.requests,
-          timed_requests=args.timed_requests,
-          batch_size=args.batch_size,
-          hosts=args.hosts,
-      )
-  )
-  return 0
-
+def _add_throughput(parts: argparse._SubParsersAction) -> None:
   throughput = parts.add_parser(
       "throughput",
       help="this library beside the copy limit and other loaders",
@@ -137,15 +44,19 @@ def _run_lmeval(args: argparse.Namespace) -> int:
   )
   amount = throughput.add_mutually_exclusive_group()
   amount.add_argument(
-      "--quick", action="store_true", help="a small corpus, one size, no trials: a few minutes"
+      "--quick",
+      action="store_true",
+      help="a small corpus, one size, no trials: a few minutes (default: off)",
   )
-  amount.add_argument("--full", action="store_true", help="everything at every size: an hour")
+  amount.add_argument(
+      "--full", action="store_true", help="everything at every size: an hour (default: off)"
+  )
   throughput.add_argument(
       "--only",
       action="append",
       choices=_PARTS,
       metavar="NAME",
-      help=f"measure only this part, one of {', '.join(_PARTS)}; may be repeated",
+      help=f"measure only this part, one of {', '.join(_PARTS)}; may be repeated (default: all)",
   )
   throughput.add_argument(
       "--directory",
@@ -155,12 +66,13 @@ def _run_lmeval(args: argparse.Namespace) -> int:
       "--megabytes", type=int, help="size of the corpus (default: 1000; with --quick 400)"
   )
   throughput.add_argument(
-      "--output", help="a directory for bench.json, bench.md and performance.svg"
+      "--output",
+      help="a directory for bench.json, bench.md and performance.svg (default: nothing is written)",
   )
   throughput.add_argument(
       "--write-docs",
       action="store_true",
-      help="put the tables and the picture into docs/guides (run from the root of the repository)",
+      help="put the tables and the picture into docs/guides (run from the root of the repository) (default: off)",
   )
   throughput.set_defaults(run=_run_throughput)
 
@@ -190,6 +102,30 @@ def _run_throughput(args: argparse.Namespace) -> int:
   return 0
 
 
+def _add_startup(parts: argparse._SubParsersAction) -> None:
+  startup = parts.add_parser(
+      "startup",
+      help="time and memory from a mix to the first batch",
+      description=(
+          "Makes sparse files with the sizes of the real mix and of a small one, and measures, in fresh processes that"
+          " take turns, building the index, create_data_iterator and the first batch."
+      ),
+  )
+  startup.add_argument(
+      "--files", type=int, default=950, help="token files of the large mix (default: %(default)s)"
+  )
+  startup.add_argument(
+      "--instances",
+      type=int,
+      default=724_000_000,
+      help="instances of the large mix (default: %(default)s)",
+  )
+  startup.add_argument(
+      "--repeats", type=int, default=3, help="measurements of each (default: %(default)s)"
+  )
+  startup.set_defaults(run=_run_startup)
+
+
 def _run_startup(args: argparse.Namespace) -> int:
   from maxtext_olmo.tools import bench_startup
 
@@ -199,12 +135,96 @@ def _run_startup(args: argparse.Namespace) -> int:
   return 0
 
 
+def _add_order(parts: argparse._SubParsersAction) -> None:
+  order = parts.add_parser(
+      "order",
+      help="time to the first id, ids per second and memory of each order",
+      description=(
+          "Measures each order, and Grain's index_shuffle, in fresh processes that take turns, and the building of"
+          " olmo_core's file beside NumPy's bare shuffle."
+      ),
+  )
+  order.add_argument(
+      "--instances",
+      type=int,
+      nargs="+",
+      default=[1_000_000, 50_000_000, 724_000_000],
+      metavar="N",
+      help="sizes of the corpus; 724M needs 3 GB of memory and of disk (default: 1000000 50000000 724000000)",
+  )
+  order.set_defaults(run=_run_order)
+
+
+def _run_order(args: argparse.Namespace) -> int:
+  from maxtext_olmo.tools import bench_order
+
+  for text in bench_order.measure(args.instances):
+    sys.stdout.write(text)
+    sys.stdout.flush()
+  return 0
+
+
+def _add_packing(parts: argparse._SubParsersAction) -> None:
+  packing = parts.add_parser(
+      "packing",
+      help="padding and speed of the packings of documents",
+      description="Packs the same documents in every way, in turns, and compares padding and rows per second.",
+  )
+  packing.add_argument(
+      "--documents",
+      type=int,
+      default=20_000,
+      help="documents of lognormal length (default: %(default)s)",
+  )
+  packing.add_argument(
+      "--length", type=int, default=8192, help="tokens of a row (default: %(default)s)"
+  )
+  packing.add_argument(
+      "--bins", type=int, default=512, help="rows packed at a time (default: %(default)s)"
+  )
+  packing.add_argument("--repeats", type=int, default=3, help="runs of each (default: %(default)s)")
+  packing.set_defaults(run=_run_packing)
+
+
 def _run_packing(args: argparse.Namespace) -> int:
   from maxtext_olmo.tools import bench_packing
 
   sys.stdout.write(
       bench_packing.measure(
           documents=args.documents, length=args.length, bins=args.bins, repeats=args.repeats
+      )
+  )
+  return 0
+
+
+def _add_lmeval(parts: argparse._SubParsersAction) -> None:
+  lmeval = parts.add_parser(
+      "lmeval",
+      help="padding, compiled shapes and speed of evaluation batches",
+      description=(
+          "Makes batches of requests with realistic lengths in three ways: unsorted, sorted on each host, and sorted"
+          " globally as this library does, and runs them on a small model."
+      ),
+  )
+  for flag, default, text in (
+      ("--requests", 8192, "requests to count padding and shapes of"),
+      ("--timed-requests", 1024, "requests to run"),
+      ("--batch-size", 64, "rows of a batch"),
+      ("--hosts", 4, "hosts that sort for themselves"),
+  ):
+    lmeval.add_argument(flag, type=int, default=default, help=f"{text} (default: %(default)s)")
+  lmeval.set_defaults(run=_run_lmeval)
+
+
+def _run_lmeval(args: argparse.Namespace) -> int:
+  from maxtext_olmo.tools import bench_lmeval
+
+  sys.stdout.write(
+      bench_lmeval.measure(
+          requests=args.requests,
+          timed_requests=args.timed_requests,
+          batch_size=args.batch_size,
+          hosts=args.hosts,
       )
   )
   return 0

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
   parser.add_argument(
       "--verify",
       action="store_true",
-      help="check the sidecar file that is there, all of it, instead of making one",
+      help="check the sidecar file that is there, all of it, instead of making one (default: off)",
   )
   parser.set_defaults(run=run)
 

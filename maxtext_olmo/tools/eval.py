@@ -50,13 +50,20 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
       "--tasks",
       default="",
       metavar="NAMES",
-      help="harness tasks, by comma: names, patterns such as 'arc_*', or YAML files",
+      help="harness tasks, by comma: names, patterns such as 'arc_*', or YAML files (default: none)",
   )
   parser.add_argument(
-      "--task-dir", default="", metavar="DIR", help="where task files of your own are"
+      "--task-dir",
+      default="",
+      metavar="DIR",
+      help="where task files of your own are (default: the harness's alone)",
   )
   parser.add_argument(
-      "--ppl", action="append", default=[], metavar="INDEX", help="an index JSON; may be repeated"
+      "--ppl",
+      action="append",
+      default=[],
+      metavar="INDEX",
+      help="an index JSON; may be repeated (default: none)",
   )
   parser.add_argument(
       "--tokenizer",
@@ -78,20 +85,38 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
       help="of contexts that are too long: `left` drops their beginning, `error` stops (default: left)",
   )
   parser.add_argument(
-      "--limit", type=float, metavar="N", help="documents per task, or below 1 a share of them"
+      "--limit",
+      type=float,
+      metavar="N",
+      help="documents per task, or below 1 a share of them (default: all)",
   )
-  parser.add_argument("--num-fewshot", type=int, metavar="N", help="examples before each question")
-  parser.add_argument("--output", metavar="FILE", help="write the results here, as JSON")
   parser.add_argument(
-      "--log-samples", action="store_true", help="with each document and answer in the JSON"
+      "--num-fewshot",
+      type=int,
+      metavar="N",
+      help="examples before each question (default: the task's own)",
+  )
+  parser.add_argument(
+      "--output",
+      metavar="FILE",
+      help="write the results here, as JSON (default: they are only printed)",
+  )
+  parser.add_argument(
+      "--log-samples",
+      action="store_true",
+      help="with each document and answer in the JSON (default: off)",
   )
   parser.add_argument(
       "--cache",
       metavar="FILE",
-      help="keep finished requests here; a killed evaluation goes on from it",
+      help="keep finished requests here; a killed evaluation goes on from it (default: nothing is kept)",
   )
   parser.add_argument(
-      "--processes", type=int, default=1, metavar="N", help="run on N processes of this machine"
+      "--processes",
+      type=int,
+      default=1,
+      metavar="N",
+      help="run on N processes of this machine (default: 1)",
   )
 
 
