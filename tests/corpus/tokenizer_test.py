@@ -73,7 +73,8 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
 
   def test_what_is_no_tokenizer_is_an_error(self):
     with self.assertRaisesRegex(
-        ConfigError, "There is no tokenizer file .*none: give the path of a tokenizer.json, or `bytes`"
+        ConfigError,
+        "There is no tokenizer file .*none: give the path of a tokenizer.json, or `bytes`",
     ):
       tokenizer_lib.load_tokenizer(str(self.dir / "none"))
     (self.dir / "x.json").write_text("{}")
