@@ -170,9 +170,13 @@ class PackingPlanTest(parameterized.TestCase):
     plan = _plan(np.full(40, 3), window=10, counts_path=path)
     total = plan.count(1)
     plan.count_ahead(total, 3)
-    while len(os.listdir(directory)) < 2:
+
+    def written():
+      return sorted(name.split(".")[-2] for name in os.listdir(directory) if name.endswith(".rows"))
+
+    while len(written()) < 2:
       time.sleep(0.01)
-    names = sorted(name.split(".")[-2] for name in os.listdir(directory))
+    names = written()
     self.assertEqual(names, ["epoch-1", "epoch-2"])
 
   def test_a_place_where_nothing_can_be_written_is_a_warning(self):
