@@ -152,13 +152,16 @@ def _add_order(parts: argparse._SubParsersAction) -> None:
       metavar="N",
       help="sizes of the corpus; 724M needs 3 GB of memory and of disk (default: 1000000 50000000 724000000)",
   )
+  order.add_argument(
+      "--seconds", type=float, default=0.5, help="CPU time for each rate (default: %(default)s)"
+  )
   order.set_defaults(run=_run_order)
 
 
 def _run_order(args: argparse.Namespace) -> int:
   from maxtext_olmo.tools import bench_order
 
-  for text in bench_order.measure(args.instances):
+  for text in bench_order.measure(args.instances, seconds=args.seconds):
     sys.stdout.write(text)
     sys.stdout.flush()
   return 0

@@ -22,29 +22,28 @@ import numpy as np
 
 _ORDERS = ("feistel", "olmo_core", "maxtext", "index_shuffle")
 _BATCHES = (64, 256, 1024, 4096)
-_SECONDS = 0.5
 _FIRSTS = 20
 _PIPELINE_BLOCK = 2048
 
 
-def measure(sizes: Sequence[int]) -> Iterator[str]:
-  """Measures all orders; gives a table for each size as soon as it is there."""
+def measure(sizes: Sequence[int], *, seconds: float) -> Iterator[str]:
+  """Measures all orders, each rate for so many seconds; gives a table for each size as soon as it is there."""
   yield (
       f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, NumPy {np.__version__};"
       " fresh processes that take turns.\n"
   )
   for n in sizes:
     with tempfile.TemporaryDirectory(prefix="maxtext_olmo_bench_") as cache:
-      table = [f"{n:,} instances", "", *_table(n, cache), "", *_building(n, cache)]
+      table = [f"{n:,} instances", "", *_table(n, cache, seconds), "", *_building(n, cache)]
     yield "\n" + "\n".join(table) + "\n"
 
 
-def _table(n: int, cache: str) -> list[str]:
+def _table(n: int, cache: str, seconds: float) -> list[str]:
   found = {}
   for name in _ORDERS:
     if name in ("olmo_core", "maxtext"):
       _child("build", name, n, cache)
-    found[name] = _child("serve", name, n, cache)
+    found[name] = _child("serve", name, n, cache, seconds)
     if name in ("olmo_core", "maxtext"):
       for file in os.listdir(cache):
         os.unlink(os.path.join(cache, file))
@@ -78,9 +77,18 @@ def _building(n: int, cache: str) -> list[str]:
   ]
 
 
-def _child(what: str, name: str, n: int, cache: str) -> dict:
+def _child(what: str, name: str, n: int, cache: str, seconds: float = 0.0) -> dict:
   done = subprocess.run(
-      [sys.executable, "-m", "maxtext_olmo.tools.bench_order", what, name, str(n), cache],
+      [
+          sys.executable,
+          "-m",
+          "maxtext_olmo.tools.bench_order",
+          what,
+          name,
+          str(n),
+          cache,
+          str(seconds),
+      ],
       stdout=subprocess.PIPE,
       text=True,
       check=True,
@@ -88,17 +96,17 @@ def _child(what: str, name: str, n: int, cache: str) -> dict:
   return json.loads(done.stdout.splitlines()[-1])
 
 
-def _serve(name: str, n: int, cache: str) -> dict:
+def _serve(name: str, n: int, cache: str, seconds: float) -> dict:
   make = _maker(name, n, cache)
   before = _memory("RssAnon")
   firsts: list[float] = []
-  while len(firsts) < _FIRSTS and sum(firsts) < _SECONDS:
+  while len(firsts) < _FIRSTS and sum(firsts) < seconds:
     began = time.perf_counter()
     ids = make()
     ids(np.zeros(1, np.int64))
     firsts.append(time.perf_counter() - began)
-  rates = {str(size): _rate(ids, n, size) for size in _BATCHES}
-  rates["block"] = _rate(ids, n, _PIPELINE_BLOCK)
+  rates = {str(size): _rate(ids, n, size, seconds) for size in _BATCHES}
+  rates["block"] = _rate(ids, n, _PIPELINE_BLOCK, seconds)
   return {
       "first": statistics.median(firsts),
       "rates": rates,
@@ -121,10 +129,10 @@ def _maker(name: str, n: int, cache: str) -> Callable[[], Callable[[np.ndarray],
   return make
 
 
-def _rate(ids: Callable[[np.ndarray], np.ndarray], n: int, size: int) -> float:
+def _rate(ids: Callable[[np.ndarray], np.ndarray], n: int, size: int, seconds: float) -> float:
   places, served, start = np.arange(min(size, n)), 0, 0
   began = time.process_time()
-  while (spent := time.process_time() - began) < _SECONDS:
+  while (spent := time.process_time() - began) < seconds:
     ids(places + start)
     served += len(places)
     start = (start + len(places)) % max(1, n - len(places))
@@ -166,9 +174,9 @@ def _memory(field: str) -> int:
 
 def main(argv: Sequence[str]) -> int:
   """Measures one thing in this process."""
-  what, name, n, cache = argv[1:]
+  what, name, n, cache, seconds = argv[1:]
   if what == "serve":
-    result = _serve(name, int(n), cache)
+    result = _serve(name, int(n), cache, float(seconds))
   elif what == "build":
     result = _build(name, int(n), cache)
   else:

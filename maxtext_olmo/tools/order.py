@@ -61,19 +61,19 @@ def _add_import(commands: Any) -> None:
       "--vocab-size",
       type=int,
       metavar="V",
-      help="with --pad-id and --eos-id: check the fingerprint (default: it is not checked)",
+      help="the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default: no check)",
   )
   parser.add_argument(
-      "--pad-id", type=int, metavar="ID", help="the run's padding token (default: none)"
+      "--pad-id", type=int, metavar="ID", help="the run's padding token (default: no check)"
   )
   parser.add_argument(
-      "--eos-id", type=int, metavar="ID", help="the run's end-of-document token (default: none)"
+      "--eos-id", type=int, metavar="ID", help="the run's end-of-document token (default: no check)"
   )
   parser.add_argument(
       "--bos-id",
       type=int,
       metavar="ID",
-      help="the run's first token, if it had one (default: none)",
+      help="the run's first token of a document (default: it had none)",
   )
   parser.add_argument(
       "--write",
