@@ -61,15 +61,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
   )
   amount = throughput.add_mutually_exclusive_group()
   amount.add_argument(
-      "--quick", action="store_true", help="a small corpus, one size, no trials: a few minutes"
+      "--quick",
+      action="store_true",
+      help="a small corpus, one size, no trials: a few minutes (default: off)",
   )
-  amount.add_argument("--full", action="store_true", help="everything at every size: an hour")
+  amount.add_argument(
+      "--full", action="store_true", help="everything at every size: an hour (default: off)"
+  )
   throughput.add_argument(
       "--only",
       action="append",
       choices=_PARTS,
       metavar="NAME",
-      help=f"measure only this part, one of {', '.join(_PARTS)}; may be repeated",
+      help=f"measure only this part, one of {', '.join(_PARTS)}; may be repeated (default: all)",
   )
   throughput.add_argument(
       "--directory",
@@ -79,12 +83,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
       "--megabytes", type=int, help="size of the corpus (default: 1000; with --quick 400)"
   )
   throughput.add_argument(
-      "--output", help="a directory for bench.json, bench.md and performance.svg"
+      "--output",
+      help="a directory for bench.json, bench.md and performance.svg (default: only stdout)",
   )
   throughput.add_argument(
       "--write-docs",
       action="store_true",
-      help="put the tables and the picture into docs/guides (run from the root of the repository)",
+      help="put the tables and the picture into docs/guides (run from the root of the repository) (default: off)",
   )
   throughput.set_defaults(run=_run_throughput)
 
