@@ -183,7 +183,7 @@ def _to_devices(train: Any) -> Opened:
     # Counted together, when a batch is sent: those on their way are in both.
     return {"bytes_to_device": metrics["bytes_to_device"], "rows_sent": metrics["reads"]}
 
-  return Opened(take, dict, 4, train.close, counters)
+  return Opened(take, dict, 8, train.close, counters)
 
 
 def open_formed(spec: Mapping[str, Any]) -> Opened:

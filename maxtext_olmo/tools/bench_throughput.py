@@ -232,10 +232,13 @@ class Comparison:
 
   def _calibrate(self, child: bench_children.Child, key: str, tokens: int, seconds: float) -> int:
     """How many batches fill some seconds, within half an epoch."""
-    run = child.ask(do="run", name=key, batches=_FEWEST_BATCHES)
     most = max(_FEWEST_BATCHES, self._corpus.bytes // 4 // tokens // 2)
-    wanted = int(seconds * run["batches"] / max(run["seconds"], 1e-6))
-    return min(most, max(_FEWEST_BATCHES, wanted))
+    batches = _FEWEST_BATCHES
+    for _ in range(2):  # The first few batches compile, open files and fault pages in.
+      run = child.ask(do="run", name=key, batches=batches)
+      wanted = int(seconds * run["batches"] / max(run["seconds"], 1e-6))
+      batches = min(most, max(batches, wanted))
+    return batches
 
   def _run(self, entrant: _Entrant) -> None:
     if entrant.child is None:
