@@ -278,6 +278,7 @@ class Session:
     after = opened.counters()
     answer = {
         "batches": request["batches"],
+        "buffered": opened.buffered,
         "seconds": seconds,
         "halfway_seconds": halfway,
         "cpu_seconds": cpu_seconds() - cpu,

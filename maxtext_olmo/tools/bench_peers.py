@@ -285,7 +285,7 @@ def open_torch_batches(spec: Mapping[str, Any]) -> bench_loaders.Opened:
 def convert_streaming(spec: Mapping[str, Any]) -> str:
   """The windows as MDS shards, uncompressed."""
   streaming = _import_streaming()
-  out = os.path.join(spec["directory"], f"streaming_{spec['length']}")
+  out = os.path.join(spec["directory"], "converted", f"streaming_{spec['length']}")
   if not os.path.exists(os.path.join(out, "index.json")):
     shutil.rmtree(out, ignore_errors=True)
     columns = {"tokens": f"ndarray:int32:{spec['length']}"}
@@ -333,7 +333,7 @@ def convert_litdata(spec: Mapping[str, Any]) -> str:
   """The tokens in litdata's chunks, as its token loader takes them."""
   import litdata
 
-  out = os.path.join(spec["directory"], "litdata")
+  out = os.path.join(spec["directory"], "converted", "litdata")
   if not os.path.exists(os.path.join(out, "index.json")):
     shutil.rmtree(out, ignore_errors=True)
     litdata.optimize(

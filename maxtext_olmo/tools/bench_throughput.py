@@ -253,7 +253,7 @@ class Comparison:
 
   def _warm(self) -> None:
     """Reads the corpus, and what peers have made of it, into the page cache."""
-    converted = glob.glob(os.path.join(self._corpus.directory, "[sl]*", "**"), recursive=True)
+    converted = glob.glob(os.path.join(self._corpus.directory, "converted", "**"), recursive=True)
     bench_corpus.warm([*self._corpus.files, *filter(os.path.isfile, converted)])
 
 

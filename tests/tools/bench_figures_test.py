@@ -10,6 +10,7 @@ def run(batches=10, seconds=1.0, cpu=None, halfway=None, **more):
   halfway = seconds / 2 if halfway is None else halfway
   return {
       "batches": batches,
+      "buffered": 4,
       "seconds": seconds,
       "cpu_seconds": cpu,
       "halfway_seconds": halfway,
@@ -68,6 +69,9 @@ class BenchFiguresTest(absltest.TestCase):
     full = figure("peer", "peer", run(seconds=1, halfway=0.1))
     with self.assertRaisesRegex(bench_figures.ImpossibleFigureError, "buffers were not empty"):
       bench_figures.check([full])
+
+  def test_a_busy_moment_is_no_full_buffer_where_there_is_none(self):
+    bench_figures.check([figure("peer", "peer", run(seconds=1, halfway=0.1, buffered=1))])
 
   def test_missing_loaders_are_left_alone(self):
     bench_figures.check(
