@@ -93,8 +93,7 @@ class KillTest(absltest.TestCase):
         output=output,
     )
     self.addCleanup(run.stop)
-    logging.info("attempt %d: %d processes, %d workers, batches of %d from step %d",
-                 len(self.attempts) - 1, processes, workers, size, self.attempts[-1][0])  # fmt: skip
+    logging.info("%d processes, %d workers, batches of %d", processes, workers, size)
     return run, output
 
   def steps_done(self) -> int:
