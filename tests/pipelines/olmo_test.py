@@ -405,7 +405,7 @@ class ErrorsTest(OlmoCase):
       self.take(self.train(vocab_size=50), 2)
 
   def test_another_sequence_length_without_a_maximum_is_refused(self):
-    with self.assertRaisesRegex(errors.CorpusError, "max_target_sequence_length"):
+    with self.assertRaisesRegex(errors.CorpusError, "max-target-sequence-length"):
       self.train(max_target_length=4)
 
   def test_a_batch_that_does_not_divide_is_a_config_error(self):

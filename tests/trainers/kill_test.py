@@ -21,8 +21,8 @@ from absl.testing import absltest
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.order import permutations
+from maxtext_olmo.pipelines import resume
 from maxtext_olmo.tools import demo_worker
-from maxtext_olmo.trainers import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers import launch
 from tests import corpora
 from tests import distributed
@@ -97,7 +97,7 @@ class KillTest(absltest.TestCase):
     return run, output
 
   def steps_done(self) -> int:
-    label = checkpoints_lib.latest_committed_step(self.checkpoints)
+    label = resume.latest_committed_step(str(self.checkpoints))
     return 0 if label is None else label + 1
 
   def wait_until(self, holds, run: launch.LocalRun, output: io.StringIO) -> None:
