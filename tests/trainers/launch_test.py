@@ -79,9 +79,9 @@ class LaunchTest(absltest.TestCase):
 
   def test_an_error_is_passed_on_with_its_reason(self):
     done = self.launch("--processes=2", "--", "--config.stpes=1")
-    self.assertEqual(done.returncode, 1)
+    self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, r"\[\d\] ERROR: ConfigError: The config has no key 'stpes'")
-    self.assertRegex(done.stderr, r"\nlaunch: process \d \(pid \d+\) ended with code 1")
+    self.assertRegex(done.stderr, r"\nlaunch: process \d \(pid \d+\) ended with code 2")
 
   def test_no_processes_is_an_error(self):
     done = self.launch("--processes=0", "--", "--config.steps=1")
