@@ -38,7 +38,7 @@ class PictureTest(absltest.TestCase):
 
   def test_the_picture_of_the_guide_is_what_the_command_draws(self):
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    with open(os.path.join(root, "docs", "images", "packed_rows.svg"), encoding="utf-8") as file:
+    with open(os.path.join(root, "docs", "guides", "packed_rows.svg"), encoding="utf-8") as file:
       self.assertEqual(file.read(), picture.draw(48, 1024))
 
 
