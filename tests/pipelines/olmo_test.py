@@ -4,7 +4,6 @@ import gc
 import os
 import pathlib
 import threading
-import time
 import types
 
 import grain
@@ -389,16 +388,16 @@ class ErrorsTest(OlmoCase):
     np.testing.assert_array_equal(self.take(iterator, 40 - step), expected[step:])
 
   def test_a_dropped_iterator_leaves_no_threads(self):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(3):
       iterator, _ = maxtext_olmo.create_data_iterator(self.config(), _mesh())
       next(iterator)
       del iterator
     gc.collect()
-    deadline = time.monotonic() + 60
-    while threading.active_count() > before and time.monotonic() < deadline:
-      time.sleep(0.01)
-    self.assertLessEqual(threading.active_count(), before)
+    for thread in set(threading.enumerate()) - before:
+      if thread.name.startswith(("olmo-ahead", "olmo-read", "grain-prefetch")):
+        thread.join(60)
+        self.assertFalse(thread.is_alive(), thread.name)
 
   def test_a_token_outside_the_vocabulary_stops_the_run(self):
     with self.assertRaisesRegex(errors.CorpusError, "outside the vocabulary of 50"):
