@@ -50,32 +50,18 @@ def main() -> int:
   for path in map(pathlib.Path, args.paths):
     files += sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
   passed = failed = skipped = 0
-  again: list[pathlib.Path] = []
-
-  def report(outcome: tuple[pathlib.Path, int, str, float], last_try: bool) -> None:
-    nonlocal passed, failed, skipped
-    path, code, output, seconds = outcome
-    ran, bad, skips = _counts(output)
-    # A file that dies, or runs nothing, has failed even where no test says so.
-    bad = bad or int(code != 0 or ran == 0)
-    print(f"{'FAILED' if bad else 'ok':>6}  {ran:4d} tests {seconds:6.1f} s  {path}", flush=True)
-    if bad:
-      print(output, flush=True)
-    if bad and not last_try:
-      again.append(path)
-      return
-    passed += max(0, ran - bad - skips)
-    failed += bad
-    skipped += skips
-
   with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
     for done in concurrent.futures.as_completed([pool.submit(_run, path) for path in files]):
-      report(done.result(), last_try=False)
-  for path in again:
-    # Tests of real processes and threads may suffer from a neighbour; by itself a file has no such excuse. What failed the
-    # first time is printed above, to be looked into.
-    print(f"once more, alone: {path}", flush=True)
-    report(_run(path), last_try=True)
+      path, code, output, seconds = done.result()
+      ran, bad, skips = _counts(output)
+      # A file that dies, or runs nothing, has failed even where no test says so.
+      bad = bad or int(code != 0 or ran == 0)
+      passed += max(0, ran - bad - skips)
+      failed += bad
+      skipped += skips
+      print(f"{'FAILED' if bad else 'ok':>6}  {ran:4d} tests {seconds:6.1f} s  {path}", flush=True)
+      if bad:
+        print(output, flush=True)
   print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
   return 1 if failed or not passed else 0
 
