@@ -1,6 +1,7 @@
 """Continuing equals resuming, for every kind of stream, with any number of workers."""
 
 import json
+import multiprocessing
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.pipelines import llm
+from tests import workers as workers_lib
 
 E = 99
 STEPS = 60
@@ -84,8 +86,7 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
     for name, values in got.items():
       np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
-  def run_through(self, kind, workers=0, **kwargs):
-    iterator = _make(kind, workers, **kwargs)
+  def run_through(self, iterator):
     self.addCleanup(iterator.close)
     states, batches = [], []
     for _ in range(STEPS):
@@ -95,7 +96,7 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
 
   @parameterized.parameters(*_KINDS)
   def test_at_every_one_of_the_first_steps_over_three_epochs(self, kind):
-    states, batches = self.run_through(kind)
+    states, batches = self.run_through(_make(kind))
     resumed = _make(kind)
     self.addCleanup(resumed.close)
     for step, state in enumerate(states):
@@ -104,11 +105,33 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
       for ahead in range(step, min(step + 2, STEPS)):
         self.assert_equal(_next(resumed), batches[ahead])
 
-  @parameterized.parameters("plain", "first_fit", "planned", "mixed", "ramped")
-  def test_one_or_two_workers_give_the_same_batches_and_states(self, kind):
-    states, batches = self.run_through(kind)
+  @parameterized.product(kind=("plain", "first_fit", "planned", "mixed", "ramped"), workers=(1, 2))
+  def test_at_every_one_of_the_first_steps_with_workers(self, kind, workers):
+    with workers_lib.started_quickly():
+      iterator = _make(kind, workers)
+      states, batches = self.run_through(iterator)
+      states.append(json.loads(json.dumps(iterator.get_state())))
+      iterator.close()
+      for step in range(STEPS):
+        # As a restarted program has it: nothing is left of the run but its state.
+        self.assertEmpty(multiprocessing.active_children())
+        resumed = _make(kind, workers)
+        self.addCleanup(resumed.close)
+        resumed.set_state(states[step])
+        self.assertEqual(json.loads(json.dumps(resumed.get_state())), states[step])
+        for ahead in range(step, min(step + 2, STEPS)):
+          self.assert_equal(_next(resumed), batches[ahead])
+          self.assertEqual(json.loads(json.dumps(resumed.get_state())), states[ahead + 1])
+        self.assertLen(multiprocessing.active_children(), workers)
+        resumed.close()
+
+  @parameterized.parameters(
+      ("plain", 7), ("first_fit", 52), ("planned", 33), ("mixed", 19), ("ramped", 30)
+  )
+  def test_one_or_two_workers_give_the_same_batches_and_states(self, kind, step):
+    states, batches = self.run_through(_make(kind))
     for workers in (1, 2):
-      found_states, found = self.run_through(kind, workers)
+      found_states, found = self.run_through(_make(kind, workers))
       self.assertEqual(
           [{**s, "iterator_length": None} for s in found_states],
           [{**s, "iterator_length": None} for s in states],
@@ -118,15 +141,16 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
     # The state of a run without workers goes on with two.
     resumed = _make(kind, 2)
     self.addCleanup(resumed.close)
-    for step in (33,):
-      resumed.set_state(states[step])
-      for ahead in range(step, step + 3):
-        self.assert_equal(_next(resumed), batches[ahead])
+    resumed.set_state(states[step])
+    for ahead in range(step, step + 3):
+      self.assert_equal(_next(resumed), batches[ahead])
 
   @parameterized.parameters("plain", "first_fit", "planned")
   def test_threads_give_the_same_batches_and_states(self, kind):
-    states, batches = self.run_through(kind)
-    found_states, found = self.run_through(kind, 2, use_thread_prefetch=True, worker_buffer_size=3)
+    states, batches = self.run_through(_make(kind))
+    found_states, found = self.run_through(
+        _make(kind, 2, use_thread_prefetch=True, worker_buffer_size=3)
+    )
     self.assertEqual([s["iterator"] for s in found_states], [s["iterator"] for s in states])
     for got, expected in zip(found, batches):
       self.assert_equal(got, expected)
