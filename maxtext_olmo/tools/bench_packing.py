@@ -1,8 +1,8 @@
 """Padding and speed of the packings, side by side, on documents of realistic lengths.
 
-Two sets of documents: lengths drawn from a lognormal distribution, and a corpus that is on every machine, the Python files
-of this interpreter's standard library, tokenised as bytes (`maxtext-olmo corpus make` would make it). Each packing fills rows from the same documents in
-the same order; the packings take turns, and the rows per second are medians.
+Two sets of documents: lengths drawn from a lognormal distribution, and the documents of the corpus that `maxtext-olmo demo`
+makes, as often as it takes to fill four times the rows that are packed at a time: fewer would all be open at once. Each
+packing fills rows from the same documents in the same order; the packings take turns, and the rows per second are medians.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import pathlib
 import platform
 import statistics
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,14 +26,14 @@ from maxtext_olmo.batches import tokens as tokens_lib
 from maxtext_olmo.corpus import document_index
 from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import text
-from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.order import base
 from maxtext_olmo.order import permutations
 from maxtext_olmo.pipelines import llm_rows
 from maxtext_olmo.pipelines import row_stream
+from maxtext_olmo.tools import demo
 
 _MEAN_LOG, _SIGMA = 6.0, 1.2  # a median of 403 tokens and a mean of 829: web text
+_WINDOWS = 4
 
 
 def measure(*, documents: int, length: int, bins: int, repeats: int) -> str:
@@ -49,7 +48,7 @@ def measure(*, documents: int, length: int, bins: int, repeats: int) -> str:
             f"lognormal lengths (median {np.exp(_MEAN_LOG):.0f})",
             _lognormal(pathlib.Path(directory, "lognormal"), documents),
         ),
-        ("the standard library's sources, as bytes", _library(pathlib.Path(directory, "library"))),
+        _demo(pathlib.Path(directory, "demo"), _WINDOWS * bins * length),
     ):
       lines += ["", *_table(title, source, length, bins, repeats)]
   return "\n".join(lines) + "\n"
@@ -145,17 +144,22 @@ def _lognormal(directory: pathlib.Path, documents: int) -> document_source.OlmoD
   return _open(index, directory, 0)
 
 
-def _library(directory: pathlib.Path) -> document_source.OlmoDocumentSource:
-  library = sysconfig.get_paths()["stdlib"]
-  tokenizer: Any = tokenizer_lib.ByteTokenizer()
-  files = sorted(pathlib.Path(library).glob("*.py")) + sorted(pathlib.Path(library).glob("*/*.py"))
-  texts = (path.read_text(errors="replace") for path in files if "site-packages" not in path.parts)
-  summary = text.make_corpus({"python": texts}, str(directory), tokenizer)
-  parts = sorted(directory.rglob("part-*.npy"))
-  index = index_lib.build_index(
-      [(str(path), "python") for path in parts], 8, tokenizer="bytes", dtype=summary.dtype
-  )
-  return _open(index, directory, tokenizer.eos_id)
+def _demo(directory: pathlib.Path, tokens: int) -> tuple[str, document_source.OlmoDocumentSource]:
+  """The demo corpus, and what it is called, or a larger one with each of its documents so often that it has the tokens."""
+  documents = {kind: list(texts) for kind, texts in demo.docstrings().items()}
+  made, index = demo.build_corpus(documents, directory / "once")
+  title = f"the demo corpus (median {_median(documents):.0f})"
+  times = -(-tokens // made.tokens)
+  if times > 1:
+    title += f", {times} times each of its {made.documents:,} documents of {made.tokens:,} tokens"
+    repeated = {kind: texts * times for kind, texts in documents.items()}
+    made, index = demo.build_corpus(repeated, directory / "repeated")
+  return title, _open(index, directory, made.eos_id)
+
+
+def _median(documents: dict[str, list[str]]) -> float:
+  """Of the documents' lengths in tokens, which are bytes and an EOS."""
+  return statistics.median(len(text.encode()) + 1 for texts in documents.values() for text in texts)
 
 
 def _open(index: Any, directory: pathlib.Path, eos_id: int) -> document_source.OlmoDocumentSource:

@@ -13,9 +13,14 @@ import shutil
 import signal
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from maxtext_olmo import errors
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus import index_model
+  from maxtext_olmo.corpus import text as text_lib
 
 _SEQUENCE_LENGTH = 128
 _BATCH = 8
@@ -154,26 +159,32 @@ def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
   return {kind: iter(texts) for kind, texts in found.items() if texts}
 
 
-def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
+def build_corpus(
+    documents: Mapping[str, Iterable[str]], directory: pathlib.Path
+) -> tuple[text_lib.CorpusSummary, index_model.OlmoNpyIndex]:
+  """Token files of the demo's documents, as bytes, a manifest of them, and an index of its instances."""
   from maxtext_olmo.corpus import index as index_lib
   from maxtext_olmo.corpus import mix
   from maxtext_olmo.corpus import text
   from maxtext_olmo.corpus import tokenizer
 
-  made = text.make_corpus(
-      docstrings(), root / "corpus", tokenizer.ByteTokenizer(), tokens_per_file=200_000
-  )
-  console.print(
-      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless {made.dtype} files"
-  )
+  made = text.make_corpus(documents, directory, tokenizer.ByteTokenizer(), tokens_per_file=200_000)
   entries = mix.read_mix(made.mix_file, tokenizer=made.tokenizer)
-  base = str((root / "corpus").absolute())
+  base = str(directory.absolute())
   index = index_lib.build_index(
       [(os.path.join(base, entry.path), entry.label) for entry in entries],
       _SEQUENCE_LENGTH,
       tokenizer=made.tokenizer,
       dtype=made.dtype,
       base=base,
+  )
+  return made, index
+
+
+def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
+  made, index = build_corpus(docstrings(), root / "corpus")
+  console.print(
+      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless {made.dtype} files"
   )
   path = root / "index.json"
   index.save(str(path))
