@@ -229,14 +229,9 @@ class HostsTest(DocumentsCase):
         processes=2,
         args=({**config, "grain_worker_count": 1}, {"data": 2}, 12),
     )
-    for step, batch in enumerate(whole):
-      for name, (shape, parts) in batch.items():
-        (expected,) = parts.values()
-        got = np.full(shape, -1)
-        for batches, _ in found:
-          for (top, bottom, left, right), data in batches[step][name][1].items():
-            got[top:bottom, left:right] = data
-        np.testing.assert_array_equal(got, expected)
+    self.assert_equal(
+        laws_cases.assemble([batches for batches, _ in found]), laws_cases.assemble([whole])
+    )
     self.assertEqual([s for _, s in found], [state, state])
 
 

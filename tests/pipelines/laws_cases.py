@@ -1,4 +1,4 @@
-"""What the processes of the multi-process law tests do."""
+"""What the processes of the multi-process law tests do, and how their parts become whole again."""
 
 import jax
 import ml_collections
@@ -14,6 +14,24 @@ def shards(array: jax.Array) -> dict[tuple[int, int, int, int], np.ndarray]:
     rows, columns = (s.indices(n) for s, n in zip(shard.index, array.shape))
     found[rows[0], rows[1], columns[0], columns[1]] = np.asarray(shard.data)
   return found
+
+
+def assemble(parts):
+  """The global arrays of each step from all processes' shards; each element must be there and agree."""
+  steps = []
+  for per_process in zip(*parts):
+    arrays = {}
+    for name, (shape, _) in per_process[0].items():
+      whole = np.full(shape, -1, np.int64)
+      for batch in per_process:
+        for (top, bottom, left, right), data in batch[name][1].items():
+          before = whole[top:bottom, left:right]
+          assert ((before == -1) | (before == data)).all(), "processes disagree"
+          whole[top:bottom, left:right] = data
+      assert (whole >= 0).all(), "an element is on no process"
+      arrays[name] = whole
+    steps.append(arrays)
+  return steps
 
 
 def serve(config, axes, steps, state=None, order=None):

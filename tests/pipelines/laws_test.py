@@ -18,24 +18,6 @@ from tests import distributed
 from tests.pipelines import laws_cases
 
 
-def assemble(parts):
-  """The global arrays of each step from all processes' shards; each element must be there and agree."""
-  steps = []
-  for per_process in zip(*parts):
-    arrays = {}
-    for name, (shape, _) in per_process[0].items():
-      whole = np.full(shape, -1, np.int64)
-      for batch in per_process:
-        for (top, bottom, left, right), data in batch[name][1].items():
-          before = whole[top:bottom, left:right]
-          assert ((before == -1) | (before == data)).all(), "processes disagree"
-          whole[top:bottom, left:right] = data
-      assert (whole >= 0).all(), "an element is on no process"
-      arrays[name] = whole
-    steps.append(arrays)
-  return steps
-
-
 class LawsTest(parameterized.TestCase):
 
   def setUp(self):
@@ -56,7 +38,7 @@ class LawsTest(parameterized.TestCase):
   def reference(self, count, **values):
     config = self.config(**values, data_sharding=())
     batches, state = laws_cases.serve(config, {"data": 1}, count)
-    return assemble([batches]), state
+    return laws_cases.assemble([batches]), state
 
   def served(self, processes, devices, axes, count, state=None, order=None, **values):
     results = distributed.run(
@@ -68,7 +50,7 @@ class LawsTest(parameterized.TestCase):
     states = [state for _, state in results]
     for state in states:
       self.assertEqual(state, states[0])
-    return assemble([batches for batches, _ in results]), states[0]
+    return laws_cases.assemble([batches for batches, _ in results]), states[0]
 
   def run_python(self, code):
     done = subprocess.run(
@@ -139,7 +121,7 @@ class LawsTest(parameterized.TestCase):
         devices=2,
         args=(config, {"data": 4}),
     )
-    first, second = (assemble([passes[i] for passes in results]) for i in range(2))
+    first, second = (laws_cases.assemble([passes[i] for passes in results]) for i in range(2))
     self.assert_equal(first, second)
     real = np.concatenate([batch["inputs_segmentation"][:, 0] for batch in first])
     self.assertEqual(real.tolist(), [1] * 11 + [0] * 5)

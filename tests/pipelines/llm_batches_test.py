@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.pipelines import llm_batches
 from tests import distributed
+from tests.pipelines import laws_cases
 from tests.pipelines import llm_cases
 
 
@@ -20,24 +21,6 @@ def _documents(count, longest=15):
     found.append({"inputs": np.append(np.arange(number, number + length), 99)})
     number += length
   return found
-
-
-def _assemble(parts):
-  """The global arrays of each step from all processes' shards."""
-  steps = []
-  for per_process in zip(*parts):
-    arrays = {}
-    for name, (shape, _) in per_process[0].items():
-      whole = np.full(shape, -1, np.int64)
-      for batch in per_process:
-        for (top, bottom, left, right), data in batch[name][1].items():
-          before = whole[top:bottom, left:right]
-          assert ((before == -1) | (before == data)).all(), "processes disagree"
-          whole[top:bottom, left:right] = data
-      assert (whole >= 0).all(), "an element is on no process"
-      arrays[name] = whole
-    steps.append(arrays)
-  return steps
 
 
 def _tokens(batches):
@@ -62,13 +45,13 @@ class HostsTest(parameterized.TestCase):
           {len(batches) for batches, _, _ in per_process}, 1, "they took unequal numbers of batches"
       )
       self.assertLen({length for _, length, _ in per_process}, 1)
-      batches = _assemble([batches for batches, _, _ in per_process])
+      batches = laws_cases.assemble([batches for batches, _, _ in per_process])
       found.append((batches, per_process[0][1], [state for _, _, state in per_process]))
     return found
 
   def alone(self, documents, options, steps=None, state=None):
     batches, length, found = llm_cases.serve(documents, options, {"data": 1}, steps, state)
-    return _assemble([batches]), length, found
+    return laws_cases.assemble([batches]), length, found
 
   def assert_equal(self, got, expected):
     self.assertLen(got, len(expected))
@@ -171,7 +154,7 @@ class HostsTest(parameterized.TestCase):
         args=([("mix", options, {"data": 2}) for options, _ in choices],),
     )
     for (options, rows), parts in zip(choices, zip(*results)):
-      real = sum((b["inputs_segmentation"][:, 0] > 0).sum() for b in _assemble(parts))
+      real = sum((b["inputs_segmentation"][:, 0] > 0).sum() for b in laws_cases.assemble(parts))
       self.assertEqual(real, rows, options)
 
 

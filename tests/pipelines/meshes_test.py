@@ -7,7 +7,6 @@ from maxtext_olmo.pipelines import options
 from tests import corpora
 from tests import distributed
 from tests.pipelines import laws_cases
-from tests.pipelines import laws_test
 
 _STEPS = 9
 
@@ -40,7 +39,7 @@ class MeshesTest(parameterized.TestCase):
     }
     alone = {**config, "olmo_order_cache_dir": self.create_tempdir().full_path}
     batches, expected_state = laws_cases.serve(alone, {"data": 1}, _STEPS)
-    expected = laws_test.assemble([batches])
+    expected = laws_cases.assemble([batches])
     meshes = _meshes(processes * devices)
     results = distributed.run(
         "tests.pipelines.meshes_cases:serve_on_each",
@@ -55,7 +54,7 @@ class MeshesTest(parameterized.TestCase):
     )
     for place, (axes, _) in enumerate(meshes):
       with self.subTest(axes=axes):
-        got = laws_test.assemble([result[place][0] for result in results])
+        got = laws_cases.assemble([result[place][0] for result in results])
         for one, other in zip(got, expected, strict=True):
           for name, array in other.items():
             self.assertEqual(one[name].tolist(), array.tolist())
