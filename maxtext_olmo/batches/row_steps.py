@@ -27,6 +27,7 @@ class RowStepDataset(grain.MapDataset[Rows]):
     first_step: The step that element 0 is.
     num_steps: Steps to the end, counted from step 0, where that is agreed; else the source's end decides.
     drop_remainder: Whether a last batch that is not full is left out; else it is filled up with padding.
+    with_cost: Whether `cost` is there too, as `steps.StepDataset` has it.
   """
 
   def __init__(
@@ -39,6 +40,7 @@ class RowStepDataset(grain.MapDataset[Rows]):
       first_step: int = 0,
       num_steps: int | None = None,
       drop_remainder: bool = False,
+      with_cost: bool = False,
   ):
     super().__init__()
     self._source = source
@@ -48,6 +50,7 @@ class RowStepDataset(grain.MapDataset[Rows]):
     self._first_step = first_step
     self._num_steps = num_steps
     self._drop_remainder = drop_remainder
+    self._with_cost = with_cost
     # Whoever asked for the length while it was not known may go on past the end after it is.
     self._open_end = num_steps is None and not source.endless and source.num_rows is None
 
@@ -83,8 +86,15 @@ class RowStepDataset(grain.MapDataset[Rows]):
     # Only the last batches of a stream reach past its end.
     if real.any() and not self._source.has(int(positions[real].max())):
       real &= np.array([self._source.has(int(position)) for position in positions])
-    made = self._source.rows(positions[real]) if real.any() else {}
-    return fill(made, real, self._length)
+    cost = rows_lib.Cost()
+    made = self._source.rows(positions[real], cost) if real.any() else {}
+    filled = fill(made, real, self._length)
+    if self._with_cost:
+      filter_seconds = 0.0
+      filled["cost"] = np.array(
+          (cost.order_seconds, cost.read_seconds, filter_seconds, cost.bytes_read, cost.reads)
+      )
+    return filled
 
   def _there(self, start: int, size: int) -> bool:
     return self._source.endless or self._source.has(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,16 @@ from maxtext_olmo.batches import tokens as tokens_lib
 from maxtext_olmo.order import interleave
 
 Rows = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass
+class Cost:
+  """What rows took: seconds to find out what lies in them, and to read it; bytes read, and reads."""
+
+  order_seconds: float = 0.0
+  read_seconds: float = 0.0
+  bytes_read: int = 0
+  reads: int = 0
 
 
 class RowSource(Protocol):
@@ -43,8 +54,8 @@ class RowSource(Protocol):
   def has(self, position: int) -> bool:
     """Whether there is a row at a position."""
 
-  def rows(self, positions: np.ndarray) -> Rows:
-    """The six arrays, (positions, L) each."""
+  def rows(self, positions: np.ndarray, cost: Cost | None = None) -> Rows:
+    """The six arrays, (positions, L) each; what they took is added to `cost`."""
 
   def count_ahead(self, position: int) -> None:
     """Begins to count, in the background, what a resume near a position would have to count."""
@@ -90,8 +101,14 @@ class MapRows:
   def has(self, position: int) -> bool:
     return position < len(self._dataset)
 
-  def rows(self, positions: np.ndarray) -> Rows:
+  def rows(self, positions: np.ndarray, cost: Cost | None = None) -> Rows:
+    began = time.perf_counter()
     rows = [self._dataset[position] for position in positions.tolist()]
+    if cost is not None:
+      # Finding a document is part of reading it here, and what counts is what its row keeps of it.
+      cost.read_seconds += time.perf_counter() - began
+      cost.bytes_read += sum(int(np.count_nonzero(r["inputs_segmentation"])) * 4 for r in rows)
+      cost.reads += len(rows)
     return tokens_lib.stack(rows, len(rows), self._length)
 
   def count_ahead(self, position: int) -> None:
@@ -110,8 +127,8 @@ class PartSource(Protocol):
 
   def read_parts(
       self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
-  ) -> None:
-    """Reads tokens [start, start + length) of each document into its array."""
+  ) -> int:
+    """Reads tokens [start, start + length) of each document into its array; how many bytes these were."""
 
 
 class RecordParts:
@@ -177,7 +194,9 @@ class PlannedRows:
   def has(self, position: int) -> bool:
     return self.plan.has_row(position, self._num_epochs)
 
-  def rows(self, positions: np.ndarray) -> Rows:
+  def rows(self, positions: np.ndarray, cost: Cost | None = None) -> Rows:
+    cost = cost or Cost()
+    began = time.perf_counter()
     shape = (len(positions), self._length)
     inputs, segments, places = (np.zeros(shape, np.int32) for _ in range(3))
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -197,13 +216,19 @@ class PlannedRows:
       ]
     documents, starts, lengths = (np.concatenate([part[i] for part in parts]) for i in range(3))
     made = {"inputs": inputs, "inputs_position": places, "inputs_segmentation": segments}
+    ordered = time.perf_counter()
     if isinstance(self._source, RecordParts):
       self._read_records(made, documents, starts, lengths, targets)
     else:
       flat = inputs.reshape(-1)
-      self._source.read_parts(documents, starts, lengths, [flat[here] for here in targets])
+      cost.bytes_read += self._source.read_parts(
+          documents, starts, lengths, [flat[here] for here in targets]
+      )
       made["targets"] = inputs
       made["targets_segmentation"] = segments
+    cost.order_seconds += ordered - began
+    cost.read_seconds += time.perf_counter() - ordered
+    cost.reads += len(documents)
     made["targets_position"] = places
     return self._shift.apply(made)
 
@@ -305,7 +330,7 @@ class MixedRows:
     members, indices = self._interleave.locate(np.array([position]))
     return self._sources[int(members[0])].has(int(indices[0]))
 
-  def rows(self, positions: np.ndarray) -> Rows:
+  def rows(self, positions: np.ndarray, cost: Cost | None = None) -> Rows:
     members, indices = self._interleave.locate(positions)
     made: Rows = {}
     for member in np.unique(members).tolist():
@@ -313,7 +338,7 @@ class MixedRows:
       source, wanted = self._sources[member], indices[here]
       if self._repeat and not source.endless and source.num_rows:
         wanted = wanted % source.num_rows
-      for name, values in source.rows(wanted).items():
+      for name, values in source.rows(wanted, cost).items():
         if name not in made:
           made[name] = np.zeros((len(positions), values.shape[1]), np.int32)
         made[name][here] = values

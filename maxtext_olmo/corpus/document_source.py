@@ -80,8 +80,8 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
 
   def read_parts(
       self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
-  ) -> None:
-    """Reads tokens [start, start + length) of each document into its int32 array in `out`."""
+  ) -> int:
+    """Reads tokens [start, start + length) of each document into its int32 array in `out`; how many bytes these were."""
     index = self._index
     itemsize = index.token_dtype.itemsize
     file_ids, first_tokens = self._documents.locate(document_ids)
@@ -102,6 +102,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
         self._out_of_vocabulary(tokens, int(document_ids[i]), int(starts[i]), limit)
       if itemsize != 4:
         target[:] = tokens
+    return int(lengths.sum()) * itemsize
 
   def where(self, document_id: int, token: int = 0) -> str:
     """The file and the byte of a token of a document, for messages."""

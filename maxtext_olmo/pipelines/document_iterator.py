@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from maxtext_olmo.devices import sharding
 from maxtext_olmo.order import base
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.pipelines import iterator as iterator_lib
+from maxtext_olmo.pipelines import metrics as metrics_lib
 from maxtext_olmo.pipelines import prefetch
 from maxtext_olmo.pipelines import state as state_lib
 
@@ -83,6 +85,7 @@ class DocumentIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._restart_on_iter = restart_on_iter
     self._pad_after_end = pad_after_end
     self._batches: grain.DatasetIterator | None = None
+    self._metrics = metrics_lib.Metrics()
 
   def __iter__(self) -> DocumentIterator:
     if self._restart_on_iter:
@@ -91,6 +94,7 @@ class DocumentIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def __next__(self) -> dict[str, jax.Array]:
     self._assert_not_closed()
+    asked_at = time.perf_counter()
     self._stream.source.count_ahead(self._schedule.start(self._step))
     layout = self._layouts[self._schedule.size(self._step)]
     self.start_prefetch()
@@ -100,9 +104,18 @@ class DocumentIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       if not self._pad_after_end:
         raise
       return layout.place(tokens_lib.stack([], len(layout.rows), layout.length))
+    cost = local.pop("cost")
+    began = time.perf_counter()
     batch = layout.place(local)
+    crossed = sum(values.nbytes for values in local.values())
+    self._metrics.made(cost, crossed, time.perf_counter() - began)
+    self._metrics.served(self._step, asked_at, queue_depth=0)
     self._step += 1
     return batch
+
+  def metrics(self) -> dict[str, float]:
+    """What loading has cost so far, as `OlmoIterator` has it; packing is part of the order, and nothing is queued on devices."""
+    return self._metrics.snapshot()
 
   def __len__(self) -> int:
     """Steps to the end of the data; TypeError where there is none, or it has not been counted yet."""
@@ -176,5 +189,10 @@ class DocumentIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def _dataset(self, step: int, schedule: schedule_lib.BatchSchedule) -> row_steps.RowStepDataset:
     rows = {size: layout.rows for size, layout in self._layouts.items()}
     return row_steps.RowStepDataset(
-        self._stream.source, schedule, rows, length=self._stream.sequence_length, first_step=step
+        self._stream.source,
+        schedule,
+        rows,
+        length=self._stream.sequence_length,
+        first_step=step,
+        with_cost=True,
     )

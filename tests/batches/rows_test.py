@@ -7,13 +7,10 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo import errors
 from maxtext_olmo.batches import plan as plan_lib
-from maxtext_olmo.batches import row_steps
 from maxtext_olmo.batches import rows
 from maxtext_olmo.batches import tokens
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import schedule
 
 
 def _map_rows(count, first=1, epochs=1):
@@ -30,57 +27,6 @@ def _planned(lengths, epochs, number=0):
   order = permutations.FeistelOrder(num_instances=len(lengths), seed=number)
   plan = plan_lib.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
   return rows.PlannedRows(parts, plan, 8, num_epochs=epochs, shift=rows.Shift(None))
-
-
-def _steps(source, size=4, mine=None, **kwargs):
-  at = schedule.BatchSchedule.constant(size)
-  return row_steps.RowStepDataset(
-      source,
-      at,
-      {size: np.arange(size) if mine is None else mine},
-      length=kwargs.pop("length", 4),
-      **kwargs,
-  )
-
-
-class RowStepDatasetTest(parameterized.TestCase):
-
-  def test_the_last_batch_is_filled_up_or_dropped(self):
-    source = _map_rows(10)
-    filled = _steps(source)
-    self.assertLen(filled, 3)
-    self.assertEqual(filled[2]["inputs"][:, 0].tolist(), [9, 10, 0, 0])
-    self.assertEqual(filled[2]["inputs_segmentation"][:, 0].tolist(), [1, 1, 0, 0])
-    self.assertLen(_steps(source, drop_remainder=True), 2)
-    with self.assertRaisesRegex(errors.OrderError, "Step 3"):
-      filled[3]
-
-  def test_hosts_take_their_rows_of_a_batch(self):
-    whole = _steps(_map_rows(10))
-    for mine in (np.array([0, 1]), np.array([1, 3])):
-      part = _steps(_map_rows(10), mine=mine)
-      for step in range(3):
-        for name, values in part[step].items():
-          np.testing.assert_array_equal(values, whole[step][name][mine])
-
-  def test_a_host_may_give_nothing_but_padding(self):
-    batch = _steps(_map_rows(1), num_steps=2)[1]
-    self.assertEqual(batch["inputs"].shape, (4, 4))
-    self.assertFalse(batch["inputs_segmentation"].any())
-
-  def test_an_end_that_was_not_known_is_an_empty_dict(self):
-    source = _planned([3, 5, 8, 2, 7, 1], 1)
-    dataset = _steps(source, 2, length=8)
-    self.assertIsNone(source.num_rows)
-    found = []
-    while batch := dataset[len(found)]:
-      found.append(batch)
-    self.assertLen(found, -(-source.plan.count(1) // 2))
-    self.assertLen(dataset, len(found))
-
-  def test_a_slice_of_it_is_a_dataset(self):
-    part = _steps(_map_rows(10))[1:]
-    self.assertEqual(part[0]["inputs"][:, 0].tolist(), [5, 6, 7, 8])
 
 
 class MixedRowsTest(parameterized.TestCase):

@@ -43,8 +43,9 @@ class OlmoDocumentSourceTest(parameterized.TestCase):
     starts = np.array([1, 0])
     lengths = np.array([len(whole[0]) - 1, min(2, len(whole[1]))])
     row = np.zeros(lengths.sum(), np.int32)
-    source.read_parts(np.array([3, 1]), starts, lengths, np.split(row, [lengths[0]]))
+    read = source.read_parts(np.array([3, 1]), starts, lengths, np.split(row, [lengths[0]]))
     np.testing.assert_array_equal(row, np.concatenate([whole[0][1:], whole[1][: lengths[1]]]))
+    self.assertEqual(read, 4 * len(row))
 
   def test_it_is_a_grain_source_and_survives_pickling(self):
     source = self.make()

@@ -5,22 +5,16 @@ import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import grain
-import jax
-import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.testing import absltest
 from absl.testing import parameterized
 
-import maxtext_olmo
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.pipelines import options
-from tests import corpora
 from tests import distributed
+from tests.pipelines import document_cases
 from tests.pipelines import laws_cases
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,50 +28,7 @@ def _tokens(batches):
   return found
 
 
-class DocumentsCase(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.directory = self.create_tempdir().full_path
-    self.index_path, _ = corpora.write_corpus(self.directory, tokens_per_file=(900, 700, 7, 1200))
-    self.index = index_lib.load_index(self.index_path)
-    self.tokens = [
-        np.fromfile(self.index.resolve(i), "uint16") for i in range(len(self.index.files))
-    ]
-
-  def config(self, **values):
-    return {
-        **options.defaults(),
-        "dataset_type": "olmo_documents",
-        "olmo_index_path": self.index_path,
-        "olmo_eos_id": 0,
-        "max_target_length": 32,
-        "global_batch_size_to_load": 4,
-        "vocab_size": 100,
-        "data_shuffle_seed": 11,
-        "olmo_packing_bins": 8,
-        **values,
-    }
-
-  def make(self, **values):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-    config = ml_collections.ConfigDict(self.config(**values))
-    train, evaluation = maxtext_olmo.create_data_iterator(config, mesh)
-    self.addCleanup(train.close)
-    return train if evaluation is None else (train, evaluation)
-
-  def take(self, iterator, count):
-    return [{k: np.asarray(v) for k, v in next(iterator).items()} for _ in range(count)]
-
-  def assert_equal(self, got, expected):
-    self.assertLen(got, len(expected))
-    for one, other in zip(got, expected):
-      self.assertEqual(set(one), set(other))
-      for name, values in one.items():
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
-
-
-class TrainTest(DocumentsCase):
+class TrainTest(document_cases.DocumentsCase):
 
   @parameterized.parameters("planned", "first_fit", "best_fit", "concat_then_split")
   def test_every_token_comes_once_per_epoch(self, packing):
@@ -201,25 +152,8 @@ class TrainTest(DocumentsCase):
     self.assert_equal([{k: np.asarray(v) for k, v in b.items()} for b in evaluation], first)
     self.assertEqual(_tokens(first), collections.Counter(np.concatenate(self.tokens).tolist()))
 
-  @parameterized.parameters(
-      ({"olmo_packing": "tetris"}, "olmo_packing='tetris'"),
-      ({"olmo_long_documents": "wrap"}, "olmo_long_documents='wrap'"),
-      ({"olmo_shift": "up"}, "olmo_shift='up'"),
-      ({"olmo_shard": "file"}, "olmo_shard='file'"),
-      ({"olmo_eos_id": -1}, "needs olmo_eos_id"),
-      ({"olmo_packing_bins": -1}, "olmo_packing_bins"),
-      ({"olmo_eval_instances": 3}, "holds out instances, not documents"),
-      ({"olmo_packing": "first_fit", "initial_step": 3}, "goes on from a state alone"),
-      ({"olmo_packing": "first_fit", "olmo_mixture": {"*": 1.0}}, "olmo_mixture over documents"),
-      ({"olmo_num_epochs": 1, "olmo_mixture": {"*": 1.0}}, "goes on without end"),
-  )
-  def test_what_cannot_be_is_said_before_anything_is_read(self, values, message):
-    config = types.SimpleNamespace(**self.config(**values))
-    with self.assertRaisesRegex(errors.ConfigError, message):
-      options.Options.read(config)
 
-
-class HostsTest(DocumentsCase):
+class HostsTest(document_cases.DocumentsCase):
 
   def test_the_global_batch_does_not_depend_on_hosts_or_workers(self):
     config = self.config(data_sharding=(("data",),))
@@ -235,7 +169,7 @@ class HostsTest(DocumentsCase):
     self.assertEqual([s for _, s in found], [state, state])
 
 
-class ConfigsTest(DocumentsCase):
+class ConfigsTest(document_cases.DocumentsCase):
 
   @parameterized.parameters("packed_midtraining", "sft")
   def test_the_tiny_trainer_runs_the_example(self, name):
