@@ -5,15 +5,16 @@ answers after milliseconds is as fast as the number of questions it has been ask
 it is long, rows are read by many threads, those of the coming steps too, since which rows they hold is known:
 
     answers after 6 µs      step 7: row row row row …
-    answers after 10 ms     step 7: all rows at once,  step 8: all rows at once,  step 9: hints to the kernel
+    answers after 10 ms     steps 7, 8, 9, 10: all rows at once,  step 11: waits for a thread,  step 12: hints to the kernel
 
-How many reads are in flight follows from the time per read: what it takes for a gigabyte per second, within limits.
+How many reads are in flight follows from the time per read: what it takes for a gigabyte per second, but for no more reads than one
+interpreter can attend to, and at most 256. Two batches more than that are queued, so that a thread that has read a row finds the
+next one. That bounds the memory: 256 rows and three batches, and never more than 256 MiB beside the batch that is asked for.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import dataclasses
+import collections
 import itertools
 import resource
 import threading
@@ -22,23 +23,18 @@ from collections.abc import Callable
 
 import numpy as np
 
+from maxtext_olmo.batches import flights
+
 _TARGET_BYTES_PER_SECOND = 1e9
+# A read costs the interpreter some 30 µs around the wait; more threads than it has time for only get into each other's way.
+_TARGET_READS_PER_SECOND = 2e4
 _SLOW_BYTES_PER_SECOND = 4e8
 _SLOW_SECONDS = 5e-5
 _MOST_THREADS = 256
 _MOST_BYTES_AHEAD = 1 << 28
-# Every so many steps that are read ahead, one row is read by itself.
-_TRIAL_STEPS = 8
-
-
-@dataclasses.dataclass
-class _Flight:
-  """The rows of a step that are being read."""
-
-  ids: np.ndarray
-  tokens: np.ndarray
-  reads: list[concurrent.futures.Future]
-  started: bool = False
+_BATCHES_QUEUED = 2
+# So many quick steps in a row mean that the source is not slow any more.
+_QUICK_STEPS = 4
 
 
 class ReadAhead:
@@ -48,6 +44,7 @@ class ReadAhead:
     ids_of: Step → instance ids of its rows, -1 for padding; none past the end.
     buffer_of: Instance ids → an array to read into.
     read: Reads the rows of some ids into an array.
+    row_reader: Ids and an array → what reads one of the rows, by its number.
     hint: Tells the system that the rows of some ids will be read.
   """
 
@@ -56,57 +53,59 @@ class ReadAhead:
       ids_of: Callable[[int], np.ndarray],
       buffer_of: Callable[[np.ndarray], np.ndarray],
       read: Callable[[np.ndarray, np.ndarray], None],
+      row_reader: Callable[[np.ndarray, np.ndarray], Callable[[int], None]],
       hint: Callable[[np.ndarray], None],
   ):
     self._ids_of = ids_of
     self._buffer_of = buffer_of
     self._read = read
+    self._row_reader = row_reader
     self._hint = hint
     self._lock = threading.Lock()
-    self._flights: dict[int, _Flight] = {}
-    self._last_step: int | None = None
-    self._stride = 1
+    self._flights: dict[int, flights.Flight] = {}
+    self._recent: collections.deque[int] = collections.deque(maxlen=4)
+    # Of a read by itself, and of one among others where that turned out to take longer.
     self._seconds_per_read: float | None = None
+    self._seconds_in_flight = 0.0
     self._slow = False
-    self._started = 0
-    self._quick_trials = 0
-    self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-
-  @property
-  def in_flight(self) -> int:
-    """Reads that have been asked for and not taken."""
-    return sum(len(flight.reads) for flight in list(self._flights.values()))
+    self._quick_steps = 0
+    self._readers: flights.Readers | None = None
 
   def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
     """The ids and the tokens of a step's rows."""
     with self._lock:
-      self._note_stride(step)
+      self._recent.append(step)
       flight = self._flights.pop(step, None)
       if self._slow:
-        flight = flight or self._start(self._prepare(self._ids_of(step)))
+        flight = flight or self._start(self._ids_of(step))
         self._forget_before(step)
-        self._fill_up(step)
-      elif flight is None:
-        flight = self._prepare(self._ids_of(step))
-    if not flight.started:
-      self._read_and_judge(flight.ids, flight.tokens)
-    for read in flight.reads:
-      read.result()
+        self._fill_up(step, flight.tokens[:1].nbytes)
+    if flight is None:
+      ids = self._ids_of(step)
+      tokens = self._buffer_of(ids)
+      self._read_and_judge(ids, tokens)
+      return ids, tokens
+    waits = not flight.finished
+    seconds = flight.wait()
+    with self._lock:
+      self._judge(seconds, waits)
     return flight.ids, flight.tokens
 
   def close(self) -> None:
     """Ends the threads, and drops what is in flight."""
     with self._lock:
       self._flights.clear()
-      if self._pool is not None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = None
+      if self._readers is not None:
+        self._readers.close()
+        self._readers = None
 
   def _read_and_judge(self, ids: np.ndarray, tokens: np.ndarray) -> None:
     """Reads rows one after the other, and judges by the time they took whether the source is slow."""
     rows = int((ids >= 0).sum())
     waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-    seconds = self._timed_read(ids, tokens) / max(1, rows)
+    began = time.perf_counter()
+    self._read(ids, tokens)
+    seconds = (time.perf_counter() - began) / max(1, rows)
     # A busy machine makes reads slow too, by taking the processor away; only a thread that waits gives it up itself.
     waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits >= rows / 2
     if not rows or not waited:
@@ -115,84 +114,60 @@ class ReadAhead:
       before = self._seconds_per_read
       self._seconds_per_read = seconds
       # The very first reads open files; where those of two batches are slow, it is the disk.
-      self._slow = before is not None and min(before, seconds) > self._limit(tokens)
+      limit = max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)
+      self._slow = before is not None and min(before, seconds) > limit
 
-  def _timed_read(self, ids: np.ndarray, tokens: np.ndarray) -> float:
-    began = time.perf_counter()
-    self._read(ids, tokens)
-    return time.perf_counter() - began
-
-  def _limit(self, tokens: np.ndarray) -> float:
-    return max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)
-
-  def _try_whether_still_slow(
-      self, ids: np.ndarray, tokens: np.ndarray
-  ) -> concurrent.futures.Future:
-    """Reads one row in this thread: the pages of a disk that was slow may be in the cache by now."""
-    outcome: concurrent.futures.Future = concurrent.futures.Future()
-    try:
-      seconds = self._timed_read(ids, tokens)
-    except (
-        Exception
-    ) as error:  # It belongs to the step that the row is of, which may never be asked for.
-      outcome.set_exception(error)
-      return outcome
-    outcome.set_result(None)
+  def _judge(self, seconds: float, waits: bool) -> None:
+    """Learns from the rows of a step that were read among others: the pages of a slow disk may be in the cache by now."""
+    if not self._slow:
+      return
+    alone = self._seconds_per_read or 0.0
     # Other threads are at work, so a read from the cache does not take microseconds here either.
-    if seconds > 0.25 * (self._seconds_per_read or 0.0):
-      self._quick_trials = 0
-    else:
-      self._quick_trials += 1
-      if self._quick_trials == 2:
-        self._slow, self._seconds_per_read, self._quick_trials = False, None, 0
-    return outcome
+    self._quick_steps = self._quick_steps + 1 if seconds <= 0.25 * alone else 0
+    if self._quick_steps == _QUICK_STEPS:
+      self._slow, self._seconds_per_read, self._seconds_in_flight = False, None, 0.0
+      self._quick_steps = 0
+    elif waits and seconds > 1.5 * max(alone, self._seconds_in_flight):
+      # A mount that others use too has become slower, and somebody waits for it.
+      self._seconds_in_flight = seconds
 
-  def _note_stride(self, step: int) -> None:
+  def _stride(self) -> int:
     """A worker process makes every W-th step; threads may ask for neighbours out of turn."""
-    if self._last_step is not None and step > self._last_step:
-      self._stride = step - self._last_step
-    self._last_step = step
+    recent = sorted(set(self._recent))
+    return min((b - a for a, b in itertools.pairwise(recent)), default=1)
 
-  def _fill_up(self, step: int) -> None:
+  def _fill_up(self, step: int, row_bytes: int) -> None:
     """Starts the reads of later steps until enough are in flight, and gives a hint of those of the one after."""
-    for ahead in itertools.count(1):
-      later = step + ahead * self._stride
+    stride = self._stride()
+    held = sum(len(flight.ids) for flight in self._flights.values())
+    for later in itertools.count(step + stride, stride):
       if later in self._flights:
         continue
       ids = self._ids_of(later)
       if not len(ids):
         return
-      flight = self._prepare(ids)
-      size = flight.tokens.nbytes
-      enough = self.in_flight >= self._wanted_reads(size // len(ids))
-      if enough or (len(self._flights) + 1) * size > _MOST_BYTES_AHEAD:
+      enough = held >= self._wanted_reads(row_bytes) + _BATCHES_QUEUED * len(ids)
+      if enough or (held + len(ids)) * row_bytes > _MOST_BYTES_AHEAD:
         self._hint(ids[ids >= 0])
         return
-      self._flights[later] = self._start(flight)
+      self._flights[later] = self._start(ids)
+      held += len(ids)
 
   def _wanted_reads(self, row_bytes: int) -> int:
-    seconds = self._seconds_per_read or 0.0
-    return max(8, min(_MOST_THREADS, int(seconds * _TARGET_BYTES_PER_SECOND / row_bytes)))
+    seconds = max(self._seconds_per_read or 0.0, self._seconds_in_flight)
+    rate = min(_TARGET_BYTES_PER_SECOND / row_bytes, _TARGET_READS_PER_SECOND)
+    return max(8, min(_MOST_THREADS, int(seconds * rate)))
 
-  def _prepare(self, ids: np.ndarray) -> _Flight:
-    return _Flight(ids, self._buffer_of(ids), [])
-
-  def _start(self, flight: _Flight) -> _Flight:
-    if self._pool is None:
-      self._pool = concurrent.futures.ThreadPoolExecutor(_MOST_THREADS, "olmo-read")
-    ids, tokens = flight.ids, flight.tokens
+  def _start(self, ids: np.ndarray) -> flights.Flight:
+    if self._readers is None:
+      self._readers = flights.Readers(_MOST_THREADS)
+    tokens = self._buffer_of(ids)
     tokens[ids < 0] = 0
-    rows = np.flatnonzero(ids >= 0).tolist()
-    self._started += 1
-    if rows and self._started % _TRIAL_STEPS == 0:
-      first = rows.pop(0)
-      part = slice(first, first + 1)
-      flight.reads.append(self._try_whether_still_slow(ids[part], tokens[part]))
-    flight.reads += [self._pool.submit(self._read, ids[i : i + 1], tokens[i : i + 1]) for i in rows]
-    flight.started = True
+    flight = flights.Flight(ids, tokens, self._row_reader(ids, tokens))
+    self._readers.start(flight, self._wanted_reads(tokens[:1].nbytes))
     return flight
 
   def _forget_before(self, step: int) -> None:
     """Drops steps that were left behind: whoever jumps elsewhere does not come back for them."""
-    for old in [s for s in self._flights if s < step - 8 * self._stride]:
+    for old in [s for s in self._flights if s < step - 8 * self._stride()]:
       del self._flights[old]

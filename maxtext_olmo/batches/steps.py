@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol, overload
 
 import grain
@@ -120,6 +120,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
         ids_of=self._ids_if_any,
         buffer_of=self._buffer,
         read=self._read,
+        row_reader=self._row_reader,
         hint=getattr(self._source, "hint", _no_hint),
     )
 
@@ -221,6 +222,12 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       tokens[~real] = 0
       if real.any():
         tokens[real] = self._source.read(ids[real])
+
+  def _row_reader(self, ids: np.ndarray, tokens: np.ndarray) -> Callable[[int], None]:
+    find = getattr(self._source, "row_reader", None)
+    if find is not None:
+      return find(np.maximum(ids, 0), tokens)
+    return lambda row: self._read(ids[row : row + 1], tokens[row : row + 1])
 
   def _check_vocabulary(self, tokens: np.ndarray, ids: np.ndarray, step: int) -> None:
     limit = self._content.vocab_size or _INT32_VOCABULARY

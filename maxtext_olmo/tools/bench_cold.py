@@ -23,7 +23,8 @@ from maxtext_olmo.tools import bench_corpus
 
 LATENCY_SECONDS = 0.01
 _ROWS, _LENGTH = 64, 8192
-_SETTLING_BATCHES = 4
+# Until it is known how slow the source is, and the queue of reads has filled and been emptied once.
+_SETTLING_BATCHES = 16
 _MOST_KEPT = 0.05
 
 
@@ -84,7 +85,7 @@ def measure(
 ) -> list[Cold]:
   """Both sources; the two ways of reading take turns."""
   index = index_lib.load_index(corpus.indices[_LENGTH])
-  batches = min(40, index.total_instances // _ROWS // 2)
+  batches = min(80, index.total_instances // _ROWS // 2)
   found = []
   say("a source that answers after 10 ms")
   slow = source_lib.OlmoNpyDataSource(index, storage=SlowStorage(LATENCY_SECONDS))

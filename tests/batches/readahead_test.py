@@ -9,7 +9,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
-from maxtext_olmo.batches import readahead
 from maxtext_olmo.batches import steps
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import source as source_lib
@@ -76,7 +75,7 @@ class ReadAheadTest(parameterized.TestCase):
     dataset = self._dataset(storage.LocalStorage())
     for step in range(len(dataset)):
       dataset[step]
-    self.assertIsNone(dataset._reads._pool)
+    self.assertIsNone(dataset._reads._readers)
 
   @parameterized.parameters(2, 3)
   def test_a_worker_reads_ahead_in_its_own_stride(self, stride):
@@ -121,7 +120,7 @@ class ReadAheadTest(parameterized.TestCase):
     dataset = self._dataset(_SlowStorage())
     for step in range(4):
       dataset[step]
-    threads = list(dataset._reads._pool._threads)
+    threads = list(dataset._reads._readers._pool._threads)
     self.assertNotEmpty(threads)
     dataset.close()
     for thread in threads:
@@ -140,14 +139,57 @@ class ReadAheadTest(parameterized.TestCase):
     self.assertFalse(dataset._reads._slow)
 
   def test_how_many_reads_are_in_flight_follows_from_the_time_per_read(self):
-    reads = readahead.ReadAhead(
-        lambda s: np.arange(4), lambda ids: np.empty(0), lambda i, o: None, lambda i: None
-    )
+    reads = self._dataset(storage.LocalStorage())._reads
     wanted = []
     for seconds in (1e-5, 1e-3, 1e-2, 1.0):
       reads._seconds_per_read = seconds
-      wanted.append(reads._wanted_reads(32768))
-    self.assertEqual(wanted, [8, 30, 256, 256])
+      wanted.append((reads._wanted_reads(32768), reads._wanted_reads(1 << 20)))
+    self.assertEqual(wanted, [(8, 8), (20, 8), (200, 9), (256, 256)])
+
+  def test_a_disk_that_becomes_slower_while_somebody_waits_gets_more_reads(self):
+    disk = _SlowStorage(seconds=0.0005)
+    dataset = self._dataset(disk, size=4)
+    for step in range(10):
+      dataset[step]
+    before = dataset._reads._wanted_reads(32)
+    disk.seconds = 0.01
+    for step in range(10, 60):
+      dataset[step]
+    self.assertGreater(dataset._reads._wanted_reads(32), 2 * before)
+
+  def test_what_is_held_ahead_is_bounded(self):
+    dataset = self._dataset(_SlowStorage(seconds=0.02), size=4)
+    for step in range(40):
+      dataset[step]
+      held = list(dataset._reads._flights.values())
+      self.assertLessEqual(sum(len(flight.ids) for flight in held), 256 + 3 * 4)
+    self.assertNotEmpty(held)
+
+  def test_threads_that_ask_out_of_turn_do_not_change_what_is_read_ahead(self):
+    disk = _SlowStorage(seconds=0.002)
+    dataset, quick = self._dataset(disk, size=4), self._dataset(storage.LocalStorage(), size=4)
+    for step in [0, 1, 2, 3, 5, 4, 6, 8, 7, 9, 11, 10]:
+      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
+      if step >= 6:
+        self.assertEqual(dataset._reads._stride(), 1)
+        ahead = sorted(set(dataset._reads._flights) - set(range(12)))
+        self.assertEqual(ahead, list(range(12, 12 + len(ahead))))
+
+  def test_a_source_that_reads_only_whole_batches_is_read_ahead_too(self):
+    class Plain:
+
+      def __init__(self, source):
+        self.read, self.dtype, self.where = source.read, source.dtype, source.where
+
+    disk = _SlowStorage()
+    source = Plain(source_lib.OlmoNpyDataSource(self.index, storage=disk))
+    sizes = schedule_lib.BatchSchedule.constant(16), {16: np.arange(16)}
+    dataset, quick = steps.StepDataset(source, self.stream, *sizes), self._dataset(
+        storage.LocalStorage()
+    )
+    for step in range(len(dataset)):
+      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
+    self.assertGreater(disk.most_waiting, 32)
 
 
 if __name__ == "__main__":
