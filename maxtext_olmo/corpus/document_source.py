@@ -27,7 +27,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     index: The corpus.
     documents: Where its documents lie (`build_documents`, `load_documents`).
     path_remap: prefix → replacement, for paths that begin otherwise on this machine.
-    max_open_files: How many files stay open in a process, where no `storage` is given.
+    max_open_files: How many files stay open in a process, where no `storage` is given; None for as many as it can spare.
     storage: Where the files are read from; the local file system unless given.
     vocab_size: A token id at or above it is an error; 0 checks only that ids fit int32.
   """
@@ -38,7 +38,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
       documents: document_index.DocumentIndex,
       *,
       path_remap: Mapping[str, str] | None = None,
-      max_open_files: int = 64,
+      max_open_files: int | None = None,
       storage: Storage | None = None,
       vocab_size: int = 0,
   ):

@@ -22,7 +22,7 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
       index: OlmoNpyIndex,
       *,
       path_remap: Mapping[str, str] | None = None,
-      max_open_files: int = 64,
+      max_open_files: int | None = None,
       storage: Storage | None = None,
   ):
     """Opens nothing yet.
@@ -30,7 +30,8 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     Args:
       path_remap: prefix → replacement, for full paths that begin otherwise on this machine; the
         longest prefix decides.
-      max_open_files: how many files stay open in a process, where no `storage` is given.
+      max_open_files: how many files stay open in a process, where no `storage` is given; None for as many
+        as the process can spare.
       storage: where the files are read from; the local file system unless given.
     """
     self._index = index

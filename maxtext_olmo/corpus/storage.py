@@ -4,17 +4,15 @@
 disk. `LocalStorage` reads local files and mounts.
 """
 
-import collections
 import errno
 import os
-import threading
-import weakref
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from maxtext_olmo.corpus import compiled_reads
+from maxtext_olmo.corpus import open_files
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -42,31 +40,18 @@ class Storage(Protocol):
     """Says that these ranges, of `size` bytes each, will be read soon; it may do nothing, and never fails."""
 
 
-class _OpenFile:
-  """An open descriptor that closes when its last user lets go of it.
+class LocalStorage:
+  """Local files, which are kept open.
 
-  So a thread that reads from a file is never in danger from another that pushes the file out of the
-  cache.
+  Args:
+    max_open_files: How many at most, the least recently used being closed first; None for as many as the process can spare.
   """
 
-  __slots__ = ("fd",)
-
-  def __init__(self, fd: int):
-    self.fd = fd
-
-  def __del__(self, close=os.close) -> None:
-    close(self.fd)
-
-
-class LocalStorage:
-  """Local files, some of them kept open; the least recently used one is closed first."""
-
-  def __init__(self, max_open_files: int = 64):
-    if max_open_files < 1:
+  def __init__(self, max_open_files: int | None = None):
+    if max_open_files is not None and max_open_files < 1:
       raise ConfigError(f"max_open_files must be at least 1, got {max_open_files}.")
     self.max_open_files = max_open_files
-    self._forget()
-    _STORAGES.add(self)
+    self._files = open_files.OpenFiles(max_open_files)
 
   def __reduce__(self) -> tuple:
     return type(self), (self.max_open_files,)
@@ -127,15 +112,19 @@ class LocalStorage:
     read_rows = compiled_reads.COMPILER.get(out.nbytes)
     if read_rows is None:
       return False
-    ids = file_ids.tolist()
-    needed = set(ids)
-    if len(needed) > self.max_open_files:
+    opened = self.open_rows(paths, file_ids)
+    if opened is None:
       return False
-    files = self._open_all({i: paths[i] for i in needed})
-    descriptors = np.array([files[i].fd for i in ids], np.int32)
     offsets = np.ascontiguousarray(offsets, np.int64)
     # The row by row way reads what was interrupted, and says what is wrong.
-    return read_rows(descriptors, offsets, out) < 0
+    return read_rows(opened.descriptors, offsets, out) < 0
+
+  def open_rows(self, paths: Sequence[str], file_ids: np.ndarray) -> open_files.OpenRows | None:
+    """Descriptors to read each row from, for compiled code; None where more files are needed than may be open."""
+    try:
+      return self._files.rows(paths, file_ids)
+    except OSError as error:
+      raise CorpusError(_cannot("open", error.filename, error)) from error
 
   def hint(
       self, paths: Sequence[str], file_ids: np.ndarray, offsets: np.ndarray, size: int
@@ -148,49 +137,13 @@ class LocalStorage:
       except (CorpusError, OSError):
         return  # Whoever reads the range will be told.
 
-  def _open_all(self, paths: dict[int, str]) -> dict[int, _OpenFile]:
-    """The open files of several paths; those that are open already cost one look each."""
-    with self._lock:
-      cached = self._files
-      found = {i: cached[path] for i, path in paths.items() if path in cached}
-      if len(cached) == self.max_open_files:
-        for i in found:
-          cached.move_to_end(paths[i])
-    return found | {i: self._open(path) for i, path in paths.items() if i not in found}
-
-  def _open(self, path: str) -> _OpenFile:
-    with self._lock:
-      file = self._files.get(path)
-      if file is not None:
-        self._files.move_to_end(path)
-        return file
+  def _open(self, path: str) -> open_files.OpenFile:
     try:
-      # Not under the lock: on a network mount, opening takes milliseconds.
-      file = _OpenFile(self._open_descriptor(path))
+      return self._files.get(path)
     except OSError as error:
       raise CorpusError(_cannot("open", path, error)) from error
-    closing = []  # Closed when this function has returned, not under the lock either.
-    with self._lock:
-      file = self._files.setdefault(path, file)
-      self._files.move_to_end(path)
-      while len(self._files) > self.max_open_files:
-        closing.append(self._files.popitem(last=False)[1])
-    return file
 
-  def _open_descriptor(self, path: str) -> int:
-    try:
-      return os.open(path, os.O_RDONLY)
-    except OSError as error:
-      if error.errno != errno.EMFILE:
-        raise
-    # The process has no descriptor left, of which this cache may hold many: better to open files anew than to stop.
-    with self._lock:
-      closing = list(self._files.values())
-      self._files.clear()
-    closing.clear()
-    return os.open(path, os.O_RDONLY)
-
-  def _read(self, file: _OpenFile, path: str, offset: int, view: memoryview) -> None:
+  def _read(self, file: open_files.OpenFile, path: str, offset: int, view: memoryview) -> None:
     done = 0
     try:
       while done < len(view):
@@ -209,10 +162,6 @@ class LocalStorage:
           " built: restore it, or build the index again and start a new run."
       )
 
-  def _forget(self) -> None:
-    self._lock = threading.Lock()
-    self._files: collections.OrderedDict[str, _OpenFile] = collections.OrderedDict()
-
 
 def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 0) -> str:
   where = f"bytes {offset} to {offset + count} of {path}" if count else path
@@ -226,16 +175,3 @@ def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 
   else:
     hint = "Check the disk or the mount."
   return f"Cannot {verb} {where}: {error.strerror}. {hint}"
-
-
-_STORAGES: "weakref.WeakSet[LocalStorage]" = weakref.WeakSet()
-
-
-def _forget_after_fork() -> None:
-  # Another thread of the parent may have held the lock at the moment of the fork, and will never
-  # give it back here.
-  for storage in list(_STORAGES):
-    storage._forget()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

@@ -116,7 +116,7 @@ def open_documents(
       index,
       documents,
       path_remap=options.path_remap,
-      max_open_files=options.olmo_max_open_files,
+      max_open_files=options.olmo_max_open_files or None,
       vocab_size=options.vocab_size,
   )
 

@@ -68,7 +68,7 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_eval_instances", 0, "... or on so many instances held out of training, the same in every run."),
     Key("olmo_prefetch_batches", 2, "Batches prepared ahead by threads; 0: each is made when it is asked for."),
     Key("olmo_device_prefetch", 1, "Batches sent to the devices ahead of the trainer; 0: each when it is asked for."),
-    Key("olmo_max_open_files", 128, "Token files kept open by each iterator; `ulimit -n` is often 1024."),
+    Key("olmo_max_open_files", 0, "Token files kept open by each iterator. 0: as many as `ulimit -n` leaves room for."),
 )  # fmt: skip
 
 # Keys that may differ between the processes of a run: where things are on a host, and who prepares its batches.

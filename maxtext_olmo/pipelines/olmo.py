@@ -240,7 +240,7 @@ def _source(
     index: index_lib.OlmoNpyIndex, options: options_lib.Options
 ) -> source_lib.OlmoNpyDataSource:
   return source_lib.OlmoNpyDataSource(
-      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files
+      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
   )
 
 

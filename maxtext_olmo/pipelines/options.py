@@ -139,7 +139,7 @@ class Options:
       if not holds:
         found.append(problem)
 
-    for name in ("max_target_length", "global_batch_size_to_load", "olmo_max_open_files"):
+    for name in ("max_target_length", "global_batch_size_to_load"):
       check(getattr(self, name) > 0, f"{name}={getattr(self, name)} must be positive.")
     for name in (
         "global_batch_size_to_train_on",
@@ -150,6 +150,7 @@ class Options:
         "olmo_eval_instances",
         "olmo_prefetch_batches",
         "olmo_device_prefetch",
+        "olmo_max_open_files",
         "grain_per_worker_buffer_size",
     ):
       check(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must not be negative.")

@@ -83,7 +83,7 @@ class LocalStorageTest(parameterized.TestCase):
     out = np.zeros((1, 4), np.uint8)
     for file_id in (0, 1, 0, 2):
       storage.fill(self.paths, np.array([file_id]), np.array([0]), out)
-    self.assertEqual(list(storage._files), [self.paths[0], self.paths[2]])
+    self.assertEqual(list(storage._files._files), [self.paths[0], self.paths[2]])
 
   def test_many_threads_with_two_open_files_read_what_is_there(self):
     storage = storage_lib.LocalStorage(2)
@@ -119,7 +119,7 @@ class LocalStorageTest(parameterized.TestCase):
     queue = context.SimpleQueue()
     file_ids, offsets = np.array([0, 5, 0, 9]), np.array([7, 1, 2, 3])
     # Held, as a thread that is in the middle of a read would hold it.
-    with storage._lock:
+    with storage._files._lock:
       child = context.Process(
           target=_read_in_child, args=(storage, self.paths, file_ids, offsets, 50, queue)
       )
@@ -136,9 +136,10 @@ class LocalStorageTest(parameterized.TestCase):
     storage.fill(self.paths, np.array([0]), np.array([0]), np.zeros((1, 4), np.uint8))
     again = pickle.loads(pickle.dumps(storage))
     self.assertEqual(again.max_open_files, 7)
-    self.assertEmpty(again._files)
+    self.assertEmpty(again._files._files)
     self.assertEqual(repr(again), "LocalStorage(max_open_files=7)")
     self.assertIsInstance(again, storage_lib.Storage)
+    self.assertIsNone(pickle.loads(pickle.dumps(storage_lib.LocalStorage())).max_open_files)
 
   def test_ranges_beyond_four_gigabytes(self):
     path = self.dir / "big"
@@ -209,7 +210,7 @@ class LocalStorageTest(parameterized.TestCase):
         "  assert (out == i).all()\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "for i in list(range(30)) * 2: read(i)\n"
-        "storage._forget()\n"
+        "storage._files.forget()\n"
         "others = []\n"
         "try:\n"
         "  while True: others.append(open(paths[0]))\n"

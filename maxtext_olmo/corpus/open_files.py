@@ -1,0 +1,186 @@
+"""Files that stay open, because opening and closing one costs as much as reading a window, and on a mount much more.
+
+Where all files of a corpus may be open at once, a batch's descriptors are one look into an array, however many files there are. Where
+they may not, the least recently used file is closed first.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import functools
+import os
+import resource
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+# Of the descriptors that nothing else holds; checkpoints, sockets and the like need some later.
+_SHARE = 0.75
+_LEAST = 16
+_NO_LIMIT = 1 << 20
+
+
+class OpenFile:
+  """An open descriptor that closes when its last user lets go of it.
+
+  So a thread that reads from a file is never in danger from another that pushes the file out of the cache.
+  """
+
+  __slots__ = ("fd",)
+
+  def __init__(self, fd: int):
+    self.fd = fd
+
+  def __del__(self, close=os.close) -> None:
+    close(self.fd)
+
+
+class OpenRows(NamedTuple):
+  """Descriptors to read rows from, open for as long as this is held."""
+
+  descriptors: np.ndarray
+  files: list[OpenFile | None]
+
+
+class _Table:
+  """The open files of a list of paths, by number; whoever holds it keeps them open."""
+
+  def __init__(self, paths: Sequence[str]):
+    self.paths = paths
+    self.files: list[OpenFile | None] = [None] * len(paths)
+    self.descriptors = np.full(len(paths), -1, np.int32)
+
+
+class OpenFiles:
+  """Open files by path; safe for threads, and empty after a fork.
+
+  Args:
+    most: How many stay open; None for as many as the process can spare, over all objects that were made so.
+  """
+
+  def __init__(self, most: int | None):
+    self._given = most
+    self.forget()
+    _ALL.add(self)
+
+  def forget(self) -> None:
+    """Lets go of all files, and of the lock."""
+    self._lock = threading.Lock()
+    self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
+    self._table: _Table | None = None
+    self._most = self._given or _room_for(self)
+
+  def __len__(self) -> int:
+    return len(self._files)
+
+  def get(self, path: str) -> OpenFile:
+    """An open file; raises the OSError of opening it."""
+    with self._lock:
+      file = self._files.get(path)
+      if file is not None:
+        self._files.move_to_end(path)
+        return file
+    # Not under the lock: on a network mount, opening takes milliseconds.
+    file = OpenFile(self._open_descriptor(path))
+    self._most = self._given or _room_for(self)
+    closing = []  # Closed when this function has returned, not under the lock either.
+    with self._lock:
+      file = self._files.setdefault(path, file)
+      self._files.move_to_end(path)
+      while len(self._files) > self._most:
+        closing.append((self._files.popitem(last=False), self._table))
+        self._table = None
+    return file
+
+  def rows(self, paths: Sequence[str], file_ids: np.ndarray) -> OpenRows | None:
+    """Descriptors to read each row from; None where more files are needed than may be open.
+
+    Args:
+      paths: Of all files; best the same list each time.
+      file_ids: Which of them each row is in.
+    """
+    with self._lock:
+      if len(paths) > self._most:
+        self._table = None
+      elif self._table is None or self._table.paths is not paths:
+        self._table = _Table(paths)
+      table = self._table
+    if table is None:
+      return self._rows_of_some(paths, file_ids)
+    descriptors = table.descriptors[file_ids]
+    if len(descriptors) and descriptors.min() < 0:
+      try:
+        self._open_missing(table, np.unique(file_ids[descriptors < 0]).tolist())
+      except OSError as error:
+        if error.errno == errno.EMFILE:  # What the table holds is needed now.
+          return None
+        raise
+      descriptors = table.descriptors[file_ids]
+    return OpenRows(descriptors, table.files)
+
+  def _open_missing(self, table: _Table, numbers: list[int]) -> None:
+    for number in numbers:
+      file = self.get(table.paths[number])
+      with self._lock:
+        if table.files[number] is None:
+          table.files[number] = file
+          table.descriptors[number] = file.fd
+
+  def _rows_of_some(self, paths: Sequence[str], file_ids: np.ndarray) -> OpenRows | None:
+    """The same where not all files can stay open."""
+    numbers, places = np.unique(file_ids, return_inverse=True)
+    if len(numbers) > self._most:
+      return None
+    files: list[OpenFile | None] = [self.get(paths[number]) for number in numbers.tolist()]
+    descriptors = np.array([file.fd for file in files if file is not None], np.int32)
+    return OpenRows(descriptors[places], files)
+
+  def _open_descriptor(self, path: str) -> int:
+    try:
+      return os.open(path, os.O_RDONLY)
+    except OSError as error:
+      if error.errno != errno.EMFILE:
+        raise
+    # The process has no descriptor left, of which this cache may hold many: better to open files anew than to stop.
+    with self._lock:
+      closing = [*self._files.values(), self._table]
+      self._files.clear()
+      self._table = None
+    closing.clear()
+    return os.open(path, os.O_RDONLY)
+
+
+_ALL: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
+
+
+def _room_for(files: OpenFiles) -> int:
+  """How many files one that was told no number may keep open, beside the others that were not."""
+  others = sum(len(other) for other in list(_ALL) if other is not files)
+  return max(_LEAST, int(_SHARE * (_descriptor_limit() - _held_at_first())) - others)
+
+
+def _descriptor_limit() -> int:
+  soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return _NO_LIMIT if soft == resource.RLIM_INFINITY else soft
+
+
+@functools.cache
+def _held_at_first() -> int:
+  """Descriptors that the process held before any file was opened here."""
+  try:
+    return len(os.listdir("/proc/self/fd"))
+  except OSError:
+    return 0
+
+
+def _forget_after_fork() -> None:
+  # Another thread of the parent may have held the lock at the moment of the fork, and will never give it back here.
+  for files in list(_ALL):
+    files.forget()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
