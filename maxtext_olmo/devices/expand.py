@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maxtext_olmo.batches import steps
+from maxtext_olmo.devices import document_bits
 from maxtext_olmo.devices import sharding
 
 NAMES = (
@@ -34,6 +35,7 @@ NAMES = (
     "inputs_segmentation",
     "targets_segmentation",
 )
+_OF_LOSS = "targets_segmentation"
 
 
 class Placed(NamedTuple):
@@ -59,20 +61,23 @@ class Expander:
     tokens, flags = _as_device_takes_it(batch["tokens"]), batch["flags"]
     shards = self._layout.put(tokens)
     crossed = tokens.nbytes
+    begins = [self._begins(shard) for shard in shards]
     parts: list[dict[str, jax.Array]]
     if (flags == steps.TRAINED).all():
-      parts = [_expand_whole(shard, eos_id=self._content.document_eos_id) for shard in shards]
+      parts = [_expand_whole(*shard) for shard in zip(shards, begins)]
     else:
       flag_shards = self._layout.put(flags)
       crossed += flags.nbytes
-      parts = [
-          _expand(shard, flag, eos_id=self._content.document_eos_id)
-          for shard, flag in zip(shards, flag_shards)
-      ]
+      padded = bool((flags == steps.PADDING).any())
+      parts = [_expand(*shard, padded=padded) for shard in zip(shards, begins, flag_shards)]
     if tokens.dtype == np.int32:
       for part, shard in zip(parts, shards):
         part["inputs"] = shard
     return Placed(self._layout.join(parts), crossed)
+
+  def _begins(self, tokens: jax.Array) -> document_bits.Begins | None:
+    eos_id = self._content.document_eos_id
+    return None if eos_id is None else document_bits.find(tokens, eos_id=eos_id)
 
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
     """The six arrays of a batch; those that all batches share are made anew once a trainer has donated them."""
@@ -119,16 +124,11 @@ def _targets(tokens: jax.Array) -> jax.Array:
 
 
 def _document_arrays(
-    tokens: jax.Array, eos_id: int, real: jax.Array, trained: jax.Array
+    begins: document_bits.Begins, length: int, real: jax.Array, trained: jax.Array
 ) -> dict[str, jax.Array]:
   """Segments and positions that restart after each EOS."""
-  # Widened first: in a narrow dtype an id that does not fit would be compared modulo its size.
-  ends = (tokens.astype(jnp.int32) == eos_id).astype(jnp.int32)
-  before = jnp.pad(ends[:, :-1], ((0, 0), (1, 0)))
-  segments = (1 + jnp.cumsum(before, axis=1)) * real
-  places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-  starts = jax.lax.cummax(jnp.where(before == 1, places, 0), axis=1)
-  positions = (places - starts) * real
+  segments, positions = document_bits.segments_and_positions(begins, length)
+  segments, positions = segments * real, positions * real
   return {
       "inputs_segmentation": segments,
       "targets_segmentation": jnp.pad(segments[:, 1:], ((0, 0), (0, 1))) * trained,
@@ -137,26 +137,29 @@ def _document_arrays(
   }
 
 
-@functools.partial(jax.jit, static_argnames="eos_id")
-def _expand_whole(tokens: jax.Array, *, eos_id: int | None) -> dict[str, jax.Array]:
+@jax.jit
+def _expand_whole(tokens: jax.Array, begins: document_bits.Begins | None) -> dict[str, jax.Array]:
   """The arrays of rows that are all trained on, apart from those that all such batches share."""
   arrays = {"targets": _targets(tokens)}
   if tokens.dtype != jnp.int32:
     arrays["inputs"] = tokens.astype(jnp.int32)
-  if eos_id is not None:
+  if begins is not None:
     one = jnp.ones((tokens.shape[0], 1), jnp.int32)
-    arrays |= _document_arrays(tokens, eos_id, one, one)
+    arrays |= _document_arrays(begins, tokens.shape[1], one, one)
   return arrays
 
 
-@functools.partial(jax.jit, static_argnames="eos_id")
-def _expand(tokens: jax.Array, flags: jax.Array, *, eos_id: int | None) -> dict[str, jax.Array]:
-  """The arrays of rows of which some are padding or masked."""
+@functools.partial(jax.jit, static_argnames="padded")
+def _expand(
+    tokens: jax.Array, begins: document_bits.Begins | None, flags: jax.Array, *, padded: bool
+) -> dict[str, jax.Array]:
+  """The arrays of rows of which some are masked, or `padded`; without padding, only the loss knows of a masked row."""
   arrays = {"targets": _targets(tokens)}
   if tokens.dtype != jnp.int32:
     arrays["inputs"] = tokens.astype(jnp.int32)
-  if eos_id is None:
-    return arrays | _row_arrays(flags, tokens.shape[1])
+  if begins is None:
+    made = _row_arrays(flags, tokens.shape[1])
+    return arrays | (made if padded else {_OF_LOSS: made[_OF_LOSS]})
   real = (flags != steps.PADDING)[:, None].astype(jnp.int32)
   trained = (flags == steps.TRAINED)[:, None].astype(jnp.int32)
-  return arrays | _document_arrays(tokens, eos_id, real, trained)
+  return arrays | _document_arrays(begins, tokens.shape[1], real, trained)

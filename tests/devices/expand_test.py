@@ -27,13 +27,14 @@ def _batch(dtype="uint32", flags=None, rows=8, length=12, seed=0):
 
 
 _SOME = [2, 2, 1, 2, 2, 0, 1, 0]
+_MASKED = [2, 1, 2, 2, 1, 2, 2, 2]
 
 
 class ExpandTest(parameterized.TestCase):
 
   @parameterized.product(
       dtype=("uint16", "uint32"),
-      flags=(None, _SOME, [0] * 8),
+      flags=(None, _SOME, _MASKED, [0] * 8),
       eos_id=(None, 3),
       spec=(P("data"), P("data", "other")),
   )
@@ -83,6 +84,15 @@ class ExpandTest(parameterized.TestCase):
       self.assertIs(first[name], second[name])
     # Two names never share one array: a trainer that donates a batch would give it away twice.
     self.assertLen({id(array) for array in first.values()}, 6)
+
+  def test_a_masked_row_changes_nothing_but_the_segments_of_targets(self):
+    expander = expand.Expander(_layout(), steps.Content())
+    whole, masked = (expander.finish(expander.place(_batch(flags=f))) for f in (None, _MASKED))
+    for name in expand.NAMES[2:5]:
+      self.assertIs(whole[name], masked[name])
+    self.assertEqual(
+        np.asarray(masked["targets_segmentation"]).any(axis=1).tolist(), [f == 2 for f in _MASKED]
+    )
 
   def test_a_trainer_that_donates_its_batch_gets_fresh_arrays(self):
     content = steps.Content()
