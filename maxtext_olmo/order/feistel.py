@@ -10,12 +10,16 @@ Each round can be undone by subtracting the same hash, so their chain is a bijec
 one of the spare cells is sent through again until it lands below n ("cycle walking"): the orbit of x returns to x, which
 is below n, so the walk ends, and it is a bijection of [0, n) again. Fewer than one id in √n walks even once.
 
+Up to 2**24, what a round adds is looked up in a table over the few values that the other half can have, which is quicker than
+hashing each of them again; it is the same permutation.
+
 For n = 10 the grid is 4 × 3; x = 7 is (2, 1). If the rounds lead it to (3, 2), that is cell 11, outside; the rounds are
 applied to 11, which may give (1, 0), cell 3: so 7 goes to 3.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 
@@ -28,6 +32,8 @@ MAX_SIZE = 1 << 40
 _ROUNDS_LARGE = 6
 _ROUNDS_SMALL = 16
 _SMALL = 1 << 16
+# Tables of at most 2**12 entries a round stay in the processor's cache.
+_LARGEST_WITH_TABLES = 1 << 24
 _MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
 _FOLD = np.uint64(32)
@@ -72,25 +78,49 @@ class Bijection:
   def _pass(self, x: np.ndarray) -> np.ndarray:
     left = x // self._columns
     right = x - left * self._columns
-    hashed = np.empty_like(x)
+    drawn = np.empty_like(x)
     spare = np.empty_like(x)
     for i, key in enumerate(self._keys):
       moving, still, size = (
           (left, right, self._rows) if i % 2 == 0 else (right, left, self._columns)
       )
-      np.add(still, key, out=hashed)
-      np.multiply(hashed, _MULTIPLIER_1, out=hashed)
-      np.right_shift(hashed, _FOLD, out=spare)
-      np.bitwise_xor(hashed, spare, out=hashed)
-      np.multiply(hashed, _MULTIPLIER_2, out=hashed)
-      # The upper 43 bits times a size of at most 21 bits stay below 2**64: a fair draw from [0, size).
-      np.right_shift(hashed, _DROP, out=hashed)
-      np.multiply(hashed, size, out=hashed)
-      np.right_shift(hashed, _SCALE, out=hashed)
-      np.add(moving, hashed, out=moving)
+      if self._tables:
+        # All are in range; "clip" spares the copy that "raise" makes.
+        np.take(self._tables[i], still.view(np.int64), out=drawn, mode="clip")
+      else:
+        _draw(still, key, size, drawn, spare)
+      np.add(moving, drawn, out=moving)
       # Subtracting the size from a number below it wraps to a huge one, so the minimum is the remainder.
       np.subtract(moving, size, out=spare)
       np.minimum(moving, spare, out=moving)
     np.multiply(left, self._columns, out=left)
     np.add(left, right, out=left)
     return left
+
+  @functools.cached_property
+  def _tables(self) -> list[np.ndarray]:
+    """For each round, what is added to one half, by the value of the other; none for a large grid."""
+    tables: list[np.ndarray] = []
+    if self._n > _LARGEST_WITH_TABLES:
+      return tables
+    for i, key in enumerate(self._keys):
+      others, size = (self._columns, self._rows) if i % 2 == 0 else (self._rows, self._columns)
+      drawn = np.empty(int(others), np.uint64)
+      _draw(np.arange(others, dtype=np.uint64), key, size, drawn, np.empty_like(drawn))
+      tables.append(drawn)
+    return tables
+
+
+def _draw(
+    still: np.ndarray, key: np.uint64, size: np.uint64, out: np.ndarray, spare: np.ndarray
+) -> None:
+  """A number in [0, size) for each of `still`, by a keyed hash."""
+  np.add(still, key, out=out)
+  np.multiply(out, _MULTIPLIER_1, out=out)
+  np.right_shift(out, _FOLD, out=spare)
+  np.bitwise_xor(out, spare, out=out)
+  np.multiply(out, _MULTIPLIER_2, out=out)
+  # The upper 43 bits times a size of at most 21 bits stay below 2**64: a fair draw from [0, size).
+  np.right_shift(out, _DROP, out=out)
+  np.multiply(out, size, out=out)
+  np.right_shift(out, _SCALE, out=out)
