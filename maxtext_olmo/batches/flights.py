@@ -30,7 +30,7 @@ class Flight:
     read_row: Reads a row, by its number.
   """
 
-  def __init__(self, ids: np.ndarray, tokens: np.ndarray, read_row: Callable[[int], None]):
+  def __init__(self, ids: np.ndarray, tokens: np.ndarray, read_row: Callable[[int], object]):
     self.ids = ids
     self.tokens = tokens
     self.rows: Sequence[int] = np.flatnonzero(ids >= 0).tolist()

@@ -20,6 +20,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class ReadAhead:
   Args:
     ids_of: Step → instance ids of its rows, -1 for padding; none past the end.
     buffer_of: Instance ids → an array to read into.
-    read: Reads the rows of some ids into an array.
+    read: Reads the rows of some ids into an array; what it gives for a whole step is passed on.
     row_reader: Ids and an array → what reads one of the rows, by its number.
     hint: Tells the system that the rows of some ids will be read.
   """
@@ -52,8 +53,8 @@ class ReadAhead:
       self,
       ids_of: Callable[[int], np.ndarray],
       buffer_of: Callable[[np.ndarray], np.ndarray],
-      read: Callable[[np.ndarray, np.ndarray], None],
-      row_reader: Callable[[np.ndarray, np.ndarray], Callable[[int], None]],
+      read: Callable[[np.ndarray, np.ndarray], Any],
+      row_reader: Callable[[np.ndarray, np.ndarray], Callable[[int], object]],
       hint: Callable[[np.ndarray], None],
   ):
     self._ids_of = ids_of
@@ -71,8 +72,8 @@ class ReadAhead:
     self._quick_steps = 0
     self._readers: flights.Readers | None = None
 
-  def take(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids and the tokens of a step's rows."""
+  def take(self, step: int) -> tuple[np.ndarray, np.ndarray, Any]:
+    """The ids and the tokens of a step's rows, and what `read` gave for them; None where they were read one by one."""
     with self._lock:
       self._recent.append(step)
       flight = self._flights.pop(step, None)
@@ -83,13 +84,12 @@ class ReadAhead:
     if flight is None:
       ids = self._ids_of(step)
       tokens = self._buffer_of(ids)
-      self._read_and_judge(ids, tokens)
-      return ids, tokens
+      return ids, tokens, self._read_and_judge(ids, tokens)
     waits = not flight.finished
     seconds = flight.wait()
     with self._lock:
       self._judge(seconds, waits)
-    return flight.ids, flight.tokens
+    return flight.ids, flight.tokens, None
 
   def close(self) -> None:
     """Ends the threads, and drops what is in flight."""
@@ -99,12 +99,12 @@ class ReadAhead:
         self._readers.close()
         self._readers = None
 
-  def _read_and_judge(self, ids: np.ndarray, tokens: np.ndarray) -> None:
+  def _read_and_judge(self, ids: np.ndarray, tokens: np.ndarray) -> Any:
     """Reads rows one after the other, and judges by the time they took whether the source is slow."""
     rows = int((ids >= 0).sum())
     waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     began = time.perf_counter()
-    self._read(ids, tokens)
+    found = self._read(ids, tokens)
     seconds = (time.perf_counter() - began) / max(1, rows)
     # A busy machine makes reads slow too, by taking the processor away; only a thread that waits gives it up itself.
     waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits >= rows / 2
@@ -116,6 +116,7 @@ class ReadAhead:
       # The very first reads open files; where those of two batches are slow, it is the disk.
       limit = max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)
       self._slow = before is not None and min(before, seconds) > limit
+    return found
 
   def _judge(self, seconds: float, waits: bool) -> None:
     """Learns from the rows of a step that were read among others: the pages of a slow disk may be in the cache by now."""

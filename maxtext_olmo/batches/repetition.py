@@ -23,15 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
-from absl import logging
 
+from maxtext_olmo import compiled
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -117,15 +115,22 @@ def clean_rows(
   length = tokens.shape[1]
   # Only equality matters, so neither sign nor byte order does: one search for each item size.
   rows = np.require(tokens, requirements=["C", "A"]).view(f"u{tokens.dtype.itemsize}")
-  search = _compiler.search(tokens.dtype.itemsize, tokens.size) or _search_with_numpy
+  search = _compiled(tokens.dtype.itemsize).get(tokens.size) or _search_with_numpy
+  return search(rows, *search_bounds(length, max_period, min_period, max_count))
+
+
+def search_bounds(
+    length: int, max_period: int = 13, min_period: int = 1, max_count: int = 32
+) -> tuple[int, int, int]:
+  """What a search of rows of some length looks for: shortest and longest period, and equal places per period."""
   # Nothing longer than the row is ever found; the bounds keep every product within 64 bits.
   repeats = min(max(max_count, 3) - 1, length + 1)
-  return search(rows, min(min_period, length + 1), min(max_period, length // 3), repeats)
+  return min(min_period, length + 1), min(max_period, length // 3), repeats
 
 
 def compile_filter(dtype: Any = np.uint32) -> bool:
   """Waits until the compiled search for `dtype` is ready; False where NumPy must do without it."""
-  return _compiler.wait(np.dtype(dtype).itemsize)
+  return _compiled(np.dtype(dtype).itemsize).wait()
 
 
 class NgramFilterTransform(grain.transforms.Map):
@@ -316,67 +321,11 @@ def _runs(flags: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
 # The compiled search.
 
 
-class _Compiler:
-  """Compiles the search of `repetition_numba` in the background, once for each item size."""
+@functools.cache
+def _compiled(itemsize: int) -> compiled.Background[_Search]:
+  def build() -> _Search:
+    from maxtext_olmo.batches import inspection_numba
 
-  def __init__(self) -> None:
-    self._ready: dict[int, _Search] = {}
-    self._threads: dict[int, threading.Thread | None] = {}
-    self._lock = threading.Lock()
-    self._tokens = 0
-    os.register_at_fork(after_in_child=self._after_fork)
+    return inspection_numba.build_search(itemsize)
 
-  def search(self, itemsize: int, tokens: int) -> _Search | None:
-    """The compiled search if it is ready; enough work asks for it to be compiled."""
-    ready = self._ready.get(itemsize)
-    if ready is None and itemsize not in self._threads:
-      self._tokens += tokens
-      if self._tokens >= _COMPILE_AFTER:
-        self._start(itemsize)
-    return ready
-
-  def wait(self, itemsize: int) -> bool:
-    self._start(itemsize)
-    thread = self._threads[itemsize]
-    if thread is not None:
-      thread.join()
-    return itemsize in self._ready
-
-  def _start(self, itemsize: int) -> None:
-    with self._lock:
-      if itemsize in self._threads:
-        return
-      # Not a daemon: a process that ends while LLVM is at work may crash.
-      thread = threading.Thread(
-          target=self._compile, args=(itemsize,), name=f"compile-repetition-filter-{itemsize}"
-      )
-      self._threads[itemsize] = thread
-      try:
-        thread.start()
-      except RuntimeError as error:
-        self._threads[itemsize] = None
-        logging.warning(
-            "The repetition filter stays with NumPy: no thread to compile in: %s", error
-        )
-
-  def _compile(self, itemsize: int) -> None:
-    try:
-      from maxtext_olmo.batches import repetition_numba
-
-      self._ready[itemsize] = repetition_numba.build(itemsize)
-    except ModuleNotFoundError as error:
-      logging.info(
-          "The repetition filter stays with NumPy: %s; `pip install maxtext-olmo[fast]` makes it"
-          " several times faster",
-          error,
-      )
-    except Exception as error:  # whatever numba stumbles over, the same verdicts come from NumPy
-      logging.warning("The repetition filter stays with NumPy: numba failed: %r", error)
-
-  def _after_fork(self) -> None:
-    # The child has the code that was ready, but not the threads, and perhaps their locks in numba.
-    self._lock = threading.Lock()
-    self._threads = dict.fromkeys(self._threads)
-
-
-_compiler = _Compiler()
+  return compiled.Background(build, after=_COMPILE_AFTER, what="The repetition filter")

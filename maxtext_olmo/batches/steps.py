@@ -23,14 +23,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol, overload
+from collections.abc import Mapping
+from typing import overload
 
 import grain
 import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.batches import buffers
+from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import readahead
-from maxtext_olmo.batches import repetition
 from maxtext_olmo.batches import transforms
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
@@ -39,23 +41,9 @@ from maxtext_olmo.order import stream as stream_lib
 PADDING, MASKED, TRAINED = 0, 1, 2
 
 _INT32_VOCABULARY = 2**31
-# Ids computed at once: a permutation costs much the same for 64 places as for 1024.
-_BLOCK_IDS = 2048
+# Ids computed at once: a permutation costs much the same for 64 places as for a thousand.
+_BLOCK_IDS = 8192
 _NO_IDS = np.zeros(0, np.int64)
-
-
-class WindowSource(Protocol):
-  """Instance id → window of tokens; `OlmoNpyDataSource` is one."""
-
-  @property
-  def dtype(self) -> np.dtype:
-    """Of the tokens."""
-
-  def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The windows of some instances, one row each, in `out` where it is given."""
-
-  def where(self, instance_id: int, column: int = 0) -> str:
-    """Where a token comes from, for error messages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +81,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
 
   def __init__(
       self,
-      source: WindowSource,
+      source: inspection.WindowSource,
       stream: stream_lib.Stream,
       schedule: schedule_lib.BatchSchedule,
       rows: Mapping[int, np.ndarray],
@@ -116,6 +104,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     """Makes what belongs to one process."""
     self._blocks: dict[int, list[np.ndarray]] = {}
     self._pool = buffers.BufferPool()
+    self._inspector = inspection.Inspector(self._source, ngram_filter=self._content.ngram_filter)
     self._reads = readahead.ReadAhead(
         ids_of=self._ids_if_any,
         buffer_of=self._buffer,
@@ -125,7 +114,8 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     )
 
   def __getstate__(self):
-    return {k: v for k, v in self.__dict__.items() if k not in ("_blocks", "_pool", "_reads")}
+    connected = ("_blocks", "_pool", "_inspector", "_reads")
+    return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
     self.__dict__.update(state)
@@ -166,12 +156,14 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     began = time.perf_counter()
     self.instance_ids(step)
     ordered = time.perf_counter()
-    ids, tokens = self._reads.take(step)
+    ids, tokens, found = self._reads.take(step)
     read = time.perf_counter()
+    found = found or self._inspector.look(tokens)
+    if found.highest >= (self._content.vocab_size or _INT32_VOCABULARY):
+      self._say_what_is_outside_the_vocabulary(tokens, ids, step)
     flags = np.where(ids >= 0, np.uint8(TRAINED), np.uint8(PADDING))
-    self._check_vocabulary(tokens, ids, step)
-    if self._content.ngram_filter:
-      flags[~repetition.clean_rows(tokens) & (flags == TRAINED)] = MASKED
+    if found.clean is not None:
+      flags[~found.clean & (flags == TRAINED)] = MASKED
     filtered = time.perf_counter()
     cost = (ordered - began, read - ordered, filtered - read, tokens.nbytes, len(ids))
     return {"tokens": tokens, "flags": flags, "cost": np.array(cost)}
@@ -214,25 +206,25 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
   def _buffer(self, ids: np.ndarray) -> np.ndarray:
     return self._pool.take((len(ids), self._stream.sequence_length), self._source.dtype)
 
-  def _read(self, ids: np.ndarray, tokens: np.ndarray) -> None:
+  def _read(self, ids: np.ndarray, tokens: np.ndarray) -> inspection.Findings | None:
     real = ids >= 0
     if real.all():
-      self._source.read(ids, tokens)
-    else:
-      tokens[~real] = 0
-      if real.any():
-        tokens[real] = self._source.read(ids[real])
+      return self._inspector.read(ids, tokens)
+    tokens[~real] = 0
+    if real.any():
+      tokens[real] = self._source.read(ids[real])
+    return None
 
-  def _row_reader(self, ids: np.ndarray, tokens: np.ndarray) -> Callable[[int], None]:
+  def _row_reader(self, ids: np.ndarray, tokens: np.ndarray) -> Callable[[int], object]:
     find = getattr(self._source, "row_reader", None)
     if find is not None:
       return find(np.maximum(ids, 0), tokens)
     return lambda row: self._read(ids[row : row + 1], tokens[row : row + 1])
 
-  def _check_vocabulary(self, tokens: np.ndarray, ids: np.ndarray, step: int) -> None:
+  def _say_what_is_outside_the_vocabulary(
+      self, tokens: np.ndarray, ids: np.ndarray, step: int
+  ) -> None:
     limit = self._content.vocab_size or _INT32_VOCABULARY
-    if tokens.size == 0 or int(tokens.max()) < limit:
-      return
     row, column = np.argwhere(tokens >= limit)[0]
     host_rows = self._rows[self._schedule.size(step)]
     raise errors.CorpusError(

@@ -8,12 +8,12 @@ until then, and without numba, Python reads row by row.
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from absl import logging
+
+from maxtext_olmo import compiled
 
 # (descriptors, offsets, rows of bytes) -> the first row that was not read whole, or -1.
 ReadRows = Callable[[np.ndarray, np.ndarray, np.ndarray], int]
@@ -21,19 +21,31 @@ ReadRows = Callable[[np.ndarray, np.ndarray, np.ndarray], int]
 _COMPILE_AFTER_BYTES = 1 << 26
 
 
-def build() -> ReadRows:
-  """Compiles the loop, or loads it from numba's cache."""
+def pread() -> Any | None:
+  """`pread` of the C library, to be called from compiled code; None where it is not known to look as it does here."""
+  # An offset has 64 bits on 64-bit systems only.
+  if sys.maxsize < 2**32 or not sys.platform.startswith("linux"):
+    return None
   import numba
 
   types: Any = numba.types
-  pread = types.ExternalFunction(
-      "pread", types.ssize_t(types.intc, types.voidptr, types.size_t, types.int64)
-  )
+  signature = types.ssize_t(types.intc, types.voidptr, types.size_t, types.int64)
+  return types.ExternalFunction("pread", signature)
+
+
+def build() -> ReadRows | None:
+  """Compiles the loop."""
+  read = pread()
+  if read is None:
+    return None
+  import numba
+
+  types: Any = numba.types
 
   def read_rows(descriptors, offsets, rows):
     width = rows.shape[1]
     for i in range(rows.shape[0]):
-      if pread(descriptors[i], rows[i].ctypes, width, offsets[i]) != width:
+      if read(descriptors[i], rows[i].ctypes, width, offsets[i]) != width:
         return i
     return -1
 
@@ -45,41 +57,4 @@ def build() -> ReadRows:
   return numba.njit(signature, nogil=True)(read_rows)
 
 
-class Compiler:
-  """Compiles in a thread of its own, once enough has been read."""
-
-  def __init__(self) -> None:
-    self._bytes = 0
-    self._thread: threading.Thread | None = None
-    self._ready: ReadRows | None = None
-
-  def get(self, size: int) -> ReadRows | None:
-    """The compiled loop if there is one by now.
-
-    Args:
-      size: The bytes that are about to be read.
-    """
-    if self._thread is None:
-      self._bytes += size
-      if self._bytes >= _COMPILE_AFTER_BYTES:
-        self.start()
-    return self._ready
-
-  def start(self) -> threading.Thread:
-    """Begins to compile, if that has not been done."""
-    if self._thread is None:
-      self._thread = threading.Thread(target=self._compile, name="olmo-compile")
-      self._thread.start()
-    return self._thread
-
-  def _compile(self) -> None:
-    # `pread` is taken from the C library as it is on 64-bit systems, where an offset has 64 bits.
-    if sys.maxsize < 2**32 or not sys.platform.startswith("linux"):
-      return
-    try:
-      self._ready = build()
-    except Exception as error:  # No numba, or one that cannot do this: Python reads.
-      logging.vlog(1, "Reads are not compiled: %s", error)
-
-
-COMPILER = Compiler()
+READ_ROWS = compiled.Background(build, after=_COMPILE_AFTER_BYTES, what="Reading")

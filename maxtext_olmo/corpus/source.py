@@ -10,6 +10,7 @@ import numpy as np
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.index import global_to_local
+from maxtext_olmo.corpus.open_files import OpenRows
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 
@@ -86,6 +87,15 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
       storage.fill(full_paths, file_ids[here], offsets[here], rows[here])
 
     return read_row
+
+  def open_rows(self, instance_ids: np.ndarray) -> tuple[OpenRows, np.ndarray] | None:
+    """Open files and byte offsets of instances, for code that reads by itself; None where it must use `read`."""
+    # Another storage, and one derived from this, may do more than read.
+    if type(self._storage) is not LocalStorage:
+      return None
+    file_ids, offsets = self._index.locate(instance_ids)
+    opened = self._storage.open_rows(self._paths, file_ids)
+    return None if opened is None else (opened, offsets)
 
   def hint(self, instance_ids: np.ndarray) -> None:
     """Tells the storage that these instances will be read soon."""

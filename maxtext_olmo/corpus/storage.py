@@ -109,15 +109,12 @@ class LocalStorage:
       self, paths: Sequence[str], file_ids: np.ndarray, offsets: np.ndarray, out: np.ndarray
   ) -> bool:
     """Reads all rows in one compiled call; False where that is not to be had, or something was wrong with a row."""
-    read_rows = compiled_reads.COMPILER.get(out.nbytes)
-    if read_rows is None:
+    read_rows = compiled_reads.READ_ROWS.get(out.nbytes)
+    opened = self.open_rows(paths, file_ids) if read_rows else None
+    if read_rows is None or opened is None:
       return False
-    opened = self.open_rows(paths, file_ids)
-    if opened is None:
-      return False
-    offsets = np.ascontiguousarray(offsets, np.int64)
     # The row by row way reads what was interrupted, and says what is wrong.
-    return read_rows(opened.descriptors, offsets, out) < 0
+    return read_rows(opened.descriptors, np.ascontiguousarray(offsets, np.int64), out) < 0
 
   def open_rows(self, paths: Sequence[str], file_ids: np.ndarray) -> open_files.OpenRows | None:
     """Descriptors to read each row from, for compiled code; None where more files are needed than may be open."""

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from absl import flags
 
+from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import steps
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import sharding
@@ -81,7 +82,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def __init__(
       self,
-      source: steps.WindowSource,
+      source: inspection.WindowSource,
       stream: stream_lib.Stream,
       schedule: schedule_lib.BatchSchedule,
       layouts: Mapping[int, sharding.BatchLayout],

@@ -122,14 +122,16 @@ def profile(figures: Sequence[bench_figures.Figure]) -> dict[str, float]:
     counted = sum(run[f"{part}_seconds"] for part in ("order", "read", "check"))
     return 1e6 * (run["seconds"] - counted) / run["batches"]
 
-  vocabulary = micro(off, "check_seconds")
+  def looked(figure: bench_figures.Figure) -> float:
+    # Rows are looked at as they are read, so the two have one clock; what the filter takes is the difference.
+    return micro(figure, "read_seconds") + micro(figure, "check_seconds")
+
   copy = 1e6 * limit.per_batch("seconds")
   return {
       "the copy itself, as the limit does it": copy,
-      "reading beyond the copy": micro(on, "read_seconds") - copy,
+      "reading beyond the copy, and the vocabulary check": looked(off) - copy,
+      "repetition filter": looked(on) - looked(off),
       "order": micro(on, "order_seconds"),
-      "vocabulary check": vocabulary,
-      "repetition filter": micro(on, "check_seconds") - vocabulary,
       "Python around it": statistics.median(map(rest, on.runs)),
       "a batch, filter on": micro(on, "seconds"),
   }

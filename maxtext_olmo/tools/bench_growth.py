@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from maxtext_olmo.batches import repetition
+from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import steps
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_model
@@ -91,7 +91,7 @@ def measure(
     corpus: bench_corpus.BenchCorpus, *, rounds: int, batches: int, say: Callable[[str], None]
 ) -> list[Growth]:
   """All four growths; the sizes of each take turns."""
-  repetition.compile_filter(np.uint32)
+  inspection.compile_reads(np.uint32)
   found = []
   with tempfile.TemporaryDirectory(dir=corpus.directory) as directory:
     kinds: dict[str, Iterator[tuple[float, steps.StepDataset]]] = {

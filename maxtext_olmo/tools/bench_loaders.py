@@ -140,6 +140,7 @@ def make_iterator(spec: Mapping[str, Any]) -> Any:
   import jax
 
   import maxtext_olmo
+  from maxtext_olmo.batches import inspection
   from maxtext_olmo.batches import repetition
 
   config = maxtext_olmo.get_config()
@@ -154,8 +155,10 @@ def make_iterator(spec: Mapping[str, Any]) -> Any:
       olmo_eos_id=spec["eos_id"],
       grain_worker_count=spec["workers"],
   )
+  # The steady state is measured, not the first seconds.
+  inspection.compile_reads(np.uint32)
   if spec["filter"]:
-    repetition.compile_filter(np.uint32)  # The steady state is measured, not the first second.
+    repetition.compile_filter(np.uint32)
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   return maxtext_olmo.create_data_iterator(config, mesh)[0]
 

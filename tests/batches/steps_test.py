@@ -1,5 +1,6 @@
 """Tests of the step dataset."""
 
+import importlib.util
 import pickle
 import sys
 
@@ -8,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import repetition
 from maxtext_olmo.batches import steps
 from maxtext_olmo.batches import transforms
@@ -182,6 +184,17 @@ class StepDatasetTest(parameterized.TestCase):
   def test_a_slice_is_a_dataset(self):
     dataset = self._dataset().dataset
     np.testing.assert_array_equal(dataset[3:][1]["tokens"], dataset[4]["tokens"])
+
+
+@absltest.skipUnless(importlib.util.find_spec("numba"), "numba is not installed")
+class CompiledStepDatasetTest(StepDatasetTest):
+  """All of it once more, where rows are looked at as they are read."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    if not inspection.compile_reads(np.uint32):
+      raise AssertionError("The compiled reads are not to be had.")
 
 
 if __name__ == "__main__":

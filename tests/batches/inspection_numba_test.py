@@ -44,7 +44,7 @@ def _run(script, **environment):
 
 def _both(rows, min_period, max_period, repeats):
   """The verdicts of NumPy and of the compiled search."""
-  compiled = repetition._compiler._ready[rows.dtype.itemsize]
+  compiled = repetition._compiled(rows.dtype.itemsize).ready
   searches = (repetition._search_with_numpy, compiled)
   return [search(rows, min_period, max_period, repeats).tolist() for search in searches]
 
@@ -134,8 +134,8 @@ class TakingOverTest(parameterized.TestCase):
 
   def test_numpy_serves_until_the_compiled_search_is_ready(self):
     script = """
-print(4 in repetition._compiler._ready, right())
-print(repetition.compile_filter(), 4 in repetition._compiler._ready, right())
+print(repetition._compiled(4).ready is not None, right())
+print(repetition.compile_filter(), repetition._compiled(4).ready is not None, right())
 """
     cache = self.create_tempdir().full_path
     self.assertEqual(_run(script, NUMBA_CACHE_DIR=cache), ["False", "True", "True", "True", "True"])
@@ -187,7 +187,7 @@ else:
   right()  # begins to compile
 child = os.fork()
 if child == 0:
-  compiled = 4 in repetition._compiler._ready
+  compiled = repetition._compiled(4).ready is not None
   os._exit(0 if right() and repetition.compile_filter() == compiled and right() else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(repetition.compile_filter(), right())

@@ -1,6 +1,6 @@
-"""The repetition filter's search, compiled by numba (extra `[fast]`).
+"""Reading rows and looking at each while it is in the cache, compiled by numba (extra `[fast]`).
 
-For one period p, a row is rejected where R = repeats * p places in a row equal the place p before
+The search of the repetition filter: for one period p, a row is rejected where R = repeats * p places in a row equal the place p before
 them. The search looks at the last place of a would-be run first. Where that differs, no run covers
 it, and the next would-be run begins behind it, so that one look passes R places:
 
@@ -10,11 +10,13 @@ it, and the next would-be run begins behind it, so that one look passes R places
 No place is walked over twice, and walking back takes 32 places at a time. Where hits are many,
 whole groups of 32 places are tried instead, R - 31 apart: any run covers one of them.
 
-Only `repetition` imports this module, in a thread of its own, since importing numba takes a while.
+Only `repetition` and `inspection` import this module, in threads of their own, since importing numba takes a while. All of it
+is in one file, because numba's cache notices a change in the file of a compiled function, not in those of what it calls.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,8 @@ import numba
 import numba.extending
 import numpy as np
 from llvmlite import ir
+
+from maxtext_olmo.corpus import compiled_reads
 
 # Any: what numba's compiler makes of these is not what a type checker sees.
 types: Any = numba.types
@@ -126,15 +130,40 @@ def _search(rows: Any, min_period: int, max_period: int, repeats: int, keep: Any
         break
 
 
-def build(itemsize: int) -> Callable[[np.ndarray, int, int, int], np.ndarray]:
+_search_compiled: Any = numba.njit(nogil=True)(_search)
+_pread: Any = compiled_reads.pread()
+
+
+def _read_and_look(
+    descriptors: Any,
+    offsets: Any,
+    rows: Any,
+    min_period: int,
+    max_period: int,
+    repeats: int,
+    highest: Any,
+    clean: Any,
+) -> int:
+  n, length = rows.shape
+  width = length * rows.itemsize
+  for i in range(n):
+    row = rows[i]
+    if _pread(descriptors[i], row.ctypes, width, offsets[i]) != width:
+      return i
+    most = row[0] if length else highest[i]
+    for token in row:
+      most = max(most, token)
+    highest[i] = most
+    _search_compiled(rows[i : i + 1], min_period, max_period, repeats, clean[i : i + 1])
+  return -1
+
+
+def build_search(itemsize: int) -> Callable[[np.ndarray, int, int, int], np.ndarray]:
   """Compiles the search for unsigned tokens of `itemsize` bytes, or loads it from numba's cache."""
   tokens = types.Array(numba.from_dtype(np.dtype(f"u{itemsize}")), 2, "C", readonly=True)
   keep = types.Array(types.boolean, 1, "C")
   signature = types.void(tokens, types.intp, types.intp, types.intp, keep)
-  try:
-    compiled = numba.njit(signature, nogil=True, cache=True)(_search)
-  except Exception:  # nowhere to write to, a full disk, a damaged file: compiling needs none of it
-    compiled = numba.njit(signature, nogil=True)(_search)
+  compiled = _compile(_search, signature)
 
   def search(rows: np.ndarray, min_period: int, max_period: int, repeats: int) -> np.ndarray:
     verdict = np.empty(len(rows), np.bool_)
@@ -147,3 +176,48 @@ def build(itemsize: int) -> Callable[[np.ndarray, int, int, int], np.ndarray]:
   if search(trial, 1, 2, 31).tolist() != [False, True]:
     raise RuntimeError("the compiled search gives wrong verdicts")
   return search
+
+
+def build_reads(itemsize: int) -> Callable[..., int] | None:
+  """Compiles reading and looking for unsigned tokens of `itemsize` bytes, or loads it from numba's cache."""
+  if _pread is None:
+    return None
+  dtype = np.dtype(f"u{itemsize}")
+  signature = types.intp(
+      types.Array(types.int32, 1, "C"),
+      types.Array(types.int64, 1, "C"),
+      types.Array(numba.from_dtype(dtype), 2, "C"),
+      types.intp,
+      types.intp,
+      types.intp,
+      types.Array(types.uint64, 1, "C"),
+      types.Array(types.boolean, 1, "C"),
+  )
+  compiled = _compile(_read_and_look, signature)
+  _try(compiled, dtype)
+  return compiled
+
+
+def _try(kernel: Callable[..., int], dtype: np.dtype) -> None:
+  """Where numba is switched off, or does not do what it did, this fails now rather than in a run."""
+  rows = np.zeros((2, 96), dtype)
+  rows[1] = np.arange(96)
+  found = np.ones_like(rows)
+  highest, clean = np.zeros(2, np.uint64), np.zeros(2, np.bool_)
+  file = os.memfd_create("maxtext_olmo")
+  try:
+    os.pwrite(file, rows.tobytes(), 0)
+    descriptors, offsets = np.full(2, file, np.int32), np.arange(2) * rows[0].nbytes
+    outcome = kernel(descriptors, offsets, found, 1, 2, 31, highest, clean)
+  finally:
+    os.close(file)
+  verdict = [outcome, highest.tolist(), clean.tolist()]
+  if verdict != [-1, [0, 95], [False, True]] or not np.array_equal(found, rows):
+    raise RuntimeError("compiled reads give wrong results")
+
+
+def _compile(function: Callable[..., Any], signature: Any) -> Any:
+  try:
+    return numba.njit(signature, nogil=True, cache=True)(function)
+  except Exception:  # nowhere to write to, a full disk, a damaged file: compiling needs none of it
+    return numba.njit(signature, nogil=True)(function)

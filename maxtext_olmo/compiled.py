@@ -1,0 +1,95 @@
+"""A function that is compiled in the background, once there is enough work for it, while something slower serves."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from absl import logging
+
+F = TypeVar("F")
+
+
+class Background(Generic[F]):
+  """Compiles in a thread of its own; safe for threads and forks.
+
+  Args:
+    build: Compiles, or loads what was compiled before; None where that is not to be had here.
+    after: How much work has to be asked for before compiling is worth a second of another core.
+    what: What is compiled, for messages: "<what> stays with NumPy: ...".
+  """
+
+  def __init__(self, build: Callable[[], F | None], *, after: int, what: str):
+    self._build = build
+    self._after = after
+    self._what = what
+    self._work = 0
+    self._began = False
+    self._thread: threading.Thread | None = None
+    self._lock = threading.Lock()
+    self.ready: F | None = None
+    _ALL.add(self)
+
+  def get(self, work: int) -> F | None:
+    """The compiled function if it is ready; enough work asks for it to be compiled.
+
+    Args:
+      work: What is about to be done, in the unit of `after`.
+    """
+    if self.ready is None and not self._began:
+      self._work += work
+      if self._work >= self._after:
+        self._start()
+    return self.ready
+
+  def wait(self) -> bool:
+    """Compiles now, and waits for it; False where it cannot be had."""
+    self._start()
+    if self._thread is not None:
+      self._thread.join()
+    return self.ready is not None
+
+  def _start(self) -> None:
+    with self._lock:
+      if self._began:
+        return
+      self._began = True
+      # Not a daemon: a process that ends while LLVM is at work may crash.
+      thread = threading.Thread(target=self._compile, name=f"compile {self._what}")
+      try:
+        thread.start()
+      except RuntimeError as error:
+        logging.warning("%s stays with NumPy: no thread to compile in: %s", self._what, error)
+      else:
+        self._thread = thread
+
+  def _compile(self) -> None:
+    try:
+      self.ready = self._build()
+    except ModuleNotFoundError as error:
+      logging.info(
+          "%s stays with NumPy: %s; `pip install maxtext-olmo[fast]` makes it several times faster",
+          self._what,
+          error,
+      )
+    except Exception as error:  # Whatever numba stumbles over, the same results come from NumPy.
+      logging.warning("%s stays with NumPy: numba failed: %r", self._what, error)
+
+  def _after_fork(self) -> None:
+    # The child has the code that was ready, but not the thread, and perhaps its locks in numba.
+    self._lock = threading.Lock()
+    self._thread = None
+
+
+_ALL: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+  for background in list(_ALL):
+    background._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
