@@ -134,6 +134,14 @@ _search_compiled: Any = numba.njit(nogil=True)(_search)
 _pread: Any = compiled_reads.pread()
 
 
+@numba.njit(nogil=True)
+def _highest(row: Any) -> Any:
+  most = row.dtype.type(0)  # of the tokens' own type, so that a register takes many of them
+  for i in range(row.shape[0]):
+    most = max(most, row[i])
+  return most
+
+
 def _read_and_look(
     descriptors: Any,
     offsets: Any,
@@ -150,10 +158,7 @@ def _read_and_look(
     row = rows[i]
     if _pread(descriptors[i], row.ctypes, width, offsets[i]) != width:
       return i
-    most = row[0] if length else highest[i]
-    for token in row:
-      most = max(most, token)
-    highest[i] = most
+    highest[i] = _highest(row)
     _search_compiled(rows[i : i + 1], min_period, max_period, repeats, clean[i : i + 1])
   return -1
 

@@ -19,6 +19,7 @@ zero everywhere, so no loss is taken on them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -181,23 +182,27 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
   def _make_block(self, number: int) -> list[np.ndarray]:
     first = self._first_step + number * self._block_steps
     last = min(first + self._block_steps, self._first_step + self._length)
-    positions = [self._positions(step) for step in range(first, last)]
-    together = np.concatenate(positions)
+    sizes = [self._schedule.size(step) for step in range(first, last)]
+    starts = np.array([self._schedule.start(step) for step in range(first, last)])
+    # A block of one size, as nearly all are, is a matrix; where the size changes inside, steps are taken one by one.
+    cuts = [0, len(sizes)] if len(set(sizes)) == 1 else range(len(sizes) + 1)
+    parts = [self._positions(starts[i:j], sizes[i]) for i, j in itertools.pairwise(cuts)]
+    together = np.concatenate([part.reshape(-1) for part in parts])
     real = together >= 0
     ids = np.full(len(together), -1, np.int64)
     ids[real] = self._stream.instance_ids(together[real])
-    return np.split(ids, np.cumsum([len(part) for part in positions[:-1]]))
+    if len(parts) == 1:
+      return list(ids.reshape(parts[0].shape))
+    return np.split(ids, np.cumsum([part.size for part in parts[:-1]]))
 
-  def _positions(self, step: int) -> np.ndarray:
-    """The position of each of this host's rows; -1 for a padding row."""
-    size = self._schedule.size(step)
+  def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
+    """The position of each of this host's rows, for steps of one size; -1 for a padding row."""
     rows = self._rows[size]
-    positions = self._schedule.start(step) + rows
+    positions = starts[:, np.newaxis] + rows
+    positions[:, rows >= size] = -1
     end = self._stream.num_positions
-    padding = rows >= size
     if end is not None:
-      padding |= positions >= end
-    positions[padding] = -1
+      positions[positions >= end] = -1
     return positions
 
   def _ids_if_any(self, step: int) -> np.ndarray:
