@@ -102,12 +102,20 @@ class BenchReportTest(absltest.TestCase):
     text = bench_report.to_markdown(results())
     self.assertIn("| 0.625 × (by processor time 0.625 ×) | reached |", text)
     self.assertIn("**not reached**", text)
-    self.assertIn("| reading beyond the copy | 50 |", text)
+    self.assertIn("| reading beyond the copy, and the vocabulary check | 90 |", text)
     self.assertIn("| repetition filter | 60 |", text)
     self.assertIn("not measured: no \\| torch", text)
     self.assertIn("| MaxText olmo_grain | stopped after 30 s | – | – |", text)
     self.assertIn("| create_data_iterator | 0.30 s | 0.30 s | 0.30 s |", text)
     self.assertIn("600 MB/s | 3.0 MB/s | 200 ×", text)
+
+  def test_a_goal_that_a_plain_copy_would_miss_says_so(self):
+    found = results()
+    found["compare"].append(figure(bench_plan.OLMO_CORE, 0.5))
+    (goal,) = [goal for goal in bench_goals.judge(found) if "best peer" in goal.what]
+    self.assertFalse(goal.reached)
+    self.assertIn("against the best peer (OLMo-core)", goal.what)
+    self.assertEndsWith(goal.text, "; a plain copy is 2 × it")
 
   def test_parts_that_were_not_measured_are_left_out(self):
     kept = {
