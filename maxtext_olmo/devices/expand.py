@@ -81,11 +81,8 @@ class Expander:
 
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
     """The six arrays of a batch; those that all batches share are made anew once a trainer has donated them."""
-    arrays = dict(placed.arrays)
-    for name in NAMES:
-      if name not in arrays:
-        arrays[name] = self._constant(name)
-    return {name: arrays[name] for name in NAMES}
+    own = placed.arrays
+    return {name: own[name] if name in own else self._constant(name) for name in NAMES}
 
   def _constant(self, name: str) -> jax.Array:
     constant = self._constants.get(name)

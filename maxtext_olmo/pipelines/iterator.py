@@ -7,6 +7,7 @@ anew from the position after a restore, so its own iterator state, which depends
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,10 @@ class Prefetch:
   on_device: int = 1
 
 
+# A batch on its way to the devices: called, it gives the arrays.
+Sent = Callable[[], dict[str, jax.Array]]
+
+
 @dataclasses.dataclass
 class _Sender:
   """Takes batches from Grain and sends them to the devices, one step after the other.
@@ -49,18 +54,21 @@ class _Sender:
   """
 
   batches: grain.DatasetIterator
+  stream: stream_lib.Stream
   schedule: schedule_lib.BatchSchedule
   step: int
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
 
-  def send_next(self) -> expand.Placed:
+  def send_next(self) -> Sent:
     local = next(self.batches)
     began = time.perf_counter()
-    placed = self.expanders[self.schedule.size(self.step)].place(local)
+    expander = self.expanders[self.schedule.size(self.step)]
+    placed = expander.place(local)
     self.step += 1
     self.metrics.made(local["cost"], placed.bytes_crossed, time.perf_counter() - began)
-    return placed
+    self.stream.look_ahead(state_lib.position_after(self.stream, self.schedule, self.step))
+    return functools.partial(expander.finish, placed)
 
 
 class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
@@ -111,8 +119,8 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     }
     self._batches: grain.DatasetIterator | None = None
     self._dataset: steps.StepDataset | None = None
-    self._ahead: ahead_lib.Ahead[expand.Placed] | None = None
-    self._take: Callable[[], expand.Placed] = _nothing_open
+    self._ahead: ahead_lib.Ahead[Sent] | None = None
+    self._take: Callable[[], Sent] = _nothing_open
     self._metrics = metrics_lib.Metrics()
 
   def __iter__(self) -> OlmoIterator:
@@ -123,23 +131,20 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def __next__(self) -> dict[str, jax.Array]:
     self._assert_not_closed()
     asked_at = time.perf_counter()
-    size = self._schedule.size(self._step)
     self.start_prefetch()
     try:
-      placed = self._take()
+      batch = self._take()()
     except StopIteration:
       if not self._pad_after_end:
         raise
-      layout = self._layouts[size]
+      layout = self._layouts[self._schedule.size(self._step)]
       return layout.place(_padding(layout))
     except BaseException:
       # What is ahead has moved past the step that failed; a caller that tries again gets this step, or the error again.
       self._stop()
       raise
-    batch = self._expanders[size].finish(placed)
     self._metrics.served(self._step, asked_at, self._ahead.ready if self._ahead else 0)
     self._step += 1
-    self._stream.look_ahead(self.position)
     return batch
 
   def metrics(self) -> dict[str, float]:
@@ -219,7 +224,9 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if len(self._dataset):
       self._stream.order.prepare(self._schedule.start(self._step))
     self._batches = self._open(self._dataset)
-    sender = _Sender(self._batches, self._schedule, self._step, self._expanders, self._metrics)
+    sender = _Sender(
+        self._batches, self._stream, self._schedule, self._step, self._expanders, self._metrics
+    )
     self._take = sender.send_next
     if self._prefetch.on_device > 0:
       self._ahead = ahead_lib.Ahead(sender.send_next, self._prefetch.on_device)
@@ -277,7 +284,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return opened
 
 
-def _nothing_open() -> expand.Placed:
+def _nothing_open() -> Sent:
   """What `take` is before anything is open and after it was closed."""
   raise StopIteration
 
