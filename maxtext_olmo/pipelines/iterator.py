@@ -15,7 +15,6 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from absl import flags
 
 from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import steps
@@ -27,6 +26,7 @@ from maxtext_olmo.pipelines import ahead as ahead_lib
 from maxtext_olmo.pipelines import corpus_change
 from maxtext_olmo.pipelines import metrics as metrics_lib
 from maxtext_olmo.pipelines import state as state_lib
+from maxtext_olmo.pipelines import workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,13 +266,10 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def _open(self, dataset: steps.StepDataset) -> grain.DatasetIterator:
     if self._prefetch.workers > 0:
-      let_grain_read_its_flags()
-      batches = dataset.to_iter_dataset(
-          grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-      ).mp_prefetch(
-          grain.MultiprocessingOptions(
-              num_workers=self._prefetch.workers, per_worker_buffer_size=self._prefetch.per_worker
-          )
+      batches = workers.in_workers(
+          dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)),
+          workers=self._prefetch.workers,
+          ahead=self._prefetch.per_worker,
       )
     else:
       ahead = self._prefetch.batches
@@ -295,9 +292,3 @@ def _padding(layout: sharding.BatchLayout) -> dict[str, np.ndarray]:
   return {
       f"{name}{suffix}": zeros for name in names for suffix in ("", "_position", "_segmentation")
   }
-
-
-def let_grain_read_its_flags() -> None:
-  # Grain's worker processes read absl flags, which a script that never calls app.run has not parsed.
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()

@@ -24,11 +24,11 @@ from maxtext_olmo import errors
 from maxtext_olmo.batches import collate
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.devices import sharding
-from maxtext_olmo.pipelines import iterator
 from maxtext_olmo.pipelines import lmeval_datasets
 from maxtext_olmo.pipelines import lmeval_lengths
 from maxtext_olmo.pipelines import lmeval_requests
 from maxtext_olmo.pipelines import lmeval_tokenizer
+from maxtext_olmo.pipelines import workers
 from maxtext_olmo.pipelines.lmeval_datasets import CompleteLLMIndexedBatch
 from maxtext_olmo.pipelines.lmeval_datasets import MultihostSortedRemapDataset
 from maxtext_olmo.pipelines.lmeval_datasets import PadBatchDataset
@@ -129,12 +129,7 @@ def lmeval_preprocessing_pipeline(
           ready, prefetch_buffer_size=max(1, worker_buffer_size * worker_count)
       )
     elif worker_count > 0:
-      iterator.let_grain_read_its_flags()
-      ready = ready.mp_prefetch(
-          grain.MultiprocessingOptions(
-              num_workers=worker_count, per_worker_buffer_size=worker_buffer_size
-          )
-      )
+      ready = workers.in_workers(ready, workers=worker_count, ahead=worker_buffer_size)
   return multihost.MultiHostDataLoadIterator(
       ready,
       global_mesh,

@@ -27,6 +27,7 @@ from maxtext_olmo.pipelines import options as options_lib
 from maxtext_olmo.pipelines import registry
 from maxtext_olmo.pipelines import resume
 from maxtext_olmo.pipelines import wiring
+from maxtext_olmo.pipelines import workers
 
 
 def make_olmo_grain_train_iterator(
@@ -210,7 +211,7 @@ def make_olmo_grain_data_loader(
       cache_dir=order_cache_dir,
   )
   if grain_worker_count > 0:
-    iterator_lib.let_grain_read_its_flags()
+    workers.let_grain_read_its_flags()
   return grain.DataLoader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,

@@ -13,7 +13,7 @@ import grain
 
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
-from maxtext_olmo.pipelines import iterator as iterator_lib
+from maxtext_olmo.pipelines import workers
 
 
 class PrefetchedDataset(grain.IterDataset[Any]):
@@ -84,13 +84,10 @@ class _PrefetchedIterator(grain.DatasetIterator[Any]):
   def _open(self) -> grain.DatasetIterator:
     elements = _From(self._dataset, self._taken)
     if self._workers:
-      iterator_lib.let_grain_read_its_flags()
-      dataset = elements.to_iter_dataset(
-          grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-      ).mp_prefetch(
-          grain.MultiprocessingOptions(
-              num_workers=self._workers, per_worker_buffer_size=self._ahead
-          )
+      dataset = workers.in_workers(
+          elements.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)),
+          workers=self._workers,
+          ahead=self._ahead,
       )
     else:
       dataset = elements.to_iter_dataset(
