@@ -23,8 +23,6 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, overload
-from collections.abc import Mapping
 from typing import overload
 
 import grain
