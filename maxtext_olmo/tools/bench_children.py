@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import IO, Any, cast
 
 import maxtext_olmo
 from maxtext_olmo import errors
@@ -67,13 +67,15 @@ class Child:
         stderr=self._said,
         start_new_session=True,  # So that its workers can be ended with it.
     )
+    # Both are there, since both were asked for.
+    self._requests = cast(IO[bytes], self._process.stdin)
+    self._answers = cast(IO[bytes], self._process.stdout)
 
   def ask(self, **request: Any) -> dict[str, Any]:
     """Sends a request and returns the answer; Unavailable where it cannot be fulfilled."""
-    assert self._process.stdin is not None
     try:
-      self._process.stdin.write(json.dumps(request).encode() + b"\n")
-      self._process.stdin.flush()
+      self._requests.write(json.dumps(request).encode() + b"\n")
+      self._requests.flush()
       answer = json.loads(self._line() or "{}")
     except (BrokenPipeError, ValueError) as error:
       raise Unavailable(f"the process has ended: {self._last_words()}") from error
@@ -84,13 +86,12 @@ class Child:
     return answer
 
   def _line(self) -> bytes:
-    assert self._process.stdout is not None
     deadline = time.monotonic() + self._patience
     line = b""
     while not line.endswith(b"\n"):
-      ready, _, _ = select.select([self._process.stdout], [], [], _POLL_SECONDS)
+      ready, _, _ = select.select([self._answers], [], [], _POLL_SECONDS)
       if ready:
-        got = os.read(self._process.stdout.fileno(), 1 << 16)
+        got = os.read(self._answers.fileno(), 1 << 16)
         if not got:
           raise BrokenPipeError
         line += got
@@ -114,10 +115,9 @@ class Child:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self._process.pid, signal.SIGKILL)
     self._process.wait()
-    for stream in (self._process.stdin, self._process.stdout):
-      if stream is not None:
-        with contextlib.suppress(BrokenPipeError):
-          stream.close()
+    for stream in (self._requests, self._answers):
+      with contextlib.suppress(BrokenPipeError):
+        stream.close()
     self._said.close()
 
   def __enter__(self) -> Child:
