@@ -13,7 +13,7 @@ import os
 import resource
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,10 +49,10 @@ class OpenRows(NamedTuple):
 class _Table:
   """The open files of a list of paths, by number; whoever holds it keeps them open."""
 
-  def __init__(self, paths: Sequence[str]):
+  def __init__(self, paths: Sequence[str], opened: Mapping[str, OpenFile]):
     self.paths = paths
-    self.files: list[OpenFile | None] = [None] * len(paths)
-    self.descriptors = np.full(len(paths), -1, np.int32)
+    self.files = [opened.get(path) for path in paths]
+    self.descriptors = np.array([-1 if file is None else file.fd for file in self.files], np.int32)
 
 
 class OpenFiles:
@@ -107,7 +107,7 @@ class OpenFiles:
       if len(paths) > self._most:
         self._table = None
       elif self._table is None or self._table.paths is not paths:
-        self._table = _Table(paths)
+        self._table = _Table(paths, self._files)
       table = self._table
     if table is None:
       return self._rows_of_some(paths, file_ids)

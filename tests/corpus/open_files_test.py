@@ -52,6 +52,14 @@ class OpenFilesTest(absltest.TestCase):
     np.testing.assert_array_equal(files.rows(self.paths, everything).descriptors, first)
     self.assertEqual(self._open_here(), _COUNT)
 
+  def test_files_that_are_open_already_are_taken_over(self):
+    files = open_files.OpenFiles(None)
+    alone = [files.get(path).fd for path in self.paths[:4]]
+    rows = files.rows(self.paths, np.array([0, 3, 5]))
+    self.assertEqual(rows.descriptors.tolist()[:2], [alone[0], alone[3]])
+    np.testing.assert_array_equal(files._table.descriptors[:4], alone)
+    self.assertEqual(self._open_here(), 5)
+
   def test_where_some_may_be_open_the_others_are_closed_once_nobody_holds_them(self):
     files = open_files.OpenFiles(5)
     held = files.rows(self.paths, np.array([0, 1, 2, 3, 0]))
