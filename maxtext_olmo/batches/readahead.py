@@ -1,11 +1,15 @@
 """Reads in flight: how a slow disk or mount still feeds a fast trainer.
 
 Reads from the page cache take microseconds, and the thread that makes the batch does them one after the other. A device that
-answers after milliseconds is as fast as the number of questions it has been asked. So the time per read is watched, and where
-it is long, rows are read by many threads, those of the coming steps too, since which rows they hold is known:
+answers later is as fast as the number of questions it has been asked. So the time per read is watched, and where it is long, the
+rows of coming steps are asked for too, since which ones they hold is known:
 
     answers after 6 µs      step 7: row row row row …
+    answers after 100 µs    hints to the kernel for steps 8 and 9, which read in the background,  step 7: row row row row …
     answers after 10 ms     steps 7, 8, 9, 10: all rows at once,  step 11: waits for a thread,  step 12: hints to the kernel
+
+Hints cost next to nothing and suffice for a disk of this machine. Where reads take no less time for them, or a millisecond and
+more, many threads read.
 
 How many reads are in flight follows from the time per read: what it takes for a gigabyte per second, but for no more reads than one
 interpreter can attend to, and at most 256. Two batches more than that are queued, so that a thread that has read a row finds the
@@ -31,6 +35,11 @@ _TARGET_BYTES_PER_SECOND = 1e9
 _TARGET_READS_PER_SECOND = 2e4
 _SLOW_BYTES_PER_SECOND = 4e8
 _SLOW_SECONDS = 5e-5
+# From here on it is a mount and not a disk.
+_VERY_SLOW_SECONDS = 1e-3
+_STEPS_HINTED = 2
+# Every so many steps, one goes without a hint, to see whether the pages are in the cache by now.
+_TRIAL_STEPS = 64
 _MOST_THREADS = 256
 _MOST_BYTES_AHEAD = 1 << 28
 _BATCHES_QUEUED = 2
@@ -68,6 +77,9 @@ class ReadAhead:
     # Of a read by itself, and of one among others where that turned out to take longer.
     self._seconds_per_read: float | None = None
     self._seconds_in_flight = 0.0
+    self._hinting = False
+    self._hinted: set[int] = set()
+    self._vain_hints = 0
     self._slow = False
     self._quick_steps = 0
     self._readers: flights.Readers | None = None
@@ -81,10 +93,14 @@ class ReadAhead:
         flight = flight or self._start(self._ids_of(step))
         self._forget_before(step)
         self._fill_up(step, flight.tokens[:1].nbytes)
+      coming = self._steps_to_hint(step) if self._hinting else ()
+    for later in coming:
+      ids = self._ids_of(later)
+      self._hint(ids[ids >= 0])
     if flight is None:
       ids = self._ids_of(step)
       tokens = self._buffer_of(ids)
-      return ids, tokens, self._read_and_judge(ids, tokens)
+      return ids, tokens, self._read_and_judge(step, ids, tokens)
     waits = not flight.finished
     seconds = flight.wait()
     with self._lock:
@@ -99,7 +115,7 @@ class ReadAhead:
         self._readers.close()
         self._readers = None
 
-  def _read_and_judge(self, ids: np.ndarray, tokens: np.ndarray) -> Any:
+  def _read_and_judge(self, step: int, ids: np.ndarray, tokens: np.ndarray) -> Any:
     """Reads rows one after the other, and judges by the time they took whether the source is slow."""
     rows = int((ids >= 0).sum())
     waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
@@ -110,13 +126,41 @@ class ReadAhead:
     waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits >= rows / 2
     if not rows or not waited:
       seconds = 0.0
+    limit = max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)
     with self._lock:
-      before = self._seconds_per_read
-      self._seconds_per_read = seconds
-      # The very first reads open files; where those of two batches are slow, it is the disk.
-      limit = max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)
-      self._slow = before is not None and min(before, seconds) > limit
+      if self._hinting:
+        self._judge_hints(step in self._hinted, seconds, limit)
+      elif not self._slow:
+        before = self._seconds_per_read
+        self._seconds_per_read = seconds
+        # The very first reads open files; where those of two batches are slow, it is the disk.
+        if before is not None and min(before, seconds) > limit:
+          self._slow = min(before, seconds) >= _VERY_SLOW_SECONDS
+          self._hinting = not self._slow
+          self._quick_steps = self._vain_hints = 0
     return found
+
+  def _judge_hints(self, hinted: bool, seconds: float, limit: float) -> None:
+    """Goes on to threads where hints do not help, and back to plain reads where they are not needed."""
+    if not hinted:
+      self._quick_steps = self._quick_steps + 1 if seconds <= limit else 0
+      if self._quick_steps == 2:
+        self._hinting, self._seconds_per_read, self._quick_steps = False, None, 0
+      return
+    self._vain_hints = (
+        self._vain_hints + 1 if seconds > 0.5 * (self._seconds_per_read or 0.0) else 0
+    )
+    if self._vain_hints == 2:
+      self._hinting, self._slow, self._quick_steps = False, True, 0
+
+  def _steps_to_hint(self, step: int) -> list[int]:
+    """The coming steps that the kernel has not been told of."""
+    stride = self._stride()
+    self._hinted = {old for old in self._hinted if old >= step - 8 * stride}
+    coming = range(step + stride, step + (_STEPS_HINTED + 1) * stride, stride)
+    new = [s for s in coming if s not in self._hinted and s // stride % _TRIAL_STEPS]
+    self._hinted.update(new)
+    return new
 
   def _judge(self, seconds: float, waits: bool) -> None:
     """Learns from the rows of a step that were read among others: the pages of a slow disk may be in the cache by now."""

@@ -43,6 +43,29 @@ class _SlowStorage(storage.LocalStorage):
     super().hint(paths, file_ids, offsets, size)
 
 
+class _Disk(storage.LocalStorage):
+  """A disk that brings what it was told of into memory, where hints help; else, and before, a read takes a while."""
+
+  def __init__(self, helps=True, seconds=0.0004):
+    super().__init__()
+    self.helps, self.seconds = helps, seconds
+    self.told: set[tuple[int, int]] = set()
+    self.waits = self.hints = 0
+
+  def fill(self, paths, file_ids, offsets, out):
+    for row in zip(file_ids.tolist(), offsets.tolist()):
+      if row not in self.told:
+        self.waits += 1
+        if self.seconds:
+          time.sleep(self.seconds)
+    super().fill(paths, file_ids, offsets, out)
+
+  def hint(self, paths, file_ids, offsets, size):
+    self.hints += len(offsets)
+    if self.helps:
+      self.told.update(zip(file_ids.tolist(), offsets.tolist()))
+
+
 class ReadAheadTest(parameterized.TestCase):
 
   def setUp(self):
@@ -76,6 +99,37 @@ class ReadAheadTest(parameterized.TestCase):
     for step in range(len(dataset)):
       dataset[step]
     self.assertIsNone(dataset._reads._readers)
+
+  @parameterized.parameters(1, 2)
+  def test_hints_are_enough_for_a_disk_that_heeds_them(self, stride):
+    disk = _Disk()
+    dataset, quick = self._dataset(disk, size=8), self._dataset(storage.LocalStorage(), size=8)
+    for step in range(0, len(dataset), stride):
+      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
+    self.assertIsNone(dataset._reads._readers)
+    self.assertGreater(disk.hints, 4 * disk.waits)
+
+  def test_a_disk_that_heeds_no_hints_is_read_by_threads(self):
+    disk = _Disk(helps=False)
+    dataset, quick = self._dataset(disk, size=8), self._dataset(storage.LocalStorage(), size=8)
+    for step in range(len(dataset)):
+      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
+    self.assertIsNotNone(dataset._reads._readers)
+
+  def test_hints_end_when_the_pages_are_in_the_cache(self):
+    disk = _Disk()
+    dataset = self._dataset(disk, size=4)
+    for step in range(10):
+      dataset[step]
+    self.assertTrue(dataset._reads._hinting)
+    disk.seconds = 0.0
+    for step in range(10, 140):
+      dataset[step]
+    self.assertFalse(dataset._reads._hinting)
+    hints = disk.hints
+    for step in range(140, 160):
+      dataset[step]
+    self.assertEqual(disk.hints, hints)
 
   @parameterized.parameters(2, 3)
   def test_a_worker_reads_ahead_in_its_own_stride(self, stride):
