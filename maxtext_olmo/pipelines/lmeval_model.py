@@ -50,6 +50,8 @@ class JaxLM(LM):
     truncation: What becomes of a longer context: `left` drops its beginning, `error` raises.
     padding_multiple: What all lengths are a multiple of.
     data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
+    packing: Whether a row may hold several requests, as segments. `auto`: if the model then scores them as it does
+      one by one, which is tried before each call's requests are scored; True takes your word for it.
     cache_file: Where finished requests are kept, so that a killed evaluation goes on.
     name: Of the model. Say here whatever changes its logits besides the parameters: it guards the cache.
     max_gen_toks: How many tokens are generated where a task does not say.
@@ -69,6 +71,7 @@ class JaxLM(LM):
       truncation: str = "left",
       padding_multiple: int = 16,
       data_sharding: PartitionSpec | None = None,
+      packing: bool | str = "auto",
       cache_file: str | None = None,
       name: str = "",
       max_gen_toks: int = 256,
@@ -97,6 +100,7 @@ class JaxLM(LM):
         padding_multiple=padding_multiple,
         max_length=max_length,
         data_sharding=data_sharding,
+        packing=packing,
     )
     self._generator = lmeval_generate.Generator(apply, self._scorer, tokenizer, seed=seed)
     self._cache_file = cache_file
@@ -131,6 +135,12 @@ class JaxLM(LM):
   def compiled_lengths(self) -> tuple[int, ...]:
     """The sequence lengths that requests were scored at; each was compiled once."""
     return tuple(sorted(self._scorer.lengths))
+
+  @property
+  def padding_share(self) -> float:
+    """The share of what the model was run on to score requests that was none of them."""
+    run = self._scorer.tokens_run
+    return 1 - self._scorer.tokens_scored / run if run else 0.0
 
   def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
     """For each (context, continuation), the continuation's log-probability, and whether it is greedy.

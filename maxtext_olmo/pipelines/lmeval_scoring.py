@@ -1,18 +1,20 @@
 """Runs a model over rows of tokens and hands every process the log-probabilities of what is scored.
 
 Results leave the devices token by token and are added up in float64: in float32, the sum over a long
-text would be off in the fourth digit.
+text would be off in the fourth digit. Every process knows which token is whose (`lmeval_packing`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -20,9 +22,14 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.batches import collate
 from maxtext_olmo.devices import multihost
+from maxtext_olmo.pipelines import agreement
 from maxtext_olmo.pipelines import lmeval
 from maxtext_olmo.pipelines import lmeval_lengths
+from maxtext_olmo.pipelines import lmeval_packing
+from maxtext_olmo.pipelines import lmeval_probe
 from maxtext_olmo.pipelines import lmeval_requests
+
+PACKINGS = ("auto", True, False)
 
 Params = Any
 Apply = Callable[[Params, collate.LLMIndexedBatch], jax.Array]
@@ -47,6 +54,8 @@ class Scorer:
     padding_multiple: What all lengths are a multiple of.
     max_length: How many tokens go into the model at most; no batch is longer, padding included.
     data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
+    packing: Whether several rows may become segments of one. `auto`: if the model then scores them as it does one
+      by one, which is tried each time that rows are scored.
   """
 
   def __init__(
@@ -58,14 +67,21 @@ class Scorer:
       padding_multiple: int,
       max_length: int | None = None,
       data_sharding: PartitionSpec | None = None,
+      packing: bool | str = "auto",
   ):
+    if packing not in PACKINGS:
+      raise errors.ConfigError(
+          f"packing={packing!r} is unknown; known are {', '.join(map(repr, PACKINGS))}."
+      )
     self.mesh = mesh
     self.batch_size = batch_size
     self.padding_multiple = padding_multiple
     self.max_length = max_length
     self.data_sharding = data_sharding
+    self.packing = packing
     self.lengths: set[int] = set()  # each is a shape that was compiled
     self.tokens_run = 0  # padding included
+    self.tokens_scored = 0  # those of the rows alone
     self._apply = apply
     self._host, self._host_count = lmeval.host_share(mesh, data_sharding)
     self._step = jax.jit(self._score, out_shardings=NamedSharding(mesh, PartitionSpec()))
@@ -74,31 +90,20 @@ class Scorer:
 
   def vocab_size(self, params: Params) -> int:
     """How many tokens the model knows."""
-    batch = collate.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)
-    borders: Any = jax.ShapeDtypeStruct(batch.inputs.shape, np.bool_)
-    batch = dataclasses.replace(batch, _document_borders=borders)
-    return jax.eval_shape(self._apply, params, batch).shape[-1]
+    return jax.eval_shape(self._apply, params, self._abstract_batch()).shape[-1]
 
   def scores(self, params: Params, rows: Sequence[lmeval_requests.Row]) -> Iterator[list[Score]]:
     """Batch by batch, the scores of the rows, in no particular order."""
-    local = lmeval.local_batches(
-        rows,
-        self.batch_size,
-        host=self._host,
-        host_count=self._host_count,
-        padding_multiple=self.padding_multiple,
-        known_lengths=self.lengths,
-        max_length=self.max_length,
-    )
     pending = None
-    for step in range(len(local)):
+    for step in self._plan(params, rows):
       # The devices run a step while the results of the one before are added up here.
-      results = self.run(params, local[step])
+      results = self.run(params, self._my_part(step, rows))
+      self.tokens_scored += sum(rows[number].length for members in step.rows for number in members)
       if pending is not None:
-        yield _read(pending)
-      pending = results
+        yield _read(*pending, rows)
+      pending = results, step
     if pending is not None:
-      yield _read(pending)
+      yield _read(*pending, rows)
 
   def run(self, params: Params, local: collate.LLMIndexedBatch) -> dict[str, jax.Array]:
     """Starts a step on this process's rows of a batch; its results are the same on every process."""
@@ -131,24 +136,84 @@ class Scorer:
       )
     return self.batch_size // self._host_count
 
+  def _plan(self, params: Params, rows: Sequence[lmeval_requests.Row]) -> list[lmeval_packing.Step]:
+    is_tried = self.packing == "auto"
+    plan = functools.partial(
+        lmeval_packing.plan_steps,
+        [row.length for row in rows],
+        self.batch_size,
+        self.padding_multiple,
+        max_length=self.max_length,
+    )
+    steps = plan(
+        pack=self.packing is not False,
+        known=self.lengths,
+        overhead=lmeval_probe.RUNS if is_tried else 0,
+    )
+    # Each time, since the weights decide too: while a model is trained, it may begin to look across borders.
+    if is_tried and any(step.is_packed for step in steps):
+      reason = self._why_not_shared(params, steps, rows)
+      if reason:
+        logging.warning("Each request is scored in a row of its own, since the model %s.", reason)
+        return plan(pack=False, known=self.lengths)
+    return steps
+
+  def _why_not_shared(
+      self,
+      params: Params,
+      steps: Sequence[lmeval_packing.Step],
+      rows: Sequence[lmeval_requests.Row],
+  ) -> str:
+    def run(step: lmeval_packing.Step, rows: Sequence[lmeval_requests.Row]) -> list[np.ndarray]:
+      results = self.run(params, self._my_part(step, rows))
+      found = np.asarray(results["logprobs"], np.float64).reshape(-1)
+      numbers, starts = lmeval_packing.row_starts(step, rows)
+      return [found[start : start + rows[n].length] for n, start in zip(numbers, starts)]
+
+    reason = lmeval_probe.why_not_shared(
+        run,
+        steps,
+        rows,
+        batch_size=self.batch_size,
+        vocab_size=self.vocab_size(params),
+        half_precision=lmeval_probe.computes_in_half_precision(
+            jax.make_jaxpr(self._apply)(params, self._abstract_batch()),
+            self.mesh.devices.flat[0].platform,
+        ),
+    )
+    # The same on all, as the results are; but if ever not, they would wait for each other forever.
+    return agreement.from_process_0(lambda: reason)
+
+  def _my_part(
+      self, step: lmeval_packing.Step, rows: Sequence[lmeval_requests.Row]
+  ) -> collate.LLMIndexedBatch:
+    count = self._local_rows()
+    return lmeval_packing.step_batch(step, rows, self._host * count, count)
+
+  def _abstract_batch(self) -> collate.LLMIndexedBatch:
+    batch = collate.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)
+    borders: Any = jax.ShapeDtypeStruct(batch.inputs.shape, np.bool_)
+    return dataclasses.replace(batch, _document_borders=borders)
+
   def _score(self, params: Params, batch: collate.LLMIndexedBatch) -> dict[str, jax.Array]:
     logits = self._apply(params, batch).astype(jnp.float32)
     counts = batch.targets_segmentation != 0
     chosen = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]
     logprobs = jnp.where(counts, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
     hits = (jnp.argmax(logits, axis=-1) == batch.targets) | ~counts
-    return {
-        "request": jnp.asarray(batch.document_idx) - 1,
-        "logprobs": logprobs,
-        "is_greedy": hits.all(axis=1),
-    }
+    return {"logprobs": logprobs, "hits": hits}
 
 
-def _read(results: dict[str, jax.Array]) -> list[Score]:
-  found = {name: np.asarray(array) for name, array in results.items()}
-  sums = found["logprobs"].sum(axis=1, dtype=np.float64)
+def _read(
+    results: dict[str, jax.Array],
+    step: lmeval_packing.Step,
+    rows: Sequence[lmeval_requests.Row],
+) -> list[Score]:
+  numbers, starts = lmeval_packing.row_starts(step, rows)
+  # What is not scored, padding included, adds nothing to the row before it.
+  sums = np.add.reduceat(np.asarray(results["logprobs"], np.float64).reshape(-1), starts)
+  greedy = np.logical_and.reduceat(np.asarray(results["hits"]).reshape(-1), starts)
   return [
-      Score(int(request), float(total), bool(greedy))
-      for request, total, greedy in zip(found["request"], sums, found["is_greedy"])
-      if request >= 0
+      Score(rows[number].request, float(total), bool(is_greedy))
+      for number, total, is_greedy in zip(numbers, sums, greedy)
   ]

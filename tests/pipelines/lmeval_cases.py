@@ -23,7 +23,13 @@ def make_mesh(axes=None):
   return jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
 
 
-def make_lm(params, *, axes=None, data_sharding=None, **options):
+def looks_across_borders(params, batch):
+  """The reference model without segments: all that stands before in the row is context."""
+  one = (batch.inputs_segmentation > 0).astype(np.int32)
+  return lmeval_reference.apply(params, dataclasses.replace(batch, inputs_segmentation=one))
+
+
+def make_lm(params, *, axes=None, data_sharding=None, ignores_segments=False, **options):
   options = {
       "batch_size": 8,
       "max_length": 64,
@@ -32,26 +38,30 @@ def make_lm(params, *, axes=None, data_sharding=None, **options):
       **options,
   }
   spec = None if data_sharding is None else jax.sharding.PartitionSpec(*data_sharding)
-  return lmeval.JaxLM(
-      lmeval_reference.apply, params, "bytes", make_mesh(axes), data_sharding=spec, **options
-  )
+  apply = looks_across_borders if ignores_segments else lmeval_reference.apply
+  return lmeval.JaxLM(apply, params, "bytes", make_mesh(axes), data_sharding=spec, **options)
 
 
 def answer(params, calls, **options):
-  """The answers to some calls, (method, arguments) each, and the lengths that were compiled."""
+  """The answers to some calls, (method, arguments) each, the lengths that were compiled, and the tokens run."""
   lm = make_lm(params, **options)
-  return _answer(lm, calls), lm.compiled_lengths
+  return _answer(lm, calls), lm.compiled_lengths, lm._scorer.tokens_run
+
+
+def answer_again(params, calls, all_options):
+  """The same with each of some options."""
+  return [answer(params, calls, **options) for options in all_options]
 
 
 def _answer(lm, calls):
   return [getattr(lm, method)([Request(args) for args in requests]) for method, requests in calls]
 
 
-def answer_and_run_harness(params, calls, task_dir, names):
+def answer_and_run_harness(params, calls, task_dir, names, **options):
   """The answers to some calls, and the harness's own results on its tasks."""
   from maxtext_olmo.trainers import evaluation
 
-  lm = make_lm(params)
+  lm = make_lm(params, **options)
   return _answer(lm, calls), summary(evaluation.Tasks(names, task_dir).run(lm, log_samples=True))
 
 

@@ -80,21 +80,23 @@ class JaxLMTest(parameterized.TestCase):
             np.array(mine, float), np.array(theirs, float), rtol=0, atol=_TOLERANCE
         )
 
-  @parameterized.parameters(1, 64)
-  def test_answers_are_the_slow_scorers_at_any_batch_size(self, batch_size):
-    found, lengths = lmeval_cases.answer(self.params, self.calls, batch_size=batch_size)
+  @parameterized.parameters((1, "auto"), (64, "auto"), (8, True), (8, False))
+  def test_answers_are_the_slow_scorers_at_any_batch_size(self, batch_size, packing):
+    found, lengths, _ = lmeval_cases.answer(
+        self.params, self.calls, batch_size=batch_size, packing=packing
+    )
     self.check(found, self.expected)
     self.assertLessEqual(len(lengths), 12)
     self.assertLessEqual(max(lengths), _MAX_LENGTH)
 
   def test_answers_do_not_depend_on_the_order_of_requests(self):
     backwards = [(method, requests[::-1]) for method, requests in self.calls[:2]]
-    found, _ = lmeval_cases.answer(self.params, backwards)
+    found, *_ = lmeval_cases.answer(self.params, backwards)
     self.check([answers[::-1] for answers in found], self.expected[:2])
 
   def test_a_model_without_a_limit_sees_all_of_a_long_text(self):
     calls = self.calls[:2]
-    found, _ = lmeval_cases.answer(self.params, calls, max_length=None)
+    found, *_ = lmeval_cases.answer(self.params, calls, max_length=None)
     slow = lmeval_reference.make_slow_lm(self.params, 10_000)
     requests = [lmeval_cases.Request(args) for args in calls[1][1]]
     np.testing.assert_allclose(found[1], slow.loglikelihood_rolling(requests), rtol=0, atol=1e-4)
@@ -115,6 +117,7 @@ class JaxLMTest(parameterized.TestCase):
         processes=processes,
         devices=2 if processes == 2 else 1,
         args=(self.params, self.calls, self.task_dir, _TASKS),
+        kwargs={"packing": True},
     )
     self.assertLen(figures, 4)
     for found, (my_figures, my_answers) in results:
@@ -135,8 +138,32 @@ class JaxLMTest(parameterized.TestCase):
         args=(self.params, self.calls[:2]),
         kwargs={"axes": {"data": 1, "tensor": 2}, "data_sharding": ("data",)},
     )
-    for found, _ in results:
+    for found, *_ in results:
       self.check(found, self.expected[:2])
+
+  def test_processes_agree_whether_requests_may_share_rows(self):
+    text = lmeval_reference.text(3)
+    requests = [(text[: i % 23], chr(97 + i % 26) * 2) for i in range(60)]
+    expected = self.slow_answers("loglikelihood", requests)
+    common = {"batch_size": 2}
+    results = distributed.run(
+        "tests.pipelines.lmeval_cases:answer_again",
+        args=(
+            self.params,
+            [("loglikelihood", requests)],
+            [
+                {**common, "packing": False},
+                {**common, "packing": "auto"},
+                {**common, "packing": "auto", "ignores_segments": True},
+            ],
+        ),
+    )
+    for answers in results:
+      for (found,), *_ in answers:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=_TOLERANCE)
+      alone, shared, refused = (tokens for *_, tokens in answers)
+      self.assertLess(shared, alone)
+      self.assertGreater(refused, alone)  # it was tried
 
   def test_processes_with_different_requests_stop_on_all(self):
     with self.assertRaises(distributed.DistributedError) as caught:
@@ -158,9 +185,16 @@ class JaxLMTest(parameterized.TestCase):
     self.assertEqual((lm.eot_token_id, lm.prefix_token_id, lm.tokenizer_name), (256, 256, "bytes"))
     self.assertEqual(lmeval_cases.make_lm(self.params, max_length=None).max_length, float("inf"))
 
+  def test_the_share_of_padding_is_that_of_what_was_run(self):
+    lm = lmeval_cases.make_lm(self.params, batch_size=2)
+    self.assertEqual(lm.padding_share, 0)
+    lm.loglikelihood([lmeval_cases.Request(("x" * 20, "ab"))])
+    self.assertAlmostEqual(lm.padding_share, 1 - 21 / 64)
+
   @parameterized.parameters(
       ({"truncation": "right"}, "truncation='right' is unknown; known are left, error"),
       ({"max_length": 0}, "max_length=0 must be positive"),
+      ({"packing": "never"}, "packing='never' is unknown; known are 'auto', True, False"),
       ({"tokenizer": "nowhere"}, "There is no tokenizer nowhere"),
   )
   def test_impossible_options_are_errors(self, options, message):
@@ -263,7 +297,7 @@ class CacheTest(absltest.TestCase):
         args=(self.params, [("loglikelihood", arguments)]),
         kwargs={"cache_file": self.cache_file},
     )
-    (mine, _), (theirs, _) = results
+    (mine, *_), (theirs, *_) = results
     self.assertEqual(mine, theirs)
     self.assertEqual(mine[0][:20], first)
     self.assertLen(self.lines(), len(set(arguments)))

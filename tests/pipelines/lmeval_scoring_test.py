@@ -1,8 +1,11 @@
 """Tests for running a model over rows of tokens."""
 
+import contextlib
+
 import jax
 import numpy as np
 from absl.testing import absltest
+from absl.testing import parameterized
 from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
@@ -26,25 +29,68 @@ def make_scorer(apply=lmeval_reference.apply, **options):
   return lmeval_scoring.Scorer(apply, lmeval_cases.make_mesh(), **options)
 
 
-class LMEvalScoringTest(absltest.TestCase):
+class LMEvalScoringTest(parameterized.TestCase):
 
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
     cls.params = lmeval_reference.random_params()
+    cls.expected = [
+        lmeval_reference.score(cls.params, row.tokens, row.scored) for row in some_rows(90)
+    ]
 
-  def test_rows_score_as_they_do_alone_without_padding_in_float64(self):
-    rows = some_rows(23)
-    scorer = make_scorer()
+  @parameterized.parameters((True, 1), (True, 64), (False, 4), ("auto", 4))
+  def test_rows_score_as_they_do_alone_without_padding_in_float64(self, packing, batch_size):
+    rows = some_rows(90)
+    scorer = make_scorer(packing=packing, batch_size=batch_size)
     found = {s.request: s for batch in scorer.scores(self.params, rows) for s in batch}
-    self.assertLen(found, 23)
-    for row in rows:
-      logprob, is_greedy = lmeval_reference.score(self.params, row.tokens, row.scored)
+    self.assertLen(found, 90)
+    for row, (logprob, is_greedy) in zip(rows, self.expected):
       self.assertAlmostEqual(found[row.request].logprob, logprob, delta=1e-4)
       self.assertEqual(found[row.request].is_greedy, is_greedy)
 
+  def test_sharing_rows_runs_fewer_tokens(self):
+    rows = some_rows(90)
+    run = {}
+    for packing in (True, "auto", False):
+      scorer = make_scorer(packing=packing)
+      list(scorer.scores(self.params, rows))
+      self.assertEqual(scorer.tokens_scored, sum(row.length for row in rows))
+      run[packing] = scorer.tokens_run
+    self.assertLess(run[True], run["auto"])  # which tries it out
+    self.assertLess(run["auto"], run[False])
+
+  def test_a_model_that_would_mix_up_requests_gets_each_alone_and_it_is_said(self):
+    rows = some_rows(90)
+    apply = lmeval_cases.looks_across_borders
+    found = {}
+    for packing in ("auto", False, True):
+      scorer = make_scorer(apply, packing=packing)
+      with self.assertLogs("absl") if packing == "auto" else contextlib.nullcontext() as logs:
+        found[packing] = sorted(
+            (s.request, s.logprob) for batch in scorer.scores(self.params, rows) for s in batch
+        )
+      if packing == "auto":
+        self.assertIn("in a row of its own, since the model looks at other", logs.output[0])
+    np.testing.assert_allclose(found["auto"], found[False], rtol=0, atol=1e-4)
+    # Told that it may, it does; so there is something to be found.
+    self.assertGreater(np.abs(np.array(found[True]) - found[False]).max(), 1.0)
+
+  def test_a_model_is_tried_again_with_other_weights(self):
+    rows = some_rows(90)
+    scorer = make_scorer(lmeval_cases.looks_across_borders)
+    # Without its attention, it keeps all tokens apart.
+    blind = {**self.params, "layers": dict(self.params["layers"])}
+    blind["layers"]["attention_out"] = 0 * blind["layers"]["attention_out"]
+    list(scorer.scores(blind, rows))
+    shared = scorer.tokens_run
+    list(scorer.scores(self.params, rows))
+    self.assertGreater(scorer.tokens_run, 2 * shared)
+
   def test_each_length_is_compiled_once_and_reported(self):
-    scorer = make_scorer(lambda params, batch: jax.nn.one_hot(batch.inputs, 260))
+    scorer = make_scorer(
+        lambda params, batch: jax.nn.one_hot(batch.inputs, 260), packing=False
+    )
     for seed in range(3):
       list(scorer.scores((), some_rows(40, seed, longest=400)))
     self.assertEqual(scorer._step._cache_size(), len(scorer.lengths))
@@ -81,6 +127,8 @@ class LMEvalScoringTest(absltest.TestCase):
   def test_a_batch_that_no_process_can_hold_is_an_error_at_once(self):
     with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 does not divide"):
       make_scorer(batch_size=0)
+    with self.assertRaisesRegex(errors.ConfigError, "packing='on' is unknown; known are 'auto', T"):
+      make_scorer(packing="on")
     with self.assertRaisesRegex(errors.ConfigError, "'model'"):
       make_scorer(data_sharding=PartitionSpec("model"))
 
