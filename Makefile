@@ -96,7 +96,7 @@ bench-order: $(VENV)/.installed ## Time to the first id, ids per second and memo
 bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents, side by side.
 	$(BIN)/python -m maxtext_olmo bench packing
 
-bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation: unsorted, sorted per host, sorted globally.
+bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation: unsorted, sorted per host, sorted globally, packed.
 	$(BIN)/python -m maxtext_olmo bench lmeval
 
 clean: ## Remove the virtual environments and caches.

@@ -5,12 +5,13 @@
 
 `JaxLM` needs the extra `eval`; nothing of it is imported before it is used. `lmeval_preprocessing_pipeline`
 gives the batches alone, to who has an evaluation loop already. Both make rows of all requests, sort them
-by length, pad and deal them (`lmeval_datasets`), to few different lengths (`lmeval_lengths`).
+by length and deal them, of few different lengths (`lmeval_lengths`). The pipeline does so with datasets of
+its own (`lmeval_datasets`), a request in each row; `JaxLM` puts several into one (`lmeval_packing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import grain
@@ -146,26 +147,15 @@ def local_batches(
     host: int,
     host_count: int,
     padding_multiple: int,
-    known_lengths: Collection[int] = (),
-    max_length: int | None = None,
 ) -> grain.MapDataset[collate.LLMIndexedBatch]:
-  """This host's rows of each global batch; the longest batch comes first.
-
-  Args:
-    known_lengths: Lengths that have been compiled already, to be preferred.
-    max_length: What no batch shall be longer than, padding included; no row is.
-  """
+  """This host's rows of each global batch, a request each; the longest batch comes first."""
   if not 0 <= host < host_count or global_batch_size < 1 or padding_multiple < 1:
     raise errors.ConfigError(
         f"Host {host} of {host_count}, global_batch_size={global_batch_size} and"
         f" padding_multiple={padding_multiple}: hosts count from 0, and all else is positive."
     )
   lengths = sorted((row.length for row in rows), reverse=True)
-  plan = lmeval_lengths.plan_lengths(
-      lengths[::global_batch_size], padding_multiple, known=known_lengths
-  )
-  if max_length is not None:
-    plan = [min(length, max_length) for length in plan]
+  plan = lmeval_lengths.plan_lengths(lengths[::global_batch_size], padding_multiple)
   samples = grain.MapDataset.source(list(rows)).map(lmeval_requests.row_arrays)
   samples = samples.map(CompleteLLMIndexedBatch())
   samples = PadBatchDataset(samples, global_batch_size, 0, empty_llm_indexed_sample())

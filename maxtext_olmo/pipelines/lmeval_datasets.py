@@ -12,6 +12,7 @@ Every host knows all lengths, so all agree on the shape of each step without a w
 
 from __future__ import annotations
 
+import abc
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
@@ -99,8 +100,9 @@ class _Wrapped(grain.MapDataset[T], Generic[T]):
       )
     return self._get(int(index))
 
+  @abc.abstractmethod
   def _get(self, index: int) -> Any:
-    raise NotImplementedError
+    """The element at a place that exists."""
 
 
 class PadBatchDataset(_Wrapped[T]):

@@ -35,8 +35,8 @@ _TIMES = (1, 2, 4)
 _SERIES = (0.5, 0.75, 0.875)
 # When all that is left shall go into one batch, a little room makes it likely.
 _ROOM = 1.02
-# In rows of so many tokens, attention costs as much again as the rest of the model: 6 x its width, at a width of 1,365.
-_ATTENTION = 8192
+# In rows of so many tokens, attention costs as much again as the rest of the model: six times its width.
+_ATTENTION = 6 * 2048
 # What a shape must save to be worth its compilation.
 _PER_SHAPE = 0.005
 

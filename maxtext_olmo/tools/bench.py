@@ -205,8 +205,8 @@ def _add_lmeval(parts: argparse._SubParsersAction) -> None:
       "lmeval",
       help="padding, compiled shapes and speed of evaluation batches",
       description=(
-          "Makes batches of requests with realistic lengths in three ways: unsorted, sorted on each host, and sorted"
-          " globally as this library does, and runs them on a small model."
+          "Makes batches of requests with realistic lengths in four ways: unsorted, sorted on each host, sorted"
+          " globally, and packed as JaxLM does it, and runs them on a small model. About two minutes on two cores."
       ),
   )
   for flag, default, text in (

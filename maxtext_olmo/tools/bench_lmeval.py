@@ -1,8 +1,10 @@
-"""What sorting does for evaluation: padding, compiled shapes and requests per second, three ways side by side.
+"""What sorting and packing do for evaluation: padding, compiled shapes and requests per second, side by side.
 
     unsorted     batches in request order, each padded to its longest row
-    per host     each of several hosts sorts its own part; a step is padded to the longest row of all hosts
-    global       what this library does: all requests sorted, few lengths chosen (`lmeval_datasets`)
+    per host     requests are dealt to hosts in turn, as the harness does it, and each host sorts its own; a step is
+                 padded to the longest row of all hosts
+    global       all requests sorted, a row each, few lengths chosen (`lmeval_datasets`)
+    packed       what `JaxLM` does: several requests in a row (`lmeval_packing`)
 
 Lengths are drawn to look like well-known harness tasks, without and with examples before the question.
 """
@@ -21,6 +23,8 @@ import numpy as np
 from maxtext_olmo.batches import collate
 from maxtext_olmo.pipelines import lmeval
 from maxtext_olmo.pipelines import lmeval_datasets
+from maxtext_olmo.pipelines import lmeval_packing
+from maxtext_olmo.pipelines import lmeval_probe
 from maxtext_olmo.pipelines import lmeval_requests
 from maxtext_olmo.pipelines import lmeval_scoring
 from maxtext_olmo.trainers import model
@@ -29,6 +33,7 @@ _MULTIPLE = 16
 _VOCABULARY = 64
 _LONGEST = 2048
 _ROUNDS = 3
+_PACKED = "packed"
 # Share of the requests, median length in tokens, and spread (of the logarithm), roughly as of these tasks.
 _SETS = {
     "zero-shot": {
@@ -62,7 +67,7 @@ class Speed:
 
 
 def measure(*, requests: int, timed_requests: int, batch_size: int, hosts: int) -> str:
-  """Compares the three ways and returns tables.
+  """Compares the ways and returns tables.
 
   Args:
     requests: of each set, to count padding and shapes of.
@@ -86,9 +91,10 @@ def measure(*, requests: int, timed_requests: int, batch_size: int, hosts: int) 
   best = list(speeds.values())[-1]
   lines += [
       "",
-      f"{timed_requests:,} {next(iter(_SETS))} requests on a small model; the ways take turns, the best of {_ROUNDS} once compiled:",
+      f"{timed_requests:,} {next(iter(_SETS))} requests on a small model; the ways take turns, the best of {_ROUNDS}"
+      " once compiled. Packed includes trying it out:",
       "",
-      "| | requests/s | once compiled | time against sorted globally |",
+      "| | requests/s | once compiled | time against packed |",
       "|---|---:|---:|---:|",
   ]
   for name, speed in speeds.items():
@@ -106,6 +112,7 @@ def _ways(hosts: int) -> dict[str, Callable[[Rows, int], Batches]]:
       "unsorted": unsorted,
       f"sorted on each of {hosts} hosts": lambda rows, size: sorted_per_host(rows, size, hosts),
       "sorted globally": sorted_globally,
+      _PACKED: packed,
   }
 
 
@@ -131,11 +138,10 @@ def unsorted(rows: Rows, batch_size: int) -> Batches:
 
 
 def sorted_per_host(rows: Rows, batch_size: int, hosts: int) -> Batches:
-  """Each host sorts a contiguous part; step k is the k-th batch of each."""
-  parts = np.array_split(np.arange(len(rows)), hosts)
+  """Each host sorts every n-th request; step k is the k-th batch of each."""
   local = [
-      _cut(sorted((rows[i] for i in part), key=lambda row: -row.length), batch_size // hosts)
-      for part in parts
+      _cut(sorted(rows[host::hosts], key=lambda row: -row.length), batch_size // hosts)
+      for host in range(hosts)
   ]
   steps = max(map(len, local))
   groups = [[row for part in local if k < len(part) for row in part[k]] for k in range(steps)]
@@ -143,9 +149,22 @@ def sorted_per_host(rows: Rows, batch_size: int, hosts: int) -> Batches:
 
 
 def sorted_globally(rows: Rows, batch_size: int) -> Batches:
-  """As this library does it."""
+  """One request per row, as `lmeval_preprocessing_pipeline` does it."""
   batches = lmeval.local_batches(rows, batch_size, host=0, host_count=1, padding_multiple=_MULTIPLE)
   return [batches[i] for i in range(len(batches))]
+
+
+def packed(rows: Rows, batch_size: int) -> Batches:
+  """Several requests per row, as `JaxLM` does it; finding out whether the model allows it comes on top."""
+  steps = lmeval_packing.plan_steps(
+      [row.length for row in rows],
+      batch_size,
+      _MULTIPLE,
+      pack=True,
+      max_length=_LONGEST,
+      overhead=lmeval_probe.RUNS,
+  )
+  return [lmeval_packing.step_batch(step, rows, 0, batch_size) for step in steps]
 
 
 def padding_share(batches: Batches) -> float:
@@ -187,14 +206,19 @@ def _time(rows: Rows, batch_size: int, hosts: int) -> dict[str, Speed]:
   ways = _ways(hosts)
   # A scorer each, so that each compiles its own shapes.
   scorers = {
-      name: lmeval_scoring.Scorer(apply, mesh, batch_size=batch_size, padding_multiple=_MULTIPLE)
+      name: lmeval_scoring.Scorer(
+          apply, mesh, batch_size=batch_size, padding_multiple=_MULTIPLE, max_length=_LONGEST
+      )
       for name in ways
   }
   times: dict[str, list[float]] = {name: [] for name in ways}
   for _ in range(1 + _ROUNDS):
     for name, make in ways.items():
       began = time.perf_counter()
-      batches = make(rows, batch_size)
-      jax.block_until_ready([scorers[name].run(params, batch) for batch in batches])
+      if name == _PACKED:
+        list(scorers[name].scores(params, rows))
+      else:
+        batches = make(rows, batch_size)
+        jax.block_until_ready([scorers[name].run(params, batch) for batch in batches])
       times[name].append(time.perf_counter() - began)
   return {name: Speed(seconds[0], min(seconds[1:])) for name, seconds in times.items()}

@@ -29,6 +29,9 @@ examples:
 """
 
 
+_PACKINGS = {"auto": "auto", "on": True, "off": False}
+
+
 def add_parser(subparsers: Any) -> None:
   """Adds `eval`."""
   parser = subparsers.add_parser(
@@ -85,6 +88,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
       help="of contexts that are too long: `left` drops their beginning, `error` stops (default: left)",
   )
   parser.add_argument(
+      "--packing",
+      default="auto",
+      metavar="WHEN",
+      help=(
+          "several requests in a row: `on`, `off`, or `auto`, which tries whether the scores stay the same"
+          " (default: auto)"
+      ),
+  )
+  parser.add_argument(
       "--limit",
       type=float,
       metavar="N",
@@ -138,6 +150,10 @@ def run(args: argparse.Namespace) -> int:
     parser.error(f"unknown: {' '.join(unknown)}; config keys are set with --config.KEY=VALUE")
   if not own.tasks and not own.ppl:
     raise errors.ConfigError("Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both.")
+  if own.packing not in _PACKINGS:
+    raise errors.ConfigError(
+        f"--packing={own.packing} is unknown; known are {', '.join(_PACKINGS)}."
+    )
   if own.processes != 1:
     return _on_processes(own.processes, args.rest)
   config_flags = [*([f"--config={own.config}"] if own.config else []), *rest]
@@ -183,6 +199,7 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
   options: dict[str, Any] = {
       "batch_size": own.batch_size or 64,
       "max_length": own.max_length or config.max_target_length,
+      "packing": _PACKINGS[own.packing],
   }
   results: dict[str, Any] = {"checkpoint": step}
   if tasks is not None:
@@ -242,10 +259,20 @@ def _report(results: dict[str, Any]) -> None:
     print(make_table(results))
     if results.get("groups"):
       print(make_table(results, "groups"))
-    lengths = results["config"]["compiled_lengths"]
-    print(f"{len(lengths)} shapes were compiled: lengths {', '.join(map(str, lengths)) or '-'}.")
+    print(_how_it_was_scored(results["config"]))
   for path, labels in results.get("perplexity", {}).items():
     _report_perplexity(path, labels)
+
+
+def _how_it_was_scored(config: dict[str, Any]) -> str:
+  lengths = config["compiled_lengths"]
+  if not lengths:
+    return "No request had to be scored."
+  return (
+      f"Scored in rows of {', '.join(map(str, lengths))} tokens:"
+      f" {len(lengths)} shape{'s' if len(lengths) > 1 else ''} compiled,"
+      f" {config['padding_share']:.1%} of the tokens run were padding."
+  )
 
 
 def _report_perplexity(path: str, labels: dict[str, Any]) -> None:

@@ -138,6 +138,7 @@ class Tasks:
         ) from error
     # No shape and no figure depends on which process reports.
     results["config"]["compiled_lengths"] = list(lm.compiled_lengths)
+    results["config"]["padding_share"] = lm.padding_share
     return results
 
   def _find(self, names: list[str], directory: str) -> tuple[Any, list[str]]:

@@ -25,7 +25,9 @@ _MULTIPLES = st.sampled_from([1, 8, 16, 128])
 def make_rows(lengths, seed=0):
   rng = np.random.default_rng(seed)
   return [
-      lmeval_requests.Row(rng.integers(0, 50, size=n + 1), int(rng.integers(1, n + 1)), 3 * i, i % 2)
+      lmeval_requests.Row(
+          rng.integers(0, 50, size=n + 1), int(rng.integers(1, n + 1)), 3 * i, i % 2
+      )
       for i, n in enumerate(lengths)
   ]
 
@@ -85,7 +87,9 @@ class LMEvalPackingTest(parameterized.TestCase):
   def test_the_number_of_shapes_is_bounded_whatever_is_evaluated(self, evaluations):
     known: set[int] = set()
     for lengths in evaluations:
-      known.update(step.length for step in packing.plan_steps(lengths, 4, 8, pack=True, known=known))
+      known.update(
+          step.length for step in packing.plan_steps(lengths, 4, 8, pack=True, known=known)
+      )
     self.assertLessEqual(len(known), lmeval_lengths.MAX_SHAPES + math.ceil(math.log2(700 / 8)))
 
   @settings(deadline=None)

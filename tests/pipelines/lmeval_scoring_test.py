@@ -88,9 +88,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     self.assertGreater(scorer.tokens_run, 2 * shared)
 
   def test_each_length_is_compiled_once_and_reported(self):
-    scorer = make_scorer(
-        lambda params, batch: jax.nn.one_hot(batch.inputs, 260), packing=False
-    )
+    scorer = make_scorer(lambda params, batch: jax.nn.one_hot(batch.inputs, 260), packing=False)
     for seed in range(3):
       list(scorer.scores((), some_rows(40, seed, longest=400)))
     self.assertEqual(scorer._step._cache_size(), len(scorer.lengths))

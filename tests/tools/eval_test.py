@@ -99,7 +99,7 @@ class EvalTest(absltest.TestCase):
     self.assertEqual(code, 0, err)
     self.assertRegex(out, r"\|colours\s*\|\s*1\|none")
     self.assertIn("bits_per_byte", out)
-    self.assertRegex(out, r"\d shapes were compiled: lengths \d+")
+    self.assertRegex(out, r"Scored in rows of [\d, ]+ tokens: \d shapes? compiled, \d+\.\d% of")
     with open(path, encoding="utf-8") as file:
       results = json.load(file)
     self.assertEqual(results["checkpoint"], 3)
@@ -107,8 +107,36 @@ class EvalTest(absltest.TestCase):
     self.assertLen(results["samples"]["colours"], 3)
     code, again, _ = self.run_command(*arguments)
     self.assertEqual(code, 0)
-    self.assertIn("0 shapes were compiled", again)
-    self.assertEqual(again.split("0 shapes")[0], out.split(" shapes")[0][:-2] + "\n")
+    self.assertIn("No request had to be scored.", again)
+    self.assertEqual(again.split("No request")[0], out.split("Scored in")[0])
+
+  @needs_harness
+  def test_figures_are_the_same_with_and_without_packing(self):
+    found = {}
+    for packing in ("on", "off", "auto"):
+      path = f"{self.folder}/{packing}.json"
+      code, _, err = self.run_command(
+          "--tasks=colours,texts",
+          f"--task-dir={self.task_dir}",
+          f"--ppl={self.index_path}",
+          f"--packing={packing}",
+          f"--output={path}",
+          "--batch-size=2",
+          "--max-length=128",
+      )
+      self.assertEqual(code, 0, err)
+      with open(path, encoding="utf-8") as file:
+        results = json.load(file)
+      found[packing] = [
+          results["results"]["colours"]["acc,none"],
+          results["results"]["texts"]["bits_per_byte,none"],
+          results["perplexity"][self.index_path]["wiki"]["bits_per_byte"],
+      ]
+      found[packing, "padding"] = results["config"]["padding_share"]
+    for packing in ("on", "auto"):
+      for mine, theirs in zip(found[packing], found["off"]):
+        self.assertAlmostEqual(mine, theirs, delta=1e-4)
+    self.assertLess(found["on", "padding"], found["off", "padding"])
 
   @needs_harness
   def test_a_context_that_is_too_long_stops_it_where_that_is_asked_for(self):
@@ -126,6 +154,7 @@ class EvalTest(absltest.TestCase):
         ((f"--ppl={self.index_path}", "--tokenizer=/nowhere"), "There is no tokenizer /nowhere"),
         ((f"--ppl={self.index_path}", "--config.emb=3"), "did you mean 'emb_dim'"),
         ((f"--ppl={self.index_path}", "--processes=0"), "--processes=0 must be at least 1"),
+        ((f"--ppl={self.index_path}", "--packing=yes"), "unknown; known are auto, on, off"),
     ):
       code, out, err = self.run_command(*arguments)
       self.assertEqual(code, 2, arguments)
