@@ -129,7 +129,9 @@ class Scorer:
     return batch[first : first + self._local_rows()]
 
   def _local_rows(self) -> int:
-    if self.batch_size < 1 or self.batch_size % self._host_count:
+    if self.batch_size < 1:
+      raise errors.ConfigError(f"batch_size={self.batch_size} must be positive.")
+    if self.batch_size % self._host_count:
       raise errors.ConfigError(
           f"batch_size={self.batch_size} does not divide over {self._host_count} hosts; choose a"
           f" multiple of {self._host_count}."

@@ -85,6 +85,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
       "--truncation",
       default="left",
+      metavar="HOW",
       help="of contexts that are too long: `left` drops their beginning, `error` stops (default: left)",
   )
   parser.add_argument(
@@ -150,10 +151,7 @@ def run(args: argparse.Namespace) -> int:
     parser.error(f"unknown: {' '.join(unknown)}; config keys are set with --config.KEY=VALUE")
   if not own.tasks and not own.ppl:
     raise errors.ConfigError("Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both.")
-  if own.packing not in _PACKINGS:
-    raise errors.ConfigError(
-        f"--packing={own.packing} is unknown; known are {', '.join(_PACKINGS)}."
-    )
+  _check(own)
   if own.processes != 1:
     return _on_processes(own.processes, args.rest)
   config_flags = [*([f"--config={own.config}"] if own.config else []), *rest]
@@ -173,6 +171,20 @@ def run(args: argparse.Namespace) -> int:
     if own.output:
       _write(results, own.output)
   return 0
+
+
+def _check(own: argparse.Namespace) -> None:
+  """What can be told to be wrong before anything is loaded."""
+  from maxtext_olmo import errors
+
+  if own.packing not in _PACKINGS:
+    raise errors.ConfigError(
+        f"--packing={own.packing} is unknown; known are {', '.join(_PACKINGS)}."
+    )
+  for flag in ("batch_size", "max_length", "limit"):
+    value = getattr(own, flag)
+    if value is not None and value <= 0:
+      raise errors.ConfigError(f"--{flag.replace('_', '-')}={value:g} must be positive.")
 
 
 def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]:
@@ -197,8 +209,8 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
   mesh = learner.make_mesh(config)
   step, params = evaluation.load_params(config, mesh, own.step)
   options: dict[str, Any] = {
-      "batch_size": own.batch_size or 64,
-      "max_length": own.max_length or config.max_target_length,
+      "batch_size": 64 if own.batch_size is None else own.batch_size,
+      "max_length": config.max_target_length if own.max_length is None else own.max_length,
       "packing": _PACKINGS[own.packing],
   }
   results: dict[str, Any] = {"checkpoint": step}

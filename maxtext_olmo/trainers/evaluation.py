@@ -9,6 +9,8 @@ import contextlib
 import difflib
 import logging as python_logging
 import os
+import subprocess
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -128,13 +130,15 @@ class Tasks:
             bootstrap_iters=_BOOTSTRAP_DRAWS,
             log_samples=log_samples,
         )
-      except errors.MaxtextOlmoError:
-        raise
-      except (OSError, ImportError) as error:
-        # Data or a package that is not at hand; the harness raises what its libraries raise.
+      except Exception as error:
+        if isinstance(error, errors.MaxtextOlmoError) or _is_of_the_model(error):
+          raise
+        # Data or a package that is not at hand, or a task file that cannot work: the harness raises what its
+        # libraries raise.
+        said = " ".join(str(error).split()) or "no more is said"
         raise errors.ConfigError(
-            f"The tasks {', '.join(self.names)} cannot run here:"
-            f" {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            f"The tasks {', '.join(self.names)} cannot run here: {type(error).__name__}: {said[:400]}."
+            " Look at their task files, and whether their data is at hand and not empty."
         ) from error
     # No shape and no figure depends on which process reports.
     results["config"]["compiled_lengths"] = list(lm.compiled_lengths)
@@ -200,7 +204,7 @@ def _harness() -> Iterator[None]:
   os.environ.setdefault("DISABLE_MULTIPROC", "1")
   os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
   try:
-    import lm_eval  # noqa: F401
+    from lm_eval import evaluator
   except ImportError as error:
     raise errors.ConfigError(
         "Evaluation on tasks needs lm-evaluation-harness: pip install 'maxtext-olmo[eval]'."
@@ -209,10 +213,32 @@ def _harness() -> Iterator[None]:
   level = logger.level
   if not logging.level_debug():
     logger.setLevel(python_logging.ERROR)
+  theirs = evaluator.get_git_commit_hash
+  evaluator.get_git_commit_hash = _git_hash
   try:
     yield
   finally:
+    evaluator.get_git_commit_hash = theirs
     logger.setLevel(level)
+
+
+def _is_of_the_model(error: BaseException) -> bool:
+  """Whether the harness had called the model when this was raised."""
+  from maxtext_olmo.pipelines import lmeval_model
+
+  frames = traceback.extract_tb(error.__traceback__)
+  return any(frame.filename == lmeval_model.__file__ for frame in frames)
+
+
+def _git_hash() -> str | None:
+  """What the harness notes of the working directory; its own function lets git complain where there is none."""
+  try:
+    done = subprocess.run(
+        ["git", "describe", "--always"], capture_output=True, text=True, check=False
+    )
+  except OSError:
+    return None
+  return done.stdout.strip() or None
 
 
 def _match(name: str, manager: Any) -> list[str]:

@@ -123,7 +123,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     self.assertEmpty(list(make_scorer().scores(self.params, [])))
 
   def test_a_batch_that_no_process_can_hold_is_an_error_at_once(self):
-    with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 does not divide"):
+    with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 must be positive"):
       make_scorer(batch_size=0)
     with self.assertRaisesRegex(errors.ConfigError, "packing='on' is unknown; known are 'auto', T"):
       make_scorer(packing="on")

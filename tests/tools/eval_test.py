@@ -154,6 +154,9 @@ class EvalTest(absltest.TestCase):
         ((f"--ppl={self.index_path}", "--tokenizer=/nowhere"), "There is no tokenizer /nowhere"),
         ((f"--ppl={self.index_path}", "--config.emb=3"), "did you mean 'emb_dim'"),
         ((f"--ppl={self.index_path}", "--processes=0"), "--processes=0 must be at least 1"),
+        ((f"--ppl={self.index_path}", "--limit=0"), "--limit=0 must be positive"),
+        ((f"--ppl={self.index_path}", "--batch-size=-3"), "--batch-size=-3 must be positive"),
+        ((f"--ppl={self.index_path}", "--max-length=0"), "--max-length=0 must be positive"),
         ((f"--ppl={self.index_path}", "--packing=yes"), "unknown; known are auto, on, off"),
     ):
       code, out, err = self.run_command(*arguments)

@@ -135,14 +135,49 @@ class TasksTest(_Trained):
       with self.assertRaisesRegex(errors.ConfigError, message):
         evaluation.Tasks(names, directory)
 
-  def test_data_that_is_not_at_hand_is_an_error(self):
-    directory = self.create_tempdir().full_path
-    lmeval_reference.write_tasks(directory)
-    os.unlink(directory + "/colours.jsonl")
+  def make_lm(self):
     _, params = evaluation.load_params(self.config, self.mesh)
-    lm = evaluation.make_lm(self.config, params, self.mesh, progress=False)
-    with self.assertRaisesRegex(errors.ConfigError, "The tasks colours cannot run here"):
-      evaluation.Tasks(["colours"], directory).run(lm)
+    return evaluation.make_lm(self.config, params, self.mesh, progress=False)
+
+  @parameterized.parameters(
+      ("colours.jsonl", None, "FileNotFoundError: .*colours.jsonl"),
+      ("colours.jsonl", "", "Look at their task files"),
+      ("colours.yaml", ("{{thing}}", "{{thin}}"), "'thin' is undefined"),
+      ("colours.yaml", ("{", "[", 1), "colours.yaml cannot run here: .* line 1"),
+  )
+  def test_a_task_that_cannot_work_is_an_error_that_says_so(self, name, change, message):
+    directory = lmeval_reference.write_tasks(self.create_tempdir().full_path)
+    path = pathlib.Path(directory, name)
+    text = path.read_text()
+    path.unlink()
+    if change is not None:
+      path.write_text(text.replace(*change) if change else "")
+    tasks = evaluation.Tasks([directory + "/colours.yaml"])
+    with self.assertRaisesRegex(errors.ConfigError, message):
+      tasks.run(self.make_lm())
+
+  def test_what_the_model_raises_is_not_taken_for_the_tasks_fault(self):
+    lm = self.make_lm()
+    lm.params = {}
+    with self.assertRaises(KeyError):
+      evaluation.Tasks(["colours"], self.task_dir).run(lm)
+
+  def test_git_does_not_complain_where_there_is_no_repository(self):
+    lm = self.make_lm()
+    tasks = evaluation.Tasks(["colours"], self.task_dir)
+    self.addCleanup(os.chdir, os.getcwd())
+    os.chdir(self.create_tempdir().full_path)
+    with tempfile.TemporaryFile("w+") as said:
+      errors_before = os.dup(2)
+      os.dup2(said.fileno(), 2)
+      try:
+        results = tasks.run(lm)
+      finally:
+        os.dup2(errors_before, 2)
+        os.close(errors_before)
+      said.seek(0)
+      self.assertNotIn("git", said.read())
+    self.assertIsNone(results["git_hash"])
 
   def test_the_trainer_logs_tasks_at_the_interval_and_trains_as_without_them(self):
     seen, losses = {}, []
