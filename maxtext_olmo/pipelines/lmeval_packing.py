@@ -99,11 +99,6 @@ def plan_steps(
   return best
 
 
-def cells(steps: Iterable[Step], batch_size: int) -> int:
-  """How many tokens the model is run on, padding and rows without a request included."""
-  return sum(step.length for step in steps) * batch_size
-
-
 def step_batch(
     step: Step, rows: Sequence[lmeval_requests.Row], first: int, count: int
 ) -> collate.LLMIndexedBatch:
