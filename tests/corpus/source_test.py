@@ -41,6 +41,16 @@ class SourceTest(parameterized.TestCase):
     self.assertEqual(found.dtype, np.dtype(dtype))
     np.testing.assert_array_equal(found, rows[ids])
 
+  def test_rows_can_be_read_one_by_one_in_any_order(self):
+    source, rows = self._source()
+    ids = np.array([7, 42, 0, 7])
+    out = np.zeros((4, rows.shape[1]), source.dtype)
+    read_row = source.row_reader(ids, out)
+    for row in (2, 0, 3):
+      read_row(row)
+    np.testing.assert_array_equal(out[[2, 0, 3]], rows[ids[[2, 0, 3]]])
+    self.assertFalse(out[1].any())
+
   def test_an_item_is_writable_and_says_where_it_comes_from(self):
     source, rows = self._source()
     item = source[np.int64(42)]
