@@ -72,6 +72,12 @@ class BufferPool:
     }
     return np.asarray(_Lease(self, memory, interface))
 
+  def clear(self) -> None:
+    """Lets go of the memory that nobody holds."""
+    with self._lock:
+      for free in self._free.values():
+        free.clear()
+
   def _give_back(self, memory: mmap.mmap, *, getpid=os.getpid) -> None:
     # Bound as a default, because at interpreter exit the module's names may be gone before the last array is.
     if self._pid != getpid():

@@ -123,7 +123,8 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
   def close(self) -> None:
     """Ends the threads that read, and lets go of what they have read; the dataset stays usable."""
     self._reads.close()
-    self._connect()
+    self._pool.clear()
+    self._blocks = {}
 
   def _count_steps(self) -> int:
     end = self._stream.num_positions

@@ -272,10 +272,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
           ahead=self._prefetch.per_worker,
       )
     else:
-      ahead = self._prefetch.batches
-      batches = dataset.to_iter_dataset(
-          grain.ReadOptions(num_threads=min(2, ahead), prefetch_buffer_size=ahead)
-      )
+      batches = workers.in_threads(dataset, ahead=self._prefetch.batches)
     opened = iter(batches)
     opened.start_prefetch()
     return opened

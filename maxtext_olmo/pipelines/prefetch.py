@@ -90,9 +90,7 @@ class _PrefetchedIterator(grain.DatasetIterator[Any]):
           ahead=self._ahead,
       )
     else:
-      dataset = elements.to_iter_dataset(
-          grain.ReadOptions(num_threads=min(2, self._ahead), prefetch_buffer_size=self._ahead)
-      )
+      dataset = workers.in_threads(elements, ahead=self._ahead)
     return iter(dataset)
 
 

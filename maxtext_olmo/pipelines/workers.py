@@ -1,4 +1,7 @@
-"""Worker processes of Grain's, for those who ask for them: they start in a plain script, and end with their trainer."""
+"""Who makes elements ahead: threads, or worker processes for those who ask for them.
+
+Worker processes start in a plain script, and end with their trainer.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,18 @@ import threading
 
 import grain
 from absl import flags
+
+
+def in_threads(dataset: grain.MapDataset, *, ahead: int) -> grain.IterDataset:
+  """The dataset, made by threads of this process.
+
+  Args:
+    dataset: What they make.
+    ahead: How many elements are ready or being made.
+  """
+  # Two, so that one reads while the other filters; but one core is the trainer's, and that of who sends to the devices.
+  threads = min(2, ahead, max(1, _cores() - 1))
+  return dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
 
 
 def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain.IterDataset:
@@ -27,6 +42,12 @@ def let_grain_read_its_flags() -> None:
   """Grain's worker processes read absl flags, which a script that never calls app.run has not parsed."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
+
+
+def _cores() -> int:
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def _end_with_parent(worker: int, count: int) -> None:

@@ -23,6 +23,16 @@ class BufferPoolTest(parameterized.TestCase):
     if array.size:
       self.assertEqual(array.ctypes.data % 4096, 0)
 
+  def test_a_cleared_pool_makes_memory_anew(self):
+    pool = buffers.BufferPool()
+    kept, dropped = pool.take((4, 1024), np.uint32), pool.take((4, 1024), np.uint32)
+    del dropped
+    pool.clear()
+    pool.take((4, 1024), np.uint32)
+    self.assertEqual(pool.made, 3)
+    kept[:] = 7
+    self.assertFalse(np.shares_memory(kept, pool.take((4, 1024), np.uint32)))
+
   def test_memory_returns_once_the_last_view_is_gone(self):
     pool = buffers.BufferPool()
     array = pool.take((8, 1024), np.uint32)

@@ -33,6 +33,30 @@ def run_until_killed():
 
 class WorkersTest(absltest.TestCase):
 
+  def test_an_iterator_that_nobody_closed_leaves_without_noise(self):
+    code = (
+        "import sys\n"
+        "import jax, numpy as np, maxtext_olmo\n"
+        "from tests import corpora\n"
+        "path, _ = corpora.write_corpus(sys.argv[1])\n"
+        "config = maxtext_olmo.get_config()\n"
+        "config.update(olmo_index_path=path, max_target_length=8, global_batch_size_to_load=4)\n"
+        "config.update(vocab_size=1000, checkpoint_dir='')\n"
+        "mesh = jax.sharding.Mesh(np.array(jax.devices()), ('data',))\n"
+        "train = maxtext_olmo.create_data_iterator(config, mesh)[0]\n"
+        "next(train)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, self.create_tempdir().full_path],
+        env=distributed.child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+    self.assertNotIn("Exception", done.stderr)
+    self.assertNotIn("Traceback", done.stderr)
+
   def test_workers_take_turns_in_a_script_that_parses_no_flags(self):
     code = (
         "from tests.pipelines import workers_test\n"
