@@ -78,18 +78,21 @@ class Background(Generic[F]):
     except Exception as error:  # Whatever numba stumbles over, the same results come from NumPy.
       logging.warning("%s stays with NumPy: numba failed: %r", self._what, error)
 
-  def _after_fork(self) -> None:
-    # The child has the code that was ready, but not the thread, and perhaps its locks in numba.
+  def _after_fork(self, *, may_begin: bool) -> None:
     self._lock = threading.Lock()
     self._thread = None
+    self._began = self._began or not may_begin
 
 
 _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+  # The child has the code that was ready, but not the thread of what was not, and perhaps its locks in numba: whoever began to
+  # compile anything would wait for them for ever.
+  under_way = any(background._thread and background._thread.is_alive() for background in _ALL)
   for background in list(_ALL):
-    background._after_fork()
+    background._after_fork(may_begin=not under_way)
 
 
 os.register_at_fork(after_in_child=_after_fork)

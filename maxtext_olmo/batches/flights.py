@@ -87,17 +87,29 @@ class Readers:
       queue.rows.extend([(flight, row) for row in flight.rows])
       more = max(0, min(threads - queue.busy, len(queue.rows)))
       queue.busy += more
-    for _ in range(more):
-      self._pool.submit(_drain, queue)
+    for started in range(more):
+      try:
+        self._pool.submit(_drain, queue)
+      except RuntimeError:  # No thread is to be had; those that there are read all the same.
+        with queue.lock:
+          queue.busy -= more - started
+          nobody_reads = queue.busy == 0 and queue.rows
+        if nobody_reads:
+          self._drop_all()
+          raise
+        return
 
   def close(self) -> None:
     """Ends the threads once each has finished its row; the other rows are not read."""
+    self._drop_all()
+    self._pool.shutdown(wait=False)
+
+  def _drop_all(self) -> None:
     with self._queue.lock:
       dropped = list(self._queue.rows)
       self._queue.rows.clear()
     for flight, row in dropped:
       flight.drop(row)
-    self._pool.shutdown(wait=False)
 
 
 class _Queue:

@@ -43,7 +43,9 @@ _TRIAL_STEPS = 64
 _MOST_THREADS = 256
 _MOST_BYTES_AHEAD = 1 << 28
 _BATCHES_QUEUED = 2
-# So many quick steps in a row mean that the source is not slow any more.
+# What a read from the cache takes at most where others are at work, and how many such steps in a row mean that the source is not
+# slow any more.
+_QUICK_SECONDS = 1e-4
 _QUICK_STEPS = 4
 
 
@@ -91,7 +93,7 @@ class ReadAhead:
       flight = self._flights.pop(step, None)
       if self._slow:
         flight = flight or self._start(self._ids_of(step))
-        self._forget_before(step)
+        self._forget_far_from(step)
         self._fill_up(step, flight.tokens[:1].nbytes)
       coming = self._steps_to_hint(step) if self._hinting else ()
     for later in coming:
@@ -131,14 +133,20 @@ class ReadAhead:
       if self._hinting:
         self._judge_hints(step in self._hinted, seconds, limit)
       elif not self._slow:
-        before = self._seconds_per_read
-        self._seconds_per_read = seconds
-        # The very first reads open files; where those of two batches are slow, it is the disk.
-        if before is not None and min(before, seconds) > limit:
-          self._slow = min(before, seconds) >= _VERY_SLOW_SECONDS
-          self._hinting = not self._slow
-          self._quick_steps = self._vain_hints = 0
+        self._judge_plain(seconds, limit)
     return found
+
+  def _judge_plain(self, seconds: float, limit: float) -> None:
+    """Goes on to hints, or to threads at once, where reads are slow."""
+    before = self._seconds_per_read
+    self._seconds_per_read = seconds
+    # The very first reads open files; where those of two batches are slow, it is the disk.
+    if before is not None and min(before, seconds) > limit:
+      # One batch may have been held up; the other one tells.
+      self._seconds_per_read = min(before, seconds)
+      self._slow = self._seconds_per_read >= _VERY_SLOW_SECONDS
+      self._hinting = not self._slow
+      self._quick_steps = self._vain_hints = 0
 
   def _judge_hints(self, hinted: bool, seconds: float, limit: float) -> None:
     """Goes on to threads where hints do not help, and back to plain reads where they are not needed."""
@@ -168,7 +176,8 @@ class ReadAhead:
       return
     alone = self._seconds_per_read or 0.0
     # Other threads are at work, so a read from the cache does not take microseconds here either.
-    self._quick_steps = self._quick_steps + 1 if seconds <= 0.25 * alone else 0
+    is_quick = seconds <= max(0.25 * alone, _QUICK_SECONDS)
+    self._quick_steps = self._quick_steps + 1 if is_quick else 0
     if self._quick_steps == _QUICK_STEPS:
       self._slow, self._seconds_per_read, self._seconds_in_flight = False, None, 0.0
       self._quick_steps = 0
@@ -212,7 +221,9 @@ class ReadAhead:
     self._readers.start(flight, self._wanted_reads(tokens[:1].nbytes))
     return flight
 
-  def _forget_before(self, step: int) -> None:
-    """Drops steps that were left behind: whoever jumps elsewhere does not come back for them."""
-    for old in [s for s in self._flights if s < step - 8 * self._stride()]:
-      del self._flights[old]
+  def _forget_far_from(self, step: int) -> None:
+    """Drops steps that were left behind, or that lie far ahead: whoever jumps elsewhere does not come back for them."""
+    stride = self._stride()
+    near = range(step - 8 * stride, step + (len(self._flights) + 8) * stride + 1)
+    for other in [s for s in self._flights if s not in near]:
+      del self._flights[other]

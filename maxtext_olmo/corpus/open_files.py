@@ -65,7 +65,8 @@ class OpenFiles:
   def __init__(self, most: int | None):
     self._given = most
     self.forget()
-    _ALL.add(self)
+    with _all_lock:
+      _ALL.add(self)
 
   def forget(self) -> None:
     """Lets go of all files, and of the lock."""
@@ -109,16 +110,19 @@ class OpenFiles:
       elif self._table is None or self._table.paths is not paths:
         self._table = _Table(paths, self._files)
       table = self._table
-    if table is None:
-      return self._rows_of_some(paths, file_ids)
+    try:
+      if table is None:
+        return self._rows_of_some(paths, file_ids)
+      return self._rows_of_table(table, file_ids)
+    except OSError as error:
+      if error.errno == errno.EMFILE:  # What was opened for these rows is needed now.
+        return None
+      raise
+
+  def _rows_of_table(self, table: _Table, file_ids: np.ndarray) -> OpenRows:
     descriptors = table.descriptors[file_ids]
     if len(descriptors) and descriptors.min() < 0:
-      try:
-        self._open_missing(table, np.unique(file_ids[descriptors < 0]).tolist())
-      except OSError as error:
-        if error.errno == errno.EMFILE:  # What the table holds is needed now.
-          return None
-        raise
+      self._open_missing(table, np.unique(file_ids[descriptors < 0]).tolist())
       descriptors = table.descriptors[file_ids]
     return OpenRows(descriptors, table.files)
 
@@ -155,11 +159,13 @@ class OpenFiles:
 
 
 _ALL: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
+_all_lock = threading.Lock()
 
 
 def _room_for(files: OpenFiles) -> int:
   """How many files one that was told no number may keep open, beside the others that were not."""
-  others = sum(len(other) for other in list(_ALL) if other is not files)
+  with _all_lock:
+    others = sum(len(other) for other in _ALL if other is not files)
   return max(_LEAST, int(_SHARE * (_descriptor_limit() - _held_at_first())) - others)
 
 
@@ -178,7 +184,9 @@ def _held_at_first() -> int:
 
 
 def _forget_after_fork() -> None:
-  # Another thread of the parent may have held the lock at the moment of the fork, and will never give it back here.
+  # Another thread of the parent may have held a lock at the moment of the fork, and will never give it back here.
+  global _all_lock
+  _all_lock = threading.Lock()
   for files in list(_ALL):
     files.forget()
 

@@ -163,7 +163,7 @@ class LocalStorage:
 def _cannot(verb: str, path: str, error: OSError, offset: int = 0, count: int = 0) -> str:
   where = f"bytes {offset} to {offset + count} of {path}" if count else path
   if error.errno == errno.EMFILE:
-    hint = "Lower olmo_max_open_files (max_open_files), or raise the limit (`ulimit -n`)."
+    hint = "Set olmo_max_open_files (max_open_files) to a smaller number, or raise the limit (`ulimit -n`)."
   elif error.errno == errno.ENOENT:
     hint = (
         "If the corpus has moved, remap its paths (olmo_path_remap_from and olmo_path_remap_to),"

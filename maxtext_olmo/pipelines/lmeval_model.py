@@ -267,6 +267,8 @@ class JaxLM(LM):
         self._scorer.max_length,
         self.truncation,
         self.max_gen_toks,
+        # Shared rows give the same scores where a model keeps requests apart, which nobody has tried where it is told to share.
+        self._scorer.packing is True,
     )
 
   def _check_vocabulary(self) -> None:

@@ -27,7 +27,7 @@ from maxtext_olmo.pipelines import lmeval_requests
 from maxtext_olmo.pipelines.lmeval_datasets import round_up
 
 # Rows of so many tokens are no burden, however short the longest request is. Else no row is longer than the longest
-# request, so that packing needs no more memory than one request per row.
+# request, so that packing needs no more memory than one request per row does.
 _NO_BURDEN = 256
 # Rows are so many times as long as the request that opens them...
 _TIMES = (1, 2, 4)
@@ -135,7 +135,8 @@ def step_batch(
       targets_segmentation=made["mask"],
       document_idx=document_idx,
       sequence_idx=sequence_idx,
-      _document_borders=np.diff(segments, axis=1, prepend=0) != 0,
+      # A row begins with a border, also one without a request.
+      _document_borders=np.diff(segments, axis=1, prepend=-1) != 0,
   )
 
 

@@ -76,6 +76,8 @@ def why_not_shared(
   ]
   changed = run(step, others)
   off = np.concatenate([_difference(shared[number], changed[number]) for number in sorted(kept)])
+  if np.isnan(off).any():
+    return "gives NaN, so that nothing can be compared"
   if not off.max() <= _SAME:
     return f"looks at other requests of a row: they change the score of a token by {off.max():.2g}"
 

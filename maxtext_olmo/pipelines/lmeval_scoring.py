@@ -78,7 +78,7 @@ class Scorer:
     self.padding_multiple = padding_multiple
     self.max_length = max_length
     self.data_sharding = data_sharding
-    self.packing = packing
+    self.packing = packing if packing == "auto" else bool(packing)
     self.lengths: set[int] = set()  # each is a shape that was compiled
     self.tokens_run = 0  # padding included
     self.tokens_scored = 0  # those of the rows alone

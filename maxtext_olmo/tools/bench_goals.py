@@ -118,6 +118,27 @@ def _start_goals(starts: Sequence[bench_start.Start]) -> list[Goal]:
   ]
 
 
+def device_profile(figures: Sequence[bench_figures.Figure]) -> dict[str, float]:
+  """The same of a batch on devices; two threads work on it, one after the other, and each on another batch meanwhile."""
+  find = _Finder(figures)
+  inline, device = find(bench_plan.INLINE, filter=True), find(bench_plan.DEVICE, filter=True)
+  if inline is None or device is None:
+    return {}
+  made = statistics.median(run["rows_sent"] / device.batch / run["batches"] for run in device.runs)
+  return {
+      "a thread reads and looks at tokens": 1e6 * device.per_batch("read_seconds") / made,
+      "the same inline, with nothing beside it": 1e6
+      * (inline.per_batch("read_seconds") + inline.per_batch("check_seconds")),
+      "another sends them and starts the targets": 1e6
+      * device.per_batch("transfer_seconds")
+      / made,
+      "processor time of the two and of what they start": device.cpu_ns_per_token
+      * device.tokens
+      / 1e3,
+      "a batch on devices, filter on": 1e6 * device.per_batch("seconds"),
+  }
+
+
 def profile(figures: Sequence[bench_figures.Figure]) -> dict[str, float]:
   """Where the time of a batch of the inline path goes, in microseconds: what the two runs with and without filter say."""
   find = _Finder(figures)

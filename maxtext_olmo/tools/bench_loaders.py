@@ -183,8 +183,13 @@ def _to_devices(train: Any) -> Opened:
 
   def counters() -> dict[str, float]:
     metrics = train.metrics()
-    # Counted together, when a batch is sent: those on their way are in both.
-    return {"bytes_to_device": metrics["bytes_to_device"], "rows_sent": metrics["reads"]}
+    parts = {f"{part}_seconds": metrics[f"{part}_seconds"] for part in ("read", "transfer")}
+    # Counted together, when a batch is sent: those on their way are in all of them.
+    return {
+        "bytes_to_device": metrics["bytes_to_device"],
+        "rows_sent": metrics["reads"],
+        **parts,
+    }
 
   return Opened(take, dict, 8, train.close, counters)
 

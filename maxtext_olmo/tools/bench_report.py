@@ -54,6 +54,7 @@ def to_json(results: Mapping[str, Any]) -> str:
       "trainer": results.get("trainer"),
       "goals": [vars(goal) for goal in bench_goals.judge(results)],
       "profile": bench_goals.profile(results.get("compare", ())),
+      "device_profile": bench_goals.device_profile(results.get("compare", ())),
   }
   return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
 
@@ -93,12 +94,15 @@ def _goals(results: Mapping[str, Any]) -> str:
   verdict = {True: "reached", False: "**not reached**", None: "–"}
   rows = [(goal.what, goal.goal, goal.text, verdict[goal.reached]) for goal in goals]
   text = _table(("goal", "wanted", "found", ""), rows, left=4)
-  parts = bench_goals.profile(results["compare"])
-  if parts and any(goal.reached is False for goal in goals):
-    text += (
-        "\n\nWhere the time of an inline batch goes, in µs, since not every goal is reached:\n\n"
-    )
-    text += _table(("part", "µs"), [(name, f"{value:.0f}") for name, value in parts.items()])
+  profiles = {
+      "Where the time of an inline batch goes, in µs, since not every goal is reached:": bench_goals.profile,
+      "And that of a batch on devices, which threads make beside each other:": bench_goals.device_profile,
+  }
+  if any(goal.reached is False for goal in goals):
+    for title, make in profiles.items():
+      if parts := make(results["compare"]):
+        lines = [(name, f"{value:.0f}") for name, value in parts.items()]
+        text += f"\n\n{title}\n\n{_table(('part', 'µs'), lines)}"
   return text
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
@@ -65,12 +66,38 @@ class FlightsTest(absltest.TestCase):
     self.assertLessEqual(len(readers._pool._threads), 6)
 
   def test_threads_that_found_nothing_to_do_are_used_again(self):
-    readers = self._readers(4)
+    readers = self._readers(64)
     for _ in range(50):
       flight = self._flight(range(4), lambda row: None)
       readers.start(flight, 4)
       flight.wait()
     self.assertLessEqual(len(readers._pool._threads), 4)
+
+  def test_fewer_threads_than_asked_for_read_all_the_same(self):
+    readers = self._readers(64)
+    submit, may_start = readers._pool.submit, iter([True])
+
+    def one_only(*work):
+      if next(may_start, False):
+        return submit(*work)
+      raise RuntimeError("can't start new thread")
+
+    flight = self._flight(range(3), lambda row: None)
+    with mock.patch.object(readers._pool, "submit", one_only):
+      readers.start(flight, 3)
+    flight.wait()
+
+  def test_without_any_thread_the_rows_are_dropped_and_the_error_is_raised(self):
+    readers = self._readers(64)
+    flight = self._flight(range(3), lambda row: None)
+    none = mock.patch.object(readers._pool, "submit", side_effect=RuntimeError("no thread"))
+    with none, self.assertRaisesRegex(RuntimeError, "no thread"):
+      readers.start(flight, 2)
+    with self.assertRaises(concurrent.futures.CancelledError):
+      flight.wait()
+    again = self._flight(range(3), lambda row: None)
+    readers.start(again, 2)
+    again.wait()
 
   def test_the_error_of_the_first_bad_row_is_raised_and_the_others_are_read(self):
     def read_row(row):

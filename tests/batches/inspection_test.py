@@ -90,13 +90,17 @@ class InspectorTest(parameterized.TestCase):
     with self.assertRaisesRegex(CorpusError, "1.npy is too short"):
       self._read(index, [2, 30, 3])
 
+  @absltest.skipUnless(_HAS_NUMBA, "numba is not installed")
   def test_more_files_than_may_be_open_are_read_without_looking(self):
+    self.assertTrue(inspection.compile_reads(np.uint32))
     index, rows = _corpus(self.directory, np.uint32)
     tokens, found, _ = self._read(index, [1, 25, 45], max_open_files=2)
     self.assertIsNone(found)
     np.testing.assert_array_equal(tokens, rows[[1, 25, 45]])
 
+  @absltest.skipUnless(_HAS_NUMBA, "numba is not installed")
   def test_a_storage_that_does_more_than_read_is_not_passed_by(self):
+    self.assertTrue(inspection.compile_reads(np.uint32))
     index, _ = _corpus(self.directory, np.uint32)
     tokens, found, _ = self._read(index, [1, 25, 45], storage=_OtherStorage())
     self.assertIsNone(found)

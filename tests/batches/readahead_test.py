@@ -3,12 +3,14 @@
 import pathlib
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.batches import readahead
 from maxtext_olmo.batches import steps
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import source as source_lib
@@ -44,11 +46,11 @@ class _SlowStorage(storage.LocalStorage):
 
 
 class _Disk(storage.LocalStorage):
-  """A disk that brings what it was told of into memory, where hints help; else, and before, a read takes a while."""
+  """A disk that brings what it was told of into memory; any other read takes a while."""
 
-  def __init__(self, helps=True, seconds=0.0004):
+  def __init__(self):
     super().__init__()
-    self.helps, self.seconds = helps, seconds
+    self.seconds = 0.0004
     self.told: set[tuple[int, int]] = set()
     self.waits = self.hints = 0
 
@@ -62,8 +64,7 @@ class _Disk(storage.LocalStorage):
 
   def hint(self, paths, file_ids, offsets, size):
     self.hints += len(offsets)
-    if self.helps:
-      self.told.update(zip(file_ids.tolist(), offsets.tolist()))
+    self.told.update(zip(file_ids.tolist(), offsets.tolist()))
 
 
 class ReadAheadTest(parameterized.TestCase):
@@ -101,6 +102,7 @@ class ReadAheadTest(parameterized.TestCase):
     self.assertIsNone(dataset._reads._readers)
 
   @parameterized.parameters(1, 2)
+  @mock.patch.object(readahead, "_VERY_SLOW_SECONDS", 1e9)  # However long a busy machine sleeps.
   def test_hints_are_enough_for_a_disk_that_heeds_them(self, stride):
     disk = _Disk()
     dataset, quick = self._dataset(disk, size=8), self._dataset(storage.LocalStorage(), size=8)
@@ -110,12 +112,28 @@ class ReadAheadTest(parameterized.TestCase):
     self.assertGreater(disk.hints, 4 * disk.waits)
 
   def test_a_disk_that_heeds_no_hints_is_read_by_threads(self):
-    disk = _Disk(helps=False)
-    dataset, quick = self._dataset(disk, size=8), self._dataset(storage.LocalStorage(), size=8)
-    for step in range(len(dataset)):
-      np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
-    self.assertIsNotNone(dataset._reads._readers)
+    reads = self._dataset(storage.LocalStorage())._reads
+    # Of the first two batches one was held up, which does not make the later ones quick.
+    for seconds in (4e-4, 5e-3):
+      reads._judge_plain(seconds, 5e-5)
+    self.assertEqual((reads._hinting, reads._slow), (True, False))
+    for _ in range(2):
+      reads._judge_hints(True, 4e-4, 5e-5)
+    self.assertEqual((reads._hinting, reads._slow), (False, True))
 
+  def test_a_mount_is_read_by_threads_at_once(self):
+    reads = self._dataset(storage.LocalStorage())._reads
+    for seconds in (2e-3, 3e-3):
+      reads._judge_plain(seconds, 5e-5)
+    self.assertEqual((reads._hinting, reads._slow), (False, True))
+
+  def test_one_slow_batch_is_no_slow_disk(self):
+    reads = self._dataset(storage.LocalStorage())._reads
+    for seconds in (1e-2, 0.0, 1e-2, 0.0):
+      reads._judge_plain(seconds, 5e-5)
+    self.assertEqual((reads._hinting, reads._slow), (False, False))
+
+  @mock.patch.object(readahead, "_VERY_SLOW_SECONDS", 1e9)
   def test_hints_end_when_the_pages_are_in_the_cache(self):
     disk = _Disk()
     dataset = self._dataset(disk, size=4)
@@ -130,6 +148,13 @@ class ReadAheadTest(parameterized.TestCase):
     for step in range(140, 160):
       dataset[step]
     self.assertEqual(disk.hints, hints)
+
+  def test_steps_far_from_the_present_one_are_forgotten(self):
+    dataset = self._dataset(_SlowStorage(seconds=0.002), size=4)
+    for step in [200, 201, 202, 203, 3, 4, 5]:
+      dataset[step]
+    self.assertNotEmpty(dataset._reads._flights)
+    self.assertLess(max(dataset._reads._flights), 150)
 
   @parameterized.parameters(2, 3)
   def test_a_worker_reads_ahead_in_its_own_stride(self, stride):

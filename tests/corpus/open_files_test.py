@@ -85,6 +85,7 @@ class OpenFilesTest(absltest.TestCase):
 
   def test_those_without_a_number_share_what_the_process_can_spare(self):
     one = open_files.OpenFiles(None)
+    gc.collect()
     before = open_files._room_for(one)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     self.assertLessEqual(before, 0.75 * soft)
@@ -123,6 +124,30 @@ class OpenFilesTest(absltest.TestCase):
     self.assertEqual(many, 10 * _COUNT)
     self.assertBetween(kept, 16, 48)
     self.assertLess(held, 64)
+
+  def test_where_descriptors_run_out_while_not_all_files_fit_rows_are_read_otherwise(self):
+    code = (
+        "import resource, numpy as np\n"
+        "from maxtext_olmo.corpus import open_files\n"
+        f"paths = {self.paths!r}\n"
+        "files = open_files.OpenFiles(len(paths) - 1)\n"
+        "others = []\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "try:\n"
+        "  while True: others.append(open(paths[0]))\n"
+        "except OSError: pass\n"
+        "del others[:2]\n"
+        "print(files.rows(paths, np.arange(6)))\n"
+        "print(len(files.rows(paths, np.arange(2)).descriptors))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=distributed.child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.stdout, "None\n2\n", done.stderr)
 
   def test_where_descriptors_run_out_all_files_are_let_go_of(self):
     code = (

@@ -174,7 +174,7 @@ class LMEvalPackingTest(parameterized.TestCase):
             "targets_segmentation": [[0, 1, 1, 2, 0, 0], none],
             "document_idx": [5, 0],
             "sequence_idx": [1, 0],
-            "_document_borders": [[True, False, False, True, True, False], [False] * 6],
+            "_document_borders": [[True, False, False, True, True, False], [True] + [False] * 5],
         },
     )
     self.assertEqual(

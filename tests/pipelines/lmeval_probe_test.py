@@ -105,7 +105,7 @@ class LMEvalProbeTest(parameterized.TestCase):
           "does not count positions",
       ),
       (functools.partial(recurrent, starts_afresh=False), "looks at other requests"),
-      (is_broken, "by nan"),
+      (is_broken, "gives NaN"),
   )
   def test_models_that_do_not_are_found(self, apply, message):
     self.assertIn(message, reason(apply, self.params))

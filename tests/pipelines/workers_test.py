@@ -84,8 +84,8 @@ class WorkersTest(absltest.TestCase):
     )
     with trainer:
       pids = [int(pid) for pid in trainer.stdout.readline().split()]
-      self.assertLen(pids, 2)
       os.kill(trainer.pid, signal.SIGKILL)
+    self.assertLen(pids, 2)
     for _ in range(
         2400
     ):  # They are given two minutes to notice, so that a failure is one and not a hang.

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 import jax
 import numpy as np
@@ -166,7 +167,10 @@ class TasksTest(_Trained):
     lm = self.make_lm()
     tasks = evaluation.Tasks(["colours"], self.task_dir)
     self.addCleanup(os.chdir, os.getcwd())
-    os.chdir(self.create_tempdir().full_path)
+    directory = self.create_tempdir().full_path
+    os.chdir(directory)
+    # Whatever the temporary directory itself lies in.
+    self.enter_context(mock.patch.dict(os.environ, GIT_CEILING_DIRECTORIES=directory))
     with tempfile.TemporaryFile("w+") as said:
       errors_before = os.dup(2)
       os.dup2(said.fileno(), 2)
