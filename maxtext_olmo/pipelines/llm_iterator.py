@@ -9,6 +9,7 @@ rows are random access, a run may go on from the position with another batch siz
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +19,7 @@ from maxtext_olmo.batches import rows as rows_lib
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.pipelines import metrics as metrics_lib
 
 # A schedule → this host's batches from step 0 on.
 MakeLoader = Callable[[schedule_lib.BatchSchedule], Iterable[Any]]
@@ -74,6 +76,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     self._identity = identity
     self._rows = rows
     self._first_step = 0
+    self._metrics = metrics_lib.Metrics()
     super().__init__(
         make_loader(schedule), global_mesh, iterator_length=lengths.of_epoch(schedule, 0), **kwargs
     )
@@ -89,9 +92,17 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     return self._schedule.start(self.step)
 
   def __next__(self) -> Any:
+    asked_at = time.perf_counter()
     if self._rows is not None:
       self._rows.count_ahead(self.position)
-    return super().__next__()
+    batch = super().__next__()
+    self._metrics.served(self.step - 1, asked_at, queue_depth=0)
+    return batch
+
+  def metrics(self) -> dict[str, float]:
+    """What loading has cost so far: `batches` and `wait_seconds`; what its parts cost, these pipelines do not say."""
+    found = self._metrics.snapshot()
+    return {name: found[name] for name in ("batches", "wait_seconds")}
 
   def __len__(self) -> int:
     if self._rows is not None:

@@ -80,12 +80,13 @@ class Metrics:
         "filter": self.filter_seconds,
         "transfer": self.transfer_seconds,
     }
+    costs = [f"{name} {1e3 * spent / self.batches:.1f} ms" for name, spent in parts.items()]
     logging.warning(
-        "Step %d waited %.0f ms for its batch, longer than the %.0f ms of the step before it: loading cannot keep up. A"
-        " batch costs on average %s. See iterator.metrics(), and docs/guides/performance.md for what helps. This is said"
-        " once.",
+        "Step %d waited %.0f ms for its batch, longer than the %.0f ms of the step before it: loading cannot keep up.%s"
+        " See iterator.metrics(), and docs/guides/performance.md for what helps. This is said once.",
         step,
         1e3 * wait,
         1e3 * step_seconds,
-        ", ".join(f"{name} {1e3 * spent / self.batches:.1f} ms" for name, spent in parts.items()),
+        # Not every pipeline says what its parts cost.
+        f" A batch costs on average {', '.join(costs)}." if any(parts.values()) else "",
     )

@@ -395,6 +395,13 @@ class SourcesTest(LLMCase):
 
 class EpochsTest(LLMCase):
 
+  def test_it_says_how_long_the_trainer_waited(self):
+    batches = self.make(num_epochs=1)
+    taken = len(_take(batches))
+    found = batches.metrics()
+    self.assertEqual(found["batches"], taken)
+    self.assertGreater(found["wait_seconds"], 0)
+
   def test_no_epochs_is_one_pass(self):
     self.assertEqual(
         _tokens(_take(self.make(num_epochs=0, drop_remainder=False, shift=False))),

@@ -7,6 +7,8 @@ from unittest import mock
 
 from absl.testing import absltest
 
+from maxtext_olmo import errors
+from maxtext_olmo.tools import bench_corpus
 from maxtext_olmo.tools import bench_figures
 from maxtext_olmo.tools import bench_plan
 from maxtext_olmo.tools import bench_throughput
@@ -82,6 +84,20 @@ class BenchThroughputTest(absltest.TestCase):
     with bench_throughput.Comparison(self.corpus, _EFFORT, lambda line: None) as comparison:
       comparison._beginnings = {2048: set()}
       with self.assertRaisesRegex(bench_figures.ImpossibleFigureError, "were expected"):
+        comparison.measure([bench_plan.LIMIT], 8, 2048, 1)
+
+  def test_a_round_that_lost_pages_is_measured_once_more_before_it_is_refused(self):
+    gone = errors.CorpusError("Pages are gone.")
+    with bench_throughput.Comparison(self.corpus, _EFFORT, lambda line: None) as comparison:
+      # Asked for before and after each round.
+      answers = [None, gone, None, None, None, None]
+      with mock.patch.object(bench_corpus, "check_resident", side_effect=answers):
+        (figure,) = comparison.measure([bench_plan.LIMIT], 8, 2048, 2)
+      self.assertLen(figure.runs, 2)
+      with (
+          mock.patch.object(bench_corpus, "check_resident", side_effect=[None, gone] * 3),
+          self.assertRaisesRegex(errors.CorpusError, "Pages are gone"),
+      ):
         comparison.measure([bench_plan.LIMIT], 8, 2048, 1)
 
   def test_a_size_with_an_impossible_figure_is_measured_once_more_before_it_is_refused(self):
