@@ -82,7 +82,7 @@ format: $(VENV)/.installed-lint ## Format the code.
 	$(BIN)/ruff check --fix --quiet maxtext_olmo tests configs
 	$(BIN)/pyink --quiet maxtext_olmo tests configs
 
-bench: $(VENV)/.installed ## Throughput beside the copy limit and other loaders, start-up, growth, slow disks: 10 minutes.
+bench: $(VENV)/.installed ## Throughput beside the copy limit and other loaders, start-up, growth, slow disks: 12 minutes.
 	$(BIN)/python -m maxtext_olmo bench throughput --output bench-run
 
 bench-peers: $(PEERS)/.installed-bench $(MAXTEXT_VENV)/.installed ## Install the loaders that `make bench` compares with.

@@ -61,10 +61,11 @@ def to_json(results: Mapping[str, Any]) -> str:
 
 def to_markdown(results: Mapping[str, Any]) -> str:
   """Tables of everything that was measured."""
+  how = "read back from the disk" if results.get("reread") else "as it was written"
   parts = [
       f"Measured on {results['machine']}, on {results['when']}, with a load average of"
       f" {results['load_before']:.1f} at the beginning (each measurement adds up to"
-      f" {os.cpu_count()}). Corpus: {results['megabytes']:,} MB of uint32 tokens, in the page cache, which was checked."
+      f" {os.cpu_count()}). Corpus: {results['megabytes']:,} MB of uint32 tokens, in the page cache {how}, which was checked."
   ]
   if results.get("compare"):
     batch, length = bench_plan.MAIN

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from maxtext_olmo.tools import bench_cold
+from maxtext_olmo.tools import bench_corpus
 from maxtext_olmo.tools import bench_growth
 from maxtext_olmo.tools import bench_report
 from maxtext_olmo.tools import bench_start
@@ -27,6 +28,7 @@ def run(
     parts: Sequence[str],
     directory: str | None,
     megabytes: int | None,
+    reread: bool,
 ) -> dict[str, Any]:
   """Measures some parts; the keys of the result are theirs, with `machine`, `when`, `load_before` and `megabytes`."""
   effort = bench_throughput.DEFAULT
@@ -43,6 +45,10 @@ def run(
   with _place(directory) as place:
     corpus = bench_throughput.prepare(place, effort, say)
     results["megabytes"] = corpus.bytes // 1_000_000
+    results["reread"] = reread
+    if reread:
+      bench_corpus.drop(corpus.files)
+      bench_corpus.warm(corpus.files)
     if "compare" in parts or "sizes" in parts:
       results |= bench_throughput.compare(corpus, effort, say, sizes="sizes" in parts)
     if "startup" in parts:
