@@ -220,7 +220,7 @@ class LocalStorageTest(parameterized.TestCase):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn("Too many open files. Lower olmo_max_open_files", done.stdout)
+    self.assertIn("Too many open files. Set olmo_max_open_files", done.stdout)
 
   @parameterized.parameters(
       (np.zeros((2, 4), np.uint16),),
