@@ -244,7 +244,7 @@ def _train(
   )
   try:
     if kill_at is not None:
-      _wait_for_step(started, ledger, kill_at)
+      _wait_for_step(started, ledger, kill_at, directory / "checkpoints")
       output.silent = True
       console.print(f"   [bold red]kill -9 {started.pids[1]}[/]  (process 1)")
       os.kill(started.pids[1], signal.SIGKILL)
@@ -257,12 +257,15 @@ def _train(
     raise errors.MaxtextOlmoError(f"The trainer failed: {outcome.reason}.")
 
 
-def _wait_for_step(started, ledger: pathlib.Path, step: int) -> None:
-  """Waits until both processes stand at a step, where they wait to be killed."""
+def _wait_for_step(started, ledger: pathlib.Path, step: int, checkpoints: pathlib.Path) -> None:
+  """Waits until both processes stand at a step, where they wait to be killed, and a checkpoint is there to go on from."""
+  from maxtext_olmo.pipelines import resume
   from maxtext_olmo.tools import demo_worker
 
   while started.running:
-    if len(demo_worker.read_ledger(ledger).get(step, {})) == _BATCH:
+    stand = len(demo_worker.read_ledger(ledger).get(step, {})) == _BATCH
+    # A checkpoint is written in the background, and the steps of this model are short.
+    if stand and resume.latest_committed_step(checkpoints) is not None:
       return
     time.sleep(0.05)
   raise errors.MaxtextOlmoError(f"The trainer ended before step {step}: {started.wait().reason}.")
