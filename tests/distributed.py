@@ -66,6 +66,17 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
   return env
 
 
+def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+  """Runs code in a Python of its own; whoever asked looks at what it said, and how it ended."""
+  return subprocess.run(
+      [sys.executable, "-c", code, *args],
+      env=child_environment(),
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+
+
 def run(
     target: str,
     *,

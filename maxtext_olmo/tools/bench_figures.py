@@ -86,7 +86,7 @@ class Figure:
     """Bytes that went from the host to devices."""
     return statistics.median(
         run.get("bytes_to_device", 0)
-        / (run.get("rows_sent", run["batches"] * self.batch) * self.length)
+        / (run.get("reads", run["batches"] * self.batch) * self.length)
         for run in self.runs
     )
 

@@ -124,7 +124,7 @@ def device_profile(figures: Sequence[bench_figures.Figure]) -> dict[str, float]:
   inline, device = find(bench_plan.INLINE, filter=True), find(bench_plan.DEVICE, filter=True)
   if inline is None or device is None:
     return {}
-  made = statistics.median(run["rows_sent"] / device.batch / run["batches"] for run in device.runs)
+  made = statistics.median(run["reads"] / device.batch / run["batches"] for run in device.runs)
   return {
       "a thread reads and looks at tokens": 1e6 * device.per_batch("read_seconds") / made,
       "the same inline, with nothing beside it": 1e6

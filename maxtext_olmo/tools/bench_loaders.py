@@ -183,13 +183,9 @@ def _to_devices(train: Any) -> Opened:
 
   def counters() -> dict[str, float]:
     metrics = train.metrics()
-    parts = {f"{part}_seconds": metrics[f"{part}_seconds"] for part in ("read", "transfer")}
     # Counted together, when a batch is sent: those on their way are in all of them.
-    return {
-        "bytes_to_device": metrics["bytes_to_device"],
-        "rows_sent": metrics["reads"],
-        **parts,
-    }
+    names = ("bytes_to_device", "reads", "read_seconds", "transfer_seconds")
+    return {name: metrics[name] for name in names}
 
   return Opened(take, dict, 8, train.close, counters)
 

@@ -3,8 +3,6 @@
 import importlib.util
 import os
 import pathlib
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -145,13 +143,7 @@ assert not inspection.compile_reads(np.uint32)
 found = inspection.Inspector(None, ngram_filter=True).look(np.zeros((2, 100), np.uint32))
 assert found.clean.tolist() == [False, False] and found.highest == 0
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.returncode, 0, done.stderr)
 
 

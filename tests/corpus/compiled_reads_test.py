@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -105,13 +103,7 @@ class CompiledReadsTest(absltest.TestCase):
         "assert not compiled_reads.READ_ROWS.wait()\n"
         "assert compiled_reads.READ_ROWS.get(1 << 40) is None\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.returncode, 0, done.stderr)
 
 

@@ -4,8 +4,6 @@ import gc
 import os
 import pathlib
 import resource
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -112,13 +110,7 @@ class OpenFilesTest(absltest.TestCase):
         "    if os.pread(fd, 1, 0)[0] != i // 10: raise SystemExit('wrong file')\n"
         "print(len(many), len(files), len(os.listdir('/proc/self/fd')))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.returncode, 0, done.stderr)
     many, kept, held = map(int, done.stdout.split())
     self.assertEqual(many, 10 * _COUNT)
@@ -140,13 +132,7 @@ class OpenFilesTest(absltest.TestCase):
         "print(files.rows(paths, np.arange(6)))\n"
         "print(len(files.rows(paths, np.arange(2)).descriptors))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.stdout, "None\n2\n", done.stderr)
 
   def test_where_descriptors_run_out_all_files_are_let_go_of(self):
@@ -164,13 +150,7 @@ class OpenFilesTest(absltest.TestCase):
         "while files.rows(paths, np.array([7, 8])) is None: print('again')\n"
         "print(len(files))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertEqual(done.stdout, "again\n2\n")
 

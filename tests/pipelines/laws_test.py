@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -53,13 +51,7 @@ class LawsTest(parameterized.TestCase):
     return laws_cases.assemble([batches for batches, _ in results]), states[0]
 
   def run_python(self, code):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.returncode, 0, done.stderr)
 
   def assert_equal(self, got, expected):

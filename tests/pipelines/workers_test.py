@@ -46,13 +46,7 @@ class WorkersTest(absltest.TestCase):
         "train = maxtext_olmo.create_data_iterator(config, mesh)[0]\n"
         "next(train)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, self.create_tempdir().full_path],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code, self.create_tempdir().full_path)
     self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
     self.assertNotIn("Exception", done.stderr)
     self.assertNotIn("Traceback", done.stderr)
@@ -65,13 +59,7 @@ class WorkersTest(absltest.TestCase):
         "elements.close()\n"
         "print([int(e['i']) for e in found], len({int(e['pid']) for e in found}))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=distributed.child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = distributed.run_python(code)
     self.assertEqual(done.stdout, "[0, 1, 2, 3, 4, 5] 2\n", done.stderr)
 
   def test_workers_end_when_their_trainer_is_killed(self):

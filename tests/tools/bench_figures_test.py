@@ -34,7 +34,7 @@ class BenchFiguresTest(absltest.TestCase):
     self.assertEqual(found.to_json()["tokens_per_second"], {"median": 160, "low": 80, "high": 320})
 
   def test_bytes_to_devices_are_counted_by_the_rows_that_were_sent(self):
-    found = figure("x", "ours", run(bytes_to_device=44 * 32, rows_sent=44))
+    found = figure("x", "ours", run(bytes_to_device=44 * 32, reads=44))
     self.assertEqual(found.device_bytes_per_token, 4)
 
   def test_what_is_slower_than_a_copy_passes(self):

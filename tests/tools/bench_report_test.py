@@ -64,7 +64,7 @@ def results(**changes):
               1,
               filter=True,
               bytes_to_device=2 * 64 * 8192 * 4,
-              rows_sent=128,
+              reads=128,
               read_seconds=1.4e-3,
               transfer_seconds=6e-4,
           ),
