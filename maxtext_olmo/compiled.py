@@ -28,6 +28,7 @@ class Background(Generic[F]):
     self._what = what
     self._work = 0
     self._began = False
+    self._is_compiling = False
     self._thread: threading.Thread | None = None
     self._lock = threading.Lock()
     self.ready: F | None = None
@@ -67,6 +68,7 @@ class Background(Generic[F]):
         self._thread = thread
 
   def _compile(self) -> None:
+    self._is_compiling = True
     try:
       self.ready = self._build()
     except ModuleNotFoundError as error:
@@ -77,10 +79,13 @@ class Background(Generic[F]):
       )
     except Exception as error:  # Whatever numba stumbles over, the same results come from NumPy.
       logging.warning("%s stays with NumPy: numba failed: %r", self._what, error)
+    finally:
+      self._is_compiling = False
 
   def _after_fork(self, *, may_begin: bool) -> None:
     self._lock = threading.Lock()
     self._thread = None
+    self._is_compiling = False
     self._began = self._began or not may_begin
 
 
@@ -90,8 +95,9 @@ _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 def _after_fork() -> None:
   # The child has the code that was ready, but not the thread of what was not, and perhaps its locks in numba: whoever began to
   # compile anything would wait for them for ever.
-  under_way = any(background._thread and background._thread.is_alive() for background in _ALL)
-  for background in list(_ALL):
+  everyone = list(_ALL)
+  under_way = any(background._is_compiling for background in everyone)
+  for background in everyone:
     background._after_fork(may_begin=not under_way)
 
 
