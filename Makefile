@@ -22,6 +22,8 @@ help: ## Show this list.
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
+	@# So that each test file runs by itself too: python tests/corpus/index_test.py
+	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo_tests.pth
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed

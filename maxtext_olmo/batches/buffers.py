@@ -16,9 +16,16 @@ import math
 import mmap
 import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class _Memory(NamedTuple):
+  """A piece of memory, and where it begins."""
+
+  pages: mmap.mmap
+  address: int
 
 
 class _Lease:
@@ -26,7 +33,7 @@ class _Lease:
 
   __slots__ = ("__array_interface__", "_memory", "_pool")
 
-  def __init__(self, pool: BufferPool, memory: mmap.mmap, interface: dict[str, Any]):
+  def __init__(self, pool: BufferPool, memory: _Memory, interface: dict[str, Any]):
     self._pool = pool
     self._memory = memory
     self.__array_interface__ = interface
@@ -44,7 +51,7 @@ class BufferPool:
 
   def _empty(self) -> None:
     self._pid = os.getpid()
-    self._free: dict[int, collections.deque[mmap.mmap]] = {}
+    self._free: dict[int, collections.deque[_Memory]] = {}
     # Re-entrant, because a lease may be collected while this very thread holds the lock.
     self._lock = threading.RLock()
     self.made = 0
@@ -52,9 +59,8 @@ class BufferPool:
   def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An array with arbitrary content, page-aligned, that nobody else refers to."""
     dtype = np.dtype(dtype)
-    size = max(
-        mmap.PAGESIZE, -(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-    )
+    pages = -(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE)
+    size = max(1, pages) * mmap.PAGESIZE
     if self._pid != os.getpid():
       self._empty()
     with self._lock:
@@ -66,7 +72,7 @@ class BufferPool:
       memory = _map(size)
     interface = {
         "version": 3,
-        "data": (_address(memory), False),
+        "data": (memory.address, False),
         "shape": tuple(shape),
         "typestr": dtype.str,
     }
@@ -78,12 +84,12 @@ class BufferPool:
       for free in self._free.values():
         free.clear()
 
-  def _give_back(self, memory: mmap.mmap, *, getpid=os.getpid) -> None:
+  def _give_back(self, memory: _Memory, *, getpid=os.getpid) -> None:
     # Bound as a default, because at interpreter exit the module's names may be gone before the last array is.
     if self._pid != getpid():
       return
     with self._lock:
-      free = self._free[len(memory)]
+      free = self._free[len(memory.pages)]
       if len(free) < self._max_free:
         free.append(memory)
 
@@ -91,15 +97,11 @@ class BufferPool:
     return type(self), (self._max_free,)
 
 
-def _map(size: int) -> mmap.mmap:
+def _map(size: int) -> _Memory:
   # Private, so that what a forked child does to its copy stays there.
   memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   if size >= 1 << 21:
     # Large pages spare faults and look-ups; a kernel without them is no reason to stop.
     with contextlib.suppress(OSError, AttributeError):
       memory.madvise(mmap.MADV_HUGEPAGE)
-  return memory
-
-
-def _address(memory: mmap.mmap) -> int:
-  return np.frombuffer(memory, np.uint8, 1).ctypes.data
+  return _Memory(memory, np.frombuffer(memory, np.uint8, 1).ctypes.data)

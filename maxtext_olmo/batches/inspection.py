@@ -6,6 +6,8 @@ A batch is larger than the processor's cache. Read first and looked at afterward
     read all rows, highest id of all, repetitions of all         memory → cache three times
     for each row: read, highest id, repetitions                  once
 
+The rows of a large batch are shared by a few threads (`crew`), since one core alone does not get all that the memory can give.
+
 NumPy serves until that is compiled, and wherever rows do not come from local files; the findings are the same.
 """
 
@@ -14,17 +16,28 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from maxtext_olmo import compiled
+from maxtext_olmo.batches import crew as crew_lib
 from maxtext_olmo.batches import repetition
 
 _COMPILE_AFTER_TOKENS = 1 << 22
 
-# (descriptors, offsets, rows, min_period, max_period, repeats, highest, clean) -> the first row that was not read, or -1.
+# The files of instances, and the byte offsets in them.
+Located = tuple[np.ndarray, np.ndarray]
+
+# (descriptors, offsets, rows, min_period, max_period, repeats, highest, clean, post, helpers) -> a row that was not read, or -1.
 ReadAndLook = Callable[..., int]
+
+
+class _Compiled(NamedTuple):
+  """Reading and looking, and who helps with it."""
+
+  read: ReadAndLook
+  crew: crew_lib.Crew
 
 
 class WindowSource(Protocol):
@@ -48,10 +61,12 @@ class Findings:
   Attributes:
     highest: Their highest id; 0 where there are no tokens.
     clean: For each row, whether the repetition filter keeps it; None where it was not asked.
+    threads: How many read them beside each other.
   """
 
   highest: int
   clean: np.ndarray | None
+  threads: int = 1
 
 
 class Inspector:
@@ -60,23 +75,37 @@ class Inspector:
   Args:
     source: Where rows come from.
     ngram_filter: Whether to look for repetitions.
+    threads: How many read a large batch together; 0 for up to four, as there are cores.
   """
 
-  def __init__(self, source: WindowSource, *, ngram_filter: bool):
+  def __init__(self, source: WindowSource, *, ngram_filter: bool, threads: int = 0):
     self._source = source
     self._ngram_filter = ngram_filter
-    self._open_rows = getattr(source, "open_rows", None)
+    self._threads = threads or crew_lib.threads_beside(0)
+    # Of a source of local files, which compiled code may read.
+    self._files: Any = source if hasattr(source, "open_rows") else None
 
-  def read(self, instance_ids: np.ndarray, tokens: np.ndarray) -> Findings | None:
-    """Reads rows into `tokens`; None where they are yet to be looked at."""
-    if self._open_rows is not None:
-      kernel = _compiled(tokens.dtype.itemsize).get(tokens.size)
-      opened = None if kernel is None else self._open_rows(instance_ids)
-      if kernel is not None and opened is not None:
-        files, offsets = opened
-        found = self._read_and_look(kernel, files, offsets, tokens)
-        if found is not None:
-          return found
+  def locate(self, instance_ids: np.ndarray) -> Located | None:
+    """Where instances lie, for `read`; None where the source does not say."""
+    return None if self._files is None else self._files.locate(instance_ids)
+
+  def read(
+      self, instance_ids: np.ndarray, tokens: np.ndarray, located: Located | None = None
+  ) -> Findings | None:
+    """Reads rows into `tokens`; None where they are yet to be looked at.
+
+    Args:
+      instance_ids: Of the rows.
+      tokens: What is read into.
+      located: What `locate` gave for them, if they were located before.
+    """
+    kernel = _compiled(tokens.dtype.itemsize).get(tokens.size) if self._files is not None else None
+    if kernel is not None:
+      file_ids, offsets = located or self._files.locate(instance_ids)
+      opened = self._files.open_rows(file_ids)
+      found = opened and self._read_and_look(kernel, opened, offsets, tokens)
+      if found is not None:
+        return found
     # Also what was interrupted: row by row it is read to its end, or an error says what is wrong.
     self._source.read(instance_ids, tokens)
     return None
@@ -87,7 +116,7 @@ class Inspector:
     return Findings(highest, repetition.clean_rows(tokens) if self._ngram_filter else None)
 
   def _read_and_look(
-      self, kernel: ReadAndLook, files: Any, offsets: np.ndarray, tokens: np.ndarray
+      self, kernel: _Compiled, files: Any, offsets: np.ndarray, tokens: np.ndarray
   ) -> Findings | None:
     rows, length = tokens.shape
     highest = np.zeros(rows, np.uint64)
@@ -95,9 +124,13 @@ class Inspector:
     bounds = repetition.search_bounds(length) if self._ngram_filter else (1, 0, 1)
     unsigned = tokens.view(f"u{tokens.dtype.itemsize}")
     offsets = np.ascontiguousarray(offsets, np.int64)
-    if kernel(files.descriptors, offsets, unsigned, *bounds, highest, clean) >= 0:
+    job = (files.descriptors, offsets, unsigned, *bounds, highest, clean)
+    with kernel.crew.shared(tokens.nbytes, min(self._threads, rows)) as (post, helpers):
+      failed = kernel.read(*job, post, helpers)
+    if failed >= 0:
       return None
-    return Findings(int(highest.max(initial=0)), clean if self._ngram_filter else None)
+    kept = clean if self._ngram_filter else None
+    return Findings(int(highest.max(initial=0)), kept, helpers + 1)
 
 
 def compile_reads(dtype: Any = np.uint32) -> bool:
@@ -106,11 +139,14 @@ def compile_reads(dtype: Any = np.uint32) -> bool:
 
 
 @functools.cache
-def _compiled(itemsize: int) -> compiled.Background[ReadAndLook]:
-  def build() -> ReadAndLook | None:
+def _compiled(itemsize: int) -> compiled.Background[_Compiled]:
+  def build() -> _Compiled | None:
     from maxtext_olmo.batches import inspection_numba
 
-    return inspection_numba.build_reads(itemsize)
+    reads = inspection_numba.build_reads(itemsize)
+    if reads is None:
+      return None
+    return _Compiled(reads.read, crew_lib.Crew(reads.help_read, np.dtype(f"u{itemsize}")))
 
   return compiled.Background(
       build, after=_COMPILE_AFTER_TOKENS, what="Looking at tokens as they are read"

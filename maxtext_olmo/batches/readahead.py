@@ -55,7 +55,7 @@ class ReadAhead:
   Args:
     ids_of: Step → instance ids of its rows, -1 for padding; none past the end.
     buffer_of: Instance ids → an array to read into.
-    read: Reads the rows of some ids into an array; what it gives for a whole step is passed on.
+    read: Reads the rows of a step into an array; what it gives is passed on. If that says `threads`, so many did it together.
     row_reader: Ids and an array → what reads one of the rows, by its number.
     hint: Tells the system that the rows of some ids will be read.
   """
@@ -64,7 +64,7 @@ class ReadAhead:
       self,
       ids_of: Callable[[int], np.ndarray],
       buffer_of: Callable[[np.ndarray], np.ndarray],
-      read: Callable[[np.ndarray, np.ndarray], Any],
+      read: Callable[[int, np.ndarray], Any],
       row_reader: Callable[[np.ndarray, np.ndarray], Callable[[int], object]],
       hint: Callable[[np.ndarray], None],
   ):
@@ -122,10 +122,11 @@ class ReadAhead:
     rows = int((ids >= 0).sum())
     waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     began = time.perf_counter()
-    found = self._read(ids, tokens)
-    seconds = (time.perf_counter() - began) / max(1, rows)
+    found = self._read(step, tokens)
+    threads = getattr(found, "threads", 1)
+    seconds = (time.perf_counter() - began) * threads / max(1, rows)
     # A busy machine makes reads slow too, by taking the processor away; only a thread that waits gives it up itself.
-    waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits >= rows / 2
+    waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits >= rows / threads / 2
     if not rows or not waited:
       seconds = 0.0
     limit = max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)

@@ -23,7 +23,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import overload
+from typing import NamedTuple, overload
 
 import grain
 import numpy as np
@@ -64,6 +64,14 @@ class Content:
     return {"ngram_filter": self.ngram_filter, "document_eos_id": self.document_eos_id}
 
 
+class _Rows(NamedTuple):
+  """This host's rows of a step: their instances, whether any is padding, and where they lie, if that is known."""
+
+  ids: np.ndarray
+  padded: bool
+  located: inspection.Located | None
+
+
 class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
   """Step → this host's rows: `tokens` (rows, L), and `flags` (rows,), PADDING, MASKED or TRAINED.
 
@@ -76,6 +84,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     rows: For each batch size of the schedule, the rows of the global batch that this host holds.
     first_step: The step that element 0 is.
     content: What is done with the tokens.
+    read_threads: How many threads read a large batch together; 0 for up to four, as there are cores.
   """
 
   def __init__(
@@ -87,6 +96,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       *,
       first_step: int = 0,
       content: Content = Content(),
+      read_threads: int = 0,
   ):
     super().__init__()
     self._source = source
@@ -95,15 +105,18 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     self._rows = dict(rows)
     self._first_step = first_step
     self._content = content
+    self._read_threads = read_threads
     self._block_steps = max(1, _BLOCK_IDS // max(1, *map(len, self._rows.values())))
     self._length = self._count_steps()
     self._connect()
 
   def _connect(self) -> None:
     """Makes what belongs to one process."""
-    self._blocks: dict[int, list[np.ndarray]] = {}
+    self._blocks: dict[int, list[_Rows]] = {}
     self._pool = buffers.BufferPool()
-    self._inspector = inspection.Inspector(self._source, ngram_filter=self._content.ngram_filter)
+    self._inspector = inspection.Inspector(
+        self._source, ngram_filter=self._content.ngram_filter, threads=self._read_threads
+    )
     self._reads = readahead.ReadAhead(
         ids_of=self._ids_if_any,
         buffer_of=self._buffer,
@@ -154,22 +167,27 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       raise errors.OrderError(f"Step {self._first_step + index} lies outside the stream.")
     step = self._first_step + index
     began = time.perf_counter()
-    self.instance_ids(step)
+    rows = self._rows_of(step)
     ordered = time.perf_counter()
     ids, tokens, found = self._reads.take(step)
     read = time.perf_counter()
     found = found or self._inspector.look(tokens)
     if found.highest >= (self._content.vocab_size or _INT32_VOCABULARY):
       self._say_what_is_outside_the_vocabulary(tokens, ids, step)
-    flags = np.where(ids >= 0, np.uint8(TRAINED), np.uint8(PADDING))
-    if found.clean is not None:
-      flags[~found.clean & (flags == TRAINED)] = MASKED
+    flags = np.full(len(ids), TRAINED, np.uint8)
+    if found.clean is not None and not found.clean.all():
+      flags[~found.clean] = MASKED
+    if rows.padded:
+      flags[ids < 0] = PADDING
     filtered = time.perf_counter()
     cost = (ordered - began, read - ordered, filtered - read, tokens.nbytes, len(ids))
     return {"tokens": tokens, "flags": flags, "cost": np.array(cost)}
 
   def instance_ids(self, step: int) -> np.ndarray:
     """The instance of each of this host's rows at a step; -1 for a padding row."""
+    return self._rows_of(step).ids
+
+  def _rows_of(self, step: int) -> _Rows:
     number, place = divmod(step - self._first_step, self._block_steps)
     block = self._blocks.get(number)
     if block is None:
@@ -178,7 +196,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
     return block[place]
 
-  def _make_block(self, number: int) -> list[np.ndarray]:
+  def _make_block(self, number: int) -> list[_Rows]:
     first = self._first_step + number * self._block_steps
     last = min(first + self._block_steps, self._first_step + self._length)
     sizes = [self._schedule.size(step) for step in range(first, last)]
@@ -191,8 +209,18 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     ids = np.full(len(together), -1, np.int64)
     ids[real] = self._stream.instance_ids(together[real])
     if len(parts) == 1:
-      return list(ids.reshape(parts[0].shape))
-    return np.split(ids, np.cumsum([part.size for part in parts[:-1]]))
+      return self._locate(ids.reshape(parts[0].shape))
+    ends = np.cumsum([part.size for part in parts[:-1]])
+    return [row for step in np.split(ids, ends) for row in self._locate(step[np.newaxis])]
+
+  def _locate(self, ids: np.ndarray) -> list[_Rows]:
+    """Where the rows of some steps lie, a step to a row."""
+    padded: list[bool] = np.any(ids < 0, axis=1).tolist()
+    found = None if any(padded) else self._inspector.locate(ids.reshape(-1))
+    if found is None:
+      return [_Rows(*step, None) for step in zip(ids, padded)]
+    file_ids, offsets = (part.reshape(ids.shape) for part in found)
+    return [_Rows(step, False, located) for step, located in zip(ids, zip(file_ids, offsets))]
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
     """The position of each of this host's rows, for steps of one size; -1 for a padding row."""
@@ -210,20 +238,24 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
   def _buffer(self, ids: np.ndarray) -> np.ndarray:
     return self._pool.take((len(ids), self._stream.sequence_length), self._source.dtype)
 
-  def _read(self, ids: np.ndarray, tokens: np.ndarray) -> inspection.Findings | None:
+  def _read(self, step: int, tokens: np.ndarray) -> inspection.Findings | None:
+    rows = self._rows_of(step)
+    if not rows.padded:
+      return self._inspector.read(rows.ids, tokens, rows.located)
+    self._read_some(rows.ids, tokens)
+    return None
+
+  def _read_some(self, ids: np.ndarray, tokens: np.ndarray) -> None:
     real = ids >= 0
-    if real.all():
-      return self._inspector.read(ids, tokens)
     tokens[~real] = 0
     if real.any():
       tokens[real] = self._source.read(ids[real])
-    return None
 
   def _row_reader(self, ids: np.ndarray, tokens: np.ndarray) -> Callable[[int], object]:
     find = getattr(self._source, "row_reader", None)
     if find is not None:
       return find(np.maximum(ids, 0), tokens)
-    return lambda row: self._read(ids[row : row + 1], tokens[row : row + 1])
+    return lambda row: self._read_some(ids[row : row + 1], tokens[row : row + 1])
 
   def _say_what_is_outside_the_vocabulary(
       self, tokens: np.ndarray, ids: np.ndarray, step: int

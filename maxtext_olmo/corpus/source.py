@@ -88,14 +88,16 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
 
     return read_row
 
-  def open_rows(self, instance_ids: np.ndarray) -> tuple[OpenRows, np.ndarray] | None:
-    """Open files and byte offsets of instances, for code that reads by itself; None where it must use `read`."""
+  def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The files (int64 ids) and the byte offsets in them (int64) where instances begin."""
+    return self._index.locate(instance_ids)
+
+  def open_rows(self, file_ids: np.ndarray) -> OpenRows | None:
+    """Open files to read rows from, for code that does it by itself; None where it must use `read`."""
     # Another storage, and one derived from this, may do more than read.
     if type(self._storage) is not LocalStorage:
       return None
-    file_ids, offsets = self._index.locate(instance_ids)
-    opened = self._storage.open_rows(self._paths, file_ids)
-    return None if opened is None else (opened, offsets)
+    return self._storage.open_rows(self._paths, file_ids)
 
   def hint(self, instance_ids: np.ndarray) -> None:
     """Tells the storage that these instances will be read soon."""

@@ -56,24 +56,25 @@ class Expander:
   def place(self, batch: Mapping[str, np.ndarray]) -> Placed:
     """Sends a batch to the devices and starts what is to be computed there; returns at once."""
     if self._layout.splits_rows:
-      arrays = steps.to_arrays(batch, self._content)
-      return Placed(self._layout.place(arrays), sum(array.nbytes for array in arrays.values()))
+      made = steps.to_arrays(batch, self._content)
+      return Placed(self._layout.place(made), sum(array.nbytes for array in made.values()))
     tokens, flags = _as_device_takes_it(batch["tokens"]), batch["flags"]
-    shards = self._layout.put(tokens)
+    sent = self._layout.send(tokens)
+    shards = self._layout.shards(sent)
     crossed = tokens.nbytes
     begins = [self._begins(shard) for shard in shards]
     parts: list[dict[str, jax.Array]]
     if (flags == steps.TRAINED).all():
       parts = [_expand_whole(*shard) for shard in zip(shards, begins)]
     else:
-      flag_shards = self._layout.put(flags)
+      flag_shards = self._layout.shards(self._layout.send(flags))
       crossed += flags.nbytes
       padded = bool((flags == steps.PADDING).any())
       parts = [_expand(*shard, padded=padded) for shard in zip(shards, begins, flag_shards)]
+    arrays = self._layout.join(parts)
     if tokens.dtype == np.int32:
-      for part, shard in zip(parts, shards):
-        part["inputs"] = shard
-    return Placed(self._layout.join(parts), crossed)
+      arrays["inputs"] = sent
+    return Placed(arrays, crossed)
 
   def _begins(self, tokens: jax.Array) -> document_bits.Begins | None:
     eos_id = self._content.document_eos_id
@@ -89,7 +90,8 @@ class Expander:
     if constant is None or constant.is_deleted():
       rows, length = len(self._layout.rows), self._layout.length
       flags = np.full(rows, steps.TRAINED, np.uint8)
-      made = [_row_arrays(flag, length) for flag in self._layout.put(flags)]
+      shards = self._layout.shards(self._layout.send(flags))
+      made = [_row_arrays(flag, length) for flag in shards]
       constant = self._layout.join([{name: part[name]} for part in made])[name]
       self._constants[name] = constant
     return constant

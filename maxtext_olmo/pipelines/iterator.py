@@ -16,6 +16,7 @@ import grain
 import jax
 import numpy as np
 
+from maxtext_olmo.batches import crew
 from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import steps
 from maxtext_olmo.devices import expand
@@ -33,13 +34,22 @@ from maxtext_olmo.pipelines import workers
 class Prefetch:
   """Who prepares batches ahead: `workers` processes with `per_worker` batches each, else threads with `batches`.
 
-  Of these, up to `on_device` are on the devices, or on their way, while the trainer is at an earlier step.
+  Of these, up to `on_device` are on the devices, or on their way, while the trainer is at an earlier step. A batch is read by
+  `read_threads`, for 0 by as many as there are cores to spare.
   """
 
   workers: int = 0
   per_worker: int = 1
   batches: int = 2
   on_device: int = 1
+  read_threads: int = 0
+
+  def threads(self) -> int:
+    """How many threads read a batch together."""
+    if self.read_threads or self.workers:
+      return self.read_threads or 1  # Workers read beside each other.
+    # One core is that of who sends to the devices, and the trainer's.
+    return crew.threads_beside(1 if self.on_device else 0)
 
 
 # A batch on its way to the devices: called, it gives the arrays.
@@ -262,6 +272,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         rows,
         first_step=start.step,
         content=self._content,
+        read_threads=self._prefetch.threads(),
     )
 
   def _open(self, dataset: steps.StepDataset) -> grain.DatasetIterator:

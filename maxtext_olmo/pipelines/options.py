@@ -91,6 +91,7 @@ class Options:
   olmo_eval_instances: int
   olmo_prefetch_batches: int
   olmo_device_prefetch: int
+  olmo_read_threads: int
   olmo_max_open_files: int
 
   @classmethod
@@ -150,6 +151,7 @@ class Options:
         "olmo_eval_instances",
         "olmo_prefetch_batches",
         "olmo_device_prefetch",
+        "olmo_read_threads",
         "olmo_max_open_files",
         "grain_per_worker_buffer_size",
     ):

@@ -58,6 +58,7 @@ def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
       per_worker=max(1, options.grain_per_worker_buffer_size),
       batches=options.olmo_prefetch_batches,
       on_device=options.olmo_device_prefetch,
+      read_threads=options.olmo_read_threads,
   )
 
 

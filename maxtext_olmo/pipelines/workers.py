@@ -12,6 +12,8 @@ import threading
 import grain
 from absl import flags
 
+from maxtext_olmo.batches import crew
+
 
 def in_threads(dataset: grain.MapDataset, *, ahead: int) -> grain.IterDataset:
   """The dataset, made by threads of this process.
@@ -21,7 +23,7 @@ def in_threads(dataset: grain.MapDataset, *, ahead: int) -> grain.IterDataset:
     ahead: How many elements are ready or being made.
   """
   # Two, so that one reads while the other filters; but one core is the trainer's, and that of who sends to the devices.
-  threads = min(2, ahead, max(1, _cores() - 1))
+  threads = min(2, ahead, max(1, crew.cores() - 1))
   return dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
 
 
@@ -42,12 +44,6 @@ def let_grain_read_its_flags() -> None:
   """Grain's worker processes read absl flags, which a script that never calls app.run has not parsed."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
-
-
-def _cores() -> int:
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def _end_with_parent(worker: int, count: int) -> None:

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import readahead
 from maxtext_olmo.batches import steps
 from maxtext_olmo.corpus import index as index_lib
@@ -110,6 +111,25 @@ class ReadAheadTest(parameterized.TestCase):
       np.testing.assert_array_equal(dataset[step]["tokens"], quick[step]["tokens"])
     self.assertIsNone(dataset._reads._readers)
     self.assertGreater(disk.hints, 4 * disk.waits)
+
+  @parameterized.parameters(1, 4)
+  def test_a_read_is_as_slow_as_it_is_for_each_of_the_threads_that_share_a_batch(self, threads):
+    def read(step, tokens):
+      del step, tokens
+      for _ in range(16 // threads):
+        time.sleep(1e-4)
+      return inspection.Findings(0, None, threads)
+
+    reads = readahead.ReadAhead(
+        ids_of=lambda step: np.arange(16),
+        buffer_of=lambda ids: np.zeros((16, 8), np.uint32),
+        read=read,
+        row_reader=None,
+        hint=lambda ids: None,
+    )
+    for step in range(2):
+      reads.take(step)
+    self.assertTrue(reads._hinting or reads._slow)
 
   def test_a_disk_that_heeds_no_hints_is_read_by_threads(self):
     reads = self._dataset(storage.LocalStorage())._reads

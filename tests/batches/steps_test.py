@@ -3,12 +3,14 @@
 import importlib.util
 import pickle
 import sys
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.batches import crew
 from maxtext_olmo.batches import inspection
 from maxtext_olmo.batches import repetition
 from maxtext_olmo.batches import steps
@@ -193,8 +195,21 @@ class CompiledStepDatasetTest(StepDatasetTest):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    if not inspection.compile_reads(np.uint32):
+    if not inspection.compile_reads(np.uint16):
       raise AssertionError("The compiled reads are not to be had.")
+
+
+class SharedStepDatasetTest(CompiledStepDatasetTest):
+  """And where several threads read a batch together."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.object(crew, "_FEWEST_BYTES", 0))
+    self.enter_context(mock.patch.object(crew, "threads_beside", return_value=3))
+
+  def test_helpers_took_part(self):
+    tokens = np.zeros((10, self.index.sequence_length), self.index.token_dtype)
+    self.assertEqual(self._dataset().dataset._read(0, tokens).threads, 3)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""Tests of who prepares the batches of an iterator; what it serves is tested in olmo_test and laws_test."""
+
+from unittest import mock
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.batches import crew
+from maxtext_olmo.pipelines import iterator
+
+
+class PrefetchTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("a_core_is_left_to_who_sends", {}, 8, 4),
+      ("also_of_two", {}, 2, 1),
+      ("nobody_sends", {"on_device": 0}, 2, 2),
+      ("workers_read_beside_each_other", {"workers": 2}, 8, 1),
+      ("what_the_user_says", {"read_threads": 6, "workers": 2}, 2, 6),
+  )
+  def test_how_many_threads_read_a_batch(self, values, cores, expected):
+    with mock.patch.object(crew, "cores", return_value=cores):
+      self.assertEqual(iterator.Prefetch(**values).threads(), expected)
+
+
+if __name__ == "__main__":
+  absltest.main()
