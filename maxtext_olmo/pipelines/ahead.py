@@ -1,12 +1,17 @@
-"""A thread that takes the next things while the trainer is busy with the present one.
+"""Threads that make the next things while the trainer is busy with the present one.
 
-Handing over is all that a trainer ever waits for when loading keeps up, so it is two calls into C, without a lock of Python's.
+Handing over is all that a trainer ever waits for when loading keeps up, so it is two calls into C, without a lock of Python's. Things are
+numbered, several threads may make them, and they are handed over in order. A thread puts down what it has made when there is room:
+
+    depth 1, 2 threads     taken 0 1 2 │ put down: 3 │ in hand: 4, and 5 is being made │ room for 4 when 3 is asked for
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import itertools
 import queue
 import sys
 import threading
@@ -23,81 +28,102 @@ _EXIT_SECONDS = 10.0
 _running: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
-def _stop(results: queue.SimpleQueue, room: queue.SimpleQueue, stopped: threading.Event) -> None:
-  stopped.set()
-  room.put(None)  # The thread may be waiting to hand over a result.
-  try:
-    while True:
-      results.get_nowait()
-  except queue.Empty:
-    pass
+class _Shared(Generic[T]):
+  """What the threads refer to, instead of what holds them, so that they end with it.
+
+  What number n became goes to slot n, once turn n has come. Fewer numbers are under way than there are slots, so they go round.
+  """
+
+  def __init__(self, make: Callable[[int], T], depth: int, threads: int):
+    self.make = make
+    self.numbers = itertools.count()  # Taking one is a single call into C, so threads need no lock.
+    count = depth + threads + 1
+    self.slots: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(count)]
+    self.turns: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(count)]
+    self.stopped = threading.Event()
+    for number in range(depth):
+      self.turns[number].put(None)
+
+  def work(self) -> None:
+    while not self.stopped.is_set():
+      number = next(self.numbers)
+      place = number % len(self.slots)
+      outcome: Any
+      try:
+        outcome = self.make(number), None
+      except BaseException as error:  # It belongs to whoever asks for the result, whatever it is.
+        outcome = None, error
+      self.turns[place].get()
+      self.slots[place].put(outcome)
+      if outcome[1] is not None:
+        return
+      del outcome  # Its memory is not to wait for the next one.
+
+  def stop(self, threads: int) -> None:
+    self.stopped.set()
+    for turn in self.turns:
+      for _ in range(threads):  # They may be waiting to put something down.
+        turn.put(None)
+    for slot in self.slots:
+      with contextlib.suppress(queue.Empty):
+        while True:
+          slot.get_nowait()
 
 
 class Ahead(Generic[T]):
-  """Calls `make` over and over, up to `depth` results ahead; an exception ends it and reaches the caller of `take`.
+  """The results of `make(0)`, `make(1)`, … in order; an exception ends it and reaches the caller of `take`.
 
-  `make` must not refer to whoever holds this object: the thread refers to `make`, and ends when this object is dropped.
+  Args:
+    make: Must not refer to whoever holds this object: the threads refer to `make`, and end when this object is dropped.
+    depth: Results that may lie ready, beside one that each thread has in hand.
+    threads: How many make them beside each other.
   """
 
-  def __init__(self, make: Callable[[], T], depth: int):
-    self._results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-    # As many tokens as results may still be put down.
-    self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-    for _ in range(depth):
-      self._room.put(None)
-    shared = self._results, self._room, threading.Event()
-    self._stop_thread = functools.partial(_stop, *shared)
-    self._thread = threading.Thread(
-        target=_work, args=(make, *shared), name="olmo-ahead", daemon=True
-    )
-    self._thread.start()
-    self._finalizer = weakref.finalize(self, self._stop_thread)
+  def __init__(self, make: Callable[[int], T], depth: int, threads: int = 1):
+    self._shared: _Shared[T] = _Shared(make, depth, threads)
+    self._depth = depth
+    self._taken = 0
+    self._error: BaseException | None = None
+    self._threads = [
+        threading.Thread(target=self._shared.work, name=f"olmo-ahead-{i}", daemon=True)
+        for i in range(threads)
+    ]
+    for thread in self._threads:
+      thread.start()
+    self._stop_threads = functools.partial(self._shared.stop, threads)
+    self._finalizer = weakref.finalize(self, self._stop_threads)
     _running.add(self)
 
   def take(self) -> T:
-    """The next result; raises what `make` raised."""
-    result, error = self._results.get()
-    if error is not None:
-      self._results.put((None, error))  # Every later call raises it too.
-      raise error
-    self._room.put(None)
-    return result  # type: ignore[return-value]
+    """The next result; raises what `make` raised, and every later call does too."""
+    if self._error is not None:
+      raise self._error
+    slots, number = self._shared.slots, self._taken
+    self._shared.turns[(number + self._depth) % len(slots)].put(None)
+    result, self._error = slots[number % len(slots)].get()
+    if self._error is not None:
+      raise self._error
+    self._taken += 1
+    return result
 
   @property
   def ready(self) -> int:
     """Results that wait to be taken."""
-    return self._results.qsize()
+    return sum(slot.qsize() for slot in self._shared.slots)
 
   def stop(self, seconds: float = float("inf"), *, finalizing=sys.is_finalizing) -> None:
-    """Ends the thread, waiting for it so long, and forgets what it made."""
+    """Ends the threads, waiting for them so long, and forgets what they made."""
     if finalizing():
-      return  # The module's names may be gone, and the thread has been seen to already.
+      return  # The module's names may be gone, and the threads have been seen to already.
     deadline = time.monotonic() + seconds
-    while self._thread.is_alive() and time.monotonic() < deadline:
-      self._stop_thread()
-      self._thread.join(0.01)
-    self._stop_thread()
+    for thread in self._threads:
+      while thread.is_alive() and time.monotonic() < deadline:
+        self._stop_threads()
+        thread.join(0.01)
+    self._stop_threads()
 
 
 @atexit.register
 def _stop_all() -> None:
   for ahead in list(_running):
     ahead.stop(_EXIT_SECONDS)
-
-
-def _work(
-    make: Callable[[], Any],
-    results: queue.SimpleQueue,
-    room: queue.SimpleQueue,
-    stopped: threading.Event,
-) -> None:
-  while not stopped.is_set():
-    outcome: Any
-    try:
-      outcome = make(), None
-    except BaseException as error:  # It belongs to whoever asks for the result, whatever it is.
-      outcome = None, error
-    room.get()
-    results.put(outcome)
-    if outcome[1] is not None:
-      return

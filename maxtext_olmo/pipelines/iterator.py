@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import grain
@@ -63,14 +64,14 @@ class _Sender:
   It refers to what it needs and not to the iterator, so that the thread it runs in does not keep a dropped one alive.
   """
 
-  batches: grain.DatasetIterator
+  batches: Iterator[dict[str, np.ndarray]]
   stream: stream_lib.Stream
   schedule: schedule_lib.BatchSchedule
   step: int
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
 
-  def send_next(self) -> Sent:
+  def send_next(self, _: int = 0) -> Sent:
     local = next(self.batches)
     began = time.perf_counter()
     expander = self.expanders[self.schedule.size(self.step)]
@@ -127,7 +128,7 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._expanders = {
         size: expand.Expander(layout, content) for size, layout in self._layouts.items()
     }
-    self._batches: grain.DatasetIterator | None = None
+    self._batches: _InThreads | grain.DatasetIterator | None = None
     self._dataset: steps.StepDataset | None = None
     self._ahead: ahead_lib.Ahead[Sent] | None = None
     self._take: Callable[[], Sent] = _nothing_open
@@ -275,18 +276,53 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         read_threads=self._prefetch.threads(),
     )
 
-  def _open(self, dataset: steps.StepDataset) -> grain.DatasetIterator:
-    if self._prefetch.workers > 0:
-      batches = workers.in_workers(
-          dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)),
-          workers=self._prefetch.workers,
-          ahead=self._prefetch.per_worker,
-      )
-    else:
-      batches = workers.in_threads(dataset, ahead=self._prefetch.batches)
+  def _open(self, dataset: steps.StepDataset) -> _InThreads | grain.DatasetIterator:
+    if self._prefetch.workers == 0:
+      return _InThreads(dataset, self._prefetch.batches)
+    batches = workers.in_workers(
+        dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)),
+        workers=self._prefetch.workers,
+        ahead=self._prefetch.per_worker,
+    )
     opened = iter(batches)
     opened.start_prefetch()
     return opened
+
+
+class _InThreads:
+  """The batches of a dataset, made ahead by threads of this process; Grain's would take the interpreter for longer.
+
+  Args:
+    dataset: What is made.
+    ahead: How many batches are ready or being made; 0 makes each when it is asked for.
+  """
+
+  def __init__(self, dataset: steps.StepDataset, ahead: int):
+    make = functools.partial(_element, dataset, len(dataset))
+    self._ahead: ahead_lib.Ahead[dict[str, np.ndarray]] | None = None
+    if ahead:
+      threads = workers.making_threads(ahead)
+      self._ahead = ahead_lib.Ahead(make, ahead - threads, threads)
+      self._take = self._ahead.take
+    else:
+      numbers = itertools.count()
+      self._take = lambda: make(next(numbers))
+
+  def __iter__(self) -> _InThreads:
+    return self
+
+  def __next__(self) -> dict[str, np.ndarray]:
+    return self._take()
+
+  def close(self) -> None:
+    if self._ahead is not None:
+      self._ahead.stop()
+
+
+def _element(dataset: steps.StepDataset, length: int, index: int) -> dict[str, np.ndarray]:
+  if index >= length:
+    raise StopIteration
+  return dataset[index]
 
 
 def _nothing_open() -> Sent:

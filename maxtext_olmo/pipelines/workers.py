@@ -22,9 +22,14 @@ def in_threads(dataset: grain.MapDataset, *, ahead: int) -> grain.IterDataset:
     dataset: What they make.
     ahead: How many elements are ready or being made.
   """
-  # Two, so that one reads while the other filters; but one core is the trainer's, and that of who sends to the devices.
-  threads = min(2, ahead, max(1, crew.cores() - 1))
+  threads = making_threads(ahead)
   return dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead))
+
+
+def making_threads(ahead: int) -> int:
+  """How many threads make so many elements ahead; none where there are none."""
+  # Two, so that one reads while the other filters; but one core is the trainer's, and that of who sends to the devices.
+  return min(2, ahead, max(1, crew.cores() - 1))
 
 
 def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain.IterDataset:

@@ -1,12 +1,12 @@
 """Tests of the thread that works ahead."""
 
-import itertools
 import subprocess
 import sys
 import threading
 import time
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from maxtext_olmo.pipelines import ahead
 
@@ -16,20 +16,20 @@ import numpy as np
 from maxtext_olmo.pipelines import ahead
 
 rows = np.zeros((64, 1 << 16), np.int32)
-worker = ahead.Ahead(lambda: jax.block_until_ready(jax.device_put(rows, jax.devices()[0]) + 1), 1)
+worker = ahead.Ahead(lambda _: jax.block_until_ready(jax.device_put(rows, jax.devices()[0]) + 1), 1)
 worker.take()
 raise SystemExit(3)
 """
 
 
-class AheadTest(absltest.TestCase):
+class AheadTest(parameterized.TestCase):
 
   def test_results_come_in_order_and_only_so_many_ahead(self):
     made = []
 
-    def make():
-      made.append(len(made))
-      return made[-1]
+    def make(number):
+      made.append(number)
+      return number
 
     worker = ahead.Ahead(make, depth=2)
     self.assertEqual([worker.take() for _ in range(5)], [0, 1, 2, 3, 4])
@@ -39,9 +39,44 @@ class AheadTest(absltest.TestCase):
     self.assertLessEqual(len(made), 8)
     worker.stop()
 
+  @parameterized.product(depth=(0, 1, 3), threads=(1, 2, 5))
+  def test_several_threads_hand_over_in_order_and_only_so_many_ahead(self, depth, threads):
+    made = []
+
+    def make(number):
+      time.sleep(1e-3 * (number % 3))  # So that later ones are made before earlier ones.
+      made.append(number)
+      return number
+
+    worker = ahead.Ahead(make, depth, threads)
+    for number in range(40):
+      self.assertEqual(worker.take(), number)
+      self.assertLess(max(made), number + depth + threads + 2)
+    while worker.ready < depth:
+      time.sleep(0.001)
+    time.sleep(0.01)
+    self.assertEqual(worker.ready, depth)
+    self.assertLessEqual(len(made), 40 + depth + threads)
+    worker.stop()
+
+  def test_what_one_thread_gets_wrong_comes_after_what_was_before_it_and_ends_the_rest(self):
+    def make(number):
+      if number == 5:
+        raise ValueError("five")
+      time.sleep(0.002 if number < 5 else 0)
+      return number
+
+    worker = ahead.Ahead(make, depth=2, threads=3)
+    self.assertEqual([worker.take() for _ in range(5)], [0, 1, 2, 3, 4])
+    for _ in range(20):
+      with self.assertRaisesRegex(ValueError, "five"):
+        worker.take()
+    worker.stop()
+    self.assertFalse(any(thread.is_alive() for thread in worker._threads))
+
   def test_what_goes_wrong_reaches_whoever_asks_after_the_good_results(self):
     numbers = iter([1, 2])
-    worker = ahead.Ahead(lambda: next(numbers), depth=4)
+    worker = ahead.Ahead(lambda _: next(numbers), depth=4)
     self.assertEqual([worker.take(), worker.take()], [1, 2])
     for _ in range(2):
       with self.assertRaises(StopIteration):
@@ -50,7 +85,7 @@ class AheadTest(absltest.TestCase):
 
   def test_stopping_ends_the_thread_even_where_nobody_takes(self):
     before = threading.active_count()
-    workers = [ahead.Ahead(lambda: next(itertools.count()), depth=1) for _ in range(5)]
+    workers = [ahead.Ahead(lambda number: number, depth=1, threads=3) for _ in range(5)]
     for worker in workers:
       worker.stop()
       worker.stop()
@@ -63,10 +98,10 @@ class AheadTest(absltest.TestCase):
 
   def test_dropping_it_ends_the_thread(self):
     before = threading.active_count()
-    workers = [ahead.Ahead(lambda: 1, depth=1) for _ in range(5)]
+    workers = [ahead.Ahead(lambda _: 1, depth=1, threads=2) for _ in range(5)]
     for worker in workers:
       worker.take()
-    threads = [worker._thread for worker in workers]
+    threads = [thread for worker in workers for thread in worker._threads]
     del worker, workers
     for thread in threads:
       thread.join()
