@@ -11,12 +11,11 @@ There is one crew in a process for each size of token. Whoever asks while it is 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from absl import logging
@@ -72,22 +71,32 @@ class Crew:
     self._helpers = 0
     self._post = NOBODY
 
-  @contextlib.contextmanager
-  def shared(self, num_bytes: int, threads: int) -> Iterator[tuple[np.ndarray, int]]:
-    """A post and the number of helpers who look at it, for as long as the context lasts; 0 where a job is not shared.
+  def take_on(self, num_bytes: int, threads: int) -> int:
+    """How many helpers look at `post` until they are let go; 0 where the job is not shared.
 
     Args:
       num_bytes: To be read.
       threads: Who read it at most, with the one that asks.
     """
     if threads < 2 or num_bytes < _FEWEST_BYTES or not self._lock.acquire(blocking=False):
-      yield NOBODY, 0
-      return
+      return 0
     try:
       if self._helpers < threads - 1:
         self._hire(threads - 1)
-      yield self._post, min(self._helpers, threads - 1)
-    finally:
+    except BaseException:
+      self._lock.release()
+      raise
+    if not self._helpers:
+      self._lock.release()
+    return min(self._helpers, threads - 1)
+
+  def post(self, helpers: int) -> np.ndarray:
+    """Where a job is written for so many helpers."""
+    return self._post if helpers else NOBODY
+
+  def let_go(self, helpers: int) -> None:
+    """Says that a job is done, so that others may be helped."""
+    if helpers:
       self._lock.release()
 
   def stop(self) -> None:

@@ -26,6 +26,10 @@ from maxtext_olmo.batches import repetition
 
 _COMPILE_AFTER_TOKENS = 1 << 22
 
+# Least and most period, and repeats, that find nothing.
+_NO_SEARCH = (1, 0, 1)
+_search_bounds = functools.cache(repetition.search_bounds)
+
 # The files of instances, and the byte offsets in them.
 Located = tuple[np.ndarray, np.ndarray]
 
@@ -119,14 +123,18 @@ class Inspector:
       self, kernel: _Compiled, files: Any, offsets: np.ndarray, tokens: np.ndarray
   ) -> Findings | None:
     rows, length = tokens.shape
-    highest = np.zeros(rows, np.uint64)
+    highest = np.empty(rows, np.uint64)
     clean = np.empty(rows, np.bool_)
-    bounds = repetition.search_bounds(length) if self._ngram_filter else (1, 0, 1)
-    unsigned = tokens.view(f"u{tokens.dtype.itemsize}")
-    offsets = np.ascontiguousarray(offsets, np.int64)
-    job = (files.descriptors, offsets, unsigned, *bounds, highest, clean)
-    with kernel.crew.shared(tokens.nbytes, min(self._threads, rows)) as (post, helpers):
-      failed = kernel.read(*job, post, helpers)
+    bounds = _search_bounds(length) if self._ngram_filter else _NO_SEARCH
+    unsigned = tokens if tokens.dtype.kind == "u" else tokens.view(f"u{tokens.dtype.itemsize}")
+    crew = kernel.crew
+    helpers = crew.take_on(tokens.nbytes, min(self._threads, rows))
+    try:
+      failed = kernel.read(
+          files.descriptors, offsets, unsigned, *bounds, highest, clean, crew.post(helpers), helpers
+      )
+    finally:
+      crew.let_go(helpers)
     if failed >= 0:
       return None
     kept = clean if self._ngram_filter else None

@@ -84,6 +84,7 @@ class ReadAhead:
     self._vain_hints = 0
     self._slow = False
     self._quick_steps = 0
+    self._suspect = True
     self._readers: flights.Readers | None = None
 
   def take(self, step: int) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -119,17 +120,19 @@ class ReadAhead:
 
   def _read_and_judge(self, step: int, ids: np.ndarray, tokens: np.ndarray) -> Any:
     """Reads rows one after the other, and judges by the time they took whether the source is slow."""
-    rows = int((ids >= 0).sum())
-    waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    suspect = self._suspect or self._hinting
+    waits = _waits_of_thread() if suspect else 0
     began = time.perf_counter()
     found = self._read(step, tokens)
     threads = getattr(found, "threads", 1)
+    rows = len(ids)
     seconds = (time.perf_counter() - began) * threads / max(1, rows)
-    # A busy machine makes reads slow too, by taking the processor away; only a thread that waits gives it up itself.
-    waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - waits >= rows / threads / 2
-    if not rows or not waited:
+    limit = max(_SLOW_SECONDS, tokens.strides[0] / _SLOW_BYTES_PER_SECOND)
+    # Whether the thread waits is asked only after a batch that took long, since asking takes time too.
+    self._suspect = seconds > limit
+    if not (suspect and _waits_of_thread() - waits >= rows / threads / 2):
+      # A busy machine makes reads slow too, by taking the processor away; only a thread that waits gives it up itself.
       seconds = 0.0
-    limit = max(_SLOW_SECONDS, tokens[:1].nbytes / _SLOW_BYTES_PER_SECOND)
     with self._lock:
       if self._hinting:
         self._judge_hints(step in self._hinted, seconds, limit)
@@ -228,3 +231,8 @@ class ReadAhead:
     near = range(step - 8 * stride, step + (len(self._flights) + 8) * stride + 1)
     for other in [s for s in self._flights if s not in near]:
       del self._flights[other]
+
+
+def _waits_of_thread() -> int:
+  """How often the calling thread has given up the processor to wait for something."""
+  return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

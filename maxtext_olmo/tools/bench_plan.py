@@ -45,6 +45,7 @@ class Candidate:
         "loader": self.loader,
         "workers": 0,
         "threads": 0,
+        "read_threads": 0,
         "way": "inline",
         "arrays": 1,
     }
@@ -57,7 +58,15 @@ def _workers(*counts: int) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 
 LIMIT = Candidate("copy limit, 1 array", "limit", "limit")
-INLINE = Candidate("this library, inline", "ours", "ours", filters=(True, False))
+INLINE = Candidate("this library, inline", "ours", "ours", filters=(True, False), threads=2)
+# By the thread that asks alone.
+ALONE = dataclasses.replace(
+    INLINE,
+    name="this library, inline, one thread",
+    base={"read_threads": 1},
+    threads=1,
+    everywhere=False,
+)
 PREFETCH = Candidate(
     "this library, threads ahead",
     "ours",
@@ -105,11 +114,22 @@ OLMO_CORE = Candidate(
     filters=(True, False),
     threads=2,
 )
+# Not a loader as it comes: what a careful user may write, and the hardest to beat, since it does nothing but copy.
+BY_HAND = Candidate(
+    "torch DataLoader, batches by hand",
+    "peer",
+    "torch_batches",
+    kind="peers",
+    settings=_workers(0, 2, 1),
+    threads=2,
+    everywhere=False,
+)
 CANDIDATES: tuple[Candidate, ...] = (
     LIMIT,
     Candidate("copy limit, 2 arrays", "limit", "limit", base={"arrays": 2}, everywhere=False),
     Candidate("copy limit, 6 arrays", "limit", "limit", base={"arrays": 6}, everywhere=False),
     INLINE,
+    ALONE,
     PREFETCH,
     dataclasses.replace(
         PREFETCH,
@@ -156,15 +176,7 @@ CANDIDATES: tuple[Candidate, ...] = (
         settings=_workers(0, 2, 1),
         threads=2,
     ),
-    Candidate(
-        "torch DataLoader, batches by hand",
-        "peer",
-        "torch_batches",
-        kind="peers",
-        settings=_workers(0, 2, 1),
-        threads=2,
-        everywhere=False,
-    ),
+    BY_HAND,
     Candidate(
         "mosaicml-streaming",
         "peer",

@@ -30,8 +30,10 @@ rows = np.arange(6400, dtype=np.uint32).reshape(64, 100)
 os.pwrite(file, rows.tobytes(), 0)
 def right(threads=3):
   found, highest, clean = np.zeros_like(rows), np.zeros(64, np.uint64), np.zeros(64, bool)
-  with kernel.crew.shared(rows.nbytes, threads) as (post, helpers):
-    outcome = kernel.read(np.full(64, file, np.int32), np.arange(64) * 400, found, 1, 0, 1, highest, clean, post, helpers)
+  helpers = kernel.crew.take_on(rows.nbytes, threads)
+  post = kernel.crew.post(helpers)
+  outcome = kernel.read(np.full(64, file, np.int32), np.arange(64) * 400, found, 1, 0, 1, highest, clean, post, helpers)
+  kernel.crew.let_go(helpers)
   return outcome == -1 and helpers == threads - 1 and np.array_equal(found, rows)
 """
 
@@ -64,10 +66,12 @@ class CrewTest(parameterized.TestCase):
     highest, clean = np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.bool_)
     descriptors = np.full(len(ids), self.file, np.int32)
     offsets = np.asarray(ids, np.int64) * _LENGTH * 2
-    with self.crew.shared(tokens.nbytes, threads) as (post, helpers):
-      outcome = self.kernel.read(
-          descriptors, offsets, tokens, 1, 13, 20, highest, clean, post, helpers
-      )
+    helpers = self.crew.take_on(tokens.nbytes, threads)
+    post = self.crew.post(helpers)
+    outcome = self.kernel.read(
+        descriptors, offsets, tokens, 1, 13, 20, highest, clean, post, helpers
+    )
+    self.crew.let_go(helpers)
     return outcome, tokens, highest, clean, helpers
 
   def _check(self, ids, threads):
@@ -102,8 +106,9 @@ class CrewTest(parameterized.TestCase):
     self.assertEqual(right, [True] * 800)
 
   def test_a_helper_reads_rows_by_itself(self):
-    with self.crew.shared(1, 2) as (post, helpers):
-      self.assertEqual(helpers, 1)
+    self.assertEqual(self.crew.take_on(1, 2), 1)
+    post = self.crew.post(1)
+    self.addCleanup(self.crew.let_go, 1)
     tokens = np.zeros((_ROWS, _LENGTH), np.uint16)
     highest, clean = np.zeros(_ROWS, np.uint64), np.zeros(_ROWS, np.bool_)
     descriptors = np.full(_ROWS, self.file, np.int32)
@@ -144,19 +149,20 @@ class CrewTest(parameterized.TestCase):
     self.assertTrue(self._check(np.arange(_ROWS), 3))
 
   def test_whoever_asks_while_others_are_helped_reads_alone(self):
-    with self.crew.shared(1, 3) as (_, helpers):
-      self.assertEqual(helpers, 2)
-      with self.crew.shared(1, 3) as (post, helpers):
-        self.assertEqual((len(post), helpers), (0, 0))
-    with self.crew.shared(1, 3) as (_, helpers):
-      self.assertEqual(helpers, 2)
+    self.assertEqual(self.crew.take_on(1, 3), 2)
+    self.assertEqual(self.crew.take_on(1, 3), 0)
+    self.assertEmpty(self.crew.post(0))
+    self.crew.let_go(0)
+    self.assertEqual(self.crew.take_on(1, 3), 0)
+    self.crew.let_go(2)
+    self.assertEqual(self.crew.take_on(1, 3), 2)
+    self.crew.let_go(2)
 
   def test_little_is_read_alone(self):
     with mock.patch.object(crew, "_FEWEST_BYTES", 1000):
-      with self.crew.shared(999, 3) as (_, helpers):
-        self.assertEqual(helpers, 0)
-      with self.crew.shared(1000, 3) as (_, helpers):
-        self.assertEqual(helpers, 2)
+      self.assertEqual(self.crew.take_on(999, 3), 0)
+      self.assertEqual(self.crew.take_on(1000, 3), 2)
+      self.crew.let_go(2)
 
   def test_there_are_as_many_helpers_as_the_largest_job_wanted(self):
     def count():
@@ -164,8 +170,8 @@ class CrewTest(parameterized.TestCase):
 
     others = count()
     for threads, helped, hired in ((1, 0, 0), (3, 2, 2), (2, 1, 2), (5, 4, 4)):
-      with self.crew.shared(1, threads) as (_, helpers):
-        self.assertEqual(helpers, helped)
+      self.assertEqual(self.crew.take_on(1, threads), helped)
+      self.crew.let_go(helped)
       while count() - others != hired:  # Those who were let go have their last moment.
         time.sleep(0.001)
     self.crew.stop()
@@ -203,11 +209,12 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), right())
 
   def test_a_child_that_is_forked_in_the_middle_of_a_job_reads_too(self):
     code = """
-with kernel.crew.shared(1, 3):
-  child = os.fork()
-  if child == 0:
-    os._exit(0 if right() else 1)
-  print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+helpers = kernel.crew.take_on(1, 3)
+child = os.fork()
+if child == 0:
+  os._exit(0 if right() else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+kernel.crew.let_go(helpers)
 print(right())
 """
     self.assertEqual(self._run(code), ["0", "True"])

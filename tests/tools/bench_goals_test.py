@@ -56,6 +56,21 @@ class BenchGoalsTest(parameterized.TestCase):
     self.assertIn("fast peer", goal.what)
     self.assertAlmostEqual(goal.found, 10.0)
 
+  def test_what_is_written_by_hand_has_a_goal_of_its_own(self):
+    compare = [
+        bench_report_test.figure(bench_plan.LIMIT, 0.8),
+        bench_report_test.figure(bench_plan.INLINE, 1.0),
+        bench_report_test.figure(bench_plan.ALONE, 1.6),
+        bench_report_test.figure(bench_plan.MAXTEXT, 10.0),
+        bench_report_test.figure(bench_plan.BY_HAND, 2.0),
+    ]
+    goal = self._goal("filter off, inline, against a loop over a memory map", compare=compare)
+    self.assertEqual((goal.found, goal.reached), (2.0, False))
+    self.assertIn("by one thread 1.25 ×", goal.text)
+    self.assertIn("a plain copy is 2.5 × it", goal.text)
+    best = self._goal("filter off, inline, against the best peer", compare=compare)
+    self.assertEqual((best.found, best.reached), (10.0, True))
+
   def test_what_was_not_measured_is_neither_reached_nor_missed(self):
     for goal in bench_goals.judge({}):
       self.assertEqual((goal.found, goal.reached, goal.text), (None, None, "not measured"))

@@ -43,6 +43,7 @@ class BenchPlanTest(parameterized.TestCase):
             "loader": "x",
             "workers": 1,
             "threads": 0,
+            "read_threads": 0,
             "way": "device",
             "arrays": 1,
             "filter": True,
