@@ -34,7 +34,7 @@ CLOSED = 1 << 40
 NOBODY = np.zeros(0, np.int64)
 
 # Below this a share is read sooner than a helper wakes up.
-_FEWEST_BYTES = 1 << 19
+_FEWEST_BYTES = 1 << 18
 _MOST_THREADS = 4
 
 Help = Callable[[np.ndarray, np.ndarray], None]
