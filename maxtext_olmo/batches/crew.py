@@ -11,24 +11,14 @@ There is one crew in a process for each size of token. Whoever asks while it is 
 
 from __future__ import annotations
 
-import ctypes
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 from absl import logging
-
-# The words of a post. What is written by several threads has a line of the cache for itself; the semaphore has the first.
-NEXT, BUSY, ASLEEP, STOPPED = 8, 16, 24, 25
-DESCRIPTORS, OFFSETS, ROWS, COUNT, LENGTH, HIGHEST, CLEAN = range(32, 39)
-MIN_PERIOD, MAX_PERIOD, REPEATS, ROWS_AT_ONCE, FAILED = range(40, 45)
-_WORDS = 48
-_LINE_BYTES = 64
-
-# What NEXT is where there is no job, and more than any batch has rows.
-CLOSED = 1 << 40
 
 # What the compiled function gets that reads alone.
 NOBODY = np.zeros(0, np.int64)
@@ -37,7 +27,18 @@ NOBODY = np.zeros(0, np.int64)
 _FEWEST_BYTES = 1 << 18
 _MOST_THREADS = 4
 
-Help = Callable[[np.ndarray, np.ndarray], None]
+
+class Helped(Protocol):
+  """Compiled work that others help with."""
+
+  def help_read(self, post: np.ndarray, none: np.ndarray) -> None:
+    """What a helper runs until the post is closed; `none` says of which type the tokens are."""
+
+  def make_post(self) -> np.ndarray:
+    """Where jobs are written."""
+
+  def close_post(self, post: np.ndarray, helpers: int) -> None:
+    """Lets the helpers of a post go."""
 
 
 def threads_beside(others: int) -> int:
@@ -53,16 +54,17 @@ def cores() -> int:
 
 
 class Crew:
-  """Helpers for one compiled function; safe for threads, and without any after a fork.
+  """Helpers for some compiled work; safe for threads, and without any after a fork.
 
   Args:
-    help_read: What a helper runs; it gets a post and an empty array of `dtype`.
+    helped: The work.
     dtype: Of the tokens.
   """
 
-  def __init__(self, help_read: Help, dtype: np.dtype):
-    self._help_read = help_read
+  def __init__(self, helped: Helped, dtype: np.dtype):
+    self._helped = helped
     self._dtype = dtype
+    self._most = sys.maxsize
     self._forget()
     _ALL.add(self)
 
@@ -78,17 +80,19 @@ class Crew:
       num_bytes: To be read.
       threads: Who read it at most, with the one that asks.
     """
-    if threads < 2 or num_bytes < _FEWEST_BYTES or not self._lock.acquire(blocking=False):
+    wanted = min(threads - 1, self._most)
+    if wanted < 1 or num_bytes < _FEWEST_BYTES or not self._lock.acquire(blocking=False):
       return 0
     try:
-      if self._helpers < threads - 1:
-        self._hire(threads - 1)
+      if self._helpers < wanted:
+        self._hire(wanted)
     except BaseException:
       self._lock.release()
       raise
-    if not self._helpers:
+    helpers = min(self._helpers, wanted)
+    if not helpers:
       self._lock.release()
-    return min(self._helpers, threads - 1)
+    return helpers
 
   def post(self, helpers: int) -> np.ndarray:
     """Where a job is written for so many helpers."""
@@ -105,43 +109,31 @@ class Crew:
       self._dismiss()
 
   def _dismiss(self) -> None:
-    self._post[STOPPED : STOPPED + 1] = 1
-    for _ in range(self._helpers):
-      _LIBC.sem_post(ctypes.c_void_p(self._post.ctypes.data))
+    if self._helpers:
+      self._helped.close_post(self._post, self._helpers)
     self._helpers, self._post = 0, NOBODY
 
   def _hire(self, wanted: int) -> None:
     """Starts helpers, with a post of their own, so that nobody knows one that is about to go."""
     self._dismiss()
-    post = _make_post()
+    self._post = self._helped.make_post()
     for number in range(wanted):
       # A daemon, because it never comes back by itself; it holds nothing that has to be put down.
       helper = threading.Thread(
-          target=self._help_read,
-          args=(post, np.zeros(0, self._dtype)),
+          target=self._helped.help_read,
+          args=(self._post, np.zeros(0, self._dtype)),
           name=f"olmo-help-{number}",
           daemon=True,
       )
       try:
         helper.start()
       except RuntimeError as error:
-        logging.warning("Batches are read by %d threads: no more can be had: %s", number + 1, error)
-        break
+        logging.warning("%d threads read a batch, no more are to be had: %s", number + 1, error)
+        self._most = number
+        return
       self._helpers = number + 1
-    self._post = post
 
 
-def _make_post() -> np.ndarray:
-  memory = np.zeros(_WORDS * 8 + _LINE_BYTES, np.uint8)
-  start = -memory.ctypes.data % _LINE_BYTES
-  post = memory[start : start + _WORDS * 8].view(np.int64)
-  post[NEXT] = CLOSED
-  if _LIBC.sem_init(ctypes.c_void_p(post.ctypes.data), 0, 0):
-    raise OSError(ctypes.get_errno(), "sem_init failed")
-  return post
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _ALL: weakref.WeakSet[Crew] = weakref.WeakSet()
 
 

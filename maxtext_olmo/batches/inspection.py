@@ -154,7 +154,7 @@ def _compiled(itemsize: int) -> compiled.Background[_Compiled]:
     reads = inspection_numba.build_reads(itemsize)
     if reads is None:
       return None
-    return _Compiled(reads.read, crew_lib.Crew(reads.help_read, np.dtype(f"u{itemsize}")))
+    return _Compiled(reads.read, crew_lib.Crew(reads, np.dtype(f"u{itemsize}")))
 
   return compiled.Background(
       build, after=_COMPILE_AFTER_TOKENS, what="Looking at tokens as they are read"

@@ -24,8 +24,8 @@ is in one file, because numba's cache notices a change in the file of a compiled
 
 from __future__ import annotations
 
+import ctypes
 import os
-import platform
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ import numba
 import numba.extending
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils
 
+from maxtext_olmo.batches import atomic_words
 from maxtext_olmo.batches import crew
 from maxtext_olmo.corpus import compiled_reads
 
@@ -44,6 +44,14 @@ intrinsic: Any = numba.extending.intrinsic
 
 _LANES = 32
 _MANY_HITS = 4  # in one row, for one period
+# The words of a post. What several threads write has a line of the cache for itself; the semaphore has the first.
+_NEXT, _BUSY, _ASLEEP, _STOPPED = 8, 16, 24, 25
+_DESCRIPTORS, _OFFSETS, _ROWS, _COUNT, _LENGTH, _HIGHEST, _CLEAN = range(32, 39)
+_MIN_PERIOD, _MAX_PERIOD, _REPEATS, _ROWS_AT_ONCE, _HELPERS, _FAILED = range(40, 46)
+_WORDS = 48
+_LINE_BYTES = 64
+# What _NEXT is where there is no job, and more than any batch has rows.
+_CLOSED = 1 << 40
 # Taken by a thread at a time: few enough to share a batch evenly, enough for the words of a job to stay in one core's cache.
 _BYTES_AT_ONCE = 1 << 15
 # So often is looked for a helper's last row, or for the next job, without going to sleep: some 100 µs.
@@ -146,71 +154,9 @@ def _search(rows: Any, min_period: int, max_period: int, repeats: int, keep: Any
         break
 
 
-def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-  """Where a word of a post lies."""
-  data = context.make_array(signature.args[0])(context, builder, args[0]).data
-  return builder.gep(data, [args[1]])
-
-
-@intrinsic
-def _get(_typing: Any, post: Any, word: Any) -> Any:
-  """A word of `post`, before everything that is read later."""
-
-  def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.load_atomic(_word(context, builder, signature, args), "seq_cst", 8)
-
-  return types.int64(post, types.intp), generate
-
-
-@intrinsic
-def _set(_typing: Any, post: Any, word: Any, value: Any) -> Any:
-  """Sets a word of `post`, after everything that was written before."""
-
-  def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    builder.store_atomic(args[2], _word(context, builder, signature, args), "seq_cst", 8)
-    return context.get_dummy_value()
-
-  return types.void(post, types.intp, types.int64), generate
-
-
-@intrinsic
-def _add(_typing: Any, post: Any, word: Any, value: Any) -> Any:
-  """Adds to a word of `post` at one blow, and gives what it was before."""
-
-  def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    word = _word(context, builder, signature, args)
-    return builder.atomic_rmw("add", word, args[2], "seq_cst")
-
-  return types.int64(post, types.intp, types.int64), generate
-
-
-@intrinsic
-def _breathe(_typing: Any) -> Any:
-  """Tells the core that it waits, where there is an instruction for that, so that another thread of it goes on faster."""
-
-  def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-    if platform.machine() == "x86_64":
-      kind = ir.FunctionType(ir.VoidType(), [])
-      builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
-    return context.get_dummy_value()
-
-  return types.void(), generate
-
-
-@intrinsic
-def _array_at(typingctx: Any, address: Any, like: Any) -> Any:
-  """The memory at an address as a pointer to what the type `like` stands for."""
-  del typingctx
-  pointer = types.CPointer(like.dtype)
-
-  def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-  return pointer(address, like), generate
-
-
 _search_compiled: Any = numba.njit(nogil=True)(_search)
 _pread: Any = compiled_reads.pread()
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _sem_post: Any = types.ExternalFunction("sem_post", types.intc(types.voidptr))
 _sem_wait: Any = types.ExternalFunction("sem_wait", types.intc(types.voidptr))
 _usleep: Any = types.ExternalFunction("usleep", types.intc(types.uint32))
@@ -240,14 +186,14 @@ _read_row_compiled: Any = numba.njit(nogil=True)(_read_row)
 @numba.njit(nogil=True)
 def _take_part(post: Any, descriptors, offsets, rows, highest, clean) -> None:
   """Takes rows of the job until there are no more."""
-  n, at_once = rows.shape[0], post[crew.ROWS_AT_ONCE]
-  periods = post[crew.MIN_PERIOD], post[crew.MAX_PERIOD], post[crew.REPEATS]
-  first = _add(post, crew.NEXT, at_once)
+  n, at_once = rows.shape[0], post[_ROWS_AT_ONCE]
+  periods = post[_MIN_PERIOD], post[_MAX_PERIOD], post[_REPEATS]
+  first = atomic_words.add(post, _NEXT, at_once)
   while first < n:
     for i in range(first, min(n, first + at_once)):
       if not _read_row_compiled(descriptors, offsets, rows, i, *periods, highest, clean):
-        _set(post, crew.FAILED, i)
-    first = _add(post, crew.NEXT, at_once)
+        atomic_words.set(post, _FAILED, i)
+    first = atomic_words.add(post, _NEXT, at_once)
 
 
 def _read_and_look(
@@ -270,62 +216,73 @@ def _read_and_look(
       ):
         return i
     return -1
-  post[crew.DESCRIPTORS] = descriptors.ctypes.data
-  post[crew.OFFSETS] = offsets.ctypes.data
-  post[crew.ROWS] = rows.ctypes.data
-  post[crew.COUNT] = n
-  post[crew.LENGTH] = rows.shape[1]
-  post[crew.MIN_PERIOD] = min_period
-  post[crew.MAX_PERIOD] = max_period
-  post[crew.REPEATS] = repeats
-  post[crew.HIGHEST] = highest.ctypes.data
-  post[crew.CLEAN] = clean.ctypes.data
-  post[crew.ROWS_AT_ONCE] = max(1, _BYTES_AT_ONCE // max(1, rows.shape[1] * rows.itemsize))
-  post[crew.FAILED] = -1
-  _set(post, crew.NEXT, 0)
-  for _ in range(_get(post, crew.ASLEEP)):
+  post[_DESCRIPTORS] = descriptors.ctypes.data
+  post[_OFFSETS] = offsets.ctypes.data
+  post[_ROWS] = rows.ctypes.data
+  post[_COUNT] = n
+  post[_LENGTH] = rows.shape[1]
+  post[_MIN_PERIOD] = min_period
+  post[_MAX_PERIOD] = max_period
+  post[_REPEATS] = repeats
+  post[_HIGHEST] = highest.ctypes.data
+  post[_CLEAN] = clean.ctypes.data
+  post[_ROWS_AT_ONCE] = max(1, _BYTES_AT_ONCE // max(1, rows.shape[1] * rows.itemsize))
+  post[_HELPERS] = helpers
+  post[_FAILED] = -1
+  atomic_words.set(post, _NEXT, 0)
+  for _ in range(min(helpers, atomic_words.get(post, _ASLEEP))):
     _sem_post(post.ctypes)
   _take_part(post, descriptors, offsets, rows, highest, clean)
-  _set(post, crew.NEXT, crew.CLOSED)
+  atomic_words.set(post, _NEXT, _CLOSED)
   looks = 0
-  while _get(post, crew.BUSY) != 0:
+  while atomic_words.get(post, _BUSY) != 0:
     looks += 1
-    _breathe()
+    atomic_words.breathe()
     if looks > _LOOKS:  # It reads from a disk, or has lost its core to somebody else.
       _usleep(_NAP_MICROSECONDS)
-  return post[crew.FAILED]
+  return post[_FAILED]
+
+
+@numba.njit(nogil=True)
+def _is_idle(post: Any) -> bool:
+  """Whether there is no row to take; for whoever is not counted as busy, it may just have changed."""
+  taken = atomic_words.get(post, _NEXT)
+  return taken >= _CLOSED or taken >= atomic_words.get(post, _COUNT)
 
 
 def _help(post: Any, like: Any) -> None:
   """What a helping thread does, until it is told to stop; `like` says of which type the tokens are."""
   looks = 0
   while True:
-    if _get(post, crew.NEXT) >= crew.CLOSED:
+    if _is_idle(post):
       looks += 1
       if (
           looks <= _LOOKS
       ):  # Where batch follows batch, the next job is here before a thread would be awake again.
-        _breathe()
+        atomic_words.breathe()
         continue
       looks = 0
-      _add(post, crew.ASLEEP, 1)
-      if _get(post, crew.NEXT) >= crew.CLOSED and _get(post, crew.STOPPED) == 0:
+      atomic_words.add(post, _ASLEEP, 1)
+      if _is_idle(post) and atomic_words.get(post, _STOPPED) == 0:
         _sem_wait(post.ctypes)
-      _add(post, crew.ASLEEP, -1)
-      if _get(post, crew.STOPPED) != 0:
+      atomic_words.add(post, _ASLEEP, -1)
+      if atomic_words.get(post, _STOPPED) != 0:
         return
-    _add(post, crew.BUSY, 1)
-    if _get(post, crew.NEXT) < crew.CLOSED:
-      n = post[crew.COUNT]
+    busy = atomic_words.add(post, _BUSY, 1)
+    if atomic_words.get(post, _NEXT) < _CLOSED and busy < post[_HELPERS]:
+      looks = 0
+      n = post[_COUNT]
       _take_part(
           post,
-          numba.carray(_array_at(post[crew.DESCRIPTORS], types.int32), n),
-          numba.carray(_array_at(post[crew.OFFSETS], types.int64), n),
-          numba.carray(_array_at(post[crew.ROWS], like), (n, post[crew.LENGTH])),
-          numba.carray(_array_at(post[crew.HIGHEST], types.uint64), n),
-          numba.carray(_array_at(post[crew.CLEAN], types.boolean), n),
+          numba.carray(atomic_words.pointer(post[_DESCRIPTORS], types.int32), n),
+          numba.carray(atomic_words.pointer(post[_OFFSETS], types.int64), n),
+          numba.carray(atomic_words.pointer(post[_ROWS], like), (n, post[_LENGTH])),
+          numba.carray(atomic_words.pointer(post[_HIGHEST], types.uint64), n),
+          numba.carray(atomic_words.pointer(post[_CLEAN], types.boolean), n),
       )
-    _add(post, crew.BUSY, -1)
+    else:
+      atomic_words.breathe()
+    atomic_words.add(post, _BUSY, -1)
 
 
 def build_search(itemsize: int) -> Callable[[np.ndarray, int, int, int], np.ndarray]:
@@ -348,11 +305,31 @@ def build_search(itemsize: int) -> Callable[[np.ndarray, int, int, int], np.ndar
   return search
 
 
+def make_post() -> np.ndarray:
+  """Where jobs are written for helpers; there is none yet."""
+  memory = np.zeros(_WORDS * 8 + _LINE_BYTES, np.uint8)
+  start = -memory.ctypes.data % _LINE_BYTES
+  post = memory[start : start + _WORDS * 8].view(np.int64)
+  post[_NEXT] = _CLOSED
+  if _LIBC.sem_init(ctypes.c_void_p(post.ctypes.data), 0, 0):
+    raise OSError(ctypes.get_errno(), "sem_init failed")
+  return post
+
+
+def close_post(post: np.ndarray, helpers: int) -> None:
+  """Lets so many helpers go, who look at the post."""
+  post[_STOPPED] = 1
+  for _ in range(helpers):
+    _LIBC.sem_post(ctypes.c_void_p(post.ctypes.data))
+
+
 class Reads(NamedTuple):
   """Reading and looking, and what threads do that help with it: `help_read(post, none of the tokens)`."""
 
   read: Callable[..., int]
   help_read: Callable[[np.ndarray, np.ndarray], None]
+  make_post: Callable[[], np.ndarray] = make_post
+  close_post: Callable[[np.ndarray, int], None] = close_post
 
 
 def build_reads(itemsize: int) -> Reads | None:

@@ -3,7 +3,7 @@
 Handing over is all that a trainer ever waits for when loading keeps up, so it is two calls into C, without a lock of Python's. Things are
 numbered, several threads may make them, and they are handed over in order. A thread puts down what it has made when there is room:
 
-    depth 1, 2 threads     taken 0 1 2 │ put down: 3 │ in hand: 4, and 5 is being made │ room for 4 when 3 is asked for
+    depth 1, 2 threads     taken 0 1 2 │ put down: 3 │ in hand: 4, and 5 is being made │ room for 4 when 3 is taken
 """
 
 from __future__ import annotations
@@ -99,10 +99,14 @@ class Ahead(Generic[T]):
     if self._error is not None:
       raise self._error
     slots, number = self._shared.slots, self._taken
-    self._shared.turns[(number + self._depth) % len(slots)].put(None)
+    room = self._shared.turns[(number + self._depth) % len(slots)]
+    if not self._depth:  # This very one may be put down now.
+      room.put(None)
     result, self._error = slots[number % len(slots)].get()
     if self._error is not None:
       raise self._error
+    if self._depth:  # Only now, so that no thread wakes up beside one that has to be quick.
+      room.put(None)
     self._taken += 1
     return result
 

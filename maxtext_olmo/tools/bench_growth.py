@@ -176,8 +176,13 @@ def _by_files(
     folder = directory / str(count)
     folder.mkdir()
     paths = [folder / f"part-{i:05d}.npy" for i in range(count)]
-    for i, path in enumerate(paths):
-      os.link(corpus.files[i % len(corpus.files)], path)
+    for path, parts in zip(paths, _parts(corpus.files, count)):
+      if len(parts) == 1:
+        os.link(parts[0], path)
+        continue
+      with path.open("wb") as whole:
+        for part in parts:
+          whole.write(pathlib.Path(part).read_bytes())
     index = index_lib.build_index(
         [(str(path), "web") for path in paths],
         LENGTH,
@@ -186,6 +191,13 @@ def _by_files(
         base=str(folder),
     )
     yield count, _dataset(_opened(index))
+
+
+def _parts(files: Sequence[str], count: int) -> list[Sequence[str]]:
+  """What so many files are made of, so that all of the corpus is in them: less of it would be less to keep in caches."""
+  if count >= len(files):
+    return [[files[i % len(files)]] for i in range(count)]
+  return [part.tolist() for part in np.array_split(np.array(files), count)]
 
 
 def _opened(index: index_lib.OlmoNpyIndex) -> source_lib.OlmoNpyDataSource:
