@@ -20,6 +20,9 @@ from numba.core import cgutils
 types: Any = numba.types
 intrinsic: Any = numba.extending.intrinsic
 
+# Whether the processor has an instruction that waits for a moment, and it is known here.
+BREATHES = platform.machine() == "x86_64"
+
 
 def _word(context: Any, builder: Any, signature: Any, args: Any) -> Any:
   """Where a word of a post lies."""
@@ -64,7 +67,7 @@ def breathe(_typing: Any) -> Any:
   """Tells the core that it waits, where there is an instruction for that, so that another thread of it goes on faster."""
 
   def generate(context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
-    if platform.machine() == "x86_64":
+    if BREATHES:
       kind = ir.FunctionType(ir.VoidType(), [])
       builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
     return context.get_dummy_value()

@@ -103,12 +103,8 @@ class Crew:
     if helpers:
       self._lock.release()
 
-  def stop(self) -> None:
-    """Ends the helpers; those who share later get new ones."""
-    with self._lock:
-      self._dismiss()
-
   def _dismiss(self) -> None:
+    """Lets the helpers go; whoever shares later gets new ones."""
     if self._helpers:
       self._helped.close_post(self._post, self._helpers)
     self._helpers, self._post = 0, NOBODY
@@ -125,13 +121,13 @@ class Crew:
           name=f"olmo-help-{number}",
           daemon=True,
       )
+      self._helpers = number + 1
       try:
         helper.start()
       except RuntimeError as error:
         logging.warning("%d threads read a batch, no more are to be had: %s", number + 1, error)
-        self._most = number
+        self._helpers = self._most = number
         return
-      self._helpers = number + 1
 
 
 _ALL: weakref.WeakSet[Crew] = weakref.WeakSet()

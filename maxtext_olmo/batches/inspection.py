@@ -33,7 +33,8 @@ _search_bounds = functools.cache(repetition.search_bounds)
 # The files of instances, and the byte offsets in them.
 Located = tuple[np.ndarray, np.ndarray]
 
-# (descriptors, offsets, rows, min_period, max_period, repeats, highest, clean, post, helpers) -> a row that was not read, or -1.
+# (descriptors, offsets, rows, min_period, max_period, repeats, highest, clean, post, helpers) -> a row that was not read, or
+# -1 less the naps.
 ReadAndLook = Callable[..., int]
 
 
@@ -66,11 +67,13 @@ class Findings:
     highest: Their highest id; 0 where there are no tokens.
     clean: For each row, whether the repetition filter keeps it; None where it was not asked.
     threads: How many read them beside each other.
+    naps: How often the one that asked slept while it waited for the others.
   """
 
   highest: int
   clean: np.ndarray | None
   threads: int = 1
+  naps: int = 0
 
 
 class Inspector:
@@ -130,15 +133,15 @@ class Inspector:
     crew = kernel.crew
     helpers = crew.take_on(tokens.nbytes, min(self._threads, rows))
     try:
-      failed = kernel.read(
+      outcome = kernel.read(
           files.descriptors, offsets, unsigned, *bounds, highest, clean, crew.post(helpers), helpers
       )
     finally:
       crew.let_go(helpers)
-    if failed >= 0:
+    if outcome >= 0:
       return None
     kept = clean if self._ngram_filter else None
-    return Findings(int(highest.max(initial=0)), kept, helpers + 1)
+    return Findings(int(highest.max(initial=0)), kept, helpers + 1, -1 - outcome)
 
 
 def compile_reads(dtype: Any = np.uint32) -> bool:

@@ -18,8 +18,8 @@ few words in memory that all of them see. Whoever is free takes the next rows, s
 
 NEXT is the only word that says whether there is a job: a helper that comes too late finds it closed, and looks at no other.
 
-Only `repetition` and `inspection` import this module, in threads of their own, since importing numba takes a while. All of it
-is in one file, because numba's cache notices a change in the file of a compiled function, not in those of what it calls.
+Only `repetition` and `inspection` import this module, in threads of their own, since importing numba takes a while. All but
+`atomic_words` is in one file, because numba's cache notices a change in the file of a compiled function, not in those of what it calls.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _LINE_BYTES = 64
 _CLOSED = 1 << 40
 # Taken by a thread at a time: few enough to share a batch evenly, enough for the words of a job to stay in one core's cache.
 _BYTES_AT_ONCE = 1 << 15
-# So often is looked for a helper's last row, or for the next job, without going to sleep: some 100 µs.
-_LOOKS = 4000
+# So often is looked for a helper's last row, or for the next job, without going to sleep: some 100 µs. Each look takes longer where there
+# is an instruction for waiting.
+_LOOKS = 4000 if atomic_words.BREATHES else 40000
 _NAP_MICROSECONDS = 50
 
 
@@ -234,20 +235,23 @@ def _read_and_look(
     _sem_post(post.ctypes)
   _take_part(post, descriptors, offsets, rows, highest, clean)
   atomic_words.set(post, _NEXT, _CLOSED)
-  looks = 0
+  looks = naps = 0
   while atomic_words.get(post, _BUSY) != 0:
     looks += 1
     atomic_words.breathe()
     if looks > _LOOKS:  # It reads from a disk, or has lost its core to somebody else.
       _usleep(_NAP_MICROSECONDS)
-  return post[_FAILED]
+      naps += 1
+  return post[_FAILED] if post[_FAILED] >= 0 else -1 - naps
 
 
 @numba.njit(nogil=True)
 def _is_idle(post: Any) -> bool:
-  """Whether there is no row to take; for whoever is not counted as busy, it may just have changed."""
+  """Whether there is no row to take, or nobody is wanted; for whoever is not counted as busy, it may just have changed."""
   taken = atomic_words.get(post, _NEXT)
-  return taken >= _CLOSED or taken >= atomic_words.get(post, _COUNT)
+  if taken >= _CLOSED or taken >= atomic_words.get(post, _COUNT):
+    return True
+  return atomic_words.get(post, _BUSY) >= atomic_words.get(post, _HELPERS)
 
 
 def _help(post: Any, like: Any) -> None:
@@ -280,8 +284,6 @@ def _help(post: Any, like: Any) -> None:
           numba.carray(atomic_words.pointer(post[_HIGHEST], types.uint64), n),
           numba.carray(atomic_words.pointer(post[_CLEAN], types.boolean), n),
       )
-    else:
-      atomic_words.breathe()
     atomic_words.add(post, _BUSY, -1)
 
 

@@ -1,6 +1,6 @@
 """Reads in flight: how a slow disk or mount still feeds a fast trainer.
 
-Reads from the page cache take microseconds, and the thread that makes the batch does them one after the other. A device that
+Reads from the page cache take microseconds, and the thread that makes the batch does them, alone or with a few helpers. A device that
 answers later is as fast as the number of questions it has been asked. So the time per read is watched, and where it is long, the
 rows of coming steps are asked for too, since which ones they hold is known:
 
@@ -119,18 +119,19 @@ class ReadAhead:
         self._readers = None
 
   def _read_and_judge(self, step: int, ids: np.ndarray, tokens: np.ndarray) -> Any:
-    """Reads rows one after the other, and judges by the time they took whether the source is slow."""
+    """Reads the rows of a step, and judges by the time they took whether the source is slow."""
     suspect = self._suspect or self._hinting
     waits = _waits_of_thread() if suspect else 0
     began = time.perf_counter()
     found = self._read(step, tokens)
     threads = getattr(found, "threads", 1)
-    rows = len(ids)
+    waits += getattr(found, "naps", 0)  # For other threads, not for the disk.
+    rows = int(np.count_nonzero(ids >= 0))
     seconds = (time.perf_counter() - began) * threads / max(1, rows)
     limit = max(_SLOW_SECONDS, tokens.strides[0] / _SLOW_BYTES_PER_SECOND)
-    # Whether the thread waits is asked only after a batch that took long, since asking takes time too.
+    # After a batch that did not take long, it is not asked whether the thread waits, since asking takes time too.
     self._suspect = seconds > limit
-    if not (suspect and _waits_of_thread() - waits >= rows / threads / 2):
+    if not (suspect and rows and _waits_of_thread() - waits >= rows / threads / 2):
       # A busy machine makes reads slow too, by taking the processor away; only a thread that waits gives it up itself.
       seconds = 0.0
     with self._lock:

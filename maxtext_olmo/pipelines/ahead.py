@@ -28,6 +28,10 @@ _EXIT_SECONDS = 10.0
 _running: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
+class _Stopped(RuntimeError):
+  """Reaches whoever waits for a result when the threads are stopped."""
+
+
 class _Shared(Generic[T]):
   """What the threads refer to, instead of what holds them, so that they end with it.
 
@@ -68,6 +72,9 @@ class _Shared(Generic[T]):
       with contextlib.suppress(queue.Empty):
         while True:
           slot.get_nowait()
+      slot.put(
+          (None, _Stopped("Nothing is made ahead any more."))
+      )  # Somebody may be waiting for the next one.
 
 
 class Ahead(Generic[T]):
@@ -115,12 +122,18 @@ class Ahead(Generic[T]):
     """Results that wait to be taken."""
     return sum(slot.qsize() for slot in self._shared.slots)
 
+  def end(self) -> None:
+    """Tells the threads to end, and forgets what they made; whoever takes a result gets an error."""
+    self._stop_threads()
+
   def stop(self, seconds: float = float("inf"), *, finalizing=sys.is_finalizing) -> None:
-    """Ends the threads, waiting for them so long, and forgets what they made."""
+    """Ends the threads, and waits for them so long."""
     if finalizing():
       return  # The module's names may be gone, and the threads have been seen to already.
     deadline = time.monotonic() + seconds
     for thread in self._threads:
+      if thread is threading.current_thread():
+        continue  # The garbage collector may call from anywhere.
       while thread.is_alive() and time.monotonic() < deadline:
         self._stop_threads()
         thread.join(0.01)
@@ -129,5 +142,8 @@ class Ahead(Generic[T]):
 
 @atexit.register
 def _stop_all() -> None:
-  for ahead in list(_running):
+  running = list(_running)
+  for ahead in running:  # All of them first, since one may be waiting for another.
+    ahead.end()
+  for ahead in running:
     ahead.stop(_EXIT_SECONDS)

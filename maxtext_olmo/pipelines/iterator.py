@@ -1,7 +1,7 @@
 """The iterator that a trainer holds: step after step, the global batch of that step.
 
-Its whole state is the number of steps done and the schedule that turns it into a position. What Grain prefetches is made
-anew from the position after a restore, so its own iterator state, which depends on the number of workers, is never kept.
+Its whole state is the number of steps done and the schedule that turns it into a position. What was made ahead is made
+anew from the position after a restore, so Grain's own iterator state, which depends on the number of workers, is never kept.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Sent = Callable[[], dict[str, jax.Array]]
 
 @dataclasses.dataclass
 class _Sender:
-  """Takes batches from Grain and sends them to the devices, one step after the other.
+  """Takes batches and sends them to the devices, one step after the other.
 
   It refers to what it needs and not to the iterator, so that the thread it runs in does not keep a dropped one alive.
   """
@@ -253,6 +253,8 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._step, self._schedule, self._stream = start
 
   def _stop(self) -> None:
+    if isinstance(self._batches, _InThreads):
+      self._batches.end()  # Who sends may be waiting for the next one.
     if self._ahead is not None:
       self._ahead.stop()
       self._ahead = None
@@ -314,7 +316,13 @@ class _InThreads:
   def __next__(self) -> dict[str, np.ndarray]:
     return self._take()
 
+  def end(self) -> None:
+    """Says that no more batches will be taken, without waiting for those who make them."""
+    if self._ahead is not None:
+      self._ahead.end()
+
   def close(self) -> None:
+    """Ends the threads."""
     if self._ahead is not None:
       self._ahead.stop()
 

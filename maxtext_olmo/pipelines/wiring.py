@@ -54,7 +54,7 @@ def content(options: options_lib.Options) -> steps.Content:
 def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
   """Who prepares batches ahead."""
   return iterator_lib.Prefetch(
-      workers=options.grain_worker_count,
+      workers=max(0, options.grain_worker_count),
       per_worker=max(1, options.grain_per_worker_buffer_size),
       batches=options.olmo_prefetch_batches,
       on_device=options.olmo_device_prefetch,

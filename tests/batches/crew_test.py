@@ -34,7 +34,7 @@ def right(threads=3):
   post = kernel.crew.post(helpers)
   outcome = kernel.read(np.full(64, file, np.int32), np.arange(64) * 400, found, 1, 0, 1, highest, clean, post, helpers)
   kernel.crew.let_go(helpers)
-  return outcome == -1 and helpers == threads - 1 and np.array_equal(found, rows)
+  return outcome < 0 and helpers == threads - 1 and np.array_equal(found, rows)
 """
 
 
@@ -59,7 +59,7 @@ class CrewTest(parameterized.TestCase):
     super().setUp()
     self.enter_context(mock.patch.object(crew, "_FEWEST_BYTES", 0))
     self.crew = crew.Crew(self.kernel.crew._helped, np.dtype(np.uint16))
-    self.addCleanup(self.crew.stop)
+    self.addCleanup(self.crew._dismiss)
     rng = np.random.default_rng(0)
     self.rows = rng.integers(0, 5000, (_ROWS, _LENGTH)).astype(np.uint16)
     self.rows[::4, 20:80] = np.tile([3, 9], 30)
@@ -78,6 +78,7 @@ class CrewTest(parameterized.TestCase):
     outcome = self.kernel.read(
         descriptors, offsets, tokens, 1, 13, 20, highest, clean, post, helpers
     )
+    outcome = max(outcome, -1)  # Naps aside.
     self.crew.let_go(helpers)
     return outcome, tokens, highest, clean, helpers
 
@@ -186,7 +187,7 @@ class CrewTest(parameterized.TestCase):
       self.crew.let_go(helped)
       while count() != hired:  # Those who were let go have their last moment.
         time.sleep(0.001)
-    self.crew.stop()
+    self.crew._dismiss()
     while count():
       time.sleep(0.001)
     self.assertTrue(self._check(np.arange(_ROWS), 3))

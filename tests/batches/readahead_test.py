@@ -131,6 +131,33 @@ class ReadAheadTest(parameterized.TestCase):
       reads.take(step)
     self.assertTrue(reads._hinting or reads._slow)
 
+  def _judged(self, ids, sleeps, **found):
+    """What is thought of a source after three batches whose thread slept so often."""
+
+    def read(step, tokens):
+      del step, tokens
+      for _ in range(sleeps):
+        time.sleep(5e-4)
+      return inspection.Findings(0, None, **found)
+
+    reads = readahead.ReadAhead(
+        ids_of=lambda step: ids,
+        buffer_of=lambda ids: np.zeros((len(ids), 8), np.uint32),
+        read=read,
+        row_reader=None,
+        hint=lambda ids: None,
+    )
+    for step in range(3):
+      reads.take(step)
+    return reads._hinting or reads._slow
+
+  def test_rows_of_padding_do_not_make_a_slow_disk_look_quick(self):
+    self.assertTrue(self._judged(np.array([3, 4, -1, -1, -1, -1, -1, -1]), sleeps=2))
+
+  def test_naps_for_other_threads_do_not_make_a_disk_look_slow(self):
+    self.assertTrue(self._judged(np.arange(16), sleeps=8, threads=2))
+    self.assertFalse(self._judged(np.arange(16), sleeps=8, threads=2, naps=8))
+
   def test_a_disk_that_heeds_no_hints_is_read_by_threads(self):
     reads = self._dataset(storage.LocalStorage())._reads
     # Of the first two batches one was held up, which does not make the later ones quick.

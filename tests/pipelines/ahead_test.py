@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.pipelines import ahead
+from tests import distributed
 
 _FAILS_IN_THE_MIDDLE = """
 import jax
@@ -95,6 +96,40 @@ class AheadTest(parameterized.TestCase):
     for _ in range(3):
       done = subprocess.run([sys.executable, "-c", _FAILS_IN_THE_MIDDLE], check=False)
       self.assertEqual(done.returncode, 3)
+
+  def test_a_program_ends_at_once_where_one_waits_for_another(self):
+    # The inner one never makes its third, so the outer one waits for it; both are left running.
+    code = """
+import threading
+from maxtext_olmo.pipelines import ahead
+ahead._EXIT_SECONDS = 0.5
+inner = ahead.Ahead(lambda number: number if number < 2 else threading.Event().wait(), 1)
+outer = ahead.Ahead(lambda _: inner.take(), 1)
+print(outer.take())
+ahead._stop_all()
+print(any(thread.is_alive() for thread in outer._threads))
+"""
+    done = distributed.run_python(code)
+    self.assertEqual((done.returncode, done.stdout.split()), (0, ["0", "False"]), done.stderr)
+
+  def test_whoever_waits_for_a_result_is_told_when_it_is_stopped(self):
+    begin = threading.Event()
+    worker = ahead.Ahead(lambda _: begin.wait(), depth=0)
+    found = []
+
+    def take():
+      try:
+        worker.take()
+      except RuntimeError as error:
+        found.append(str(error))
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    worker.end()
+    taker.join()
+    begin.set()
+    worker.stop()
+    self.assertIn("Nothing is made ahead any more", found[0])
 
   def test_dropping_it_ends_the_thread(self):
     before = threading.active_count()
