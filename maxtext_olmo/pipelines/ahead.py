@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -26,6 +27,13 @@ T = TypeVar("T")
 # stopped, because the trainer failed, are waited for at exit; not longer than a batch may take to arrive.
 _EXIT_SECONDS = 10.0
 _running: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+def _be_considerate() -> None:
+  """Lets a thread that is woken wait until the core is free, instead of taking it from the trainer that has just woken it."""
+  if hasattr(os, "SCHED_BATCH"):
+    with contextlib.suppress(OSError):
+      os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class _Stopped(RuntimeError):
@@ -49,6 +57,7 @@ class _Shared(Generic[T]):
       self.turns[number].put(None)
 
   def work(self) -> None:
+    _be_considerate()
     while not self.stopped.is_set():
       number = next(self.numbers)
       place = number % len(self.slots)

@@ -1,5 +1,6 @@
 """Tests of the thread that works ahead."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -111,6 +112,13 @@ print(any(thread.is_alive() for thread in outer._threads))
 """
     done = distributed.run_python(code)
     self.assertEqual((done.returncode, done.stdout.split()), (0, ["0", "False"]), done.stderr)
+
+  @absltest.skipUnless(hasattr(os, "SCHED_BATCH"), "needs Linux")
+  def test_the_threads_do_not_take_the_core_of_the_one_that_wakes_them(self):
+    worker = ahead.Ahead(lambda _: os.sched_getscheduler(0), depth=1, threads=2)
+    self.assertEqual([worker.take() for _ in range(4)], [os.SCHED_BATCH] * 4)
+    self.assertEqual(os.sched_getscheduler(0), os.SCHED_OTHER)
+    worker.stop()
 
   def test_whoever_waits_for_a_result_is_told_when_it_is_stopped(self):
     begin = threading.Event()
