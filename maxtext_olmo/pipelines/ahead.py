@@ -131,9 +131,10 @@ class Ahead(Generic[T]):
     """Results that wait to be taken."""
     return sum(slot.qsize() for slot in self._shared.slots)
 
-  def end(self) -> None:
+  def end(self, *, finalizing=sys.is_finalizing) -> None:
     """Tells the threads to end, and forgets what they made; whoever takes a result gets an error."""
-    self._stop_threads()
+    if not finalizing():
+      self._stop_threads()
 
   def stop(self, seconds: float = float("inf"), *, finalizing=sys.is_finalizing) -> None:
     """Ends the threads, and waits for them so long."""

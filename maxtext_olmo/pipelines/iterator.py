@@ -253,8 +253,10 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._step, self._schedule, self._stream = start
 
   def _stop(self) -> None:
-    if isinstance(self._batches, _InThreads):
-      self._batches.end()  # Who sends may be waiting for the next one.
+    # Who sends may be waiting for the next one. Asked for by name, since at interpreter exit the names of this module are gone.
+    end = getattr(self._batches, "end", None)
+    if end is not None:
+      end()
     if self._ahead is not None:
       self._ahead.stop()
       self._ahead = None

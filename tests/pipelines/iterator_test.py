@@ -10,6 +10,8 @@ from maxtext_olmo.batches import crew
 from maxtext_olmo.pipelines import iterator
 from maxtext_olmo.pipelines import options
 from maxtext_olmo.pipelines import wiring
+from tests import corpora
+from tests import distributed
 
 
 class WorkersTest(absltest.TestCase):
@@ -19,6 +21,26 @@ class WorkersTest(absltest.TestCase):
     values.update(olmo_index_path=__file__, max_target_length=8, global_batch_size_to_load=8)
     prefetch = wiring.prefetch(options.Options.read(ml_collections.ConfigDict(values)))
     self.assertEqual(prefetch.workers, 0)
+
+
+class ExitTest(absltest.TestCase):
+
+  def test_nothing_is_said_when_a_program_ends_without_closing_its_iterators(self):
+    path, _ = corpora.write_corpus(self.create_tempdir().full_path)
+    code = f"""
+import jax, numpy as np, maxtext_olmo
+config = maxtext_olmo.get_config()
+config.update(olmo_index_path={path!r}, max_target_length=8, global_batch_size_to_load=8, vocab_size=100, checkpoint_dir="")
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+held = [maxtext_olmo.create_data_iterator(config, mesh)[0] for _ in range(3)]
+next(held[0]), held[1].start_prefetch()
+held[0].itself = held[0]
+print("done")
+"""
+    done = distributed.run_python(code)
+    self.assertEqual((done.returncode, done.stdout.strip()), (0, "done"), done.stderr)
+    self.assertNotIn("Exception ignored", done.stderr)
+    self.assertNotIn("Error", done.stderr)
 
 
 class PrefetchTest(parameterized.TestCase):
