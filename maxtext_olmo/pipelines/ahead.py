@@ -81,9 +81,8 @@ class _Shared(Generic[T]):
       with contextlib.suppress(queue.Empty):
         while True:
           slot.get_nowait()
-      slot.put(
-          (None, _Stopped("Nothing is made ahead any more."))
-      )  # Somebody may be waiting for the next one.
+      # Somebody may be waiting for the next one.
+      slot.put((None, _Stopped("Nothing is made ahead any more.")))
 
 
 class Ahead(Generic[T]):
