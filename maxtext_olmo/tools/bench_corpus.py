@@ -28,6 +28,7 @@ _LONGEST = max(LENGTHS)
 _DOCUMENT = 600
 _SAMPLE = 8
 _RESIDENT = 0.999
+_CHANCES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +116,13 @@ def _write(
 def warm(paths: Iterable[str | os.PathLike[str]]) -> None:
   """Reads files into the page cache, and makes sure that they have stayed there."""
   paths = list(paths)
-  for path in paths:
-    with open(path, "rb", buffering=0) as file:
-      while file.read(1 << 24):
-        pass
+  for _ in range(_CHANCES):  # A kernel may take pages back at any time, even while others are read.
+    for path in paths:
+      with open(path, "rb", buffering=0) as file:
+        while file.read(1 << 24):
+          pass
+    if resident_share(paths) >= _RESIDENT:
+      return
   check_resident(paths)
 
 

@@ -1,6 +1,7 @@
 """Tests of the bench's corpus and of the look into the page cache."""
 
 import pathlib
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
@@ -40,6 +41,20 @@ class BenchCorpusTest(absltest.TestCase):
     self.assertEqual(pathlib.Path(self.corpus.files[0]).stat().st_mtime_ns, before)
     with self.assertRaisesRegex(errors.ConfigError, "choose another --directory"):
       bench_corpus.make(self.directory, megabytes=20, files=4)
+
+  def test_pages_that_are_taken_back_while_others_are_read_are_read_again(self):
+    look = bench_corpus.resident_share
+    shares = iter([0.99, 0.5])
+    with mock.patch.object(
+        bench_corpus, "resident_share", lambda paths: next(shares, None) or look(paths)
+    ):
+      bench_corpus.warm(self.corpus.files)
+    shares = iter([0.99, 0.5, 0.9, 0.9])
+    with (
+        mock.patch.object(bench_corpus, "resident_share", lambda paths: next(shares)),
+        self.assertRaisesRegex(errors.CorpusError, "Only 90.0 %"),
+    ):
+      bench_corpus.warm(self.corpus.files)
 
   def test_dropped_pages_are_missed_and_read_pages_are_found(self):
     kept = bench_corpus.drop(self.corpus.files)
