@@ -1,7 +1,6 @@
 """Threads that help whoever reads a batch, asleep in compiled code until there is one to share.
 
-A thread of Python's that is woken for a batch has to wait for the interpreter first, which takes longer than reading its share.
-These wait on a semaphore of the C library instead, inside a compiled function that never comes back to Python
+A thread of Python's that is woken for a batch has to wait for the interpreter before it can read its share. These wait on a semaphore of the C library instead, inside a compiled function that never comes back to Python
 (`inspection_numba`, which also says how a batch is shared):
 
     who asks  ──▶  post: a semaphore, and the words of the job  ◀──  helpers
@@ -23,7 +22,7 @@ from absl import logging
 # What the compiled function gets that reads alone.
 NOBODY = np.zeros(0, np.int64)
 
-# Below this a share is read sooner than a helper wakes up.
+# Below this there is little to save, and waking a helper takes time too.
 _FEWEST_BYTES = 1 << 18
 _MOST_THREADS = 4
 

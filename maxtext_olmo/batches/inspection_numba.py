@@ -260,9 +260,8 @@ def _help(post: Any, like: Any) -> None:
   while True:
     if _is_idle(post):
       looks += 1
-      if (
-          looks <= _LOOKS
-      ):  # Where batch follows batch, the next job is here before a thread would be awake again.
+      # Where batch follows batch, the next job is here before a thread would be awake again.
+      if looks <= _LOOKS:
         atomic_words.breathe()
         continue
       looks = 0

@@ -119,7 +119,6 @@ def open_ours(spec: Mapping[str, Any]) -> Opened:
     return Opened(lambda: next(batches), _compact, ready, batches.close)
   dataset = train._make_dataset(train._beginning)
   steps = iter(range(sys.maxsize))
-  note = _filter_note(spec)
   made = [0.0, 0.0, 0.0]
 
   def take() -> Any:
@@ -132,7 +131,7 @@ def open_ours(spec: Mapping[str, Any]) -> Opened:
     parts = dict(zip(("order_seconds", "read_seconds", "check_seconds"), made))
     return {**parts, "buffers_made": dataset._pool.made}
 
-  return Opened(take, _compact, counters=counters, note=note)
+  return Opened(take, _compact, counters=counters, note=_filter_note(spec))
 
 
 def make_iterator(spec: Mapping[str, Any]) -> Any:
@@ -184,9 +183,9 @@ def _to_devices(train: Any) -> Opened:
   def take() -> Any:
     return jax.block_until_ready(next(train))
 
+  # Counted together, when a batch is sent: those on their way are in all of them.
   def counters() -> dict[str, float]:
     metrics = train.metrics()
-    # Counted together, when a batch is sent: those on their way are in all of them.
     names = ("bytes_to_device", "reads", "read_seconds", "transfer_seconds")
     return {name: metrics[name] for name in names}
 

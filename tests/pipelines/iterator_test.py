@@ -2,25 +2,13 @@
 
 from unittest import mock
 
-import ml_collections
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.batches import crew
 from maxtext_olmo.pipelines import iterator
-from maxtext_olmo.pipelines import options
-from maxtext_olmo.pipelines import wiring
 from tests import corpora
 from tests import distributed
-
-
-class WorkersTest(absltest.TestCase):
-
-  def test_less_than_no_workers_are_threads(self):
-    values = {**options.defaults(), "grain_worker_count": -1}
-    values.update(olmo_index_path=__file__, max_target_length=8, global_batch_size_to_load=8)
-    prefetch = wiring.prefetch(options.Options.read(ml_collections.ConfigDict(values)))
-    self.assertEqual(prefetch.workers, 0)
 
 
 class ExitTest(absltest.TestCase):
