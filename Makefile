@@ -22,7 +22,7 @@ help: ## Show this list.
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
-	@# So that each test file runs by itself too: python tests/corpus/index_test.py
+	@# So that each test file runs by itself too: python tests/corpus/index_builder_test.py
 	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo_tests.pth
 	@touch $@
 
@@ -56,7 +56,7 @@ test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python tests/run.py -j $(JOBS)
 
 test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
-	KILLS=50 $(BIN)/python tests/run.py tests/trainers/kill_test.py
+	KILLS=50 $(BIN)/python tests/run.py tests/trainers/tiny/kill_test.py
 
 test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
 	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py
@@ -68,10 +68,9 @@ else
 # Compiled bytecode and compiled programs are kept: without them most of the time goes into making them again.
 test-maxtext: $(MAXTEXT_VENV)/.installed ## Run the tests inside the real MaxText trainer, on Python 3.12.
 	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$(MAXTEXT_VENV)/programs \
-	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) $(wildcard tests/trainers/maxtext*_test.py) \
-	  $(wildcard tests/tools/maxtext*_test.py) tests/input_pipeline tests/order \
-	  tests/batches/steps_test.py tests/devices/expand_test.py \
-	  $(addprefix tests/pipelines/,laws_test.py olmo_test.py resume_test.py orbax_state_test.py)
+	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) tests/trainers/maxtext tests/cli/maxtext_test.py \
+	  tests/input_pipeline tests/order tests/rows/steps_test.py tests/devices/expand_test.py \
+	  $(addprefix tests/loader/,laws_test.py olmo_grain_test.py resume_test.py checkpoint_item_test.py)
 endif
 
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.

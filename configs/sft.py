@@ -1,13 +1,13 @@
 """One document per row, padded and cut to the row: the shape of supervised fine-tuning, for three epochs.
 
-    python -m maxtext_olmo.trainers.tiny --config=configs/sft.py \\
+    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/sft.py \\
       --config.olmo_index_path=data/index.json --config.olmo_eval_index_path=held_out/index.json \\
       --config.eval_interval=50
 
 `configs/packed_midtraining.py` says how to make an index of your own texts.
 """
 
-from maxtext_olmo.trainers import config as config_lib
+from maxtext_olmo.trainers.tiny import config as config_lib
 
 
 def get_config():

@@ -16,35 +16,35 @@ _PUBLIC = {
         "OrderError",
         "ResumeError",
     ),
-    "corpus.index": (
+    "corpus.index_builder": (
         "OlmoNpyFileEntry",
         "OlmoNpyIndex",
         "build_index",
         "global_to_local",
         "load_index",
     ),
-    "corpus.document_index": ("DocumentIndex", "build_documents", "load_documents"),
+    "corpus.documents": ("DocumentIndex", "build_documents", "load_documents"),
     "corpus.document_source": ("OlmoDocumentSource",),
     "corpus.source": ("OlmoNpyDataSource",),
     "order.permutations": ("make_order",),
     "order.sampler": ("OlmoIndexSampler",),
     "order.schedule": ("BatchSchedule",),
-    "batches.collate": ("LLMBatch", "LLMIndexedBatch"),
-    "batches.repetition": (
+    "rows.llm_batch": ("LLMBatch", "LLMIndexedBatch"),
+    "rows.repetition": (
         "NgramFilterTransform",
         "find_periodic_sequences",
         "is_clean_instance",
     ),
-    "batches.transforms": ("ShiftToInputsTargets",),
+    "rows.batch": ("ShiftToInputsTargets",),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
-    "batches.tokens": ("AddEndOfDocument", "TokenFeatures"),
-    "pipelines.llm": (
+    "rows.records": ("AddEndOfDocument", "TokenFeatures"),
+    "grain_llm.pipeline": (
         "make_grain_llm_dataset",
         "make_grain_llm_iterator",
         "make_grain_multihost_iterator",
         "shard_grain_dataset",
     ),
-    "pipelines.lmeval": (
+    "evaluation.pipeline": (
         "CompleteLLMIndexedBatch",
         "HFTokenizeLogLikelihoodRolling",
         "JaxLM",
@@ -57,14 +57,14 @@ _PUBLIC = {
         "lmeval_preprocessing_pipeline",
         "token_length",
     ),
-    "pipelines.olmo": (
+    "loader.olmo_grain": (
         "make_olmo_grain_data_loader",
         "make_olmo_grain_eval_iterator",
         "make_olmo_grain_train_iterator",
     ),
-    "pipelines.orbax_state": ("IteratorRestore", "IteratorSave"),
-    "pipelines.registry": ("create_data_iterator", "register_dataset_type"),
-    "trainers.config": ("get_config",),
+    "loader.checkpoint_item": ("IteratorRestore", "IteratorSave"),
+    "loader.registry": ("create_data_iterator", "register_dataset_type"),
+    "trainers.tiny.config": ("get_config",),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from maxtext_olmo.tools import cli
+from maxtext_olmo.cli import main as main_lib
 
 if __name__ == "__main__":
-  sys.exit(cli.main())
+  sys.exit(main_lib.main())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 
 
 def write_tokens(

@@ -6,8 +6,8 @@ import sys
 
 from absl.testing import absltest
 
-from maxtext_olmo.pipelines import options
-from maxtext_olmo.trainers import config as config_lib
+from maxtext_olmo.loader import options
+from maxtext_olmo.trainers.tiny import config as config_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _GUIDES = _ROOT / "docs" / "guides"

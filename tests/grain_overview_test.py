@@ -11,7 +11,7 @@ from absl.testing import absltest
 from array_record.python import array_record_module
 
 import maxtext_olmo
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from tests import corpora
 
 

@@ -14,8 +14,8 @@ from unittest import mock
 
 _PRELOADED = [
     "absl.testing.parameterized",
-    "maxtext_olmo.pipelines.documents",
-    "maxtext_olmo.pipelines.llm",
+    "maxtext_olmo.loader.olmo_documents",
+    "maxtext_olmo.grain_llm.pipeline",
     "orbax.checkpoint",
 ]
 

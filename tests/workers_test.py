@@ -6,7 +6,7 @@ import os
 import grain
 from absl.testing import absltest
 
-from maxtext_olmo.pipelines import prefetch
+from maxtext_olmo.rows import prefetch
 from tests import workers
 
 

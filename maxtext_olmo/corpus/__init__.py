@@ -1,1 +1,1 @@
-"""What tokens are there: mix manifests, the index over token files, reading and verifying them."""
+"""What tokens there are, and how to get their bytes."""

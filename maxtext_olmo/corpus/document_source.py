@@ -9,11 +9,11 @@ from typing import Any
 import grain
 import numpy as np
 
-from maxtext_olmo.corpus import document_index
+from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus.index_model import OlmoNpyIndex
-from maxtext_olmo.corpus.storage import LocalStorage
-from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.index import OlmoNpyIndex
+from maxtext_olmo.corpus.storage.local import LocalStorage
+from maxtext_olmo.corpus.storage.local import Storage
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 
@@ -35,7 +35,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
   def __init__(
       self,
       index: OlmoNpyIndex,
-      documents: document_index.DocumentIndex,
+      documents: documents_lib.DocumentIndex,
       *,
       path_remap: Mapping[str, str] | None = None,
       max_open_files: int | None = None,
@@ -55,7 +55,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     return self._index
 
   @property
-  def documents(self) -> document_index.DocumentIndex:
+  def documents(self) -> documents_lib.DocumentIndex:
     """Where the documents lie."""
     return self._documents
 

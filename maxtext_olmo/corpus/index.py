@@ -1,144 +1,340 @@
-"""Building an index, and the names that belong to it.
+"""The index: which token files there are, and which instance lies where.
 
-The classes are in `index_model`, the JSON in `index_file`; everything is imported from here.
+Each file is cut into instances of S tokens, and the instances are counted through the files, in
+order:
+
+    S = 4          file 0 (11 tokens)       file 1 (3)   file 2 (9 tokens)
+    tokens         0123 4567 89.            ...          0123 4567 8
+    instance id    0    1    (rest unused)               2    3    (rest unused)
+
+With a `max_target_sequence_length` M (a multiple of S), files are cut into windows of M first, and
+each window into M / S instances. So a later stage with another S sees the same tokens, and the
+corpus keeps its fingerprint.
 """
 
+import bisect
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus import scan
-from maxtext_olmo.corpus.index_file import load_index
-from maxtext_olmo.corpus.index_model import INDEX_FORMAT_VERSION
-from maxtext_olmo.corpus.index_model import OlmoNpyFileEntry
-from maxtext_olmo.corpus.index_model import OlmoNpyIndex
-from maxtext_olmo.corpus.index_model import check_lengths
-from maxtext_olmo.corpus.index_model import compute_fingerprint
-from maxtext_olmo.corpus.index_model import global_to_local
-from maxtext_olmo.corpus.index_model import keep_split
-from maxtext_olmo.corpus.index_model import make_index
-from maxtext_olmo.corpus.npy_header import has_npy_magic
-from maxtext_olmo.corpus.npy_header import parse_npy_header
-from maxtext_olmo.corpus.npy_header import read_npy_header_from_path
-from maxtext_olmo.corpus.npy_header import read_raw_metadata_from_path
+from maxtext_olmo.corpus import ranges
 from maxtext_olmo.corpus.npy_header import token_dtype
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import OrderError
 
-__all__ = [
-    "INDEX_FORMAT_VERSION",
-    "OlmoNpyFileEntry",
-    "OlmoNpyIndex",
-    "build_index",
-    "compute_fingerprint",
-    "global_to_local",
-    "has_npy_magic",
-    "keep_split",
-    "load_index",
-    "parse_npy_header",
-    "read_npy_header_from_path",
-    "read_raw_metadata_from_path",
-]
-
-HeaderReader = Callable[[str], tuple[str, tuple[int, ...]]]
+INDEX_FORMAT_VERSION = "2"
 
 
-def build_index(
-    paths_and_labels: Sequence[tuple[str, str]],
+@dataclasses.dataclass(frozen=True, slots=True)
+class OlmoNpyFileEntry:
+  """One token file: where it is, how much of it is used, and what a check can compare.
+
+  Attributes:
+    path: relative to the index's base, or absolute where it lies outside it.
+    n_tokens: all whole tokens of the file, used or not.
+    instance_offset: the id of the file's first instance.
+    size_bytes: the whole file, a header and odd bytes at the end included.
+    data_offset: bytes before the first token.
+    checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file.
+  """
+
+  path: str
+  label: str
+  n_tokens: int
+  n_instances: int
+  instance_offset: int
+  size_bytes: int = 0
+  data_offset: int = 0
+  checksum: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OlmoNpyIndex:
+  """All token files of a corpus, in order, and what identifies the stream that they make.
+
+  Attributes:
+    base: the directory that the files' paths are relative to; no part of the fingerprint.
+    max_target_sequence_length: the longest window that a later stage may ask for, if one was set.
+    split_key: the key (hex) that chooses the held-out windows; stays when files are appended.
+    split_windows: how many windows there were when the key was made.
+  """
+
+  format_version: str
+  sequence_length: int
+  dtype: str
+  tokenizer: str
+  files: tuple[OlmoNpyFileEntry, ...]
+  total_instances: int
+  total_tokens: int
+  fingerprint: str = ""
+  base: str = ""
+  max_target_sequence_length: int | None = None
+  split_key: str = ""
+  split_windows: int = 0
+
+  @property
+  def chunk_size(self) -> int:
+    """Instances per window: neighbours that the order keeps together."""
+    return (self.max_target_sequence_length or self.sequence_length) // self.sequence_length
+
+  @property
+  def num_windows(self) -> int:
+    """Windows (of M tokens where M is set, else of S) in the corpus."""
+    return self.total_instances // self.chunk_size
+
+  @functools.cached_property
+  def token_dtype(self) -> np.dtype:
+    """The NumPy dtype of the files, little endian."""
+    return token_dtype(self.dtype)
+
+  @functools.cached_property
+  def _starts(self) -> np.ndarray:
+    return np.array([entry.instance_offset for entry in self.files], np.int64)
+
+  @functools.cached_property
+  def _ranges(self) -> ranges.Ranges:
+    return ranges.Ranges(self._starts, self.total_instances)
+
+  @functools.cached_property
+  def _start_list(self) -> list[int]:
+    return self._starts.tolist()
+
+  @functools.cached_property
+  def _first_bytes(self) -> np.ndarray:
+    """For each file, the byte where instance 0 would begin if it lay in this file."""
+    offsets = np.array([entry.data_offset for entry in self.files], np.int64)
+    return offsets - self._starts * self._instance_bytes
+
+  @property
+  def _instance_bytes(self) -> int:
+    return self.sequence_length * self.token_dtype.itemsize
+
+  def __getstate__(self) -> dict:
+    """Leaves out what is quickly derived again, so that little goes to a worker."""
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+  def resolve(self, file_id: int) -> str:
+    """The full path of a file, before any remapping."""
+    return paths.join(self.base, self.files[file_id].path)
+
+  def expected_size(self, file_id: int) -> int:
+    """The size in bytes that a file must have."""
+    entry = self.files[file_id]
+    return entry.size_bytes or entry.data_offset + entry.n_tokens * self.token_dtype.itemsize
+
+  def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The files (int64 ids) and the byte offsets in them (int64) where instances begin."""
+    ids = np.asarray(instance_ids)
+    if not ids.size:
+      return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.int64)
+    if ids.dtype.kind not in "iu":
+      raise OrderError(f"Instance ids must be integers, got an array of {ids.dtype.name}.")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= self.total_instances:
+      raise OrderError(_out_of_range(low if low < 0 else high, self))
+    ids = ids.astype(np.int64, copy=False)
+    file_ids = self._ranges.find(ids)
+    return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
+
+  def with_sequence_length(self, sequence_length: int) -> "OlmoNpyIndex":
+    """The same corpus, with the same fingerprint, cut into instances of another length."""
+    if sequence_length == self.sequence_length:
+      return self
+    if self.max_target_sequence_length is None:
+      raise CorpusError(
+          f"The index is for a sequence length of {self.sequence_length}, asked for"
+          f" {sequence_length}. Set max_target_length={self.sequence_length}, or build an index for"
+          " the length you want (`maxtext-olmo index build --sequence-length`). One index serves"
+          " several lengths only where it was built with --max-target-sequence-length."
+      )
+    check_lengths(sequence_length, self.max_target_sequence_length)
+    files = _lay_out(self.files, sequence_length, self.max_target_sequence_length)
+    return dataclasses.replace(
+        self, sequence_length=sequence_length, files=files, total_instances=_count(files)
+    )
+
+  def to_json_dict(self) -> dict:
+    """The index as it is stored."""
+    values = self.__getstate__()
+    values["files"] = [
+        {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
+        for entry in self.files
+    ]
+    return values
+
+  def save(self, path: str | os.PathLike[str]) -> None:
+    """Writes the index as JSON, atomically, one line for each file."""
+    from maxtext_olmo.corpus import index_file
+
+    index_file.save_index(self, path)
+
+
+_ENTRY_FIELDS = tuple(field.name for field in dataclasses.fields(OlmoNpyFileEntry))
+
+
+def make_index(
+    entries: Sequence[OlmoNpyFileEntry],
     sequence_length: int,
     *,
+    dtype: str,
     tokenizer: str,
-    header_reader: HeaderReader | None = None,
-    dtype: str = "uint32",
-    base: str | os.PathLike[str] | None = None,
+    base: str,
     max_target_sequence_length: int | None = None,
-    checksums: str | None = None,
-    workers: int | None = None,
-    progress: bool = False,
-    extends: OlmoNpyIndex | None = None,
 ) -> OlmoNpyIndex:
-  """Looks at every file once and builds the index of a corpus.
-
-  Args:
-    paths_and_labels: (path, label) of each token file, in the order of the stream; relative paths
-      count from `base`.
-    header_reader: for files that cannot be opened from here: path → (dtype, shape); its dtype then
-      holds.
-    dtype: of the files; a file with a `.npy` header must agree with it.
-    base: the directory that stored paths are relative to; the files' common directory unless given.
-    max_target_sequence_length: the longest window that a later stage may ask for.
-    checksums: "xxh3" or "sha256" to record a checksum of each file, which reads all of it.
-    workers: threads that look at files.
-    extends: an older index that this corpus continues; its held-out split is kept.
-  """
+  """Counts the instances through the files; gives the corpus its fingerprint and split key."""
   check_lengths(sequence_length, max_target_sequence_length)
-  given = [(os.fspath(path), label) for path, label in paths_and_labels]
-  if not given:
-    raise CorpusError("There are no files to index: paths_and_labels is empty.")
-  names = [path for path, _ in given]
-  if base is None and extends is not None:
-    base = extends.base
-  if base is None:
-    full = [paths.absolute(path) for path in names]
-    base = paths.common_base(full)
-  else:
-    base = paths.absolute(base)
-    names = full = [paths.join(base, path) for path in names]
-
-  if header_reader is not None:
-    dtype, facts = _facts_from_reader(header_reader, names, full, workers)
-  else:
-    facts = scan.scan_files(full, token_dtype(dtype), workers=workers, progress=progress)
-  sums: Sequence[str | None] = [None] * len(full)
-  if checksums is not None:
-    sizes = [fact.size_bytes for fact in facts]
-    sums = scan.checksum_files(full, sizes, checksums, workers=workers, progress=progress)
-
-  unplaced = [
-      OlmoNpyFileEntry(
-          path=paths.relative_to(base, path),
-          label=label,
-          n_tokens=fact.n_tokens,
-          n_instances=0,
-          instance_offset=0,
-          size_bytes=fact.size_bytes,
-          data_offset=fact.data_offset,
-          checksum=checksum,
-      )
-      for path, (_, label), fact, checksum in zip(full, given, facts, sums)
-  ]
-  index = make_index(
-      unplaced,
+  files = _lay_out(entries, sequence_length, max_target_sequence_length)
+  fingerprint = compute_fingerprint(
       sequence_length,
-      dtype=token_dtype(dtype).name,
+      dtype,
+      tokenizer,
+      files,
+      max_target_sequence_length=max_target_sequence_length,
+  )
+  index = OlmoNpyIndex(
+      format_version=INDEX_FORMAT_VERSION,
+      sequence_length=sequence_length,
+      dtype=dtype,
       tokenizer=tokenizer,
+      files=files,
+      total_instances=_count(files),
+      total_tokens=sum(entry.n_tokens for entry in files),
+      fingerprint=fingerprint,
       base=base,
       max_target_sequence_length=max_target_sequence_length,
   )
-  return index if extends is None else keep_split(index, extends)
+  # From the fingerprint, not from chance: whoever indexes the same corpus holds out the same
+  # windows.
+  return dataclasses.replace(
+      index, split_key=_split_key(fingerprint), split_windows=index.num_windows
+  )
 
 
-def _facts_from_reader(
-    header_reader: HeaderReader, names: Sequence[str], full: Sequence[str], workers: int | None
-) -> tuple[str, list[scan.FileFacts]]:
-  """Facts as the caller's reader gives them; files that can be opened from here must agree."""
-  results, errors = scan.map_files(lambda i: header_reader(names[i]), len(names), workers=workers)
-  headers = scan.all_or_error(results, errors, "Token files cannot be indexed")
-  dtype = token_dtype(headers[0][0])
-  facts = []
-  for path, (name, shape) in zip(full, headers):
-    if token_dtype(name) != dtype:
+def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
+  """The index with the held-out split of an older one, which it must continue with more files."""
+  _check_continues(index, older)
+  return dataclasses.replace(index, split_key=older.split_key, split_windows=older.split_windows)
+
+
+def compute_fingerprint(
+    sequence_length: int,
+    dtype: str,
+    tokenizer: str,
+    files: Sequence[OlmoNpyFileEntry],
+    *,
+    max_target_sequence_length: int | None = None,
+) -> str:
+  """A hash of all that decides which tokens an instance holds; the mount is no part of it."""
+  window = max_target_sequence_length or sequence_length
+  *_, fingerprint = prefix_fingerprints(window, dtype, tokenizer, files)
+  return fingerprint
+
+
+def split_belongs(index: OlmoNpyIndex) -> bool:
+  """Whether the split key is that of this corpus, or of one that it continues."""
+  window = index.max_target_sequence_length or index.sequence_length
+  windows = [0, *itertools.accumulate(f.n_instances // index.chunk_size for f in index.files)]
+  fingerprints = prefix_fingerprints(window, index.dtype, index.tokenizer, index.files)
+  return any(
+      count == index.split_windows and _split_key(fingerprint) == index.split_key
+      for count, fingerprint in zip(windows, fingerprints)
+  )
+
+
+def prefix_fingerprints(
+    window: int, dtype: str, tokenizer: str, files: Sequence[OlmoNpyFileEntry]
+) -> Iterator[str]:
+  """The fingerprints of the corpora that the first 0, 1, 2, … files make."""
+  digest = hashlib.sha256(
+      f"maxtext-olmo corpus {INDEX_FORMAT_VERSION}\nwindow {window}\ndtype {dtype}\n"
+      f"tokenizer {json.dumps(tokenizer)}\n".encode()
+  )
+  yield f"sha256:{digest.hexdigest()}"
+  for f in files:
+    digest.update(f"{json.dumps(f.path)} {f.size_bytes} {f.data_offset}\n".encode())
+    yield f"sha256:{digest.hexdigest()}"
+
+
+def _split_key(fingerprint: str) -> str:
+  return hashlib.sha256(f"split of {fingerprint}".encode()).hexdigest()
+
+
+def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
+  """The file that holds an instance, and the token in it where the instance begins."""
+  if not 0 <= instance_id < index.total_instances:
+    raise OrderError(_out_of_range(instance_id, index))
+  file_id = bisect.bisect_right(index._start_list, instance_id) - 1
+  place = int(instance_id) - index._start_list[file_id]
+  return file_id, place * index.sequence_length
+
+
+def check_lengths(sequence_length: int, longest: int | None) -> None:
+  """Raises a ConfigError for lengths that no corpus can be cut into."""
+  if sequence_length < 1:
+    raise ConfigError(f"sequence_length must be positive, got {sequence_length}.")
+  if longest is not None and (longest < sequence_length or longest % sequence_length):
+    raise ConfigError(
+        f"max_target_sequence_length must be a multiple of sequence_length, got {longest} and"
+        f" {sequence_length}."
+    )
+
+
+def _lay_out(
+    entries: Sequence[OlmoNpyFileEntry], sequence_length: int, longest: int | None
+) -> tuple[OlmoNpyFileEntry, ...]:
+  """Gives each file its instances: as many as fit, counted on from the file before."""
+  window = longest or sequence_length
+  offset, files = 0, []
+  for entry in entries:
+    count = entry.n_tokens // window * (window // sequence_length)
+    files.append(dataclasses.replace(entry, n_instances=count, instance_offset=offset))
+    offset += count
+  return tuple(files)
+
+
+def _count(files: Sequence[OlmoNpyFileEntry]) -> int:
+  return files[-1].instance_offset + files[-1].n_instances if files else 0
+
+
+def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
+  return (
+      f"Instance {instance_id} does not exist: the corpus has {index.total_instances} instances of"
+      f" {index.sequence_length} tokens, counted from 0."
+  )
+
+
+def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
+  """The corpus must begin with all of the older one, or other windows would be held out."""
+  for name in ("dtype", "tokenizer"):
+    if getattr(index, name) != getattr(older, name):
       raise CorpusError(
-          f"All files of a corpus have one dtype: {full[0]} has {dtype.name}, {path} has {name}."
+          f"The corpus does not continue the older index: {name} was {getattr(older, name)!r}, now"
+          f" {getattr(index, name)!r}."
       )
-    if len(shape) != 1:
-      raise CorpusError(f"{path} has shape {tuple(shape)}; expected one dimension.")
-    fact = scan.FileFacts(shape[0] * dtype.itemsize, data_offset=0, n_tokens=int(shape[0]))
-    if not paths.is_url(path) and os.path.exists(path):
-      fact = scan.scan_file(path, dtype)
-      if fact.n_tokens != shape[0]:
-        raise CorpusError(
-            f"{path}: the header reader says {shape[0]} tokens of {dtype.name}, the file holds"
-            f" {fact.n_tokens}."
-        )
-    facts.append(fact)
-  return dtype.name, facts
+  was = older.max_target_sequence_length or older.sequence_length
+  now = index.max_target_sequence_length or index.sequence_length
+  if was != now:
+    raise CorpusError(
+        f"The corpus does not continue the older index: its windows had {was} tokens, now {now}."
+    )
+  for place, old in enumerate(older.files):
+    new = index.files[place] if place < len(index.files) else None
+    found = "missing" if new is None else _describe(new)
+    if found != (expected := _describe(old)):
+      raise CorpusError(
+          f"The corpus does not continue the older index: file {place} was {expected}, now"
+          f" {found}. New files go behind the old ones, which stay as they are."
+      )
+
+
+def _describe(entry: OlmoNpyFileEntry) -> str:
+  """What the fingerprint covers of a file, in words."""
+  return f"{entry.path} ({entry.size_bytes} bytes, tokens from byte {entry.data_offset})"

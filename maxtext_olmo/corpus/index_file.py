@@ -11,7 +11,7 @@ import os
 from typing import Any, TypeVar
 
 from maxtext_olmo import atomic
-from maxtext_olmo.corpus import index_model
+from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.npy_header import token_dtype
@@ -23,12 +23,12 @@ _REBUILD = "Build the index again with `maxtext-olmo index build`, or copy it ag
 T = TypeVar("T")
 
 
-def save_index(index: index_model.OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
+def save_index(index: index_lib.OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
   """Writes an index, atomically."""
   atomic.write_atomically(path, dump_index(index))
 
 
-def dump_index(index: index_model.OlmoNpyIndex) -> str:
+def dump_index(index: index_lib.OlmoNpyIndex) -> str:
   """The text of an index file."""
   values = index.to_json_dict()
   files = values.pop("files")
@@ -39,7 +39,7 @@ def dump_index(index: index_model.OlmoNpyIndex) -> str:
 
 def load_index(
     path: str | os.PathLike[str], *, base: str | os.PathLike[str] | None = None
-) -> index_model.OlmoNpyIndex:
+) -> index_lib.OlmoNpyIndex:
   """Reads an index and verifies it; MaxText's own index files can be read too.
 
   Args:
@@ -50,7 +50,7 @@ def load_index(
   version = values.get("format_version")
   new_base = None if base is None else paths.absolute(base)
   try:
-    if version == index_model.INDEX_FORMAT_VERSION:
+    if version == index_lib.INDEX_FORMAT_VERSION:
       index = _load_own(name, values)
       return index if new_base is None else dataclasses.replace(index, base=new_base)
     if version == "1":
@@ -58,7 +58,7 @@ def load_index(
   except ConfigError as error:  # Values that no index can have.
     raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
   raise CorpusError(
-      f"The index {name} has format_version {version!r}; {index_model.INDEX_FORMAT_VERSION!r} and"
+      f"The index {name} has format_version {version!r}; {index_lib.INDEX_FORMAT_VERSION!r} and"
       " MaxText's '1' can be read. Build it again with `maxtext-olmo index build`, or install the"
       " version that wrote it."
   )
@@ -81,13 +81,13 @@ def _read_json(name: str) -> dict[str, Any]:
   return values
 
 
-def _load_own(name: str, values: dict[str, Any]) -> index_model.OlmoNpyIndex:
+def _load_own(name: str, values: dict[str, Any]) -> index_lib.OlmoNpyIndex:
   index = _parse(name, values)
   again = _derive_again(index)
   if again.fingerprint != index.fingerprint:
     raise CorpusError(_fingerprint_differs(name, index.fingerprint, again.fingerprint))
   _check_numbers(name, again, index)
-  if not index_model.split_belongs(index):
+  if not index_lib.split_belongs(index):
     raise CorpusError(
         f"The index {name} is damaged: the split key {index.split_key!r} over"
         f" {index.split_windows} windows is neither that of its files, nor of the first of them."
@@ -96,7 +96,7 @@ def _load_own(name: str, values: dict[str, Any]) -> index_model.OlmoNpyIndex:
   return index
 
 
-def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_model.OlmoNpyIndex:
+def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_lib.OlmoNpyIndex:
   """MaxText's format: the paths are full, and only the token counts are known."""
   raw = _parse(name, values)
   entries = raw.files
@@ -126,21 +126,21 @@ def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_
       )
       for entry, path, offset in zip(entries, relative, offsets)
   ]
-  index = index_model.make_index(
+  index = index_lib.make_index(
       placed, raw.sequence_length, dtype=dtype.name, tokenizer=raw.tokenizer, base=new_base
   )
   _check_numbers(name, index, raw)
   return index
 
 
-def _derive_again(index: index_model.OlmoNpyIndex) -> index_model.OlmoNpyIndex:
+def _derive_again(index: index_lib.OlmoNpyIndex) -> index_lib.OlmoNpyIndex:
   """The index as it follows from what the fingerprint covers."""
   itemsize = token_dtype(index.dtype).itemsize
   entries = [
       dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
       for entry in index.files
   ]
-  return index_model.make_index(
+  return index_lib.make_index(
       entries,
       index.sequence_length,
       dtype=index.dtype,
@@ -151,7 +151,7 @@ def _derive_again(index: index_model.OlmoNpyIndex) -> index_model.OlmoNpyIndex:
 
 
 def _check_numbers(
-    name: str, derived: index_model.OlmoNpyIndex, stored: index_model.OlmoNpyIndex
+    name: str, derived: index_lib.OlmoNpyIndex, stored: index_lib.OlmoNpyIndex
 ) -> None:
   """Compares the numbers that no fingerprint covers, because they follow from others."""
 
@@ -168,13 +168,13 @@ def _check_numbers(
     compare(field, getattr(derived, field), getattr(stored, field))
 
 
-def _parse(name: str, values: dict[str, Any]) -> index_model.OlmoNpyIndex:
+def _parse(name: str, values: dict[str, Any]) -> index_lib.OlmoNpyIndex:
   entries = [
-      _make(index_model.OlmoNpyFileEntry, _ENTRY_TYPES, entry, f"file {place} of the index {name}")
+      _make(index_lib.OlmoNpyFileEntry, _ENTRY_TYPES, entry, f"file {place} of the index {name}")
       for place, entry in enumerate(values["files"])
   ]
   where = f"the index {name}"
-  return _make(index_model.OlmoNpyIndex, _INDEX_TYPES, {**values, "files": tuple(entries)}, where)
+  return _make(index_lib.OlmoNpyIndex, _INDEX_TYPES, {**values, "files": tuple(entries)}, where)
 
 
 def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
@@ -201,8 +201,8 @@ def _types(cls: type) -> dict[str, Any]:
   return {f.name: tuple if f.name == "files" else f.type for f in dataclasses.fields(cls)}
 
 
-_ENTRY_TYPES = _types(index_model.OlmoNpyFileEntry)
-_INDEX_TYPES = _types(index_model.OlmoNpyIndex)
+_ENTRY_TYPES = _types(index_lib.OlmoNpyFileEntry)
+_INDEX_TYPES = _types(index_lib.OlmoNpyIndex)
 
 
 def _fingerprint_differs(name: str, found: str, expected: str) -> str:
@@ -212,7 +212,7 @@ def _fingerprint_differs(name: str, found: str, expected: str) -> str:
   )
 
 
-def _maxtext_fingerprint(index: index_model.OlmoNpyIndex) -> str:
+def _maxtext_fingerprint(index: index_lib.OlmoNpyIndex) -> str:
   """The fingerprint as MaxText computes it, to notice damage."""
   fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
   for entry in index.files:

@@ -8,11 +8,11 @@ import grain
 import numpy as np
 
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus.index import OlmoNpyIndex
-from maxtext_olmo.corpus.index import global_to_local
-from maxtext_olmo.corpus.open_files import OpenRows
-from maxtext_olmo.corpus.storage import LocalStorage
-from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
+from maxtext_olmo.corpus.index_builder import global_to_local
+from maxtext_olmo.corpus.storage.local import LocalStorage
+from maxtext_olmo.corpus.storage.local import Storage
+from maxtext_olmo.corpus.storage.open_files import OpenRows
 
 
 class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):

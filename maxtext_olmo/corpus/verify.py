@@ -14,8 +14,8 @@ import numpy as np
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import plausibility
 from maxtext_olmo.corpus import scan
-from maxtext_olmo.corpus.index import OlmoNpyIndex
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
+from maxtext_olmo.corpus.storage.local import LocalStorage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.progress import progress_bar

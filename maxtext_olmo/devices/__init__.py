@@ -1,1 +1,1 @@
-"""Where batches go: the rows a process needs, and global arrays on a mesh."""
+"""Where a batch goes on the mesh."""

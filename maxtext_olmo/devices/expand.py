@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maxtext_olmo.batches import steps
-from maxtext_olmo.devices import document_bits
-from maxtext_olmo.devices import sharding
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.devices import segment_bits
+from maxtext_olmo.rows import steps
 
 NAMES = (
     "inputs",
@@ -48,7 +48,7 @@ class Placed(NamedTuple):
 class Expander:
   """Compact batches → dicts of six global arrays, for one layout."""
 
-  def __init__(self, layout: sharding.BatchLayout, content: steps.Content):
+  def __init__(self, layout: layout_lib.BatchLayout, content: steps.Content):
     self._layout = layout
     self._content = content
     self._constants: dict[str, jax.Array] = {}
@@ -76,9 +76,9 @@ class Expander:
       arrays["inputs"] = sent
     return Placed(arrays, crossed)
 
-  def _begins(self, tokens: jax.Array) -> document_bits.Begins | None:
+  def _begins(self, tokens: jax.Array) -> segment_bits.Begins | None:
     eos_id = self._content.document_eos_id
-    return None if eos_id is None else document_bits.find(tokens, eos_id=eos_id)
+    return None if eos_id is None else segment_bits.find(tokens, eos_id=eos_id)
 
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
     """The six arrays of a batch; those that all batches share are made anew once a trainer has donated them."""
@@ -123,10 +123,10 @@ def _targets(tokens: jax.Array) -> jax.Array:
 
 
 def _document_arrays(
-    begins: document_bits.Begins, length: int, real: jax.Array, trained: jax.Array
+    begins: segment_bits.Begins, length: int, real: jax.Array, trained: jax.Array
 ) -> dict[str, jax.Array]:
   """Segments and positions that restart after each EOS."""
-  segments, positions = document_bits.segments_and_positions(begins, length)
+  segments, positions = segment_bits.segments_and_positions(begins, length)
   segments, positions = segments * real, positions * real
   return {
       "inputs_segmentation": segments,
@@ -137,7 +137,7 @@ def _document_arrays(
 
 
 @jax.jit
-def _expand_whole(tokens: jax.Array, begins: document_bits.Begins | None) -> dict[str, jax.Array]:
+def _expand_whole(tokens: jax.Array, begins: segment_bits.Begins | None) -> dict[str, jax.Array]:
   """The arrays of rows that are all trained on, apart from those that all such batches share."""
   arrays = {"targets": _targets(tokens)}
   if tokens.dtype != jnp.int32:
@@ -150,7 +150,7 @@ def _expand_whole(tokens: jax.Array, begins: document_bits.Begins | None) -> dic
 
 @functools.partial(jax.jit, static_argnames="padded")
 def _expand(
-    tokens: jax.Array, begins: document_bits.Begins | None, flags: jax.Array, *, padded: bool
+    tokens: jax.Array, begins: segment_bits.Begins | None, flags: jax.Array, *, padded: bool
 ) -> dict[str, jax.Array]:
   """The arrays of rows of which some are masked, or `padded`; without padding, only the loss knows of a masked row."""
   arrays = {"targets": _targets(tokens)}

@@ -28,8 +28,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
-from maxtext_olmo.devices import agreement
-from maxtext_olmo.devices import sharding as sharding_lib
+from maxtext_olmo.devices import batch_agreement
+from maxtext_olmo.devices import layout as sharding_lib
 
 PyTree = Any
 KeyPath = tuple[Any, ...]
@@ -228,15 +228,15 @@ def _next_global_batch(
   else:
     try:
       paths, arrays, structure = _load(local_iterator)
-      local = agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+      local = batch_agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
     except Exception as error:
-      local = agreement.LocalBatch(trouble=error)
-    if tail is not None and agreement.anyone_has_data(local):
+      local = batch_agreement.LocalBatch(trouble=error)
+    if tail is not None and batch_agreement.anyone_has_data(local):
       if isinstance(local.trouble, StopIteration):
         paths, arrays, structure = _load(iter([tail()]))
-        local = agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+        local = batch_agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
       pad = True
-    shapes = agreement.common_shapes(local, pad=pad, when=when)
+    shapes = batch_agreement.common_shapes(local, pad=pad, when=when)
     arrays = [_pad_array_to_shape(pair, pad_value) for pair in zip(arrays, shapes)]
   placed = [
       _form_global_array(path, array, global_mesh, data_sharding)

@@ -1,19 +1,19 @@
 """The names of `maxtext.input_pipeline.olmo_data`: the index and the repetition filter."""
 
-from maxtext_olmo.batches.repetition import RepetitionTuple
-from maxtext_olmo.batches.repetition import find_periodic_sequences
-from maxtext_olmo.batches.repetition import is_clean_instance
-from maxtext_olmo.corpus.index import INDEX_FORMAT_VERSION
-from maxtext_olmo.corpus.index import OlmoNpyFileEntry
-from maxtext_olmo.corpus.index import OlmoNpyIndex
-from maxtext_olmo.corpus.index import build_index
-from maxtext_olmo.corpus.index import compute_fingerprint
-from maxtext_olmo.corpus.index import global_to_local
-from maxtext_olmo.corpus.index import has_npy_magic
-from maxtext_olmo.corpus.index import load_index
-from maxtext_olmo.corpus.index import parse_npy_header
-from maxtext_olmo.corpus.index import read_npy_header_from_path
-from maxtext_olmo.corpus.index import read_raw_metadata_from_path
+from maxtext_olmo.corpus.index_builder import INDEX_FORMAT_VERSION
+from maxtext_olmo.corpus.index_builder import OlmoNpyFileEntry
+from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
+from maxtext_olmo.corpus.index_builder import build_index
+from maxtext_olmo.corpus.index_builder import compute_fingerprint
+from maxtext_olmo.corpus.index_builder import global_to_local
+from maxtext_olmo.corpus.index_builder import has_npy_magic
+from maxtext_olmo.corpus.index_builder import load_index
+from maxtext_olmo.corpus.index_builder import parse_npy_header
+from maxtext_olmo.corpus.index_builder import read_npy_header_from_path
+from maxtext_olmo.corpus.index_builder import read_raw_metadata_from_path
+from maxtext_olmo.rows.repetition import RepetitionTuple
+from maxtext_olmo.rows.repetition import find_periodic_sequences
+from maxtext_olmo.rows.repetition import is_clean_instance
 
 __all__ = [
     "INDEX_FORMAT_VERSION",

@@ -1,10 +1,10 @@
 """The names of `maxtext.input_pipeline.olmo_data_grain`: source, sampler, transforms and data loader."""
 
-from maxtext_olmo.batches.repetition import NgramFilterTransform
-from maxtext_olmo.batches.transforms import ShiftToInputsTargets
 from maxtext_olmo.corpus.source import OlmoNpyDataSource
+from maxtext_olmo.loader.olmo_grain import make_olmo_grain_data_loader
 from maxtext_olmo.order.sampler import OlmoIndexSampler
-from maxtext_olmo.pipelines.olmo import make_olmo_grain_data_loader
+from maxtext_olmo.rows.batch import ShiftToInputsTargets
+from maxtext_olmo.rows.repetition import NgramFilterTransform
 
 __all__ = [
     "NgramFilterTransform",

@@ -1,1 +1,1 @@
-"""Which instance comes at which position: permutations, batch schedules, splits, samplers."""
+"""Which row comes at which position."""

@@ -15,7 +15,7 @@ import functools
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.order import feistel
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from maxtext_olmo.corpus import changes
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import index_changes
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import permutations
@@ -55,7 +55,7 @@ class Stream:
     """The same stream over a corpus that has grown during the run; the held-out part has always been the same."""
     lengths = []
     for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
-      windows = changes.windows_of_prefix(index, num_files) - self.split.num_held_out
+      windows = index_changes.windows_of_prefix(index, num_files) - self.split.num_held_out
       lengths.append((first_epoch, windows * self.split.chunk_size))
     epochs = epochs_lib.Epochs(tuple(lengths))
     if epochs == self.order.epochs:

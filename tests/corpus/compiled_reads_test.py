@@ -8,7 +8,7 @@ import numpy as np
 from absl.testing import absltest
 
 from maxtext_olmo.corpus import compiled_reads
-from maxtext_olmo.corpus import storage
+from maxtext_olmo.corpus.storage import local as local_storage
 from maxtext_olmo.errors import CorpusError
 from tests import distributed
 
@@ -41,7 +41,7 @@ class CompiledReadsTest(absltest.TestCase):
     return rng.integers(0, 5, count), rng.integers(0, 900, count)
 
   def test_rows_hold_their_ranges(self):
-    disk = storage.LocalStorage()
+    disk = local_storage.LocalStorage()
     for seed in range(20):
       files, offsets = self._ranges(33, seed)
       out = np.zeros((33, 100), np.uint8)
@@ -52,7 +52,7 @@ class CompiledReadsTest(absltest.TestCase):
   def test_a_short_file_is_the_same_error_as_ever(self):
     files, offsets = np.array([1, 2, 3]), np.array([0, 950, 0])
     with self.assertRaisesRegex(CorpusError, "2 is too short: bytes 950 to 1050 were expected"):
-      storage.LocalStorage().fill(self.paths, files, offsets, np.zeros((3, 100), np.uint8))
+      local_storage.LocalStorage().fill(self.paths, files, offsets, np.zeros((3, 100), np.uint8))
 
   def test_offsets_beyond_4_gib_are_read(self):
     path = self.directory / "large"
@@ -62,11 +62,13 @@ class CompiledReadsTest(absltest.TestCase):
     with open(path, "r+b") as file:
       os.pwrite(file.fileno(), b"tail", (5 << 30) - 4)
     out = np.zeros((2, 4), np.uint8)
-    storage.LocalStorage().fill([str(path)], np.array([0, 0]), np.array([(5 << 30) - 4, 0]), out)
+    local_storage.LocalStorage().fill(
+        [str(path)], np.array([0, 0]), np.array([(5 << 30) - 4, 0]), out
+    )
     self.assertEqual(out[0].tobytes(), b"tail")
 
   def test_more_files_than_may_be_open_are_read_one_after_the_other(self):
-    disk = storage.LocalStorage(max_open_files=2)
+    disk = local_storage.LocalStorage(max_open_files=2)
     files, offsets = self._ranges(20)
     out = np.zeros((20, 50), np.uint8)
     self.assertFalse(disk._fill_compiled(self.paths, files, offsets, out))
@@ -75,7 +77,7 @@ class CompiledReadsTest(absltest.TestCase):
       np.testing.assert_array_equal(row, self.contents[f][o : o + 50])
 
   def test_threads_read_at_once(self):
-    disk = storage.LocalStorage(max_open_files=5)
+    disk = local_storage.LocalStorage(max_open_files=5)
     wrong = []
 
     def work(seed):

@@ -10,9 +10,9 @@ from absl.testing import parameterized
 
 import maxtext_olmo
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import document_index
 from maxtext_olmo.corpus import document_source
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from tests import corpora
 
 
@@ -22,7 +22,7 @@ class OlmoDocumentSourceTest(parameterized.TestCase):
     directory = self.create_tempdir().full_path
     path, _ = corpora.write_corpus(directory, dtype=dtype)
     self.index = index_lib.load_index(path)
-    documents = document_index.build_documents(self.index, path + ".documents", 0)
+    documents = documents_lib.build_documents(self.index, path + ".documents", 0)
     self.tokens = [np.fromfile(self.index.resolve(i), dtype) for i in range(len(self.index.files))]
     return document_source.OlmoDocumentSource(self.index, documents, **kwargs)
 

@@ -9,7 +9,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.errors import CorpusError
 from tests import corpora
 

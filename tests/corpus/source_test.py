@@ -10,9 +10,9 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
-from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus.storage import local as storage_lib
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 from tests import corpora

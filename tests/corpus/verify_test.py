@@ -8,7 +8,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.errors import ConfigError

@@ -6,16 +6,16 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from jax.sharding import PartitionSpec as P
 
-from maxtext_olmo.batches import steps
 from maxtext_olmo.devices import expand
-from maxtext_olmo.devices import sharding
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.rows import steps
 
 jax.config.update("jax_num_cpu_devices", 4)
 
 
 def _layout(spec=P("data"), rows=8, length=12):
   mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "other"))
-  return sharding.BatchLayout(mesh, spec, rows, length)
+  return layout_lib.BatchLayout(mesh, spec, rows, length)
 
 
 def _batch(dtype="uint32", flags=None, rows=8, length=12, seed=0):

@@ -116,9 +116,9 @@ def resume_after(steps_before: int) -> tuple[list[Any], list[Any]]:
 
 def llm_batch_round_trip() -> list[str]:
   """Shapes of a registered dataclass's leaves after placing it."""
-  from maxtext_olmo.batches import collate  # the other cases need no batch classes
+  from maxtext_olmo.rows import llm_batch  # the other cases need no batch classes
 
-  sample = collate.LLMIndexedBatch.get_sample(2 * jax.local_device_count(), 5)
+  sample = llm_batch.LLMIndexedBatch.get_sample(2 * jax.local_device_count(), 5)
   batch = next(multihost.MultiHostDataLoadIterator([sample], mesh(), 1))
-  assert isinstance(batch, collate.LLMIndexedBatch), type(batch)
+  assert isinstance(batch, llm_batch.LLMIndexedBatch), type(batch)
   return [str(leaf.shape) for leaf in jax.tree.leaves(batch)]

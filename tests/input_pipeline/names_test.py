@@ -14,7 +14,7 @@ from maxtext_olmo.input_pipeline import olmo_data
 from maxtext_olmo.input_pipeline import olmo_data_grain
 from maxtext_olmo.input_pipeline import olmo_grain_data_processing
 from tests import corpora
-from tests.trainers import maxtext_runs
+from tests.trainers.maxtext import runs
 
 _MODULES = ("olmo_data", "olmo_data_grain", "olmo_grain_data_processing")
 
@@ -22,7 +22,7 @@ _MODULES = ("olmo_data", "olmo_data_grain", "olmo_grain_data_processing")
 class NamesTest(parameterized.TestCase):
 
   @parameterized.parameters(*_MODULES)
-  @maxtext_runs.needs_maxtext
+  @runs.needs_maxtext
   def test_every_public_name_of_maxtexts_module_takes_the_same_call(self, name):
     os.environ["DECOUPLE_GCLOUD"] = "TRUE"
     theirs = importlib.import_module(f"maxtext.input_pipeline.{name}")

@@ -8,7 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.order import mixture
 from tests import corpora
 

@@ -90,7 +90,7 @@ class RemainderOrderTest(parameterized.TestCase):
 
   def test_a_stream_ends_after_the_rest_and_its_epochs(self):
     path, rows = corpora.write_corpus(self.create_tempdir().full_path)
-    from maxtext_olmo.corpus import index as index_lib
+    from maxtext_olmo.corpus import index_builder as index_lib
 
     index = index_lib.load_index(path)
     flags = np.arange(len(rows)) % 3 == 0

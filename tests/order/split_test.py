@@ -7,7 +7,7 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.order import split as split_lib
 from tests import corpora
 

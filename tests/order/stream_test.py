@@ -4,7 +4,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.order import stream as stream_lib
 from tests import corpora
 

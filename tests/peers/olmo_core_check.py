@@ -16,15 +16,15 @@ import ml_collections
 import numpy as np
 from absl import logging
 from absl.testing import absltest
-from olmo_core.data import NumpyFSLDatasetConfig
-from olmo_core.data import TokenizerConfig
-from olmo_core.data.collator import DataCollator
-from olmo_core.data.data_loader import NumpyDataLoaderBase
+from olmo_core_import.data import NumpyFSLDatasetConfig
+from olmo_core_import.data import TokenizerConfig
+from olmo_core_import.data.collator import DataCollator
+from olmo_core_import.data.data_loader import NumpyDataLoaderBase
 
 import maxtext_olmo
-from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import olmo_core
-from maxtext_olmo.pipelines import options
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.loader import olmo_core_import
+from maxtext_olmo.loader import options
 
 _CASES = int(os.environ.get("PEER_CASES", "25"))
 _SEED = int(os.environ.get("PEER_SEED", random.SystemRandom().randrange(10**9)))
@@ -58,7 +58,7 @@ class Case:
   def index(self, length: int | None = None) -> index_lib.OlmoNpyIndex:
     paths = self.paths
     if self.source_seed is not None:
-      paths = olmo_core.permute_sources(paths, self.source_seed)
+      paths = olmo_core_import.permute_sources(paths, self.source_seed)
     return index_lib.build_index(
         [(path, "x") for path in paths],
         length or self.length,
@@ -149,7 +149,7 @@ class OlmoCoreCheck(absltest.TestCase):
         rows = world * case.rng.randrange(1, 5)
         loaders = case.loaders(rows, world)
         self.assertEqual(
-            olmo_core.fingerprint(
+            olmo_core_import.fingerprint(
                 case.index(), vocab_size=_VOCABULARY, pad_id=1, eos_id=0, bos_id=case.bos
             ),
             loaders[0].dataset.fingerprint,
@@ -194,7 +194,7 @@ class OlmoCoreCheck(absltest.TestCase):
         theirs = _batches(after, 3)
 
         index = case.index(length)
-        position = olmo_core.LoaderState.from_json(state, "state").position(index)
+        position = olmo_core_import.LoaderState.from_json(state, "state").position(index)
         unaligned = bool(state["tokens_processed"] % (rows_after * length))
         repeated += unaligned
         first = case.iterator(rows_after, length, olmo_initial_position=position)

@@ -13,10 +13,10 @@ import time
 
 from absl.testing import absltest
 
-from maxtext_olmo.pipelines import resume
+from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers import launch
 from tests import distributed
-from tests.trainers import tiny_cases as cases
+from tests.trainers.tiny import train_cases as cases
 
 
 def _flags(**changes: object) -> list[str]:

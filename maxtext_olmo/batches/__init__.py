@@ -1,1 +1,0 @@
-"""What a batch holds: filters, transforms, collation, and the step-indexed dataset."""

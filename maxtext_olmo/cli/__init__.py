@@ -1,0 +1,1 @@
+"""The `maxtext-olmo` command: one module per subcommand."""

@@ -1,0 +1,143 @@
+"""`maxtext-olmo corpus make`: token files and a mix manifest from text."""
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+_DESCRIPTION = """\
+Makes a corpus in OLMo's on-disk format from any text: raw token files, and a mix.txt that lists
+them.
+
+An INPUT is a text file, or a directory, of which all files are taken. A .jsonl file has one
+document per line; any other file is one document. Files are UTF-8, and may be compressed (.gz).
+LABEL=PATH gives an input a label; without it the label is the name of the file or directory.
+Inputs with the same label go together.
+"""
+
+_EPILOG = """\
+examples:
+  maxtext-olmo corpus make --output data docs/
+  maxtext-olmo corpus make --output data --tokenizer olmo/tokenizer.json wiki=dumps/wiki code=repos/
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+  """Adds `corpus make`."""
+  group = subparsers.add_parser("corpus", help="make a corpus from text")
+  commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+  parser = commands.add_parser(
+      "make",
+      help="make token files and a mix manifest from text files",
+      description=_DESCRIPTION,
+      epilog=_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("inputs", nargs="+", metavar="INPUT", help="PATH or LABEL=PATH")
+  parser.add_argument(
+      "--output",
+      required=True,
+      metavar="DIR",
+      help="directory for mix.txt and TOKENIZER/LABEL/part-00000.npy (required)",
+  )
+  parser.add_argument(
+      "--tokenizer",
+      default="bytes",
+      help=(
+          "`bytes` (ids are UTF-8 bytes, EOS is 256), or the path of a Hugging Face tokenizer.json"
+          " (default: bytes)"
+      ),
+  )
+  parser.add_argument(
+      "--tokenizer-name",
+      metavar="NAME",
+      help=(
+          "what {TOKENIZER} stands for in the manifest (default: the directory of the"
+          " tokenizer.json)"
+      ),
+  )
+  parser.add_argument(
+      "--eos-token",
+      metavar="TOKEN",
+      help=(
+          "the token of a tokenizer.json that ends a document (default: a well-known one, such as"
+          " <|endoftext|>)"
+      ),
+  )
+  parser.add_argument(
+      "--tokens-per-file",
+      type=int,
+      default=1 << 28,
+      metavar="N",
+      help="begin a new file after the document that reaches N tokens (default: %(default)s)",
+  )
+  parser.add_argument(
+      "--pattern",
+      default="*",
+      help="which files of a directory are taken, such as '*.txt' (default: all but hidden ones)",
+  )
+  parser.add_argument(
+      "--separator",
+      metavar="TEXT",
+      help=(
+          "a line with just this text ends a document; '' is a blank line (default: a file is one"
+          " document)"
+      ),
+  )
+  parser.add_argument(
+      "--text-field",
+      default="text",
+      metavar="FIELD",
+      help="the field of a .jsonl line that holds the text (default: %(default)s)",
+  )
+  parser.add_argument(
+      "--overwrite",
+      action="store_true",
+      help="replace a corpus that is in the output directory (default: that is an error)",
+  )
+  parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Makes a corpus and says what to do with it."""
+  from maxtext_olmo.corpus import tokenize
+  from maxtext_olmo.corpus import tokenizer as tokenizers
+
+  tokenizer = tokenizers.load_tokenizer(
+      args.tokenizer, name=args.tokenizer_name, eos_token=args.eos_token
+  )
+  files: dict[str, list[str]] = {}
+  for given in args.inputs:
+    label, path = _label_and_path(given)
+    files.setdefault(label, []).extend(tokenize.find_text_files(path, args.pattern))
+
+  def documents(label: str) -> Iterator[str]:
+    for path in files[label]:
+      yield from tokenize.read_documents(path, separator=args.separator, text_field=args.text_field)
+
+  summary = tokenize.make_corpus(
+      {label: documents(label) for label in files},
+      args.output,
+      tokenizer,
+      tokens_per_file=args.tokens_per_file,
+      overwrite=args.overwrite,
+      progress=True,
+  )
+  empty = f" ({summary.empty_documents:,} empty ones left out)" if summary.empty_documents else ""
+  print(
+      f"{summary.documents:,} documents{empty}, {summary.tokens:,} tokens of {summary.dtype} in"
+      f" {summary.files:,} files; vocab_size {summary.vocab_size}, EOS {summary.eos_id}.\n"
+      f"The manifest is {summary.mix_file}. Next:\n"
+      f"  maxtext-olmo index build --mix-file {summary.mix_file} --tokenizer {summary.tokenizer}"
+      f" --dtype {summary.dtype} --sequence-length 1024 --output"
+      f" {os.path.join(args.output, 'index.json')}"
+  )
+  return 0
+
+
+def _label_and_path(given: str) -> tuple[str, str]:
+  label, equals, path = given.partition("=")
+  if equals and not os.path.exists(given):
+    return label, path
+  name = os.path.basename(os.path.abspath(given))
+  return (name if os.path.isdir(given) else name.split(".")[0]), given

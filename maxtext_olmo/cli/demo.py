@@ -1,0 +1,385 @@
+"""`maxtext-olmo demo`: the main job, watched: a corpus, a run, a kill, a resume, and the proof that nothing was lost."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from maxtext_olmo import errors
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus import index as index_lib
+  from maxtext_olmo.corpus import tokenize as text_lib
+
+_SEQUENCE_LENGTH = 128
+_BATCH = 8
+_CHECKPOINT_PERIOD = 8
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef
+_KINDS: dict[type, str] = {
+    ast.Module: "modules",
+    ast.ClassDef: "classes",
+    ast.FunctionDef: "functions",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+  """Adds the command."""
+  parser = subparsers.add_parser(
+      "demo",
+      help="make a corpus, train on 2 processes, kill one, resume on 1, compare",
+      description=(
+          "Makes a corpus of Python's own documentation strings, trains a small model on two JAX processes, kills one"
+          " of them in mid-run, goes on with a single process, and compares all of it with a run that nobody touched."
+      ),
+  )
+  parser.add_argument(
+      "--directory", default="demo-run", help="where everything goes (default: %(default)s)"
+  )
+  parser.add_argument(
+      "--steps", type=int, default=48, help="training steps, 24 or more (default: %(default)s)"
+  )
+  parser.set_defaults(run=run)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """An interrupted run beside an untouched one."""
+
+  steps: int
+  rows: int
+  differing_rows: int
+  largest_loss_difference: float
+  distinct_rows: int
+  resumed_at: int
+  kill_at: int
+
+  @property
+  def same(self) -> bool:
+    """Whether the run was resumed from before the kill, and nothing differs."""
+    resumed = 0 < self.resumed_at <= self.kill_at
+    return resumed and self.differing_rows == 0 and self.largest_loss_difference < 1e-3
+
+
+def run(args: argparse.Namespace) -> int:
+  """Tells and shows the story; 0 where the two runs agree."""
+  from rich.console import Console
+
+  if args.steps < 3 * _CHECKPOINT_PERIOD:
+    raise errors.ConfigError(
+        f"--steps={args.steps} leaves no room for a kill between two checkpoints; use"
+        f" {3 * _CHECKPOINT_PERIOD} or more."
+    )
+  console = Console(highlight=False)
+  began = time.monotonic()
+  root = pathlib.Path(args.directory)
+  if root.exists():
+    if not (root / "demo.txt").exists():
+      raise errors.ConfigError(f"{root} exists and is not a demo's directory; choose another.")
+    shutil.rmtree(root)
+  root.mkdir(parents=True)
+  (root / "demo.txt").write_text("Made by `maxtext-olmo demo`; safe to delete.\n")
+
+  _heading(
+      console,
+      1,
+      "A corpus in OLMo's format, from Python's own documentation strings",
+      "Headerless token files, a mix manifest that lists them, and an index that says which instance lies where.",
+  )
+  index_path, vocab_size = _make_corpus(console, root)
+  kill_at = random.Random(time.time_ns()).randint(_CHECKPOINT_PERIOD + 2, args.steps - 6)
+
+  _heading(
+      console,
+      2,
+      f"Train on 2 processes; one of them is killed at step {kill_at}",
+      "Each process reads the rows that its device holds. A checkpoint has the model and one small file for the data:"
+      " a position, and the identity of the stream.",
+  )
+  flags = _flags(index_path, vocab_size, args.steps)
+  _train(console, root / "interrupted", flags, processes=2, kill_at=kill_at)
+
+  _heading(
+      console,
+      3,
+      "Start again, on 1 process: it goes on from the last checkpoint",
+      "A position counts samples, not processes, so the number of processes may change.",
+  )
+  _train(console, root / "interrupted", flags, processes=1)
+
+  _heading(
+      console,
+      4,
+      "The same run without an accident, on 1 process",
+      "What should have happened.",
+  )
+  _train(console, root / "untouched", flags, processes=1)
+
+  _heading(
+      console,
+      5,
+      "Compare",
+      "Every process wrote down a digest of each row that it trained on, and process 0 the loss of each step.",
+  )
+  comparison = _compare(console, root, args.steps, kill_at)
+  console.print(f"\nAll of this took {time.monotonic() - began:.0f} s; it is in [bold]{root}[/].")
+  return 0 if comparison.same else 1
+
+
+def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
+  """Documentation strings of Python's standard library, by kind, read from its sources."""
+  library = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  skipped = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
+  files = [
+      path
+      for path in sorted(library.rglob("*.py"))
+      if not skipped & set(path.relative_to(library).parts)
+  ][:limit_files]
+  found: dict[str, list[str]] = {kind: [] for kind in _KINDS.values()}
+  for path in files:
+    try:
+      tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+      continue
+    for node in ast.walk(tree):
+      if isinstance(node, _Documented):
+        text = ast.get_docstring(node)
+        if text:
+          found[_KINDS[type(node)]].append(text)
+  return {kind: iter(texts) for kind, texts in found.items() if texts}
+
+
+def build_corpus(
+    documents: Mapping[str, Iterable[str]], directory: pathlib.Path
+) -> tuple[text_lib.CorpusSummary, index_lib.OlmoNpyIndex]:
+  """Token files of the demo's documents, as bytes, a manifest of them, and an index of its instances."""
+  from maxtext_olmo.corpus import index_builder as index_lib
+  from maxtext_olmo.corpus import manifest as manifest_lib
+  from maxtext_olmo.corpus import tokenize
+  from maxtext_olmo.corpus import tokenizer
+
+  made = tokenize.make_corpus(
+      documents, directory, tokenizer.ByteTokenizer(), tokens_per_file=200_000
+  )
+  entries = manifest_lib.read_mix(made.mix_file, tokenizer=made.tokenizer)
+  base = str(directory.absolute())
+  index = index_lib.build_index(
+      [(os.path.join(base, entry.path), entry.label) for entry in entries],
+      _SEQUENCE_LENGTH,
+      tokenizer=made.tokenizer,
+      dtype=made.dtype,
+      base=base,
+  )
+  return made, index
+
+
+def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
+  made, index = build_corpus(docstrings(), root / "corpus")
+  console.print(
+      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless {made.dtype} files"
+  )
+  path = root / "index.json"
+  index.save(str(path))
+  console.print(
+      f"  index: {index.total_instances:,} instances of {_SEQUENCE_LENGTH} tokens, fingerprint"
+      f" {index.fingerprint[:12]}…"
+  )
+  return path, made.vocab_size
+
+
+def _flags(index_path: pathlib.Path, vocab_size: int, steps: int) -> dict[str, object]:
+  return {
+      "dataset_type": "olmo_grain",
+      "olmo_index_path": index_path,
+      "max_target_length": _SEQUENCE_LENGTH,
+      "global_batch_size_to_load": _BATCH,
+      "vocab_size": vocab_size,
+      "data_shuffle_seed": 34521,
+      "olmo_eval_instances": 64,
+      "eval_interval": _CHECKPOINT_PERIOD * 2,
+      "steps": steps,
+      "learning_rate": 3e-3,
+      "checkpoint_period": _CHECKPOINT_PERIOD,
+      "log_interval": _CHECKPOINT_PERIOD,
+  }
+
+
+def _train(
+    console,
+    directory: pathlib.Path,
+    flags: dict[str, object],
+    *,
+    processes: int,
+    kill_at: int | None = None,
+) -> None:
+  """Runs the trainer on two devices in all, and kills a process once it has reached a step."""
+  from maxtext_olmo.trainers import launch
+  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
+
+  ledger = directory / f"ledger-{processes}-processes"
+  ledger.mkdir(parents=True, exist_ok=True)
+  metrics = directory / "metrics.jsonl"
+  flags = {**flags, "checkpoint_dir": directory / "checkpoints", "metrics_file": metrics}
+  output = _Output(console)
+  started = launch.LocalRun(
+      [f"--config.{name}={value}" for name, value in flags.items()],
+      module="maxtext_olmo.trainers.tiny.ledger",
+      processes=processes,
+      devices=2 // processes,
+      output=output,  # type: ignore[arg-type]
+      env={
+          ledger_lib.LEDGER_VARIABLE: str(ledger),
+          ledger_lib.PAUSE_VARIABLE: str(-1 if kill_at is None else kill_at),
+          "JAX_PLATFORMS": "cpu",
+          "JAX_COMPILATION_CACHE_DIR": str(directory.parent.absolute() / "compilation-cache"),
+      },
+  )
+  try:
+    if kill_at is not None:
+      _wait_for_step(started, ledger, kill_at, directory / "checkpoints")
+      output.silent = True
+      console.print(f"   [bold red]kill -9 {started.pids[1]}[/]  (process 1)")
+      os.kill(started.pids[1], signal.SIGKILL)
+    outcome = started.wait()
+  finally:
+    started.stop()
+  if kill_at is not None:
+    console.print(f"   launcher: {outcome.reason}")
+  elif outcome.code:
+    raise errors.MaxtextOlmoError(f"The trainer failed: {outcome.reason}.")
+
+
+def _wait_for_step(started, ledger: pathlib.Path, step: int, checkpoints: pathlib.Path) -> None:
+  """Waits until both processes stand at a step, where they wait to be killed, and a checkpoint is there to go on from."""
+  from maxtext_olmo.loader import resume
+  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
+
+  while started.running:
+    stand = len(ledger_lib.read_ledger(ledger).get(step, {})) == _BATCH
+    # A checkpoint is written in the background, and the steps of this model are short.
+    if stand and resume.latest_committed_step(checkpoints) is not None:
+      return
+    time.sleep(0.05)
+  raise errors.MaxtextOlmoError(f"The trainer ended before step {step}: {started.wait().reason}.")
+
+
+def _losses(metrics: pathlib.Path) -> dict[int, float]:
+  if not metrics.exists():
+    return {}
+  losses = {}
+  for line in metrics.read_text().splitlines():
+    try:
+      entry = json.loads(line)
+    except ValueError:  # The line that is being written.
+      continue
+    losses[entry["step"]] = entry["loss"]
+  return losses
+
+
+def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Comparison:
+  from rich.table import Table
+
+  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
+
+  before = ledger_lib.read_ledger(root / "interrupted" / "ledger-2-processes")
+  after = ledger_lib.read_ledger(root / "interrupted" / "ledger-1-processes")
+  expected = ledger_lib.read_ledger(root / "untouched" / "ledger-1-processes")
+  resumed_at = min(after)
+  interrupted_losses = _losses(root / "interrupted" / "metrics.jsonl")
+  untouched_losses = _losses(root / "untouched" / "metrics.jsonl")
+
+  table = Table(title="loss, step by step")
+  for name in ("step", "killed and resumed", "untouched", "difference", "rows of the batch"):
+    table.add_column(name, justify="right")
+  differing = 0
+  for step in range(steps):
+    bad = _differing_rows(expected[step], before.get(step, {}), after.get(step), resumed_at > step)
+    differing += bad
+    if step % 6 == 0 or step in (resumed_at - 1, resumed_at, kill_at, steps - 1):
+      mine, theirs = interrupted_losses[step], untouched_losses[step]
+      who = "2 processes" if step < resumed_at else "1 process"
+      table.add_row(
+          f"{step}",
+          f"{mine:.6f}  ({who})",
+          f"{theirs:.6f}",
+          f"{abs(mine - theirs):.1e}",
+          "identical" if not bad else f"[bold red]{bad} differ[/]",
+          end_section=step in (resumed_at - 1, kill_at),
+      )
+  console.print(table)
+  rows = [digest for step in range(steps) for digest in expected[step].values()]
+  comparison = Comparison(
+      steps=steps,
+      rows=len(rows),
+      differing_rows=differing,
+      largest_loss_difference=max(
+          abs(interrupted_losses[step] - untouched_losses[step]) for step in range(steps)
+      ),
+      distinct_rows=len(set(rows)),
+      resumed_at=resumed_at,
+      kill_at=kill_at,
+  )
+  again = sorted(set(before) & set(after))
+  console.print(
+      f"  killed at step {kill_at}; the last checkpoint was of step {resumed_at - 1}, so step"
+      f" {resumed_at} came next; steps trained twice, because the kill undid them: {len(again)}"
+  )
+  mark = "[bold green]identical[/]" if not differing else f"[bold red]{differing} differ[/]"
+  console.print(
+      f"  {comparison.rows} rows in {steps} batches: {mark}, row by row; {comparison.distinct_rows} distinct"
+  )
+  difference = comparison.largest_loss_difference
+  console.print(
+      f"  losses agree {f'to {difference:.1e}, which is rounding' if difference else 'exactly'}"
+  )
+  return comparison
+
+
+def _differing_rows(
+    expected: dict[int, str],
+    before: dict[int, str],
+    after: dict[int, str] | None,
+    kept: bool,
+) -> int:
+  """Rows of a step that are not what the untouched run had.
+
+  Args:
+    expected: Row → digest, as it should be.
+    before: What the killed run noted; it may lack the rows of a process that was killed at this step.
+    after: What the resumed run noted, if it came to this step.
+    kept: Whether the step is in the checkpoint that was resumed from, so that the killed run counts.
+  """
+  counting = before if kept else (after or {})
+  wrong = {row for row, digest in expected.items() if counting.get(row) != digest}
+  # A step that was trained before the kill and again after it must have been the same both times.
+  return len(wrong | {row for row, digest in before.items() if expected.get(row) != digest})
+
+
+def _heading(console, number: int, text: str, explanation: str) -> None:
+  console.print(f"\n[bold cyan]{number}.[/] [bold]{text}[/]")
+  console.print(f"   [dim]{explanation}[/]\n")
+
+
+class _Output:
+  """The processes' lines, until the kill: what the survivors say of a lost peer belongs to the launcher's line."""
+
+  def __init__(self, console):
+    self._console = console
+    self.silent = False
+
+  def write(self, text: str) -> None:
+    if not self.silent:
+      self._console.out("   " + text, end="", highlight=False)
+
+  def flush(self) -> None:
+    pass

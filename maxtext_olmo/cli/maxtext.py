@@ -1,0 +1,231 @@
+"""`maxtext-olmo maxtext`: MaxText's trainers on our data, and moving over from its own loader."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from maxtext_olmo.trainers.maxtext.migrate import Migration
+
+# Everything behind `train` and `sft` is MaxText's.
+PASSES_ARGUMENTS_ON = True
+
+_DESCRIPTION = """\
+Runs MaxText, unedited, on batches of this package, and moves runs over from MaxText's own olmo_grain loader.
+
+  train CONFIG.yml key=value ...        MaxText's pre-training; all arguments are MaxText's own
+  sft CONFIG.yml key=value ...          its supervised fine-tuning, which needs google-tunix
+  dataloader CONFIG.yml key=value ...   its standalone data loader: batches without a model's step
+  migrate --run-config FILE --checkpoint-dir DIR ...
+                                        go on with a run that MaxText's own loader began
+  compare                               measure MaxText's own loader and this one side by side
+
+A bare name such as base.yml is looked up among MaxText's configs.
+"""
+
+_EXAMPLE = """\
+example:
+  maxtext-olmo maxtext train base.yml dataset_type=olmo_grain olmo_index_path=index.json \\
+      max_target_length=8192 model_name=olmo3-7b base_output_directory=gs://bucket/runs run_name=first
+"""
+
+_MIGRATE_EPILOG = """\
+examples:
+  a run on one host with 8 devices, never restarted:
+    maxtext-olmo maxtext migrate --run-config run.yml --checkpoint-dir out/run/checkpoints --devices 8
+  on 4 hosts with 16 devices, restarted from checkpoint 500 on 4 hosts and from 900 on 2:
+    ... --hosts 4 --devices 16 --restart 500 --restart 900,hosts=2,devices=8
+  with the logs of its starts, in order:
+    ... --log start1.log --log start2.log
+then:
+  maxtext-olmo maxtext train run-migrated.yml (the run's own arguments)
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+  """Adds `maxtext`."""
+  parser = subparsers.add_parser(
+      "maxtext",
+      help="run MaxText on this data, or move a run over from its own loader",
+      description=_DESCRIPTION,
+      epilog=_EXAMPLE,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs what the first argument names; MaxText's own arguments follow some of them."""
+  from maxtext_olmo.trainers.maxtext import adapter
+
+  first = args.rest[0] if args.rest else None
+  if first in adapter.ENTRY_POINTS:
+    adapter.run(first, args.rest[1:])
+    return 0
+  parsed = _parser(tuple(adapter.ENTRY_POINTS)).parse_args(args.rest)
+  return parsed.run(parsed)
+
+
+def _parser(entry_points: tuple[str, ...]) -> argparse.ArgumentParser:
+  parser = argparse.ArgumentParser(
+      prog="maxtext-olmo maxtext",
+      description=_DESCRIPTION,
+      epilog=_EXAMPLE,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+  for name in entry_points:
+    commands.add_parser(name, help="arguments go to MaxText")
+  _add_migrate(commands)
+  _add_compare(commands)
+  return parser
+
+
+def _add_migrate(commands: Any) -> None:
+  parser = commands.add_parser(
+      "migrate",
+      help="go on with a run that MaxText's own loader began",
+      description=(
+          "Works out what the model in a checkpoint was trained on, with the repetitions and gaps of MaxText's own loader,"
+          " and writes a config with which training goes on over what this epoch has not had yet, each instance once, and"
+          " then over whole epochs."
+      ),
+      epilog=_MIGRATE_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument(
+      "--run-config", required=True, metavar="FILE", help="MaxText's YAML of the run (required)"
+  )
+  parser.add_argument(
+      "--checkpoint-dir", required=True, metavar="DIR", help="checkpoints of the run (required)"
+  )
+  parser.add_argument(
+      "--devices",
+      type=int,
+      metavar="N",
+      help="all devices of the run, which give its batch (required without --log)",
+  )
+  parser.add_argument(
+      "--hosts",
+      type=int,
+      default=1,
+      metavar="H",
+      help="hosts that loaded data (default: %(default)s)",
+  )
+  parser.add_argument(
+      "--restart",
+      action="append",
+      default=[],
+      metavar="LABEL[,hosts=H,devices=N,workers=W,data=LABEL]",
+      help="a checkpoint that the run was restarted from, and what changed; once for each, in order (default: none)",
+  )
+  parser.add_argument(
+      "--log",
+      action="append",
+      default=[],
+      metavar="FILE",
+      help="a log of the run, which tells starts, hosts and batch; once for each, in order (default: none)",
+  )
+  parser.add_argument(
+      "--checkpoint",
+      type=int,
+      metavar="LABEL",
+      help="the checkpoint to go on from (default: the latest)",
+  )
+  parser.add_argument(
+      "--consumed",
+      metavar="FILE",
+      help="where to write the bitmap (default: INDEX.consumed-LABEL)",
+  )
+  parser.add_argument(
+      "--output",
+      metavar="FILE",
+      help="where to write the config (default: RUN_CONFIG-migrated.yml)",
+  )
+  parser.set_defaults(run=_migrate)
+
+
+def _migrate(args: argparse.Namespace) -> int:
+  from maxtext_olmo.trainers.maxtext import migrate
+
+  done = migrate.migrate(
+      args.run_config,
+      args.checkpoint_dir,
+      devices=args.devices,
+      hosts=args.hosts,
+      restarts=args.restart,
+      logs=args.log,
+      label=args.checkpoint,
+      consumed_path=args.consumed,
+      config_path=args.output,
+      progress=True,
+  )
+  sys.stdout.write(_report(done))
+  return 0
+
+
+def _report(done: Migration) -> str:
+  found = done.found
+  lines = ["What the run was trained on:"]
+  for part in done.parts:
+    start = part.start
+    began = (
+        "from the beginning"
+        if start.label < 0
+        else f"after a restart from checkpoint {start.label}"
+    )
+    lines.append(
+        f"  steps {part.first_step} to {part.last_step}, {began}: {start.hosts} host(s) with {start.rows_per_host} rows,"
+        f" {start.workers} worker(s), data from step {start.data_label}"
+    )
+  lines += [
+      f"  rows trained on         {found.num_rows:>14,}",
+      f"  instances of the corpus {done.num_instances:>14,}",
+      f"  distinct instances seen {found.num_distinct:>14,}",
+      f"  rows repeated           {found.num_repeated:>14,}   which an exact loader would not have shown again yet",
+      f"  instances missed        {found.num_missing:>14,}   which an exact loader would have shown by now",
+      f"  whole epochs, by volume {found.num_epochs:>14,}",
+      f"  left in this epoch      {done.num_remaining:>14,}   each comes once, then the next epoch begins",
+      "",
+      f"bitmap  {done.consumed_path}",
+      f"config  {done.config_path}",
+      "",
+      f"Go on from checkpoint {done.label}: maxtext-olmo maxtext train {done.config_path} (the run's own arguments)",
+  ]
+  return "\n".join(lines) + "\n"
+
+
+def _add_compare(commands: Any) -> None:
+  parser = commands.add_parser(
+      "compare",
+      help="measure MaxText's own olmo_grain loader and this one side by side",
+      description=(
+          "Counts and times both loaders in this environment, which needs MaxText: distinct instances in an epoch of steps"
+          " on 1, 2 and 4 hosts, rows repeated and lost after a restart, time and memory to the first batch, tokens per"
+          " second. Nothing is quoted; every figure is measured in this run."
+      ),
+  )
+  parser.add_argument(
+      "--instances",
+      type=int,
+      nargs="+",
+      default=[1_000_000, 10_000_000],
+      metavar="N",
+      help="sizes of the corpora for the first batch (default: 1000000 10000000)",
+  )
+  parser.add_argument(
+      "--repeats",
+      type=int,
+      default=3,
+      help="measurements of each time, taking turns (default: %(default)s)",
+  )
+  parser.set_defaults(run=_compare)
+
+
+def _compare(args: argparse.Namespace) -> int:
+  from maxtext_olmo.trainers.maxtext import compare
+
+  sys.stdout.write(compare.compare(sizes=args.instances, repeats=args.repeats))
+  return 0

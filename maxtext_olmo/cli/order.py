@@ -1,0 +1,239 @@
+"""`maxtext-olmo order`: go on where an OLMo-core run stopped, and evidence on how well the orders mix."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+_IMPORT_DESCRIPTION = """\
+Reads the state of OLMo-core's data loader and says with which config this library goes on exactly where that run stopped.
+
+STATE is a JSON file with the loader's `state_dict()`, or a trainer's with a `data_loader` in it. From a checkpoint:
+  python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
+      weights_only=False)['data_loader']))" > state.json
+"""
+
+_IMPORT_EPILOG = """\
+example:
+  maxtext-olmo order import-olmo-core state.json --index olmo-mix-0925.json \\
+      --vocab-size 100278 --pad-id 100277 --eos-id 100257 --write go_on.py
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+  """Adds `order import-olmo-core` and `order stats`."""
+  group = subparsers.add_parser(
+      "order", help="go on where an OLMo-core run stopped; evidence on the orders"
+  )
+  commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+  _add_import(commands)
+  _add_stats(commands)
+
+
+def _add_import(commands: Any) -> None:
+  parser = commands.add_parser(
+      "import-olmo-core",
+      help="the config that goes on where an OLMo-core run stopped",
+      description=_IMPORT_DESCRIPTION,
+      epilog=_IMPORT_EPILOG,
+      formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument("state", metavar="STATE", help="the loader's state, a JSON file")
+  parser.add_argument(
+      "--index", required=True, metavar="INDEX", help="the index of the run's files (required)"
+  )
+  parser.add_argument(
+      "--sequence-length",
+      type=int,
+      metavar="S",
+      help="go on with rows of S tokens, where the run had a max_target_sequence_length (default: the run's)",
+  )
+  parser.add_argument(
+      "--batch-size",
+      type=int,
+      metavar="ROWS",
+      help="go on with global batches of so many rows (default: the run's)",
+  )
+  parser.add_argument(
+      "--vocab-size",
+      type=int,
+      metavar="V",
+      help="the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default: no check)",
+  )
+  parser.add_argument(
+      "--pad-id", type=int, metavar="ID", help="the run's padding token (default: no check)"
+  )
+  parser.add_argument(
+      "--eos-id", type=int, metavar="ID", help="the run's end-of-document token (default: no check)"
+  )
+  parser.add_argument(
+      "--bos-id",
+      type=int,
+      metavar="ID",
+      help="the run's first token of a document (default: it had none)",
+  )
+  parser.add_argument(
+      "--write",
+      metavar="FILE",
+      help=(
+          "write the config: a .py file for the embedded trainer, a .yml file for MaxText, or a .json file"
+          " (default: print it)"
+      ),
+  )
+  parser.set_defaults(run=run_import)
+
+
+def _add_stats(commands: Any) -> None:
+  parser = commands.add_parser(
+      "stats",
+      help="how well each order mixes, beside a true shuffle",
+      description=(
+          "Measures displacement, serial correlation, the mixing of files within batches, and the agreement with a true"
+          " shuffle by chi-square, for each order and for Grain's own shuffle, side by side, as standard deviations from"
+          " what a true shuffle is expected to give."
+      ),
+  )
+  parser.add_argument(
+      "--instances",
+      type=int,
+      nargs="+",
+      default=[1_000_000, 724_000_000],
+      metavar="N",
+      help="sizes of the corpus (default: 1000000 724000000)",
+  )
+  parser.add_argument(
+      "--largest-stored",
+      type=int,
+      default=50_000_000,
+      metavar="N",
+      help="leave out olmo_core above this size, which takes 4 bytes per instance (default: %(default)s)",
+  )
+  parser.add_argument("--seed", type=int, default=0, help="of the orders (default: %(default)s)")
+  parser.set_defaults(run=run_stats)
+
+
+def run_import(args: argparse.Namespace) -> int:
+  """Prints or writes the config."""
+  from maxtext_olmo import errors
+  from maxtext_olmo.corpus import index_builder as index_lib
+  from maxtext_olmo.loader import olmo_core_import
+
+  state = olmo_core_import.LoaderState.from_json(_read_json(args.state), args.state)
+  index = index_lib.load_index(args.index)
+  length = args.sequence_length or state.sequence_length
+  if index.max_target_sequence_length is not None:
+    index = index.with_sequence_length(length)
+  checked = _check_fingerprint(args, state, index)
+  position = state.position(index)
+  rows = args.batch_size or (
+      state.rows * state.sequence_length // index.sequence_length if state.rows else None
+  )
+  if rows is None:
+    raise errors.ConfigError(
+        "The state does not tell the batch size, since no batch, or batches of several sizes, were processed in this"
+        " epoch; give it with --batch-size."
+    )
+  values = {
+      "dataset_type": "olmo_grain",
+      "olmo_index_path": os.path.abspath(args.index),
+      "olmo_order": "olmo_core",
+      "data_shuffle_seed": state.seed,
+      "max_target_length": index.sequence_length,
+      "global_batch_size_to_load": rows,
+      "olmo_initial_position": position,
+  }
+  steps = _steps(position, rows, index)
+  said = (
+      f"The run is in epoch {state.epoch} (epoch {state.epoch - 1} here), {state.tokens_processed:,} tokens into it:"
+      f" position {position:,}, which is step {steps:,} with batches of {rows} rows.\n{checked}\n"
+  )
+  if args.write:
+    _write(args.write, values, said)
+    print(said + f"Wrote {args.write}.")
+  else:
+    print(said + _STEP_NOTE + "\n" + "\n".join(f"{name}={value}" for name, value in values.items()))
+  return 0
+
+
+_STEP_NOTE = (
+    "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new run; set it to count"
+    " steps from another number."
+)
+
+
+def run_stats(args: argparse.Namespace) -> int:
+  """Prints the evidence."""
+  from maxtext_olmo.order import statistics as statistics_lib
+
+  sys.stdout.write(
+      statistics_lib.report(args.instances, seed=args.seed, largest_stored=args.largest_stored)
+  )
+  return 0
+
+
+def _read_json(path: str) -> Any:
+  from maxtext_olmo import errors
+
+  with open(path, encoding="utf-8") as file:
+    try:
+      return json.load(file)
+    except ValueError as error:
+      raise errors.ResumeError(f"{path} is not JSON: {error}.") from error
+
+
+def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
+  from maxtext_olmo import errors
+  from maxtext_olmo.loader import olmo_core_import
+
+  ids = (args.vocab_size, args.pad_id, args.eos_id)
+  if all(value is None for value in (*ids, args.bos_id)):
+    return "The fingerprint was not checked: give --vocab-size, --pad-id and --eos-id for that."
+  if any(value is None for value in ids):
+    raise errors.ConfigError("--vocab-size, --pad-id and --eos-id are needed together.")
+  expected = olmo_core_import.fingerprint(
+      index,
+      vocab_size=args.vocab_size,
+      pad_id=args.pad_id,
+      eos_id=args.eos_id,
+      bos_id=args.bos_id,
+  )
+  state.check_fingerprint(expected)
+  return f"The index is the run's corpus: both have OLMo-core's fingerprint {expected}."
+
+
+def _steps(position: int, rows: int, index: Any) -> int:
+  from maxtext_olmo.order import epochs
+  from maxtext_olmo.order import schedule
+
+  constant = schedule.BatchSchedule.constant(rows)
+  return constant.within(epochs.Epochs.constant(index.total_instances)).step_at(position)
+
+
+def _write(path: str, values: dict[str, Any], said: str) -> None:
+  from maxtext_olmo import atomic
+  from maxtext_olmo import errors
+
+  if os.path.exists(path):
+    raise errors.ConfigError(f"{path} is there already; choose another name, or remove it.")
+  ending = os.path.splitext(path)[1]
+  comment = (said + _STEP_NOTE).splitlines()
+  if ending == ".json":
+    text = json.dumps(values, indent=2) + "\n"
+  elif ending in (".yml", ".yaml"):
+    lines = [f"# {line}" for line in comment]
+    text = "\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in values.items())]) + "\n"
+  elif ending == ".py":
+    text = (
+        f'"""Goes on where an OLMo-core run stopped.\n\n    maxtext-olmo train --config={path}\n\n'
+        + "\n".join(comment)
+        + '\n"""\n\nfrom maxtext_olmo.trainers import config as config_lib\n\n\ndef get_config():\n'
+        "  config = config_lib.get_config()\n"
+        + "".join(f"  config.{name} = {value!r}\n" for name, value in values.items())
+        + "  return config\n"
+    )
+  else:
+    raise errors.ConfigError(f"{path}: a config is a .py, .yml, .yaml or .json file.")
+  atomic.write_atomically(path, text)

@@ -1,0 +1,1 @@
+"""How good a model is: lm-evaluation-harness and perplexity."""

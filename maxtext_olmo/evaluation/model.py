@@ -1,0 +1,292 @@
+"""A JAX model as lm-evaluation-harness wants one. Importing this module imports the harness."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec
+
+from maxtext_olmo import errors
+from maxtext_olmo import progress as progress_lib
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.evaluation import cache as cache_lib
+from maxtext_olmo.evaluation import generate as generate_lib
+from maxtext_olmo.evaluation import requests as requests_lib
+from maxtext_olmo.evaluation import scoring
+from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
+
+try:
+  from lm_eval.api.instance import Instance
+  from lm_eval.api.model import LM
+except ImportError as error:
+  raise errors.ConfigError(
+      "Evaluation needs lm-evaluation-harness: pip install 'maxtext-olmo[eval]'."
+  ) from error
+
+Arguments = tuple[Any, ...]
+Keep = Callable[[int, Any], None]
+
+
+class JaxLM(LM):
+  """Runs harness requests on a model over a mesh, on one process or on several.
+
+  In a job of several processes, each makes one over the global mesh and runs the same harness call: every
+  process gets all requests and all results, the rows are split over the mesh inside, and whoever calls
+  lets process 0 report. To the harness each process is the only one (rank 0 of 1).
+
+  Args:
+    apply: Parameters and an `LLMIndexedBatch` → logits (rows, tokens, vocabulary). The model must look at
+      `inputs_position` and mask by `inputs_segmentation` as in training (0 is padding), or be causal.
+    params: The parameters, as they lie on the mesh; may be replaced between evaluations.
+    tokenizer: As `load_eval_tokenizer` takes or gives it.
+    mesh: Where batches go.
+    batch_size: Rows of a batch, over all processes.
+    max_length: How many tokens the model takes; None where there is no limit, as for recurrent models.
+    truncation: What becomes of a longer context: `left` drops its beginning, `error` raises.
+    padding_multiple: What all lengths are a multiple of.
+    data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
+    packing: Whether a row may hold several requests, as segments. `auto`: if the model then scores them as it does
+      one by one, which is tried before each call's requests are scored; True takes your word for it.
+    cache_file: Where finished requests are kept, so that a killed evaluation goes on.
+    name: Of the model. Say here whatever changes its logits besides the parameters: it guards the cache.
+    max_gen_toks: How many tokens are generated where a task does not say.
+    seed: Of generation at a temperature.
+    progress: Whether process 0 shows how far it is.
+  """
+
+  def __init__(
+      self,
+      apply: scoring.Apply,
+      params: Any,
+      tokenizer: str | tokenizer_lib.EvalTokenizer,
+      mesh: Mesh,
+      *,
+      batch_size: int = 64,
+      max_length: int | None = None,
+      truncation: str = "left",
+      padding_multiple: int = 16,
+      data_sharding: PartitionSpec | None = None,
+      packing: bool | str = "auto",
+      cache_file: str | None = None,
+      name: str = "",
+      max_gen_toks: int = 256,
+      seed: int = 0,
+      progress: bool = True,
+  ):
+    super().__init__()
+    if truncation not in requests_lib.TRUNCATIONS:
+      raise errors.ConfigError(
+          f"truncation={truncation!r} is unknown; known are {', '.join(requests_lib.TRUNCATIONS)}."
+      )
+    if max_length is not None and max_length < 1:
+      raise errors.ConfigError(f"max_length={max_length} must be positive, or None for no limit.")
+    if isinstance(tokenizer, str):
+      tokenizer = tokenizer_lib.load_eval_tokenizer(tokenizer)
+    self.tokenizer = tokenizer
+    self.truncation = truncation
+    self.max_gen_toks = max_gen_toks
+    self.name = name
+    self.params = params
+    self._progress = progress and jax.process_index() == 0
+    self._scorer = scoring.Scorer(
+        apply,
+        mesh,
+        batch_size=batch_size,
+        padding_multiple=padding_multiple,
+        max_length=max_length,
+        data_sharding=data_sharding,
+        packing=packing,
+    )
+    self._generator = generate_lib.Generator(apply, self._scorer, tokenizer, seed=seed)
+    self._cache_file = cache_file
+    self._check_vocabulary()
+
+  @property
+  def max_length(self) -> float:
+    """How many tokens the model takes; infinite where there is no limit."""
+    return math.inf if self._scorer.max_length is None else self._scorer.max_length
+
+  @property
+  def batch_size(self) -> int:
+    """Rows of a batch."""
+    return self._scorer.batch_size
+
+  @property
+  def eot_token_id(self) -> int:
+    """What ends a text."""
+    return self.tokenizer.eos_id
+
+  @property
+  def prefix_token_id(self) -> int:
+    """What stands before a text without context."""
+    return self.tokenizer.prefix_id
+
+  @property
+  def tokenizer_name(self) -> str:
+    """Names the tokenizer in the harness's caches of requests."""
+    return self.tokenizer.name
+
+  @property
+  def compiled_lengths(self) -> tuple[int, ...]:
+    """The sequence lengths that requests were scored at; each was compiled once."""
+    return tuple(sorted(self._scorer.lengths))
+
+  @property
+  def padding_share(self) -> float:
+    """The share of what the model was run on to score requests that was none of them."""
+    run = self._scorer.tokens_run
+    return 1 - self._scorer.tokens_scored / run if run else 0.0
+
+  def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
+    """For each (context, continuation), the continuation's log-probability, and whether it is greedy.
+
+    An empty continuation has probability 1, and is greedy.
+    """
+    arguments = [request.args for request in requests]
+    found = self._answer("loglikelihood", arguments, self._score)
+    return [(float(logprob), bool(is_greedy)) for logprob, is_greedy in found]
+
+  def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
+    """The log-probability of each text, every token of it scored once; 0 for an empty one."""
+    arguments = [request.args for request in requests]
+    found = self._answer("loglikelihood_rolling", arguments, self._score)
+    return [float(logprob) for logprob, _ in found]
+
+  def generate_until(self, requests: Sequence[Instance]) -> list[str]:
+    """A continuation of each context, as its generation arguments say."""
+    arguments = [request.args for request in requests]
+    # Read all before running any: a request that cannot be done shows at once.
+    generations = [
+        generate_lib.Generation.read(
+            options, default_tokens=self.max_gen_toks, max_length=self._scorer.max_length
+        )
+        for _, options in arguments
+    ]
+    found: list[str] = [""] * len(arguments)
+    drawn = [generation.temperature > 0 for generation in generations]
+    for is_drawn in (False, True):
+      places = [place for place, is_it in enumerate(drawn) if is_it == is_drawn]
+      run = functools.partial(self._generate, places, generations)
+      chosen = [arguments[place] for place in places]
+      # What is drawn differs from one request to its repetition: it is neither kept nor shared.
+      answers = self._answer("generate_until", chosen, run, deterministic=not is_drawn)
+      for place, text in zip(places, answers):
+        found[place] = text
+    return found
+
+  def _answer(
+      self,
+      kind: str,
+      arguments: Sequence[Arguments],
+      run: Callable[[dict[int, Arguments], Keep], None],
+      deterministic: bool = True,
+  ) -> list[Any]:
+    """The results of all requests, in order: from the cache, or from running each different one once."""
+    if not arguments:
+      return []
+    identity = self._identity() if self._cache_file else ""
+    keys = [
+        cache_lib.make_key(identity, kind, list(request), None if deterministic else place)
+        for place, request in enumerate(arguments)
+    ]
+    _check_agreement(keys)
+    cache = cache_lib.RequestCache(self._cache_file if deterministic else None)
+    results = cache.lookup(keys)
+    todo = {
+        place: arguments[place]
+        for place in {key: place for place, key in reversed(list(enumerate(keys)))}.values()
+        if keys[place] not in results
+    }
+    try:
+      with progress_lib.progress_bar(
+          kind, len(todo), enabled=self._progress, unit="requests"
+      ) as advance:
+
+        def keep(place: int, result: Any) -> None:
+          results[keys[place]] = result
+          cache.add(keys[place], result)
+          advance(1)
+
+        if todo:
+          run(dict(sorted(todo.items())), keep)
+    finally:
+      cache.close()
+    return [results[key] for key in keys]
+
+  def _score(self, requests: dict[int, Arguments], keep: Keep) -> None:
+    places = list(requests)
+    rows = requests_lib.request_rows(
+        self.tokenizer,
+        list(requests.values()),
+        max_length=self._scorer.max_length,
+        truncation=self.truncation,
+    )
+    missing = [0] * len(places)
+    for row in rows:
+      missing[row.request] += 1
+    totals = [(0.0, True)] * len(places)
+    for number, place in enumerate(places):
+      if not missing[number]:
+        keep(place, totals[number])
+    for scores in self._scorer.scores(self.params, rows):
+      for score in scores:
+        logprob, is_greedy = totals[score.request]
+        totals[score.request] = logprob + score.logprob, is_greedy and score.is_greedy
+        missing[score.request] -= 1
+        if not missing[score.request]:
+          keep(places[score.request], totals[score.request])
+
+  def _generate(
+      self,
+      places: Sequence[int],
+      generations: Sequence[generate_lib.Generation],
+      requests: dict[int, Arguments],
+      keep: Keep,
+  ) -> None:
+    groups: dict[generate_lib.Generation, dict[int, str]] = {}
+    for number, (context, _) in requests.items():
+      groups.setdefault(generations[places[number]], {})[places[number]] = context
+    back = {place: number for number, place in enumerate(places)}
+    for generation, contexts in groups.items():
+      for place, text in self._generator.generate(self.params, contexts, generation):
+        keep(back[place], text)
+
+  def _identity(self) -> str:
+    """Everything but the request that decides a result."""
+    return cache_lib.make_key(
+        cache_lib.fingerprint(self.params),
+        self.name,
+        self.tokenizer.name,
+        self.tokenizer.vocab_size,
+        self.tokenizer.prefix_id,
+        self._scorer.max_length,
+        self.truncation,
+        self.max_gen_toks,
+        # Shared rows give the same scores where a model keeps requests apart, which nobody has tried where it is told to share.
+        self._scorer.packing is True,
+    )
+
+  def _check_vocabulary(self) -> None:
+    model = self._scorer.vocab_size(self.params)
+    largest = max(self.tokenizer.vocab_size - 1, self.tokenizer.prefix_id, self.tokenizer.eos_id)
+    if largest >= model:
+      raise errors.ConfigError(
+          f"The tokenizer {self.tokenizer.name!r} has ids up to {largest}, but the model's vocabulary"
+          f" has {model} tokens: it was trained with another tokenizer."
+      )
+
+
+def _check_agreement(keys: Sequence[str]) -> None:
+  if jax.process_count() == 1:
+    return
+  told = collectives.gather(f"{len(keys)} requests, {cache_lib.make_key(keys)[:8]}")
+  if len(set(told)) > 1:
+    raise errors.ConfigError(
+        f"The processes were given different requests: {'; '.join(told)} (number and hash, in the"
+        " order of processes). Run the same tasks, with the same limits and seeds, on all of them."
+    )

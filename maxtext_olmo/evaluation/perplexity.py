@@ -1,0 +1,128 @@
+"""Perplexity on a corpus, label by label: how well a model predicts each token of each document, once.
+
+Documents end with EOS, as OLMo's token files have it, and are scored one by one, each on its own:
+
+    file          5 6 7 E 8 9 E            two documents
+    rows          E 5 6 7 E                the first, behind the EOS that stands before it in training
+                  E 8 9 E
+
+So every token of a file is scored, its EOS and the tail behind its last whole instance included. Documents
+longer than the model's limit are scored in windows (`lmeval_requests`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo import progress as progress_lib
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.corpus.storage import local as storage_lib
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.evaluation import requests as requests_lib
+from maxtext_olmo.evaluation import scoring
+from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelScore:
+  """What a model makes of the documents of a label."""
+
+  documents: int = 0
+  tokens: int = 0
+  bytes: int = 0  # of the text, in UTF-8
+  logprob: float = 0.0  # natural, of all tokens together
+
+  @property
+  def perplexity(self) -> float:
+    """Of a token."""
+    return math.exp(min(-self.logprob / self.tokens, 700.0)) if self.tokens else math.nan
+
+  @property
+  def bits_per_byte(self) -> float:
+    """What a byte of text costs; comparable between tokenizers."""
+    return -self.logprob / math.log(2) / self.bytes if self.bytes else math.nan
+
+  def __add__(self, other: LabelScore) -> LabelScore:
+    mine, theirs = dataclasses.astuple(self), dataclasses.astuple(other)
+    return LabelScore(*(a + b for a, b in zip(mine, theirs)))
+
+  def to_json_dict(self) -> dict[str, Any]:
+    """All figures."""
+    derived = {"perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+    return {**dataclasses.asdict(self), **derived}
+
+
+def score_index(
+    scorer: scoring.Scorer,
+    params: Any,
+    index: index_lib.OlmoNpyIndex,
+    tokenizer: tokenizer_lib.EvalTokenizer,
+    *,
+    path_remap: Mapping[str, str] | None = None,
+    progress: bool = False,
+) -> dict[str, LabelScore]:
+  """The score of each label, in the order of the index; all processes call it together.
+
+  Args:
+    path_remap: prefix → replacement, for paths that begin otherwise on this machine.
+    progress: whether process 0 shows how far it is.
+  """
+  vocab_size = scorer.vocab_size(params)
+  found: dict[str, LabelScore] = {entry.label: LabelScore() for entry in index.files}
+  labels: list[str] = []
+  rows: list[requests_lib.Row] = []
+  show = progress and jax.process_index() == 0
+
+  def read() -> None:
+    total = sum(entry.size_bytes for entry in index.files)
+    with progress_lib.progress_bar("reading", total, enabled=show, unit="bytes") as advance:
+      for file_id, entry in enumerate(index.files):
+        path = paths.remap(index.resolve(file_id), path_remap)
+        for document in _documents(index, file_id, path, tokenizer.eos_id, vocab_size):
+          tokens = np.concatenate([[tokenizer.eos_id], document])
+          rows.extend(
+              requests_lib.windows(tokens, len(document), scorer.max_length, request=len(labels))
+          )
+          labels.append(entry.label)
+          found[entry.label] += LabelScore(1, len(document), tokenizer.byte_count(document))
+        advance(entry.size_bytes)
+
+  # A file that is missing on one process stops all, instead of leaving the others waiting.
+  collectives.together(read, "reading the corpus")
+  with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
+    for scores in scorer.scores(params, rows):
+      for score in scores:
+        found[labels[score.request]] += LabelScore(logprob=score.logprob)
+      advance(len(scores))
+  return found
+
+
+def _documents(
+    index: index_lib.OlmoNpyIndex, file_id: int, path: str, eos_id: int, vocab_size: int
+) -> list[np.ndarray]:
+  """The documents of a file, each with its EOS; the last may have none."""
+  entry = index.files[file_id]
+  tokens = np.empty((1, entry.n_tokens), index.token_dtype)
+  storage_lib.LocalStorage(1).fill(
+      [path], np.zeros(1, np.int64), np.array([entry.data_offset]), tokens.view(np.uint8)
+  )
+  tokens = tokens[0]
+  outside = np.flatnonzero(tokens >= vocab_size)
+  if len(outside):
+    place = int(outside[0])
+    byte = entry.data_offset + place * index.token_dtype.itemsize
+    raise errors.CorpusError(
+        f"Token id {tokens[place]} in {path}, byte {byte}, is outside the model's vocabulary of"
+        f" {vocab_size}: the model was trained with another tokenizer, or the file has another dtype"
+        f" than {index.dtype}."
+    )
+  ends = np.flatnonzero(tokens == eos_id) + 1
+  return [part for part in np.split(tokens, ends) if len(part)]

@@ -1,0 +1,191 @@
+"""Evaluation with lm-evaluation-harness on many hosts: its requests as global batches, and a model for it.
+
+    lm = JaxLM(apply, params, "bytes", mesh, max_length=2048)
+    lm_eval.simple_evaluate(lm, tasks=["arc_easy"])
+
+`JaxLM` needs the extra `eval`; nothing of it is imported before it is used. `lmeval_preprocessing_pipeline`
+gives the batches alone, to who has an evaluation loop already. Both make rows of all requests, sort them
+by length and deal them, of few different lengths (`lmeval_lengths`). The pipeline does so with datasets of
+its own (`lmeval_datasets`), a request in each row; `JaxLM` puts several into one (`lmeval_packing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import grain
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from maxtext_olmo import errors
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.devices import multihost
+from maxtext_olmo.evaluation import datasets as datasets_lib
+from maxtext_olmo.evaluation import lengths as lengths_lib
+from maxtext_olmo.evaluation import requests as requests_lib
+from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
+from maxtext_olmo.evaluation.datasets import CompleteLLMIndexedBatch
+from maxtext_olmo.evaluation.datasets import MultihostSortedRemapDataset
+from maxtext_olmo.evaluation.datasets import PadBatchDataset
+from maxtext_olmo.evaluation.datasets import PadSequenceInBatchDataset
+from maxtext_olmo.evaluation.datasets import SortedDataset
+from maxtext_olmo.evaluation.datasets import _pad_batch_multiple
+from maxtext_olmo.evaluation.datasets import empty_llm_indexed_sample
+from maxtext_olmo.evaluation.datasets import token_length
+from maxtext_olmo.evaluation.requests import HFTokenizeLogLikelihoodRolling
+from maxtext_olmo.evaluation.requests import ParseLMEval
+from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import workers
+
+if TYPE_CHECKING:
+  from maxtext_olmo.evaluation.model import JaxLM
+
+__all__ = [
+    "CompleteLLMIndexedBatch",
+    "HFTokenizeLogLikelihoodRolling",
+    "JaxLM",
+    "MultihostSortedRemapDataset",
+    "PadBatchDataset",
+    "PadSequenceInBatchDataset",
+    "ParseLMEval",
+    "SortedDataset",
+    "_pad_batch_multiple",
+    "empty_llm_indexed_sample",
+    "lmeval_preprocessing_pipeline",
+    "token_length",
+]
+
+
+def __getattr__(name: str) -> Any:
+  if name == "JaxLM":
+    from maxtext_olmo.evaluation import model as model_lib
+
+    return model_lib.JaxLM
+  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def lmeval_preprocessing_pipeline(
+    dataloading_host_index: int,
+    dataloading_host_count: int,
+    global_mesh: Mesh,
+    dataset: Sequence[Any],
+    global_batch_size: int,
+    tokenizer_path: str,
+    hf_access_token: str | None = None,
+    tokenizer_cache_dir: str | None = None,
+    eos_token_id: int | None = None,
+    bos_token_id: int | None = None,
+    worker_count: int = 1,
+    worker_buffer_size: int = 1,
+    padding_multiple: int = 128,
+    use_thread_prefetch: bool = False,
+) -> multihost.MultiHostDataLoadIterator:
+  """Batches of `loglikelihood` and `loglikelihood_rolling` requests, for models without a length limit.
+
+  Every host gives the same requests and gets its rows of each global batch, as an `LLMIndexedBatch`.
+  `document_idx` is the number of the request, from 1; 0 is a filler row. `targets_segmentation` is 1
+  where a token is to be scored; a request with nothing to score has no row. Models with a limit take `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
+
+  Args:
+    dataloading_host_index: Which of the hosts this is; `jax.process_index()`.
+    dataloading_host_count: How many hosts load data; `jax.process_count()`.
+    global_mesh: The mesh to shard the batches over.
+    dataset: The requests; anything with a length and `__getitem__`.
+    global_batch_size: Rows of a batch, over all hosts.
+    tokenizer_path: `bytes`, a tokenizer.json, a directory with one, or a name on the Hub.
+    hf_access_token: For a tokenizer on the Hub that is not public.
+    tokenizer_cache_dir: Where a tokenizer from the Hub is kept.
+    eos_token_id: Ends a text, instead of the tokenizer's EOS.
+    bos_token_id: Stands before a text without context, instead of the tokenizer's BOS or EOS.
+    worker_count: Processes that make batches; 0 for none.
+    worker_buffer_size: Batches each of them prepares ahead.
+    padding_multiple: What all lengths are a multiple of.
+    use_thread_prefetch: Let a thread prepare batches, instead of processes.
+  """
+  tokenizer = tokenizer_lib.load_eval_tokenizer(
+      tokenizer_path,
+      hf_access_token=hf_access_token,
+      tokenizer_cache_dir=tokenizer_cache_dir,
+      eos_token_id=eos_token_id,
+      bos_token_id=bos_token_id,
+  )
+  arguments = [dataset[i].args for i in range(len(dataset))]
+  rows = requests_lib.request_rows(tokenizer, arguments)
+  batches = local_batches(
+      rows,
+      global_batch_size,
+      host=dataloading_host_index,
+      host_count=dataloading_host_count,
+      padding_multiple=padding_multiple,
+  )
+  ready: Any = batches
+  if len(batches):
+    ready = batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    if use_thread_prefetch:
+      ready = grain.experimental.ThreadPrefetchIterDataset(
+          ready, prefetch_buffer_size=max(1, worker_buffer_size * worker_count)
+      )
+    elif worker_count > 0:
+      ready = workers.in_workers(ready, workers=worker_count, ahead=worker_buffer_size)
+  return multihost.MultiHostDataLoadIterator(
+      ready,
+      global_mesh,
+      iterator_length=len(batches),
+      dataset_size=len(arguments),
+      reset_after_epoch=True,
+  )
+
+
+def local_batches(
+    rows: Sequence[requests_lib.Row],
+    global_batch_size: int,
+    *,
+    host: int,
+    host_count: int,
+    padding_multiple: int,
+) -> grain.MapDataset[llm_batch.LLMIndexedBatch]:
+  """This host's rows of each global batch, a request each; the longest batch comes first."""
+  if not 0 <= host < host_count or global_batch_size < 1 or padding_multiple < 1:
+    raise errors.ConfigError(
+        f"Host {host} of {host_count}, global_batch_size={global_batch_size} and"
+        f" padding_multiple={padding_multiple}: hosts count from 0, and all else is positive."
+    )
+  lengths = sorted((row.length for row in rows), reverse=True)
+  plan = lengths_lib.plan_lengths(lengths[::global_batch_size], padding_multiple)
+  samples = grain.MapDataset.source(list(rows)).map(requests_lib.row_arrays)
+  samples = samples.map(CompleteLLMIndexedBatch())
+  samples = PadBatchDataset(samples, global_batch_size, 0, empty_llm_indexed_sample())
+  samples = SortedDataset(samples, token_length, reverse=True)
+  samples = PadSequenceInBatchDataset(samples, global_batch_size, padding_multiple, lengths=plan)
+  samples = MultihostSortedRemapDataset(samples, global_batch_size, host_count)
+  share = len(samples) // host_count
+  mine = samples.slice(slice(host * share, (host + 1) * share))
+  return mine.batch(global_batch_size // host_count, batch_fn=datasets_lib.join_rows).map(_to_batch)
+
+
+def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, int]:
+  """Which share of each batch this process loads, and how many shares there are.
+
+  The mesh decides: processes whose devices hold the same rows load the same share.
+  """
+  spec = layout_lib.partition_spec(mesh, data_sharding)
+  rows = PartitionSpec(spec[0] if len(spec) else None)
+  held: dict[int, set[int]] = {}
+  places: Any = NamedSharding(mesh, rows).devices_indices_map((mesh.size,))
+  for device, (place,) in places.items():
+    held.setdefault(device.process_index, set()).add(place.start or 0)
+  shares = sorted({tuple(sorted(shards)) for shards in held.values()})
+  if sum(len(share) for share in shares) != len({shard for share in shares for shard in share}):
+    raise errors.ConfigError(
+        f"With data_sharding {data_sharding} on the mesh {dict(mesh.shape)}, some processes share a"
+        " part of their rows, but not all; put whole processes along the axes that split the batch."
+    )
+  return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)
+
+
+def _to_batch(sample: dict[str, np.ndarray]) -> llm_batch.LLMIndexedBatch:
+  return llm_batch.LLMIndexedBatch(**sample)

@@ -1,0 +1,269 @@
+"""From requests of lm-evaluation-harness to rows of tokens, of which some are scored.
+
+Context and continuation are tokenized together, as a reader would, and then split:
+
+    ("The cat ", "sat")   context "The cat", continuation " sat"     spaces go with what follows
+                          enc("The cat sat") = 7 21 5, enc("The cat") = 7 21, so 5 is scored
+    ("", "sat")           context is the prefix token (BOS, or EOS where there is no BOS)
+
+A model that takes at most L tokens gets a long text in windows that score each token once, the last one
+with as much context as fits; "p" is the prefix token and L = 4:
+
+    tokens     0 1 2 3 4 5 6 7 8 9         inputs  p 0 1 2    3 4 5 6    5 6 7 8
+                                           scored  0 1 2 3    4 5 6 7        8 9
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+from absl import logging
+
+from maxtext_olmo import errors
+from maxtext_olmo.evaluation import datasets as datasets_lib
+from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
+
+TRUNCATIONS = ("left", "error")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+  """A sequence to run the model on: all tokens but the last go in, and the last few are scored."""
+
+  tokens: np.ndarray
+  scored: int
+  request: int  # counted from 0
+  sequence: int = 0  # which window of the request
+
+  @property
+  def length(self) -> int:
+    """How many tokens go in."""
+    return len(self.tokens) - 1
+
+
+class ParseLMEval(grain.transforms.Map):
+  """Takes an LMEval request apart into a prefix and a text; a request of one argument has no prefix.
+
+  Args:
+    request_name: The key of the request; all other keys are kept.
+
+  >>> from lm_eval.api.instance import Instance
+  >>> ParseLMEval().map(
+  ...     {"idx": 1,
+  ...      "req": Instance(
+  ...         request_type="loglikelihood_rolling", doc={},
+  ...         idx=0, arguments=("Prefix", "Main"))})
+  {'idx': 1, 'prefix': 'Prefix', 'text': 'Main'}
+  """
+
+  def __init__(self, request_name: str = "req"):
+    self.request_name = request_name
+
+  def map(self, element: dict[str, Any]) -> dict[str, Any]:
+    """Maps a single request to a dictionary of prefix and text."""
+    parsed = {name: value for name, value in element.items() if name != self.request_name}
+    arguments = element[self.request_name].args
+    parsed["prefix"], parsed["text"] = ("", *arguments) if len(arguments) == 1 else arguments[:2]
+    return parsed
+
+
+def encode_requests(
+    tokenizer: tokenizer_lib.EvalTokenizer, arguments: Sequence[tuple[str, ...]]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+  """For each request, the ids it is conditioned on (at least one) and those to score (perhaps none).
+
+  Args:
+    arguments: (text,) or (context, continuation) of each, as the harness gives them.
+  """
+  prefix = np.array([tokenizer.prefix_id])
+  moved = [_move_spaces(*pair) if len(pair) > 1 else ("", *pair) for pair in arguments]
+  is_text = [len(pair) == 1 for pair in arguments]
+  wholes = iter(
+      tokenizer.encode([head + tail for (head, tail), text in zip(moved, is_text) if head or text])
+  )
+  contexts = iter(_encode_once(tokenizer, [head for head, _ in moved if head]))
+  bare = iter(
+      tokenizer.encode(
+          [tail for (head, tail), text in zip(moved, is_text) if not (head or text)],
+          special_tokens=False,
+      )
+  )
+  found = []
+  for (head, _), text in zip(moved, is_text):
+    if text:
+      found.append((prefix, next(wholes)))
+    elif head:
+      context, whole = next(contexts), next(wholes)
+      found.append((context if len(context) else prefix, whole[len(context) :]))
+    else:
+      ids = next(bare)
+      # A text that begins with the prefix token by itself needs no other.
+      begins = len(ids) > 0 and ids[0] == tokenizer.prefix_id
+      found.append((ids[:1], ids[1:]) if begins else (prefix, ids))
+  return found
+
+
+def request_rows(
+    tokenizer: tokenizer_lib.EvalTokenizer,
+    arguments: Sequence[tuple[str, ...]],
+    *,
+    max_length: int | None = None,
+    truncation: str = "left",
+    add_eos: bool = False,
+) -> list[Row]:
+  """The rows that answer some requests; none where there is nothing to score.
+
+  Args:
+    arguments: (text,) or (context, continuation) of each, as the harness gives them.
+    max_length: How many tokens go into the model at most.
+    truncation: What becomes of a longer context: `left` drops its beginning, and never anything of
+      the continuation; `error` raises.
+    add_eos: Whether EOS is added to each text or continuation, and scored.
+  """
+  rows: list[Row] = []
+  cut = 0
+  for number, (head, tail) in enumerate(encode_requests(tokenizer, arguments)):
+    if add_eos:
+      tail = np.append(tail, tokenizer.eos_id)
+    length = len(head) + len(tail) - 1
+    if max_length is not None and length > max_length and len(arguments[number]) > 1:
+      if truncation == "error":
+        raise errors.ConfigError(
+            f"Request {number} has {len(head)} tokens of context and {len(tail)} of continuation:"
+            f" {length} go into the model, which takes {max_length}. With truncation='left' the"
+            f" beginning of the context is dropped. The continuation is {arguments[number][1][:60]!r}."
+        )
+      cut += 1
+    rows += windows(np.concatenate([head, tail]), len(tail), max_length, request=number)
+  if cut:
+    logging.warning(
+        "%d of %d requests are longer than the %s tokens that the model takes: the beginning of"
+        " their context was dropped.",
+        cut,
+        len(arguments),
+        max_length,
+    )
+  return rows
+
+
+def windows(
+    tokens: np.ndarray, scored: int, max_length: int | None, *, request: int
+) -> Iterator[Row]:
+  """Rows that together score the last `scored` tokens once each.
+
+  The first window begins as early as fits. Each window but the last is full; the last ends with the
+  text and has as much context as fits.
+
+  >>> [(row.tokens.tolist(), row.scored) for row in windows(np.arange(7), 6, 4, request=0)]
+  [([0, 1, 2, 3, 4], 4), ([2, 3, 4, 5, 6], 2)]
+  >>> [(row.tokens.tolist(), row.scored) for row in windows(np.arange(7), 2, 4, request=0)]
+  [([2, 3, 4, 5, 6], 2)]
+  """
+  tokens = np.asarray(tokens)
+  end = len(tokens) - scored
+  if not 0 < end:
+    raise ValueError(
+        f"{scored} of {len(tokens)} tokens cannot be scored: each needs one before it."
+    )
+  limit = len(tokens) if max_length is None else max_length
+  sequence = 0
+  while end < len(tokens):
+    begin, end = end, min(len(tokens), end + limit)
+    yield Row(tokens[max(0, end - limit - 1) : end], end - begin, request, sequence)
+    sequence += 1
+
+
+def row_arrays(row: Row) -> dict[str, Any]:
+  """The arrays of a row, (1, n) int32, with the key "idx" that `CompleteLLMIndexedBatch` wants."""
+  tokens = np.asarray(row.tokens).astype(np.int32)[None]
+  ones = np.ones((1, row.length), np.int32)
+  mask = ones.copy()
+  mask[:, : row.length - row.scored] = 0
+  return {
+      "idx": np.int32(row.request),
+      "sequence_idx": np.array([row.sequence], np.int32),
+      "inputs": tokens[:, :-1],
+      "targets": tokens[:, 1:],
+      "inputs_segmentation": ones,
+      "targets_segmentation": mask,
+  }
+
+
+class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
+  """All rows of some requests, for models that take at most so many tokens.
+
+  `map` takes the requests, with one argument (a text) or two (a context and its continuation), and
+  gives rows of exactly `max_length` tokens, in request order, as flat dicts of the fields of an
+  `LLMIndexedBatch` without the batch axis. A longer request becomes several rows with the same
+  `document_idx`; filler rows, with `document_idx` 0, make whole batches.
+
+  Args:
+    tokenizer_path: As `load_eval_tokenizer` takes it.
+    max_length: Tokens of a row.
+    batch_size: What the number of rows shall be a multiple of.
+    hf_access_token: For a tokenizer on the Hub that is not public.
+    tokenizer_cache_dir: Where a tokenizer from the Hub is kept.
+    eos_token_id: Ends a text, instead of the tokenizer's EOS.
+    bos_token_id: Stands before a text without context, instead of the tokenizer's BOS or EOS.
+    add_eos_token: Whether EOS is added to each text, and scored.
+  """
+
+  def __init__(
+      self,
+      tokenizer_path: str,
+      max_length: int,
+      batch_size: int,
+      *,
+      hf_access_token: str | None = None,
+      tokenizer_cache_dir: str | None = None,
+      eos_token_id: int | None = None,
+      bos_token_id: int | None = None,
+      add_eos_token: bool = False,
+  ):
+    for name, value in (("max_length", max_length), ("batch_size", batch_size)):
+      if value < 1:
+        raise errors.ConfigError(f"{name}={value} must be positive.")
+    self.tokenizer = tokenizer_lib.load_eval_tokenizer(
+        tokenizer_path,
+        hf_access_token=hf_access_token,
+        tokenizer_cache_dir=tokenizer_cache_dir,
+        bos_token_id=bos_token_id,
+        eos_token_id=eos_token_id,
+    )
+    self.max_length = max_length
+    self.batch_size = batch_size
+    self.add_eos_token = add_eos_token
+
+  def map(self, element: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+    """The rows of all requests."""
+    rows = request_rows(
+        self.tokenizer,
+        [request.args for request in element],
+        max_length=self.max_length,
+        add_eos=self.add_eos_token,
+    )
+    complete = datasets_lib.CompleteLLMIndexedBatch()
+    samples = [complete.map(row_arrays(row)) for row in rows]
+    missing = datasets_lib.round_up(len(samples), self.batch_size) - len(samples)
+    samples += [datasets_lib.empty_llm_indexed_sample() for _ in range(missing)]
+    pad = datasets_lib._pad_batch_multiple
+    return [
+        {name: pad([array], multiple_of=self.max_length)[0] for name, array in sample.items()}
+        for sample in samples
+    ]
+
+
+def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
+  bare = context.rstrip()
+  return bare, context[len(bare) :] + continuation
+
+
+def _encode_once(tokenizer: tokenizer_lib.EvalTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+  """Encodes equal texts, such as the context of all choices of a question, once."""
+  distinct = list(dict.fromkeys(texts))
+  found = dict(zip(distinct, tokenizer.encode(distinct)))
+  return [found[text] for text in texts]

@@ -1,0 +1,221 @@
+"""Runs a model over rows of tokens and hands every process the log-probabilities of what is scored.
+
+Results leave the devices token by token and are added up in float64: in float32, the sum over a long
+text would be off in the fourth digit. Every process knows which token is whose (`lmeval_packing`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from maxtext_olmo import errors
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.devices import multihost
+from maxtext_olmo.evaluation import lengths as lengths_lib
+from maxtext_olmo.evaluation import packing as packing_lib
+from maxtext_olmo.evaluation import pipeline as pipeline_lib
+from maxtext_olmo.evaluation import probe
+from maxtext_olmo.evaluation import requests as requests_lib
+from maxtext_olmo.rows import llm_batch
+
+PACKINGS = ("auto", True, False)
+
+Params = Any
+Apply = Callable[[Params, llm_batch.LLMIndexedBatch], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+  """What the model says to one row."""
+
+  request: int
+  logprob: float  # of all scored tokens together
+  is_greedy: bool  # whether each of them is the likeliest at its place
+
+
+class Scorer:
+  """A model on a mesh; all processes call it together, with the same rows.
+
+  Args:
+    apply: Parameters and a batch → logits (rows, tokens, vocabulary).
+    mesh: Where the batches go.
+    batch_size: Rows of a batch, over all processes.
+    padding_multiple: What all lengths are a multiple of.
+    max_length: How many tokens go into the model at most; no batch is longer, padding included.
+    data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
+    packing: Whether several rows may become segments of one. `auto`: if the model then scores them as it does one
+      by one, which is tried each time that rows are scored.
+  """
+
+  def __init__(
+      self,
+      apply: Apply,
+      mesh: Mesh,
+      *,
+      batch_size: int,
+      padding_multiple: int,
+      max_length: int | None = None,
+      data_sharding: PartitionSpec | None = None,
+      packing: bool | str = "auto",
+  ):
+    if packing not in PACKINGS:
+      raise errors.ConfigError(
+          f"packing={packing!r} is unknown; known are {', '.join(map(repr, PACKINGS))}."
+      )
+    self.mesh = mesh
+    self.batch_size = batch_size
+    self.padding_multiple = padding_multiple
+    self.max_length = max_length
+    self.data_sharding = data_sharding
+    self.packing = packing if packing == "auto" else bool(packing)
+    self.lengths: set[int] = set()  # each is a shape that was compiled
+    self.tokens_run = 0  # padding included
+    self.tokens_scored = 0  # those of the rows alone
+    self._apply = apply
+    self._host, self._host_count = pipeline_lib.host_share(mesh, data_sharding)
+    self._step = jax.jit(self._score, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    # A batch that does not divide over the devices shows now, not after tokenizing everything.
+    self.place(llm_batch.LLMIndexedBatch.get_sample(self._local_rows(), padding_multiple))
+
+  def vocab_size(self, params: Params) -> int:
+    """How many tokens the model knows."""
+    return jax.eval_shape(self._apply, params, self._abstract_batch()).shape[-1]
+
+  def scores(self, params: Params, rows: Sequence[requests_lib.Row]) -> Iterator[list[Score]]:
+    """Batch by batch, the scores of the rows, in no particular order."""
+    pending = None
+    for step in self._plan(params, rows):
+      # The devices run a step while the results of the one before are added up here.
+      results = self.run(params, self._my_part(step, rows))
+      self.tokens_scored += sum(rows[number].length for members in step.rows for number in members)
+      if pending is not None:
+        yield _read(*pending, rows)
+      pending = results, step
+    if pending is not None:
+      yield _read(*pending, rows)
+
+  def run(self, params: Params, local: llm_batch.LLMIndexedBatch) -> dict[str, jax.Array]:
+    """Starts a step on this process's rows of a batch; its results are the same on every process."""
+    batch = self.place(local)
+    self.lengths.add(batch.inputs.shape[1])
+    self.tokens_run += batch.inputs.size
+    return self._step(params, batch)
+
+  def padded_length(self, length: int) -> int:
+    """What a batch that grows is padded to: few lengths, whatever it grows to."""
+    longest = lengths_lib.power_of_two(length, self.padding_multiple)
+    return longest if self.max_length is None else max(length, min(longest, self.max_length))
+
+  def place(self, local: llm_batch.LLMIndexedBatch) -> llm_batch.LLMIndexedBatch:
+    """This process's rows of a batch as its part of global arrays."""
+    return multihost.get_next_batch_sharded(
+        iter([local]), self.mesh, data_sharding=self.data_sharding
+    )
+
+  def my_rows(self, batch: llm_batch.LLMIndexedBatch) -> llm_batch.LLMIndexedBatch:
+    """The rows of a whole batch that this process holds."""
+    first = self._host * self._local_rows()
+    return batch[first : first + self._local_rows()]
+
+  def _local_rows(self) -> int:
+    if self.batch_size < 1:
+      raise errors.ConfigError(f"batch_size={self.batch_size} must be positive.")
+    if self.batch_size % self._host_count:
+      raise errors.ConfigError(
+          f"batch_size={self.batch_size} does not divide over {self._host_count} hosts; choose a"
+          f" multiple of {self._host_count}."
+      )
+    return self.batch_size // self._host_count
+
+  def _plan(self, params: Params, rows: Sequence[requests_lib.Row]) -> list[packing_lib.Step]:
+    is_tried = self.packing == "auto"
+    plan = functools.partial(
+        packing_lib.plan_steps,
+        [row.length for row in rows],
+        self.batch_size,
+        self.padding_multiple,
+        max_length=self.max_length,
+    )
+    steps = plan(
+        pack=self.packing is not False,
+        known=self.lengths,
+        overhead=probe.RUNS if is_tried else 0,
+    )
+    # Each time, since the weights decide too: while a model is trained, it may begin to look across borders.
+    if is_tried and any(step.is_packed for step in steps):
+      reason = self._why_not_shared(params, steps, rows)
+      if reason:
+        logging.warning("Each request is scored in a row of its own, since the model %s.", reason)
+        return plan(pack=False, known=self.lengths)
+    return steps
+
+  def _why_not_shared(
+      self,
+      params: Params,
+      steps: Sequence[packing_lib.Step],
+      rows: Sequence[requests_lib.Row],
+  ) -> str:
+    def run(step: packing_lib.Step, rows: Sequence[requests_lib.Row]) -> list[np.ndarray]:
+      results = self.run(params, self._my_part(step, rows))
+      found = np.asarray(results["logprobs"], np.float64).reshape(-1)
+      numbers, starts = packing_lib.row_starts(step, rows)
+      return [found[start : start + rows[n].length] for n, start in zip(numbers, starts)]
+
+    reason = probe.why_not_shared(
+        run,
+        steps,
+        rows,
+        batch_size=self.batch_size,
+        vocab_size=self.vocab_size(params),
+        half_precision=probe.computes_in_half_precision(
+            jax.make_jaxpr(self._apply)(params, self._abstract_batch()),
+            self.mesh.devices.flat[0].platform,
+        ),
+    )
+    # The same on all, as the results are; but if ever not, they would wait for each other forever.
+    return collectives.from_process_0(lambda: reason)
+
+  def _my_part(
+      self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]
+  ) -> llm_batch.LLMIndexedBatch:
+    count = self._local_rows()
+    return packing_lib.step_batch(step, rows, self._host * count, count)
+
+  def _abstract_batch(self) -> llm_batch.LLMIndexedBatch:
+    batch = llm_batch.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)
+    borders: Any = jax.ShapeDtypeStruct(batch.inputs.shape, np.bool_)
+    return dataclasses.replace(batch, _document_borders=borders)
+
+  def _score(self, params: Params, batch: llm_batch.LLMIndexedBatch) -> dict[str, jax.Array]:
+    logits = self._apply(params, batch).astype(jnp.float32)
+    counts = batch.targets_segmentation != 0
+    chosen = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]
+    logprobs = jnp.where(counts, chosen - jax.nn.logsumexp(logits, axis=-1), 0.0)
+    hits = (jnp.argmax(logits, axis=-1) == batch.targets) | ~counts
+    return {"logprobs": logprobs, "hits": hits}
+
+
+def _read(
+    results: dict[str, jax.Array],
+    step: packing_lib.Step,
+    rows: Sequence[requests_lib.Row],
+) -> list[Score]:
+  numbers, starts = packing_lib.row_starts(step, rows)
+  # What is not scored, padding included, adds nothing to the row before it.
+  sums = np.add.reduceat(np.asarray(results["logprobs"], np.float64).reshape(-1), starts)
+  greedy = np.logical_and.reduceat(np.asarray(results["hits"]).reshape(-1), starts)
+  return [
+      Score(rows[number].request, float(total), bool(is_greedy))
+      for number, total, is_greedy in zip(numbers, sums, greedy)
+  ]

@@ -1,0 +1,1 @@
+"""The seed's Grain LLM iterators, over any Grain source of documents."""

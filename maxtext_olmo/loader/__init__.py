@@ -1,0 +1,1 @@
+"""What a trainer holds: dataset types, the iterator, its state, and resume."""

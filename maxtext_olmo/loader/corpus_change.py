@@ -1,0 +1,209 @@
+"""What happens when the corpus is no longer the one that a run was begun with.
+
+A run keeps a copy of its index beside its checkpoints, so that a later mismatch can be told file by file. Then
+`olmo_allow_corpus_change` decides:
+
+    no       the run is refused, with the list of what changed
+    extend   files that were appended at the end take part from the next epoch on; the held-out part stays as it was
+    any      the run goes on at its position in the new corpus, after a warning that says what that does to the stream
+
+An extended run's state carries the extents that its corpus has had, `[first epoch, files, fingerprint]`. Each can be
+checked against the index alone, because the fingerprint of the first k files follows from the index.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+from etils import epath
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import index_changes
+from maxtext_olmo.corpus import index_file
+from maxtext_olmo.order import stream as stream_lib
+
+CHOICES = ("no", "extend", "any")
+_COPIES = "olmo_corpus"
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusPolicy:
+  """Brings the stream of a run together with the state of an earlier one.
+
+  Attributes:
+    index: The corpus as it is now.
+    allow: One of `CHOICES`.
+    checkpoint_dir: Where copies of indexes are kept; empty where there is none.
+  """
+
+  index: index_lib.OlmoNpyIndex
+  allow: str = "no"
+  checkpoint_dir: str = ""
+
+  def stream_for(
+      self, state: dict[str, Any], stream: stream_lib.Stream, position: Callable[[], int]
+  ) -> stream_lib.Stream:
+    """The stream to go on with; ResumeError where the corpus has changed in a way that is not allowed.
+
+    Args:
+      state: As it was saved.
+      stream: Of the corpus as it is now.
+      position: Gives the position of the state, in samples of this stream.
+    """
+    was = state["identity"].get("fingerprint", "")
+    extents = [tuple(extent) for extent in state.get("history", ())]
+    if was == stream.fingerprint:
+      self._check_content(was)
+      self._check_extents(extents)
+      return stream.with_history(self.index, extents)
+    files_then = index_changes.find_prefix(self.index, was)
+    what = "\n".join(f"  {line}" for line in self._describe(was, state["sequence_length"]))
+    if self.allow == "any":
+      logging.warning(
+          "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run goes on at position"
+          " %d of an order that is drawn anew over %d instances. Of what this epoch has trained on already, some comes"
+          " again, and some of the rest not before the next epoch%s.",
+          what,
+          position(),
+          stream.order.num_instances,
+          "; held-out instances may have been trained on" if stream.split.num_held_out else "",
+      )
+      return stream.with_history(self.index, ())
+    if self.allow == "extend" and files_then is not None:
+      return self._extended(was, files_then, extents, position(), stream, what)
+    raise errors.ResumeError(
+        f"The corpus has changed since the checkpoint, so that going on would repeat and skip data:\n{what}\n"
+        + _advice(self.allow, files_then is not None)
+    )
+
+  def keep_copy(self) -> None:
+    """Keeps a copy of the index beside the checkpoints; process 0 does, once all agree on where the run goes on."""
+    if jax.process_index() != 0 or not self.checkpoint_dir:
+      return
+    path = self._copy(self.index.fingerprint)
+    if not path.exists() or self.allow == "any":
+      path.parent.mkdir(parents=True, exist_ok=True)
+      # By epath, since checkpoints may be in an object store.
+      temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+      temporary.write_text(index_file.dump_index(self.index))
+      temporary.replace(path)
+
+  def _copy(self, fingerprint: str) -> epath.Path:
+    name = fingerprint.rpartition(":")[2] + ".json"
+    return epath.Path(self.checkpoint_dir) / _COPIES / name
+
+  def _extended(
+      self,
+      was: str,
+      files_then: int,
+      extents: Sequence[stream_lib.Extent],
+      position: int,
+      stream: stream_lib.Stream,
+      what: str,
+  ) -> stream_lib.Stream:
+    extents = list(extents) or [(0, files_then, was)]
+    self._check_extents(extents, last_must_be_present=False)
+    epochs = stream.with_history(self.index, extents).order.epochs
+    epoch = epochs.epoch(position)
+    first = epoch if position == epochs.start(epoch) else epoch + 1
+    kept = [extent for extent in extents if extent[0] < first]
+    history = [*kept, (first, len(self.index.files), self.index.fingerprint)] if kept else []
+    extended = stream.with_history(self.index, history)
+    logging.warning(
+        "The corpus has been extended since the checkpoint:\n%s\nEpoch %d (counted from 0) is the first with the new"
+        " files, and has %d instances; until then nothing changes, and the held-out part stays as it was.",
+        what,
+        first,
+        extended.order.num_instances,
+    )
+    return extended
+
+  def _check_extents(
+      self, extents: Sequence[stream_lib.Extent], last_must_be_present: bool = True
+  ) -> None:
+    """Each extent must be a beginning of this corpus."""
+    for _, num_files, fingerprint in extents:
+      if index_changes.find_prefix(self.index, fingerprint) != num_files:
+        raise errors.ResumeError(
+            f"The checkpoint's run had a corpus of {num_files} files with the fingerprint {fingerprint} in earlier"
+            " epochs, and the first files of this index make another. Use the index that the run was extended with."
+        )
+    if extents and last_must_be_present and extents[-1][1] != len(self.index.files):
+      raise errors.ResumeError(
+          f"The checkpoint's run had {extents[-1][1]} files, this index has {len(self.index.files)}."
+      )
+
+  def _check_content(self, fingerprint: str) -> None:
+    """Where both indexes have checksums, files of the same size must be the same files."""
+    old = self._old_index(fingerprint)
+    found = index_changes.describe_changes(old, self.index) if old is not None else []
+    if not found:
+      return
+    what = "\n".join(f"  {line}" for line in found)
+    if self.allow == "any":
+      logging.warning(
+          "Files of the corpus were replaced since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the same"
+          " instances come in the same order, with other tokens.",
+          what,
+      )
+      return
+    raise errors.ResumeError(
+        f"Files of the corpus were replaced since the checkpoint:\n{what}\n" + _advice("no", False)
+    )
+
+  def _describe(self, fingerprint: str, sequence_length: int) -> list[str]:
+    old = self._old_index(fingerprint)
+    if old is not None:
+      return index_changes.describe_changes(old, self.index)
+    count = index_changes.find_prefix(self.index, fingerprint)
+    if count is not None:
+      return [f"added: {len(self.index.files) - count} files at the end, behind {count}"]
+    lines = []
+    if (
+        self.index.max_target_sequence_length is None
+        and sequence_length != self.index.sequence_length
+    ):
+      lines.append(
+          f"windows: the run had rows of {sequence_length} tokens, this index cuts files into {self.index.sequence_length}"
+          " and has no max_target_sequence_length, so that its instances are others, in another order"
+      )
+    return [
+        *lines,
+        f"fingerprint: the checkpoint has {fingerprint!r}, this run has {self.index.fingerprint!r} (no copy of the old"
+        " index is in checkpoint_dir, so the files that changed cannot be named)",
+    ]
+
+  def _old_index(self, fingerprint: str) -> index_lib.OlmoNpyIndex | None:
+    if not self.checkpoint_dir or not (path := self._copy(fingerprint)).exists():
+      return None
+    try:
+      with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(path.read_text())
+        file.flush()
+        return index_lib.load_index(file.name)
+    except errors.CorpusError as error:  # A damaged copy costs the list of files, not the run.
+      logging.warning("The copy of the run's index cannot be read: %s", error)
+      return None
+
+
+def _advice(allow: str, appended: bool) -> str:
+  lines = ["Give the run the corpus that it was begun with, or, to go on with this one:"]
+  if appended:
+    lines.append(
+        "  olmo_allow_corpus_change=extend   the new files take part from the next epoch; nothing repeats or is skipped"
+    )
+  elif allow == "extend":
+    lines = [
+        "olmo_allow_corpus_change=extend allows files behind the old ones, which stay as they are. Or:"
+    ]
+  lines.append(
+      "  olmo_allow_corpus_change=any      some data of this epoch repeats, some is skipped"
+  )
+  return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""What ties a corpus and a position to a run of OLMo-core: its order of files, its fingerprint, its loader's state.
+
+OLMo-core's data loader keeps where it stands as a small dict:
+
+    {"dataset_fingerprint": "…", "dataset_fingerprint_version": "v2.0", "dataset_type": "fsl", "seed": 34521, "epoch": 1,
+     "batches_processed": 5, "tokens_processed": 2560, "sequence_length": 64, "max_target_sequence_length": null}
+
+Epochs count from 1, both counters begin anew with each epoch, and the tokens are what decides. Here that is one number:
+the epochs before are whole, and tokens are samples times the sequence length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+
+_FINGERPRINT_VERSION = "v2.0"
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "seed": int,
+    "epoch": int,
+    "batches_processed": int,
+    "tokens_processed": int,
+    "sequence_length": int,
+    "dataset_type": str,
+    "dataset_fingerprint": str,
+    "dataset_fingerprint_version": str,
+    "max_target_sequence_length": (int, type(None)),
+}
+
+T = TypeVar("T")
+
+
+def permute_sources(files: Sequence[T], seed: int) -> list[T]:
+  """The files in the order that OLMo-core's `source_permutation_seed` gives them."""
+  places = list(range(len(files)))
+  random.Random(seed).shuffle(places)
+  return [files[place] for place in places]
+
+
+def fingerprint(
+    index: index_lib.OlmoNpyIndex,
+    *,
+    vocab_size: int,
+    pad_id: int,
+    eos_id: int,
+    bos_id: int | None = None,
+) -> str:
+  """The fingerprint that OLMo-core 3 gives a fixed-length dataset of these files."""
+  head = (
+      f"class=NumpyFSLDatasetvocab_size={vocab_size},pad_token_id={pad_id},eos_token_id={eos_id},"
+      f"dtype=<class 'numpy.{index.dtype}'>,"
+      f"max_target_sequence_length={index.max_target_sequence_length},bos_token_id={bos_id},"
+  )
+  files = "".join(
+      f"path={os.path.basename(entry.path)},size={index.expected_size(i)},"
+      for i, entry in enumerate(index.files)
+  )
+  return hashlib.sha256((head + files).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderState:
+  """Where a data loader of OLMo-core stands, as its `state_dict` says."""
+
+  seed: int
+  epoch: int
+  batches_processed: int
+  tokens_processed: int
+  sequence_length: int
+  dataset_type: str
+  dataset_fingerprint: str
+  dataset_fingerprint_version: str
+  max_target_sequence_length: int | None = None
+
+  @classmethod
+  def from_json(cls, values: Any, where: str) -> LoaderState:
+    """From the loader's `state_dict`, or a trainer's that has it as `data_loader`."""
+    if isinstance(values, dict) and isinstance(values.get("data_loader"), dict):
+      values = values["data_loader"]
+    if not isinstance(values, dict):
+      raise errors.ResumeError(f"{where} is no state of OLMo-core's data loader: not an object.")
+    values = {"max_target_sequence_length": None, **values}
+    for name, kind in _TYPES.items():
+      if not isinstance(values.get(name, ...), kind) or isinstance(values[name], bool):
+        raise errors.ResumeError(
+            f"{where} is no state of OLMo-core's data loader: {name} is"
+            f" {values.get(name, 'missing')!r}. Save `data_loader.state_dict()` as JSON."
+        )
+    state = cls(**{name: values[name] for name in _TYPES})
+    if state.dataset_type != "fsl":
+      raise errors.ResumeError(
+          f"{where} is of a dataset of type {state.dataset_type!r}; only 'fsl' (NumpyFSLDataset) has the order"
+          " that olmo_core is."
+      )
+    if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
+      raise errors.ResumeError(f"{where} has numbers that no loader has: {state}.")
+    return state
+
+  @property
+  def rows(self) -> int | None:
+    """Rows of a global batch, as far as the counters tell."""
+    if not self.batches_processed:
+      return None
+    rows, rest = divmod(self.tokens_processed, self.batches_processed * self.sequence_length)
+    return rows if not rest else None
+
+  def position(self, index: index_lib.OlmoNpyIndex) -> int:
+    """The same place as a position in the `olmo_core` order over an index."""
+    if index.max_target_sequence_length != self.max_target_sequence_length:
+      raise errors.ResumeError(
+          f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index has"
+          f" {index.max_target_sequence_length}: the instances are others. Build the index with"
+          " --max-target-sequence-length as the run had it."
+      )
+    if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
+      raise errors.ResumeError(
+          f"The loader had a sequence length of {self.sequence_length}, the index has {index.sequence_length}. Without"
+          " max_target_sequence_length that is another order, which OLMo-core would go on with in silence: build the"
+          f" index with --sequence-length {self.sequence_length}."
+      )
+    samples, rest = divmod(self.tokens_processed, index.sequence_length)
+    if rest:
+      raise errors.ResumeError(
+          f"The loader stands at token {self.tokens_processed} of its epoch, inside an instance of"
+          f" {index.sequence_length} tokens; go on with a sequence length that divides it."
+      )
+    if samples > index.total_instances:
+      raise errors.ResumeError(
+          f"The loader has read {samples} instances of its epoch, the index has {index.total_instances}: it is another"
+          " corpus."
+      )
+    return (self.epoch - 1) * index.total_instances + samples
+
+  def check_fingerprint(self, expected: str) -> None:
+    """ResumeError where the loader's dataset is not the one of a fingerprint."""
+    if self.dataset_fingerprint_version != _FINGERPRINT_VERSION:
+      raise errors.ResumeError(
+          f"The state has a fingerprint of version {self.dataset_fingerprint_version!r}; {_FINGERPRINT_VERSION!r} can"
+          " be checked. Leave out --vocab-size to go on without the check."
+      )
+    if self.dataset_fingerprint != expected:
+      raise errors.ResumeError(
+          f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, this index has {expected}: the files,"
+          " their sizes, their order (--source-permutation-seed of `index build`), the dtype, or the ids given here"
+          " differ from the run's."
+      )

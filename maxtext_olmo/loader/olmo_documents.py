@@ -1,0 +1,255 @@
+"""`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one to a row.
+
+With `olmo_packing=planned` (or `none` where long documents are not split) and `olmo_shard=batch`, a row is a function of
+its position, and all that holds for `olmo_grain` holds here: the same stream on any number of hosts, a state of one
+integer, resumes with other batch sizes. The other packings stream, as Grain packs, through `make_grain_llm_iterator`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import grain
+import jax
+from absl import logging
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import document_source
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.grain_llm import pipeline as pipeline_lib
+from maxtext_olmo.grain_llm import row_dataset
+from maxtext_olmo.grain_llm import row_maker
+from maxtext_olmo.loader import document_iterator
+from maxtext_olmo.loader import options as options_lib
+from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.loader import wiring
+from maxtext_olmo.order import mixture as mixture_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import plan as plan_lib
+from maxtext_olmo.rows import rows as rows_lib
+from maxtext_olmo.rows import steps
+
+_PLANNED_BINS = 1024
+
+
+def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -> Any:
+  """The train iterator, at the step where the run goes on."""
+  options = options_lib.Options.read(config)
+  source = open_documents(options.olmo_index_path, options.olmo_documents_path, options)
+  if not options.random_access_documents:
+    return _streaming(options, global_mesh, source)
+  stream: Any = _stream(options, source, options.order_name, options.olmo_num_epochs or None)
+  schedule = options.schedule()
+  layouts = wiring.train_layouts(options, global_mesh, schedule)
+  content = _content(options)
+  wiring.check_agreement(options, stream)
+  start = resume.find_start(options, stream, schedule, content)
+  iterator = document_iterator.DocumentIterator(
+      start,
+      layouts,
+      content=content,
+      prefetching=wiring.prefetch(options),
+      pad_after_end=options.generate_padding_batch_train,
+  )
+  logging.info(
+      "olmo_documents: step %d at position %d of the rows of %d documents, %s",
+      iterator.step,
+      iterator.position,
+      len(source),
+      ", ".join(f"{k} {v}" for k, v in stream.identity().items()),
+  )
+  return iterator
+
+
+def make_documents_eval_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh
+) -> document_iterator.DocumentIterator:
+  """One pass over the documents of another index, always from its beginning."""
+  options = options_lib.Options.read(config)
+  source = open_documents(options.olmo_eval_index_path, "", options)
+  packing = options.olmo_packing if options.random_access_documents else "planned"
+  options = dataclasses.replace(options, olmo_packing=packing, olmo_mixture={})
+  stream: Any = _stream(options, source, "sequential", 1)
+  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
+  wiring.check_agreement(options, stream)
+  return document_iterator.DocumentIterator(
+      state_lib.Start(0, schedule, stream),
+      wiring.eval_layouts(options, global_mesh),
+      content=_content(options),
+      prefetching=wiring.prefetch(options),
+      restart_on_iter=True,
+      pad_after_end=options.generate_padding_batch_eval,
+  )
+
+
+DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_documents_eval_iterator)
+
+
+def open_documents(
+    index_path: str, documents_path: str, options: options_lib.Options
+) -> document_source.OlmoDocumentSource:
+  """The documents of an index; they are found now where that has not been done, by process 0 before the others look."""
+  index = collectives.together(lambda: _open_index(index_path, options), "opening the corpus")
+  path = documents_path or documents_lib.default_path(index_path)
+
+  def build() -> None:
+    if not os.path.exists(path):
+      logging.info("Finding the documents of %s, once, into %s", index_path, path)
+      documents_lib.build_documents(
+          index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
+      )
+
+  collectives.from_process_0(build)
+  # Again on each process, for file systems that process 0 does not share.
+  collectives.together(build, "finding the documents")
+  documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
+  if not documents.num_documents:
+    raise errors.CorpusError(f"The index {index_path} has no document.")
+  return document_source.OlmoDocumentSource(
+      index,
+      documents,
+      path_remap=options.path_remap,
+      max_open_files=options.olmo_max_open_files or None,
+      vocab_size=options.vocab_size,
+  )
+
+
+def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+  index = index_lib.load_index(path)
+  verify.check_sizes(index, path_remap=options.path_remap)
+  return index
+
+
+def _stream(
+    options: options_lib.Options,
+    source: document_source.OlmoDocumentSource,
+    order: str,
+    num_epochs: int | None,
+) -> document_iterator.RowStream:
+  """All documents in one order, or those of each label in one of their own, mixed."""
+  all_documents = mixture_lib.Ranges([(0, len(source))])
+  if not options.olmo_mixture:
+    rows = _rows(options, source, all_documents, order, options.data_shuffle_seed, num_epochs)
+    name = order
+  else:
+    rows, name = _mixed_rows(options, source, order)
+  kind = f"{options.olmo_packing} rows of {options.max_target_length}"
+  if options.olmo_packing == "planned":
+    kind += f", bins {options.olmo_packing_bins or _PLANNED_BINS}"
+  return document_iterator.RowStream(
+      source=rows,
+      sequence_length=options.max_target_length,
+      fingerprint=source.index.fingerprint,
+      order=mixture_lib.RangesOrder(all_documents, order, options.data_shuffle_seed),
+      how=f"{name}, {kind}, long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}",
+      seed=options.data_shuffle_seed,
+  )
+
+
+def _mixed_rows(
+    options: options_lib.Options, source: document_source.OlmoDocumentSource, order: str
+) -> tuple[rows_lib.RowSource, str]:
+  packed = options.olmo_packing == "planned"
+  ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
+  # Rows of a plan are full, so shares of tokens are shares of rows; unpacked, a row is a document.
+  sizes = dict.fromkeys(ranges, 0)
+  for entry in source.index.files:
+    sizes[entry.label] += entry.n_tokens
+  if not packed:
+    sizes = {label: len(part) for label, part in ranges.items()}
+  unit = options.olmo_mixture_unit
+  values = mixture_lib.share_values(options.olmo_mixture, sizes, unit)
+  weights = [value * sizes[label] if unit == "epochs" else value for label, value in values.items()]
+  members = [
+      _rows(
+          options,
+          source,
+          ranges[label],
+          order,
+          mixture_lib.member_seed(options.data_shuffle_seed, label),
+          None,
+      )
+      for label in values
+  ]
+  shares = ", ".join(f"{label}={float(value):.12g}" for label, value in values.items())
+  return rows_lib.MixedRows(members, weights), f"{order} mixture by {unit} ({shares})"
+
+
+def _rows(
+    options: options_lib.Options,
+    source: document_source.OlmoDocumentSource,
+    ranges: mixture_lib.Ranges,
+    order_name: str,
+    seed: int,
+    num_epochs: int | None,
+) -> rows_lib.RowSource:
+  order = mixture_lib.RangesOrder(ranges, order_name, seed)
+  length = options.max_target_length
+  shift = rows_lib.Shift(options.olmo_shift, options.olmo_eos_id)
+  if options.olmo_packing == "none":
+    documents = grain.MapDataset.source(source)
+    dataset = (
+        rows_lib.OrderedDataset(documents, order, num_epochs)
+        .map(row_dataset.ToRecord())
+        .map(row_dataset.ToRow(length, options.olmo_long_documents, True, shift))
+    )
+    return rows_lib.MapRows(dataset, len(ranges), length)
+  bins = options.olmo_packing_bins or _PLANNED_BINS
+  plan = plan_lib.PackingPlan(
+      source.lengths,
+      order,
+      identity=f"{source!r}, {len(ranges)} of them",
+      row_length=length,
+      window=row_maker.window_of(source, len(source), bins, length),
+      long_documents=options.olmo_long_documents,
+      counts_path=source.documents.path,
+      writes_counts=jax.process_index() == 0,
+  )
+  return rows_lib.PlannedRows(source, plan, length, shift=shift, num_epochs=num_epochs)
+
+
+def _streaming(
+    options: options_lib.Options,
+    mesh: jax.sharding.Mesh,
+    source: document_source.OlmoDocumentSource,
+) -> Any:
+  """Rows packed as they come, or of each host's own documents; the iterator's state says where it is."""
+  schedule = options.schedule()
+  base = schedule.stages[0][1]
+  return pipeline_lib.make_grain_llm_iterator(
+      jax.process_index(),
+      jax.process_count(),
+      mesh,
+      source,
+      base,
+      options.max_target_length,
+      options.order_name != "sequential",
+      options.data_shuffle_seed,
+      options.olmo_num_epochs or None,
+      grain_packing_bin_count=options.olmo_packing_bins or None,
+      shift_target=options.olmo_shift == "left",
+      eod_token_id=options.olmo_eos_id,
+      worker_count=max(0, options.grain_worker_count),
+      worker_buffer_size=max(1, options.grain_per_worker_buffer_size),
+      drop_remainder=False,
+      batch_class=dict,
+      use_thread_prefetch=options.grain_worker_count <= 0,
+      batch_rampup_factors={step: size / base for step, size in schedule.stages},
+      packing=None if options.olmo_packing == "none" else options.olmo_packing,
+      shard=options.olmo_shard,
+      long_documents=options.olmo_long_documents,
+      data_sharding=options.data_sharding or None,
+  )
+
+
+def _content(options: options_lib.Options) -> steps.Content:
+  return steps.Content(
+      vocab_size=options.vocab_size, ngram_filter=False, document_eos_id=options.olmo_eos_id
+  )

@@ -1,0 +1,287 @@
+"""`dataset_type=olmo_grain`: an OLMo corpus, in an order, as batches on a mesh."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import logging
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import options as options_lib
+from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import wiring
+from maxtext_olmo.order import mixture as mixture_lib
+from maxtext_olmo.order import sampler as sampler_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import repetition
+from maxtext_olmo.rows import workers
+
+
+def make_olmo_grain_train_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
+) -> iterator_lib.OlmoIterator:
+  """The train iterator, at the step where the run goes on.
+
+  Args:
+    config: Any object with the data keys as attributes.
+    global_mesh: The trainer's mesh.
+    process_indices: Accepted for MaxText's call; which rows a process loads follows from the mesh.
+  """
+  del process_indices
+  options = options_lib.Options.read(config)
+  index = collectives.together(
+      lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
+  )
+  return _train(options, global_mesh, index)
+
+
+def make_olmo_grain_eval_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
+) -> iterator_lib.OlmoIterator:
+  """One pass over the held-out instances, or another index, always from its beginning."""
+  del process_indices
+  options = options_lib.Options.read(config)
+  if not (options.olmo_eval_index_path or options.olmo_eval_instances):
+    raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
+  path = options.olmo_eval_index_path or options.olmo_index_path
+  index = collectives.together(
+      lambda: _open_index(path, options), "opening the corpus of evaluation"
+  )
+  return _eval(options, global_mesh, index)
+
+
+def _make_both(
+    config: Any, mesh: jax.sharding.Mesh
+) -> tuple[iterator_lib.OlmoIterator, iterator_lib.OlmoIterator]:
+  """Both iterators; where they share an index, its files are looked at once."""
+  options = options_lib.Options.read(config)
+
+  def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
+    train = _open_index(options.olmo_index_path, options)
+    other = options.olmo_eval_index_path
+    return train, _open_index(other, options) if other else train
+
+  train_index, eval_index = collectives.together(open_indexes, "opening the corpus")
+  train = _train(options, mesh, train_index)
+  try:
+    return train, _eval(options, mesh, eval_index)
+  except BaseException:
+    train.close()
+    raise
+
+
+DATASET_TYPE = registry.DatasetType(
+    make_olmo_grain_train_iterator, make_olmo_grain_eval_iterator, _make_both
+)
+
+
+def _train(
+    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+) -> iterator_lib.OlmoIterator:
+  how: dict[str, Any] = {
+      "order": options.order_name,
+      "seed": options.data_shuffle_seed,
+      "held_out_instances": options.olmo_eval_instances,
+      "num_epochs": options.olmo_num_epochs or None,
+  }
+  if options.olmo_mixture:
+    stream = mixture_lib.mixture_stream(
+        index, options.olmo_mixture, options.olmo_mixture_unit, **how
+    )
+    _say_left_out(index, stream)
+  else:
+    stream = stream_lib.train_stream(
+        index,
+        cache_dir=options.olmo_order_cache_dir or None,
+        consumed_path=options.olmo_consumed_path,
+        **how,
+    )
+  schedule = options.schedule()
+  if stream.order.drops_tails:
+    schedule = schedule.within(stream.order.epochs)
+  layouts = wiring.train_layouts(options, mesh, schedule)
+  content = wiring.content(options)
+  corpus = corpus_change.CorpusPolicy(
+      index,
+      options.olmo_allow_corpus_change,
+      options.checkpoint_dir if options.enable_checkpointing else "",
+  )
+  wiring.check_agreement(options, stream)
+  start = resume.find_start(options, stream, schedule, content, corpus=corpus)
+  corpus.keep_copy()
+  iterator = iterator_lib.OlmoIterator(
+      _source(index, options),
+      start.stream,
+      start.schedule,
+      layouts,
+      content=content,
+      prefetch=wiring.prefetch(options),
+      first_step=start.step,
+      pad_after_end=options.generate_padding_batch_train,
+      corpus=corpus,
+      whole_batches=options.resumes_whole_batches,
+  )
+  _announce(iterator)
+  return iterator
+
+
+def _eval(
+    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+) -> iterator_lib.OlmoIterator:
+  held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
+  stream = stream_lib.eval_stream(index, held_out_instances=held_out)
+  layouts = wiring.eval_layouts(options, mesh)
+  wiring.check_agreement(options, stream)
+  return iterator_lib.OlmoIterator(
+      _source(index, options),
+      stream,
+      schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on),
+      layouts,
+      content=wiring.content(options),
+      prefetch=wiring.prefetch(options),
+      restart_on_iter=True,
+      pad_after_end=options.generate_padding_batch_eval,
+  )
+
+
+def make_olmo_grain_data_loader(
+    index: index_lib.OlmoNpyIndex,
+    *,
+    seed: int,
+    batch_size: int,
+    shard_index: int,
+    shard_count: int,
+    apply_ngram_filter: bool = True,
+    shift_to_inputs_targets: bool = True,
+    path_remap: dict[str, str] | None = None,
+    grain_worker_count: int = 0,
+    grain_worker_buffer_size: int = 1,
+    initial_step: int = 0,
+    order: str = "feistel",
+    order_cache_dir: str | None = None,
+) -> grain.DataLoader:
+  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count changes.
+
+  Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size rows, in the order that
+  `create_data_iterator` has too. Resume with `initial_step`, with any number of workers and hosts; Grain's own state
+  restores only into the same number of workers.
+
+  Args:
+    index: The corpus.
+    seed: Of the order.
+    batch_size: Rows per batch on this host.
+    shard_index: This host among those that load data.
+    shard_count: Hosts that load data.
+    apply_ngram_filter: Mask rows with long repetitions out of the loss.
+    shift_to_inputs_targets: Give inputs and targets; else the tokens as they are.
+    path_remap: Rewrites of the token files' paths, by prefix.
+    grain_worker_count: Worker processes; 0 reads in this process.
+    grain_worker_buffer_size: Batches each worker prepares ahead.
+    initial_step: Records this host has taken already: steps done times `batch_size`.
+    order: See `OlmoIndexSampler`.
+    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
+  """
+  operations: list[Any] = []
+  if apply_ngram_filter:
+    operations.append(repetition.NgramFilterTransform())
+  if shift_to_inputs_targets:
+    operations.append(batch_lib.ShiftToInputsTargets())
+  operations.append(grain.transforms.Batch(batch_size=batch_size, drop_remainder=True))
+  sampler = sampler_lib.OlmoIndexSampler(
+      total_instances=index.total_instances,
+      seed=seed,
+      shard_index=shard_index,
+      shard_count=shard_count,
+      initial_step=initial_step,
+      order=order,
+      batch_size=batch_size,
+      worker_count=grain_worker_count,
+      chunk_size=index.chunk_size,
+      cache_dir=order_cache_dir,
+  )
+  if grain_worker_count > 0:
+    workers.let_grain_read_its_flags()
+  return grain.DataLoader(
+      data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
+      sampler=sampler,
+      operations=operations,
+      # The sampler knows the shards; were Grain told of them too, it would stride over what is sharded already.
+      shard_options=grain.sharding.NoSharding(),
+      worker_count=grain_worker_count,
+      worker_buffer_size=grain_worker_buffer_size,
+  )
+
+
+def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+  """Loads an index, brings it to the run's sequence length, and checks that its files are the ones it describes."""
+  index = index_lib.load_index(path)
+  if index.sequence_length != options.max_target_length:
+    index = index.with_sequence_length(options.max_target_length)
+  if index.total_instances == 0:
+    raise errors.CorpusError(
+        f"The index {path} has no instance: no file holds"
+        f" {index.max_target_sequence_length or index.sequence_length} tokens."
+    )
+  verify.check_sizes(index, path_remap=options.path_remap)
+  return index
+
+
+def _source(
+    index: index_lib.OlmoNpyIndex, options: options_lib.Options
+) -> source_lib.OlmoNpyDataSource:
+  return source_lib.OlmoNpyDataSource(
+      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
+  )
+
+
+def _short(value: Any) -> str:
+  """A value with long hashes cut, enough to tell two apart by eye."""
+  return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))
+
+
+def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> None:
+  order = stream.order
+  mixed = {member.label for member in getattr(order, "members", ())}
+  left_out = sorted({entry.label for entry in index.files if entry.n_instances} - mixed)
+  if left_out:
+    logging.warning(
+        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are not named.",
+        len(left_out),
+        ", ".join(left_out[:10]),
+        ", …" if len(left_out) > 10 else "",
+    )
+
+
+def _announce(iterator: iterator_lib.OlmoIterator) -> None:
+  """One line that says where the run goes on, so that two runs can be compared by eye."""
+  position = iterator.position
+  epoch, place = iterator.stream.order.locate(np.array([position]))
+  end = iterator.stream.num_positions
+  ids = (
+      []
+      if end is not None and position >= end
+      else iterator.instance_ids(iterator.step)[:4].tolist()
+  )
+  logging.info(
+      "olmo_grain: step %d at position %d (epoch %d, place %d of %d), first instances %s, %s",
+      iterator.step,
+      position,
+      epoch[0],
+      place[0],
+      iterator.stream.order.epochs.length(int(epoch[0])),
+      ids,
+      ", ".join(f"{k} {_short(v)}" for k, v in iterator.stream.identity().items()),
+  )

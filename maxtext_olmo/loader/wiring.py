@@ -1,0 +1,68 @@
+"""What every dataset type makes of the options in the same way: layouts, prefetching, and a last look at the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import options as options_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import steps
+
+
+def train_layouts(
+    options: options_lib.Options, mesh: jax.sharding.Mesh, schedule: schedule_lib.BatchSchedule
+) -> dict[int, layout_lib.BatchLayout]:
+  """How batches lie on the mesh, for each batch size of the schedule."""
+  spec = layout_lib.partition_spec(mesh, options.data_sharding)
+  load = options.global_batch_size_to_load
+  return {
+      size: layout_lib.BatchLayout(
+          mesh, spec, size if options.has_batch_schedule else load, options.max_target_length
+      )
+      for size in schedule.sizes
+  }
+
+
+def eval_layouts(
+    options: options_lib.Options, mesh: jax.sharding.Mesh
+) -> dict[int, layout_lib.BatchLayout]:
+  """The same for evaluation, which has one batch size."""
+  layout = layout_lib.BatchLayout(
+      mesh,
+      layout_lib.partition_spec(mesh, options.data_sharding),
+      options.global_batch_size_to_load_eval,
+      options.max_target_length,
+  )
+  return {options.global_batch_size_to_eval_on: layout}
+
+
+def content(options: options_lib.Options) -> steps.Content:
+  """What is done with the tokens of a row."""
+  return steps.Content(
+      vocab_size=options.vocab_size,
+      ngram_filter=options.olmo_apply_ngram_filter,
+      document_eos_id=options.olmo_eos_id if options.olmo_document_mask else None,
+  )
+
+
+def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
+  """Who prepares batches ahead."""
+  return iterator_lib.Prefetch(
+      workers=max(0, options.grain_worker_count),
+      per_worker=max(1, options.grain_per_worker_buffer_size),
+      batches=options.olmo_prefetch_batches,
+      on_device=options.olmo_device_prefetch,
+      read_threads=options.olmo_read_threads,
+  )
+
+
+def check_agreement(options: options_lib.Options, stream: stream_lib.Stream) -> None:
+  """Raises on all processes where they were given different runs."""
+  together: dict[str, Any] = {**options.of_the_run(), **stream.identity()}
+  collectives.check_equal(together)

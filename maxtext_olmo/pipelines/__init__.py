@@ -1,1 +1,0 @@
-"""How it is wired: dataset types, options, resume, and the iterators trainers hold."""

@@ -1,0 +1,1 @@
+"""What a row, and a batch, holds."""

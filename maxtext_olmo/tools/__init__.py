@@ -1,1 +1,0 @@
-"""What people run: the maxtext-olmo commands."""

@@ -1,0 +1,28 @@
+"""This package inside MaxText: `install()`, and MaxText trains with `dataset_type=olmo_grain` on our batches.
+
+    from maxtext_olmo.trainers import maxtext
+    maxtext.install()                      # and then MaxText's own main, unedited
+
+or `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, which is also
+`python -m maxtext_olmo.trainers.maxtext train ...`.
+"""
+
+from maxtext_olmo.trainers.maxtext.adapter import ENTRY_POINTS
+from maxtext_olmo.trainers.maxtext.adapter import VERSIONS
+from maxtext_olmo.trainers.maxtext.adapter import check_version
+from maxtext_olmo.trainers.maxtext.adapter import install
+from maxtext_olmo.trainers.maxtext.adapter import is_installed
+from maxtext_olmo.trainers.maxtext.adapter import main
+from maxtext_olmo.trainers.maxtext.adapter import run
+from maxtext_olmo.trainers.maxtext.adapter import uninstall
+
+__all__ = [
+    "ENTRY_POINTS",
+    "VERSIONS",
+    "check_version",
+    "install",
+    "is_installed",
+    "main",
+    "run",
+    "uninstall",
+]

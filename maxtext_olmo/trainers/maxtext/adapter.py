@@ -1,0 +1,316 @@
+"""This package inside MaxText: `install()`, and MaxText trains with `dataset_type=olmo_grain` on our batches.
+
+    from maxtext_olmo.trainers import maxtext
+    maxtext.install()                    # and then MaxText's own main, unedited
+
+or, without a launcher of your own, `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, which is also
+`python -m maxtext_olmo.trainers.maxtext train ...`.
+
+MaxText has no registry of data pipelines, so its functions are replaced where it looks them up:
+
+  create_data_iterator                     ours for olmo_grain, its own for every other dataset type
+  _initialize_pydantic                     its config class gets our keys
+  save_checkpoint, for_save                a checkpoint of olmo_grain gets the data state
+  load_state_if_possible                   and a restored run goes on behind it
+  create_dataloader                        under batch ramp-up our iterator has the rows of each step, nothing is sliced
+
+Each is checked before anything is replaced: another version of MaxText, or another shape of one of these, is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from maxtext_olmo import errors
+
+VERSIONS = ("0.2.5",)
+# What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short names are looked up.
+ENTRY_POINTS = {
+    "train": ("adapter.trainers.pre_train.train", ""),
+    "sft": ("adapter.trainers.post_train.sft.train_sft", "post_train"),
+    "dataloader": ("adapter.utils.standalone_dataloader", ""),
+}
+_DATASET_TYPE = "olmo_grain"
+_CREATE = ("adapter.input_pipeline.input_pipeline_interface", "create_data_iterator")
+# Where each function is looked up, and the parameters that the replacement relies on.
+_SHAPES = {
+    _CREATE: ("config", "mesh"),
+    ("adapter.configs.pyconfig", "_initialize_pydantic"): ("argv", "config_class", "kwargs"),
+    ("adapter.common.checkpointing", "save_checkpoint"): (
+        "checkpoint_manager",
+        "step",
+        "state",
+        "config",
+        "data_iterator",
+        "force",
+    ),
+    ("adapter.common.checkpointing", "load_state_if_possible"): (
+        "checkpoint_manager",
+        "data_iterator",
+        "load_full_state_from_path",
+        "step",
+        "maxtext_config",
+    ),
+    ("adapter.common.grain_utility", "for_save"): (
+        "step",
+        "data_iterator",
+        "expansion_factor_real_data",
+    ),
+    ("adapter.utils.train_utils", "create_dataloader"): (
+        "config",
+        "mesh",
+        "data_iterator",
+        "goodput_recorder",
+        "rampup_manager",
+    ),
+}
+# Modules that take create_data_iterator by name when they are imported.
+_BY_NAME = ("adapter.trainers.post_train.hooks",)
+
+_originals: dict[tuple[str, str], Callable] = {}
+
+
+def is_installed() -> bool:
+  """Whether MaxText's functions are replaced now."""
+  return bool(_originals)
+
+
+def install() -> None:
+  """Puts this package behind MaxText's `dataset_type=olmo_grain`; a second call changes nothing."""
+  if is_installed():
+    return
+  check_version()
+  found = {place: _find(*place) for place in _SHAPES}
+  replacements = {place: _make_replacement(place[1], original) for place, original in found.items()}
+  _originals.update(found)
+  for (module, name), replacement in replacements.items():
+    setattr(importlib.import_module(module), name, replacement)
+  _rebind_by_name(replacements[_CREATE])
+
+
+def uninstall() -> None:
+  """Gives MaxText its own functions back; without an installation it does nothing."""
+  for (module, name), original in _originals.items():
+    setattr(importlib.import_module(module), name, original)
+  if _originals:
+    _rebind_by_name(_originals[_CREATE])
+  _originals.clear()
+
+
+def run(entry_point: str, args: Sequence[str]) -> None:
+  """Installs, and runs one of MaxText's entry points with its own arguments; like it, this may end the process."""
+  install()
+  from absl import app
+
+  name, folder = ENTRY_POINTS[entry_point]
+  try:
+    module = importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    if error.name and error.name.split(".")[0] == "tunix":
+      raise errors.ConfigError(
+          f"MaxText's {name} needs Tunix, which is not installed: pip install google-tunix."
+      ) from error
+    raise
+  # MaxText infers a default config from the path of the program, which is its module's.
+  app.run(module.main, argv=[str(module.__file__), *_with_config_path(args, folder)])
+
+
+def main(argv: Sequence[str]) -> int:
+  """`python -m maxtext_olmo.trainers.maxtext [train|sft|dataloader] CONFIG.yml key=value ...`."""
+  args = list(argv[1:])
+  entry_point = args.pop(0) if args and args[0] in ENTRY_POINTS else "train"
+  try:
+    run(entry_point, args)
+  except errors.MaxtextOlmoError as error:
+    sys.stderr.write(f"error: {error}\n")
+    return 2
+  return 0
+
+
+def check_version() -> None:
+  """ConfigError where MaxText is not there, or in a version that is not known here."""
+  try:
+    version = importlib.metadata.version("maxtext")
+  except importlib.metadata.PackageNotFoundError as error:
+    raise errors.ConfigError(
+        f"MaxText is not installed in {sys.prefix}; this package works inside maxtext=={VERSIONS[-1]}"
+        " (Python 3.12): docs/guides/maxtext.md has the commands."
+    ) from error
+  if version not in VERSIONS:
+    raise errors.ConfigError(
+        f"MaxText {version} is installed; this package knows how to work inside {', '.join(VERSIONS)} and changes"
+        f" nothing in others: pip install maxtext=={VERSIONS[-1]}."
+    )
+
+
+def _find(module: str, name: str) -> Callable:
+  """A function of MaxText, if it has the shape that its replacement relies on."""
+  function = getattr(importlib.import_module(module), name, None)
+  if not callable(function):
+    raise errors.ConfigError(
+        f"This MaxText has no function {module}.{name}, which the data pipeline has to replace. It may have been edited:"
+        f" install maxtext=={VERSIONS[-1]} anew."
+    )
+  expected = _SHAPES[module, name]
+  found = tuple(inspect.signature(function).parameters)
+  if not set(expected) <= set(found):
+    raise errors.ConfigError(
+        f"MaxText's {module}.{name} takes {list(found)}; expected were {list(expected)} among them. It may have been"
+        f" edited: install maxtext=={VERSIONS[-1]} anew."
+    )
+  return function
+
+
+def _rebind_by_name(function: Callable) -> None:
+  for name in _BY_NAME:
+    module = sys.modules.get(name)
+    if module is not None:
+      module.create_data_iterator = function  # type: ignore[attr-defined]
+
+
+def _make_replacement(name: str, original: Callable) -> Callable:
+  makers = {
+      "create_data_iterator": _create_data_iterator,
+      "_initialize_pydantic": _initialize_pydantic,
+      "save_checkpoint": _save_checkpoint,
+      "load_state_if_possible": _load_state_if_possible,
+      "for_save": _for_save,
+      "create_dataloader": _create_dataloader,
+  }
+  return functools.wraps(original)(makers[name](original))
+
+
+def _is_ours(config: Any) -> bool:
+  kind = getattr(config, "dataset_type", None)
+  return str(getattr(kind, "value", kind)) == _DATASET_TYPE
+
+
+def _is_our_iterator(iterator: Any) -> bool:
+  from maxtext_olmo.loader import iterator as iterator_lib
+
+  return isinstance(iterator, iterator_lib.OlmoIterator)
+
+
+def _create_data_iterator(original: Callable) -> Callable:
+  def create_data_iterator(config: Any, mesh: Any) -> tuple[Any, Any]:
+    if not _is_ours(config):
+      return original(config, mesh)
+    from adapter.input_pipeline import multihost_dataloading
+
+    from maxtext_olmo.loader import registry
+    from maxtext_olmo.trainers.maxtext import config as config_lib
+
+    made = registry.create_data_iterator(config_lib.data_config(config), mesh)
+    for iterator in made:
+      if iterator is not None:
+        # MaxText closes the iterators it knows of before an elastic restart.
+        multihost_dataloading._GLOBAL_MULTIHOST_ITERATORS.add(iterator)
+    return made
+
+  return create_data_iterator
+
+
+def _initialize_pydantic(original: Callable) -> Callable:
+  extended: dict[type, type] = {}
+
+  def initialize_pydantic(argv: Any = None, config_class: Any = None, **kwargs: Any) -> Any:
+    from adapter.configs import types
+
+    from maxtext_olmo.trainers.maxtext import config as config_lib
+
+    base = config_class or types.MaxTextConfig
+    if base not in extended:
+      extended[base] = config_lib.extended_config_class(base)
+    return original(argv, config_class=extended[base], **kwargs)
+
+  return initialize_pydantic
+
+
+def _save_checkpoint(original: Callable) -> Callable:
+  signature = inspect.signature(original)
+
+  def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+    from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
+
+    call = signature.bind(*args, **kwargs)
+    if _is_our_iterator(call.arguments.get("data_iterator")):
+      call.arguments["config"] = checkpoints_lib.AsGrain(call.arguments["config"])
+    return original(*call.args, **call.kwargs)
+
+  return save_checkpoint
+
+
+def _for_save(original: Callable) -> Callable:
+  def for_save(step: int, data_iterator: Any, expansion_factor_real_data: Any) -> Any:
+    from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
+
+    if _is_our_iterator(data_iterator):
+      return checkpoints_lib.DataState(data_iterator)
+    return original(step, data_iterator, expansion_factor_real_data)
+
+  return for_save
+
+
+def _load_state_if_possible(original: Callable) -> Callable:
+  signature = inspect.signature(original)
+
+  def load_state_if_possible(*args: Any, **kwargs: Any) -> Any:
+    call = signature.bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    if not _is_our_iterator(given["data_iterator"]):
+      return original(*args, **kwargs)
+    from adapter.common import checkpointing
+
+    from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
+
+    manager = given["checkpoint_manager"]
+    label = None
+    if manager is not None:
+      label = given["step"] if given["step"] >= 0 else checkpointing.latest_step(manager)
+    result = original(*call.args, **call.kwargs)
+    checkpoints_lib.place_after_restore(
+        given["data_iterator"],
+        directory=getattr(manager, "directory", None),
+        label=label,
+        full_state_path=given["load_full_state_from_path"],
+        restored=result[0],
+        config=given["maxtext_config"],
+    )
+    return result
+
+  return load_state_if_possible
+
+
+def _create_dataloader(original: Callable) -> Callable:
+  def create_dataloader(
+      config: Any, mesh: Any, data_iterator: Any, goodput_recorder: Any, rampup_manager: Any
+  ) -> Any:
+    if not _is_ours(config):
+      return original(config, mesh, data_iterator, goodput_recorder, rampup_manager)
+    from adapter.common import data_loader
+
+    return data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
+
+  return create_dataloader
+
+
+def _with_config_path(args: Sequence[str], folder: str) -> list[str]:
+  """The arguments, with a bare name of one of MaxText's configs (`base.yml`) as the path it stands for."""
+  from adapter.utils import globals as maxtext_globals
+
+  args = list(args)
+  if args and args[0].endswith((".yml", ".yaml")) and not os.path.exists(args[0]):
+    for directory in ("", folder):
+      path = os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, directory, args[0])
+      if os.path.exists(path):
+        args[0] = path
+        break
+  return args

@@ -1,0 +1,306 @@
+"""MaxText's own `olmo_grain` loader and this package's, counted and timed in one run.
+
+The ledger writes down which instances each loader serves in an epoch of steps, on 1, 2 and 4 hosts, and after a restart
+from checkpoint 100 (saved after step 100, so that step 101 comes next). Hosts are loaders with their own shard of the same
+batches, as each process of a job has one. Times and memory come from fresh processes that take turns.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+
+_INSTANCES = 2003
+_LENGTH = 128
+_BATCH = 8
+_RESTART = 100
+_LOADERS = ("MaxText", "maxtext_olmo")
+_LONG = 2048
+_LONG_BATCH = 16
+_LONG_STEPS = 24
+_SEED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """What was served: rows trained on before a restart, and after it."""
+
+  before: list[int]
+  after: list[int]
+
+  @property
+  def repeated(self) -> int:
+    """Rows that came twice."""
+    return len(self.before) + len(self.after) - self.distinct
+
+  @property
+  def distinct(self) -> int:
+    """Instances that came at all."""
+    return len({*self.before, *self.after})
+
+
+def compare(*, sizes: Sequence[int], repeats: int) -> str:
+  """Measures everything and returns two tables in Markdown."""
+  from maxtext_olmo.trainers.maxtext import adapter
+
+  adapter.check_version()
+  with tempfile.TemporaryDirectory(prefix="maxtext_olmo_compare_") as directory:
+    lines = _ledger_table(pathlib.Path(directory, "ledger"))
+    lines += ["", *_speed_table(pathlib.Path(directory), sizes, repeats)]
+  return "\n".join(lines) + "\n"
+
+
+def _ledger_table(directory: pathlib.Path) -> list[str]:
+  index_path = _write_corpus(directory, _INSTANCES, _LENGTH)
+  steps = _INSTANCES // _BATCH
+  rows = steps * _BATCH
+  table = [
+      f"{_INSTANCES} instances, batches of {_BATCH}, {steps} steps: {rows} rows, which are one epoch.",
+      "",
+      "| | " + " | ".join(_LOADERS) + " |",
+      "|---|---:|---:|",
+  ]
+  serve = {"MaxText": _serve_theirs, "maxtext_olmo": _serve_ours}
+  for hosts in (1, 2, 4):
+    found = [Ledger(serve[name](index_path, hosts, 0, steps, 0), []).distinct for name in _LOADERS]
+    table.append(f"| distinct instances, {hosts} host(s) | {found[0]} | {found[1]} |")
+  for before, after in ((1, 1), (1, 2), (2, 1), (4, 2)):
+    cells = []
+    for name in _LOADERS:
+      done = _RESTART + 1
+      ledger = Ledger(
+          serve[name](index_path, before, 0, done, 0),
+          serve[name](index_path, after, done, steps - done, _RESTART),
+      )
+      cells.append(f"{ledger.repeated} repeated, {rows - ledger.distinct} lost")
+    table.append(
+        f"| restart from checkpoint {_RESTART}, {before} → {after} host(s) | {cells[0]} | {cells[1]} |"
+    )
+  return table
+
+
+def _serve_theirs(index_path: str, hosts: int, first: int, count: int, label: int) -> list[int]:
+  """Instances that MaxText's loader serves in `count` steps after it found checkpoint `label` (0: none)."""
+  del first
+  from adapter.input_pipeline import olmo_data
+  from adapter.input_pipeline import olmo_data_grain
+
+  index = olmo_data.load_index(index_path)
+  rows = _BATCH // hosts
+  served = []
+  for host in range(hosts):
+    loader = olmo_data_grain.make_olmo_grain_data_loader(
+        index,
+        seed=_SEED,
+        batch_size=rows,
+        shard_index=host,
+        shard_count=hosts,
+        apply_ngram_filter=False,
+        initial_step=label * rows,
+    )
+    for batch in itertools.islice(loader, count):
+      served += _decode(batch["inputs"])
+  return served
+
+
+def _serve_ours(index_path: str, hosts: int, first: int, count: int, label: int) -> list[int]:
+  """Instances that ours serves in `count` steps from step `first` on."""
+  del label
+  from maxtext_olmo.corpus import index_builder as index_lib
+  from maxtext_olmo.corpus import source
+  from maxtext_olmo.order import schedule
+  from maxtext_olmo.order import stream
+  from maxtext_olmo.rows import steps
+
+  index = index_lib.load_index(index_path)
+  order = stream.train_stream(index, order="feistel", seed=_SEED)
+  served = []
+  for rows in np.split(np.arange(_BATCH), hosts):
+    dataset = steps.StepDataset(
+        source.OlmoNpyDataSource(index),
+        order,
+        schedule.BatchSchedule.constant(_BATCH),
+        {_BATCH: rows},
+        first_step=first,
+    )
+    for i in range(count):
+      served += _decode(dataset[i]["tokens"])
+  return served
+
+
+def _write_corpus(directory: pathlib.Path, instances: int, length: int) -> str:
+  """Random tokens, with the instance id in the first two of a row, and MaxText's own index, which both read."""
+  directory.mkdir(parents=True)
+  rng = np.random.Generator(np.random.PCG64(1))
+  rows = rng.integers(0, 50_000, size=(instances, length), dtype=np.uint32)
+  rows[:, 0], rows[:, 1] = np.divmod(np.arange(instances), 1000)
+  rows.astype("<u4").tofile(directory / "part-0.npy")
+  return _write_index(directory, length)
+
+
+def _write_sparse(directory: pathlib.Path, instances: int, length: int) -> str:
+  directory.mkdir(parents=True)
+  with open(directory / "part-0.npy", "wb") as file:
+    os.truncate(file.fileno(), instances * length * 4)
+  return _write_index(directory, length)
+
+
+def _write_index(directory: pathlib.Path, length: int) -> str:
+  size = (directory / "part-0.npy").stat().st_size
+  path = str(directory / "index.json")
+  from adapter.input_pipeline import olmo_data
+
+  olmo_data.build_index(
+      [(str(directory / "part-0.npy"), "web")],
+      length,
+      tokenizer="none",
+      header_reader=lambda _: ("uint32", (size // 4,)),
+  ).save(path)
+  return path
+
+
+def _decode(rows: np.ndarray) -> list[int]:
+  return (rows[:, 0].astype(np.int64) * 1000 + rows[:, 1]).tolist()
+
+
+def _speed_table(directory: pathlib.Path, sizes: Sequence[int], repeats: int) -> list[str]:
+  table = [
+      f"Medians of {repeats} fresh processes each, taking turns; {os.cpu_count()} cores, {platform.machine()}, Python"
+      f" {platform.python_version()}.",
+      "",
+      "| | " + " | ".join(_LOADERS) + " | ratio |",
+      "|---|---:|---:|---:|",
+  ]
+  for size in sizes:
+    path = _write_sparse(directory / f"sparse-{size}", size, _LENGTH)
+    found = _in_turns("first", path, repeats)
+    theirs, ours = (_median(found[name], "seconds") for name in _LOADERS)
+    table.append(
+        f"| first batch, {size:,} instances | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.1f} |"
+    )
+    theirs, ours = (_median(found[name], "bytes") / 1e6 for name in _LOADERS)
+    table.append(
+        f"| memory above the imports, {size:,} instances | {theirs:.0f} MB | {ours:.0f} MB |"
+        f" {theirs / ours:.1f} |"
+    )
+  path = _write_corpus(directory / "long", _LONG_BATCH * _LONG_STEPS, _LONG)
+  found = _in_turns("rate", path, repeats)
+  theirs, ours = (_median(found[name], "tokens_per_second") for name in _LOADERS)
+  table.append(
+      f"| tokens per second, filter on, {_LONG_BATCH} × {_LONG} | {theirs:,.0f} | {ours:,.0f} |"
+      f" {ours / theirs:.1f} |"
+  )
+  return table
+
+
+def _median(found: Sequence[dict[str, float]], name: str) -> float:
+  return statistics.median(measured[name] for measured in found)
+
+
+def _in_turns(what: str, index_path: str, repeats: int) -> dict[str, list[dict[str, float]]]:
+  found = collections.defaultdict(list)
+  for _, name in itertools.product(range(repeats), _LOADERS):
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, what, name, index_path],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+      raise errors.MaxtextOlmoError(f"{name}'s loader failed:\n{done.stderr[-2000:]}")
+    found[name].append(json.loads(done.stdout.splitlines()[-1]))
+  return found
+
+
+def _config(index_path: str, length: int, batch: int) -> Any:
+  """What both loaders read of MaxText's config."""
+  return types.SimpleNamespace(
+      dataset_type="olmo_grain",
+      olmo_index_path=index_path,
+      max_target_length=length,
+      global_batch_size_to_load=batch,
+      global_batch_size_to_train_on=batch,
+      data_shuffle_seed=_SEED,
+      grain_worker_count=0,
+      enable_checkpointing=False,
+      generate_padding_batch_train=False,
+      expansion_factor_real_data=-1,
+  )
+
+
+def _measure(what: str, name: str, index_path: str) -> dict[str, float]:
+  """Measures one loader in this process."""
+  import jax
+
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  if name == "MaxText":
+    from adapter.input_pipeline import olmo_grain_data_processing
+
+    def make(config: Any) -> Iterator[Any]:
+      return olmo_grain_data_processing.make_olmo_grain_train_iterator(config, mesh, [0])
+
+  else:
+    from maxtext_olmo.loader import olmo_grain
+
+    def make(config: Any) -> Iterator[Any]:
+      return olmo_grain.make_olmo_grain_train_iterator(config, mesh)
+
+  jax.block_until_ready(jax.device_put(np.zeros(1), jax.devices()[0]))
+  if what == "first":
+    _forget_peak()
+    imported = _peak_bytes()
+    began = time.perf_counter()
+    jax.block_until_ready(next(make(_config(index_path, _LENGTH, _BATCH))))
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "bytes": max(1e5, _peak_bytes() - imported)}
+  batches = make(_config(index_path, _LONG, _LONG_BATCH))
+  for _ in range(2):
+    jax.block_until_ready(next(batches))
+  began = time.perf_counter()
+  for _ in range(_LONG_STEPS):
+    jax.block_until_ready(next(batches))
+  seconds = time.perf_counter() - began
+  return {"tokens_per_second": _LONG_STEPS * _LONG_BATCH * _LONG / seconds}
+
+
+def _forget_peak() -> None:
+  """Makes what the imports needed at their worst no part of the peak that follows."""
+  with contextlib.suppress(OSError):
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_bytes() -> int:
+  status = pathlib.Path("/proc/self/status")
+  if status.exists():
+    for line in status.read_text().splitlines():
+      if line.startswith("VmHWM:"):
+        return int(line.split()[1]) * 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+  measured = _measure(*sys.argv[1:])
+  sys.stdout.write("\n" + json.dumps(measured) + "\n")
+  sys.stdout.flush()
+  # Neither loader's threads have anything left to do.
+  os._exit(0)

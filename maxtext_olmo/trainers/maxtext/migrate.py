@@ -1,0 +1,284 @@
+"""From a run that MaxText's own `olmo_grain` loader began to one that goes on with this package.
+
+The run's config and its starts say what it was trained on (`maxtext_history`). Written are a bitmap of that, beside the
+index, and a config that builds on the old one: the rest of the epoch comes first, each instance once, from the step at
+which the model's last checkpoint goes on, and then whole epochs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from etils import epath
+
+from maxtext_olmo import atomic
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.loader import resume
+from maxtext_olmo.order import consumed as consumed_lib
+from maxtext_olmo.trainers.maxtext import loader_history as history
+
+# MaxText's defaults (its base.yml) of the keys that decide what its loader reads.
+_DEFAULTS: dict[str, Any] = {
+    "data_shuffle_seed": 0,
+    "grain_worker_count": 1,
+    "per_device_batch_size": 12.0,
+    "gradient_accumulation_steps": 1,
+    "expansion_factor_real_data": -1.0,
+    "enable_rampup_batch_size": False,
+    "max_target_length": 2048,
+    "olmo_index_path": "",
+    "dataset_type": "olmo_grain",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Migration:
+  """What was found and written.
+
+  Attributes:
+    label: The checkpoint from which training goes on.
+    parts: The steps in the model, by start.
+    found: What they were trained on.
+    num_instances: Of the corpus.
+    consumed_path: The bitmap.
+    config_path: The config.
+  """
+
+  label: int
+  parts: tuple[history.Segment, ...]
+  found: history.History
+  num_instances: int
+  consumed_path: str
+  config_path: str
+
+  @property
+  def num_remaining(self) -> int:
+    """Instances that the rest of the epoch has."""
+    return self.num_instances - int(self.found.consumed.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """The part of a MaxText config that decides what its loader read."""
+
+  path: str
+  index_path: str
+  seed: int
+  workers: int
+  rows_per_device: float
+  accumulation: int
+  length: int
+
+  @classmethod
+  def read(cls, path: str) -> RunConfig:
+    """Reads a config file and those it builds on."""
+    values = {**_DEFAULTS, **_load_yaml(path)}
+    problems = []
+    if values["dataset_type"] != "olmo_grain":
+      problems.append(f"dataset_type is {values['dataset_type']!r}, not 'olmo_grain'.")
+    if not values["olmo_index_path"]:
+      problems.append("olmo_index_path is not set.")
+    if values["enable_rampup_batch_size"]:
+      problems.append("under enable_rampup_batch_size its loader's batches are not the steps'.")
+    if float(values["expansion_factor_real_data"]) > 0:
+      problems.append("with expansion_factor_real_data its loader gives more rows than are used.")
+    if problems:
+      raise errors.ConfigError(
+          f"{path}: this run cannot be migrated:\n" + "\n".join(f"  - {p}" for p in problems)
+      )
+    return cls(
+        path=os.path.abspath(path),
+        index_path=str(values["olmo_index_path"]),
+        seed=int(values["data_shuffle_seed"]),
+        workers=max(0, int(values["grain_worker_count"])),
+        rows_per_device=float(values["per_device_batch_size"]),
+        accumulation=int(values["gradient_accumulation_steps"]),
+        length=int(values["max_target_length"]),
+    )
+
+  def batch(self, devices: int) -> tuple[int, int]:
+    """Rows loaded and rows trained on in a step, on so many devices."""
+    trained = int(devices * self.rows_per_device) * self.accumulation
+    loaded = int(devices * max(1.0, self.rows_per_device)) * self.accumulation
+    return loaded, trained
+
+
+def migrate(
+    run_config: str,
+    checkpoint_dir: str,
+    *,
+    devices: int | None = None,
+    hosts: int = 1,
+    restarts: Sequence[str] = (),
+    logs: Sequence[str] = (),
+    label: int | None = None,
+    consumed_path: str | None = None,
+    config_path: str | None = None,
+    progress: bool = False,
+) -> Migration:
+  """Works out what a run was trained on, and writes the bitmap and the config with which it goes on.
+
+  Args:
+    run_config: MaxText's YAML of the run.
+    checkpoint_dir: Its checkpoints.
+    devices: All devices of the run; logs tell the batch without it.
+    hosts: Hosts that loaded data, at the first start.
+    restarts: `LABEL` or `LABEL,hosts=H,devices=N,workers=W,data=LABEL` of each restart, in order.
+    logs: Log files of the run, which tell the starts instead of the arguments above.
+    label: The checkpoint to go on from; None for the latest.
+    consumed_path: Of the bitmap; None for a name beside the index.
+    config_path: Of the new config; None for a name beside the old one.
+    progress: Whether to show it on stderr.
+  """
+  run = RunConfig.read(run_config)
+  label = _find_label(checkpoint_dir, label)
+  index = index_lib.load_index(run.index_path)
+  if index.sequence_length != run.length:
+    raise errors.ConfigError(
+        f"{run_config} has max_target_length={run.length}, the index {run.index_path} has windows of"
+        f" {index.sequence_length}: MaxText's loader would not have started."
+    )
+  trained = None
+  if logs:
+    if restarts or devices is not None:
+      raise errors.ConfigError("Starts come from logs, or from --devices and --restart; not both.")
+    starts = _starts_from_logs(logs, run)
+  else:
+    starts, trained = _starts_from_arguments(run, devices, hosts, restarts)
+  parts = tuple(history.segments(starts, label))
+  found = history.count(
+      index.total_instances, run.seed, parts, trained_rows=trained, progress=progress
+  )
+  consumed_path = os.path.abspath(consumed_path or f"{run.index_path}.consumed-{label}")
+  root, extension = os.path.splitext(run.path)
+  config_path = os.path.abspath(config_path or f"{root}-migrated{extension}")
+  consumed_lib.write_consumed(consumed_path, found.consumed, index.fingerprint)
+  _write_config(config_path, run, label, consumed_path)
+  return Migration(label, parts, found, index.total_instances, consumed_path, config_path)
+
+
+def _find_label(checkpoint_dir: str, label: int | None) -> int:
+  latest = resume.latest_committed_step(checkpoint_dir)
+  if latest is None:
+    raise errors.ResumeError(
+        f"{checkpoint_dir} has no committed checkpoint; without one there is nothing to go on from."
+    )
+  if label is None:
+    label = latest
+  elif not resume.is_committed(epath.Path(checkpoint_dir) / str(label)):
+    raise errors.ResumeError(
+        f"{checkpoint_dir} has no committed checkpoint {label}; its latest is {latest}."
+    )
+  if resume.saved_state(checkpoint_dir, label) is not None:
+    raise errors.ResumeError(
+        f"Checkpoint {label} in {checkpoint_dir} has a data state of this package: the run has been moved over already and"
+        " goes on with its config."
+    )
+  return label
+
+
+def _starts_from_logs(logs: Sequence[str], run: RunConfig) -> list[history.Start]:
+  starts: list[history.Start] = []
+  for path in logs:
+    with open(path, encoding="utf-8", errors="replace") as file:
+      starts += history.read_starts(file, workers=run.workers)
+  if not starts:
+    raise errors.ConfigError(
+        f"No line of MaxText's olmo_grain loader ('OLMo grain loader: ...') is in {', '.join(logs)}."
+    )
+  if run.rows_per_device < 1:
+    raise errors.ConfigError(
+        "With per_device_batch_size below 1 a log does not tell how many rows were trained on; give --devices."
+    )
+  return starts
+
+
+def _starts_from_arguments(
+    run: RunConfig, devices: int | None, hosts: int, restarts: Sequence[str]
+) -> tuple[list[history.Start], int | None]:
+  if devices is None:
+    raise errors.ConfigError(
+        "The batch of the run is per_device_batch_size times its devices: give --devices, or --log."
+    )
+  current = {"hosts": hosts, "devices": devices, "workers": run.workers}
+  starts = []
+  trained = None
+  for text in ("-1", *restarts):
+    label, changes = _parse_restart(text)
+    data_label = changes.pop("data", max(0, label))
+    current.update(changes)
+    loaded, used = run.batch(current["devices"])
+    rows, rest = divmod(loaded, current["hosts"])
+    if rest:
+      raise errors.ConfigError(
+          f"{loaded} rows do not divide over {current['hosts']} hosts; MaxText's loader would not have started."
+      )
+    if used < loaded:
+      if current["hosts"] > 1 or (restarts and trained not in (None, used)):
+        raise errors.ConfigError(
+            "With per_device_batch_size below 1 on several hosts, MaxText's own loader gives a batch of another shape"
+            " than the trainer takes; such a run cannot be migrated."
+        )
+      trained = used
+    starts.append(history.Start(label, data_label, current["hosts"], rows, current["workers"]))
+  return starts, trained
+
+
+def _parse_restart(text: str) -> tuple[int, dict[str, int]]:
+  first, *pairs = text.split(",")
+  try:
+    changes = {name: int(value) for name, value in (pair.split("=") for pair in pairs)}
+    label = int(first)
+  except ValueError:
+    changes, label = {"": 0}, 0
+  if set(changes) - {"hosts", "devices", "workers", "data"}:
+    raise errors.ConfigError(
+        f"--restart {text!r} is not LABEL or LABEL,hosts=H,devices=N,workers=W,data=LABEL."
+    )
+  return label, changes
+
+
+def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> None:
+  values = {
+      "base_config": run.path,
+      "dataset_type": "olmo_grain",
+      "olmo_index_path": os.path.abspath(run.index_path),
+      "olmo_consumed_path": consumed_path,
+      # Together an anchor: this step starts the rest of the epoch, and later ones are counted from here.
+      "initial_step": label + 1,
+      "olmo_initial_position": 0,
+  }
+  atomic.write_atomically(path, yaml.safe_dump(values, sort_keys=False))
+
+
+def _load_yaml(path: str) -> dict[str, Any]:
+  """A MaxText config and, below it, the one it names as base_config, if that can be found."""
+  try:
+    with open(path, encoding="utf-8") as file:
+      values = yaml.safe_load(file) or {}
+  except yaml.YAMLError as error:
+    raise errors.ConfigError(f"{path} is not YAML: {error}") from error
+  if not isinstance(values, dict):
+    raise errors.ConfigError(f"{path} is not a MaxText config: it holds no keys.")
+  base = values.pop("base_config", None)
+  if not base:
+    return values
+  places = [os.path.join(os.path.dirname(path), base)]
+  maxtext = importlib.util.find_spec("maxtext")
+  if maxtext is not None:
+    places += [
+        os.path.join(root, "configs", base) for root in maxtext.submodule_search_locations or ()
+    ]
+  for place in places:
+    if os.path.exists(place):
+      return {**_load_yaml(place), **values}
+  # MaxText's own base.yml is all defaults, which are known here.
+  if os.path.basename(base) == "base.yml":
+    return values
+  raise errors.ConfigError(f"{path} builds on base_config={base!r}, which is not in {places}.")

@@ -1,0 +1,11 @@
+"""A small but real trainer: a decoder-only language model, on one process or on several.
+
+python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
+"""
+
+from maxtext_olmo.trainers.tiny.trainer import Result
+from maxtext_olmo.trainers.tiny.trainer import connect
+from maxtext_olmo.trainers.tiny.trainer import main_from_argv
+from maxtext_olmo.trainers.tiny.trainer import train
+
+__all__ = ["Result", "connect", "main_from_argv", "train"]

@@ -1,0 +1,259 @@
+"""Evaluates the embedded trainer's model: on tasks of lm-evaluation-harness, and on corpora.
+
+config → checkpoint → parameters on the mesh → `JaxLM` → the harness's results
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging as python_logging
+import os
+import subprocess
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from absl import logging
+from ml_collections import ConfigDict
+
+from maxtext_olmo import errors
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.evaluation import scoring
+from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
+from maxtext_olmo.trainers.tiny import learner as learner_lib
+from maxtext_olmo.trainers.tiny import model
+
+if TYPE_CHECKING:
+  from maxtext_olmo.evaluation.model import JaxLM
+
+# Draws for those standard errors that have no formula.
+_BOOTSTRAP_DRAWS = 1000
+_FIELDS = ("inputs", "inputs_position", "inputs_segmentation")
+
+
+def make_apply(config: ConfigDict) -> scoring.Apply:
+  """The model of a config, over batches of requests."""
+  model_config = model.ModelConfig.from_config(config)
+
+  def apply(params: model.Params, batch: llm_batch.LLMIndexedBatch) -> jax.Array:
+    return model.apply(params, {name: getattr(batch, name) for name in _FIELDS}, model_config)
+
+  return apply
+
+
+def make_lm(config: ConfigDict, params: Any, mesh: jax.sharding.Mesh, **options: Any) -> JaxLM:
+  """The model as the harness wants it.
+
+  Args:
+    options: for `JaxLM`; what is not given follows the config.
+  """
+  from maxtext_olmo.evaluation.model import JaxLM
+
+  values: dict[str, Any] = {
+      "tokenizer": config.eval_tokenizer,
+      "batch_size": config.eval_batch_size or config.global_batch_size_to_load,
+      "max_length": config.max_target_length,
+      "data_sharding": layout_lib.partition_spec(mesh, config.data_sharding),
+      "name": str(model.ModelConfig.from_config(config)),
+      **options,
+  }
+  return JaxLM(make_apply(config), params, mesh=mesh, **values)
+
+
+def load_params(
+    config: ConfigDict, mesh: jax.sharding.Mesh, step: int | None = None
+) -> tuple[int, Any]:
+  """The parameters in a checkpoint, by default the latest, and its step; touches nothing there."""
+  directory = config.checkpoint_dir
+  if not directory:
+    raise errors.ConfigError(
+        "Which checkpoint? Set checkpoint_dir, as for training: --config.checkpoint_dir=DIR."
+    )
+  if not os.path.isdir(directory) and "://" not in directory:
+    raise errors.ConfigError(f"checkpoint_dir={directory} is no directory: train a model first.")
+  checkpoints = checkpoints_lib.Checkpoints(directory, read_only=True)
+  if step is None:
+    step = checkpoints.latest
+  if step is None or not checkpoints.has(step):
+    which = "no checkpoint" if step is None else f"no checkpoint {step}"
+    latest = "" if checkpoints.latest is None else f"; the latest is {checkpoints.latest}"
+    raise errors.ConfigError(f"{checkpoints.directory} has {which}{latest}.")
+  learner = learner_lib.Learner(config, mesh)
+  state, _ = checkpoints.restore(step, learner.abstract_state)
+  checkpoints.close()
+  return step, state["params"]
+
+
+class Tasks:
+  """Tasks of the harness, found by name once and run as often as wanted.
+
+  Args:
+    names: of tasks, groups or tags, or paths of task files (YAML); `*` stands for any part of a name.
+    directory: where task files of your own are.
+  """
+
+  def __init__(self, names: Sequence[str], directory: str = ""):
+    with _harness():
+      from lm_eval import tasks as harness_tasks
+
+      self._make_manager = harness_tasks.TaskManager
+      self._manager, self.names = self._find(list(names), directory)
+
+  def run(
+      self,
+      lm: JaxLM,
+      *,
+      limit: int | float | None = None,
+      num_fewshot: int | None = None,
+      log_samples: bool = False,
+  ) -> dict[str, Any]:
+    """The harness's results; all processes call it together, and each gets them.
+
+    Args:
+      limit: so many documents of each task, or below 1 this share of them.
+      num_fewshot: examples before each question, where the task does not say.
+    """
+    with _harness():
+      import lm_eval
+
+      try:
+        results = lm_eval.simple_evaluate(
+            lm,
+            tasks=list(self.names),
+            task_manager=self._manager,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            batch_size=lm.batch_size,
+            bootstrap_iters=_BOOTSTRAP_DRAWS,
+            log_samples=log_samples,
+        )
+      except Exception as error:
+        if isinstance(error, errors.MaxtextOlmoError) or _is_of_the_model(error):
+          raise
+        # Data or a package that is not at hand, or a task file that cannot work: the harness raises what its
+        # libraries raise.
+        said = " ".join(str(error).split()) or "no more is said"
+        raise errors.ConfigError(
+            f"The tasks {', '.join(self.names)} cannot run here: {type(error).__name__}: {said[:400]}."
+            " Look at their task files, and whether their data is at hand and not empty."
+        ) from error
+    # No shape and no figure depends on which process reports.
+    results["config"]["compiled_lengths"] = list(lm.compiled_lengths)
+    results["config"]["padding_share"] = lm.padding_share
+    return results
+
+  def _find(self, names: list[str], directory: str) -> tuple[Any, list[str]]:
+    if not names:
+      raise errors.ConfigError("Which tasks? Name at least one.")
+    if directory and not os.path.isdir(directory):
+      raise errors.ConfigError(f"There is no directory of tasks {directory}.")
+    own = self._make_manager(include_path=directory or None, include_defaults=False)
+    manager = own
+    if any(not _match(name, own) for name in names):
+      # There are thousands of them, which takes seconds.
+      manager = self._make_manager(include_path=directory or None)
+    found: list[str] = []
+    for name in names:
+      matches = _match(name, manager)
+      if not matches:
+        raise errors.ConfigError(_unknown_task(name, manager.all_tasks, directory))
+      found += [match for match in matches if match not in found]
+    return manager, found
+
+
+def metrics(results: dict[str, Any]) -> dict[str, float]:
+  """The figures of some results by name: `arc_easy/acc`; standard errors are left out."""
+  found = {}
+  for task, values in results["results"].items():
+    for name, value in values.items():
+      metric, _, filter_name = name.partition(",")
+      if isinstance(value, (int, float)) and filter_name and not metric.endswith("_stderr"):
+        suffix = "" if filter_name == "none" else f"/{filter_name}"
+        found[f"{task}/{metric}{suffix}"] = float(value)
+  return found
+
+
+def during_training(
+    config: ConfigDict, mesh: jax.sharding.Mesh
+) -> Callable[[Any], dict[str, float]] | None:
+  """What evaluates parameters on the config's `eval_tasks`, if there are any."""
+  if not config.eval_tasks:
+    return None
+  tasks = Tasks(config.eval_tasks.split(","), config.eval_task_dir)
+  lm: JaxLM | None = None
+
+  def evaluate(params: Any) -> dict[str, float]:
+    nonlocal lm
+    if lm is None:
+      # One for the whole run: each shape is compiled once.
+      lm = make_lm(config, params, mesh, progress=False)
+    lm.params = params
+    results = tasks.run(lm, limit=config.eval_limit or None)
+    return {f"eval/{name}": value for name, value in metrics(results).items()}
+
+  return evaluate
+
+
+@contextlib.contextmanager
+def _harness() -> Iterator[None]:
+  """Lets the harness work without its own bars and notes, and without forking a process with JAX threads."""
+  os.environ.setdefault("TQDM_DISABLE", "1")
+  os.environ.setdefault("DISABLE_MULTIPROC", "1")
+  os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+  try:
+    from lm_eval import evaluator
+  except ImportError as error:
+    raise errors.ConfigError(
+        "Evaluation on tasks needs lm-evaluation-harness: pip install 'maxtext-olmo[eval]'."
+    ) from error
+  logger = python_logging.getLogger("lm_eval")
+  level = logger.level
+  if not logging.level_debug():
+    logger.setLevel(python_logging.ERROR)
+  theirs = evaluator.get_git_commit_hash
+  evaluator.get_git_commit_hash = _git_hash
+  try:
+    yield
+  finally:
+    evaluator.get_git_commit_hash = theirs
+    logger.setLevel(level)
+
+
+def _is_of_the_model(error: BaseException) -> bool:
+  """Whether the harness had called the model when this was raised."""
+  from maxtext_olmo.evaluation import model as model_lib
+
+  frames = traceback.extract_tb(error.__traceback__)
+  return any(frame.filename == model_lib.__file__ for frame in frames)
+
+
+def _git_hash() -> str | None:
+  """What the harness notes of the working directory; its own function lets git complain where there is none."""
+  try:
+    done = subprocess.run(
+        ["git", "describe", "--always"], capture_output=True, text=True, check=False
+    )
+  except OSError:
+    return None
+  return done.stdout.strip() or None
+
+
+def _match(name: str, manager: Any) -> list[str]:
+  if name in manager.task_index or (name.endswith((".yaml", ".yml")) and os.path.isfile(name)):
+    return [name]
+  return list(manager.match_tasks([name])) if "*" in name else []
+
+
+def _unknown_task(name: str, known: Sequence[str], directory: str) -> str:
+  if name.endswith((".yaml", ".yml")):
+    return f"There is no task file {name}."
+  near = difflib.get_close_matches(name, known, n=3)
+  hint = f" Did you mean {' or '.join(near)}?" if near else ""
+  where = f", nor of {directory}" if directory else ""
+  return (
+      f"{name!r} is no task of lm-evaluation-harness{where}.{hint} Task files of your own are given"
+      " as paths, or by name with the directory they are in."
+  )

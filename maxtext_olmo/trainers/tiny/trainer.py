@@ -1,0 +1,286 @@
+"""A small but real trainer: a decoder-only language model, on one process or on several.
+
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
+
+It shows all that a trainer has to do to use this library well: make the iterator from the config
+and the mesh, save its state with the model's, and hand it back on a restart. Every batch is the one
+that an uninterrupted run would have seen, also where the number of processes has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from absl import logging
+from ml_collections import ConfigDict
+
+from maxtext_olmo import errors
+from maxtext_olmo.loader import registry
+from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
+from maxtext_olmo.trainers.tiny import config as config_lib
+from maxtext_olmo.trainers.tiny import evaluation
+from maxtext_olmo.trainers.tiny import learner as learner_lib
+from maxtext_olmo.trainers.tiny import report as report_lib
+
+# What a collective says when the other end has died.
+_LOST_CONTACT = ("Connection closed by peer", "Connection reset by peer", "Connection refused")
+
+OnBatch = Callable[[int, dict[str, jax.Array]], None]
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """How a run ended."""
+
+  steps_done: int  # in all, those before a resume included
+  loss: float | None  # of the last step; None where there was none left to do
+  eval_loss: float | None
+
+
+def train(
+    config: ConfigDict, *, on_batch: OnBatch | None = None, on_step: OnStep | None = None
+) -> Result:
+  """Trains until `config.steps` steps are done, from the latest checkpoint if there is one.
+
+  Args:
+    config: as from `maxtext_olmo.trainers.tiny.config.get_config`.
+    on_batch: called with the step and its global batch, before the step runs.
+    on_step: called with the step and its metrics, once they are there.
+  """
+  config_lib.validate(config)
+  connect(config)
+  mesh = learner_lib.make_mesh(config)
+  learner = learner_lib.Learner(config, mesh)
+  _introduce(config, mesh, learner)
+  with contextlib.ExitStack() as stack:
+    checkpoints = checkpoints_lib.Checkpoints.from_config(config)
+    if checkpoints is not None:
+      stack.enter_context(checkpoints)
+    batches, eval_batches = registry.create_data_iterator(config_lib.for_data(config), mesh)
+    stack.callback(batches.close)
+    if eval_batches is not None:
+      stack.callback(eval_batches.close)
+    state, first_step = _start(learner, checkpoints, batches)
+    run_tasks = evaluation.during_training(config, mesh)
+    run = _Run(config, learner, checkpoints, batches, eval_batches, run_tasks, on_batch, on_step)
+    result = run.loop(state, first_step)
+  if checkpoints is not None and result.loss is not None:
+    logging.info("checkpoint %d is in %s", result.steps_done - 1, checkpoints.directory)
+  return result
+
+
+def connect(config: ConfigDict) -> None:
+  """Joins the processes of the run, as the config or the environment says; once per process."""
+  address = config.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+  if not address or jax.distributed.is_initialized():
+    return
+  count = config.num_processes or int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+  this = config.process_id if config.process_id >= 0 else int(os.environ.get("JAX_PROCESS_ID", "0"))
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  if count > 1:
+    logging.info("process %d of %d: waiting for the others at %s", this, count, address)
+  jax.distributed.initialize(address, count, this)
+
+
+def main_from_argv(
+    argv: Sequence[str], *, on_batch: OnBatch | None = None, on_step: OnStep | None = None
+) -> int:
+  """Trains as a command line says, reporting on stderr; returns the exit code.
+
+  Args:
+    argv: as `sys.argv`, the program's name first.
+    on_batch: as for `train`.
+    on_step: as for `train`.
+  """
+  if any(arg in ("-h", "--help", "--helpfull", "--helpshort") for arg in argv[1:]):
+    sys.stdout.write(f"{__doc__}\nKeys, set with --config.KEY=VALUE:\n\n{config_lib.describe()}\n")
+    return 0
+  process = int(os.environ.get("JAX_PROCESS_ID", "0"))
+  report_lib.show_on_stderr(process)
+  try:
+    config = config_lib.read_config(argv)
+    report_lib.show_on_stderr(max(process, config.process_id))
+    train(config, on_batch=on_batch, on_step=on_step)
+  except KeyboardInterrupt:
+    return _exit_code("interrupted", 130)
+  except errors.MaxtextOlmoError as error:
+    return _exit_code(f"{type(error).__name__}: {error}", 2)
+  except OSError as error:
+    if error.filename is None:
+      return _exit_code(traceback.format_exc(), 1)
+    return _exit_code(f"{error.filename}: {error.strerror}", 2)
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() > 1 and any(sign in str(error) for sign in _LOST_CONTACT):
+      return _exit_code(f"another process of this run is gone ({str(error).splitlines()[0]})", 1)
+    return _exit_code(traceback.format_exc(), 1)
+  except Exception:
+    return _exit_code(traceback.format_exc(), 1)
+  return 0
+
+
+def _exit_code(message: str, code: int) -> int:
+  logging.error("%s", message)
+  if jax.distributed.is_initialized() and jax.process_count() > 1:
+    # An ordinary exit waits for the other processes, which wait for this one in a collective.
+    logging.flush()
+    os._exit(code)
+  return code
+
+
+def _introduce(config: ConfigDict, mesh: jax.sharding.Mesh, learner: learner_lib.Learner) -> None:
+  logging.info(
+      "model: %s parameters, %d layers of width %d, %s",
+      f"{learner.parameter_count:,}",
+      config.num_layers,
+      config.emb_dim,
+      config.dtype,
+  )
+  logging.info(
+      "mesh: %s over %s of %s; batches of %d x %d tokens",
+      " x ".join(f"{name}={size}" for name, size in mesh.shape.items()),
+      _count(mesh.size, "device"),
+      _count(jax.process_count(), "process", "processes"),
+      config.global_batch_size_to_load,
+      config.max_target_length,
+  )
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+  return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _start(
+    learner: learner_lib.Learner,
+    checkpoints: checkpoints_lib.Checkpoints | None,
+    batches: Any,
+) -> tuple[learner_lib.State, int]:
+  """The state to go on with, and the step to run next; moves the data to where it belongs."""
+  if checkpoints is None or checkpoints.latest is None:
+    if checkpoints is None:
+      logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
+    return learner.init(), getattr(batches, "step", 0)
+  state, data_state = checkpoints.restore(checkpoints.latest, learner.abstract_state)
+  here = batches.get_state()
+  if any(here.get(name) != data_state.get(name) for name in ("step", "position", "identity")):
+    logging.warning(
+        "The checkpoint's data state (step %s, position %s) wins over where the config would begin (step %s,"
+        " position %s).",
+        *(state.get(name) for state in (data_state, here) for name in ("step", "position")),
+    )
+    batches.set_state(data_state)
+  logging.info(
+      "restored checkpoint %d of %s; step %d comes next",
+      checkpoints.latest,
+      checkpoints.directory,
+      checkpoints.latest + 1,
+  )
+  return state, checkpoints.latest + 1
+
+
+@dataclasses.dataclass
+class _Pending:
+  """A step that the devices may still be at."""
+
+  step: int
+  metrics: dict[str, jax.Array]
+  tokens: int
+  waited: float
+  extra: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+  """The loop; metrics are read one step late, so that the devices never wait for them."""
+
+  config: ConfigDict
+  learner: learner_lib.Learner
+  checkpoints: checkpoints_lib.Checkpoints | None
+  batches: Any
+  eval_batches: Any
+  run_tasks: Callable[[Any], dict[str, float]] | None
+  on_batch: OnBatch | None
+  on_step: OnStep | None
+
+  def loop(self, state: learner_lib.State, first_step: int) -> Result:
+    config = self.config
+    report = report_lib.Report(
+        config.metrics_file, first_step, config.log_interval, enabled=jax.process_index() == 0
+    )
+    pending: _Pending | None = None
+    last_metrics: dict[str, float] = {}
+    eval_loss: float | None = None
+    step = first_step - 1
+    with contextlib.closing(report):
+      for step in range(first_step, config.steps):
+        began = time.monotonic()
+        try:
+          batch = next(self.batches)
+        except StopIteration:
+          logging.info("the data has ended before step %d", step)
+          step -= 1
+          break
+        waited = time.monotonic() - began
+        if self.on_batch is not None:
+          self.on_batch(step, batch)
+        tokens = batch["inputs"].size
+        state, metrics = self.learner.train_step(state, batch)
+        if step == first_step:
+          self._say_compiled(metrics, began)
+          report.restart_clock()
+          tokens, waited = 0, 0.0
+        if pending is not None:
+          last_metrics = self._finish(pending, report)
+        pending = _Pending(step, metrics, tokens, waited, {})
+        if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0:
+          jax.block_until_ready(metrics)
+          with report.paused():
+            pending.extra.update(self._evaluate(state))
+          eval_loss = pending.extra.get("eval_loss")
+        if self.checkpoints is not None and self.checkpoints.is_due(step):
+          self.checkpoints.save(step, state, self.batches.get_state())
+      if pending is not None:
+        last_metrics = self._finish(pending, report, last=True)
+        if self.checkpoints is not None:
+          self.checkpoints.save(step, state, self.batches.get_state())
+      else:
+        logging.info("nothing to do: %d of %d steps are done", first_step, config.steps)
+    return Result(step + 1, last_metrics.get("loss"), eval_loss)
+
+  def _finish(
+      self, pending: _Pending, report: report_lib.Report, last: bool = False
+  ) -> dict[str, float]:
+    metrics = {**learner_lib.to_numbers(pending.metrics), **pending.extra}
+    report.step(pending.step, metrics, tokens=pending.tokens, waited=pending.waited, last=last)
+    if self.on_step is not None:
+      self.on_step(pending.step, metrics)
+    return metrics
+
+  def _evaluate(self, state: learner_lib.State) -> dict[str, float]:
+    found = {}
+    if self.eval_batches is not None:
+      found["eval_loss"] = self._eval_loss(state)
+    if self.run_tasks is not None:
+      found |= self.run_tasks(state["params"])
+    return found
+
+  def _eval_loss(self, state: learner_lib.State) -> float:
+    total, count = 0.0, 0.0
+    for number, batch in enumerate(self.eval_batches):
+      loss, tokens = self.learner.eval_step(state["params"], batch)
+      total, count = total + float(loss), count + float(tokens)
+      if number + 1 == self.config.eval_steps:
+        break
+    return total / max(count, 1.0)
+
+  def _say_compiled(self, metrics: dict[str, jax.Array], began: float) -> None:
+    jax.block_until_ready(metrics)
+    logging.info("compiled, and ran the first step, in %.1f s", time.monotonic() - began)

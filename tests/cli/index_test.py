@@ -1,0 +1,181 @@
+"""Tests of `maxtext-olmo index`."""
+
+import pathlib
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.corpus import index_builder as index_lib
+from tests import corpora
+from tests.cli import runner
+
+
+class IndexTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+    for i, count in enumerate((33, 20, 7)):
+      corpora.write_tokens(self.dir / "tok" / f"{i}.npy", count, seed=i, dtype="uint32")
+    self.mix = self.dir / "mix.txt"
+    self._write_mix(2)
+    self.output = self.dir / "index.json"
+
+  def _write_mix(self, count: int) -> None:
+    self.mix.write_text("".join(f"l{i % 2},{{TOKENIZER}}/{i}.npy\n" for i in range(count)))
+
+  def _build(self, *flags) -> tuple[int, str, str]:
+    argv = {
+        "--mix-file": self.mix,
+        "--tokenizer": "tok",
+        "--sequence-length": 4,
+        "--output": self.output,
+    }
+    return runner.run("index", "build", *(word for pair in argv.items() for word in pair), *flags)
+
+  def test_an_index_is_built_and_shown(self):
+    code, out, err = self._build()
+    self.assertEqual((code, err), (0, ""))
+    index = index_lib.load_index(self.output)
+    self.assertEqual([entry.path for entry in index.files], ["tok/0.npy", "tok/1.npy"])
+    self.assertEqual((index.base, index.tokenizer, index.dtype), (str(self.dir), "tok", "uint32"))
+    self.assertEndsWith(out, f"Wrote {self.output}.\n")
+    code, shown, err = runner.run("index", "show", self.output)
+    self.assertEqual((code, err), (0, ""))
+    self.assertEqual(out, shown + f"Wrote {self.output}.\n")
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in shown.splitlines()
+        if "│" in line
+    ]
+    self.assertEqual(
+        rows,
+        [
+            ["l0", "1", "33", "8", "61.54%"],
+            ["l1", "1", "20", "5", "38.46%"],
+            ["total", "2", "53", "13", ""],
+        ],
+    )
+    self.assertIn("sequence length 4, uint32, tokenizer tok\n", shown)
+    self.assertIn(f"base {self.dir}\nfingerprint {index.fingerprint}\n", shown)
+
+  def test_each_file_can_be_shown(self):
+    self._build("--checksums", "sha256", "--workers", "1")
+    code, out, _ = runner.run("index", "show", "--files", self.output)
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line
+    ]
+    self.assertEqual(code, 0)
+    self.assertEqual(
+        [row[:8] for row in rows],
+        [
+            ["0", "tok/0.npy", "l0", "132", "0", "33", "0", "8"],
+            ["1", "tok/1.npy", "l1", "80", "0", "20", "8", "5"],
+        ],
+    )
+    self.assertRegex(rows[0][8], r"^sha256:[0-9a-f]{64}$")
+
+  def test_brackets_in_names_are_shown_as_they_are(self):
+    self.mix.write_text("[bold]l[/bold],tok/0.npy\n")
+    self.assertIn("[bold]l[/bold]", self._build()[1])
+
+  def test_base_and_windows_may_be_given(self):
+    code, out, _ = self._build(
+        "--base", self.dir / "tok" / "..", "--max-target-sequence-length", "16"
+    )
+    self.assertEqual(code, 0)
+    self.assertIn("sequence length 4 (windows of 16)", out)
+    self.assertEqual(index_lib.load_index(self.output).total_instances, 12)
+
+  def test_a_longer_mix_keeps_the_split_of_the_index_it_replaces(self):
+    self._build()
+    older = index_lib.load_index(self.output)
+    self._write_mix(3)
+    self.assertEqual(self._build()[2], "")
+    index = index_lib.load_index(self.output)
+    self.assertLen(index.files, 3)
+    self.assertEqual((index.split_key, index.split_windows), (older.split_key, older.split_windows))
+
+  def test_a_longer_mix_keeps_the_split_of_the_index_it_extends(self):
+    self._build()
+    older = index_lib.load_index(self.output)
+    self._write_mix(3)
+    other = self.dir / "other.json"
+    self.assertEqual(self._build("--extends", self.output, "--output", other)[0], 0)
+    self.assertEqual(index_lib.load_index(other).split_key, older.split_key)
+    self._write_mix(1)
+    code, _, err = self._build("--extends", self.output, "--output", other)
+    self.assertEqual(code, 2)
+    self.assertStartsWith(err, "error: The corpus does not continue the older index: file 1 was")
+
+  def test_another_corpus_in_place_of_an_index_is_noted(self):
+    self._build()
+    self._write_mix(1)
+    code, _, err = self._build()
+    self.assertEqual(code, 0)
+    self.assertRegex(
+        err,
+        r"^note: .*index\.json is replaced, with a new held-out split\. The corpus does not"
+        r" continue",
+    )
+
+  def test_a_likely_wrong_dtype_is_a_warning(self):
+    corpora.write_tokens(
+        self.dir / "tok" / "0.npy", 4000, seed=1, vocab_size=50_000, dtype="uint16"
+    )
+    code, _, err = self._build()
+    self.assertEqual(code, 0)
+    self.assertEqual(
+        err,
+        f"warning: {self.dir}/tok/0.npy looks like uint16, not uint32: if it is, build the index"
+        " again with --dtype uint16.\n",
+    )
+
+  def test_a_corpus_without_an_instance_is_an_error(self):
+    code, _, err = self._build("--sequence-length", "64")
+    self.assertEqual(code, 2)
+    self.assertEqual(
+        err,
+        "error: The corpus has no instance: each needs 64 tokens, and the longest file has 33."
+        " Choose a shorter --sequence-length.\n",
+    )
+    self.assertFalse(self.output.exists())
+
+  def test_a_wrong_tokenizer_names_the_files_that_are_not_there(self):
+    code, _, err = self._build("--tokenizer", "other")
+    self.assertEqual(code, 2)
+    self.assertStartsWith(err, "error: Token files cannot be indexed (2 of 2 files):\n")
+    self.assertIn(f"  {self.dir}/other/0.npy: No such file or directory\n", err)
+    self.assertEndsWith(
+        err,
+        "Check the base (--base), the tokenizer's name in the paths (--tokenizer), and the mount.\n",
+    )
+
+  def test_a_malformed_mix_is_an_error_with_the_line(self):
+    self.mix.write_text("l,tok/0.npy\noops\n")
+    code, _, err = self._build()
+    self.assertEqual(code, 2)
+    self.assertIn(f"{self.mix}:2: expected exactly one comma, found 0: 'oops'", err)
+
+  def test_an_output_that_cannot_be_written_is_an_error_before_the_scan(self):
+    code, _, err = self._build("--output", self.dir / "none" / "x.json", "--tokenizer", "other")
+    self.assertEqual(
+        (code, err), (2, f"error: The directory of the output does not exist: {self.dir}/none.\n")
+    )
+
+  def test_an_output_that_is_a_directory_is_an_error_before_the_scan(self):
+    code, _, err = self._build("--output", self.dir, "--tokenizer", "other")
+    self.assertEqual(
+        (code, err),
+        (2, f"error: The output {self.dir} is a directory: name a file, such as index.json.\n"),
+    )
+
+  def test_files_with_headers(self):
+    np.save(self.dir / "tok" / "0.npy", np.arange(8, dtype=np.uint32))
+    self._build()
+    self.assertEqual(index_lib.load_index(self.output).files[0].data_offset, 128)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,156 @@
+"""Tests of the command line as a whole."""
+
+import argparse
+import importlib
+import pathlib
+import subprocess
+import sys
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.cli import main as main_lib
+from maxtext_olmo.errors import CorpusError
+from tests.cli import runner
+
+
+def _leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+  groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+  if not groups:
+    return [parser]
+  return [leaf for child in groups[0].choices.values() for leaf in _leaves(child)]
+
+
+class CliTest(parameterized.TestCase):
+
+  def test_help_lists_every_command(self):
+    code, out, _ = runner.run("--help")
+    self.assertEqual(code, 0)
+    for name in main_lib.COMMANDS:
+      self.assertRegex(out, rf"\n    {name} +\w")
+
+  def test_help_imports_nothing_heavy(self):
+    code = (
+        "import sys\n"
+        "from maxtext_olmo.cli import main as cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'jax', 'grain', 'numpy', 'rich', 'orbax'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+  def test_reading_an_index_and_verifying_import_no_jax(self):
+    code = (
+        "import sys\n"
+        "from maxtext_olmo.cli import main as cli\n"
+        "assert cli.main(['index', 'show', '/no']) == cli.main(['verify', '/no']) == 2\n"
+        "heavy = {'jax', 'grain'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
+
+  def test_every_flag_of_every_command_says_its_default_or_that_it_is_required(self):
+    modules = {
+        name: importlib.import_module(f"maxtext_olmo.cli.{name}") for name in main_lib.COMMANDS
+    }
+    leaves = _leaves(main_lib.make_parser(modules))
+    self.assertGreater(len(leaves), 4)
+    for leaf in leaves:
+      for action in leaf._actions:
+        if action.option_strings and action.dest != "help":
+          self.assertRegex(
+              action.help or "", r"\(default: |\(required\)", f"{leaf.prog} {action.dest}"
+          )
+
+  def test_the_module_runs_as_the_command(self):
+    done = subprocess.run(
+        [sys.executable, "-m", "maxtext_olmo", "index", "show", "/no/index.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 2)
+    self.assertEqual(
+        done.stderr,
+        "error: Cannot read the index /no/index.json: No such file or directory. `maxtext-olmo"
+        " index build` makes one.\n",
+    )
+
+  def test_debug_shows_the_traceback(self):
+    with self.assertRaises(CorpusError):
+      cli.main(["--debug", "index", "show", "/no/index.json"])
+
+  def test_errors_of_the_file_system_are_one_line_too(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    (directory / "file").write_text("x")
+    (directory / "doc.txt").write_text("x")
+    code, _, err = runner.run(
+        "corpus", "make", "--output", directory / "file" / "x", directory / "doc.txt"
+    )
+    self.assertEqual(code, 2)
+    self.assertEqual(err, f"error: {directory}/file/x: Not a directory\n")
+
+  @parameterized.parameters((), ("nonsense",), ("index",), ("verify",), ("index", "build"))
+  def test_wrong_usage_is_explained(self, *argv):
+    code, _, err = runner.run(*argv)
+    self.assertEqual(code, 2)
+    self.assertStartsWith(err, "usage: maxtext-olmo")
+
+  def test_a_reader_that_has_seen_enough_is_no_error(self):
+    directory = self.create_tempdir().full_path
+    code = (
+        "from tests import corpora\n"
+        f"corpora.write_corpus({directory!r}, tokens_per_file=(8,) * 3000)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    command = (
+        f"{sys.executable} -m maxtext_olmo index show --files {directory}/index.json | head -1;"
+        f" echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    self.assertEqual(done.stderr, "")
+    self.assertEqual(done.stdout.splitlines()[-1], "0")
+
+
+class TrainTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (["train", "--config=x.py", "--config.steps=2"], ["--config=x.py", "--config.steps=2"]),
+      (["--debug", "train", "--helpfull"], ["--helpfull"]),
+      (["train"], []),
+  )
+  def test_all_arguments_go_to_the_trainer(self, argv, rest):
+    modules = {
+        name: importlib.import_module(f"maxtext_olmo.cli.{name}") for name in main_lib.COMMANDS
+    }
+    own, passed = main_lib._split_arguments(argv, modules)
+    self.assertEqual(passed, rest)
+    self.assertEqual(own, argv[: len(argv) - len(rest)])
+
+  def test_other_commands_parse_their_own(self):
+    modules = {
+        name: importlib.import_module(f"maxtext_olmo.cli.{name}") for name in main_lib.COMMANDS
+    }
+    argv = ["index", "show", "x"]
+    self.assertEqual(main_lib._split_arguments(argv, modules), (argv, []))
+
+  @parameterized.parameters("-h", "--help")
+  def test_help_says_how_to_go_on(self, flag):
+    code, out, _ = runner.run("train", flag)
+    self.assertEqual(code, 0)
+    self.assertIn("--config=configs/tiny.py", out)
+
+  def test_the_trainer_is_reached(self):
+    done = subprocess.run(
+        [sys.executable, "-m", "maxtext_olmo", "train", "--config=/no/such/config.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertNotEqual(done.returncode, 0)
+    self.assertIn("/no/such/config.py", done.stderr)
+
+
+if __name__ == "__main__":
+  absltest.main()

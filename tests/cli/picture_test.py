@@ -1,0 +1,46 @@
+"""The picture of packed rows."""
+
+import collections
+import os
+import xml.etree.ElementTree as ET
+
+from absl.testing import absltest
+
+from maxtext_olmo.cli import main as main_lib
+from maxtext_olmo.cli import picture
+
+
+class PictureTest(absltest.TestCase):
+
+  def test_every_packing_shows_every_token_once(self):
+    made = picture.panels(20, 256)
+    self.assertLen(made, 5)
+    counts = []
+    for panel in made:
+      counter = collections.Counter(cell for row in panel.rows for cell in row)
+      del counter[0]
+      counts.append(counter)
+    for counter in counts:
+      self.assertEqual(counter, counts[0])
+    self.assertLen(counts[0], 20)
+
+  def test_the_file_is_an_svg_with_a_line_of_text_per_panel(self):
+    path = os.path.join(self.create_tempdir().full_path, "a.svg")
+    self.assertEqual(
+        main_lib.main(["picture", "--output", path, "--documents", "10", "--length", "64"]), 0
+    )
+    texts = [e.text for e in ET.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+    self.assertLen(texts, 6)
+    self.assertIn("planned", texts[-1])
+
+  def test_what_cannot_be_drawn_is_an_error(self):
+    self.assertEqual(main_lib.main(["picture", "--output", "/tmp/x.svg", "--documents", "0"]), 2)
+
+  def test_the_picture_of_the_guide_is_what_the_command_draws(self):
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.path.join(root, "docs", "guides", "packed_rows.svg"), encoding="utf-8") as file:
+      self.assertEqual(file.read(), picture.draw(48, 1024))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,82 @@
+"""`maxtext-olmo plan`."""
+
+import contextlib
+import io
+import re
+
+import numpy as np
+from absl.testing import absltest
+
+from maxtext_olmo.cli import main as main_lib
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.order import mixture
+from tests import corpora
+
+
+class PlanTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.path, _ = corpora.write_corpus(
+        self.create_tempdir().full_path, tokens_per_file=(400, 160, 80, 320)
+    )
+
+  def plan(self, *args):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+      code = main_lib.main(["plan", self.path, *args])
+    return code, out.getvalue(), err.getvalue()
+
+  def cells(self, out, label):
+    line = next(line for line in out.splitlines() if label in line)
+    return [cell.strip() for cell in re.split("[│|]", line) if cell.strip()]
+
+  def test_the_plan_is_what_the_stream_does(self):
+    code, out, _ = self.plan(
+        "--batch-size", "4", "--steps", "50", "--mixture", "label-0=2", "label-1=0.5"
+    )
+    self.assertEqual(code, 0)
+    index = index_lib.load_index(self.path)
+    stream = mixture.mixture_stream(
+        index, {"label-0": 2, "label-1": 0.5}, "epochs", order="feistel", seed=9
+    )
+    labels = np.array(stream.order.labels_at(np.arange(200)))
+    ids = stream.instance_ids(np.arange(200))
+    for label in ("label-0", "label-1"):
+      count = int((labels == label).sum())
+      _, tokens, _, seen, epochs, after = self.cells(out, label)
+      self.assertEqual(tokens, "480")
+      self.assertEqual(int(seen.replace(",", "")), count * 8)
+      self.assertEqual(epochs, f"{count / 60:.3f}")
+      if label == "label-0":
+        steps = int(after)
+        before = ids[: (steps - 1) * 4][labels[: (steps - 1) * 4] == label]
+        until = ids[: steps * 4][labels[: steps * 4] == label]
+        self.assertLess(len(set(before.tolist())), 60)
+        self.assertLen(set(until.tolist()), 60)
+      else:
+        self.assertStartsWith(after, "not in this run")
+
+  def test_without_a_mixture_it_is_one_pass_over_everything(self):
+    code, out, _ = self.plan("--batch-size", "8")
+    self.assertEqual(code, 0)
+    self.assertEqual(self.cells(out, "label-0")[4], "1.000")
+    self.assertIn("15 steps of 8 × 8 = 960 tokens", out)
+
+  def test_what_cannot_be_is_one_line_on_stderr(self):
+    for args, message in (
+        (("--batch-size", "0"), "must be positive"),
+        (("--batch-size", "4", "--mixture", "label-0"), "not LABEL=NUMBER"),
+        (("--batch-size", "4", "--mixture", "nope=1"), "fits no label"),
+    ):
+      code, _, err = self.plan(*args)
+      self.assertEqual(code, 2)
+      self.assertIn(message, err)
+
+  def test_labels_that_are_left_out_are_named(self):
+    _, out, _ = self.plan("--batch-size", "4", "--mixture", "label-1=1")
+    self.assertIn("Left out: label-0.", out)
+
+
+if __name__ == "__main__":
+  absltest.main()

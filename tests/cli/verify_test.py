@@ -1,0 +1,79 @@
+"""Tests of `maxtext-olmo verify`."""
+
+import os
+import pathlib
+import shutil
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from tests import corpora
+from tests.cli import runner
+
+
+class VerifyTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+    self.index, _ = corpora.write_corpus(self.dir)
+    self.data = self.dir / "data"
+
+  def test_a_good_corpus_exits_with_0(self):
+    code, out, err = runner.run(
+        "verify", self.index, "--vocab-size", 100, "--eos-id", 0, "--workers", 2
+    )
+    self.assertEqual((code, err), (0, ""))
+    self.assertEqual(
+        out,
+        "4 files, 1,004 tokens\n"
+        "checked: sizes, data offsets, dtype (from samples), ids (vocab_size 100), EOS (id 0)\n"
+        "not checked: checksums: the index has none\n"
+        "ok: 0 errors, 0 warnings\n",
+    )
+
+  def test_a_bad_corpus_exits_with_1_and_a_table(self):
+    os.unlink(self.data / "part-000.npy")
+    code, out, err = runner.run("verify", self.index, "--vocab-size", 100)
+    self.assertEqual((code, err), (1, ""))
+    self.assertRegex(out, r"│ error │ .*part-000\.npy │ No such file or directory +│")
+    self.assertEndsWith(out, "NOT OK: 1 error, 0 warnings\n")
+
+  def test_warnings_exit_with_0(self):
+    np.full(333, 5, np.uint16).tofile(self.data / "part-000.npy")
+    code, out, _ = runner.run("verify", self.index, "--eos-id", 0)
+    self.assertEqual(code, 0)
+    self.assertIn("│ warning │", out)
+    self.assertEndsWith(out, "ok: 0 errors, 1 warning\n")
+
+  def test_a_finding_about_all_files(self):
+    code, out, _ = runner.run("verify", self.index, "--eos-id", 500)
+    self.assertEqual(code, 1)
+    self.assertRegex(
+        out, r"│ error │ \(all files\) │ no file holds the EOS id 500: is it this tokenizer's\?"
+    )
+
+  @parameterized.parameters(True, False)
+  def test_moved_files(self, remap):
+    shutil.move(self.data, self.dir / "moved")
+    self.assertEqual(runner.run("verify", self.index)[0], 1)
+    where = (
+        ("--path-remap", self.data, self.dir / "moved") if remap else ("--base", self.dir / "moved")
+    )
+    self.assertEqual(runner.run("verify", self.index, *where)[0], 0)
+
+  def test_an_index_that_cannot_be_read_exits_with_2(self):
+    code, _, err = runner.run("verify", "/no/index.json")
+    self.assertEqual(code, 2)
+    self.assertStartsWith(
+        err, "error: Cannot read the index /no/index.json: No such file or directory."
+    )
+
+  def test_impossible_numbers_exit_with_2(self):
+    code, _, err = runner.run("verify", self.index, "--vocab-size", 0)
+    self.assertEqual((code, err), (2, "error: vocab_size must be 1 or more, got 0.\n"))
+
+
+if __name__ == "__main__":
+  absltest.main()

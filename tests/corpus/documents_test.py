@@ -1,0 +1,152 @@
+"""Where documents lie."""
+
+import gzip
+import os
+import pathlib
+import pickle
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import scan
+from tests import corpora
+
+
+def _write(directory, files, dtype="uint16"):
+  """Token files with given tokens, and their index."""
+  entries = []
+  for i, tokens in enumerate(files):
+    path = pathlib.Path(directory, "data", f"part-{i}.npy")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.array(tokens, dtype).tofile(path)
+    entries.append((str(path), "a"))
+  index = index_lib.build_index(entries, 4, tokenizer="t", dtype=dtype)
+  index.save(os.path.join(directory, "index.json"))
+  return index
+
+
+def _spans(documents):
+  ids = np.arange(documents.num_documents)
+  files, starts = documents.locate(ids)
+  return list(zip(files.tolist(), starts.tolist(), documents.lengths(ids).tolist()))
+
+
+class DocumentIndexTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = self.create_tempdir().full_path
+    self.path = os.path.join(self.directory, "index.json.documents")
+
+  def test_an_eos_ends_a_document_and_so_does_the_end_of_a_file(self):
+    index = _write(self.directory, [[5, 6, 0, 7, 0, 0, 8, 9], [], [3], [0]])
+    documents = documents_lib.build_documents(index, self.path, 0)
+    self.assertEqual(
+        _spans(documents), [(0, 0, 3), (0, 3, 2), (0, 5, 1), (0, 6, 2), (2, 0, 1), (3, 0, 1)]
+    )
+    self.assertEqual(documents.num_tokens, 10)
+
+  @settings(deadline=None, max_examples=25)
+  @given(st.lists(st.lists(st.integers(0, 3), max_size=60), min_size=1, max_size=4), st.data())
+  def test_documents_cover_every_token_once_however_the_file_is_read_in_pieces(self, files, data):
+    directory = self.create_tempdir().full_path
+    index = _write(directory, files)
+    piece = data.draw(st.sampled_from([2, 6, 64]))
+    was, scan.CHUNK_BYTES = scan.CHUNK_BYTES, piece
+    try:
+      documents = documents_lib.build_documents(index, os.path.join(directory, "d"), 0)
+    finally:
+      scan.CHUNK_BYTES = was
+    rebuilt = [[] for _ in files]
+    for file_id, start, length in _spans(documents):
+      tokens = files[file_id][start : start + length]
+      self.assertNotIn(0, tokens[:-1])
+      self.assertLen(rebuilt[file_id], start)
+      rebuilt[file_id] += tokens
+    self.assertEqual(rebuilt, files)
+
+  def test_dolmas_boundary_file_is_used_where_it_lies_next_to_the_tokens(self):
+    index = _write(self.directory, [[5, 6, 1, 7, 1, 8], [3, 1, 4, 1]])
+    with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
+      file.write("0,3,id-0,source,1\n3,6,id-1,source,2\n")
+    documents = documents_lib.build_documents(index, self.path, 1)
+    self.assertEqual(_spans(documents), [(0, 0, 3), (0, 3, 3), (1, 0, 2), (1, 2, 2)])
+    self.assertEqual(documents.num_boundary_files, 1)
+
+  @parameterized.parameters("0,9,a\n", "3,2,a\n", "0,3,a\n2,4,b\n", "zero,3\n", "4\n")
+  def test_a_boundary_file_that_does_not_fit_is_named_with_its_line(self, text):
+    index = _write(self.directory, [[5, 6, 1, 7, 1, 8]])
+    with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
+      file.write(text)
+    with self.assertRaisesRegex(errors.CorpusError, "part-0.csv.gz"):
+      documents_lib.build_documents(index, self.path, 1)
+    self.assertFalse(os.path.exists(self.path))
+
+  def test_a_file_with_a_header_counts_from_behind_it(self):
+    path = os.path.join(self.directory, "a.npy")
+    np.save(path, np.array([1, 2, 0, 3], np.uint16))
+    index = index_lib.build_index([(path, "a")], 2, tokenizer="t", dtype="uint16")
+    documents = documents_lib.build_documents(index, self.path, 0)
+    self.assertEqual(_spans(documents), [(0, 0, 3), (0, 3, 1)])
+
+  def test_what_was_saved_is_loaded_and_survives_pickling(self):
+    index_path, _ = corpora.write_corpus(self.directory)
+    index = index_lib.load_index(index_path)
+    self.assertEqual(documents_lib.default_path(index_path), self.path)
+    built = documents_lib.build_documents(index, self.path, 0, workers=2)
+    loaded = documents_lib.load_documents(self.path, index, 0)
+    self.assertEqual(loaded, built)
+    self.assertEqual(_spans(pickle.loads(pickle.dumps(loaded))), _spans(built))
+    self.assertLess(len(pickle.dumps(loaded)), 1000)
+
+  def test_a_damaged_file_is_noticed_wherever_it_is_damaged(self):
+    index_path, _ = corpora.write_corpus(self.directory)
+    index = index_lib.load_index(index_path)
+    documents_lib.build_documents(index, self.path, 0)
+    whole = pathlib.Path(self.path).read_bytes()
+    for damaged in (
+        whole[:-1],
+        whole + b"0",
+        whole[:4200] + bytes([whole[4200] ^ 1]) + whole[4201:],
+        whole.replace(b'"eos_id": 0', b'"eos_id": 1', 1),
+        b"",
+        b"{}",
+    ):
+      pathlib.Path(self.path).write_bytes(damaged)
+      with self.assertRaisesRegex(errors.CorpusError, "index documents"):
+        documents_lib.load_documents(self.path, index, 0)
+
+  def test_a_file_of_another_corpus_or_eos_is_refused(self):
+    one = _write(self.directory, [[1, 2, 0]])
+    other = _write(self.create_tempdir().full_path, [[1, 2, 0, 4]])
+    documents_lib.build_documents(one, self.path, 0)
+    with self.assertRaisesRegex(errors.CorpusError, "another corpus"):
+      documents_lib.load_documents(self.path, other, 0)
+    with self.assertRaisesRegex(errors.CorpusError, "made with EOS 0.*olmo_eos_id=2"):
+      documents_lib.load_documents(self.path, one, 2)
+    with self.assertRaisesRegex(errors.CorpusError, "index documents.*makes one"):
+      documents_lib.load_documents(self.path + "x", one, 2)
+
+  def test_an_eos_that_no_token_can_be_is_an_error(self):
+    index = _write(self.directory, [[1, 2, 0]])
+    for eos_id in (-1, 1 << 16):
+      with self.assertRaisesRegex(errors.ConfigError, "EOS"):
+        documents_lib.build_documents(index, self.path, eos_id)
+
+  def test_a_file_that_was_cut_off_is_an_error_and_nothing_is_left_behind(self):
+    index = _write(self.directory, [[1, 2, 0, 4]])
+    np.array([1, 2], np.uint16).tofile(os.path.join(self.directory, "data", "part-0.npy"))
+    with self.assertRaisesRegex(errors.CorpusError, "part-0.npy is too short"):
+      documents_lib.build_documents(index, self.path, 0)
+    self.assertCountEqual(os.listdir(self.directory), ["data", "index.json"])
+
+
+if __name__ == "__main__":
+  absltest.main()

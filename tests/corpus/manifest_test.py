@@ -1,0 +1,94 @@
+"""Tests of mix manifests."""
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.corpus import manifest as manifest_lib
+from maxtext_olmo.errors import CorpusError
+
+_TESTDATA = pathlib.Path(__file__).parent.parent / "testdata"
+
+
+class MixTest(parameterized.TestCase):
+
+  def _write(self, content: str) -> str:
+    return self.create_tempfile("mix.txt", content=content).full_path
+
+  def _error(self, content: str, **kwargs) -> str:
+    with self.assertRaises(CorpusError) as caught:
+      manifest_lib.read_mix(self._write(content), **kwargs)
+    return str(caught.exception)
+
+  def test_a_real_manifest_is_read_in_order_with_its_tokenizer_filled_in(self):
+    entries = manifest_lib.read_mix(
+        _TESTDATA / "mix_excerpt.txt", tokenizer="allenai/dolma3-tokenizer"
+    )
+    self.assertLen(entries, 7)
+    self.assertEqual(
+        entries[0],
+        manifest_lib.MixEntry(
+            label="common_crawl_adult_content",
+            path=(
+                "preprocessed/dolma3-0625/v0.1-official/allenai/dolma3-tokenizer/common_crawl"
+                "/adult_content/000000.npy"
+            ),
+            line=2,
+        ),
+    )
+    self.assertEqual([entry.line for entry in entries], [2, 3, 4, 6, 7, 8, 9])
+    self.assertEqual(
+        entries[-1].path,
+        "eval-data/perplexity/v3_small_allenai/dolma3-tokenizer/wikitext_103/val/part-0-00000.npy",
+    )
+
+  def test_absolute_paths_blanks_and_carriage_returns_are_fine(self):
+    entries = manifest_lib.read_mix(
+        self._write("\r\n  # note\n a , /x/y.npy \r\nb,s3://bucket/z.npy\n")
+    )
+    self.assertEqual(
+        [(entry.label, entry.path) for entry in entries],
+        [("a", "/x/y.npy"), ("b", "s3://bucket/z.npy")],
+    )
+
+  @parameterized.parameters(
+      ("wiki", "expected exactly one comma, found 0: 'wiki'"),
+      ("a,b,c", "expected exactly one comma, found 2: 'a,b,c'"),
+      (",b", "the label before the comma is empty: ',b'"),
+      ("a,", "the path after the comma is empty: 'a,'"),
+      ("a,x/{TOKEN}/y", "unknown placeholder {TOKEN}, only {TOKENIZER} is known: 'a,x/{TOKEN}/y'"),
+      (
+          "a,{TOKENIZER}/y",
+          "the path needs a tokenizer's name for {TOKENIZER}, none is given: 'a,{TOKENIZER}/y'",
+      ),
+  )
+  def test_a_malformed_line_is_an_error_with_file_and_line(self, line, message):
+    error = self._error(f"# first\n{line}\n")
+    self.assertRegex(
+        error, r"^The mix file .*mix\.txt has 1 malformed line; each line must be `label,path`:\n"
+    )
+    self.assertIn(f"mix.txt:2: {message}", error)
+
+  def test_all_malformed_lines_are_reported_together(self):
+    error = self._error("good,x\n" + "bad\n" * 12, tokenizer="t")
+    self.assertIn("has 12 malformed lines", error)
+    self.assertIn("mix.txt:11: ", error)
+    self.assertNotIn("mix.txt:12: ", error)
+    self.assertTrue(error.endswith("\n  … and 2 more"))
+
+  def test_a_manifest_without_files_is_an_error(self):
+    self.assertRegex(self._error("# nothing\n"), r"mix\.txt names no files")
+
+  def test_a_missing_manifest_is_an_error(self):
+    with self.assertRaisesRegex(CorpusError, "Cannot read the mix file /no/such.txt: No such file"):
+      manifest_lib.read_mix("/no/such.txt")
+
+  def test_a_token_file_in_place_of_a_manifest_is_an_error(self):
+    path = self.create_tempfile("x.npy", content=b"\xff\xfe\x00\x01", mode="wb").full_path
+    with self.assertRaisesRegex(CorpusError, r"x\.npy is not UTF-8 text \(byte 0\): is it a token"):
+      manifest_lib.read_mix(path)
+
+
+if __name__ == "__main__":
+  absltest.main()

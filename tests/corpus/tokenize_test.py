@@ -1,0 +1,216 @@
+"""Tests of making a corpus from text."""
+
+import gzip
+import itertools
+import json
+import os
+import pathlib
+import tracemalloc
+
+import hypothesis
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import strategies as st
+
+from maxtext_olmo.corpus import manifest as manifest_lib
+from maxtext_olmo.corpus import tokenize
+from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+
+_BYTES = tokenizer_lib.ByteTokenizer()
+
+
+class MakeCorpusTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+
+  def _tokens(self, mix_file: str) -> dict[str, list[np.ndarray]]:
+    found: dict[str, list[np.ndarray]] = {}
+    for entry in manifest_lib.read_mix(mix_file, tokenizer="bytes"):
+      tokens = np.fromfile(pathlib.Path(mix_file).parent / entry.path, "<u2")
+      found.setdefault(entry.label, []).append(tokens)
+    return found
+
+  def test_documents_become_raw_token_files_and_a_manifest(self):
+    summary = tokenize.make_corpus(
+        {"web": ["hi", "", "é"], "code": iter(["x"])}, self.dir / "out", _BYTES, tokens_per_file=3
+    )
+    self.assertEqual(
+        (self.dir / "out" / "mix.txt").read_text(),
+        "web,{TOKENIZER}/web/part-00000.npy\n"
+        "web,{TOKENIZER}/web/part-00001.npy\n"
+        "code,{TOKENIZER}/code/part-00000.npy\n",
+    )
+    self.assertEqual(
+        (self.dir / "out" / "bytes" / "web" / "part-00000.npy").read_bytes(), b"h\0i\0\0\x01"
+    )
+    tokens = self._tokens(summary.mix_file)
+    self.assertEqual([part.tolist() for part in tokens["web"]], [[104, 105, 256], [195, 169, 256]])
+    self.assertEqual(
+        summary,
+        tokenize.CorpusSummary(
+            mix_file=str(self.dir / "out" / "mix.txt"),
+            tokenizer="bytes",
+            dtype="uint16",
+            vocab_size=258,
+            eos_id=256,
+            files=3,
+            documents=3,
+            empty_documents=1,
+            tokens=8,
+        ),
+    )
+
+  @hypothesis.given(
+      documents=st.lists(
+          st.text(st.characters(exclude_categories=["Cs"]), max_size=9), min_size=1
+      ).filter(any),
+      tokens_per_file=st.integers(1, 30),
+  )
+  @hypothesis.settings(max_examples=40, deadline=None)
+  def test_the_parts_hold_all_documents_whole_and_in_order(self, documents, tokens_per_file):
+    summary = tokenize.make_corpus(
+        {"l": documents}, self.dir / "out", _BYTES, tokens_per_file=tokens_per_file, overwrite=True
+    )
+    parts = self._tokens(summary.mix_file)["l"]
+    expected = [[*document.encode(), 256] for document in documents if document]
+    self.assertEqual(np.concatenate(parts).tolist(), list(itertools.chain(*expected)))
+    for part in parts:
+      self.assertEqual(part[-1], 256)
+      last = part[:-1].tolist()
+      before = len(last) - last[::-1].index(256) if 256 in last else 0
+      self.assertLess(before, tokens_per_file)  # It was not full before its last document.
+    self.assertTrue(all(len(part) >= tokens_per_file for part in parts[:-1]))
+
+  def test_memory_does_not_grow_with_the_corpus(self):
+    document = "x" * 10_000
+    tokenize.make_corpus({"l": [document]}, self.dir / "warm", _BYTES)
+    tracemalloc.start()
+    self.addCleanup(tracemalloc.stop)
+    tokenize.make_corpus({"l": (document for _ in range(3000))}, self.dir / "out", _BYTES)
+    self.assertLess(tracemalloc.get_traced_memory()[1], 12 << 20)
+    self.assertGreater(
+        (self.dir / "out" / "bytes" / "l" / "part-00000.npy").stat().st_size, 60_000_000
+    )
+
+  def test_a_corpus_that_broke_off_has_no_manifest_and_no_half_files(self):
+    def broken():
+      yield "a" * 100
+      yield "b" * (2 << 20)
+      raise RuntimeError("no more")
+
+    with self.assertRaisesRegex(RuntimeError, "no more"):
+      tokenize.make_corpus({"l": broken()}, self.dir / "out", _BYTES, tokens_per_file=50)
+    self.assertFalse((self.dir / "out" / "mix.txt").exists())
+    for name in os.listdir(self.dir / "out" / "bytes" / "l"):
+      self.assertRegex(name, r"^part-\d{5}\.npy$")
+
+  def test_a_corpus_is_not_replaced_unless_asked(self):
+    tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
+    with self.assertRaisesRegex(
+        ConfigError, r"There is a corpus in .* already \(it has a mix\.txt\)"
+    ):
+      tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES)
+    summary = tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES, overwrite=True)
+    self.assertEqual(self._tokens(summary.mix_file)["l"][0].tobytes(), b"n\0e\0w\0\0\x01")
+
+  def test_a_failed_replacement_leaves_no_manifest_of_old_and_new(self):
+    tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
+    with self.assertRaisesRegex(CorpusError, "The label 'm' has no document with text in it"):
+      tokenize.make_corpus({"l": ["new"], "m": [""]}, self.dir, _BYTES, overwrite=True)
+    self.assertFalse((self.dir / "mix.txt").exists())
+
+  def test_nothing_is_an_error(self):
+    with self.assertRaisesRegex(CorpusError, "There are no documents to make a corpus of"):
+      tokenize.make_corpus({}, self.dir, _BYTES)
+
+  @parameterized.parameters("", "a,b", "a/b", "..", "a b", "{TOKENIZER}", "#a")
+  def test_labels_that_a_manifest_cannot_hold_are_errors(self, label):
+    with self.assertRaisesRegex(ConfigError, r"cannot be a label: .*\(LABEL=PATH\)"):
+      tokenize.make_corpus({label: ["x"]}, self.dir, _BYTES)
+
+  def test_files_must_hold_tokens(self):
+    with self.assertRaisesRegex(ConfigError, "tokens_per_file must be positive, got 0"):
+      tokenize.make_corpus({"l": ["x"]}, self.dir, _BYTES, tokens_per_file=0)
+
+
+class ReadDocumentsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+
+  def _read(self, name: str, content: bytes, **kwargs) -> list[str]:
+    path = self.dir / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return list(tokenize.read_documents(str(path), **kwargs))
+
+  @parameterized.parameters("x.txt", "x.txt.gz", "README")
+  def test_a_text_file_is_one_document_byte_for_byte(self, name):
+    content = "a\r\n\n\xe9\x0b\u2028b\rc\n"
+    self.assertEqual(self._read(name, content.encode()), [content])
+
+  @parameterized.parameters("x.jsonl", "x.ndjson", "x.jsonl.gz")
+  def test_a_json_lines_file_has_a_document_in_each_line(self, name):
+    lines = b'{"text": "a\\nb", "id": 1}\n\n{"text": "\\u00e9"}'
+    self.assertEqual(self._read(name, lines), ["a\nb", "é"])
+
+  def test_the_field_may_have_another_name(self):
+    self.assertEqual(self._read("x.jsonl", b'{"content": "a"}', text_field="content"), ["a"])
+
+  @parameterized.parameters(
+      (b"{}", "KeyError: 'text'"),
+      (b'{"text": 3}', "TypeError: 'text' is not text"),
+      (b"[1]", "TypeError: "),
+      (b"{", "JSONDecodeError: "),
+      (b'{"text": "\\ud800"}', "UnicodeEncodeError: "),
+  )
+  def test_a_bad_line_is_an_error_with_file_and_line(self, line, message):
+    with self.assertRaisesRegex(
+        CorpusError, rf"x\.jsonl:2: expected a JSON object with text in the field 'text': {message}"
+    ):
+      self._read("x.jsonl", json.dumps({"text": "ok"}).encode() + b"\n" + line)
+
+  @parameterized.parameters(("<|end|>", b"a\nb\n<|end|>\nc\n<|end|>\n"), ("", b"a\nb\n\n\nc\n"))
+  def test_a_separator_ends_a_document(self, separator, content):
+    self.assertEqual(self._read("x.txt", content, separator=separator), ["a\nb\n", "c\n"])
+
+  def test_what_is_not_utf8_is_an_error(self):
+    with self.assertRaisesRegex(
+        CorpusError, r"x\.bin is not UTF-8 text \(byte 0xff in it\)\. Convert it, or leave"
+    ):
+      self._read("x.bin", b"abc\xff")
+
+  def test_what_cannot_be_read_is_an_error(self):
+    with self.assertRaisesRegex(CorpusError, "Cannot read /no/such: "):
+      list(tokenize.read_documents("/no/such"))
+    (self.dir / "cut.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
+    with self.assertRaisesRegex(CorpusError, r"cut\.gz"):
+      list(tokenize.read_documents(str(self.dir / "cut.gz")))
+
+
+class FindTextFilesTest(absltest.TestCase):
+
+  def test_directories_are_walked_in_order_without_hidden_files(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    for name in ("b.txt", "a/z.txt", "a/y.md", ".git/x.txt", "a/.hidden"):
+      (directory / name).parent.mkdir(exist_ok=True)
+      (directory / name).write_text("x")
+    found = lambda pattern: [  # noqa: E731
+        os.path.relpath(path, directory) for path in tokenize.find_text_files(directory, pattern)
+    ]
+    self.assertEqual(found("*"), ["a/y.md", "a/z.txt", "b.txt"])
+    self.assertEqual(found("*.txt"), ["a/z.txt", "b.txt"])
+    self.assertEqual(tokenize.find_text_files(directory / "b.txt"), [str(directory / "b.txt")])
+    with self.assertRaisesRegex(CorpusError, r"No file below .* fits the pattern '\*\.rst'"):
+      found("*.rst")
+    with self.assertRaisesRegex(CorpusError, "There is no file or directory .*none"):
+      tokenize.find_text_files(directory / "none")
+
+
+if __name__ == "__main__":
+  absltest.main()

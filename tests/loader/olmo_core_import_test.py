@@ -1,0 +1,89 @@
+"""Tests of the ties to OLMo-core, against its own outputs."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.loader import olmo_core_import
+from tests.loader import elastic_test
+
+_CASES = elastic_test._CASES
+_RESUMES = elastic_test._RESUMES
+
+
+class OlmoCoreTest(parameterized.TestCase):
+
+  def index(self, case, length=None):
+    path = elastic_test.write_case(self.create_tempdir().full_path, case, length)
+    return elastic_test.index_lib.load_index(path)
+
+  @parameterized.named_parameters((name, case) for name, case in _CASES.items())
+  def test_the_fingerprint_is_olmo_cores(self, case):
+    found = olmo_core_import.fingerprint(
+        self.index(case), vocab_size=case["vocab_size"], pad_id=1, eos_id=0
+    )
+    self.assertEqual(found, case["fingerprint"])
+
+  def test_sources_are_permuted_as_python_has_always_shuffled(self):
+    self.assertEqual(olmo_core_import.permute_sources("abcdefgh", 34521), list("ghbadecf"))
+    self.assertCountEqual(olmo_core_import.permute_sources("abcdefgh", 7), "abcdefgh")
+
+  @parameterized.parameters(
+      *(name for name, case in _RESUMES.items() if "state_dict" in case and case["seq0"] == 64)
+  )
+  def test_a_state_gives_its_position(self, name):
+    case = _RESUMES[name]
+    state = olmo_core_import.LoaderState.from_json(case["state_dict"], "state")
+    index = self.index(_CASES[case["case"]])
+    self.assertEqual(state.position(index), case["steps0"] * case["gbs0"] // 64)
+    self.assertEqual(state.rows, case["gbs0"] // 64)
+    state.check_fingerprint(
+        olmo_core_import.fingerprint(index, vocab_size=100278, pad_id=1, eos_id=0)
+    )
+
+  def test_later_epochs_count_from_the_whole_ones_before(self):
+    case = _CASES["tiny_u16_epoch2"]
+    end = case["ranks"][0]["state_dict_at_end"]
+    state = olmo_core_import.LoaderState.from_json({"data_loader": end}, "state")
+    self.assertEqual(state.position(self.index(case)), 29 + 28)
+
+  @parameterized.parameters(
+      (dict(seed=None), "seed is None"),
+      (dict(epoch=True), "epoch is True"),
+      (dict(epoch=0), "numbers that no loader has"),
+      (dict(dataset_type="vsl"), "type 'vsl'"),
+      (dict(tokens_processed="5"), "tokens_processed is '5'"),
+  )
+  def test_what_is_no_such_state_is_refused(self, change, message):
+    state = {**_RESUMES["same"]["state_dict"], **change}
+    with self.assertRaisesRegex(errors.ResumeError, message):
+      olmo_core_import.LoaderState.from_json(state, "state.json")
+    with self.assertRaisesRegex(errors.ResumeError, "not an object"):
+      olmo_core_import.LoaderState.from_json([], "state.json")
+
+  @parameterized.parameters(
+      (
+          dict(max_target_sequence_length=128),
+          "had max_target_sequence_length=128, the index has None",
+      ),
+      (dict(sequence_length=32), "another order, which OLMo-core would go on with in silence"),
+      (dict(tokens_processed=65), "inside an instance of 64"),
+      (dict(tokens_processed=64 * 541), "read 541 instances of its epoch, the index has 540"),
+  )
+  def test_an_index_that_does_not_fit_is_refused(self, change, message):
+    state = {**_RESUMES["same"]["state_dict"], **change}
+    index = self.index(_CASES["u32_olmo3seed"])
+    with self.assertRaisesRegex(errors.ResumeError, message):
+      olmo_core_import.LoaderState.from_json(state, "state.json").position(index)
+
+  def test_another_fingerprint_or_version_is_refused(self):
+    state = _RESUMES["same"]["state_dict"]
+    with self.assertRaisesRegex(errors.ResumeError, "this index has abc: the files"):
+      olmo_core_import.LoaderState.from_json(state, "s").check_fingerprint("abc")
+    other = {**state, "dataset_fingerprint_version": "v1"}
+    with self.assertRaisesRegex(errors.ResumeError, "version 'v1'"):
+      olmo_core_import.LoaderState.from_json(other, "s").check_fingerprint("abc")
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,143 @@
+"""Tests of where a run goes on."""
+
+import json
+import pathlib
+
+import grain
+import jax
+import ml_collections
+import numpy as np
+import orbax.checkpoint as ocp
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.loader import options as options_lib
+from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import steps
+from tests import corpora
+
+_CONTENT = steps.Content()
+
+
+class ResumeTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.index_path, _ = corpora.write_corpus(self.create_tempdir().full_path)
+    self.stream = stream_lib.train_stream(
+        index_lib.load_index(self.index_path), order="feistel", seed=0
+    )
+    self.checkpoints = pathlib.Path(self.create_tempdir().full_path)
+
+  def config(self, **values):
+    return ml_config(
+        {
+            "olmo_index_path": self.index_path,
+            "max_target_length": 8,
+            "checkpoint_dir": str(self.checkpoints),
+            **values,
+        }
+    )
+
+  def start(self, **values):
+    options = options_lib.Options.read(self.config(**values))
+    start = resume.find_start(options, self.stream, options.schedule(), _CONTENT)
+    return start.step, start.schedule.start(start.step)
+
+  def state(self, step, size=8):
+    schedule = schedule_lib.BatchSchedule.constant(size)
+    return state_lib.make_state(self.stream, schedule, _CONTENT, step)
+
+  def save(self, label, **items):
+    with ocp.CheckpointManager(self.checkpoints) as manager:
+      manager.save(label, args=ocp.args.Composite(**items))
+
+  def model(self):
+    return ocp.args.StandardSave({"w": np.zeros(3)})
+
+  def test_without_a_checkpoint_a_run_begins_at_the_beginning(self):
+    self.assertEqual(self.start(), (0, 0))
+    self.assertEqual(self.start(checkpoint_dir=""), (0, 0))
+    self.assertEqual(self.start(checkpoint_dir=str(self.checkpoints / "none")), (0, 0))
+
+  def test_an_explicit_step_counts_steps_done(self):
+    self.assertEqual(self.start(initial_step=12), (12, 96))
+
+  def test_an_explicit_step_beats_the_checkpoint(self):
+    self.save(6, data=ocp.args.JsonSave(self.state(7)))
+    self.assertEqual(self.start(initial_step=0), (0, 0))
+
+  def test_a_checkpoint_without_data_state_means_one_step_more_than_its_label(self):
+    self.save(6, items=self.model())
+    self.assertEqual(self.start(), (7, 56))
+
+  def test_the_past_batch_sizes_turn_steps_into_positions(self):
+    self.save(6, items=self.model())
+    self.assertEqual(
+        self.start(olmo_batch_schedule=((0, 2), (5, 16)), global_batch_size_to_load=16), (7, 42)
+    )
+
+  def test_a_position_can_be_given_outright(self):
+    self.assertEqual(self.start(olmo_initial_position=56), (7, 56))
+    self.assertEqual(self.start(olmo_initial_position=57, initial_step=100), (100, 57))
+    self.save(6, items=self.model())
+    self.assertEqual(self.start(olmo_initial_position=1000), (7, 1000))
+
+  def test_the_state_in_a_checkpoint_wins(self):
+    self.save(6, items=self.model(), data=ocp.args.JsonSave(self.state(7, size=4)))
+    self.assertEqual(self.start(olmo_initial_position=5), (7, 28))
+
+  def test_the_state_that_grain_saves_for_maxtext_is_found(self):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    train, _ = registry.create_data_iterator(self.config(), mesh)
+    for _ in range(3):
+      next(train)
+    self.save(2, items=self.model(), iter=grain.checkpoint.CheckpointSave(train))
+    train.close()
+    self.assertEqual(self.start(), (3, 24))
+
+  def test_the_latest_committed_checkpoint_counts_and_no_other(self):
+    self.save(3, data=ocp.args.JsonSave(self.state(4)))
+    (self.checkpoints / "9").mkdir()
+    (self.checkpoints / "11" / "items").mkdir(parents=True)
+    (self.checkpoints / "12.orbax-checkpoint-tmp-1" / "items").mkdir(parents=True)
+    (self.checkpoints / "notes").mkdir()
+    # What a save that writes in place leaves when it is killed: the metadata, without the time of its end.
+    (self.checkpoints / "13").mkdir()
+    (self.checkpoints / "13" / "_CHECKPOINT_METADATA").write_text(
+        json.dumps({"init_timestamp_nsecs": 5, "commit_timestamp_nsecs": None})
+    )
+    self.assertEqual(resume.latest_committed_step(str(self.checkpoints)), 3)
+    self.assertEqual(self.start(), (4, 32))
+
+  def test_a_disabled_checkpoint_directory_is_not_looked_into(self):
+    self.save(3, data=ocp.args.JsonSave(self.state(4)))
+    self.assertEqual(self.start(enable_checkpointing=False), (0, 0))
+
+  def test_a_state_of_another_stream_is_refused(self):
+    state = self.state(4)
+    state["identity"]["seed"] = 5
+    self.save(3, data=ocp.args.JsonSave(state))
+    with self.assertRaisesRegex(errors.ResumeError, "seed: the checkpoint has 5, this run has 0"):
+      self.start()
+
+  def test_a_damaged_state_is_named(self):
+    self.save(3, data=ocp.args.JsonSave(self.state(4)))
+    (self.checkpoints / "3" / "data" / "metadata").write_text(json.dumps(self.state(4))[:40])
+    with self.assertRaisesRegex(errors.ResumeError, "data/metadata is not JSON"):
+      self.start()
+
+
+def ml_config(values):
+
+  return ml_collections.ConfigDict({**options_lib.defaults(), **values})
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,296 @@
+"""Tests inside the real MaxText trainer: the batches that its train step receives."""
+
+import collections
+import importlib
+import inspect
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.trainers.maxtext import adapter
+from tests.trainers.maxtext import runs
+
+
+def setUpModule():
+  runs.set_up_module()
+
+
+def _digests_outside(directory: str, steps: int) -> list[list[int]]:
+  """The rows of the first batches from `create_data_iterator`, without MaxText."""
+  import zlib
+
+  import jax
+
+  import maxtext_olmo
+
+  config = maxtext_olmo.get_config()
+  config.update(
+      olmo_index_path=os.path.join(directory, "index.json"),
+      max_target_length=runs.LENGTH,
+      global_batch_size_to_load=4,
+      vocab_size=runs.VOCABULARY,
+      checkpoint_dir="",
+  )
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  found = []
+  for _ in range(steps):
+    batch = next(train)
+    arrays = [np.asarray(batch[name]) for name in sorted(batch)]
+    found.append([zlib.crc32(np.concatenate(row).tobytes()) for row in zip(*arrays)])
+  train.close()
+  return found
+
+
+@runs.needs_maxtext
+class LedgerTest(parameterized.TestCase):
+
+  def test_twelve_steps_are_those_of_create_data_iterator_outside(self):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 100)
+    outside = runs.in_child(_digests_outside, directory, 12)
+    run = runs.start(directory, "steps=12", "per_device_batch_size=4").wait()
+    self.assertEqual([step.digests for step in run.steps().values()], outside)
+    self.assertEqual(list(run.steps()), list(range(12)))
+
+  def test_kills_and_restarts_on_other_processes_and_workers_train_each_instance_once_per_epoch(
+      self,
+  ):
+    directory = self.create_tempdir().full_path
+    instances, held_out, steps = 61, 10, 30
+    runs.write_corpus(directory, instances)
+    common = (
+        f"steps={steps}",
+        f"olmo_eval_instances={held_out}",
+        "eval_interval=7",
+        "eval_steps=2",
+        "async_checkpointing=true",
+    )
+    reference = runs.start(
+        directory, *common, "per_device_batch_size=4", "run_name=reference"
+    ).wait()
+    seed = random.SystemRandom().randrange(1 << 30)
+    dice = random.Random(seed)
+    trained: dict[int, runs.Step] = {}
+    evaluations = [list(reference.evaluations().values())]
+    restarts = ((1, 0), (1, 2), (2, 2), (2, 0), (1, 0))
+    for i, (processes, workers) in enumerate(restarts):
+      run = runs.start(
+          directory,
+          *common,
+          f"per_device_batch_size={4 // processes}",
+          f"grain_worker_count={workers}",
+          processes=processes,
+          pause=0.1,
+      )
+      if i + 1 < len(restarts):
+        run.kill_at(min(steps - 4, (max(trained) if trained else 0) + dice.randrange(2, 7)))
+      else:
+        run.wait()
+      done = run.steps()
+      if i:
+        self.assertLessEqual(min(done), max(trained) + 1, f"Steps were left out; seed {seed}.")
+      trained.update(done)
+      evaluations.append(list(run.evaluations().values()))
+    self.assertEqual(sorted(trained), list(range(steps)))
+    self._check_once_per_epoch(trained, instances - held_out)
+    for step, done in trained.items():
+      expected = reference.steps()[step]
+      self.assertEqual(done.digests, expected.digests, f"Step {step}; seed {seed}.")
+      # Sums over two processes round differently.
+      np.testing.assert_allclose(done.loss, expected.loss, rtol=1e-4)
+    self._check_evaluations(evaluations, {i for step in trained.values() for i in step.ids})
+
+  def _check_once_per_epoch(self, trained: dict[int, runs.Step], epoch: int) -> None:
+    ids = [i for step in sorted(trained) for i in trained[step].ids]
+    for first in range(0, len(ids), epoch):
+      counts = collections.Counter(ids[first : first + epoch])
+      self.assertEqual(set(counts.values()), {1}, f"Epoch {first // epoch}.")
+      if first + epoch <= len(ids):
+        self.assertLen(counts, epoch)
+
+  def _check_evaluations(self, evaluations: list[list[runs.Step]], trained: set[int]) -> None:
+    first = evaluations[0][:2]
+    self.assertLen({i for step in first for i in step.ids}, 8)
+    for batches in evaluations:
+      for i, batch in enumerate(batches):
+        self.assertEqual(batch.digests, first[i % 2].digests)
+        self.assertEmpty(set(batch.ids) & trained)
+    self.assertGreater(sum(map(len, evaluations[1:])), 2)
+
+  def test_killed_and_restarted_on_one_process_the_losses_are_equal_to_the_bit(self):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    common = ("steps=16", "per_device_batch_size=4")
+    reference = runs.start(directory, *common, "run_name=reference").wait().steps()
+    run = runs.start(directory, *common, pause=0.1)
+    run.kill_at(random.randrange(5, 12))
+    trained = run.steps()
+    trained.update(runs.start(directory, *common, "grain_worker_count=2").wait().steps())
+    self.assertEqual(
+        {step: done.loss for step, done in trained.items()},
+        {step: done.loss for step, done in reference.items()},
+    )
+
+
+@runs.needs_maxtext
+class OtherEntryPointsTest(absltest.TestCase):
+
+  def test_the_standalone_data_loader_takes_our_batches(self):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    run = runs.start(
+        directory,
+        "steps=5",
+        "per_device_batch_size=4",
+        entry="maxtext.utils.standalone_dataloader",
+    ).wait()
+    ids = [i for step in run.loaded().values() for i in step.ids]
+    self.assertEqual(ids, runs.expected_ids(directory, 20))
+
+  def test_sft_takes_our_batches_and_goes_on_after_its_own_checkpoint(self):
+    if importlib.util.find_spec("tunix") is None:
+      self.skipTest("google-tunix is not installed.")
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    sft = {"entry": "maxtext.trainers.post_train.sft.train_sft", "config": "post_train/sft.yml"}
+    first = runs.start(directory, "steps=3", "per_device_batch_size=4", **sft).wait().loaded()
+    second = runs.start(directory, "steps=5", "per_device_batch_size=4", **sft).wait().loaded()
+    # Tunix takes a batch before it sees that the last step was done.
+    ids = [i for step in list(first.values())[:3] for i in step.ids]
+    ids += [i for step in list(second.values())[:2] for i in step.ids]
+    self.assertEqual(ids, runs.expected_ids(directory, 20))
+
+  def test_other_dataset_types_are_maxtexts_own(self):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    losses = [
+        [
+            step.loss
+            for step in runs.start(
+                directory,
+                "steps=3",
+                "per_device_batch_size=4",
+                "dataset_type=synthetic",
+                "enable_checkpointing=false",
+                install=install,
+            )
+            .wait()
+            .steps()
+            .values()
+        ]
+        for install in (True, False)
+    ]
+    self.assertLen(losses[0], 3)
+    self.assertEqual(losses[0], losses[1])
+
+
+@runs.needs_maxtext
+class InstallTest(absltest.TestCase):
+
+  def tearDown(self):
+    adapter.uninstall()
+    super().tearDown()
+
+  def _places(self) -> dict[tuple[str, str], object]:
+    return {
+        (module, name): getattr(importlib.import_module(module), name)
+        for module, name in adapter._SHAPES
+    }
+
+  def test_install_replaces_and_uninstall_gives_back(self):
+    before = self._places()
+    adapter.install()
+    self.assertTrue(adapter.is_installed())
+    installed = self._places()
+    for place, function in installed.items():
+      self.assertIsNot(function, before[place])
+      self.assertEqual(inspect.signature(function), inspect.signature(before[place]))
+    adapter.install()
+    self.assertEqual(self._places(), installed)
+    adapter.uninstall()
+    self.assertFalse(adapter.is_installed())
+    self.assertEqual(self._places(), before)
+    adapter.uninstall()
+
+  def test_modules_that_took_the_function_by_name_get_ours_too(self):
+    if importlib.util.find_spec("tunix") is None:
+      self.skipTest("google-tunix is not installed.")
+    hooks = importlib.import_module("maxtext.trainers.post_train.hooks")
+    interface = importlib.import_module("maxtext.input_pipeline.input_pipeline_interface")
+    own = hooks.create_data_iterator
+    adapter.install()
+    self.assertIs(hooks.create_data_iterator, interface.create_data_iterator)
+    self.assertIsNot(hooks.create_data_iterator, own)
+    adapter.uninstall()
+    self.assertIs(hooks.create_data_iterator, own)
+
+  def test_a_function_of_another_shape_is_refused_and_nothing_changes(self):
+    from maxtext.utils import train_utils
+
+    own = train_utils.create_dataloader
+    before = self._places()
+    self.addCleanup(setattr, train_utils, "create_dataloader", own)
+    train_utils.create_dataloader = lambda config, mesh: None
+    with self.assertRaisesRegex(errors.ConfigError, r"takes \['config', 'mesh'\]; expected were"):
+      adapter.install()
+    del train_utils.create_dataloader
+    with self.assertRaisesRegex(errors.ConfigError, "no function maxtext.utils.train_utils.create"):
+      adapter.install()
+    train_utils.create_dataloader = own
+    self.assertEqual(self._places(), before)
+    self.assertFalse(adapter.is_installed())
+
+  def test_another_version_is_refused(self):
+    # A real distribution of that name, in front of the installed one.
+    site = self.create_tempdir().full_path
+    info = os.path.join(site, "maxtext-9.9.9.dist-info")
+    os.mkdir(info)
+    with open(os.path.join(info, "METADATA"), "w", encoding="utf-8") as file:
+      file.write("Metadata-Version: 2.1\nName: maxtext\nVersion: 9.9.9\n")
+    sys.path.insert(0, site)
+    self.addCleanup(sys.path.remove, site)
+    with self.assertRaisesRegex(errors.ConfigError, "MaxText 9.9.9 is installed"):
+      adapter.install()
+
+
+@runs.needs_maxtext
+class CommandTest(absltest.TestCase):
+
+  def test_the_module_runs_maxtext_with_its_own_arguments(self):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "maxtext_olmo.trainers.maxtext.adapter",
+            "dataloader",
+            "base.yml",
+            *runs.MODEL,
+            "skip_jax_distributed_system=true",
+            "dataset_type=olmo_grain",
+            f"olmo_index_path={directory}/index.json",
+            f"base_output_directory={directory}",
+            "run_name=run",
+            "per_device_batch_size=4",
+            "steps=3",
+            "grain_worker_count=2",
+            "enable_checkpointing=false",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+    self.assertIn("3 batches loaded", done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+  absltest.main()

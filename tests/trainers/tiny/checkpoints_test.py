@@ -1,0 +1,157 @@
+"""Tests of maxtext_olmo.trainers.tiny.checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from maxtext_olmo import errors
+from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
+from tests import distributed
+
+
+def setUpModule():
+  jax.config.update("jax_num_cpu_devices", 2)
+
+
+def _state(value: float) -> dict[str, Any]:
+  return {"params": {"w": jnp.full((4, 2), value)}, "step": jnp.int32(value)}
+
+
+def _abstract(state: Any) -> Any:
+  return jax.eval_shape(lambda: state)
+
+
+class CheckpointsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+
+  def save(self, *steps: int, **kwargs: Any) -> None:
+    with checkpoints_lib.Checkpoints(self.dir, **kwargs) as checkpoints:
+      for step in steps:
+        checkpoints.save(step, _state(step), {"position": 10 * step})
+
+  @parameterized.parameters(True, False)
+  def test_what_is_saved_is_restored(self, asynchronous: bool):
+    self.save(3, 7, asynchronous=asynchronous)
+    with checkpoints_lib.Checkpoints(self.dir) as checkpoints:
+      self.assertEqual(checkpoints.latest, 7)
+      state, data = checkpoints.restore(7, _abstract(_state(0)))
+    np.testing.assert_array_equal(state["params"]["w"], np.full((4, 2), 7.0))
+    self.assertEqual(state["step"], 7)
+    self.assertEqual(data, {"position": 70})
+    self.assertEqual(json.loads((self.dir / "7" / "data" / "metadata").read_text()), data)
+
+  def test_a_state_is_restored_onto_another_mesh(self):
+    self.save(1)
+    mesh = jax.make_mesh((2,), ("fsdp",))
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            sharding=NamedSharding(mesh, PartitionSpec("fsdp") if leaf.ndim else PartitionSpec()),
+        ),
+        _abstract(_state(0)),
+    )
+    with checkpoints_lib.Checkpoints(self.dir) as checkpoints:
+      state, _ = checkpoints.restore(1, abstract)
+    self.assertEqual(state["params"]["w"].addressable_shards[0].data.shape, (2, 2))
+
+  def test_only_the_newest_are_kept(self):
+    self.save(1, 2, 3, 4, max_to_keep=2)
+    self.assertCountEqual([path.name for path in self.dir.iterdir()], ["3", "4"])
+
+  def test_a_step_is_due_when_a_period_is_full(self):
+    with checkpoints_lib.Checkpoints(self.dir, period=3) as checkpoints:
+      self.assertEqual([s for s in range(9) if checkpoints.is_due(s)], [2, 5, 8])
+
+  def test_the_same_step_is_saved_once(self):
+    self.save(5, 5)
+    self.save(5)
+    self.assertEqual(resume.latest_committed_step(self.dir), 5)
+
+  def test_without_checkpoints_there_is_no_latest(self):
+    self.assertIsNone(resume.latest_committed_step(self.dir))
+    self.assertIsNone(resume.latest_committed_step(self.dir / "nowhere"))
+
+  def test_what_was_not_committed_does_not_count_and_makes_room(self):
+    self.save(5)
+    (self.dir / "6").mkdir()  # empty
+    (self.dir / "7").mkdir()  # begun, never committed
+    (self.dir / "7" / "_CHECKPOINT_METADATA").write_text('{"commit_timestamp_nsecs": null}')
+    (self.dir / "8").mkdir()  # cut off in the middle of a copy
+    (self.dir / "8" / "_CHECKPOINT_METADATA").write_text('{"item_hand')
+    (self.dir / "99.orbax-checkpoint-tmp").mkdir()
+    (self.dir / "notes").mkdir()
+    self.assertEqual(resume.latest_committed_step(self.dir), 5)
+    with (
+        self.assertLogs("absl", "WARNING") as logs,
+        checkpoints_lib.Checkpoints(self.dir) as checkpoints,
+    ):
+      self.assertEqual(checkpoints.latest, 5)
+      for step in (6, 7, 8, 9):
+        checkpoints.save(step, _state(step), {})
+    self.assertIn("6 is no committed checkpoint; moved it to 6.uncommitted", str(logs.output))
+    self.assertEqual(resume.latest_committed_step(self.dir), 9)
+    self.assertTrue((self.dir / "7.uncommitted" / "_CHECKPOINT_METADATA").exists())
+    self.assertTrue((self.dir / "notes").exists())
+    self.assertFalse((self.dir / "99.orbax-checkpoint-tmp").exists())
+
+  def test_a_checkpoint_of_another_trainer_is_refused(self):
+    self.save(2)
+    (self.dir / "2" / "data").rename(self.dir / "2" / "iter")
+    with (
+        checkpoints_lib.Checkpoints(self.dir) as checkpoints,
+        self.assertRaisesRegex(errors.ResumeError, "no item 'data', so this trainer did not"),
+    ):
+      checkpoints.restore(2, _abstract(_state(0)))
+
+  def test_other_shapes_are_refused_by_name(self):
+    self.save(2)
+    other = {"params": {"w": jnp.zeros((4, 3)), "v": jnp.zeros(1)}, "step": jnp.int32(0)}
+    with (
+        checkpoints_lib.Checkpoints(self.dir) as checkpoints,
+        self.assertRaisesRegex(
+            errors.ResumeError,
+            r"v: the checkpoint has none, the config makes \(1,\)\n"
+            r"  w: the checkpoint has \(4, 2\), the config makes \(4, 3\)",
+        ),
+    ):
+      checkpoints.restore(2, _abstract(other))
+
+
+class SharedDirectoryTest(absltest.TestCase):
+
+  def test_processes_that_do_not_share_a_directory_are_told_before_training(self):
+    directories = [self.create_tempdir().full_path for _ in range(2)]
+    with self.assertRaises(distributed.DistributedError) as caught:
+      distributed.run("tests.trainers.tiny.checkpoints_cases:open_directories", args=(directories,))
+    self.assertLen(caught.exception.failures, 2)
+    texts = [str(failure.error) for failure in caught.exception.failures]
+    self.assertIn("Process 1 of 2 failed while looking into checkpoint_dir", texts[0])
+    self.assertIn("is not the directory that process 0 writes to", texts[1])
+
+  def test_processes_that_share_one_go_on_and_leave_nothing_behind(self):
+    directory = self.create_tempdir().full_path
+    found = distributed.run(
+        "tests.trainers.tiny.checkpoints_cases:open_directories", args=([directory] * 2,)
+    )
+    self.assertEqual(found, [None, None])
+    self.assertEmpty([name for name in os.listdir(directory) if name.startswith(".shared")])
+
+
+if __name__ == "__main__":
+  absltest.main()

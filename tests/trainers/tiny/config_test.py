@@ -1,0 +1,134 @@
+"""Tests of maxtext_olmo.trainers.tiny.config."""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.loader import options
+from maxtext_olmo.trainers.tiny import config as config_lib
+
+_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+
+
+class ConfigTest(parameterized.TestCase):
+
+  def write(self, text: str) -> str:
+    return self.create_tempfile("config_file.py", text).full_path
+
+  def test_every_data_key_and_trainer_key_is_there_once(self):
+    names = [key.name for key in (*options.KEYS, *config_lib.KEYS)]
+    self.assertCountEqual(config_lib.get_config(), names)
+    self.assertLen(set(names), len(names))
+
+  def test_a_key_that_does_not_exist_cannot_be_set(self):
+    with self.assertRaisesRegex(AttributeError, "locked"):
+      config_lib.get_config().no_such_key = 1
+
+  def test_a_file_changes_defaults_and_the_command_line_changes_both(self):
+    path = self.write(
+        "from maxtext_olmo.trainers import config\n"
+        "def get_config():\n"
+        "  c = config.get_config()\n"
+        "  c.steps, c.emb_dim = 7, 8\n"
+        "  return c\n"
+    )
+    args = [f"--config={path}", "--config.steps=9", "--config.mesh_shape=(2,2)"]
+    config = config_lib.read_config(["tiny", *args])
+    self.assertEqual((config.steps, config.emb_dim, config.mesh_shape), (9, 8, (2, 2)))
+    self.assertEqual(config.num_layers, config_lib.get_config().num_layers)
+
+  def test_without_a_file_the_defaults_are_changed(self):
+    config = config_lib.read_config(["tiny", "--config.learning_rate=1", "--config.remat"])
+    self.assertEqual((config.learning_rate, config.remat), (1.0, True))
+
+  @parameterized.named_parameters(
+      ("misspelt", ["--config.stpes=3"], "no key 'stpes'; did you mean 'steps'?"),
+      ("unknown", ["--config.zzz=3"], "no key 'zzz'; known are adam_b1, "),
+      ("not_a_number", ["--config.steps=many"], "--config.steps=many: invalid literal"),
+      ("no_file", ["--config=/nowhere/x.py"], "No such file or directory: '/nowhere/x.py'"),
+      ("not_a_flag", ["steps=3"], "'steps=3' is no flag; keys are set with --config.KEY=VALUE"),
+      ("other_flag", ["--steps=3"], "Unknown command line flag 'steps'"),
+  )
+  def test_a_command_line_that_cannot_be_read_says_why(self, args: list[str], text: str):
+    with self.assertRaises(errors.ConfigError) as raised:
+      config_lib.read_config(["tiny", *args])
+    self.assertIn(text, str(raised.exception))
+
+  def test_a_file_with_an_unknown_key_says_which(self):
+    path = self.write(
+        "from maxtext_olmo.trainers import config\n"
+        "def get_config():\n"
+        "  c = config.get_config()\n"
+        "  c.learning_rat = 1.0\n"
+        "  return c\n"
+    )
+    with self.assertRaisesRegex(errors.ConfigError, "'learning_rat'; did you mean 'learning_rate'"):
+      config_lib.read_config(["tiny", f"--config={path}"])
+
+  def test_a_file_with_a_mistake_of_another_kind_shows_it(self):
+    path = self.write("import math\ndef get_config():\n  return math.no_such_thing\n")
+    with self.assertRaisesRegex(errors.ConfigError, "'math' has no attribute 'no_such_thing'"):
+      config_lib.read_config(["tiny", f"--config={path}"])
+
+  def test_all_problems_are_reported_together_those_of_the_data_too(self):
+    config = config_lib.get_config()
+    config.update(
+        {
+            "dataset_type": "synthetic",
+            "max_target_length": 0,
+            "vocab_size": 0,
+            "steps": -1,
+            "head_dim": 7,
+            "dtype": "float8",
+            "adam_b2": 1.0,
+            "warmup_steps": -1,
+            "learning_rate_final_fraction": 2.0,
+            "mesh_axes": ("data", "data"),
+            "mesh_shape": (-1, -1, 0),
+            "num_processes": 2,
+            "process_id": 2,
+        }
+    )
+    with self.assertRaises(errors.ConfigError) as raised:
+      config_lib.validate(config)
+    self.assertEqual(
+        str(raised.exception).splitlines(),
+        [
+            "The configuration cannot work:",
+            "  - max_target_length=0 must be positive.",
+            "  - vocab_size=0 must be positive.",
+            "  - steps=-1 must be positive.",
+            "  - warmup_steps=-1 must not be negative.",
+            "  - adam_b2=1.0 must be from 0 to below 1.",
+            "  - learning_rate_final_fraction=2.0 must be from 0 to 1.",
+            "  - head_dim=7 must be even.",
+            "  - dtype='float8' must be one of float32, bfloat16.",
+            "  - mesh_axes=('data', 'data') and mesh_shape=(-1, -1, 0) must name and size the same"
+            " axes.",
+            "  - mesh_axes=('data', 'data') names an axis twice.",
+            "  - mesh_shape=(-1, -1, 0) must be positive sizes, of which one may be -1.",
+            "  - process_id=2 must be from 0 to below num_processes=2; set both, or neither.",
+            "  - num_processes=2 needs coordinator_address, the host:port of process 0.",
+        ],
+    )
+
+  @parameterized.parameters("tiny.py", "olmo3_7b_stage1.py")
+  def test_the_configs_are_valid(self, name: str):
+    config = config_lib.read_config(["tiny", f"--config={_CONFIGS / name}"])
+    if config.dataset_type != "synthetic" and not config.olmo_index_path:
+      config.olmo_index_path = str(_CONFIGS / name)  # any file that exists
+    config_lib.validate(config)
+
+  def test_the_7b_config_has_the_size_of_the_real_run(self):
+    config = config_lib.read_config(["tiny", f"--config={_CONFIGS / 'olmo3_7b_stage1.py'}"])
+    tokens = config.global_batch_size_to_load * config.max_target_length
+    self.assertEqual(tokens, 4_194_304)
+    self.assertLess(abs(tokens * config.steps - 5e12), tokens)
+
+
+if __name__ == "__main__":
+  absltest.main()

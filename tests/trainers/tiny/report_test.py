@@ -1,0 +1,83 @@
+"""Tests of maxtext_olmo.trainers.tiny.report."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+
+from absl import logging
+from absl.testing import absltest
+
+from maxtext_olmo.trainers.tiny import report as report_lib
+
+_METRICS = {"loss": 1.23456789, "grad_norm": 0.5, "learning_rate": 1e-3}
+
+
+class ReportTest(absltest.TestCase):
+
+  def steps(self, report: report_lib.Report, *steps: int, last: int = -1) -> None:
+    for step in steps:
+      report.step(step, _METRICS, tokens=100, waited=0.0, last=step == last)
+
+  def test_a_line_per_interval_and_one_for_the_last_step(self):
+    report = report_lib.Report("", 0, 3, enabled=True)
+    with self.assertLogs("absl", "INFO") as logs:
+      self.steps(report, *range(8), last=7)
+    self.assertLen(logs.output, 3)
+    for line, step in zip(logs.output, (2, 5, 7)):
+      self.assertRegex(line, rf"step     {step}  loss 1\.2346  grad 0\.50  lr 1\.0e-03 .* tokens/s")
+
+  def test_an_evaluation_has_a_line_of_its_own(self):
+    report = report_lib.Report("", 0, 100, enabled=True)
+    with self.assertLogs("absl", "INFO") as logs:
+      report.step(4, {**_METRICS, "eval_loss": 2.5}, tokens=1, waited=0.0, last=False)
+    self.assertLen(logs.output, 1)
+    self.assertIn("step     4  eval loss 2.5000", logs.output[0])
+
+  def test_only_the_first_process_reports(self):
+    path = os.path.join(self.create_tempdir().full_path, "metrics.jsonl")
+    report = report_lib.Report(path, 0, 1, enabled=False)
+    with self.assertNoLogs("absl", "INFO"):
+      self.steps(report, 0, last=0)
+    report.close()
+    self.assertFalse(os.path.exists(path))
+
+  def test_the_file_keeps_full_precision_and_the_steps_before_a_resume(self):
+    path = os.path.join(self.create_tempdir().full_path, "new", "metrics.jsonl")
+    for first, steps in ((0, range(5)), (3, range(3, 6))):
+      with contextlib.closing(report_lib.Report(path, first, 100, enabled=True)) as report:
+        self.steps(report, *steps)
+    with open(path, encoding="utf-8") as file:
+      lines = [json.loads(line) for line in file]
+    self.assertEqual([line["step"] for line in lines], [0, 1, 2, 3, 4, 5])
+    self.assertEqual(lines[0]["loss"], 1.23456789)
+
+  def test_time_in_a_pause_does_not_count(self):
+    report = report_lib.Report("", 0, 1, enabled=True)
+    before = report._since
+    with report.paused():
+      pass
+    self.assertGreater(report._since, before)
+
+  def test_others_are_heard_only_when_something_is_wrong(self):
+    logger = logging.get_absl_logger()
+    handlers, propagate, level = logger.handlers, logger.propagate, logging.get_verbosity()
+    try:
+      with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        report_lib.show_on_stderr(0)
+        logging.info("from a test, which is not in the package")
+        logging.warning("beware")
+        self.steps(report_lib.Report("", 0, 1, enabled=True), 0)
+      lines = stderr.getvalue().splitlines()
+      self.assertLen(lines, 2)
+      self.assertEqual(lines[0], "WARNING: beware")
+      self.assertStartsWith(lines[1], "step     0  loss 1.2346")
+    finally:
+      logger.handlers, logger.propagate = handlers, propagate
+      logging.set_verbosity(level)
+
+
+if __name__ == "__main__":
+  absltest.main()
