@@ -79,7 +79,7 @@ class CliTest(parameterized.TestCase):
 
   def test_debug_shows_the_traceback(self):
     with self.assertRaises(CorpusError):
-      cli.main(["--debug", "index", "show", "/no/index.json"])
+      main_lib.main(["--debug", "index", "show", "/no/index.json"])
 
   def test_errors_of_the_file_system_are_one_line_too(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
