@@ -10,10 +10,9 @@ import grain
 import numpy as np
 
 from maxtext_olmo.corpus import documents as documents_lib
-from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus.index import OlmoNpyIndex
-from maxtext_olmo.corpus.storage.local import LocalStorage
-from maxtext_olmo.corpus.storage.local import Storage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 
@@ -45,14 +44,20 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     self._index = index
     self._documents = documents
     self._path_remap = dict(path_remap or {})
-    self._storage = LocalStorage(max_open_files) if storage is None else storage
+    self._files = TokenFiles.of_index(
+        index, path_remap=path_remap, storage=storage, max_open_files=max_open_files
+    )
     self._vocab_size = vocab_size
-    self._paths = self._full_paths()
 
   @property
   def index(self) -> OlmoNpyIndex:
     """The corpus."""
     return self._index
+
+  @property
+  def files(self) -> TokenFiles:
+    """The token files, and the storage they are read from."""
+    return self._files
 
   @property
   def documents(self) -> documents_lib.DocumentIndex:
@@ -85,8 +90,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     index = self._index
     itemsize = index.token_dtype.itemsize
     file_ids, first_tokens = self._documents.locate(document_ids)
-    data_offsets = np.array([index.files[i].data_offset for i in file_ids.tolist()], np.int64)
-    offsets = data_offsets + (first_tokens + starts) * itemsize
+    offsets = self._files.data_offsets[file_ids] + (first_tokens + starts) * itemsize
     limit = self._vocab_size or _INT32_VOCABULARY
     largest = int(lengths.max(initial=0))
     buffer = np.empty(largest, index.token_dtype)
@@ -96,8 +100,15 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
         continue
       # Tokens of four bytes go straight to where they belong; others by way of a buffer of their own dtype.
       tokens = target.view(index.token_dtype) if itemsize == 4 else buffer[:count]
-      raw = tokens.view(np.uint8).reshape(1, -1)
-      self._storage.fill(self._paths, file_ids[i : i + 1], offsets[i : i + 1], raw)
+      raw = tokens.view(np.uint8)
+      self._files.storage.fill(
+          self._files.paths,
+          file_ids[i : i + 1],
+          offsets[i : i + 1],
+          np.array([len(raw)]),
+          raw,
+          np.zeros(1, np.int64),
+      )
       if int(tokens.max()) >= limit:
         self._out_of_vocabulary(tokens, int(document_ids[i]), int(starts[i]), limit)
       if itemsize != 4:
@@ -107,9 +118,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
   def where(self, document_id: int, token: int = 0) -> str:
     """The file and the byte of a token of a document, for messages."""
     file_ids, first_tokens = self._documents.locate(np.array([document_id]))
-    entry = self._index.files[int(file_ids[0])]
-    byte = entry.data_offset + (int(first_tokens[0]) + token) * self._index.token_dtype.itemsize
-    return f"{self._paths[int(file_ids[0])]}, byte {byte}"
+    return self._files.where(int(file_ids[0]), int(first_tokens[0]) + token)
 
   def labels(self) -> dict[str, list[tuple[int, int]]]:
     """For each label, the ranges of document numbers that it has."""
@@ -135,14 +144,13 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     )
 
   def __getstate__(self) -> dict[str, Any]:
+    # The paths are derived from the index, and take as many bytes as it does.
     state = self.__dict__.copy()
-    del state["_paths"]
+    state["_files"] = self._files.storage
     return state
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     self.__dict__.update(state)
-    self._paths = self._full_paths()
-
-  def _full_paths(self) -> list[str]:
-    count = len(self._index.files)
-    return [paths.remap(self._index.resolve(i), self._path_remap) for i in range(count)]
+    self._files = TokenFiles.of_index(
+        self._index, path_remap=self._path_remap, storage=state["_files"]
+    )

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus import ranges
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -100,10 +99,6 @@ class OlmoNpyIndex:
     return np.array([entry.instance_offset for entry in self.files], np.int64)
 
   @functools.cached_property
-  def _ranges(self) -> ranges.Ranges:
-    return ranges.Ranges(self._starts, self.total_instances)
-
-  @functools.cached_property
   def _start_list(self) -> list[int]:
     return self._starts.tolist()
 
@@ -141,7 +136,8 @@ class OlmoNpyIndex:
     if low < 0 or high >= self.total_instances:
       raise OrderError(_out_of_range(low if low < 0 else high, self))
     ids = ids.astype(np.int64, copy=False)
-    file_ids = self._ranges.find(ids)
+    # Files without instances share their start with the next file; the last of equals has the id.
+    file_ids = np.searchsorted(self._starts, ids, side="right") - 1
     return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
 
   def with_sequence_length(self, sequence_length: int) -> "OlmoNpyIndex":

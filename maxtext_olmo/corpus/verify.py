@@ -15,7 +15,7 @@ from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import plausibility
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
-from maxtext_olmo.corpus.storage.local import LocalStorage
+from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.progress import progress_bar
@@ -145,9 +145,17 @@ def likelier_dtype(index: OlmoNpyIndex, file_id: int, path: str) -> str | None:
   # meaning.
   width = min(groups * 8, _SAMPLE_BYTES)
   places = np.unique(np.linspace(0, groups - width // 8, _SAMPLES).astype(np.int64)) * 8
-  sample = np.empty((len(places), width), np.uint8)
-  LocalStorage(1).fill([path], np.zeros(len(places), np.int64), places + entry.data_offset, sample)
-  return plausibility.likelier_dtype(sample.reshape(-1), index.token_dtype.itemsize)
+  sample = np.empty(len(places) * width, np.uint8)
+  sizes = np.full(len(places), width)
+  LocalStorage(1).fill(
+      [path],
+      np.zeros(len(places), np.int64),
+      places + entry.data_offset,
+      sizes,
+      sample,
+      np.arange(len(places)) * width,
+  )
+  return plausibility.likelier_dtype(sample, index.token_dtype.itemsize)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

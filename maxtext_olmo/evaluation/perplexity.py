@@ -24,7 +24,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus.storage import local as storage_lib
+from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import scoring
@@ -110,11 +110,9 @@ def _documents(
 ) -> list[np.ndarray]:
   """The documents of a file, each with its EOS; the last may have none."""
   entry = index.files[file_id]
-  tokens = np.empty((1, entry.n_tokens), index.token_dtype)
-  storage_lib.LocalStorage(1).fill(
-      [path], np.zeros(1, np.int64), np.array([entry.data_offset]), tokens.view(np.uint8)
-  )
-  tokens = tokens[0]
+  size = entry.n_tokens * index.token_dtype.itemsize
+  data = LocalStorage().read(path, entry.data_offset, size)
+  tokens = np.frombuffer(data, index.token_dtype)
   outside = np.flatnonzero(tokens >= vocab_size)
   if len(outside):
     place = int(outside[0])

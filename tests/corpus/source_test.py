@@ -12,7 +12,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
-from maxtext_olmo.corpus.storage import local as storage_lib
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 from tests import corpora
@@ -40,16 +40,6 @@ class SourceTest(parameterized.TestCase):
     found = source.read(ids)
     self.assertEqual(found.dtype, np.dtype(dtype))
     np.testing.assert_array_equal(found, rows[ids])
-
-  def test_rows_can_be_read_one_by_one_in_any_order(self):
-    source, rows = self._source()
-    ids = np.array([7, 42, 0, 7])
-    out = np.zeros((4, rows.shape[1]), source.dtype)
-    read_row = source.row_reader(ids, out)
-    for row in (2, 0, 3):
-      read_row(row)
-    np.testing.assert_array_equal(out[[2, 0, 3]], rows[ids[[2, 0, 3]]])
-    self.assertFalse(out[1].any())
 
   def test_an_item_is_writable_and_says_where_it_comes_from(self):
     source, rows = self._source()
@@ -137,7 +127,7 @@ class SourceTest(parameterized.TestCase):
     )
     again = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(again.read(np.arange(len(rows))), rows)
-    self.assertEqual(again._storage.max_open_files, 5)
+    self.assertEqual(again.files.storage.max_open_files, 5)
     self.assertEqual(repr(again), repr(source))
 
   @parameterized.parameters("fork", "spawn")
