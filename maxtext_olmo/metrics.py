@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import numpy as np
 from absl import logging
 
 # Compilation and the first reads make the first steps unlike the rest.
@@ -38,13 +37,12 @@ class Metrics:
   _long_waits: int = 0
   _warned: bool = False
 
-  def made(self, cost: np.ndarray, bytes_to_device: int, transfer_seconds: float) -> None:
-    """Counts a batch that was made and sent: what the step dataset says of it, and its transfer."""
-    order, read, filter_, size, reads = cost.tolist()
-    self.order_seconds += order
-    self.read_seconds += read
-    self.filter_seconds += filter_
-    self.bytes_read += int(size)
+  def made(self, *, order_seconds: float, read_seconds: float, filter_seconds: float, bytes_read: float, reads: float, bytes_to_device: int, transfer_seconds: float) -> None:
+    """Counts a batch that was made and sent."""
+    self.order_seconds += order_seconds
+    self.read_seconds += read_seconds
+    self.filter_seconds += filter_seconds
+    self.bytes_read += int(bytes_read)
     self.reads += int(reads)
     self.bytes_to_device += bytes_to_device
     self.transfer_seconds += transfer_seconds

@@ -123,15 +123,19 @@ class BatchLayout:
     return columns.stop - columns.start < self.length
 
   def send(self, local: np.ndarray) -> jax.Array:
-    """The global array of which this process has these rows; the transfers go on after the call."""
-    shape = (self.batch, self.length)[: local.ndim]
+    """Returns the global array of which this process has these rows; transfers continue after the call.
+
+    An array with other columns than the batch's tokens, or with none, is split by rows alone.
+    """
+    shape = (self.batch, *local.shape[1:])
 
     def part(index: Any) -> np.ndarray:
       rows, *columns = index
       return local[(self._local_rows[rows.start or 0], *columns)]
 
     # One call for all devices, with far less Python in it than putting each part and joining them.
-    sharding = self.sharding if local.ndim == 2 else self._sharding_of_rows
+    is_of_tokens = local.ndim == 2 and local.shape[1] == self.length
+    sharding = self.sharding if is_of_tokens else self._sharding_of_rows
     return jax.make_array_from_callback(shape, sharding, part)
 
   def shards(self, array: jax.Array) -> list[jax.Array]:

@@ -68,7 +68,7 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_eval_instances", 0, "... or on so many instances held out of training, the same in every run."),
     Key("olmo_prefetch_batches", 2, "Batches prepared ahead by threads; 0: each is made when it is asked for."),
     Key("olmo_device_prefetch", 1, "Batches sent to the devices ahead of the trainer; 0: each when it is asked for."),
-    Key("olmo_read_threads", 0, "Threads that read a large batch together (needs numba). 0: up to 4, as there are cores to spare; with workers 1."),
+    Key("olmo_batch_extras", (), "Optional arrays with one value per row: row_ids, labels."),
     Key("olmo_max_open_files", 0, "Token files kept open by each iterator. 0: as many as `ulimit -n` leaves room for."),
 )  # fmt: skip
 
@@ -87,7 +87,6 @@ OF_A_HOST = frozenset(
         "olmo_order_cache_dir",
         "olmo_prefetch_batches",
         "olmo_device_prefetch",
-        "olmo_read_threads",
         "olmo_max_open_files",
     )
 )

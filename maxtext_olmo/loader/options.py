@@ -91,8 +91,8 @@ class Options:
   olmo_eval_instances: int
   olmo_prefetch_batches: int
   olmo_device_prefetch: int
-  olmo_read_threads: int
   olmo_max_open_files: int
+  olmo_batch_extras: tuple[str, ...]
 
   @classmethod
   def read(cls, config: Any) -> Options:
@@ -151,7 +151,6 @@ class Options:
         "olmo_eval_instances",
         "olmo_prefetch_batches",
         "olmo_device_prefetch",
-        "olmo_read_threads",
         "olmo_max_open_files",
         "grain_per_worker_buffer_size",
     ):

@@ -20,8 +20,6 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import stream as stream_lib
-from maxtext_olmo.rows import steps
 
 # The items under which a trainer keeps the iterator: this package's, then MaxText's.
 _DATA_ITEMS = ("data", "iter")
@@ -59,9 +57,9 @@ def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
 
 def find_start(
     options: options_lib.Options,
-    stream: stream_lib.Stream,
+    stream: Any,
     schedule: schedule_lib.BatchSchedule,
-    content: steps.Content,
+    content: dict[str, Any],
     *,
     corpus: corpus_change.CorpusPolicy | None = None,
 ) -> state_lib.Start:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
+from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import steps
 
 
@@ -47,8 +49,15 @@ def content(options: options_lib.Options) -> steps.Content:
   return steps.Content(
       vocab_size=options.vocab_size,
       ngram_filter=options.olmo_apply_ngram_filter,
-      document_eos_id=options.olmo_eos_id if options.olmo_document_mask else None,
+      shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
+      extras=tuple(options.olmo_batch_extras),
   )
+
+
+def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
+  """Returns for each file the number of its label, in the order in which labels first appear."""
+  numbers: dict[str, int] = {}
+  return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
 
 
 def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
@@ -58,11 +67,10 @@ def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
       per_worker=max(1, options.grain_per_worker_buffer_size),
       batches=options.olmo_prefetch_batches,
       on_device=options.olmo_device_prefetch,
-      read_threads=options.olmo_read_threads,
   )
 
 
-def check_agreement(options: options_lib.Options, stream: stream_lib.Stream) -> None:
+def check_agreement(options: options_lib.Options, stream: Any) -> None:
   """Raises on all processes where they were given different runs."""
   together: dict[str, Any] = {**options.of_the_run(), **stream.identity()}
   collectives.check_equal(together)

@@ -195,7 +195,7 @@ def _is_ours(config: Any) -> bool:
 def _is_our_iterator(iterator: Any) -> bool:
   from maxtext_olmo.loader import iterator as iterator_lib
 
-  return isinstance(iterator, iterator_lib.OlmoIterator)
+  return isinstance(iterator, iterator_lib.BatchIterator)
 
 
 def _create_data_iterator(original: Callable) -> Callable:

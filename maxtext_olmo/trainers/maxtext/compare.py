@@ -126,17 +126,20 @@ def _serve_ours(index_path: str, hosts: int, first: int, count: int, label: int)
   """Instances that ours serves in `count` steps from step `first` on."""
   del label
   from maxtext_olmo.corpus import index_builder as index_lib
-  from maxtext_olmo.corpus import source
+  from maxtext_olmo.corpus import token_files
   from maxtext_olmo.order import schedule
   from maxtext_olmo.order import stream
+  from maxtext_olmo.rows import reader
   from maxtext_olmo.rows import steps
+  from maxtext_olmo.rows import windows
 
   index = index_lib.load_index(index_path)
   order = stream.train_stream(index, order="feistel", seed=_SEED)
   served = []
   for rows in np.split(np.arange(_BATCH), hosts):
     dataset = steps.StepDataset(
-        source.OlmoNpyDataSource(index),
+        windows.WindowRows(index),
+        reader.FileReader(token_files.TokenFiles.of_index(index)),
         order,
         schedule.BatchSchedule.constant(_BATCH),
         {_BATCH: rows},
