@@ -4,18 +4,14 @@ import pathlib
 import sys
 
 import jax
-import ml_collections
 import numpy as np
 from absl.testing import absltest
 
 import maxtext_olmo
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
 from maxtext_olmo.loader import registry
-
-
-def _config(**values) -> ml_collections.ConfigDict:
-  return ml_collections.ConfigDict({**options.defaults(), "checkpoint_dir": "", **values})
+from tests import workers as workers_lib
+from tests.loader import cases
 
 
 class _Iterator:
@@ -37,7 +33,7 @@ class RegistryTest(absltest.TestCase):
     with self.assertRaisesRegex(
         errors.ConfigError, "dataset_type='olmo' is unknown; known are .*olmo_grain.*synthetic"
     ):
-      registry.create_data_iterator(_config(dataset_type="olmo"), self.mesh)
+      registry.create_data_iterator(cases.data_config(dataset_type="olmo"), self.mesh)
 
   def test_a_registered_type_is_used(self):
     made = []
@@ -48,14 +44,16 @@ class RegistryTest(absltest.TestCase):
 
     maxtext_olmo.register_dataset_type("mine", make, make)
     self.assertIn("mine", registry.dataset_types())
-    config = _config(dataset_type="mine", eval_interval=5)
+    config = cases.data_config(dataset_type="mine", eval_interval=5)
     train, evaluation = maxtext_olmo.create_data_iterator(config, self.mesh)
     self.assertIsNot(train, evaluation)
     self.assertEqual(made, [(config, self.mesh)] * 2)
 
   def test_eval_is_made_only_where_it_is_asked_for(self):
     registry.register_dataset_type("train_only", lambda c, m: _Iterator())
-    train, evaluation = registry.create_data_iterator(_config(dataset_type="train_only"), self.mesh)
+    train, evaluation = registry.create_data_iterator(
+        cases.data_config(dataset_type="train_only"), self.mesh
+    )
     self.assertIsInstance(train, _Iterator)
     self.assertIsNone(evaluation)
 
@@ -63,7 +61,9 @@ class RegistryTest(absltest.TestCase):
     train = _Iterator()
     registry.register_dataset_type("train_only", lambda c, m: train)
     with self.assertRaisesRegex(errors.ConfigError, "'train_only' has no evaluation"):
-      registry.create_data_iterator(_config(dataset_type="train_only", eval_interval=1), self.mesh)
+      registry.create_data_iterator(
+          cases.data_config(dataset_type="train_only", eval_interval=1), self.mesh
+      )
     self.assertTrue(train.closed)
 
   def test_another_package_registers_through_an_entry_point(self):
@@ -83,11 +83,15 @@ class RegistryTest(absltest.TestCase):
     sys.path.insert(0, str(site))
     self.addCleanup(sys.path.remove, str(site))
     self.assertIn("third_party", registry.dataset_types())
-    train, _ = registry.create_data_iterator(_config(dataset_type="third_party"), self.mesh)
+    train, _ = registry.create_data_iterator(
+        cases.data_config(dataset_type="third_party"), self.mesh
+    )
     self.assertEqual(train, "third party iterator")
 
   def test_synthetic_batches_are_deterministic_and_resume(self):
-    config = _config(dataset_type="synthetic", max_target_length=16, vocab_size=50, eval_interval=1)
+    config = cases.data_config(
+        dataset_type="synthetic", max_target_length=16, vocab_size=50, eval_interval=1
+    )
     train, evaluation = registry.create_data_iterator(config, self.mesh)
     first = [np.asarray(next(train)["inputs"]) for _ in range(4)]
     self.assertEqual(first[0].shape, (8, 16))
@@ -105,16 +109,17 @@ class RegistryTest(absltest.TestCase):
       iterator.close()
 
   def test_synthetic_batches_are_as_large_as_is_loaded(self):
-    config = _config(
+    config = cases.data_config(
         dataset_type="synthetic",
         max_target_length=16,
         global_batch_size_to_load=8,
         global_batch_size_to_train_on=4,
         grain_worker_count=1,
     )
-    train, _ = registry.create_data_iterator(config, self.mesh)
-    inputs = next(train)["inputs"]
-    train.close()
+    with workers_lib.started_quickly():
+      train, _ = registry.create_data_iterator(config, self.mesh)
+      inputs = next(train)["inputs"]
+      train.close()
     self.assertEqual(inputs.shape, (8, 16))
     self.assertFalse(np.asarray(inputs)[4:].any())
 
