@@ -197,7 +197,8 @@ def main() -> None:
       f"Batches of {size}, page cache warm, medians of {args.rounds} runs; {figures.machine()}.\n"
   )
   head = ("loader", "ms per batch", "range", "CPU ms", "÷ bare preads", "Mtok/s")
-  print(figures.table(head, [_row(name, found) for name in names if name in found]))
+  loaders = [name for name in found if CANDIDATES[name].loader not in _TRAINERS]
+  print(figures.table(head, [_row(name, found) for name in loaders]))
   print(figures.table(("goal", "wanted", "found", ""), [goal.row for goal in reached]))
   if args.output:
     values = {"machine": figures.machine(), "runs": found}
