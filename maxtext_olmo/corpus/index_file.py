@@ -1,4 +1,4 @@
-"""Index files: JSON, one line for each token file, checked from end to end when they are read.
+"""Index files: JSON, one line for each token file, checked completely when they are read.
 
 Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with
 full paths and neither sizes nor data offsets. Format 2 is written.
@@ -32,7 +32,7 @@ def save_index(index: index_lib.OlmoNpyIndex, path: str | os.PathLike[str]) -> N
 
 
 def dump_index(index: index_lib.OlmoNpyIndex) -> str:
-  """The text of an index file."""
+  """Returns the text of an index file."""
   values = index.to_json_dict()
   files = values.pop("files")
   head = json.dumps(values, indent=2)
@@ -147,7 +147,7 @@ def _load_maxtext(
 
 
 def _derive_again(index: index_lib.OlmoNpyIndex) -> index_lib.OlmoNpyIndex:
-  """The index as it follows from what the fingerprint covers."""
+  """Returns the index as derived from what the fingerprint covers."""
   itemsize = token_dtype(index.dtype).itemsize
   entries = [
       dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
@@ -191,7 +191,7 @@ def _parse(name: str, values: dict[str, Any]) -> index_lib.OlmoNpyIndex:
 
 
 def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
-  """Makes a data class of JSON values, each of the right type."""
+  """Makes a data class of JSON values, after checking the type of each."""
   if not isinstance(values, dict):
     raise CorpusError(f"Expected an object for {where}, found {values!r}. {_REBUILD}")
   for field, value in values.items():
@@ -210,7 +210,7 @@ def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
 
 
 def _types(cls: type) -> dict[str, Any]:
-  """What a JSON value must be an instance of, by field."""
+  """Returns the type that the JSON value of each field must have."""
   return {f.name: tuple if f.name == "files" else f.type for f in dataclasses.fields(cls)}
 
 
@@ -226,7 +226,7 @@ def _fingerprint_differs(name: str, found: str, expected: str) -> str:
 
 
 def _maxtext_fingerprint(index: index_lib.OlmoNpyIndex) -> str:
-  """The fingerprint as MaxText computes it, to notice damage."""
+  """Returns the fingerprint as MaxText computes it, to detect damage."""
   fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
   for entry in index.files:
     fields += [entry.path, str(entry.n_tokens)]

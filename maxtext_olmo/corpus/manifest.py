@@ -1,7 +1,7 @@
 """AI2's mix manifests: which token files make up a corpus, and in which order.
 
-A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` say
-nothing:
+A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` are
+ignored:
 
     # a comment
     wiki,preprocessed/wiki/{TOKENIZER}/part-00-00000.npy

@@ -1,4 +1,4 @@
-"""What is in front of the tokens: nothing, or a NumPy `.npy` header.
+"""The `.npy` header that may come before the tokens of a file.
 
 OLMo's own files have none, whatever their name says.
 
@@ -41,7 +41,7 @@ class NpyHeader:
 
 
 def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
-  """The little-endian dtype of token files; signed integers count as unsigned of that size."""
+  """Returns the little-endian dtype of token files; signed integers count as unsigned."""
   try:
     parsed = np.dtype(dtype)
   except TypeError:
@@ -55,7 +55,7 @@ def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
 
 
 def has_npy_magic(first_bytes: bytes) -> bool:
-  """Whether a file that begins with these bytes has a `.npy` header."""
+  """Returns whether a file that begins with these bytes has a `.npy` header."""
   return first_bytes[: len(NPY_MAGIC)] == NPY_MAGIC
 
 
@@ -97,7 +97,7 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
 
 
 def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:
-  """The number of tokens behind a header that fits the corpus; anything else is an error."""
+  """Returns the number of tokens after a header; raises where it does not fit the corpus."""
   descr, wanted = header.dtype, f"{dtype.name} or int{8 * dtype.itemsize}"
   if descr.kind not in "iu" or descr.itemsize != dtype.itemsize or descr.newbyteorder("<") != descr:
     order = " (big endian)" if descr.kind in "iu" and descr.newbyteorder("<") != descr else ""
@@ -123,7 +123,7 @@ def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str
 
 
 def parse_npy_header(stream: BinaryIO) -> tuple[str, tuple[int, ...]]:
-  """The dtype's name and the shape that a `.npy` header gives."""
+  """Returns the dtype's name and the shape in a `.npy` header."""
   header = read_header(stream, "The stream")
   return header.dtype.name, header.shape
 

@@ -140,7 +140,7 @@ def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[st
 def read_documents(
     path: str, *, separator: str | None = None, text_field: str = "text"
 ) -> Iterator[str]:
-  """The documents of a text file (UTF-8, `.gz` too), one at a time.
+  """Yields the documents of a text file (UTF-8, also `.gz`).
 
   A `.jsonl` file has one per line, in a field of an object; any other file is one document.
 
@@ -191,7 +191,7 @@ def _tokenize(
     counts: _Counts,
     advance: Callable[[int], None],
 ) -> Iterator[np.ndarray]:
-  """The ids of each document that has any; tokenizes many documents in one call."""
+  """Yields the ids of each document that has any; tokenizes many documents in one call."""
   for batch in _batches(texts):
     for ids in tokenizer.encode(batch):
       if not ids.size:
