@@ -135,13 +135,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     """Makes what belongs to one process."""
     self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
-    self._concurrent = self._reader.wants_concurrency
+    self._always_ahead = self._reader.wants_concurrency
     self._slow_batches = 0
+    self._steps_ahead = 32
+    self._ahead_until = -1
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_concurrent", "_slow_batches", "_reads", "_masks")
+    connected = ("_blocks", "_pool", "_reads", "_masks")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -217,7 +219,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
     """Returns the tokens of a step, what was found in them, and when they had been read."""
-    if self._concurrent:
+    if self._always_ahead or step < self._ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
       return tokens, self._reader.check(parts, tokens, self._checks), read
@@ -229,7 +231,12 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
       waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
       self._slow_batches = self._slow_batches + 1 if waited else 0
-      self._concurrent = self._slow_batches >= read_ahead.SLOW_BATCHES
+      if self._slow_batches >= read_ahead.SLOW_BATCHES:
+        # Tried without reading ahead again after a while, each time a longer one: pages may be in the cache by then.
+        self._steps_ahead *= 2
+        self._ahead_until = step + self._steps_ahead
+    else:
+      self._slow_batches = 0
     return tokens, found, read
 
   def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
