@@ -6,6 +6,7 @@ The number of rows depends on how the documents of an epoch fit together, so it 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ class PlannedRows(row_source.RowSourceDefaults):
     row_length: Tokens of a row.
     fingerprint: The fingerprint of the corpus.
   """
+
+  block_rows: ClassVar[int] = 1024
 
   plan: plan_lib.PackingPlan
   row_length: int
