@@ -8,7 +8,7 @@ these (`mixture`). `docs/guides/design.md` shows how to write another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -73,5 +73,5 @@ class RowSourceDefaults:
   pad_id = 0
   segment_rule = segments.SegmentRule()
   filter_sees_padding = False
-  block_rows = 8192
+  block_rows: ClassVar[int] = 8192
   mask_paths: Sequence[str] | None = None
