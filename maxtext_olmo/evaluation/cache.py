@@ -41,7 +41,8 @@ class RequestCache:
     if not self._enabled:
       return {}
     return collectives.from_process_0(
-        lambda: {key: self._found[key] for key in keys if key in self._found}
+        lambda: {key: self._found[key] for key in keys if key in self._found},
+        "looking up cached results",
     )
 
   def add(self, key: str, result: Any) -> None:

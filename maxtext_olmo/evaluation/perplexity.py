@@ -96,7 +96,7 @@ def score_index(
         advance(entry.size_bytes)
 
   # A file that is missing on one process stops all, instead of leaving the others waiting.
-  collectives.together(read, "reading the corpus")
+  collectives.run_on_all_processes(read, "reading the corpus")
   with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
     for scores in scorer.scores(params, rows):
       for score in scores:

@@ -184,7 +184,7 @@ class Scorer:
         ),
     )
     # The same on all, as the results are; but if ever not, they would wait for each other forever.
-    return collectives.from_process_0(lambda: reason)
+    return collectives.from_process_0(lambda: reason, "deciding whether rows can share a sequence")
 
   def _my_part(
       self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]

@@ -96,7 +96,9 @@ def open_documents(
     index_path: str, documents_path: str, options: options_lib.Options
 ) -> document_source.OlmoDocumentSource:
   """The documents of an index; they are found now where that has not been done, by process 0 before the others look."""
-  index = collectives.together(lambda: _open_index(index_path, options), "opening the corpus")
+  index = collectives.run_on_all_processes(
+      lambda: _open_index(index_path, options), "opening the corpus"
+  )
   path = documents_path or documents_lib.default_path(index_path)
 
   def build() -> None:
@@ -106,9 +108,9 @@ def open_documents(
           index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
       )
 
-  collectives.from_process_0(build)
+  collectives.from_process_0(build, "finding the documents")
   # Again on each process, for file systems that process 0 does not share.
-  collectives.together(build, "finding the documents")
+  collectives.run_on_all_processes(build, "finding the documents")
   documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
   if not documents.num_documents:
     raise errors.CorpusError(f"The index {index_path} has no document.")

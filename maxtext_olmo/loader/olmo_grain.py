@@ -42,7 +42,7 @@ def make_olmo_grain_train_iterator(
   """
   del process_indices
   options = options_lib.Options.read(config)
-  index = collectives.together(
+  index = collectives.run_on_all_processes(
       lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
   )
   return _train(options, global_mesh, index)
@@ -57,7 +57,7 @@ def make_olmo_grain_eval_iterator(
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
     raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
   path = options.olmo_eval_index_path or options.olmo_index_path
-  index = collectives.together(
+  index = collectives.run_on_all_processes(
       lambda: _open_index(path, options), "opening the corpus of evaluation"
   )
   return _eval(options, global_mesh, index)
@@ -74,7 +74,7 @@ def _make_both(
     other = options.olmo_eval_index_path
     return train, _open_index(other, options) if other else train
 
-  train_index, eval_index = collectives.together(open_indexes, "opening the corpus")
+  train_index, eval_index = collectives.run_on_all_processes(open_indexes, "opening the corpus")
   train = _train(options, mesh, train_index)
   try:
     return train, _eval(options, mesh, eval_index)

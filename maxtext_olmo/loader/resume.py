@@ -66,7 +66,9 @@ def find_start(
     corpus: corpus_change.CorpusPolicy | None = None,
 ) -> state_lib.Start:
   """Where the run goes on; process 0 decides for all."""
-  decision = collectives.from_process_0(lambda: _decide(options))
+  decision = collectives.from_process_0(
+      lambda: _decide(options), "looking for the step to resume at"
+  )
   if decision["state"] is not None:
     return state_lib.read_state(
         decision["state"],
