@@ -14,10 +14,10 @@ from typing import Any
 from absl import logging
 from etils import epath
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import checkpoint_item
 from maxtext_olmo.loader import corpus_change
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
@@ -58,7 +58,7 @@ def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
 
 
 def find_start(
-    options: options_lib.Options,
+    options: config_lib.Options,
     stream: stream_lib.Stream,
     schedule: schedule_lib.BatchSchedule,
     content: steps.Content,
@@ -86,7 +86,7 @@ def find_start(
   return state_lib.Start(step, schedule.anchored(step, position), stream)
 
 
-def _decide(options: options_lib.Options) -> dict[str, Any]:
+def _decide(options: config_lib.Options) -> dict[str, Any]:
   decision: dict[str, Any] = {"step": max(0, options.initial_step), "state": None}
   if options.initial_step >= 0 or not (options.enable_checkpointing and options.checkpoint_dir):
     return decision
