@@ -5,10 +5,10 @@
 On a corpus of your own (`maxtext-olmo corpus make`, `maxtext-olmo index build`):
 
     python -m maxtext_olmo.trainers.tiny.trainer --config=configs/tiny.py \\
-      --config.dataset_type=olmo_grain --config.olmo_index_path=index.json --config.max_target_length=256 \\
-      --config.checkpoint_dir=checkpoints
+      --config.dataset_type=olmo_grain --config.olmo_index_path=index.json \\
+      --config.max_target_length=256 --config.checkpoint_dir=checkpoints
 
-On two processes of this machine, and again on one from where those stopped:
+On two processes of this machine, and then on one, from where those stopped:
 
     python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py ...
 """

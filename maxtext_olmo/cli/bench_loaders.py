@@ -153,7 +153,6 @@ def make_iterator(spec: Mapping[str, Any]) -> Any:
       olmo_document_mask=spec["documents"],
       olmo_eos_id=spec["eos_id"],
       grain_worker_count=spec["workers"],
-      olmo_read_threads=spec["read_threads"],
       # Where nobody sends to devices, no core has to be left for it.
       olmo_device_prefetch=1 if spec["way"] == "device" else 0,
   )

@@ -1,8 +1,9 @@
-"""Where a run goes on: from a step, a position, or the latest committed checkpoint.
+"""Where a run resumes: at a step, at a position, or after the latest committed checkpoint.
 
-A checkpoint labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next. Only committed
-checkpoints count: Orbax writes under a temporary name and renames, so a killed save leaves nothing that looks like one,
-but an empty or partial directory with a number for a name may stem from elsewhere, and it is passed over.
+A checkpoint labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next.
+Only committed checkpoints count: Orbax writes under a temporary name and renames, so a killed save
+leaves nothing that looks like one, but an empty or partial directory with a number for a name may
+have come from elsewhere, and is ignored.
 """
 
 from __future__ import annotations

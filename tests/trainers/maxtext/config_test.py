@@ -1,4 +1,4 @@
-"""Tests of what MaxText's config means to the data: its keys, ramp-up, accumulation, expansion, padding."""
+"""Tests of what MaxText's config means to the data: keys, ramp-up, accumulation, padding."""
 
 import collections
 import pathlib
@@ -185,11 +185,11 @@ class KeysTest(absltest.TestCase):
 def _check_keys() -> bool:
   from maxtext.configs import types
 
-  from maxtext_olmo.loader import options
+  from maxtext_olmo import config as data_keys
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
   extended = config_lib.extended_config_class(types.MaxTextConfig)
-  for key in options.KEYS:
+  for key in data_keys.KEYS:
     field = extended.model_fields[key.name]
     if key.name in types.MaxTextConfig.model_fields:
       assert repr(field) == repr(types.MaxTextConfig.model_fields[key.name]), key
