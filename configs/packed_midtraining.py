@@ -3,7 +3,7 @@
     maxtext-olmo corpus make --output data code=src/ text=docs/
     maxtext-olmo index build --mix-file data/mix.txt --tokenizer bytes --dtype uint16 \\
       --sequence-length 256 --output data/index.json
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/packed_midtraining.py \\
+    python -m maxtext_olmo.trainers.tiny --config=configs/packed_midtraining.py \\
       --config.olmo_index_path=data/index.json --config.checkpoint_dir=checkpoints
 """
 

@@ -1,6 +1,6 @@
 """Three epochs of one document per row, padded or truncated: the shape of supervised fine-tuning.
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/sft.py \\
+    python -m maxtext_olmo.trainers.tiny --config=configs/sft.py \\
       --config.olmo_index_path=data/index.json --config.olmo_eval_index_path=held_out/index.json \\
       --config.eval_interval=50
 

@@ -1,10 +1,10 @@
 """Trains a tiny model on random tokens: runs anywhere, in seconds, without data.
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/tiny.py --config.steps=200
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
 
 On a corpus of your own (`maxtext-olmo corpus make`, `maxtext-olmo index build`):
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/tiny.py \\
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py \\
       --config.dataset_type=olmo_grain --config.olmo_index_path=index.json \\
       --config.max_target_length=256 --config.checkpoint_dir=checkpoints
 

@@ -158,8 +158,10 @@ class KeysTest(absltest.TestCase):
     path = pathlib.Path(directory, "mine.yml")
     path.write_text(
         "base_config: base.yml\nolmo_order: sequential\nolmo_batch_schedule: [[0, 2], [2, 4]]\n"
+        "olmo_apply_ngram_filter: false\n"
     )
-    run = runs.start(directory, "steps=4", "per_device_batch_size=4", config=str(path)).wait()
+    args = ("steps=4", "per_device_batch_size=4", "olmo_batch_extras=[]")
+    run = runs.start(directory, *args, config=str(path)).wait()
     self.assertEqual(
         [s.ids for s in run.steps().values()], [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     )
