@@ -116,7 +116,9 @@ class MixtureTest(OlmoCase):
       config_lib.Options.read(
           self.config(olmo_mixture={"label-0": 1.0}, olmo_allow_corpus_change="extend")
       )
-    with self.assertRaisesRegex(errors.ConfigError, "olmo_mixture_unit='files' must be one of epochs"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "olmo_mixture_unit='files' must be one of epochs"
+    ):
       config_lib.Options.read(self.config(olmo_mixture_unit="files"))
 
 
