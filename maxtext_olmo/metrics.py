@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import numpy as np
 from absl import logging
 
 # Compilation and the first reads make the first steps unlike the rest.
@@ -38,24 +37,32 @@ class Metrics:
   _long_waits: int = 0
   _warned: bool = False
 
-  def made(self, cost: np.ndarray, bytes_to_device: int, transfer_seconds: float) -> None:
-    """Counts a batch that was made and sent: what the step dataset says of it, and its transfer."""
-    order, read, filter_, size, reads = cost.tolist()
-    self.order_seconds += order
-    self.read_seconds += read
-    self.filter_seconds += filter_
-    self.bytes_read += int(size)
+  def made(
+      self,
+      *,
+      order_seconds: float,
+      read_seconds: float,
+      filter_seconds: float,
+      bytes_read: float,
+      reads: float,
+      bytes_to_device: int,
+      transfer_seconds: float,
+  ) -> None:
+    """Counts a batch that was made and sent."""
+    self.order_seconds += order_seconds
+    self.read_seconds += read_seconds
+    self.filter_seconds += filter_seconds
+    self.bytes_read += int(bytes_read)
     self.reads += int(reads)
     self.bytes_to_device += bytes_to_device
     self.transfer_seconds += transfer_seconds
 
-  def served(self, step: int, asked_at: float, queue_depth: int) -> None:
+  def served(self, step: int, asked_at: float) -> None:
     """Counts a batch that the trainer got, and speaks if it had to wait for too long."""
     now = time.perf_counter()
     wait = now - asked_at
     self.batches += 1
     self.wait_seconds += wait
-    self.queue_depth = queue_depth
     if self._returned_at is not None and not self._warned and self.batches > _SETTLING_STEPS:
       step_seconds = asked_at - self._returned_at
       long = wait > max(step_seconds, _NOTICEABLE_SECONDS)

@@ -1,4 +1,4 @@
-"""Document number → tokens: a Grain data source over the documents of a corpus, and reads of parts of them."""
+"""Document number → tokens: a Grain data source over the documents of a corpus."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import grain
 import numpy as np
 
 from maxtext_olmo.corpus import documents as documents_lib
-from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus.index import OlmoNpyIndex
-from maxtext_olmo.corpus.storage.local import LocalStorage
-from maxtext_olmo.corpus.storage.local import Storage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 
@@ -21,13 +20,16 @@ _INT32_VOCABULARY = 2**31
 
 
 class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
-  """The documents of a corpus, by number, as records with `inputs`; an EOS belongs to the document it ends.
+  """The documents of a corpus, by number, as records with `inputs`.
+
+  An EOS belongs to the document it ends.
 
   Args:
     index: The corpus.
     documents: Where its documents lie (`build_documents`, `load_documents`).
-    path_remap: prefix → replacement, for paths that begin otherwise on this machine.
-    max_open_files: How many files stay open in a process, where no `storage` is given; None for as many as it can spare.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    max_open_files: How many files stay open in a process where no `storage` is given; None for as
+      many as it can spare.
     storage: Where the files are read from; the local file system unless given.
     vocab_size: A token id at or above it is an error; 0 checks only that ids fit int32.
   """
@@ -45,14 +47,20 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     self._index = index
     self._documents = documents
     self._path_remap = dict(path_remap or {})
-    self._storage = LocalStorage(max_open_files) if storage is None else storage
+    self._files = TokenFiles.of_index(
+        index, path_remap=path_remap, storage=storage, max_open_files=max_open_files
+    )
     self._vocab_size = vocab_size
-    self._paths = self._full_paths()
 
   @property
   def index(self) -> OlmoNpyIndex:
     """The corpus."""
     return self._index
+
+  @property
+  def files(self) -> TokenFiles:
+    """The token files, and the storage they are read from."""
+    return self._files
 
   @property
   def documents(self) -> documents_lib.DocumentIndex:
@@ -66,7 +74,8 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     document_id = operator.index(document_id)
     if not 0 <= document_id < len(self):
       raise OrderError(
-          f"Document {document_id} does not exist: the corpus has {len(self)} documents, counted from 0."
+          f"Document {document_id} does not exist: the corpus has {len(self)} documents, counted"
+          " from 0."
       )
     ids = np.array([document_id])
     length = self._documents.lengths(ids)
@@ -75,18 +84,21 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     return {"inputs": tokens, "document_id": document_id}
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """How many tokens some documents have."""
+    """Returns how many tokens each document has."""
     return self._documents.lengths(document_ids)
 
   def read_parts(
       self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
   ) -> int:
-    """Reads tokens [start, start + length) of each document into its int32 array in `out`; how many bytes these were."""
+    """Reads tokens [start, start + length) of each document into its int32 array in `out`.
+
+    Returns:
+      How many bytes were read.
+    """
     index = self._index
     itemsize = index.token_dtype.itemsize
     file_ids, first_tokens = self._documents.locate(document_ids)
-    data_offsets = np.array([index.files[i].data_offset for i in file_ids.tolist()], np.int64)
-    offsets = data_offsets + (first_tokens + starts) * itemsize
+    offsets = self._files.data_offsets[file_ids] + (first_tokens + starts) * itemsize
     limit = self._vocab_size or _INT32_VOCABULARY
     largest = int(lengths.max(initial=0))
     buffer = np.empty(largest, index.token_dtype)
@@ -94,10 +106,17 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
       count = int(lengths[i])
       if not count:
         continue
-      # Tokens of four bytes go straight to where they belong; others by way of a buffer of their own dtype.
+      # Tokens of four bytes are read in place, others through a buffer of their own dtype.
       tokens = target.view(index.token_dtype) if itemsize == 4 else buffer[:count]
-      raw = tokens.view(np.uint8).reshape(1, -1)
-      self._storage.fill(self._paths, file_ids[i : i + 1], offsets[i : i + 1], raw)
+      raw = tokens.view(np.uint8)
+      self._files.storage.fill(
+          self._files.paths,
+          file_ids[i : i + 1],
+          offsets[i : i + 1],
+          np.array([len(raw)]),
+          raw,
+          np.zeros(1, np.int64),
+      )
       if int(tokens.max()) >= limit:
         self._out_of_vocabulary(tokens, int(document_ids[i]), int(starts[i]), limit)
       if itemsize != 4:
@@ -105,14 +124,12 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     return int(lengths.sum()) * itemsize
 
   def where(self, document_id: int, token: int = 0) -> str:
-    """The file and the byte of a token of a document, for messages."""
+    """Returns the file and the byte of a token of a document, for messages."""
     file_ids, first_tokens = self._documents.locate(np.array([document_id]))
-    entry = self._index.files[int(file_ids[0])]
-    byte = entry.data_offset + (int(first_tokens[0]) + token) * self._index.token_dtype.itemsize
-    return f"{self._paths[int(file_ids[0])]}, byte {byte}"
+    return self._files.where(int(file_ids[0]), int(first_tokens[0]) + token)
 
   def labels(self) -> dict[str, list[tuple[int, int]]]:
-    """For each label, the ranges of document numbers that it has."""
+    """Returns the ranges of document numbers of each label."""
     offsets = self._documents.file_offsets.tolist()
     found: dict[str, list[tuple[int, int]]] = {}
     for i, entry in enumerate(self._index.files):
@@ -123,26 +140,26 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     place = int(np.argmax(tokens >= limit))
     raise CorpusError(
         f"Token id {tokens[place]} of document {document_id} is outside the vocabulary of {limit}:"
-        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has another dtype than"
-        f" {self._index.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
+        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has"
+        f" another dtype than {self._index.dtype}, or it is damaged: run `maxtext-olmo verify` on"
+        " the index."
     )
 
   def __repr__(self) -> str:
-    """The same for the same documents, wherever they are mounted: Grain compares it when it restores a state."""
+    """Equal for equal documents on any mount: Grain compares it when it restores a state."""
     return (
         f"OlmoDocumentSource(fingerprint={self._index.fingerprint!r},"
         f" documents={self._documents.num_documents}, eos_id={self._documents.eos_id})"
     )
 
   def __getstate__(self) -> dict[str, Any]:
+    # The paths are derived from the index, and take as many bytes as it does.
     state = self.__dict__.copy()
-    del state["_paths"]
+    state["_files"] = self._files.storage
     return state
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     self.__dict__.update(state)
-    self._paths = self._full_paths()
-
-  def _full_paths(self) -> list[str]:
-    count = len(self._index.files)
-    return [paths.remap(self._index.resolve(i), self._path_remap) for i in range(count)]
+    self._files = TokenFiles.of_index(
+        self._index, path_remap=self._path_remap, storage=state["_files"]
+    )

@@ -1,18 +1,16 @@
 """Instance id → tokens: a Grain data source, and a batched read that fills one array."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grain
 import numpy as np
 
-from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
 from maxtext_olmo.corpus.index_builder import global_to_local
-from maxtext_olmo.corpus.storage.local import LocalStorage
-from maxtext_olmo.corpus.storage.local import Storage
-from maxtext_olmo.corpus.storage.open_files import OpenRows
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.token_files import TokenFiles
 
 
 class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
@@ -29,25 +27,31 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     """Opens nothing yet.
 
     Args:
-      path_remap: prefix → replacement, for full paths that begin otherwise on this machine; the
-        longest prefix decides.
-      max_open_files: how many files stay open in a process, where no `storage` is given; None for as many
-        as the process can spare.
+      path_remap: prefix → replacement, for full paths that begin differently on this machine; the
+        longest matching prefix applies.
+      max_open_files: how many files stay open in a process where no `storage` is given; None for
+        as many as the process can spare.
       storage: where the files are read from; the local file system unless given.
     """
     self._index = index
     self._path_remap = dict(path_remap or {})
-    self._storage = LocalStorage(max_open_files) if storage is None else storage
-    self._paths = self._full_paths()
+    self._files = TokenFiles.of_index(
+        index, path_remap=path_remap, storage=storage, max_open_files=max_open_files
+    )
 
   @property
   def index(self) -> OlmoNpyIndex:
-    """The index that says which instance lies where."""
+    """The index of the corpus."""
     return self._index
 
   @property
+  def files(self) -> TokenFiles:
+    """The token files, and the storage they are read from."""
+    return self._files
+
+  @property
   def dtype(self) -> np.dtype:
-    """Of the tokens."""
+    """The dtype of the tokens."""
     return self._index.token_dtype
 
   def __len__(self) -> int:
@@ -60,7 +64,7 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     return {"tokens": tokens, "instance_id": instance_id, "file_id": file_id}
 
   def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The tokens of many instances, one row each, in the dtype of the files.
+    """Returns the tokens of many instances, one row each, in the dtype of the files.
 
     Args:
       out: an array to fill and return, in C order, so that no memory is allocated.
@@ -74,59 +78,37 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
           f"`out` must be a C-ordered array of {dtype.name} with shape {shape}, got"
           f" {out.dtype.name} with shape {out.shape}."
       )
-    self._storage.fill(self._paths, file_ids, offsets, out.view(np.uint8))
+    raw = out.reshape(-1).view(np.uint8)
+    sizes = np.full(len(file_ids), shape[1] * dtype.itemsize, np.int64)
+    places = np.arange(len(file_ids)) * sizes
+    self._files.storage.fill(self._files.paths, file_ids, offsets, sizes, raw, places)
     return out
 
-  def row_reader(self, instance_ids: np.ndarray, out: np.ndarray) -> Callable[[int], None]:
-    """What reads one of the rows that `read` would, by its number: where all of them lie is found here, at once."""
-    file_ids, offsets = self._index.locate(instance_ids)
-    storage, full_paths, rows = self._storage, self._paths, out.view(np.uint8)
-
-    def read_row(row: int) -> None:
-      here = slice(row, row + 1)
-      storage.fill(full_paths, file_ids[here], offsets[here], rows[here])
-
-    return read_row
-
   def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The files (int64 ids) and the byte offsets in them (int64) where instances begin."""
+    """Returns the file (int64 id) and the byte offset in it (int64) where each instance begins."""
     return self._index.locate(instance_ids)
 
-  def open_rows(self, file_ids: np.ndarray) -> OpenRows | None:
-    """Open files to read rows from, for code that does it by itself; None where it must use `read`."""
-    # Another storage, and one derived from this, may do more than read.
-    if type(self._storage) is not LocalStorage:
-      return None
-    return self._storage.open_rows(self._paths, file_ids)
-
-  def hint(self, instance_ids: np.ndarray) -> None:
-    """Tells the storage that these instances will be read soon."""
-    file_ids, offsets = self._index.locate(instance_ids)
-    size = self._index.sequence_length * self.dtype.itemsize
-    self._storage.hint(self._paths, file_ids, offsets, size)
-
   def where(self, instance_id: int, column: int = 0) -> str:
-    """The file and the byte of a token, for messages."""
+    """Returns the file and the byte of a token, for messages."""
     file_ids, offsets = self._index.locate(np.array([instance_id]))
     byte = int(offsets[0]) + column * self._index.token_dtype.itemsize
-    return f"{self._paths[int(file_ids[0])]}, byte {byte}"
+    return f"{self._files.paths[int(file_ids[0])]}, byte {byte}"
 
   def __repr__(self) -> str:
-    """The same for the same stream, wherever it is mounted: Grain compares it on restoring."""
+    """Equal for equal streams on any mount: Grain compares it when it restores a state."""
     return (
         f"OlmoNpyDataSource(fingerprint={self._index.fingerprint!r},"
         f" sequence_length={self._index.sequence_length}, dtype={self._index.dtype!r})"
     )
 
   def __getstate__(self) -> dict[str, Any]:
+    # The paths are derived from the index, and take as many bytes as it does.
     state = self.__dict__.copy()
-    del state["_paths"]  # Derived, and as long as the index itself.
+    state["_files"] = self._files.storage
     return state
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     self.__dict__.update(state)
-    self._paths = self._full_paths()
-
-  def _full_paths(self) -> list[str]:
-    count = len(self._index.files)
-    return [paths.remap(self._index.resolve(i), self._path_remap) for i in range(count)]
+    self._files = TokenFiles.of_index(
+        self._index, path_remap=self._path_remap, storage=state["_files"]
+    )

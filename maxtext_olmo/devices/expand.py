@@ -1,23 +1,24 @@
-"""From a compact batch to what a trainer takes, on the devices: only tokens cross.
+"""From a compact batch to what a trainer takes, on the devices: only tokens and bits cross.
 
-A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens and one flag per row:
+A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers per row, and a bit per token
+where segments begin or loss is masked:
 
     tokens  5 7 0 9     inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
-    flag    trained     targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
+    trained             targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
 
-So the tokens cross as they lie in the files, 4 bytes each or 2, the targets are made of them on each device by a program that
+So the tokens cross as they lie in the files, 4 bytes each or 2, the arrays are made of them on each device by a program that
 runs on that device alone (no process waits for another), and what does not depend on the data is made once and used again.
 Where each row's tokens lie on several devices, a device does not see its neighbour's first token, and the host makes all six.
 
-Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step, and the next one gets fresh
-arrays; one that keeps an earlier batch while it donates a later one has to copy what it keeps.
+Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step, and the next one gets
+fresh arrays; one that keeps an earlier batch while it donates a later one has to copy what it keeps.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,76 +26,82 @@ import numpy as np
 
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import segment_bits
-from maxtext_olmo.rows import steps
-
-NAMES = (
-    "inputs",
-    "targets",
-    "inputs_position",
-    "targets_position",
-    "inputs_segmentation",
-    "targets_segmentation",
-)
-_OF_LOSS = "targets_segmentation"
+from maxtext_olmo.rows import batch as batch_lib
 
 
 class Placed(NamedTuple):
-  """A batch on its way to the devices: the arrays that are its own, and how many bytes crossed for them."""
+  """A batch on its way to the devices: its own arrays, and how many bytes crossed for them."""
 
   arrays: dict[str, jax.Array]
   bytes_crossed: int
 
 
 class Expander:
-  """Compact batches → dicts of six global arrays, for one layout."""
+  """Compact batches → dicts of global arrays, for one layout."""
 
-  def __init__(self, layout: layout_lib.BatchLayout, content: steps.Content):
+  def __init__(self, layout: layout_lib.BatchLayout, shift: batch_lib.Shift = batch_lib.Shift()):
     self._layout = layout
-    self._content = content
+    self._shift = shift
     self._constants: dict[str, jax.Array] = {}
 
   def place(self, batch: Mapping[str, np.ndarray]) -> Placed:
     """Sends a batch to the devices and starts what is to be computed there; returns at once."""
     if self._layout.splits_rows:
-      made = steps.to_arrays(batch, self._content)
+      made = batch_lib.to_arrays(batch, self._shift)
       return Placed(self._layout.place(made), sum(array.nbytes for array in made.values()))
-    tokens, flags = _as_device_takes_it(batch["tokens"]), batch["flags"]
+    tokens = _as_device_takes_it(batch["tokens"])
     sent = self._layout.send(tokens)
-    shards = self._layout.shards(sent)
     crossed = tokens.nbytes
-    begins = [self._begins(shard) for shard in shards]
-    parts: list[dict[str, jax.Array]]
-    if (flags == steps.TRAINED).all():
-      parts = [_expand_whole(*shard) for shard in zip(shards, begins)]
-    else:
-      flag_shards = self._layout.shards(self._layout.send(flags))
-      crossed += flags.nbytes
-      padded = bool((flags == steps.PADDING).any())
-      parts = [_expand(*shard, padded=padded) for shard in zip(shards, begins, flag_shards)]
+    besides = _besides_tokens(batch, tokens.shape[1])
+    shards: dict[str, list[jax.Array]] = {}
+    for name, values in besides.items():
+      crossed += values.nbytes
+      shards[name] = self._layout.shards(self._layout.send(values))
+    parts = []
+    for number, shard in enumerate(self._layout.shards(sent)):
+      own: dict[str, Any] = {}
+      for name, each in shards.items():
+        own[name] = segment_bits.scan_words(each[number]) if name == "starts" else each[number]
+      parts.append(_expand(shard, own, self._shift))
     arrays = self._layout.join(parts)
-    if tokens.dtype == np.int32:
+    if self._shift.direction == "left" and tokens.dtype == np.int32 and "used" not in besides:
       arrays["inputs"] = sent
+    for name in batch_lib.EXTRAS:
+      if name in batch:
+        arrays[name] = self._layout.send(batch[name])
+        crossed += batch[name].nbytes
     return Placed(arrays, crossed)
 
-  def _begins(self, tokens: jax.Array) -> segment_bits.Begins | None:
-    eos_id = self._content.document_eos_id
-    return None if eos_id is None else segment_bits.find(tokens, eos_id=eos_id)
-
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
-    """The six arrays of a batch; those that all batches share are made anew once a trainer has donated them."""
-    own = placed.arrays
-    return {name: own[name] if name in own else self._constant(name) for name in NAMES}
+    """Returns the arrays of a batch; shared ones are made anew once a trainer has donated them."""
+    own, made = placed.arrays, {}
+    for name in batch_lib.NAMES:
+      value = own.get(name)
+      if value is None:
+        value = self._constants.get(name)
+        if value is None or value.is_deleted():
+          value = self._constants[name] = self._constant(name)
+      made[name] = value
+    return {**own, **made}
 
   def _constant(self, name: str) -> jax.Array:
-    constant = self._constants.get(name)
-    if constant is None or constant.is_deleted():
-      rows, length = len(self._layout.rows), self._layout.length
-      flags = np.full(rows, steps.TRAINED, np.uint8)
-      shards = self._layout.shards(self._layout.send(flags))
-      made = [_row_arrays(flag, length) for flag in shards]
-      constant = self._layout.join([{name: part[name]} for part in made])[name]
-      self._constants[name] = constant
-    return constant
+    local = np.ones(len(self._layout.rows), np.uint8)
+    shards = self._layout.shards(self._layout.send(local))
+    made = [_row_arrays(shard, self._layout.length, self._shift) for shard in shards]
+    return self._layout.join([{name: part[name]} for part in made])[name]
+
+
+def _besides_tokens(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+  """Returns what has to cross besides the tokens: numbers per row where rows differ, and bits."""
+  found = {}
+  if not (batch["used"] == length).all():
+    found["used"] = batch["used"].astype(np.int32)
+  if not batch["trained"].all():
+    found["trained"] = batch["trained"].astype(np.uint8)
+  for name in ("starts", "loss"):
+    if name in batch:
+      found[name] = batch[name]
+  return found
 
 
 def _as_device_takes_it(tokens: np.ndarray) -> np.ndarray:
@@ -103,62 +110,74 @@ def _as_device_takes_it(tokens: np.ndarray) -> np.ndarray:
   return tokens.astype(np.int32) if tokens.dtype.itemsize == 8 else tokens
 
 
-@functools.partial(jax.jit, static_argnames="length")
-def _row_arrays(flags: jax.Array, length: int) -> dict[str, jax.Array]:
-  """What depends on the row's flag alone."""
-  shape = (flags.shape[0], length)
-  real = jnp.broadcast_to((flags != steps.PADDING)[:, None], shape).astype(jnp.int32)
-  trained = jnp.broadcast_to((flags == steps.TRAINED)[:, None], shape).astype(jnp.int32)
-  places = jnp.arange(length, dtype=jnp.int32)[None]
-  return {
-      "inputs_position": places * real,
-      "targets_position": places * real,
-      "inputs_segmentation": real,
-      "targets_segmentation": trained * (places < length - 1),
-  }
+def _shift_left(values: jax.Array) -> jax.Array:
+  return jnp.pad(values[:, 1:], ((0, 0), (0, 1)))
 
 
-def _targets(tokens: jax.Array) -> jax.Array:
-  return jnp.pad(tokens[:, 1:].astype(jnp.int32), ((0, 0), (0, 1)))
-
-
-def _document_arrays(
-    begins: segment_bits.Begins, length: int, real: jax.Array, trained: jax.Array
+def _arrays_from_segments(
+    segments: jax.Array, positions: jax.Array, counted: jax.Array, shift: batch_lib.Shift
 ) -> dict[str, jax.Array]:
-  """Segments and positions that restart after each EOS."""
-  segments, positions = segment_bits.segments_and_positions(begins, length)
-  segments, positions = segments * real, positions * real
+  left = shift.direction == "left"
   return {
-      "inputs_segmentation": segments,
-      "targets_segmentation": jnp.pad(segments[:, 1:], ((0, 0), (0, 1))) * trained,
       "inputs_position": positions,
       "targets_position": positions,
+      "inputs_segmentation": segments,
+      "targets_segmentation": _shift_left(counted) if left else counted,
   }
 
 
-@jax.jit
-def _expand_whole(tokens: jax.Array, begins: segment_bits.Begins | None) -> dict[str, jax.Array]:
-  """The arrays of rows that are all trained on, apart from those that all such batches share."""
-  arrays = {"targets": _targets(tokens)}
-  if tokens.dtype != jnp.int32:
-    arrays["inputs"] = tokens.astype(jnp.int32)
-  if begins is not None:
-    one = jnp.ones((tokens.shape[0], 1), jnp.int32)
-    arrays |= _document_arrays(begins, tokens.shape[1], one, one)
-  return arrays
+@functools.partial(jax.jit, static_argnames=("length", "shift"))
+def _row_arrays(real: jax.Array, length: int, shift: batch_lib.Shift) -> dict[str, jax.Array]:
+  """Returns the arrays of full rows that do not depend on the data."""
+  shape = (real.shape[0], length)
+  ones = jnp.broadcast_to(real[:, None].astype(jnp.int32), shape)
+  columns = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], shape)
+  return _arrays_from_segments(ones, columns * ones, ones, shift)
 
 
-@functools.partial(jax.jit, static_argnames="padded")
-def _expand(
-    tokens: jax.Array, begins: segment_bits.Begins | None, flags: jax.Array, *, padded: bool
-) -> dict[str, jax.Array]:
-  """The arrays of rows of which some are masked, or `padded`; without padding, only the loss knows of a masked row."""
-  arrays = {"targets": _targets(tokens)}
-  if tokens.dtype != jnp.int32:
-    arrays["inputs"] = tokens.astype(jnp.int32)
-  if begins is None:
-    made = _row_arrays(flags, tokens.shape[1])
-    return arrays | (made if padded else {_OF_LOSS: made[_OF_LOSS]})
-  real = (flags != steps.PADDING)[:, None].astype(jnp.int32)
-  trained = (flags == steps.TRAINED)[:, None].astype(jnp.int32)
-  return arrays | _document_arrays(begins, tokens.shape[1], real, trained)
+@functools.partial(jax.jit, static_argnames="shift")
+def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> dict[str, jax.Array]:
+  """Returns the arrays of a batch, apart from those that all batches like it share.
+
+  Args:
+    tokens: Of this device's rows.
+    own: What crossed besides: `used` and `trained` per row, `starts` and `loss` in bits.
+    shift: How inputs and targets are offset.
+  """
+  rows, length = tokens.shape
+  ids = tokens.astype(jnp.int32)
+  used = own.get("used")
+  if used is not None:
+    # Only a padding row is zero throughout; the padding of a row keeps its id.
+    ids = jnp.where(used[:, None] > 0, ids, 0)
+  arrays = {}
+  if shift.direction == "left":
+    arrays["targets"] = _shift_left(ids)
+    if used is not None or tokens.dtype != jnp.int32:
+      arrays["inputs"] = ids
+  else:
+    first = jnp.full((rows, 1), shift.first_id, jnp.int32)
+    if used is not None:
+      first = jnp.where(used[:, None] > 0, first, 0)
+    arrays["targets"], arrays["inputs"] = ids, jnp.concatenate([first, ids[:, :-1]], axis=1)
+  if not own:
+    return arrays
+  columns = jnp.arange(length, dtype=jnp.int32)[None]
+  real = jnp.ones((rows, length), jnp.int32)
+  if used is not None:
+    real = (columns < used[:, None]).astype(jnp.int32)
+  if "starts" in own:
+    segments, positions = segment_bits.segments_and_positions(own["starts"], length)
+    segments, positions = segments * real, positions * real
+  else:
+    segments, positions = real, columns * real
+  counted = segments
+  if "loss" in own:
+    counted = counted * segment_bits.unpack(own["loss"], length)
+  if "trained" in own:
+    counted = counted * own["trained"][:, None].astype(jnp.int32)
+  made = _arrays_from_segments(segments, positions, counted, shift)
+  if used is None and "starts" not in own:
+    # Only the loss knows of what is masked; the rest is shared with other batches.
+    return arrays | {batch_lib.TARGETS_SEGMENTATION: made[batch_lib.TARGETS_SEGMENTATION]}
+  return arrays | made

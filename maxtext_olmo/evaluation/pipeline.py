@@ -39,7 +39,7 @@ from maxtext_olmo.evaluation.datasets import token_length
 from maxtext_olmo.evaluation.requests import HFTokenizeLogLikelihoodRolling
 from maxtext_olmo.evaluation.requests import ParseLMEval
 from maxtext_olmo.rows import llm_batch
-from maxtext_olmo.rows import workers
+from maxtext_olmo.rows import prefetch
 
 if TYPE_CHECKING:
   from maxtext_olmo.evaluation.model import JaxLM
@@ -130,7 +130,7 @@ def lmeval_preprocessing_pipeline(
           ready, prefetch_buffer_size=max(1, worker_buffer_size * worker_count)
       )
     elif worker_count > 0:
-      ready = workers.in_workers(ready, workers=worker_count, ahead=worker_buffer_size)
+      ready = prefetch.in_workers(ready, workers=worker_count, ahead=worker_buffer_size)
   return multihost.MultiHostDataLoadIterator(
       ready,
       global_mesh,

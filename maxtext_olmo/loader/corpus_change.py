@@ -17,7 +17,6 @@ import dataclasses
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 from absl import logging
@@ -28,8 +27,8 @@ from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import index_changes
 from maxtext_olmo.corpus import index_file
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.order import timeline
 
-CHOICES = ("no", "extend", "any")
 _COPIES = "olmo_corpus"
 
 
@@ -39,7 +38,7 @@ class CorpusPolicy:
 
   Attributes:
     index: The corpus as it is now.
-    allow: One of `CHOICES`.
+    allow: "no", "extend" or "any".
     checkpoint_dir: Where copies of indexes are kept; empty where there is none.
   """
 
@@ -48,23 +47,23 @@ class CorpusPolicy:
   checkpoint_dir: str = ""
 
   def stream_for(
-      self, state: dict[str, Any], stream: stream_lib.Stream, position: Callable[[], int]
+      self, entry: timeline.Entry, stream: stream_lib.Stream, position: Callable[[], int]
   ) -> stream_lib.Stream:
-    """The stream to go on with; ResumeError where the corpus has changed in a way that is not allowed.
+    """Returns the stream to continue with; ResumeError where the corpus changed in a way that is not allowed.
 
     Args:
-      state: As it was saved.
-      stream: Of the corpus as it is now.
+      entry: What was in force when the state was saved.
+      stream: The stream of the corpus as it is now.
       position: Gives the position of the state, in samples of this stream.
     """
-    was = state["identity"].get("fingerprint", "")
-    extents = [tuple(extent) for extent in state.get("history", ())]
+    was = str(entry.identity.get("fingerprint", ""))
+    extents = list(entry.extents)
     if was == stream.fingerprint:
       self._check_content(was)
       self._check_extents(extents)
       return stream.with_history(self.index, extents)
     files_then = index_changes.find_prefix(self.index, was)
-    what = "\n".join(f"  {line}" for line in self._describe(was, state["sequence_length"]))
+    what = "\n".join(f"  {line}" for line in self._describe(was, entry.sequence_length))
     if self.allow == "any":
       logging.warning(
           "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run goes on at position"

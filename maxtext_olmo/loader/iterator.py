@@ -1,121 +1,127 @@
 """The iterator that a trainer holds: step after step, the global batch of that step.
 
-Its whole state is the number of steps done and the schedule that turns it into a position. What was made ahead is made
-anew from the position after a restore, so Grain's own iterator state, which depends on the number of workers, is never kept.
+Its whole state is the number of steps done, the schedule that turns it into a position, and the run's history. What was made
+ahead is made anew from the position after a restore, so the state does not depend on workers or threads.
+
+    step dataset ──▶ threads or workers make compact batches ahead ──▶ a thread sends them to the devices ──▶ next()
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
 import jax
 import numpy as np
 
+from maxtext_olmo import cores
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import state as state_lib
-from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import stream as stream_lib
-from maxtext_olmo.rows import ahead as ahead_lib
-from maxtext_olmo.rows import crew
-from maxtext_olmo.rows import inspection
+from maxtext_olmo.order import timeline
+from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import prefetch as prefetch_lib
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import steps
-from maxtext_olmo.rows import workers
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefetch:
-  """Who prepares batches ahead: `workers` processes with `per_worker` batches each, else threads with `batches`.
+  """How batches are made ahead: by `workers` processes with `per_worker` batches each, else by threads with `batches`.
 
-  Of these, up to `on_device` are on the devices, or on their way, while the trainer is at an earlier step. A batch is read by
-  `read_threads`, for 0 by as many as there are cores to spare.
+  Up to `on_device` further batches are on the devices, or on their way, while the trainer is at an earlier step.
   """
 
   workers: int = 0
   per_worker: int = 1
   batches: int = 2
   on_device: int = 1
-  read_threads: int = 0
 
+  @property
   def threads(self) -> int:
-    """How many threads read a batch together."""
-    if self.read_threads or self.workers:
-      return self.read_threads or 1  # Workers read beside each other.
-    # One core is that of who sends to the devices, and the trainer's.
-    return crew.threads_beside(1 if self.on_device else 0)
+    """The number of threads that make batches: two, so that one reads while the other checks, if there are cores."""
+    return min(2, max(1, cores.available_cores() - 1))
 
 
 # A batch on its way to the devices: called, it gives the arrays.
-Sent = Callable[[], dict[str, jax.Array]]
+_Sent = Callable[[], dict[str, jax.Array]]
 
 
 @dataclasses.dataclass
 class _Sender:
-  """Takes batches and sends them to the devices, one step after the other.
+  """Takes compact batches and sends them to the devices, one step after the other.
 
-  It refers to what it needs and not to the iterator, so that the thread it runs in does not keep a dropped one alive.
+  It refers to what it needs and not to the iterator, so that its thread does not keep a dropped iterator alive.
   """
 
-  batches: Iterator[dict[str, np.ndarray]]
-  stream: stream_lib.Stream
-  schedule: schedule_lib.BatchSchedule
-  step: int
+  batches: prefetch_lib.PrefetchedIterator
+  start: state_lib.Start
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
 
-  def send_next(self, _: int = 0) -> Sent:
+  def __post_init__(self):
+    self.look_ahead = getattr(self.start.stream, "look_ahead", None)
+    self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
+
+  def send(self, number: int) -> _Sent:
     local = next(self.batches)
     began = time.perf_counter()
-    expander = self.expanders[self.schedule.size(self.step)]
+    step, schedule = self.start.step, self.start.schedule
+    step += number
+    expander = self.only_expander or self.expanders[schedule.size(step)]
     placed = expander.place(local)
-    self.step += 1
-    self.metrics.made(local["cost"], placed.bytes_crossed, time.perf_counter() - began)
-    self.stream.look_ahead(state_lib.position_after(self.stream, self.schedule, self.step))
+    self.metrics.made(
+        **dict(zip(batch_lib.COST, local["cost"].tolist())),
+        bytes_to_device=placed.bytes_crossed,
+        transfer_seconds=time.perf_counter() - began,
+    )
+    if self.look_ahead is not None:
+      self.look_ahead(schedule.position(step + 1))
     return functools.partial(expander.finish, placed)
 
 
-class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
-  """Global batches of a stream, as dicts of six (batch, length) int32 arrays on a mesh.
+class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
+  """Global batches of a stream of rows, as dicts of six (batch, length) int32 arrays on a mesh.
 
   Args:
-    source: Where windows are read from.
-    stream: Which instance each position holds.
-    schedule: Step ↔ position.
+    source: What rows are made of.
+    reader: What reads them.
+    start: Where it begins: the steps done, the schedule, the stream, and the history of the run.
     layouts: For each batch size of the schedule, how the arrays lie on the mesh.
     content: What is done with the tokens.
-    prefetch: Who prepares batches ahead.
-    first_step: Steps done already.
+    prefetch: How batches are made ahead.
     restart_on_iter: Whether `iter()` starts again, as evaluation does; a train iterator's never moves.
     pad_after_end: Whether padding batches follow a finite stream.
-    corpus: What may have happened to the corpus since a state was saved; None where it must be the same.
-    whole_batches: Whether a restored position goes back to a whole number of batches, as OLMo-core's does.
+    corpus: Policy for a corpus that changed since a state was saved; None requires an identical corpus.
+    whole_batches: Whether a restored position is rounded down to a whole number of batches, as OLMo-core does.
+    labels: For each file, the number of its label, where batches have the extra array `labels`.
   """
 
   def __init__(
       self,
-      source: inspection.WindowSource,
-      stream: stream_lib.Stream,
-      schedule: schedule_lib.BatchSchedule,
+      source: row_source.RowSource,
+      reader: reader_lib.Reader,
+      start: state_lib.Start,
       layouts: Mapping[int, layout_lib.BatchLayout],
       *,
       content: steps.Content,
       prefetch: Prefetch = Prefetch(),
-      first_step: int = 0,
       restart_on_iter: bool = False,
       pad_after_end: bool = False,
       corpus: corpus_change.CorpusPolicy | None = None,
       whole_batches: bool = False,
+      labels: np.ndarray | None = None,
   ):
     super().__init__()
     self._source = source
+    self._reader = reader
     self._layouts = dict(layouts)
     self._content = content
     self._prefetch = prefetch
@@ -123,18 +129,21 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._pad_after_end = pad_after_end
     self._corpus = corpus
     self._whole_batches = whole_batches
-    self._beginning = state_lib.Start(first_step, schedule, stream)
-    self._step, self._schedule, self._stream = self._beginning
+    self._labels = labels
+    self._record = content.record(source.segment_rule)
+    self._beginning = start
+    self._start = start
+    self._history = state_lib.begin_history(start, self._record)
+    self._step = start.step
     self._expanders = {
-        size: expand.Expander(layout, content) for size, layout in self._layouts.items()
+        size: expand.Expander(layout, content.shift) for size, layout in self._layouts.items()
     }
-    self._batches: _InThreads | grain.DatasetIterator | None = None
     self._dataset: steps.StepDataset | None = None
-    self._ahead: ahead_lib.Ahead[Sent] | None = None
-    self._take: Callable[[], Sent] = _nothing_open
+    self._batches: prefetch_lib.PrefetchedIterator | None = None
+    self._sent: prefetch_lib.Prefetcher[_Sent] | None = None
     self._metrics = metrics_lib.Metrics()
 
-  def __iter__(self) -> OlmoIterator:
+  def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
       self.reset()
     return self
@@ -142,207 +151,180 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def __next__(self) -> dict[str, jax.Array]:
     self._assert_not_closed()
     asked_at = time.perf_counter()
-    self.start_prefetch()
+    if self._sent is None:
+      self.start_prefetch()
     try:
-      batch = self._take()()
+      batch = self._sent.take()()  # type: ignore[union-attr]
     except StopIteration:
       if not self._pad_after_end:
         raise
-      layout = self._layouts[self._schedule.size(self._step)]
-      return layout.place(_padding(layout))
+      return self._padding_batch()
     except BaseException:
       # What is ahead has moved past the step that failed; a caller that tries again gets this step, or the error again.
       self._stop()
       raise
-    self._metrics.served(self._step, asked_at, self._ahead.ready if self._ahead else 0)
+    self._metrics.served(self._step, asked_at)
     self._step += 1
     return batch
 
   def metrics(self) -> dict[str, float]:
-    """What loading has cost so far: seconds of waiting, order, reads, filter and transfer; bytes; reads; queue depth."""
-    return self._metrics.snapshot()
+    """Returns what loading has cost so far: seconds of waiting, order, reads, filter and transfer; bytes; reads."""
+    ready = 0 if self._sent is None else self._sent.ready
+    return {**self._metrics.snapshot(), "queue_depth": ready}
 
   def __len__(self) -> int:
-    """Steps from the beginning of this iterator to the end of the stream; TypeError where it has none."""
-    if self._stream.num_positions is None:
+    """Returns the steps from the beginning of this iterator to the end of the stream; TypeError where there is none."""
+    stream = self._start.stream
+    if stream.endless:
       raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
-    return len(self._make_dataset(self._beginning))
+    if stream.num_positions is None:
+      stream.look_ahead(self.position)
+    if stream.num_positions is not None:
+      return len(self._make_dataset(self._beginning))
+    raise TypeError(
+        "The packing plan is still being counted, so the length is not known yet; ask again later."
+    )
 
   @property
   def step(self) -> int:
-    """Steps done, which is the number of the step to come."""
+    """Steps done, which is the number of the next step."""
     return self._step
 
   @property
   def position(self) -> int:
-    """Places of the order consumed."""
-    return state_lib.position_after(self._stream, self._schedule, self._step)
+    """Positions consumed."""
+    return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
 
   @property
-  def stream(self) -> stream_lib.Stream:
-    """Which instance each position holds."""
-    return self._stream
+  def stream(self) -> Any:
+    """Which row each position holds."""
+    return self._start.stream
 
   @property
-  def local_iterator(self) -> OlmoIterator:
+  def history(self) -> timeline.Timeline:
+    """What was in force at each step of the run so far."""
+    return self._history
+
+  @property
+  def files(self) -> Any:
+    """The token files that rows are read from."""
+    return getattr(self._reader, "files", None)
+
+  @property
+  def local_iterator(self) -> BatchIterator:
     """What a trainer's checkpointing holds on to: this very object, since the state is the same on all hosts."""
     return self
 
-  def instance_ids(self, step: int) -> np.ndarray:
-    """The instances of all rows of the global batch of a step, without reading them; -1 for padding."""
+  def host_batches(self, first_step: int | None = None) -> steps.StepDataset:
+    """Returns this host's compact batches as a dataset; element 0 is `first_step`, by default the next step."""
+    step = self._step if first_step is None else first_step
+    return self._make_dataset(self._start._replace(step=step))
+
+  def row_numbers(self, step: int) -> np.ndarray:
+    """Returns the row at each place of the global batch of a step, without reading it; -1 for padding."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
-    whole = steps.StepDataset(self._source, self._stream, self._schedule, rows, first_step=step)
-    return whole.instance_ids(step)
+    return self._make_dataset(self._start._replace(step=step), rows).row_numbers(step)
 
   def get_state(self) -> dict[str, Any]:
-    """The position and the identity of the stream, as a small JSON-able dict, the same on all hosts."""
-    return state_lib.make_state(self._stream, self._schedule, self._content, self._step)
+    """Returns the position and the history of the run, as a small JSON-able dict, the same on all hosts."""
+    return state_lib.make_state(self._history, self._start.stream, self._start.schedule, self._step)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes on where the state was taken; ResumeError, and no change, where it is of another stream."""
+    """Continues where the state was taken; ResumeError, and no change, where it belongs to another stream."""
     first = self._beginning
     self._move_to(
         state_lib.read_state(
             state,
             first.stream,
             first.schedule,
-            self._content,
+            self._record,
             corpus=self._corpus,
             whole_batches=self._whole_batches,
         )
     )
 
   def go_to(self, step: int, position: int | None = None) -> None:
-    """Goes on with a step: where the schedule has it, or at `position`, from which later steps are counted then.
+    """Continues with a step: where the schedule has it, or at `position`, from which later steps are counted then.
 
     A trainer that restored a model from a checkpoint without a data state knows the step, and nothing else.
     """
-    schedule = self._schedule
+    schedule = self._start.schedule
     if position is not None:
       schedule = schedule.anchored(step, position)
     schedule.start(step)
-    self._move_to(state_lib.Start(step, schedule, self._stream))
+    self._move_to(state_lib.Start(step, schedule, self._start.stream))
 
   def reset(self) -> None:
-    """Back to where this iterator began."""
+    """Returns to where this iterator began."""
     self._move_to(self._beginning)
 
   def start_prefetch(self) -> None:
-    """Begins to prepare batches, so that the first one is there when it is asked for."""
-    if self._batches is not None:
+    """Starts to prepare batches, so that the first one is there when it is asked for."""
+    if self._sent is not None:
       return
-    self._dataset = self._make_dataset(state_lib.Start(self._step, self._schedule, self._stream))
+    start = self._start._replace(step=self._step)
+    self._dataset = self._make_dataset(start)
     if len(self._dataset):
-      self._stream.order.prepare(self._schedule.start(self._step))
-    self._batches = self._open(self._dataset)
-    sender = _Sender(
-        self._batches, self._stream, self._schedule, self._step, self._expanders, self._metrics
+      start.stream.prepare(start.schedule.start(start.step))
+    ahead = self._prefetch
+    self._batches = prefetch_lib.PrefetchedIterator(
+        self._dataset,
+        ahead.workers,
+        ahead.per_worker if ahead.workers else ahead.batches,
+        ahead.threads,
     )
-    self._take = sender.send_next
-    if self._prefetch.on_device > 0:
-      self._ahead = ahead_lib.Ahead(sender.send_next, self._prefetch.on_device)
-      self._take = self._ahead.take
+    self._batches.start_prefetch()
+    sender = _Sender(self._batches, start, self._expanders, self._metrics)
+    self._sent = prefetch_lib.Prefetcher(sender.send, ahead.on_device)
 
   def close(self) -> None:
     """Ends the workers and threads; idempotent."""
     self._stop()
+    self._start.stream.close()
     super().close()
 
   def _move_to(self, start: state_lib.Start) -> None:
     self._stop()
-    self._step, self._schedule, self._stream = start
+    self._start, self._step = start, start.step
+    self._history = state_lib.begin_history(start, self._record)
 
   def _stop(self) -> None:
-    # Who sends may be waiting for the next one. Asked for by name, since at interpreter exit the names of this module are gone.
-    end = getattr(self._batches, "end", None)
-    if end is not None:
-      end()
-    if self._ahead is not None:
-      self._ahead.stop()
-      self._ahead = None
+    # The batches first: the thread that sends may be waiting for the next one.
     if self._batches is not None:
       self._batches.close()
       self._batches = None
+    if self._sent is not None:
+      self._sent.close()
+      self._sent = None
     if self._dataset is not None:
       self._dataset.close()
       self._dataset = None
-    self._take = _nothing_open
 
-  def _make_dataset(self, start: state_lib.Start) -> steps.StepDataset:
-    rows = {size: layout.rows for size, layout in self._layouts.items()}
+  def _make_dataset(
+      self, start: state_lib.Start, rows: Mapping[int, np.ndarray] | None = None
+  ) -> steps.StepDataset:
+    if rows is None:
+      rows = {size: layout.rows for size, layout in self._layouts.items()}
     return steps.StepDataset(
         self._source,
+        self._reader,
         start.stream,
         start.schedule,
         rows,
         first_step=start.step,
         content=self._content,
-        read_threads=self._prefetch.threads(),
+        labels=self._labels,
     )
 
-  def _open(self, dataset: steps.StepDataset) -> _InThreads | grain.DatasetIterator:
-    if self._prefetch.workers == 0:
-      return _InThreads(dataset, self._prefetch.batches)
-    batches = workers.in_workers(
-        dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)),
-        workers=self._prefetch.workers,
-        ahead=self._prefetch.per_worker,
-    )
-    opened = iter(batches)
-    opened.start_prefetch()
-    return opened
-
-
-class _InThreads:
-  """The batches of a dataset, made ahead by threads of this process; Grain's would take the interpreter for longer.
-
-  Args:
-    dataset: What is made.
-    ahead: How many batches are ready or being made; 0 makes each when it is asked for.
-  """
-
-  def __init__(self, dataset: steps.StepDataset, ahead: int):
-    make = functools.partial(_element, dataset, len(dataset))
-    self._ahead: ahead_lib.Ahead[dict[str, np.ndarray]] | None = None
-    if ahead:
-      threads = workers.making_threads(ahead)
-      self._ahead = ahead_lib.Ahead(make, ahead - threads, threads)
-      self._take = self._ahead.take
-    else:
-      numbers = itertools.count()
-      self._take = lambda: make(next(numbers))
-
-  def __iter__(self) -> _InThreads:
-    return self
-
-  def __next__(self) -> dict[str, np.ndarray]:
-    return self._take()
-
-  def end(self) -> None:
-    """Says that no more batches will be taken, without waiting for those who make them."""
-    if self._ahead is not None:
-      self._ahead.end()
-
-  def close(self) -> None:
-    """Ends the threads."""
-    if self._ahead is not None:
-      self._ahead.stop()
-
-
-def _element(dataset: steps.StepDataset, length: int, index: int) -> dict[str, np.ndarray]:
-  if index >= length:
-    raise StopIteration
-  return dataset[index]
-
-
-def _nothing_open() -> Sent:
-  """What `take` is before anything is open and after it was closed."""
-  raise StopIteration
-
-
-def _padding(layout: layout_lib.BatchLayout) -> dict[str, np.ndarray]:
-  zeros = np.zeros((len(layout.rows), layout.length), np.int32)
-  names = ("inputs", "targets")
-  return {
-      f"{name}{suffix}": zeros for name in names for suffix in ("", "_position", "_segmentation")
-  }
+  def _padding_batch(self) -> dict[str, jax.Array]:
+    size = self._start.schedule.size(self._step)
+    layout = self._layouts[size]
+    rows = len(layout.rows)
+    batch: dict[str, np.ndarray] = {
+        "tokens": np.zeros((rows, layout.length), np.int32),
+        "used": np.zeros(rows, np.int64),
+        "trained": np.ones(rows, np.bool_),
+        **{name: np.full(rows, -1, np.int32) for name in self._content.extras},
+    }
+    expander = self._expanders[size]
+    return expander.finish(expander.place(batch))

@@ -7,14 +7,13 @@ integer, resumes with other batch sizes. The other packings stream, as Grain pac
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
-import grain
 import jax
 from absl import logging
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
@@ -22,41 +21,46 @@ from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import row_maker
-from maxtext_olmo.loader import document_iterator
-from maxtext_olmo.loader import options as options_lib
+from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import document_rows
+from maxtext_olmo.rows import mixture as mixture_rows
 from maxtext_olmo.rows import plan as plan_lib
-from maxtext_olmo.rows import rows as rows_lib
-from maxtext_olmo.rows import steps
+from maxtext_olmo.rows import planned
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_stream
+from maxtext_olmo.rows import segments
 
 _PLANNED_BINS = 1024
 
 
 def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -> Any:
-  """The train iterator, at the step where the run goes on."""
-  options = options_lib.Options.read(config)
+  """Returns the train iterator, at the step where the run resumes."""
+  options = config_lib.Options.read(config)
   source = open_documents(options.olmo_index_path, options.olmo_documents_path, options)
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
-  stream: Any = _stream(options, source, options.order_name, options.olmo_num_epochs or None)
+  stream = _stream(options, source, options.order_name, options.olmo_num_epochs or None)
   schedule = options.schedule()
   layouts = wiring.train_layouts(options, global_mesh, schedule)
-  content = _content(options)
+  content = wiring.content(options)
   wiring.check_agreement(options, stream)
-  start = resume.find_start(options, stream, schedule, content)
-  iterator = document_iterator.DocumentIterator(
-      start,
+  record = content.record(stream.source.segment_rule)
+  iterator = iterator_lib.BatchIterator(
+      stream.source,
+      reader_lib.FileReader(source.files),
+      resume.find_start(options, stream, schedule, record),
       layouts,
       content=content,
-      prefetching=wiring.prefetch(options),
+      prefetch=wiring.prefetch(options),
       pad_after_end=options.generate_padding_batch_train,
+      labels=wiring.labels(source.index),
   )
   logging.info(
       "olmo_documents: step %d at position %d of the rows of %d documents, %s",
@@ -70,22 +74,25 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
 
 def make_documents_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
-) -> document_iterator.DocumentIterator:
-  """One pass over the documents of another index, always from its beginning."""
-  options = options_lib.Options.read(config)
+) -> iterator_lib.BatchIterator:
+  """Returns one pass over the documents of another index, always from its beginning."""
+  options = config_lib.Options.read(config)
   source = open_documents(options.olmo_eval_index_path, "", options)
   packing = options.olmo_packing if options.random_access_documents else "planned"
-  options = dataclasses.replace(options, olmo_packing=packing, olmo_mixture={})
-  stream: Any = _stream(options, source, "sequential", 1)
+  options = options.replace(olmo_packing=packing, olmo_mixture={})
+  stream = _stream(options, source, "sequential", 1)
   schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
   wiring.check_agreement(options, stream)
-  return document_iterator.DocumentIterator(
+  return iterator_lib.BatchIterator(
+      stream.source,
+      reader_lib.FileReader(source.files),
       state_lib.Start(0, schedule, stream),
       wiring.eval_layouts(options, global_mesh),
-      content=_content(options),
-      prefetching=wiring.prefetch(options),
+      content=wiring.content(options),
+      prefetch=wiring.prefetch(options),
       restart_on_iter=True,
       pad_after_end=options.generate_padding_batch_eval,
+      labels=wiring.labels(source.index),
   )
 
 
@@ -93,10 +100,12 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 
 
 def open_documents(
-    index_path: str, documents_path: str, options: options_lib.Options
+    index_path: str, documents_path: str, options: config_lib.Options
 ) -> document_source.OlmoDocumentSource:
   """The documents of an index; they are found now where that has not been done, by process 0 before the others look."""
-  index = collectives.together(lambda: _open_index(index_path, options), "opening the corpus")
+  index = collectives.run_on_all_processes(
+      lambda: _open_index(index_path, options), "opening the corpus"
+  )
   path = documents_path or documents_lib.default_path(index_path)
 
   def build() -> None:
@@ -106,9 +115,9 @@ def open_documents(
           index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
       )
 
-  collectives.from_process_0(build)
+  collectives.from_process_0(build, "finding the documents")
   # Again on each process, for file systems that process 0 does not share.
-  collectives.together(build, "finding the documents")
+  collectives.run_on_all_processes(build, "finding the documents")
   documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
   if not documents.num_documents:
     raise errors.CorpusError(f"The index {index_path} has no document.")
@@ -121,41 +130,34 @@ def open_documents(
   )
 
 
-def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
   index = index_lib.load_index(path)
   verify.check_sizes(index, path_remap=options.path_remap)
   return index
 
 
 def _stream(
-    options: options_lib.Options,
+    options: config_lib.Options,
     source: document_source.OlmoDocumentSource,
     order: str,
     num_epochs: int | None,
-) -> document_iterator.RowStream:
-  """All documents in one order, or those of each label in one of their own, mixed."""
-  all_documents = mixture_lib.Ranges([(0, len(source))])
-  if not options.olmo_mixture:
-    rows = _rows(options, source, all_documents, order, options.data_shuffle_seed, num_epochs)
-    name = order
-  else:
-    rows, name = _mixed_rows(options, source, order)
+) -> row_stream.RowSequence:
+  """Returns the rows of all documents in one order, or of each label in one of its own, mixed."""
+  seed = options.data_shuffle_seed
   kind = f"{options.olmo_packing} rows of {options.max_target_length}"
   if options.olmo_packing == "planned":
     kind += f", bins {options.olmo_packing_bins or _PLANNED_BINS}"
-  return document_iterator.RowStream(
-      source=rows,
-      sequence_length=options.max_target_length,
-      fingerprint=source.index.fingerprint,
-      order=mixture_lib.RangesOrder(all_documents, order, options.data_shuffle_seed),
-      how=f"{name}, {kind}, long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}",
-      seed=options.data_shuffle_seed,
-  )
+  kind += f", long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}"
+  if options.olmo_mixture:
+    mixed, name = _mixed_rows(options, source, order)
+    return row_stream.RowSequence(mixed, name=f"{name}, {kind}", seed=seed)
+  ranges = mixture_lib.Ranges([(0, len(source))])
+  return _rows(options, source, ranges, order, seed, num_epochs, name=f"{order}, {kind}")
 
 
 def _mixed_rows(
-    options: options_lib.Options, source: document_source.OlmoDocumentSource, order: str
-) -> tuple[rows_lib.RowSource, str]:
+    options: config_lib.Options, source: document_source.OlmoDocumentSource, order: str
+) -> tuple[mixture_rows.MixedRows, str]:
   packed = options.olmo_packing == "planned"
   ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
   # Rows of a plan are full, so shares of tokens are shares of rows; unpacked, a row is a document.
@@ -167,40 +169,36 @@ def _mixed_rows(
   unit = options.olmo_mixture_unit
   values = mixture_lib.share_values(options.olmo_mixture, sizes, unit)
   weights = [value * sizes[label] if unit == "epochs" else value for label, value in values.items()]
-  members = [
-      _rows(
-          options,
-          source,
-          ranges[label],
-          order,
-          mixture_lib.member_seed(options.data_shuffle_seed, label),
-          None,
-      )
-      for label in values
-  ]
+  members = []
+  for label in values:
+    seed = mixture_lib.member_seed(options.data_shuffle_seed, label)
+    members.append(_rows(options, source, ranges[label], order, seed, None, name=label))
   shares = ", ".join(f"{label}={float(value):.12g}" for label, value in values.items())
-  return rows_lib.MixedRows(members, weights), f"{order} mixture by {unit} ({shares})"
+  return mixture_rows.MixedRows(members, weights), f"{order} mixture by {unit} ({shares})"
 
 
 def _rows(
-    options: options_lib.Options,
+    options: config_lib.Options,
     source: document_source.OlmoDocumentSource,
     ranges: mixture_lib.Ranges,
     order_name: str,
     seed: int,
     num_epochs: int | None,
-) -> rows_lib.RowSource:
+    *,
+    name: str,
+) -> row_stream.RowSequence:
+  """Returns the rows of the documents in some ranges."""
   order = mixture_lib.RangesOrder(ranges, order_name, seed)
   length = options.max_target_length
-  shift = rows_lib.Shift(options.olmo_shift, options.olmo_eos_id)
+  rule = segments.SegmentRule("part", options.olmo_eos_id)
   if options.olmo_packing == "none":
-    documents = grain.MapDataset.source(source)
-    dataset = (
-        rows_lib.OrderedDataset(documents, order, num_epochs)
-        .map(row_dataset.ToRecord())
-        .map(row_dataset.ToRow(length, options.olmo_long_documents, True, shift))
+    rows: Any = document_rows.DocumentRows(
+        source.documents,
+        length,
+        options.olmo_long_documents,
+        rule,
     )
-    return rows_lib.MapRows(dataset, len(ranges), length)
+    return row_stream.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs, order=order)
   bins = options.olmo_packing_bins or _PLANNED_BINS
   plan = plan_lib.PackingPlan(
       source.lengths,
@@ -209,14 +207,16 @@ def _rows(
       row_length=length,
       window=row_maker.window_of(source, len(source), bins, length),
       long_documents=options.olmo_long_documents,
+      locate=source.documents.locate,
       counts_path=source.documents.path,
       writes_counts=jax.process_index() == 0,
   )
-  return rows_lib.PlannedRows(source, plan, length, shift=shift, num_epochs=num_epochs)
+  rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule)
+  return row_stream.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs)
 
 
 def _streaming(
-    options: options_lib.Options,
+    options: config_lib.Options,
     mesh: jax.sharding.Mesh,
     source: document_source.OlmoDocumentSource,
 ) -> Any:
@@ -246,10 +246,4 @@ def _streaming(
       shard=options.olmo_shard,
       long_documents=options.olmo_long_documents,
       data_sharding=options.data_sharding or None,
-  )
-
-
-def _content(options: options_lib.Options) -> steps.Content:
-  return steps.Content(
-      vocab_size=options.vocab_size, ngram_filter=False, document_eos_id=options.olmo_eos_id
   )

@@ -10,29 +10,34 @@ import jax
 import numpy as np
 from absl import logging
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import prefetch
+from maxtext_olmo.rows import reader
 from maxtext_olmo.rows import repetition
-from maxtext_olmo.rows import workers
+from maxtext_olmo.rows import segments
+from maxtext_olmo.rows import windows
 
 
 def make_olmo_grain_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
-) -> iterator_lib.OlmoIterator:
+) -> iterator_lib.BatchIterator:
   """The train iterator, at the step where the run goes on.
 
   Args:
@@ -41,8 +46,8 @@ def make_olmo_grain_train_iterator(
     process_indices: Accepted for MaxText's call; which rows a process loads follows from the mesh.
   """
   del process_indices
-  options = options_lib.Options.read(config)
-  index = collectives.together(
+  options = config_lib.Options.read(config)
+  index = collectives.run_on_all_processes(
       lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
   )
   return _train(options, global_mesh, index)
@@ -50,14 +55,14 @@ def make_olmo_grain_train_iterator(
 
 def make_olmo_grain_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
-) -> iterator_lib.OlmoIterator:
+) -> iterator_lib.BatchIterator:
   """One pass over the held-out instances, or another index, always from its beginning."""
   del process_indices
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
     raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
   path = options.olmo_eval_index_path or options.olmo_index_path
-  index = collectives.together(
+  index = collectives.run_on_all_processes(
       lambda: _open_index(path, options), "opening the corpus of evaluation"
   )
   return _eval(options, global_mesh, index)
@@ -65,16 +70,16 @@ def make_olmo_grain_eval_iterator(
 
 def _make_both(
     config: Any, mesh: jax.sharding.Mesh
-) -> tuple[iterator_lib.OlmoIterator, iterator_lib.OlmoIterator]:
+) -> tuple[iterator_lib.BatchIterator, iterator_lib.BatchIterator]:
   """Both iterators; where they share an index, its files are looked at once."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
 
   def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
     train = _open_index(options.olmo_index_path, options)
     other = options.olmo_eval_index_path
     return train, _open_index(other, options) if other else train
 
-  train_index, eval_index = collectives.together(open_indexes, "opening the corpus")
+  train_index, eval_index = collectives.run_on_all_processes(open_indexes, "opening the corpus")
   train = _train(options, mesh, train_index)
   try:
     return train, _eval(options, mesh, eval_index)
@@ -89,8 +94,8 @@ DATASET_TYPE = registry.DatasetType(
 
 
 def _train(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
-) -> iterator_lib.OlmoIterator:
+    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+) -> iterator_lib.BatchIterator:
   how: dict[str, Any] = {
       "order": options.order_name,
       "seed": options.data_shuffle_seed,
@@ -114,46 +119,50 @@ def _train(
     schedule = schedule.within(stream.order.epochs)
   layouts = wiring.train_layouts(options, mesh, schedule)
   content = wiring.content(options)
+  source = _rows(index, options)
   corpus = corpus_change.CorpusPolicy(
       index,
       options.olmo_allow_corpus_change,
       options.checkpoint_dir if options.enable_checkpointing else "",
   )
   wiring.check_agreement(options, stream)
-  start = resume.find_start(options, stream, schedule, content, corpus=corpus)
+  record = content.record(source.segment_rule)
+  start = resume.find_start(options, stream, schedule, record, corpus=corpus)
   corpus.keep_copy()
-  iterator = iterator_lib.OlmoIterator(
-      _source(index, options),
-      start.stream,
-      start.schedule,
+  iterator = iterator_lib.BatchIterator(
+      source,
+      _reader(index, options),
+      start,
       layouts,
       content=content,
       prefetch=wiring.prefetch(options),
-      first_step=start.step,
       pad_after_end=options.generate_padding_batch_train,
       corpus=corpus,
       whole_batches=options.resumes_whole_batches,
+      labels=wiring.labels(index),
   )
   _announce(iterator)
   return iterator
 
 
 def _eval(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
-) -> iterator_lib.OlmoIterator:
+    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
   layouts = wiring.eval_layouts(options, mesh)
   wiring.check_agreement(options, stream)
-  return iterator_lib.OlmoIterator(
-      _source(index, options),
-      stream,
-      schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on),
+  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
+  return iterator_lib.BatchIterator(
+      _rows(index, options),
+      _reader(index, options),
+      state_lib.Start(0, schedule, stream),
       layouts,
       content=wiring.content(options),
       prefetch=wiring.prefetch(options),
       restart_on_iter=True,
       pad_after_end=options.generate_padding_batch_eval,
+      labels=wiring.labels(index),
   )
 
 
@@ -213,7 +222,7 @@ def make_olmo_grain_data_loader(
       cache_dir=order_cache_dir,
   )
   if grain_worker_count > 0:
-    workers.let_grain_read_its_flags()
+    prefetch.parse_grain_flags()
   return grain.DataLoader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,
@@ -225,7 +234,7 @@ def make_olmo_grain_data_loader(
   )
 
 
-def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
   """Loads an index, brings it to the run's sequence length, and checks that its files are the ones it describes."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
@@ -239,11 +248,18 @@ def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyInd
   return index
 
 
-def _source(
-    index: index_lib.OlmoNpyIndex, options: options_lib.Options
-) -> source_lib.OlmoNpyDataSource:
-  return source_lib.OlmoNpyDataSource(
-      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
+def _rows(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> windows.WindowRows:
+  rule = segments.SegmentRule()
+  if options.olmo_document_mask:
+    rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
+  return windows.WindowRows(index, rule)
+
+
+def _reader(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> reader.FileReader:
+  return reader.FileReader(
+      token_files.TokenFiles.of_index(
+          index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
+      )
   )
 
 
@@ -265,7 +281,7 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
     )
 
 
-def _announce(iterator: iterator_lib.OlmoIterator) -> None:
+def _announce(iterator: iterator_lib.BatchIterator) -> None:
   """One line that says where the run goes on, so that two runs can be compared by eye."""
   position = iterator.position
   epoch, place = iterator.stream.order.locate(np.array([position]))
@@ -273,7 +289,7 @@ def _announce(iterator: iterator_lib.OlmoIterator) -> None:
   ids = (
       []
       if end is not None and position >= end
-      else iterator.instance_ids(iterator.step)[:4].tolist()
+      else iterator.row_numbers(iterator.step)[:4].tolist()
   )
   logging.info(
       "olmo_grain: step %d at position %d (epoch %d, place %d of %d), first instances %s, %s",

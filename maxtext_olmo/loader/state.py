@@ -1,35 +1,40 @@
-"""The state of a run: one position, and the identity of the stream it counts in.
+"""The state of a run: one position, and the run's history, which says what the position counts in.
 
-    {"format": 1, "step": 200, "position": 102400, "anchor": [0, 0], "sequence_length": 8192,
-     "identity": {"fingerprint": "…", "order": "feistel", "seed": 34521, "split": "none"},
-     "content": {"ngram_filter": true, "document_eos_id": null}}
+    {"format": 2, "kind": "stream", "step": 200, "position": 102400,
+     "history": [{"step": 0, "position": 0, "sequence_length": 8192, "schedule": {…}, "identity": {…}, "content": {…}, …}]}
 
-The position decides where a run goes on. The step is what the trainer counts; where the schedule in force puts that step
-elsewhere, it is anchored anew at the position. The identity must agree; what happens where the corpus has changed is
-`corpus_change`'s to say. The content may change, with a warning. A run whose corpus was extended has a `history` too.
+The position decides where a run resumes. The step is what the trainer counts; where the schedule in force puts that step
+elsewhere, it is anchored anew at the position. The identity of the last entry must agree with the run's; what happens where the corpus
+has changed is up to `corpus_change`. The content may change, with a warning. Whatever changed is a new entry of the history.
+
+Later releases read states of all earlier formats (docs/guides/resume.md has the policy). Format 1 has no history: of its run only
+what was in force when it was saved is known.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from absl import logging
 
 from maxtext_olmo import errors
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import stream as stream_lib
-from maxtext_olmo.rows import steps
+from maxtext_olmo.order import timeline as timeline_lib
 
-_FORMAT = 1
+FORMAT = 2
+KIND = "stream"
+_DAMAGED = "Restore another checkpoint, or set initial_step or olmo_initial_position."
 
 
 class Start(NamedTuple):
-  """Where a run goes on."""
+  """Where a run resumes, and what is known of it before."""
 
   step: int
   schedule: schedule_lib.BatchSchedule
-  stream: stream_lib.Stream
+  stream: Any
+  history: timeline_lib.Timeline | None = None
 
 
 _ADVICE = {
@@ -40,117 +45,165 @@ _ADVICE = {
 }
 
 
-def position_after(
-    stream: stream_lib.Stream, schedule: schedule_lib.BatchSchedule, step: int
-) -> int:
-  """Places of the order that `step` steps have consumed; the padding of a last batch was none."""
+def position_after(stream: Any, schedule: schedule_lib.BatchSchedule, step: int) -> int:
+  """Returns the positions that `step` steps have consumed; the padding of a last batch was none."""
   position = schedule.position(step)
-  return position if stream.num_positions is None else min(position, stream.num_positions)
+  end = stream.num_positions
+  return position if end is None else min(position, end)
+
+
+def begin_history(start: Start, content: dict[str, Any]) -> timeline_lib.Timeline:
+  """Returns the history of a run up to a start: what it was, and what is in force from here on."""
+  schedule = start.schedule
+  entry = timeline_lib.Entry(
+      step=start.step if start.history else schedule.anchor_step,
+      position=position_after(start.stream, schedule, start.step)
+      if start.history
+      else schedule.anchor_position,
+      sequence_length=start.stream.sequence_length,
+      schedule=schedule,
+      identity=start.stream.identity(),
+      content=content,
+      extents=tuple(start.stream.history),
+  )
+  if start.history is None:
+    return timeline_lib.Timeline((entry,))
+  if start.history.present.same_as(entry):
+    return start.history
+  return start.history.changed(entry)
 
 
 def make_state(
-    stream: stream_lib.Stream,
-    schedule: schedule_lib.BatchSchedule,
-    content: steps.Content,
-    step: int,
+    history: timeline_lib.Timeline, stream: Any, schedule: schedule_lib.BatchSchedule, step: int
 ) -> dict[str, Any]:
-  """The state after `step` steps, as a small JSON-able dict."""
-  history = {"history": [list(extent) for extent in stream.history]} if stream.history else {}
+  """Returns the state after `step` steps, as a small JSON-able dict."""
   return {
-      "format": _FORMAT,
+      "format": FORMAT,
+      "kind": KIND,
       "step": step,
       "position": position_after(stream, schedule, step),
-      "anchor": [schedule.anchor_step, schedule.anchor_position],
-      "sequence_length": stream.sequence_length,
-      "identity": stream.identity(),
-      "content": content.record(),
-      **history,
+      "history": history.to_json(),
   }
 
 
 def read_state(
     state: dict[str, Any],
-    stream: stream_lib.Stream,
+    stream: Any,
     schedule: schedule_lib.BatchSchedule,
-    content: steps.Content,
+    content: dict[str, Any],
     *,
     corpus: corpus_change.CorpusPolicy | None = None,
     whole_batches: bool = False,
 ) -> Start:
-  """Where the run goes on; ResumeError where the state is of another stream.
+  """Returns where the run resumes; ResumeError where the state belongs to another stream.
 
   Args:
-    state: As `make_state` gave it, perhaps in another run.
-    stream: Of this run.
-    schedule: Of this run.
-    content: Of this run.
-    corpus: What may have happened to the corpus; None where it must be the same.
-    whole_batches: Go back to a whole number of batches since the beginning of the epoch, as OLMo-core does, which
-      repeats data; otherwise the position holds exactly.
+    state: As `make_state` gave it, perhaps in another run or an earlier release.
+    stream: The stream of this run.
+    schedule: The schedule of this run.
+    content: What this run does with tokens, as a state records it.
+    corpus: Policy for a corpus that changed since the checkpoint; None requires an identical corpus.
+    whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core does, which repeats
+      data; otherwise the position is kept.
   """
-  if not isinstance(state, dict) or state.get("format") != _FORMAT:
-    raise errors.ResumeError(
-        f"This is not a data state of format {_FORMAT} as this library saves it: {str(state)[:200]!r}."
-        " Without one, set initial_step or olmo_initial_position."
-    )
-  _check_form(state)
+  step, position, history = _parse(state)
+  entry = history.present
+
+  def position_here() -> int:
+    return _in_samples(position, entry.sequence_length, stream.sequence_length)
+
   if corpus is not None:
-    stream = corpus.stream_for(state, stream, lambda: _in_samples(state, stream))
-  _check_identity(state["identity"], stream, corpus)
-  was = state["content"]
-  for name, value in content.record().items():
-    if was.get(name) != value:
+    stream = corpus.stream_for(entry, stream, position_here)
+  _check_identity(entry.identity, stream, corpus)
+  for name, value in content.items():
+    if entry.content.get(name) != value:
       logging.warning(
-          "The checkpoint was saved with %s=%s, this run has %s: the same rows come in the same order, but what is in"
-          " them differs from here on.",
+          "The checkpoint was saved with %s=%s, this run has %s: the same rows come in the same"
+          " order, but what is in them differs from here on.",
           name,
-          was.get(name),
+          entry.content.get(name),
           value,
       )
-  position = _in_samples(state, stream)
-  step = int(state["step"])
-  if stream.order.drops_tails:
-    schedule = schedule.within(stream.order.epochs)
+  here = position_here()
+  if stream.drops_tails:
+    schedule = schedule.within(stream.epochs)
   if whole_batches:
-    position = _whole_batches(position, stream, schedule.size(step))
-  return Start(step, _anchored(schedule, state, step, position, stream.sequence_length), stream)
+    here = _whole_batches(here, stream, schedule.size(step))
+  anchored = _anchored(schedule, entry, step, here, stream.sequence_length)
+  return Start(step, anchored, stream, history)
 
 
-def _check_form(state: dict[str, Any]) -> None:
-  """A state that was cut or edited is refused as such."""
-  wanted = {"step": int, "position": int, "sequence_length": int, "identity": dict, "content": dict}
-  for name, kind in wanted.items():
+def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
+  """Returns the step, the position and the history of a state of any format."""
+  state = plain_numbers(state)
+  if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
+    raise errors.ResumeError(
+        f"This is not a data state that this library saved: {str(state)[:200]!r}. Expected a dict"
+        f" with 'format' 1 or {FORMAT}. Without one, set initial_step or olmo_initial_position."
+    )
+  if state["format"] == FORMAT and state.get("kind") != KIND:
+    raise errors.ResumeError(
+        f"The data state is of kind {state.get('kind')!r}, this iterator needs {KIND!r}: it was"
+        " saved by another dataset type or packing. Set dataset_type and olmo_packing back."
+    )
+  for name in ("step", "position"):
     value = state.get(name)
-    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
-      raise errors.ResumeError(
-          f"The data state is damaged: {name!r} is {value!r}. Restore it from another checkpoint, or set initial_step"
-          " or olmo_initial_position."
-      )
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
+      raise errors.ResumeError(f"The data state is damaged: {name!r} is {value!r}. {_DAMAGED}")
+  if state["format"] == 1:
+    return state["step"], state["position"], _history_of_format_1(state)
+  if not isinstance(state.get("history"), list):
+    raise errors.ResumeError(f"The data state is damaged: it has no 'history'. {_DAMAGED}")
+  return state["step"], state["position"], timeline_lib.Timeline.from_json(state["history"])
+
+
+def _history_of_format_1(state: dict[str, Any]) -> timeline_lib.Timeline:
+  """Returns what a state of format 1 knows of its run: nothing of the steps before it."""
+  here = [state["step"], state["position"]]
+  values = {
+      "step": state["step"],
+      "position": state["position"],
+      "sequence_length": state.get("sequence_length"),
+      "schedule": {"stages": [[0, 1]], "by_position": False, "anchor": here, "epochs": None},
+      "identity": state.get("identity"),
+      "content": state.get("content"),
+      "extents": state.get("history", []),
+  }
+  return timeline_lib.Timeline.from_json([values])
+
+
+def plain_numbers(value: Any) -> Any:
+  """Returns a state with Python's own integers in place of NumPy's."""
+  if isinstance(value, dict):
+    return {key: plain_numbers(item) for key, item in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [plain_numbers(item) for item in value]
+  return int(value) if isinstance(value, np.integer) else value
 
 
 def _anchored(
     schedule: schedule_lib.BatchSchedule,
-    state: dict[str, Any],
+    entry: timeline_lib.Entry,
     step: int,
     position: int,
     sequence_length: int,
 ) -> schedule_lib.BatchSchedule:
-  """The schedule with `step` at `position`, anchored where the state's was if that fits: its earlier steps stay known."""
-  anchor = state.get("anchor")
-  if anchor and state["sequence_length"] == sequence_length and 0 <= anchor[0] <= step:
-    kept = schedule.anchored(int(anchor[0]), int(anchor[1]))
+  """Returns the schedule with `step` at `position`, anchored where the entry's was if that fits."""
+  was = entry.schedule
+  if entry.sequence_length == sequence_length and was.anchor_step <= step:
+    kept = schedule.anchored(was.anchor_step, was.anchor_position)
     if kept.position(step) == position:
       return kept
   return schedule.anchored(step, position)
 
 
-def _whole_batches(position: int, stream: stream_lib.Stream, size: int) -> int:
-  start = stream.order.epochs.start(stream.order.epochs.epoch(position))
+def _whole_batches(position: int, stream: Any, size: int) -> int:
+  start = stream.epochs.start(stream.epochs.epoch(position))
   repeated = (position - start) % size
   if repeated:
     logging.warning(
-        "olmo_order_resume=olmo_core: position %d is no whole number of batches of %d; %d samples are repeated, as"
-        " OLMo-core repeats them.",
+        "olmo_order_resume=olmo_core: position %d is no whole number of batches of %d; %d samples"
+        " are repeated, as OLMo-core repeats them.",
         position,
         size,
         repeated,
@@ -159,13 +212,13 @@ def _whole_batches(position: int, stream: stream_lib.Stream, size: int) -> int:
 
 
 def _check_identity(
-    was: dict[str, Any], stream: stream_lib.Stream, corpus: corpus_change.CorpusPolicy | None
+    was: dict[str, Any], stream: Any, corpus: corpus_change.CorpusPolicy | None
 ) -> None:
   now = stream.identity()
-  ours = ["fingerprint"] if corpus is not None else []  # The policy has looked at it.
+  checked = ["fingerprint"] if corpus is not None else []  # The policy has looked at it.
   if corpus is not None and corpus.allow == "any" and was.get("fingerprint") != now["fingerprint"]:
-    ours.append("split")
-  differing = [name for name in now if name not in ours and was.get(name) != now[name]]
+    checked.append("split")
+  differing = [name for name in now if name not in checked and was.get(name) != now[name]]
   if not differing:
     return
   lines = [
@@ -174,31 +227,32 @@ def _check_identity(
       for name in differing
   ]
   raise errors.ResumeError(
-      "The checkpoint's data state belongs to another stream, so that going on would repeat and skip data:\n"
+      "The checkpoint's data state belongs to another stream, so resuming would repeat and skip"
+      " data:\n"
       + "\n".join(lines)
       + "\nTo begin a new stream on purpose, use another checkpoint_dir, or do not restore the"
       " data state and set initial_step=0."
   )
 
 
-def _advice(name: str, was: dict[str, Any], stream: stream_lib.Stream) -> str:
+def _advice(name: str, was: dict[str, Any], stream: Any) -> str:
   windows = str(was.get("split", "")).split(" ")[0]
-  if name == "split" and windows.isdigit():
-    count = int(windows) * stream.split.chunk_size
+  split = getattr(stream, "split", None)
+  if name == "split" and windows.isdigit() and split is not None:
+    count = int(windows) * split.chunk_size
     return f"set olmo_eval_instances={count}, which is as much at {stream.sequence_length} tokens"
   return _ADVICE.get(name, "they must agree")
 
 
-def _in_samples(state: dict[str, Any], stream: stream_lib.Stream) -> int:
-  """The position in samples of this stream's length; the fingerprint has shown that the tokens are the same."""
-  position, length = int(state["position"]), int(state["sequence_length"])
-  if length == stream.sequence_length:
+def _in_samples(position: int, length: int, now: int) -> int:
+  """Returns a position in samples of another length; the fingerprint has shown that the tokens are the same."""
+  if length == now:
     return position
-  converted, rest = divmod(position * length, stream.sequence_length)
+  converted, rest = divmod(position * length, now)
   if rest:
     raise errors.ResumeError(
-        f"The checkpoint stands at sample {position} of {length} tokens, which is inside an instance of"
-        f" {stream.sequence_length} tokens. Go on with max_target_length={length} until a step"
-        f" whose position times {length} is a multiple of {stream.sequence_length}."
+        f"The checkpoint is at sample {position} of {length} tokens, which is inside an instance of"
+        f" {now} tokens. Continue with max_target_length={length} until a step whose position times"
+        f" {length} is a multiple of {now}."
     )
   return converted

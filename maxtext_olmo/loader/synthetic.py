@@ -12,15 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import split as split_lib
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import steps
 
 _TRAIN_INSTANCES = 1 << 30
@@ -28,65 +32,71 @@ _EVAL_BATCHES = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class SyntheticSource:
-  """Windows of uniform random tokens."""
+class SyntheticRecords:
+  """Records of uniform random tokens, by number."""
 
   length: int
   vocab_size: int
   seed: int
 
-  @property
-  def dtype(self) -> np.dtype:
-    """Of the tokens."""
-    return np.dtype(np.uint32)
+  def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+    rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+    return {"inputs": rng.integers(self.vocab_size, size=self.length, dtype=np.uint32)}
 
-  def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The windows of some instances, one row each."""
-    rows = np.empty((len(instance_ids), self.length), self.dtype) if out is None else out
-    for row, instance in zip(rows, instance_ids):
-      rng = np.random.Generator(np.random.Philox(key=[self.seed, int(instance)]))
-      row[:] = rng.integers(self.vocab_size, size=self.length, dtype=self.dtype)
-    return rows
 
-  def where(self, instance_id: int, column: int = 0) -> str:
-    """A name for a token, for error messages."""
-    return f"synthetic instance {instance_id}, token {column}"
+@dataclasses.dataclass(frozen=True)
+class SyntheticRows(row_source.RowSourceDefaults):
+  """Row i is record i, whole."""
+
+  row_length: int
+  count: int
+  fingerprint: str
+
+  def num_rows(self, epoch: int) -> int:
+    """Returns the number of records."""
+    del epoch
+    return self.count
+
+  def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
+    """Returns one part for each record."""
+    del epoch
+    lengths = np.full(len(rows), self.row_length)
+    return parts_lib.Parts.one_per_row(rows, np.zeros_like(rows), lengths)
 
 
 def make_synthetic_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
-) -> iterator_lib.OlmoIterator:
+) -> iterator_lib.BatchIterator:
   """Random tokens without end."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   schedule = options.schedule()
-  source, stream = _stream(options, _TRAIN_INSTANCES, "train", None)
+  source, reader, stream = _stream(options, _TRAIN_INSTANCES, "train", None)
   layouts = wiring.train_layouts(options, global_mesh, schedule)
   wiring.check_agreement(options, stream)
-  start = resume.find_start(options, stream, schedule, _CONTENT)
-  return iterator_lib.OlmoIterator(
+  start = resume.find_start(options, stream, schedule, _CONTENT.record(source.segment_rule))
+  return iterator_lib.BatchIterator(
       source,
-      stream,
-      start.schedule,
+      reader,
+      start,
       layouts,
       content=_CONTENT,
       prefetch=wiring.prefetch(options),
-      first_step=start.step,
   )
 
 
 def make_synthetic_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
-) -> iterator_lib.OlmoIterator:
+) -> iterator_lib.BatchIterator:
   """A few batches of random tokens, the same each time."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   size = options.global_batch_size_to_eval_on
-  source, stream = _stream(options, _EVAL_BATCHES * size, "eval", 1)
+  source, reader, stream = _stream(options, _EVAL_BATCHES * size, "eval", 1)
   layouts = wiring.eval_layouts(options, global_mesh)
   wiring.check_agreement(options, stream)
-  return iterator_lib.OlmoIterator(
+  return iterator_lib.BatchIterator(
       source,
-      stream,
-      schedule_lib.BatchSchedule.constant(size),
+      reader,
+      state_lib.Start(0, schedule_lib.BatchSchedule.constant(size), stream),
       layouts,
       content=_CONTENT,
       prefetch=wiring.prefetch(options),
@@ -101,16 +111,19 @@ _CONTENT = steps.Content(ngram_filter=False)
 
 
 def _stream(
-    options: options_lib.Options, instances: int, part: str, num_epochs: int | None
-) -> tuple[SyntheticSource, stream_lib.Stream]:
+    options: config_lib.Options, instances: int, part: str, num_epochs: int | None
+) -> tuple[SyntheticRows, reader_lib.RecordReader, stream_lib.Stream]:
   vocab_size = options.vocab_size or 256
   seed = options.data_shuffle_seed + (1 << 32 if part == "eval" else 0)
-  source = SyntheticSource(options.max_target_length, vocab_size, seed)
+  length = options.max_target_length
+  fingerprint = f"synthetic {part}, vocabulary of {vocab_size}"
+  records = SyntheticRecords(length, vocab_size, seed)
   stream = stream_lib.Stream(
-      fingerprint=f"synthetic {part}, vocabulary of {vocab_size}",
-      sequence_length=options.max_target_length,
+      fingerprint=fingerprint,
+      sequence_length=length,
       order=permutations.SequentialOrder(num_instances=instances, seed=seed),
       split=split_lib.Split(num_windows=instances, chunk_size=1),
       num_epochs=num_epochs,
   )
-  return source, stream
+  source = SyntheticRows(length, instances, fingerprint)
+  return source, reader_lib.RecordReader(records, np.uint32), stream

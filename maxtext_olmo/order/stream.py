@@ -47,6 +47,11 @@ class Stream:
   history: tuple[Extent, ...] = ()
 
   @property
+  def endless(self) -> bool:
+    """Whether there is no end."""
+    return self.num_epochs is None
+
+  @property
   def num_positions(self) -> int | None:
     """The number of samples until the end, or None."""
     return None if self.num_epochs is None else self.order.epochs.start(self.num_epochs)
@@ -62,10 +67,30 @@ class Stream:
       return dataclasses.replace(self, history=tuple(history))
     return dataclasses.replace(self, order=self.order.with_epochs(epochs), history=tuple(history))
 
-  def look_ahead(self, position: int) -> None:
-    """Called as a run goes on, so that the order can prepare the next epoch, if there is one."""
-    if self.num_epochs is None or self.order.epochs.epoch(position) + 1 < self.num_epochs:
-      self.order.look_ahead(position)
+  @property
+  def drops_tails(self) -> bool:
+    """Whether a batch that would cross the end of an epoch starts at the next one."""
+    return self.order.drops_tails
+
+  @property
+  def epochs(self) -> epochs_lib.Epochs:
+    """The lengths of epochs."""
+    return self.order.epochs
+
+  def has(self, position: int) -> bool:
+    """Returns whether there is an instance at a position."""
+    return self.num_positions is None or position < self.num_positions
+
+  def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epochs and the instance ids at some positions."""
+    return self.order.locate(positions)[0], self.instance_ids(positions)
+
+  def prepare(self, position: int) -> None:
+    """Prepares the order of a position's epoch, before workers are made that read from there."""
+    self.order.prepare(position)
+
+  def close(self) -> None:
+    """Does nothing: a stream of instances runs nothing in the background."""
 
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
     """The instance ids (int64) at some positions."""

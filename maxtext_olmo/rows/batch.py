@@ -1,10 +1,9 @@
-"""From tokens to what a trainer takes: inputs, targets, positions and segmentations.
+"""The arrays of a batch: their names, and how they follow from tokens.
 
-A row keeps its full length, since attention kernels want round ones: the target of a token is the
-token after it, and the last one, which has none, gets the target 0 and is masked. The loss counts
-where `targets_segmentation` is not 0.
+A row keeps its full length, since attention kernels want round ones: the target of a token is the token after it, and the
+last one, which has none, is masked. The loss counts where `targets_segmentation` is not 0.
 
-    tokens                 5  6  0  7  8                  the same with eos_id=0
+    tokens                 5  6  0  7  8                  the same with segments after each 0
     inputs                 5  6  0  7  8                  5  6  0  7  8
     targets                6  0  7  8  0                  6  0  7  8  0
     inputs_position        0  1  2  3  4                  0  1  2  0  1
@@ -12,12 +11,20 @@ where `targets_segmentation` is not 0.
     inputs_segmentation    1  1  1  1  1                  1  1  1  2  2
     targets_segmentation   1  1  1  1  0                  1  1  2  2  0
 
-A row that the repetition filter rejects has `targets_segmentation` all 0; in a padding row
-everything is 0.
+With a shift to the right, the tokens are the targets, and the inputs are the same one place later, after an EOS. A row that
+the repetition filter rejects has `targets_segmentation` all 0; in a padding row everything is 0.
+
+The step dataset makes compact batches, from which a device or `to_arrays` makes these:
+
+    tokens    (rows, length), as they lie in the files          used      (rows,) tokens that are not padding
+    trained   (rows,) False where the filter rejects the row    starts    (rows, words) a bit where a segment begins, or absent
+    loss      (rows, words) a bit where loss is taken on the token, or absent
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import grain
@@ -26,7 +33,78 @@ import numpy as np
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.rows import segments as segments_lib
 
+SIDES = ("inputs", "targets")
+NAMES = (
+    "inputs",
+    "targets",
+    "inputs_position",
+    "targets_position",
+    "inputs_segmentation",
+    "targets_segmentation",
+)
+TARGETS_SEGMENTATION = NAMES[-1]
+# Arrays with one value per row that a batch has on request.
+EXTRAS = ("row_ids", "labels")
+# What making a batch took, in the order of a compact batch's `cost`.
+COST = ("order_seconds", "read_seconds", "filter_seconds", "bytes_read", "reads")
+
 _INT32 = np.iinfo(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+  """How inputs and targets are offset by one token.
+
+  Attributes:
+    direction: `left` moves the targets, `right` the inputs.
+    first_id: What the inputs begin with where they are moved.
+  """
+
+  direction: str = "left"
+  first_id: int = 0
+
+
+def to_arrays(batch: Mapping[str, np.ndarray], shift: Shift = Shift()) -> dict[str, np.ndarray]:
+  """Returns the arrays of a compact batch, made on the host.
+
+  `inputs` may share the memory of the tokens, and where all rows of an array are the same they are read-only views of
+  one: copy before writing.
+
+  Args:
+    batch: As the step dataset makes it.
+    shift: How inputs and targets are offset.
+  """
+  tokens, used, trained = _as_int32(batch["tokens"]), batch["used"], batch["trained"]
+  rows, length = tokens.shape
+  full = bool((used == length).all())
+  starts, loss = batch.get("starts"), batch.get("loss")
+  if starts is None and full:
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    segments = np.broadcast_to(np.ones(length, np.int32), (rows, length))
+  else:
+    begins = np.zeros((rows, length), np.bool_)
+    if starts is not None:
+      begins = segments_lib.unpack_bits(starts, length)
+    segments, positions = segments_lib.segments_and_positions(begins, used)
+  counted = segments if loss is None else segments * segments_lib.unpack_bits(loss, length)
+  target_segments = np.zeros((rows, length), np.int32)
+  if shift.direction == "left":
+    inputs, targets = tokens, np.zeros((rows, length), np.int32)
+    targets[:, :-1] = tokens[:, 1:]
+    np.multiply(counted[:, 1:], trained[:, np.newaxis], out=target_segments[:, :-1])
+  else:
+    targets = tokens
+    inputs = np.empty((rows, length), np.int32)
+    inputs[:, :1] = shift.first_id
+    inputs[:, 1:] = tokens[:, :-1]
+    np.multiply(counted, trained[:, np.newaxis], out=target_segments)
+  if not full and not used.all():
+    inputs, targets = (np.where(used[:, np.newaxis] > 0, a, np.int32(0)) for a in (inputs, targets))
+  made = (inputs, targets, positions, positions, segments, target_segments)
+  return {
+      **dict(zip(NAMES, made)),
+      **{name: batch[name] for name in EXTRAS if name in batch},
+  }
 
 
 def make_rows(
@@ -36,10 +114,7 @@ def make_rows(
     real: np.ndarray | None = None,
     eos_id: int | None = None,
 ) -> dict[str, np.ndarray]:
-  """Six int32 arrays (n, L) for a whole batch of windows.
-
-  `tokens` is never changed, but `inputs` may share its memory, and where all rows of an array are
-  the same they are read-only views of one: copy before writing.
+  """Returns the six int32 arrays (n, L) of a batch of windows; `tokens` is never changed.
 
   Args:
     tokens: Token ids (n, L), of any integer dtype.
@@ -50,49 +125,20 @@ def make_rows(
   tokens = np.asarray(tokens)
   if tokens.ndim != 2:
     raise ValueError(f"Expected tokens of shape (rows, tokens), found {tokens.shape}.")
-  tokens = _as_int32(tokens)
   n, length = tokens.shape
-  keep = _flags("keep", keep, n)
-  real = _flags("real", real, n)
-
-  inputs = tokens
-  targets = np.zeros((n, length), np.int32)
-  targets[:, :-1] = tokens[:, 1:]
-  if eos_id is None:
-    position = _every_row(np.arange(length, dtype=np.int32), n)
-    segments = _every_row(np.ones(length, np.int32), n)
-  else:
-    position = segments_lib.positions(tokens, eos_id)
-    segments = segments_lib.segment_ids(tokens, eos_id)
-
-  scored = keep & real
-  if eos_id is None and scored.all():
-    target_segments = np.ones(length, np.int32)
-    target_segments[-1:] = 0
-    target_segments = _every_row(target_segments, n)
-  else:
-    target_segments = np.zeros((n, length), np.int32)
-    np.multiply(segments[:, 1:], scored[:, np.newaxis], out=target_segments[:, :-1])
-
-  if not real.all():
-    inputs, targets, position, segments = (
-        np.where(real[:, np.newaxis], rows, np.int32(0))
-        for rows in (inputs, targets, position, segments)
-    )
-  return {
-      "inputs": inputs,
-      "targets": targets,
-      "inputs_position": position,
-      "targets_position": position,
-      "inputs_segmentation": segments,
-      "targets_segmentation": target_segments,
-  }
+  tokens = _as_int32(tokens)
+  used = np.where(_flags("real", real, n), length, 0)
+  batch = {"tokens": tokens, "used": used, "trained": _flags("keep", keep, n)}
+  if eos_id is not None:
+    rule = segments_lib.SegmentRule("after_eos", int(eos_id))
+    batch["starts"] = segments_lib.pack_bits(segments_lib.segment_starts(tokens, used, rule))
+  return to_arrays(batch)
 
 
 class ShiftToInputsTargets(grain.transforms.Map):
   """Turns a record's `tokens`, and `instance_mask` if there is one, into the six arrays of a row.
 
-  Everything else in the record is left behind, and the arrays share no memory with it.
+  Everything else in the record is dropped, and the arrays share no memory with it.
   """
 
   def __init__(self, *, eos_id: int | None = None):
@@ -111,7 +157,7 @@ class ShiftToInputsTargets(grain.transforms.Map):
 
 
 def _as_int32(tokens: np.ndarray) -> np.ndarray:
-  """The same ids as int32, without a copy where the bytes are the same."""
+  """Returns the same ids as int32, without a copy where the bytes are the same."""
   if not np.issubdtype(tokens.dtype, np.integer):
     raise CorpusError(f"Token ids must be integers, found an array of {tokens.dtype}.")
   if np.can_cast(tokens.dtype, np.int32):
@@ -135,7 +181,3 @@ def _flags(name: str, flags: np.ndarray | None, n: int) -> np.ndarray:
   if flags.dtype != np.bool_ or flags.shape != (n,):
     raise ValueError(f"{name}: expected bool ({n},), found {flags.dtype} {flags.shape}.")
   return flags
-
-
-def _every_row(row: np.ndarray, n: int) -> np.ndarray:
-  return np.broadcast_to(row, (n, row.size))

@@ -18,6 +18,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from maxtext_olmo import compiled
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.rows import records as tokens_lib
 
@@ -25,13 +26,15 @@ STREAMING = ("first_fit", "best_fit", "concat_then_split")
 PACKINGS = (*STREAMING, "planned")
 
 _MASK = "_mask"
+# How many pieces are packed before compiling is worth a second of another core.
+_COMPILE_AFTER_PIECES = 20_000
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-  """Packs pieces into bins, the longest first, each into the bin it fills best; gives each one's bin, and their number.
+  """Packs pieces into bins, the longest first, each into the bin it fills best.
 
-  Bins with equal room wait on one stack, and the bits of an integer say which stacks are not empty, so the best bin is
-  found with a shift.
+  Returns:
+    The bin of each piece, and the number of bins.
   """
   lengths = np.asarray(lengths, np.int64)
   if lengths.size and not (lengths.min() > 0 and lengths.max() <= capacity):
@@ -40,28 +43,53 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     )
   order = np.argsort(-lengths, kind="stable")
   bins = np.empty(len(lengths), np.int64)
-  waiting: list[list[int]] = [[] for _ in range(capacity + 1)]
-  room = 0  # bit r: some bin has room for r tokens
+  found = np.empty(len(lengths), np.int64)
+  pack = _COMPILED.get(len(lengths)) or _best_fit
+  count = pack(lengths[order], capacity, found)
+  bins[order] = found
+  return bins, count
+
+
+def compile_best_fit() -> bool:
+  """Waits until best fit is compiled; False where Python must do without it."""
+  return _COMPILED.wait()
+
+
+def _best_fit(lengths: np.ndarray, capacity: int, bins: np.ndarray) -> int:
+  """Packs pieces in the given order.
+
+  Bins with equal room are on one stack, and the bits of an integer say which stacks are not empty, so the best bin is
+  found with a shift.
+  """
+  stacks: list[list[int]] = [[] for _ in range(capacity + 1)]
+  rooms = 0  # Bit r: some bin has room for r tokens.
   count = 0
-  found = []
-  for length in lengths[order].tolist():
-    fitting = room >> length
+  for piece, length in enumerate(lengths.tolist()):
+    fitting = rooms >> length
     if fitting:
       space = length + (fitting & -fitting).bit_length() - 1
-      stack = waiting[space]
+      stack = stacks[space]
       number = stack.pop()
       if not stack:
-        room ^= 1 << space
+        rooms ^= 1 << space
     else:
       space, number = capacity, count
       count += 1
-    found.append(number)
+    bins[piece] = number
     rest = space - length
     if rest:
-      waiting[rest].append(number)
-      room |= 1 << rest
-  bins[order] = found
-  return bins, count
+      stacks[rest].append(number)
+      rooms |= 1 << rest
+  return count
+
+
+def _build() -> Callable[[np.ndarray, int, np.ndarray], int]:
+  from maxtext_olmo.rows import kernel
+
+  return kernel.build_best_fit()
+
+
+_COMPILED = compiled.Background(_build, after=_COMPILE_AFTER_PIECES, what="Best-fit packing")
 
 
 def pack_stream(

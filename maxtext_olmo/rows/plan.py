@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import bisect
 import collections
-import dataclasses
 import hashlib
 import json
 import os
@@ -35,29 +34,11 @@ from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
 from maxtext_olmo.rows import packing
+from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import records as tokens_lib
 
 _CACHED_WINDOWS = 4
 _SECONDS_BETWEEN_WRITES = 20.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Window:
-  """The rows of a window: the parts of row r are those from `ends[r - 1]` to `ends[r]`."""
-
-  ends: np.ndarray
-  documents: np.ndarray
-  starts: np.ndarray
-  lengths: np.ndarray
-
-  @property
-  def num_rows(self) -> int:
-    return len(self.ends)
-
-  def parts(self, row: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Documents, first tokens and lengths of the parts of a row."""
-    here = slice(int(self.ends[row - 1]) if row else 0, int(self.ends[row]))
-    return self.documents[here], self.starts[here], self.lengths[here]
 
 
 class PackingPlan:
@@ -70,6 +51,7 @@ class PackingPlan:
     row_length: Tokens of a row.
     window: Documents that are packed together.
     long_documents: What becomes of documents longer than a row: truncate, split or error.
+    locate: Document numbers → the file and the first token of each; None takes documents for records, read from token 0.
     counts_path: Where numbers of rows are kept, without the epoch's ending; None keeps none.
     writes_counts: Whether they are written there too, which one process should do; else they are only read.
   """
@@ -83,11 +65,13 @@ class PackingPlan:
       row_length: int,
       window: int,
       long_documents: str = "split",
+      locate: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
       counts_path: str | None = None,
       writes_counts: bool = True,
   ):
     tokens_lib.check_long_documents(long_documents)
     self._lengths = lengths
+    self._locate = locate
     self._order = order
     self._row_length = row_length
     self._window = min(window, order.num_instances)
@@ -102,7 +86,9 @@ class PackingPlan:
 
   def _make_caches(self) -> None:
     self._lock = threading.RLock()
-    self._packed: collections.OrderedDict[tuple[int, int], Window] = collections.OrderedDict()
+    self._packed: collections.OrderedDict[tuple[int, int], parts_lib.Parts] = (
+        collections.OrderedDict()
+    )
     self._ends: dict[int, list[int]] = (
         {}
     )  # per epoch: rows up to and with each window counted so far
@@ -130,8 +116,20 @@ class PackingPlan:
       start += ends[-1]
       epoch += 1
 
-  def window(self, epoch: int, number: int) -> Window:
-    """A window's packing; the last few are kept."""
+  def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of some rows of an epoch; counts as far as the last of them."""
+    ends = np.array(self._counted(epoch, int(rows.max(initial=-1))), np.int64)
+    numbers = np.searchsorted(ends, rows, side="right")
+    tables, places = [], []
+    for number in np.unique(numbers).tolist():
+      here = np.flatnonzero(numbers == number)
+      first = int(ends[number - 1]) if number else 0
+      tables.append(self.window(epoch, number).take(rows[here] - first))
+      places.append(here)
+    return tables[0] if len(tables) == 1 else parts_lib.join(tables, places, len(rows))
+
+  def window(self, epoch: int, number: int) -> parts_lib.Parts:
+    """Returns a window's rows; the last few windows are kept."""
     with self._lock:
       found = self._packed.get((epoch, number))
       if found is not None:
@@ -153,6 +151,15 @@ class PackingPlan:
         return None
       total += ends[-1]
     return total
+
+  def epoch_rows(self, epoch: int) -> int | None:
+    """Returns the rows of an epoch, or None while they have not all been counted."""
+    ends = self._known(epoch)
+    return ends[-1] if len(ends) == self.num_windows else None
+
+  def count_rows(self, epoch: int, row: int) -> int:
+    """Counts the rows of an epoch until there are more than `row`, or all; returns how many were counted."""
+    return self._counted(epoch, row)[-1]
 
   def windows_counted(self, epochs: int) -> int:
     """How many windows of the first so many epochs have been counted."""
@@ -249,7 +256,7 @@ class PackingPlan:
         self._ends[epoch] = self._read(epoch)
       return self._ends[epoch]
 
-  def _pack(self, epoch: int, number: int) -> Window:
+  def _pack(self, epoch: int, number: int) -> parts_lib.Parts:
     first = number * self._window
     places = np.arange(first, min(first + self._window, self._order.num_instances))
     documents = self._order.ids(epoch, places)
@@ -258,9 +265,14 @@ class PackingPlan:
     bins, count = packing.best_fit(lengths, self._row_length)
     if count:
       bins = feistel.Bijection(count, "rows", self._order.seed, epoch, number)(bins)
-    together = np.argsort(bins, kind="stable")  # keeps the order of documents within a row
-    ends = np.cumsum(np.bincount(bins, minlength=count)) if count else np.zeros(0, np.int64)
-    return Window(ends, documents[together], starts[together], lengths[together])
+    order = np.argsort(bins, kind="stable")  # Keeps the order of documents within a row.
+    documents, starts, lengths = documents[order], starts[order], lengths[order]
+    sources, firsts = (documents, 0) if self._locate is None else self._locate(documents)
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(bins, minlength=count), out=bounds[1:])
+    return parts_lib.Parts(
+        bounds, sources.astype(np.int32), firsts + starts, lengths.astype(np.int32)
+    )
 
   def _parts(
       self, documents: np.ndarray, lengths: np.ndarray

@@ -1,64 +1,168 @@
-"""Elements prepared ahead by threads or processes, with a state that knows nothing of them.
+"""Prefetching: what comes next is made by threads, or by worker processes, while the trainer is busy.
 
-Grain's own state of several workers restores only into as many workers. Here the state is how many elements were taken,
-and a restore opens the dataset there anew, so a run may change its workers, and the elements are the same for any number.
+Threads are the default: a batch is one call that holds no lock of the interpreter for long. Worker processes are Grain's, and end
+with their trainer. Grain's own state of several workers restores only into as many workers; here the state is how many elements were
+taken, and a restore opens the dataset there anew, so a run may change its workers, and the elements are the same for any number.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grain
+from absl import flags
 
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
-from maxtext_olmo.rows import workers
+
+T = TypeVar("T")
+
+
+class Prefetcher(Generic[T]):
+  """The results of `make(first)`, `make(first + 1)`, … in order, made ahead by threads.
+
+  An exception ends the sequence: it reaches the caller of `take`, and every later call gets it too.
+
+  Example:
+    >>> with contextlib.closing(Prefetcher(lambda number: number**2, ahead=2)) as squares:
+    ...   [squares.take() for _ in range(4)]
+    [0, 1, 4, 9]
+
+  Args:
+    make: Makes a result; it must not refer to the holder of this object, or neither would ever be collected.
+    ahead: How many results are ready or being made; 0 makes each when it is asked for.
+    threads: How many threads make them.
+    first: The first number.
+  """
+
+  def __init__(self, make: Callable[[int], T], ahead: int, threads: int = 1, first: int = 0):
+    self._make = make
+    self._next = first
+    self._error: BaseException | None = None
+    self._results: collections.deque[concurrent.futures.Future[T]] = collections.deque()
+    self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+    if ahead:
+      self._pool = concurrent.futures.ThreadPoolExecutor(
+          min(threads, ahead), "olmo-prefetch", use_batch_scheduling
+      )
+      for number in range(first, first + ahead):
+        self._results.append(self._pool.submit(make, number))
+      self._next += ahead
+
+  def take(self) -> T:
+    """Returns the next result; raises what `make` raised."""
+    if self._error is not None:
+      raise self._error
+    try:
+      if self._pool is None:
+        self._next += 1
+        return self._make(self._next - 1)
+      result = self._results.popleft().result()
+      self._results.append(self._pool.submit(self._make, self._next))
+    except BaseException as error:
+      self._error = error
+      raise
+    self._next += 1
+    return result
+
+  @property
+  def ready(self) -> int:
+    """The number of results that wait to be taken."""
+    return sum(result.done() for result in self._results)
+
+  def close(self) -> None:
+    """Cancels what has not begun, and waits for what has."""
+    self._error = self._error or RuntimeError("This prefetcher has been closed.")
+    if self._pool is not None:
+      self._pool.shutdown(cancel_futures=True)
+      self._results.clear()
+
+
+def use_batch_scheduling() -> None:
+  """Runs the calling thread as SCHED_BATCH, so that waking it never preempts the trainer."""
+  if hasattr(os, "SCHED_BATCH"):
+    with contextlib.suppress(OSError):
+      os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class PrefetchedDataset(grain.IterDataset[Any]):
-  """The elements of a `MapDataset` in order, those that are None left out; {} ends it early.
+  """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it early.
 
   Args:
-    dataset: Any element must be the same whoever asks for it.
-    workers: Processes that prepare elements; 0 leaves it to threads.
-    ahead: Elements that each process, or the threads, prepare ahead; 0 threads make each when it is asked for.
+    dataset: Any element must be the same for every caller.
+    workers: Processes that prepare elements; 0 leaves it to a thread.
+    ahead: Elements that each process, or the thread, prepares ahead; 0 makes each when it is asked for.
   """
 
   def __init__(self, dataset: grain.MapDataset, *, workers: int = 0, ahead: int = 1):
     super().__init__(dataset)
     if workers < 0 or ahead < 0 or (workers and not ahead):
       raise ConfigError(
-          f"worker_count={workers} and worker_buffer_size={ahead} must not be negative, and workers need a buffer."
+          f"worker_count={workers} and worker_buffer_size={ahead} must not be negative, and workers"
+          " need a buffer of at least 1."
       )
     self._workers = workers
     self._ahead = ahead
 
-  def __iter__(self) -> grain.DatasetIterator:
-    return _PrefetchedIterator(self._parent, self._workers, self._ahead)
+  def __iter__(self) -> PrefetchedIterator:
+    return PrefetchedIterator(self._parent, self._workers, self._ahead)
 
 
-class _PrefetchedIterator(grain.DatasetIterator[Any]):
+class PrefetchedIterator(grain.DatasetIterator[Any]):
+  """The iterator of a `PrefetchedDataset`, with the number of elements taken as its state.
 
-  def __init__(self, dataset: grain.MapDataset, workers: int, ahead: int):
+  Args:
+    dataset: The elements.
+    workers: Processes that prepare elements.
+    ahead: Elements that are prepared ahead.
+    threads: Threads that prepare elements where there are no workers.
+  """
+
+  def __init__(self, dataset: grain.MapDataset, workers: int, ahead: int, threads: int = 1):
     super().__init__()
     self._dataset = dataset
     self._workers = workers
     self._ahead = ahead
+    self._threads = threads
     self._taken = 0
-    self._opened: grain.DatasetIterator | None = None
+    self._take: Callable[[], Any] | None = None
+    self._close: Callable[[], None] | None = None
 
   def __next__(self) -> Any:
     self._assert_not_closed()
-    if self._opened is None:
-      self._opened = self._open()
+    if self._take is None:
+      self.start_prefetch()
     while True:
-      element = next(self._opened).value
+      element = self._take().value  # type: ignore[misc]
       if isinstance(element, dict) and not element:
         raise StopIteration
       self._taken += 1
       if element is not None:
         return element
+
+  def start_prefetch(self) -> None:
+    """Starts to prepare elements, so that the first one is there when it is asked for."""
+    if self._take is not None:
+      return
+    if self._workers:
+      elements = _From(self._dataset, self._taken)
+      single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+      made = elements.to_iter_dataset(single)
+      opened = iter(in_workers(made, workers=self._workers, ahead=self._ahead))
+      opened.start_prefetch()
+      self._take, self._close = opened.__next__, opened.close
+    else:
+      make = functools.partial(_element, self._dataset, len(self._dataset))
+      prefetcher = Prefetcher(make, self._ahead, self._threads, self._taken)
+      self._take, self._close = prefetcher.take, prefetcher.close
 
   def get_state(self) -> dict[str, Any]:
     return {"next_index": self._taken}
@@ -77,28 +181,15 @@ class _PrefetchedIterator(grain.DatasetIterator[Any]):
     super().close()
 
   def _stop(self) -> None:
-    if self._opened is not None:
-      self._opened.close()
-      self._opened = None
-
-  def _open(self) -> grain.DatasetIterator:
-    elements = _From(self._dataset, self._taken)
-    if self._workers:
-      dataset = workers.in_workers(
-          elements.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)),
-          workers=self._workers,
-          ahead=self._ahead,
-      )
-    else:
-      dataset = workers.in_threads(elements, ahead=self._ahead)
-    return iter(dataset)
+    if self._close is not None:
+      self._close()
+    self._take = self._close = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Wrapped:
+class _Wrapped(NamedTuple):
   """An element that Grain does not look into.
 
-  One that is None it would pass over, and lose count. Arrays of a worker it would put into shared memory, and those on
+  One that is None it would skip, and lose count. Arrays of a worker it would put into shared memory, and those on
   their way when the iterator is closed would stay there until the interpreter exits and complains of them.
   """
 
@@ -119,3 +210,43 @@ class _From(grain.MapDataset[_Wrapped]):
     if isinstance(index, slice):
       return self.slice(index)
     return _Wrapped(self._parent[self._first + index])
+
+
+def _element(dataset: grain.MapDataset, length: int, index: int) -> _Wrapped:
+  """Returns an element; StopIteration past the end."""
+  if index >= length:
+    raise StopIteration
+  return _Wrapped(dataset[index])
+
+
+def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain.IterDataset:
+  """Returns a dataset whose elements are made by worker processes, in turn.
+
+  Args:
+    dataset: What they make.
+    workers: How many processes.
+    ahead: How many elements each of them has ready.
+  """
+  parse_grain_flags()
+  options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
+  return dataset.mp_prefetch(options, worker_init_fn=_end_with_parent)
+
+
+def parse_grain_flags() -> None:
+  """Marks absl's flags as parsed: Grain's workers read them, and a script without app.run has not parsed them."""
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+def _end_with_parent(worker: int, count: int) -> None:
+  """Ends this worker when its trainer does, even if it was killed and could not say so."""
+  del worker, count
+  parent = multiprocessing.parent_process()
+  if parent is None:
+    return
+
+  def wait() -> None:
+    parent.join()
+    os._exit(1)
+
+  threading.Thread(target=wait, name="olmo-parent", daemon=True).start()

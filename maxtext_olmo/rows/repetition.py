@@ -41,6 +41,8 @@ _BLOCK_TOKENS = (
 )  # what NumPy takes at once: large enough to hide its call costs, small enough for the cache
 # How many tokens are filtered before numba is worth a second of another core.
 _COMPILE_AFTER = 1 << 20
+# OLMo's own filter, as the kernel takes it: shortest and longest period, and equal places per period.
+SEARCH = (1, 13, 31)
 
 # For a byte of eight places, the first in its highest bit: how many places at its beginning and at
 # its end are equal.
@@ -324,8 +326,8 @@ def _runs(flags: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
 @functools.cache
 def _compiled(itemsize: int) -> compiled.Background[_Search]:
   def build() -> _Search:
-    from maxtext_olmo.rows import inspection_numba
+    from maxtext_olmo.rows import kernel
 
-    return inspection_numba.build_search(itemsize)
+    return kernel.build_search(itemsize)
 
   return compiled.Background(build, after=_COMPILE_AFTER, what="The repetition filter")

@@ -1,35 +1,134 @@
-"""Documents inside a window: segment ids and positions.
+"""Segments: which tokens of a row belong to one document, and each token's place in it.
 
-An end-of-sequence token (EOS) ends its document and belongs to it; the token after it begins the
-next one. A window may begin and end in the middle of a document. With EOS = 0:
+Where segments begin is found once, on the host, by the rule of the row source. With EOS = 0, a row of two parts
+(5 6 0 and 7 0 0 8) and a column of padding:
 
-    tokens        5  6  0  7  0  0  8  9
-    segment_ids   1  1  1  2  2  3  4  4
-    positions     0  1  2  0  1  0  0  1
+    tokens       5  6  0  7  0  0  8  ·
+    by part      1  1  1  2  2  2  2  0      a segment for each part
+    after EOS    1  1  1  2  2  3  4  0      an EOS ends its segment and belongs to it
+    at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment: what follows is predicted from it
 
-Segment 0 is left to padding. Both functions take one window, or any stack of windows along the
-last axis.
+Segment 0 is padding. Positions count from the beginning of the segment. A device needs one bit per token: whether a
+segment begins there (`pack_starts`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Literal
+
 import numpy as np
+
+from maxtext_olmo.rows import parts as parts_lib
+
+_WORD_BITS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentRule:
+  """Where segments begin.
+
+  Attributes:
+    begins: `nowhere` (a row is one segment), `part`, `after_eos`, `at_eos`, or `after_eos_before_bos`.
+    eos_id: The token that ends a document, where the rule needs it.
+    bos_id: The token that begins one, where the rule needs it.
+  """
+
+  begins: Literal["nowhere", "part", "after_eos", "at_eos", "after_eos_before_bos"] = "nowhere"
+  eos_id: int = -1
+  bos_id: int = -1
+
+
+def segment_starts(
+    tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
+) -> np.ndarray:
+  """Returns where segments begin, apart from column 0, as booleans (rows, length).
+
+  Args:
+    tokens: Token ids (rows, length).
+    used: The number of tokens in each row that are not padding.
+    rule: Where segments begin.
+    parts: What the rows are made of; needed by the rule `part`.
+  """
+  starts = np.zeros(tokens.shape, np.bool_)
+  if rule.begins == "nowhere" or not tokens.size:
+    return starts
+  if rule.begins == "part":
+    if parts is None:
+      raise ValueError("The segment rule 'part' needs the parts of the rows.")
+    starts[parts.row, parts.column] = True
+    starts[:, 0] = False
+    return starts
+  is_eos = tokens == rule.eos_id
+  if rule.begins == "at_eos":
+    starts[:, 1:] = is_eos[:, 1:]
+  else:
+    starts[:, 1:] = is_eos[:, :-1]
+  if rule.begins == "after_eos_before_bos":
+    starts[:, 1:] &= tokens[:, 1:] == rule.bos_id
+  length = tokens.shape[1]
+  if (used < length).any():
+    starts &= np.arange(length) < used[:, np.newaxis]
+  return starts
+
+
+def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the segment of each token, from 1, and its position in it; both int32, 0 in padding.
+
+  Example:
+    >>> starts = np.array([[False, False, True, False, False]])
+    >>> [a.tolist() for a in segments_and_positions(starts, np.array([4]))]
+    [[[1, 1, 2, 2, 0]], [[0, 1, 0, 1, 0]]]
+  """
+  rows, length = starts.shape
+  if not starts.size:
+    return np.zeros((rows, length), np.int32), np.zeros((rows, length), np.int32)
+  begins = starts.copy()
+  begins[:, 0] = True
+  padded = np.flatnonzero(used < length)
+  begins[padded, used[padded]] = True
+  places = np.flatnonzero(begins)
+  row, column = np.divmod(places, length)
+  lengths = np.diff(places, append=rows * length)
+  first = np.searchsorted(row, np.arange(rows))  # Where each row's segments begin among `places`.
+  is_token = column < used[row]
+  numbers = np.where(is_token, np.arange(1, len(places) + 1) - first[row], 0).astype(np.int32)
+  segments = np.repeat(numbers, lengths)
+  positions = np.arange(rows * length, dtype=np.int32)
+  positions -= np.repeat(places.astype(np.int32), lengths)
+  positions *= segments != 0
+  return segments.reshape(rows, length), positions.reshape(rows, length)
+
+
+def pack_bits(flags: np.ndarray) -> np.ndarray:
+  """Packs booleans (rows, length) into words of 32 bits, the first one in the lowest bit: (rows, words), uint32."""
+  rows, length = flags.shape
+  words = -(-length // _WORD_BITS)
+  packed = np.zeros((rows, 4 * words), np.uint8)
+  packed[:, : -(-length // 8)] = np.packbits(flags, axis=1, bitorder="little")
+  return packed.view("<u4")
+
+
+def unpack_bits(words: np.ndarray, length: int) -> np.ndarray:
+  """Returns the booleans that `pack_bits` packed."""
+  octets = np.ascontiguousarray(words).view(np.uint8)
+  return np.unpackbits(octets, axis=1, count=length, bitorder="little").view(np.bool_)
 
 
 def segment_ids(tokens: np.ndarray, eos_id: int) -> np.ndarray:
-  """For each token, 1 + the number of EOS before it in its window, as int32."""
-  tokens = np.asarray(tokens)
-  segments = np.ones(tokens.shape, np.int32)
-  np.cumsum(tokens[..., :-1] == int(eos_id), axis=-1, dtype=np.int32, out=segments[..., 1:])
-  segments[..., 1:] += 1
-  return segments
+  """Returns for each token 1 + the number of EOS before it in its window (any stack of windows), as int32."""
+  return _of_windows(tokens, eos_id)[0]
 
 
 def positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
-  """For each token, its place in its document as far as the window shows it, as int32."""
+  """Returns for each token its place in its document as far as the window shows it, as int32."""
+  return _of_windows(tokens, eos_id)[1]
+
+
+def _of_windows(tokens: np.ndarray, eos_id: int) -> tuple[np.ndarray, np.ndarray]:
   tokens = np.asarray(tokens)
-  places = np.arange(tokens.shape[-1], dtype=np.int32)
-  starts = np.zeros(tokens.shape, np.int32)  # where the token's document begins
-  np.multiply(tokens[..., :-1] == int(eos_id), places[1:], out=starts[..., 1:])
-  np.maximum.accumulate(starts, axis=-1, out=starts)
-  return np.subtract(places, starts, out=starts)
+  rows = tokens.reshape(-1, tokens.shape[-1])
+  used = np.full(len(rows), rows.shape[1])
+  starts = segment_starts(rows, used, SegmentRule("after_eos", eos_id))
+  segments, places = segments_and_positions(starts, used)
+  return segments.reshape(tokens.shape), places.reshape(tokens.shape)

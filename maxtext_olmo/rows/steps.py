@@ -1,48 +1,47 @@
 """The step dataset: element k is this host's share of global batch k.
 
 A Grain element here is a whole batch, not a record, so its content cannot depend on how many workers or threads make
-batches, and the work per row is one read call:
+batches, and reading it is one call:
 
-    schedule: step 5 starts at position 40 and takes 8 samples
-    rows:     this host holds rows 4..7 of the global batch          → positions 44..47
-    stream:   positions 44..47 are instances 17, 3, 98, 61           → for a block of steps, in one vectorised call
-    source:   their windows are read straight into one (4, L) array, whose memory is used again
-    filter and vocabulary check run on the whole array
+    schedule   step 5 starts at position 40 and takes 8 samples
+    rows       this host holds rows 4..7 of the global batch             → positions 44..47
+    stream     positions 44..47 are rows 17, 3, 98, 61 of epoch 0
+    source     the parts of these rows, for a block of steps at once
+    reader     the parts of this step, into one (4, L) array whose memory is used again
 
-An element is compact: the tokens as they lie in the files, and one flag per row. What a trainer takes, inputs, targets,
-positions and segmentations, follows from these, on the device or by `to_arrays`.
+Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row source. An element is a
+compact batch (see `batch`).
 
-Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of the stream are padding:
-zero everywhere, so no loss is taken on them.
+Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of the stream are padding: zero
+everywhere, so no loss is taken on them. Where a stream's end is not known yet, elements past it are empty dicts.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, overload
+from collections.abc import Mapping
+from typing import overload
 
 import grain
 import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import buffers
-from maxtext_olmo.rows import inspection
-from maxtext_olmo.rows import readahead
-
-# What a row is for. Padding has no tokens; a masked row is seen, but no loss is taken on it.
-PADDING, MASKED, TRAINED = 0, 1, 2
+from maxtext_olmo.rows import loss_mask
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import read_ahead
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import row_stream
+from maxtext_olmo.rows import segments as segments_lib
 
 _INT32_VOCABULARY = 2**31
-# Ids computed at once: a permutation costs much the same for 64 places as for a thousand.
-_BLOCK_IDS = 8192
-_NO_IDS = np.zeros(0, np.int64)
+
+CompactBatch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,81 +51,96 @@ class Content:
   Attributes:
     vocab_size: Ids at or above it stop the run; 0 checks only that ids fit into int32.
     ngram_filter: Whether rows with long repetitions are masked out of the loss.
-    document_eos_id: The id that ends a document, where attention is to stay within documents; else None.
+    shift: How inputs and targets are offset.
+    extras: Arrays with one value per row that a batch has on request (`batch.EXTRAS`).
   """
 
   vocab_size: int = 0
   ngram_filter: bool = True
-  document_eos_id: int | None = None
+  shift: batch_lib.Shift = batch_lib.Shift()
+  extras: tuple[str, ...] = ()
 
-  def record(self) -> dict[str, int | bool | None]:
-    """The part that a checkpoint records, so that a change is noticed."""
-    return {"ngram_filter": self.ngram_filter, "document_eos_id": self.document_eos_id}
-
-
-class _Rows(NamedTuple):
-  """This host's rows of a step: their instances, whether any is padding, and where they lie, if that is known."""
-
-  ids: np.ndarray
-  padded: bool
-  located: inspection.Located | None
+  def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | None]:
+    """Returns the part that a checkpoint records, so that a change is noticed."""
+    eos_id = None if rule.begins == "nowhere" else rule.eos_id
+    return {"ngram_filter": self.ngram_filter, "document_eos_id": eos_id}
 
 
-class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
-  """Step → this host's rows: `tokens` (rows, L), and `flags` (rows,), PADDING, MASKED or TRAINED.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Block:
+  """The rows of some steps on this host: their parts, their numbers (-1 for a padding row), and their tokens."""
 
-  Beside them, `cost` says what the batch took: seconds for order, reads and filter, bytes read, and reads.
+  parts: parts_lib.Parts
+  numbers: np.ndarray
+  used: np.ndarray
+  ends: list[int]  # Step i has the rows ends[i] to ends[i + 1].
+
+  def step(self, place: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
+    """Returns the parts, the row numbers and the used lengths of a step."""
+    start, stop = self.ends[place], self.ends[place + 1]
+    return self.parts.rows(start, stop), self.numbers[start:stop], self.used[start:stop]
+
+
+class StepDataset(grain.MapDataset[CompactBatch]):
+  """Step → this host's rows of the global batch, as a compact batch with its `cost`.
 
   Args:
-    source: Where the windows are read from.
-    stream: Which instance each position holds.
+    source: What rows are made of.
+    reader: What reads their parts.
+    stream: Which row each position holds.
     schedule: Where each step starts and how many samples it takes.
     rows: For each batch size of the schedule, the rows of the global batch that this host holds.
     first_step: The step that element 0 is.
     content: What is done with the tokens.
-    read_threads: How many threads read a large batch together; 0 for up to four, as there are cores.
+    labels: For each file, the number of its label; needed for the extra array `labels`.
   """
 
   def __init__(
       self,
-      source: inspection.WindowSource,
-      stream: stream_lib.Stream,
+      source: row_source.RowSource,
+      reader: reader_lib.Reader,
+      stream: row_stream.RowStream,
       schedule: schedule_lib.BatchSchedule,
       rows: Mapping[int, np.ndarray],
       *,
       first_step: int = 0,
       content: Content = Content(),
-      read_threads: int = 0,
+      labels: np.ndarray | None = None,
   ):
     super().__init__()
     self._source = source
+    self._reader = reader
     self._stream = stream
     self._schedule = schedule
     self._rows = dict(rows)
     self._first_step = first_step
     self._content = content
-    self._read_threads = read_threads
-    self._block_steps = max(1, _BLOCK_IDS // max(1, *map(len, self._rows.values())))
+    self._labels = labels
+    self._checks = reader_lib.Checks(
+        source.pad_id, content.ngram_filter, source.filter_sees_padding
+    )
+    # By the size of global batches, because a packing plan works through all rows, whichever host they are on.
+    self._block_steps = max(1, source.block_rows // max(self._rows))
+    self._end_is_open = stream.num_positions is None and not stream.endless
+    self._row_length = source.row_length
+    self._dtype = reader.dtype
+    self._vocabulary = content.vocab_size or _INT32_VOCABULARY
     self._length = self._count_steps()
     self._connect()
 
   def _connect(self) -> None:
     """Makes what belongs to one process."""
-    self._blocks: dict[int, list[_Rows]] = {}
+    self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
-    self._inspector = inspection.Inspector(
-        self._source, ngram_filter=self._content.ngram_filter, threads=self._read_threads
-    )
-    self._reads = readahead.ReadAhead(
-        ids_of=self._ids_if_any,
-        buffer_of=self._buffer,
-        read=self._read,
-        row_reader=self._row_reader,
-        hint=getattr(self._source, "hint", _no_hint),
-    )
+    self._always_ahead = self._reader.wants_concurrency
+    self._slow_batches = 0
+    self._steps_ahead = 32
+    self._ahead_until = -1
+    self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
+    self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_inspector", "_reads")
+    connected = ("_blocks", "_pool", "_reads", "_masks")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -134,7 +148,7 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     self._connect()
 
   def close(self) -> None:
-    """Ends the threads that read, and lets go of what they have read; the dataset stays usable."""
+    """Ends the threads that read, and frees what they have read; the dataset stays usable."""
     self._reads.close()
     self._pool.clear()
     self._blocks = {}
@@ -146,18 +160,18 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
     if end <= self._schedule.start(self._first_step):
       return 0
     last = self._schedule.step_at(end - 1)
-    # The last places may be passed over, and the step behind them starts after the end.
+    # The last places may be passed over, and the step after them starts after the end.
     return last - self._first_step + (1 if self._schedule.start(last) < end else 0)
 
   def __len__(self) -> int:
     return self._length
 
   @overload
-  def __getitem__(self, index: slice) -> grain.MapDataset[dict[str, np.ndarray]]:
+  def __getitem__(self, index: slice) -> grain.MapDataset[CompactBatch]:
     ...
 
   @overload
-  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+  def __getitem__(self, index: int) -> CompactBatch:
     ...
 
   def __getitem__(self, index):
@@ -167,121 +181,160 @@ class StepDataset(grain.MapDataset[dict[str, np.ndarray]]):
       raise errors.OrderError(f"Step {self._first_step + index} lies outside the stream.")
     step = self._first_step + index
     began = time.perf_counter()
-    rows = self._rows_of(step)
+    if self._end_is_open and not self._stream.has(self._schedule.start(step)):
+      return {}
+    parts, numbers, used = self._step(step)
     ordered = time.perf_counter()
-    ids, tokens, found = self._reads.take(step)
+    tokens, found, read = self._read(step, parts)
+    if found.highest >= self._vocabulary:
+      self._raise_outside_vocabulary(tokens, parts, step)
+    trained = found.clean if found.clean is not None else np.ones(len(tokens), np.bool_)
+    batch = {"tokens": tokens, "used": used, "trained": trained}
+    rule = self._source.segment_rule
+    if rule.begins != "nowhere":
+      starts = segments_lib.segment_starts(tokens, used, rule, parts)
+      batch["starts"] = segments_lib.pack_bits(starts)
+    if self._masks is not None:
+      batch["loss"] = self._masks.read(parts, tokens.shape)
+    for name in self._content.extras:
+      batch[name] = numbers.astype(np.int32) if name == "row_ids" else self._labels_of(parts)
+    done = time.perf_counter()
+    size = int(used.sum()) * tokens.itemsize
+    cost = (ordered - began, read - ordered, done - read, size, len(parts.source))
+    batch["cost"] = np.array(cost)
+    return batch
+
+  def parts(self, step: int) -> parts_lib.Parts:
+    """Returns the parts of this host's rows at a step."""
+    return self._step(step)[0]
+
+  def row_numbers(self, step: int) -> np.ndarray:
+    """Returns the number of each of this host's rows at a step; -1 for a padding row."""
+    return self._step(step)[1]
+
+  def _read(
+      self, step: int, parts: parts_lib.Parts
+  ) -> tuple[np.ndarray, reader_lib.Findings, float]:
+    """Returns the tokens of a step, what was found in them, and when they had been read."""
+    if self._always_ahead or step < self._ahead_until:
+      tokens = self._reads.take(step)
+      read = time.perf_counter()
+      return tokens, self._reader.check(parts, tokens, self._checks), read
+    tokens = self._pool.take((len(parts.bounds) - 1, self._row_length), self._dtype)
+    waits, began = read_ahead.waits_of_thread(), time.perf_counter()
+    found = self._reader.read(parts, tokens, self._checks)
     read = time.perf_counter()
-    found = found or self._inspector.look(tokens)
-    if found.highest >= (self._content.vocab_size or _INT32_VOCABULARY):
-      self._say_what_is_outside_the_vocabulary(tokens, ids, step)
-    flags = np.full(len(ids), TRAINED, np.uint8)
-    if found.clean is not None and not found.clean.all():
-      flags[~found.clean] = MASKED
-    if rows.padded:
-      flags[ids < 0] = PADDING
-    filtered = time.perf_counter()
-    cost = (ordered - began, read - ordered, filtered - read, tokens.nbytes, len(ids))
-    return {"tokens": tokens, "flags": flags, "cost": np.array(cost)}
+    if read - began > read_ahead.SLOW_SECONDS_PER_PART * len(parts.source):
+      # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
+      waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
+      self._slow_batches = self._slow_batches + 1 if waited else 0
+      if self._slow_batches >= read_ahead.SLOW_BATCHES:
+        # Tried without reading ahead again after a while, each time a longer one: pages may be in the cache by then.
+        self._steps_ahead *= 2
+        self._ahead_until = step + self._steps_ahead
+    else:
+      self._slow_batches = 0
+    return tokens, found, read
 
-  def instance_ids(self, step: int) -> np.ndarray:
-    """The instance of each of this host's rows at a step; -1 for a padding row."""
-    return self._rows_of(step).ids
+  def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
+    if step >= self._first_step + self._length:
+      return None
+    if self._end_is_open and not self._stream.has(self._schedule.start(step)):
+      return None
+    parts = self.parts(step)
+    return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
 
-  def _rows_of(self, step: int) -> _Rows:
+  def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)
     block = self._blocks.get(number)
     if block is None:
       block = self._make_block(number)
       # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no lock.
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
-    return block[place]
+    return block.step(place)
 
-  def _make_block(self, number: int) -> list[_Rows]:
+  def _make_block(self, number: int) -> _Block:
     first = self._first_step + number * self._block_steps
-    last = min(first + self._block_steps, self._first_step + self._length)
-    sizes = [self._schedule.size(step) for step in range(first, last)]
-    starts = np.array([self._schedule.start(step) for step in range(first, last)])
-    # A block of one size, as nearly all are, is a matrix; where the size changes inside, steps are taken one by one.
-    cuts = [0, len(sizes)] if len(set(sizes)) == 1 else range(len(sizes) + 1)
-    parts = [self._positions(starts[i:j], sizes[i]) for i, j in itertools.pairwise(cuts)]
-    together = np.concatenate([part.reshape(-1) for part in parts])
-    real = together >= 0
-    ids = np.full(len(together), -1, np.int64)
-    ids[real] = self._stream.instance_ids(together[real])
-    if len(parts) == 1:
-      return self._locate(ids.reshape(parts[0].shape))
-    ends = np.cumsum([part.size for part in parts[:-1]])
-    return [row for step in np.split(ids, ends) for row in self._locate(step[np.newaxis])]
+    count = min(self._block_steps, self._first_step + self._length - first)
+    starts, sizes = self._schedule.block(first, count)
+    counts = np.zeros(count + 1, np.int64)
+    distinct = np.unique(sizes).tolist()
+    for size in distinct:
+      counts[1:][sizes == size] = len(self._rows[size])
+    ends = np.cumsum(counts).tolist()
+    flat = np.empty(ends[-1], np.int64)
+    for size in distinct:
+      here = np.flatnonzero(sizes == size)
+      for place, positions in zip(here.tolist(), self._positions(starts[here], size)):
+        flat[ends[place] : ends[place + 1]] = positions
+    real = self._within_stream(flat)
+    numbers = np.full(len(flat), -1, np.int64)
+    epochs = np.zeros(len(flat), np.int64)
+    epochs[real], numbers[real] = self._stream.locate(flat[real])
+    parts = self._parts_of(epochs, numbers)
+    return _Block(parts, numbers, self._used(parts), ends)
 
-  def _locate(self, ids: np.ndarray) -> list[_Rows]:
-    """Where the rows of some steps lie, a step to a row."""
-    padded: list[bool] = np.any(ids < 0, axis=1).tolist()
-    found = None if any(padded) else self._inspector.locate(ids.reshape(-1))
-    if found is None:
-      return [_Rows(*step, None) for step in zip(ids, padded)]
-    file_ids, offsets = (part.reshape(ids.shape) for part in found)
-    return [_Rows(step, False, located) for step, located in zip(ids, zip(file_ids, offsets))]
+  def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
+    tables, places = [], []
+    for epoch in np.unique(epochs[numbers >= 0]).tolist():
+      here = np.flatnonzero((epochs == epoch) & (numbers >= 0))
+      tables.append(self._source.parts(epoch, numbers[here]))
+      places.append(here)
+    if len(tables) == 1 and len(places[0]) == len(numbers):
+      parts = tables[0]
+    else:
+      parts = parts_lib.join(tables, places, len(numbers))
+    return parts
+
+  def _used(self, parts: parts_lib.Parts) -> np.ndarray:
+    used = parts.used
+    longest = int(used.max(initial=0))
+    if longest > self._source.row_length:
+      raise errors.CorpusError(
+          f"The row source {type(self._source).__name__} made a row of {longest} tokens; its rows"
+          f" have {self._source.row_length}."
+      )
+    return used
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
-    """The position of each of this host's rows, for steps of one size; -1 for a padding row."""
+    """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""
     rows = self._rows[size]
     positions = starts[:, np.newaxis] + rows
     positions[:, rows >= size] = -1
-    end = self._stream.num_positions
-    if end is not None:
-      positions[positions >= end] = -1
     return positions
 
-  def _ids_if_any(self, step: int) -> np.ndarray:
-    return self.instance_ids(step) if step < self._first_step + self._length else _NO_IDS
+  def _within_stream(self, positions: np.ndarray) -> np.ndarray:
+    real = positions >= 0
+    end = self._stream.num_positions
+    if end is not None:
+      real &= positions < end
+    elif real.any() and not self._stream.has(int(positions.max())):
+      # The end lies in this block, so now all rows have been counted as far as it.
+      end = self._stream.num_positions
+      real &= positions < (end if end is not None else 0)
+    return real
 
-  def _buffer(self, ids: np.ndarray) -> np.ndarray:
-    return self._pool.take((len(ids), self._stream.sequence_length), self._source.dtype)
+  def _labels_of(self, parts: parts_lib.Parts) -> np.ndarray:
+    """Returns the label of the file that each row begins with; -1 for a padding row."""
+    labels = np.full(parts.num_rows, -1, np.int32)
+    filled = np.diff(parts.bounds) > 0
+    if self._labels is not None:
+      labels[filled] = self._labels[parts.source[parts.bounds[:-1][filled]]]
+    return labels
 
-  def _read(self, step: int, tokens: np.ndarray) -> inspection.Findings | None:
-    rows = self._rows_of(step)
-    if not rows.padded:
-      return self._inspector.read(rows.ids, tokens, rows.located)
-    self._read_some(rows.ids, tokens)
-    return None
-
-  def _read_some(self, ids: np.ndarray, tokens: np.ndarray) -> None:
-    real = ids >= 0
-    tokens[~real] = 0
-    if real.any():
-      tokens[real] = self._source.read(ids[real])
-
-  def _row_reader(self, ids: np.ndarray, tokens: np.ndarray) -> Callable[[int], object]:
-    find = getattr(self._source, "row_reader", None)
-    if find is not None:
-      return find(np.maximum(ids, 0), tokens)
-    return lambda row: self._read_some(ids[row : row + 1], tokens[row : row + 1])
-
-  def _say_what_is_outside_the_vocabulary(
-      self, tokens: np.ndarray, ids: np.ndarray, step: int
+  def _raise_outside_vocabulary(
+      self, tokens: np.ndarray, parts: parts_lib.Parts, step: int
   ) -> None:
-    limit = self._content.vocab_size or _INT32_VOCABULARY
-    row, column = np.argwhere(tokens >= limit)[0]
-    host_rows = self._rows[self._schedule.size(step)]
+    limit = self._vocabulary
+    inside = np.arange(tokens.shape[1]) < parts.used[:, np.newaxis]
+    row, column = (int(place) for place in np.argwhere((tokens >= limit) & inside)[0])
+    part = int(np.flatnonzero((parts.row == row) & (parts.column <= column))[-1])
+    token = int(parts.first[part]) + column - int(parts.column[part])
+    where = self._reader.where(int(parts.source[part]), token)
+    held = self._rows[self._schedule.size(step)]
     raise errors.CorpusError(
-        f"Token id {tokens[row, column]} at step {step}, row {host_rows[row]}, column {column} is"
-        f" outside the vocabulary of {limit}: {self._source.where(int(ids[row]), int(column))}"
-        f" (instance {ids[row]}). Either vocab_size is wrong, or the file has another dtype than"
-        f" {self._source.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
+        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is outside"
+        f" the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the corpus)."
+        " Either vocab_size is wrong, or the file has another dtype than"
+        f" {self._reader.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
     )
-
-
-def _no_hint(instance_ids: np.ndarray) -> None:
-  """For a source that has no use for hints."""
-
-
-def to_arrays(batch: Mapping[str, np.ndarray], content: Content) -> dict[str, np.ndarray]:
-  """The six int32 arrays of a batch, made on the host."""
-  flags = batch["flags"]
-  real = flags != PADDING
-  return batch_lib.make_rows(
-      batch["tokens"],
-      flags == TRAINED,
-      real=None if real.all() else real,
-      eos_id=content.document_eos_id,
-  )

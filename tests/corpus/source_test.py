@@ -1,5 +1,6 @@
 """Tests of the data source."""
 
+import dataclasses
 import multiprocessing
 import pathlib
 import pickle
@@ -12,10 +13,10 @@ from absl.testing import parameterized
 
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
-from maxtext_olmo.corpus.storage import local as storage_lib
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 from tests import corpora
+from tests import memory_storage
 
 
 def _read_in_child(source, queue) -> None:
@@ -40,16 +41,6 @@ class SourceTest(parameterized.TestCase):
     found = source.read(ids)
     self.assertEqual(found.dtype, np.dtype(dtype))
     np.testing.assert_array_equal(found, rows[ids])
-
-  def test_rows_can_be_read_one_by_one_in_any_order(self):
-    source, rows = self._source()
-    ids = np.array([7, 42, 0, 7])
-    out = np.zeros((4, rows.shape[1]), source.dtype)
-    read_row = source.row_reader(ids, out)
-    for row in (2, 0, 3):
-      read_row(row)
-    np.testing.assert_array_equal(out[[2, 0, 3]], rows[ids[[2, 0, 3]]])
-    self.assertFalse(out[1].any())
 
   def test_an_item_is_writable_and_says_where_it_comes_from(self):
     source, rows = self._source()
@@ -137,7 +128,7 @@ class SourceTest(parameterized.TestCase):
     )
     again = pickle.loads(pickle.dumps(source))
     np.testing.assert_array_equal(again.read(np.arange(len(rows))), rows)
-    self.assertEqual(again._storage.max_open_files, 5)
+    self.assertEqual(again.files.storage.max_open_files, 5)
     self.assertEqual(repr(again), repr(source))
 
   @parameterized.parameters("fork", "spawn")
@@ -154,10 +145,13 @@ class SourceTest(parameterized.TestCase):
 
   def test_a_storage_may_be_given(self):
     path, rows = corpora.write_corpus(self.dir)
-    storage = storage_lib.LocalStorage(1)
-    source = source_lib.OlmoNpyDataSource(index_lib.load_index(path), storage=storage)
+    storage = memory_storage.MemoryStorage(
+        {f"mem://{file.name}": file.read_bytes() for file in (self.dir / "data").iterdir()}
+    )
+    index = dataclasses.replace(index_lib.load_index(path), base="mem://")
+    source = source_lib.OlmoNpyDataSource(index, storage=storage)
     np.testing.assert_array_equal(source.read(np.arange(len(rows))), rows)
-    self.assertLen(storage._files, 1)
+    self.assertIs(source.files.storage, storage)
 
   def test_a_truncated_file_is_an_error_not_a_short_row(self):
     source, _ = self._source()

@@ -1,7 +1,7 @@
-"""Files that stay open, because opening and closing one costs as much as reading a window, and on a mount much more.
+"""A cache of open files: opening one costs as much as reading a window, and on a mount much more.
 
-Where all files of a corpus may be open at once, a batch's descriptors are one look into an array, however many files there are. Where
-they may not, the least recently used file is closed first.
+Where all files of a corpus may be open at once, the descriptors of a batch are one array lookup,
+however many files there are. Where they may not, the least recently used file is closed first.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import resource
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-# Of the descriptors that nothing else holds; checkpoints, sockets and the like need some later.
+from maxtext_olmo.corpus.storage import base
+
+# The share of free descriptors to use; checkpoints, sockets and the like need some later.
 _SHARE = 0.75
 _LEAST = 16
 _NO_LIMIT = 1 << 20
 
 
 class OpenFile:
-  """An open descriptor that closes when its last user lets go of it.
+  """An open descriptor that is closed when nothing refers to it any more.
 
-  So a thread that reads from a file is never in danger from another that pushes the file out of the cache.
+  So a thread can read from a file that another thread evicts from the cache at the same time.
   """
 
   __slots__ = ("fd",)
@@ -39,15 +40,8 @@ class OpenFile:
     close(self.fd)
 
 
-class OpenRows(NamedTuple):
-  """Descriptors to read rows from, open for as long as this is held."""
-
-  descriptors: np.ndarray
-  files: list[OpenFile | None]
-
-
 class _Table:
-  """The open files of a list of paths, by number; whoever holds it keeps them open."""
+  """The open files of a list of paths, by number; they stay open while the table exists."""
 
   def __init__(self, paths: Sequence[str], opened: Mapping[str, OpenFile]):
     self.paths = paths
@@ -59,7 +53,8 @@ class OpenFiles:
   """Open files by path; safe for threads, and empty after a fork.
 
   Args:
-    most: How many stay open; None for as many as the process can spare, over all objects that were made so.
+    most: How many stay open. None means as many as the process can spare, shared with all other
+      objects of this class that were given None.
   """
 
   def __init__(self, most: int | None):
@@ -69,7 +64,7 @@ class OpenFiles:
       _ALL.add(self)
 
   def forget(self) -> None:
-    """Lets go of all files, and of the lock."""
+    """Drops all files, and makes a new lock."""
     self._lock = threading.Lock()
     self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
     self._table: _Table | None = None
@@ -78,15 +73,19 @@ class OpenFiles:
   def __len__(self) -> int:
     return len(self._files)
 
+  def open(self, path: str) -> OpenFile:
+    """Opens a file that is not kept; raises the OSError of opening it."""
+    return OpenFile(self._open_descriptor(path))
+
   def get(self, path: str) -> OpenFile:
-    """An open file; raises the OSError of opening it."""
+    """Returns an open file, which is kept; raises the OSError of opening it."""
     with self._lock:
       file = self._files.get(path)
       if file is not None:
         self._files.move_to_end(path)
         return file
     # Not under the lock: on a network mount, opening takes milliseconds.
-    file = OpenFile(self._open_descriptor(path))
+    file = self.open(path)
     self._most = self._given or _room_for(self)
     closing = []  # Closed when this function has returned, not under the lock either.
     with self._lock:
@@ -97,12 +96,12 @@ class OpenFiles:
         self._table = None
     return file
 
-  def rows(self, paths: Sequence[str], file_ids: np.ndarray) -> OpenRows | None:
-    """Descriptors to read each row from; None where more files are needed than may be open.
+  def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
+    """Returns a descriptor per source; None where more files are needed than may be open.
 
     Args:
-      paths: Of all files; best the same list each time.
-      file_ids: Which of them each row is in.
+      paths: Of all files; fastest where it is the same object each time.
+      sources: Indices into `paths`.
     """
     with self._lock:
       if len(paths) > self._most:
@@ -112,19 +111,19 @@ class OpenFiles:
       table = self._table
     try:
       if table is None:
-        return self._rows_of_some(paths, file_ids)
-      return self._rows_of_table(table, file_ids)
+        return self._pin_some(paths, sources)
+      return self._pin_table(table, sources)
     except OSError as error:
-      if error.errno == errno.EMFILE:  # What was opened for these rows is needed now.
+      if error.errno == errno.EMFILE:  # The files opened so far are all in use.
         return None
       raise
 
-  def _rows_of_table(self, table: _Table, file_ids: np.ndarray) -> OpenRows:
-    descriptors = table.descriptors[file_ids]
+  def _pin_table(self, table: _Table, sources: np.ndarray) -> base.Pinned:
+    descriptors = table.descriptors[sources]
     if len(descriptors) and descriptors.min() < 0:
-      self._open_missing(table, np.unique(file_ids[descriptors < 0]).tolist())
-      descriptors = table.descriptors[file_ids]
-    return OpenRows(descriptors, table.files)
+      self._open_missing(table, np.unique(sources[descriptors < 0]).tolist())
+      descriptors = table.descriptors[sources]
+    return base.Pinned(descriptors, table.files)
 
   def _open_missing(self, table: _Table, numbers: list[int]) -> None:
     for number in numbers:
@@ -134,14 +133,14 @@ class OpenFiles:
           table.files[number] = file
           table.descriptors[number] = file.fd
 
-  def _rows_of_some(self, paths: Sequence[str], file_ids: np.ndarray) -> OpenRows | None:
-    """The same where not all files can stay open."""
-    numbers, places = np.unique(file_ids, return_inverse=True)
+  def _pin_some(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
+    """Pins where not all files can stay open."""
+    numbers, places = np.unique(sources, return_inverse=True)
     if len(numbers) > self._most:
       return None
     files: list[OpenFile | None] = [self.get(paths[number]) for number in numbers.tolist()]
     descriptors = np.array([file.fd for file in files if file is not None], np.int32)
-    return OpenRows(descriptors[places], files)
+    return base.Pinned(descriptors[places], files)
 
   def _open_descriptor(self, path: str) -> int:
     try:
@@ -149,7 +148,8 @@ class OpenFiles:
     except OSError as error:
       if error.errno != errno.EMFILE:
         raise
-    # The process has no descriptor left, of which this cache may hold many: better to open files anew than to stop.
+    # The process has no descriptor left, and this cache may hold many: opening files again later
+    # is better than stopping.
     with self._lock:
       closing = [*self._files.values(), self._table]
       self._files.clear()
@@ -163,7 +163,7 @@ _all_lock = threading.Lock()
 
 
 def _room_for(files: OpenFiles) -> int:
-  """How many files one that was told no number may keep open, beside the others that were not."""
+  """Returns how many files `files` may keep open, given what the other caches hold."""
   with _all_lock:
     others = sum(len(other) for other in _ALL if other is not files)
   return max(_LEAST, int(_SHARE * (_descriptor_limit() - _held_at_first())) - others)
@@ -176,7 +176,7 @@ def _descriptor_limit() -> int:
 
 @functools.cache
 def _held_at_first() -> int:
-  """Descriptors that the process held before any file was opened here."""
+  """Returns how many descriptors the process held before any file was opened here."""
   try:
     return len(os.listdir("/proc/self/fd"))
   except OSError:
@@ -184,7 +184,7 @@ def _held_at_first() -> int:
 
 
 def _forget_after_fork() -> None:
-  # Another thread of the parent may have held a lock at the moment of the fork, and will never give it back here.
+  # A thread of the parent may have held a lock at the fork; nothing would release it here.
   global _all_lock
   _all_lock = threading.Lock()
   for files in list(_ALL):

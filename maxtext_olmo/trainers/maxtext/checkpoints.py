@@ -31,7 +31,7 @@ _FILE = "process_0.json"
 class DataState:
   """An Orbax checkpointable: the state of an iterator in one file, which process 0 writes, since all have the same."""
 
-  def __init__(self, iterator: iterator_lib.OlmoIterator):
+  def __init__(self, iterator: iterator_lib.BatchIterator):
     self._iterator = iterator
 
   async def save(self, directory: Any) -> Any:
@@ -67,7 +67,7 @@ class AsGrain:
 
 
 def place_after_restore(
-    iterator: iterator_lib.OlmoIterator,
+    iterator: iterator_lib.BatchIterator,
     *,
     directory: Any,
     label: int | None,

@@ -16,23 +16,35 @@ from absl.testing import absltest
 from absl.testing import parameterized
 from hypothesis import strategies as st
 
-from maxtext_olmo.corpus.storage import local as storage_lib
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
 
-def _open_files_below(directory: pathlib.Path) -> int:
-  count = 0
+def _open_paths(directory: pathlib.Path) -> list[str]:
+  """Returns the files below a directory that this process has open."""
+  found = []
   for fd in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # Closed since it was listed.
-      count += os.readlink(f"/proc/self/fd/{fd}").startswith(str(directory))
-  return count
+      found.append(os.readlink(f"/proc/self/fd/{fd}"))
+  return sorted(path for path in found if path.startswith(str(directory)))
+
+
+def _open_files_below(directory: pathlib.Path) -> int:
+  return len(_open_paths(directory))
+
+
+def _fill(storage, paths, sources, offsets, width) -> bytes:
+  """Reads ranges of `width` bytes, one after the other."""
+  count = len(sources)
+  out = np.zeros(count * width, np.uint8)
+  sizes = np.full(count, width)
+  storage.fill(paths, np.array(sources), np.array(offsets), sizes, out, np.arange(count) * width)
+  return out.tobytes()
 
 
 def _read_in_child(storage, paths, file_ids, offsets, width, queue) -> None:
-  out = np.zeros((len(file_ids), width), np.uint8)
-  storage.fill(paths, file_ids, offsets, out)
-  queue.put((storage.max_open_files, out.tobytes()))
+  queue.put((storage.max_open_files, _fill(storage, paths, file_ids, offsets, width)))
 
 
 class LocalStorageTest(parameterized.TestCase):
@@ -51,39 +63,50 @@ class LocalStorageTest(parameterized.TestCase):
     return b"".join(self.contents[f][o : o + width] for f, o in zip(file_ids, offsets))
 
   @hypothesis.given(
-      rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 900)), max_size=40),
-      width=st.integers(0, 100),
+      ranges=st.lists(
+          st.tuples(st.integers(0, 9), st.integers(0, 900), st.integers(0, 100)), max_size=40
+      ),
+      gap=st.integers(0, 3),
+      shuffle=st.randoms(),
       max_open_files=st.integers(1, 12),
   )
   @hypothesis.settings(max_examples=100, deadline=None)
-  def test_rows_hold_the_bytes_asked_for(self, rows, width, max_open_files):
-    file_ids = np.array([f for f, _ in rows], np.int64)
-    offsets = np.array([o for _, o in rows], np.int64)
-    out = np.zeros((len(rows), width), np.uint8)
-    storage_lib.LocalStorage(max_open_files).fill(self.paths, file_ids, offsets, out)
-    self.assertEqual(out.tobytes(), self._expected(file_ids, offsets, width))
+  def test_each_place_holds_the_bytes_asked_for(self, ranges, gap, shuffle, max_open_files):
+    expected, places = bytearray(b"x" * gap), []
+    for source, offset, size in ranges:
+      places.append(len(expected))
+      expected += self.contents[source][offset : offset + size] + b"x" * gap
+    lines = [(*line, place) for line, place in zip(ranges, places)]
+    shuffle.shuffle(lines)
+    sources, offsets, sizes, places = np.array(lines, np.int64).reshape(-1, 4).T
+    out = np.full(len(expected), ord("x"), np.uint8)
+    storage = storage_lib.LocalStorage(max_open_files)
+    storage.fill(self.paths, sources.astype(np.int32), offsets, sizes, out, places)
+    self.assertEqual(out.tobytes(), bytes(expected))
 
-  def test_neighbours_in_the_file_and_in_the_batch_are_read_together(self):
-    file_ids = np.array([0, 0, 0, 1, 0, 0])
-    offsets = np.array([0, 10, 20, 30, 40, 30])
-    out = np.zeros((6, 10), np.uint8)
-    storage_lib.LocalStorage().fill(self.paths, file_ids, offsets, out)
-    self.assertEqual(out.tobytes(), self._expected(file_ids, offsets, 10))
+  @parameterized.parameters(("0 to 1005", 0), ("995 to 1005", 1))
+  def test_neighbours_in_the_file_and_in_the_buffer_are_one_read(self, expected, gap):
+    sources, offsets = np.array([0, 0, 1, 0]), np.array([0, 10, 30, 995])
+    sizes = np.array([10, 985, 10, 10])
+    places = np.array([0, 10, 1100, 995 + gap])
+    # The message names the range of the read that failed, which passes the end of the file.
+    with self.assertRaisesRegex(CorpusError, f"bytes {expected} were expected"):
+      storage_lib.LocalStorage().fill(
+          self.paths, sources, offsets, sizes, np.zeros(1200, np.uint8), places
+      )
 
   def test_no_more_files_stay_open_than_allowed(self):
     storage = storage_lib.LocalStorage(3)
-    out = np.zeros((10, 4), np.uint8)
-    storage.fill(self.paths, np.arange(10), np.zeros(10, np.int64), out)
+    _fill(storage, self.paths, range(10), [0] * 10, 4)
     self.assertEqual(_open_files_below(self.dir), 3)
     del storage
     self.assertEqual(_open_files_below(self.dir), 0)
 
   def test_the_least_recently_used_file_is_closed_first(self):
     storage = storage_lib.LocalStorage(2)
-    out = np.zeros((1, 4), np.uint8)
-    for file_id in (0, 1, 0, 2):
-      storage.fill(self.paths, np.array([file_id]), np.array([0]), out)
-    self.assertEqual(list(storage._files._files), [self.paths[0], self.paths[2]])
+    for source in (0, 1, 0, 2):
+      _fill(storage, self.paths, [source], [0], 4)
+    self.assertEqual(_open_paths(self.dir), [self.paths[0], self.paths[2]])
 
   def test_many_threads_with_two_open_files_read_what_is_there(self):
     storage = storage_lib.LocalStorage(2)
@@ -95,9 +118,9 @@ class LocalStorageTest(parameterized.TestCase):
       most = 0
       for _ in range(150):
         file_ids, offsets = rng.integers(0, 10, 16), rng.integers(0, 900, 16)
-        out = np.zeros((16, 64), np.uint8)
-        storage.fill(self.paths, file_ids, offsets, out)
-        if out.tobytes() != self._expected(file_ids, offsets, 64):
+        if _fill(storage, self.paths, file_ids, offsets, 64) != self._expected(
+            file_ids, offsets, 64
+        ):
           raise AssertionError("wrong bytes")
         most = max(most, _open_files_below(self.dir))
       return most
@@ -112,13 +135,12 @@ class LocalStorageTest(parameterized.TestCase):
   @parameterized.parameters("fork", "spawn")
   def test_a_child_process_reads_too(self, method):
     storage = storage_lib.LocalStorage(2)
-    out = np.zeros((1, 4), np.uint8)
-    for file_id in (0, 1):
-      storage.fill(self.paths, np.array([file_id]), np.array([0]), out)
+    for source in (0, 1):
+      _fill(storage, self.paths, [source], [0], 4)
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
     file_ids, offsets = np.array([0, 5, 0, 9]), np.array([7, 1, 2, 3])
-    # Held, as a thread that is in the middle of a read would hold it.
+    # Held, as a thread that is opening a file would hold it; no public call stays in there.
     with storage._files._lock:
       child = context.Process(
           target=_read_in_child, args=(storage, self.paths, file_ids, offsets, 50, queue)
@@ -128,15 +150,15 @@ class LocalStorageTest(parameterized.TestCase):
       child.join()
     self.assertEqual(result, (2, self._expected(file_ids, offsets, 50)))
     self.assertEqual(child.exitcode, 0)
-    storage.fill(self.paths, np.array([1]), np.array([0]), out)
-    self.assertEqual(out.tobytes(), self.contents[1][:4])
+    self.assertEqual(_fill(storage, self.paths, [1], [0], 4), self.contents[1][:4])
 
   def test_pickling_keeps_the_limit_and_no_files(self):
     storage = storage_lib.LocalStorage(7)
-    storage.fill(self.paths, np.array([0]), np.array([0]), np.zeros((1, 4), np.uint8))
+    _fill(storage, self.paths, [0], [0], 4)
     again = pickle.loads(pickle.dumps(storage))
     self.assertEqual(again.max_open_files, 7)
-    self.assertEmpty(again._files._files)
+    self.assertEqual(_open_paths(self.dir), self.paths[:1])
+    self.assertEqual(_fill(again, self.paths, [0], [0], 4), self.contents[0][:4])
     self.assertEqual(repr(again), "LocalStorage(max_open_files=7)")
     self.assertIsInstance(again, storage_lib.Storage)
     self.assertIsNone(pickle.loads(pickle.dumps(storage_lib.LocalStorage())).max_open_files)
@@ -146,52 +168,101 @@ class LocalStorageTest(parameterized.TestCase):
     with open(path, "wb") as file:
       file.seek((6 << 30) - 3)
       file.write(b"end")
-    out = np.zeros((2, 4), np.uint8)
     storage = storage_lib.LocalStorage()
-    storage.fill([str(path)], np.array([0, 0]), np.array([(6 << 30) - 4, 0]), out)
-    self.assertEqual(out.tobytes(), b"\0end\0\0\0\0")
+    found = _fill(storage, [str(path)], [0, 0], [(6 << 30) - 4, 0], 4)
+    self.assertEqual(found, b"\0end\0\0\0\0")
+    self.assertEqual(storage.read(str(path), (6 << 30) - 4), b"\0end")
     self.assertEqual(storage.size(str(path)), 6 << 30)
 
-  @parameterized.parameters(1, 2)
-  def test_a_short_file_is_an_error_with_range_and_size(self, rows):
-    offsets = np.array([990, 0])[:rows]
-    with self.assertRaisesRegex(
-        CorpusError,
+  def test_a_short_file_is_an_error_with_range_and_size(self):
+    message = (
         r"0\.npy is too short: bytes 990 to 1054 were expected, but it ends at byte 1000\. It was"
-        r" cut off or replaced",
-    ):
-      storage_lib.LocalStorage().fill(
-          self.paths, np.zeros(rows, np.int64), offsets, np.zeros((rows, 64), np.uint8)
-      )
+        r" cut off or replaced"
+    )
+    storage = storage_lib.LocalStorage()
+    with self.assertRaisesRegex(CorpusError, message):
+      _fill(storage, self.paths, [0, 0], [990, 0], 64)
+    with self.assertRaisesRegex(CorpusError, message):
+      storage.read(self.paths[0], 990, 64)
+    with self.assertRaisesRegex(CorpusError, message):
+      list(storage.pieces(self.paths[0], 0, 1054, piece_bytes=990))
 
   def test_a_file_truncated_while_it_is_open_is_an_error(self):
     storage = storage_lib.LocalStorage()
-    out = np.zeros((1, 64), np.uint8)
-    storage.fill(self.paths, np.array([0]), np.array([500]), out)
+    _fill(storage, self.paths, [0], [500], 64)
     os.truncate(self.paths[0], 510)
     with self.assertRaisesRegex(
         CorpusError, "bytes 500 to 564 were expected, but it ends at byte 510"
     ):
-      storage.fill(self.paths, np.array([0]), np.array([500]), out)
+      _fill(storage, self.paths, [0], [500], 64)
+
+  @parameterized.parameters(1, 7, 100, 1000, 5000)
+  def test_pieces_make_up_what_read_returns(self, piece_bytes):
+    storage = storage_lib.LocalStorage()
+    for offset, size in ((0, None), (300, None), (1000, None), (2000, None), (17, 400), (17, 0)):
+      end = None if size is None else offset + size
+      expected = self.contents[0][offset:end]
+      self.assertEqual(storage.read(self.paths[0], offset, size), expected)
+      pieces = list(storage.pieces(self.paths[0], offset, size, piece_bytes))
+      self.assertEqual(b"".join(pieces), expected)
+      self.assertTrue(all(len(piece) == piece_bytes for piece in pieces[:-1]))
+      self.assertTrue(all(pieces))
+    self.assertEqual(_open_files_below(self.dir), 0)
+
+  def test_read_sees_a_file_that_replaced_another(self):
+    storage = storage_lib.LocalStorage()
+    _fill(storage, self.paths, [0], [0], 4)
+    storage.read(self.paths[0])
+    (self.dir / "new").write_bytes(b"new")
+    os.replace(self.dir / "new", self.paths[0])
+    self.assertEqual(storage.read(self.paths[0]), b"new")
+
+  def test_exists_and_size(self):
+    storage = storage_lib.LocalStorage()
+    self.assertTrue(storage.exists(self.paths[3]))
+    self.assertFalse(storage.exists("/no/x"))
+    self.assertEqual(storage.size(self.paths[3]), 1030)
+    self.assertFalse(storage.wants_concurrency)
+
+  def test_pinned_descriptors_stay_open_while_they_are_held(self):
+    storage = storage_lib.LocalStorage(2)
+    pinned = storage.pin(self.paths, np.array([4, 7, 4]))
+    _fill(storage, self.paths, range(4), [0] * 4, 4)
+    self.assertEqual(pinned.descriptors.dtype, np.int32)
+    found = [os.pread(fd, 4, 0) for fd in pinned.descriptors]
+    self.assertEqual(found, [self.contents[i][:4] for i in (4, 7, 4)])
+    del pinned
+    self.assertEqual(_open_files_below(self.dir), 2)
+    self.assertIsNone(storage.pin(self.paths, np.arange(3)))
+    with self.assertRaisesRegex(CorpusError, "^Cannot open /no/x: No such file"):
+      storage.pin(["/no/x"], np.array([0]))
 
   def test_a_missing_file_is_an_error_that_says_what_to_do(self):
     storage = storage_lib.LocalStorage()
-    with self.assertRaisesRegex(
-        CorpusError, "^Cannot open /no/x: No such file or directory. If the corpus has moved"
+    for read in (
+        lambda: _fill(storage, ["/no/x"], [0], [0], 4),
+        lambda: storage.read("/no/x"),
+        lambda: list(storage.pieces("/no/x")),
     ):
-      storage.fill(["/no/x"], np.array([0]), np.array([0]), np.zeros((1, 4), np.uint8))
+      with self.assertRaisesRegex(
+          CorpusError, "^Cannot open /no/x: No such file or directory. If the corpus has moved"
+      ):
+        read()
     with self.assertRaisesRegex(
-        CorpusError, "^Cannot look at /no/x: No such file or directory. If the corpus"
+        CorpusError, "^Cannot find the size of /no/x: No such file or directory. If the corpus"
     ):
       storage.size("/no/x")
 
   def test_what_cannot_be_read_is_an_error_with_the_range(self):
-    with self.assertRaisesRegex(
-        CorpusError, "^Cannot read bytes 2 to 6 of .*: Is a directory. Check the disk"
+    storage = storage_lib.LocalStorage()
+    for read in (
+        lambda: _fill(storage, [str(self.dir)], [0], [2], 4),
+        lambda: storage.read(str(self.dir), 2, 4),
     ):
-      storage_lib.LocalStorage().fill(
-          [str(self.dir)], np.array([0]), np.array([2]), np.zeros((1, 4), np.uint8)
-      )
+      with self.assertRaisesRegex(
+          CorpusError, "^Cannot read bytes 2 to 6 of .*: Is a directory. Check the disk"
+      ):
+        read()
 
   def test_where_descriptors_run_out_the_cache_gives_its_own_back_first(self):
     paths = []
@@ -204,13 +275,13 @@ class LocalStorageTest(parameterized.TestCase):
         "from maxtext_olmo.corpus.storage.local import LocalStorage\n"
         "from maxtext_olmo.errors import CorpusError\n"
         f"paths = {paths!r}\n"
-        "storage, out = LocalStorage(1000), np.zeros((1, 8), np.uint8)\n"
+        "storage, out, zero = LocalStorage(1000), np.zeros(8, np.uint8), np.zeros(1, np.int64)\n"
         "def read(i):\n"
-        "  storage.fill(paths, np.array([i]), np.array([0]), out)\n"
+        "  storage.fill(paths, np.array([i]), zero, np.array([8]), out, zero)\n"
         "  assert (out == i).all()\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "for i in list(range(30)) * 2: read(i)\n"
-        "storage._files.forget()\n"
+        "storage = LocalStorage(1000)\n"
         "others = []\n"
         "try:\n"
         "  while True: others.append(open(paths[0]))\n"
@@ -223,15 +294,22 @@ class LocalStorageTest(parameterized.TestCase):
     self.assertIn("Too many open files. Set olmo_max_open_files", done.stdout)
 
   @parameterized.parameters(
-      (np.zeros((2, 4), np.uint16),),
-      (np.zeros(8, np.uint8),),
-      (np.zeros((4, 2), np.uint8).T,),
+      (np.zeros(8, np.uint16),),
+      (np.zeros((2, 4), np.uint8),),
+      (np.zeros(16, np.uint8)[::2],),
   )
   def test_the_buffer_must_be_plain_bytes(self, out):
-    with self.assertRaisesRegex(
-        ValueError, "must be a C-ordered array of uint8 with two dimensions"
-    ):
-      storage_lib.LocalStorage().fill(self.paths, np.array([0, 0]), np.array([0, 0]), out)
+    zero = np.zeros(1, np.int64)
+    with self.assertRaisesRegex(ValueError, "contiguous array of uint8 with one dimension"):
+      storage_lib.LocalStorage().fill(self.paths, zero, zero, np.array([4]), out, zero)
+
+  @parameterized.parameters((4, 5), (-1, 4), (0, -1))
+  def test_ranges_must_fit_the_buffer(self, place, size):
+    zero = np.zeros(1, np.int64)
+    with self.assertRaisesRegex(ValueError, "outside the 8 bytes"):
+      storage_lib.LocalStorage().fill(
+          self.paths, zero, zero, np.array([size]), np.zeros(8, np.uint8), np.array([place])
+      )
 
   def test_at_least_one_file_must_be_open(self):
     with self.assertRaisesRegex(ConfigError, "max_open_files must be at least 1, got 0"):

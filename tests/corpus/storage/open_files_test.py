@@ -33,53 +33,52 @@ class OpenFilesTest(absltest.TestCase):
         continue
     return sum(name.startswith(str(self.dir)) for name in names)
 
-  def _check(self, rows, file_ids):
-    self.assertEqual([os.pread(fd, 1, 0)[0] for fd in rows.descriptors.tolist()], list(file_ids))
+  def _check(self, pinned, sources):
+    self.assertEqual([os.pread(fd, 1, 0)[0] for fd in pinned.descriptors.tolist()], list(sources))
 
-  def test_rows_get_the_descriptors_of_their_files(self):
+  def test_sources_get_the_descriptors_of_their_files(self):
     files, rng = open_files.OpenFiles(None), np.random.default_rng(0)
     for _ in range(20):
-      file_ids = rng.integers(0, _COUNT, 8)
-      self._check(files.rows(self.paths, file_ids), file_ids)
+      sources = rng.integers(0, _COUNT, 8)
+      self._check(files.pin(self.paths, sources), sources)
     self.assertEqual(self._open_here(), len(files))
 
   def test_where_all_files_may_be_open_none_is_opened_twice(self):
     files = open_files.OpenFiles(None)
     everything = np.arange(_COUNT)
-    first = files.rows(self.paths, everything).descriptors
-    np.testing.assert_array_equal(files.rows(self.paths, everything).descriptors, first)
+    first = files.pin(self.paths, everything).descriptors
+    np.testing.assert_array_equal(files.pin(self.paths, everything).descriptors, first)
     self.assertEqual(self._open_here(), _COUNT)
 
   def test_files_that_are_open_already_are_taken_over(self):
     files = open_files.OpenFiles(None)
     alone = [files.get(path).fd for path in self.paths[:4]]
-    rows = files.rows(self.paths, np.array([0, 3, 5]))
-    self.assertEqual(rows.descriptors.tolist()[:2], [alone[0], alone[3]])
-    np.testing.assert_array_equal(files._table.descriptors[:4], alone)
+    pinned = files.pin(self.paths, np.array([0, 3, 5]))
+    self.assertEqual(pinned.descriptors.tolist()[:2], [alone[0], alone[3]])
     self.assertEqual(self._open_here(), 5)
 
   def test_where_some_may_be_open_the_others_are_closed_once_nobody_holds_them(self):
     files = open_files.OpenFiles(5)
-    held = files.rows(self.paths, np.array([0, 1, 2, 3, 0]))
+    held = files.pin(self.paths, np.array([0, 1, 2, 3, 0]))
     for first in range(4, 10, 2):
-      file_ids = np.array([first, first + 1])
-      self._check(files.rows(self.paths, file_ids), file_ids)
+      sources = np.array([first, first + 1])
+      self._check(files.pin(self.paths, sources), sources)
     self._check(held, [0, 1, 2, 3, 0])
     del held
     self.assertEqual(self._open_here(), 5)
 
   def test_more_files_than_may_be_open_are_refused(self):
-    self.assertIsNone(open_files.OpenFiles(2).rows(self.paths, np.arange(3)))
+    self.assertIsNone(open_files.OpenFiles(2).pin(self.paths, np.arange(3)))
 
   def test_another_list_of_paths_is_another_corpus(self):
     files = open_files.OpenFiles(None)
-    files.rows(self.paths, np.arange(_COUNT))
-    self._check(files.rows(self.paths[::-1], np.array([0, 1])), [_COUNT - 1, _COUNT - 2])
+    files.pin(self.paths, np.arange(_COUNT))
+    self._check(files.pin(self.paths[::-1], np.array([0, 1])), [_COUNT - 1, _COUNT - 2])
 
   def test_a_missing_file_is_named(self):
     files = open_files.OpenFiles(None)
     with self.assertRaisesRegex(FileNotFoundError, "/no/x"):
-      files.rows([*self.paths, "/no/x"], np.array([0, _COUNT]))
+      files.pin([*self.paths, "/no/x"], np.array([0, _COUNT]))
 
   def test_those_without_a_number_share_what_the_process_can_spare(self):
     one = open_files.OpenFiles(None)
@@ -88,7 +87,7 @@ class OpenFilesTest(absltest.TestCase):
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     self.assertLessEqual(before, 0.75 * soft)
     other = open_files.OpenFiles(None)
-    other.rows(self.paths, np.arange(_COUNT))
+    other.pin(self.paths, np.arange(_COUNT))
     self.assertEqual(open_files._room_for(one), before - _COUNT)
     del other
     gc.collect()
@@ -100,13 +99,13 @@ class OpenFilesTest(absltest.TestCase):
     code = (
         "import os, resource, numpy as np\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from maxtext_olmo.corpus import open_files\n"
+        "from maxtext_olmo.corpus.storage import open_files\n"
         f"many = {many!r}\n"
         "files = open_files.OpenFiles(None)\n"
         "for step in range(60):\n"
         "  ids = (np.arange(8) + 8 * step) % len(many)\n"
-        "  rows = files.rows(many, ids)\n"
-        "  for fd, i in zip(rows.descriptors.tolist(), ids.tolist()):\n"
+        "  pinned = files.pin(many, ids)\n"
+        "  for fd, i in zip(pinned.descriptors.tolist(), ids.tolist()):\n"
         "    if os.pread(fd, 1, 0)[0] != i // 10: raise SystemExit('wrong file')\n"
         "print(len(many), len(files), len(os.listdir('/proc/self/fd')))\n"
     )
@@ -117,10 +116,10 @@ class OpenFilesTest(absltest.TestCase):
     self.assertBetween(kept, 16, 48)
     self.assertLess(held, 64)
 
-  def test_where_descriptors_run_out_while_not_all_files_fit_rows_are_read_otherwise(self):
+  def test_where_descriptors_run_out_while_not_all_files_fit_nothing_is_pinned(self):
     code = (
         "import resource, numpy as np\n"
-        "from maxtext_olmo.corpus import open_files\n"
+        "from maxtext_olmo.corpus.storage import open_files\n"
         f"paths = {self.paths!r}\n"
         "files = open_files.OpenFiles(len(paths) - 1)\n"
         "others = []\n"
@@ -129,25 +128,25 @@ class OpenFilesTest(absltest.TestCase):
         "  while True: others.append(open(paths[0]))\n"
         "except OSError: pass\n"
         "del others[:2]\n"
-        "print(files.rows(paths, np.arange(6)))\n"
-        "print(len(files.rows(paths, np.arange(2)).descriptors))\n"
+        "print(files.pin(paths, np.arange(6)))\n"
+        "print(len(files.pin(paths, np.arange(2)).descriptors))\n"
     )
     done = distributed.run_python(code)
     self.assertEqual(done.stdout, "None\n2\n", done.stderr)
 
-  def test_where_descriptors_run_out_all_files_are_let_go_of(self):
+  def test_where_descriptors_run_out_all_files_are_dropped(self):
     code = (
         "import errno, resource, numpy as np\n"
-        "from maxtext_olmo.corpus import open_files\n"
+        "from maxtext_olmo.corpus.storage import open_files\n"
         f"paths = {self.paths!r}\n"
         "files = open_files.OpenFiles(1000)\n"
-        "files.rows(paths, np.arange(6))\n"
+        "files.pin(paths, np.arange(6))\n"
         "others = []\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
         "try:\n"
         "  while True: others.append(open(paths[0]))\n"
         "except OSError: pass\n"
-        "while files.rows(paths, np.array([7, 8])) is None: print('again')\n"
+        "while files.pin(paths, np.array([7, 8])) is None: print('again')\n"
         "print(len(files))\n"
     )
     done = distributed.run_python(code)
@@ -162,10 +161,10 @@ class OpenFilesTest(absltest.TestCase):
       rng = np.random.default_rng(seed)
       ready.wait()
       for _ in range(200):
-        file_ids = rng.integers(0, _COUNT, 6)
-        rows = files.rows(self.paths, file_ids)
-        got = [os.pread(fd, 1, 0)[0] for fd in rows.descriptors.tolist()]
-        wrong.extend([got] if got != file_ids.tolist() else [])
+        sources = rng.integers(0, _COUNT, 6)
+        pinned = files.pin(self.paths, sources)
+        got = [os.pread(fd, 1, 0)[0] for fd in pinned.descriptors.tolist()]
+        wrong.extend([got] if got != sources.tolist() else [])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
     for thread in threads:

@@ -1,0 +1,61 @@
+"""The token files of a corpus, as a reader needs them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus.index import OlmoNpyIndex
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenFiles:
+  """Token files by number, and the storage they are read from.
+
+  Attributes:
+    paths: full paths, remapped for this machine.
+    data_offsets: for each file, the byte where its first token begins (int64).
+    dtype: of the tokens.
+    storage: where the files are read from.
+  """
+
+  paths: tuple[str, ...]
+  data_offsets: np.ndarray
+  dtype: np.dtype
+  storage: Storage
+
+  @classmethod
+  def of_index(
+      cls,
+      index: OlmoNpyIndex,
+      *,
+      path_remap: Mapping[str, str] | None = None,
+      storage: Storage | None = None,
+      max_open_files: int | None = None,
+  ) -> TokenFiles:
+    """Returns the files of an index; opens none of them.
+
+    Args:
+      path_remap: prefix → replacement, for paths that begin differently on this machine; the
+        longest matching prefix applies.
+      storage: local files unless given.
+      max_open_files: how many files stay open in a process where no `storage` is given; None for
+        as many as the process can spare.
+    """
+    count = len(index.files)
+    return cls(
+        paths=tuple(paths_lib.remap(index.resolve(i), path_remap) for i in range(count)),
+        data_offsets=np.array([entry.data_offset for entry in index.files], np.int64),
+        dtype=index.token_dtype,
+        storage=LocalStorage(max_open_files) if storage is None else storage,
+    )
+
+  def where(self, source: int, token: int) -> str:
+    """Returns the file and the byte of a token, for messages."""
+    byte = int(self.data_offsets[source]) + token * self.dtype.itemsize
+    return f"{self.paths[source]}, byte {byte}"

@@ -1,0 +1,150 @@
+"""The timeline of a run: what was in force at each step, so that any past step can be located later.
+
+A run changes now and then: its batch size, its corpus, its mixture, its filter. Each change takes effect at a step and a
+position, and the timeline keeps an entry for each of them:
+
+    step 0, position 0              batches of 512, corpus A, filter on
+    step 2000, position 1024000     batches of 1024, corpus A, filter on
+    step 5000, position 4096000     batches of 1024, corpus A and B, filter on
+
+An entry says all that is in force from its step on. Going back to an earlier checkpoint drops the entries after its step, because
+the checkpoint's state does not have them. A state of format 1 knows only the entry that was in force when it was saved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
+from maxtext_olmo.order import schedule as schedule_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """What is in force from a step on.
+
+  Attributes:
+    step: The first step.
+    position: The position of that step, in samples of this entry's sequence length.
+    sequence_length: Tokens of a sample.
+    schedule: Step ↔ position.
+    identity: What decides which row comes at which position.
+    content: What is done with the tokens of a row.
+    extents: `(first epoch, files, fingerprint)` of each extent of a corpus that has grown.
+  """
+
+  step: int
+  position: int
+  sequence_length: int
+  schedule: schedule_lib.BatchSchedule
+  identity: dict[str, Any]
+  content: dict[str, Any]
+  extents: tuple[tuple[int, int, str], ...] = ()
+
+  def same_as(self, other: Entry) -> bool:
+    """Returns whether the two entries say the same, from wherever they say it."""
+    return dataclasses.replace(self, step=other.step, position=other.position) == other
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the entry as a JSON-able dict."""
+    schedule = self.schedule
+    return {
+        "step": self.step,
+        "position": self.position,
+        "sequence_length": self.sequence_length,
+        "schedule": {
+            "stages": [list(stage) for stage in schedule.stages],
+            "by_position": schedule.by_position,
+            "anchor": [schedule.anchor_step, schedule.anchor_position],
+            "epochs": schedule.epochs and [list(length) for length in schedule.epochs.lengths],
+        },
+        "identity": dict(self.identity),
+        "content": dict(self.content),
+        "extents": [list(extent) for extent in self.extents],
+    }
+
+  @classmethod
+  def from_json(cls, values: dict[str, Any]) -> Entry:
+    """Returns the entry of a dict that `to_json` made; ResumeError where it is damaged."""
+    try:
+      schedule = values["schedule"]
+      epochs = schedule["epochs"]
+      return cls(
+          step=_count(values["step"]),
+          position=_count(values["position"]),
+          sequence_length=_count(values["sequence_length"], least=1),
+          schedule=schedule_lib.BatchSchedule(
+              tuple((_count(first), _count(size, least=1)) for first, size in schedule["stages"]),
+              anchor_step=_count(schedule["anchor"][0]),
+              anchor_position=_count(schedule["anchor"][1]),
+              by_position=bool(schedule["by_position"]),
+              epochs=epochs
+              and epochs_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
+          ),
+          identity=dict(values["identity"]),
+          content=dict(values["content"]),
+          extents=tuple((_count(a), _count(b), str(c)) for a, b, c in values["extents"]),
+      )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+      raise errors.ResumeError(
+          f"The history in the data state is damaged ({type(error).__name__}: {error}) in"
+          f" {str(values)[:200]}. Restore another checkpoint, or set initial_step or"
+          " olmo_initial_position."
+      ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+  """The entries of a run, by step.
+
+  Attributes:
+    entries: At least one; the last is in force.
+  """
+
+  entries: tuple[Entry, ...]
+
+  @property
+  def present(self) -> Entry:
+    """The entry in force."""
+    return self.entries[-1]
+
+  def at(self, step: int) -> Entry:
+    """Returns the entry that is in force at a step; OrderError before the first that is known."""
+    for entry in reversed(self.entries):
+      if entry.step <= step:
+        return entry
+    first = self.entries[0]
+    raise errors.OrderError(
+        f"Step {step} lies before step {first.step}, where what is known of this run begins: its"
+        " state was saved by an older version, which kept only what was in force."
+    )
+
+  def changed(self, entry: Entry) -> Timeline:
+    """Returns the timeline with an entry that takes effect at its step; those at or after that step are dropped."""
+    kept = tuple(old for old in self.entries if old.step < entry.step)
+    if kept and kept[-1].same_as(entry):
+      return Timeline(kept)
+    return Timeline((*kept, entry))
+
+  def to_json(self) -> list[dict[str, Any]]:
+    """Returns the entries as JSON-able dicts."""
+    return [entry.to_json() for entry in self.entries]
+
+  @classmethod
+  def from_json(cls, values: list[dict[str, Any]]) -> Timeline:
+    """Returns the timeline that `to_json` made."""
+    entries = tuple(Entry.from_json(value) for value in values)
+    steps = [entry.step for entry in entries]
+    if not entries or any(a >= b for a, b in zip(steps, steps[1:])):
+      raise errors.ResumeError(
+          f"The history in the data state is damaged: its entries begin at the steps {steps}."
+      )
+    return cls(entries)
+
+
+def _count(value: Any, least: int = 0) -> int:
+  if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
+    raise ValueError(f"{value!r} is not a whole number of {least} or more")
+  return value

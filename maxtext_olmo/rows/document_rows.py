@@ -1,0 +1,60 @@
+"""One document per row: row i is document i, cut at the end of the row and padded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import segments
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentRows(row_source.RowSourceDefaults):
+  """The documents of a corpus as rows.
+
+  Attributes:
+    documents: Where they lie.
+    row_length: Tokens of a row.
+    long_documents: What happens to a document that does not fit: `truncate` or `error`.
+    segment_rule: Where segments begin within a document.
+  """
+
+  documents: documents_lib.DocumentIndex
+  row_length: int
+  long_documents: str = "error"
+  segment_rule: segments.SegmentRule = segments.SegmentRule()
+
+  @property
+  def fingerprint(self) -> str:
+    """The fingerprint of the corpus."""
+    return self.documents.fingerprint
+
+  def num_rows(self, epoch: int) -> int:
+    """Returns the number of documents."""
+    del epoch
+    return self.documents.num_documents
+
+  def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
+    """Returns one part for each document; an empty document is a padding row."""
+    del epoch
+    lengths = self.documents.lengths(rows)
+    if self.long_documents == "error" and lengths.max(initial=0) > self.row_length:
+      worst = int(np.argmax(lengths))
+      raise errors.CorpusError(
+          f"Document {rows[worst]} has {lengths[worst]} tokens, a row {self.row_length}. Set"
+          " olmo_long_documents='truncate' to drop the rest of such documents."
+      )
+    files, first = self.documents.locate(rows)
+    count = np.minimum(lengths, self.row_length)
+    table = parts_lib.Parts.one_per_row(files, first, count)
+    empty = count == 0
+    if not empty.any():
+      return table
+    kept = np.flatnonzero(~empty)
+    bounds = np.concatenate([[0], np.cumsum(~empty)])
+    return parts_lib.Parts(bounds, table.source[kept], table.first[kept], table.count[kept])

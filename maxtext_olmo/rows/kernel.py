@@ -1,0 +1,188 @@
+"""What is compiled by numba (extra `[fast]`): executing a table of parts, the repetition search, and best-fit packing.
+
+A batch is larger than the processor's cache, so a row is read, padded and checked while it is in the cache. Each function
+has a NumPy twin with equal results (`reader`, `repetition`, `packing`), which serves until the compiled one is ready.
+
+Only builders that run in a thread of their own import this module, since importing numba takes a while. Everything is in one
+file, because numba's cache notices a change in the file of a compiled function, not in the files of what it calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+# Any: what numba's compiler makes of these is not what a type checker sees.
+_types: Any = numba.types
+
+
+def _jit(function: Callable) -> Any:
+  try:
+    return numba.njit(nogil=True, cache=True)(function)
+  except RuntimeError:  # The package lies where nothing can be cached.
+    return numba.njit(nogil=True)(function)
+
+
+_pread: Any = _types.ExternalFunction(
+    "pread", _types.ssize_t(_types.intc, _types.voidptr, _types.size_t, _types.int64)
+)
+
+
+def can_read() -> bool:
+  """Returns whether `pread` of the C library looks here as it is declared above."""
+  return sys.maxsize > 2**32 and sys.platform.startswith("linux")
+
+
+@_jit
+def is_clean(row, length, min_period, max_period, repeats):
+  """Returns whether no period repeats for `repeats * period` places in `row[:length]`.
+
+  A run of R places that equal the place one period before covers one place in every R. The last place of a
+  possible run is tried first: where it differs, no run covers it, and the next possible run begins after it.
+  """
+  one, end = np.uint64(1), np.uint64(length)  # Unsigned, because an index that may be negative costs a test.
+  for number in range(min_period, min(max_period, length // 3) + 1):
+    period = np.uint64(number)
+    run = np.uint64(repeats) * period
+    last = period + run - one  # The possible run is [last - run + 1, last].
+    known = period  # Its places before this one are known to be equal.
+    while last < end:
+      place = last
+      while place >= known and row[place] == row[place - period]:
+        place -= one
+      if place < known:
+        return False
+      known = last + one
+      last = place + run
+  return True
+
+
+@_jit
+def search_rows(rows, min_period, max_period, repeats, keep):
+  """Sets `keep` for each row to whether it is clean."""
+  for r in range(rows.shape[0]):
+    keep[r] = is_clean(rows[r], rows.shape[1], min_period, max_period, repeats)
+
+
+@_jit
+def execute(bounds, descriptors, offsets, counts, out, pad, search, sees_padding, highest, clean):
+  """Reads the parts of each row, pads the rest, and checks the row.
+
+  Args:
+    bounds: Of the table.
+    descriptors: An open file for each part; -1 where its tokens are in `out` already.
+    offsets: The byte at which each part begins.
+    counts: Its tokens.
+    out: What is filled, (rows, length).
+    pad: What follows the parts of a row.
+    search: Shortest and longest period, and repeats; a longest period of 0 finds nothing.
+    sees_padding: Whether the search takes padding for tokens.
+    highest: Gets the highest id of each row, padding apart.
+    clean: Gets for each row whether the search keeps it.
+
+  Returns:
+    A part that could not be read whole, or -1.
+  """
+  width = out.itemsize
+  min_period, max_period, repeats = search
+  for r in range(out.shape[0]):
+    row = out[r]
+    column: Any = 0
+    part = bounds[r]
+    while part < bounds[r + 1]:
+      count = np.int64(counts[part])
+      following = part + 1
+      while (
+          following < bounds[r + 1]
+          and descriptors[following] == descriptors[part]
+          and offsets[following] == offsets[part] + count * width
+      ):
+        count += counts[following]
+        following += 1
+      if descriptors[part] >= 0:
+        size = count * width
+        if _pread(descriptors[part], row[column:].ctypes, size, offsets[part]) != size:
+          return part
+      column += count
+      part = following
+    top = row.dtype.type(0)  # Of the tokens' own type, so that a register takes many of them.
+    for i in range(column):
+      top = max(top, row[i])
+    highest[r] = top
+    row[column:] = pad
+    length = row.shape[0] if sees_padding and column else column
+    clean[r] = is_clean(row, length, min_period, max_period, repeats)
+  return -1
+
+
+@_jit
+def best_fit(lengths, capacity, bins):
+  """Puts each piece, in the given order, into the bin that it fills best; returns the number of bins.
+
+  Bins with equal room are a stack, linked through `below`; the bits of `rooms` say which stacks are not empty.
+  """
+  top = np.full(capacity + 1, -1, np.int64)
+  below = np.empty(lengths.shape[0], np.int64)
+  rooms = np.zeros((capacity >> 6) + 1, np.uint64)
+  one = np.uint64(1)
+  number_of_bins = 0
+  for i in range(lengths.shape[0]):
+    length = lengths[i]
+    word = length >> 6
+    bits = rooms[word] >> np.uint64(length & 63) << np.uint64(length & 63)
+    while bits == 0 and word + 1 < rooms.shape[0]:
+      word += 1
+      bits = rooms[word]
+    if bits == 0:
+      space, number = capacity, number_of_bins
+      number_of_bins += 1
+    else:
+      space = word << 6
+      while not bits & one:
+        bits >>= one
+        space += 1
+      number = top[space]
+      top[space] = below[number]
+      if top[space] < 0:
+        rooms[space >> 6] ^= one << np.uint64(space & 63)
+    bins[i] = number
+    rest = space - length
+    if rest:
+      below[number] = top[rest]
+      top[rest] = number
+      rooms[rest >> 6] |= one << np.uint64(rest & 63)
+  return number_of_bins
+
+
+def build_execute(itemsize: int) -> Callable[..., int] | None:
+  """Compiles `execute` for tokens of a size; None where it cannot read here."""
+  if not can_read():
+    return None
+  tokens = np.zeros((1, 2), f"u{itemsize}")
+  no_parts = np.zeros(0, np.int64)
+  arrays = np.zeros(2, np.int64), no_parts.astype(np.int32), no_parts, no_parts.astype(np.int32)
+  found = np.zeros(1, np.uint64), np.zeros(1, np.bool_)
+  execute(*arrays, tokens, tokens.dtype.type(0), (1, 0, 1), False, *found)
+  return execute
+
+
+def build_search(itemsize: int) -> Callable[..., np.ndarray]:
+  """Compiles the repetition search for tokens of a size."""
+
+  def search(rows: np.ndarray, min_period: int, max_period: int, repeats: int) -> np.ndarray:
+    keep = np.empty(len(rows), np.bool_)
+    search_rows(rows, min_period, max_period, repeats, keep)
+    return keep
+
+  search(np.zeros((1, 2), f"u{itemsize}"), 1, 0, 1)
+  return search
+
+
+def build_best_fit() -> Callable[[np.ndarray, int, np.ndarray], int]:
+  """Compiles best-fit packing."""
+  best_fit(np.ones(1, np.int64), 2, np.zeros(1, np.int64))
+  return best_fit

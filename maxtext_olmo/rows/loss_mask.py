@@ -1,0 +1,47 @@
+"""Loss masks: a file per token file, with a byte for each token that is 0 where no loss is taken on it.
+
+Masks are read by the same parts as tokens, and cross to the devices as one bit per token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.rows import buffers
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import segments
+
+_CHECKS = reader_lib.Checks(pad_id=0)
+
+
+class MaskReader:
+  """Reads the loss masks of rows.
+
+  Args:
+    reader: Reads bytes of mask files.
+    pool: Where buffers come from.
+  """
+
+  def __init__(self, reader: reader_lib.FileReader, pool: buffers.BufferPool):
+    self._reader = reader
+    self._pool = pool
+
+  @classmethod
+  def of(
+      cls, source: row_source.RowSource, reader: reader_lib.Reader, pool: buffers.BufferPool
+  ) -> MaskReader | None:
+    """Returns a reader of the source's masks; None where it has none."""
+    if source.mask_paths is None:
+      return None
+    if not isinstance(reader, reader_lib.FileReader):
+      raise errors.ConfigError("Loss masks need rows that are read from token files.")
+    return cls(reader_lib.mask_reader(reader.files, source.mask_paths), pool)
+
+  def read(self, parts: parts_lib.Parts, shape: tuple[int, int]) -> np.ndarray:
+    """Returns the masks of some rows as words of 32 bits (rows, words)."""
+    masks = self._pool.take(shape, np.uint8)
+    self._reader.read(parts, masks, _CHECKS)
+    return segments.pack_bits(masks != 0)

@@ -1,0 +1,78 @@
+"""Mixtures of rows: rows of several sources, interleaved by weight.
+
+    weights 2 : 1      row    0  1  2  3  4  5
+                       from   a  a  b  a  a  b
+                       which  0  1  0  2  3  1       the position within that source's own stream
+
+A mixture has no end, so all its rows are in epoch 0; each member has epochs of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.order import interleave
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import row_stream
+
+
+class MixedRows:
+  """Rows of several endless streams, by weight.
+
+  Args:
+    members: Streams over row sources of one row length, padding, segment rule and fingerprint.
+    weights: Their shares of the rows.
+  """
+
+  def __init__(self, members: Sequence[row_stream.RowSequence], weights: Sequence[Any]):
+    self.members = tuple(members)
+    self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
+    first = self.members[0].source
+    for name in (
+        "row_length",
+        "pad_id",
+        "segment_rule",
+        "filter_sees_padding",
+        "block_rows",
+        "mask_paths",
+    ):
+      if any(getattr(member.source, name) != getattr(first, name) for member in self.members):
+        raise errors.ConfigError(f"The members of a mixture must have one {name}.")
+    self.row_length = first.row_length
+    self.pad_id = first.pad_id
+    self.segment_rule = first.segment_rule
+    self.filter_sees_padding = first.filter_sees_padding
+    self.block_rows = first.block_rows
+    self.mask_paths = first.mask_paths
+    self.fingerprint = first.fingerprint
+
+  def num_rows(self, epoch: int) -> None:
+    """Returns None: a mixture does not end."""
+    del epoch
+
+  def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of some rows."""
+    del epoch
+    numbers, indices = self._interleave.locate(rows)
+    tables, places = [], []
+    for number in np.unique(numbers).tolist():
+      here = np.flatnonzero(numbers == number)
+      member = self.members[number]
+      tables.append(row_stream.parts_at(member.source, member, indices[here]))
+      places.append(here)
+    return parts_lib.join(tables, places, len(rows))
+
+  def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
+    """Prepares in the background what members need soon."""
+    del num_epochs
+    for member, taken in zip(self.members, self._interleave.taken(position)):
+      member.look_ahead(taken)
+
+  def close(self) -> None:
+    """Ends what members run in the background."""
+    for member in self.members:
+      member.close()

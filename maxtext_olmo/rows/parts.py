@@ -1,0 +1,147 @@
+"""Parts: which ranges of which token files make up each row of a batch.
+
+Every dataset comes down to one table with a line per range, sorted by row:
+
+    rows of 8 tokens        row 0: file 3 [16, 24)      row 1: file 0 [5, 8), file 2 [0, 4)     row 2: padding
+
+    bounds  0  1  3  3      row r has the parts bounds[r] to bounds[r + 1]
+    source  3  0  2         the file (or record) of a part
+    first   16 5  0         its first token there
+    count   8  3  4         how many tokens
+
+The parts of a row fill it from column 0 without gaps; what follows them is padding. So the row, the column and the segment
+(its number in the row, from 1) of a part follow from the table. No part is empty and none crosses a file.
+
+A table for a block of steps is built at once, and `rows` gives the part of it that belongs to one step, as a view.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+  """A table of parts.
+
+  Example:
+    >>> parts = Parts.of_rows([[(3, 16, 8)], [(0, 5, 3), (2, 0, 4)], []])
+    >>> parts.used.tolist(), parts.row.tolist(), parts.column.tolist(), parts.segment.tolist()
+    ([8, 7, 0], [0, 1, 1], [0, 0, 3], [1, 1, 2])
+
+  Attributes:
+    bounds: Where the parts of each row begin, and the number of parts at the end (rows + 1, int64).
+    source: The file or record of each part (int32).
+    first: Its first token there (int64).
+    count: Its number of tokens (int32).
+  """
+
+  bounds: np.ndarray
+  source: np.ndarray
+  first: np.ndarray
+  count: np.ndarray
+
+  @classmethod
+  def one_per_row(cls, source: np.ndarray, first: np.ndarray, count: np.ndarray) -> Parts:
+    """Makes a table in which row r is part r alone."""
+    bounds = np.arange(len(source) + 1)
+    return cls(bounds, source.astype(np.int32), first.astype(np.int64), count.astype(np.int32))
+
+  @classmethod
+  def of_rows(cls, rows: Sequence[Sequence[tuple[int, int, int]]]) -> Parts:
+    """Makes a table from a list of `(source, first, count)` for each row; for tests and examples."""
+    flat = np.array([part for row in rows for part in row], np.int64).reshape(-1, 3)
+    bounds = np.cumsum([0, *map(len, rows)])
+    return cls(bounds, flat[:, 0].astype(np.int32), flat[:, 1], flat[:, 2].astype(np.int32))
+
+  @property
+  def num_rows(self) -> int:
+    """The number of rows, padding rows included."""
+    return len(self.bounds) - 1
+
+  @property
+  def row(self) -> np.ndarray:
+    """The row of each part."""
+    return np.repeat(np.arange(self.num_rows), np.diff(self.bounds))
+
+  @property
+  def column(self) -> np.ndarray:
+    """The column of each part's first token."""
+    before = self._before()
+    return before[:-1] - np.repeat(before[self.bounds[:-1]], np.diff(self.bounds))
+
+  @property
+  def segment(self) -> np.ndarray:
+    """The number of each part in its row, from 1."""
+    first = np.repeat(self.bounds[:-1], np.diff(self.bounds))
+    return np.arange(1, len(self.source) + 1) - first
+
+  @property
+  def used(self) -> np.ndarray:
+    """The number of tokens in each row, padding apart."""
+    if len(self.count) == self.num_rows and self.bounds[-1] == self.num_rows:
+      sizes = np.diff(self.bounds)
+      if sizes.size and sizes.min() == 1:
+        return self.count.astype(np.int64)
+    return np.diff(self._before()[self.bounds])
+
+  def _before(self) -> np.ndarray:
+    """The number of tokens before each part, and of all parts at the end."""
+    before = np.zeros(len(self.count) + 1, np.int64)
+    np.cumsum(self.count, out=before[1:])
+    return before
+
+  def rows(self, start: int, stop: int) -> Parts:
+    """Returns the rows from `start` to `stop`, as views."""
+    low, high = int(self.bounds[start]), int(self.bounds[stop])
+    bounds = self.bounds[start : stop + 1]
+    return Parts(
+        bounds - low if low else bounds,
+        self.source[low:high],
+        self.first[low:high],
+        self.count[low:high],
+    )
+
+  def take(self, rows: np.ndarray) -> Parts:
+    """Returns some rows, in the given order; -1 stands for a padding row."""
+    sizes = np.diff(self.bounds, append=self.bounds[-1:])[rows]  # the last one, of -1, is 0
+    bounds = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    here = np.arange(bounds[-1]) + np.repeat(self.bounds[rows] - bounds[:-1], sizes)
+    return Parts(bounds, self.source[here], self.first[here], self.count[here])
+
+
+def join(tables: Sequence[Parts], places: Sequence[np.ndarray], num_rows: int) -> Parts:
+  """Joins tables: row r of table t becomes row `places[t][r]`; rows that none takes are padding.
+
+  Args:
+    tables: What to join.
+    places: For each table, where its rows go; no place is given twice.
+    num_rows: Rows of the result.
+  """
+  together = Parts(
+      np.concatenate([[0], *_shifted_bounds(tables)]),
+      _concatenate([table.source for table in tables], np.int32),
+      _concatenate([table.first for table in tables], np.int64),
+      _concatenate([table.count for table in tables], np.int32),
+  )
+  order = np.full(num_rows, -1, np.int64)
+  if tables:
+    order[np.concatenate(places)] = np.arange(together.num_rows)
+  return together.take(order)
+
+
+def _shifted_bounds(tables: Sequence[Parts]) -> list[np.ndarray]:
+  """The bounds of each table but the first 0, counted through all tables."""
+  found, before = [], 0
+  for table in tables:
+    found.append(table.bounds[1:] + before)
+    before += len(table.source)
+  return found
+
+
+def _concatenate(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
+  return np.concatenate([np.zeros(0, dtype), *arrays])

@@ -1,0 +1,114 @@
+"""Reads ahead: many reads in flight, where the storage takes long to answer.
+
+Reads from the page cache take microseconds, and the thread that makes a batch does them itself. A storage that answers after
+milliseconds is as fast as the number of reads in flight. Which parts coming steps need is known, so their reads are started too:
+
+    step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
+
+A storage that wants concurrency gets it from the first step, a local file system once two batches were slow.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import resource
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import reader as reader_lib
+
+_STEPS_AHEAD = 4
+_MAX_THREADS = 256
+_MAX_BYTES_AHEAD = 1 << 28
+# A local batch that takes longer, and waits for most of its parts, is slow; two in a row switch to reading ahead.
+SLOW_SECONDS_PER_PART = 1e-4
+SLOW_BATCHES = 2
+
+
+class PendingBatch(NamedTuple):
+  """A batch whose parts are being read."""
+
+  parts: parts_lib.Parts
+  out: np.ndarray
+  reads: list[concurrent.futures.Future]
+
+  def wait(self) -> None:
+    """Waits for all reads; raises the error of the first one that failed."""
+    for read in self.reads:
+      read.result()
+
+
+class ReadAhead:
+  """Reads the parts of steps, those of coming steps ahead; safe for threads.
+
+  Args:
+    reader: What reads.
+    prepare: Step → its parts and an array to read them into; None past the end.
+  """
+
+  def __init__(
+      self,
+      reader: reader_lib.Reader,
+      prepare: Callable[[int], tuple[parts_lib.Parts, np.ndarray] | None],
+  ):
+    self._reader = reader
+    self._prepare = prepare
+    self._lock = threading.Lock()
+    self._pending: dict[int, PendingBatch] = {}
+    self._recent: collections.deque[int] = collections.deque(maxlen=4)
+    self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+
+  def take(self, step: int) -> np.ndarray:
+    """Returns the array of a step once its parts have been read; starts the reads of coming steps."""
+    with self._lock:
+      self._recent.append(step)
+      batch = self._pending.pop(step, None) or self._start(step)
+      stride = self._stride()
+      for other in [s for s in self._pending if not step - 8 * stride <= s <= step + 16 * stride]:
+        del self._pending[other]  # The reader has jumped elsewhere.
+      held = sum(pending.out.nbytes for pending in self._pending.values())
+      for coming in range(step + stride, step + (_STEPS_AHEAD + 1) * stride, stride):
+        if coming in self._pending or held + batch.out.nbytes > _MAX_BYTES_AHEAD:
+          continue
+        pending = self._start(coming)
+        held += pending.out.nbytes
+        self._pending[coming] = pending
+    batch.wait()
+    return batch.out
+
+  def close(self) -> None:
+    """Drops what is pending and ends the threads."""
+    with self._lock:
+      self._pending.clear()
+      if self._pool is not None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+
+  def _start(self, step: int) -> PendingBatch:
+    prepared = self._prepare(step)
+    if prepared is None:
+      nothing = parts_lib.Parts.of_rows([])
+      return PendingBatch(nothing, np.zeros((0, 0), np.uint8), [])
+    parts, out = prepared
+    if self._pool is None:
+      self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, "olmo-read")
+    fill = self._reader.filler(parts, out)
+    pool = self._pool
+    reads = [pool.submit(fill, slice(i, i + 1)) for i in range(len(parts.source))]
+    return PendingBatch(parts, out, reads)
+
+  def _stride(self) -> int:
+    """Returns how far apart the steps are that are asked for: a worker process makes every n-th one."""
+    recent = sorted(set(self._recent))
+    return min((b - a for a, b in itertools.pairwise(recent)), default=1)
+
+
+def waits_of_thread() -> int:
+  """Returns how often the calling thread has given up the processor to wait for something."""
+  return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

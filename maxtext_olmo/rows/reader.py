@@ -1,0 +1,258 @@
+"""Readers: execute a table of parts into one array, padding included, and check what was read.
+
+`FileReader` reads token files through a storage, in one call per batch. For local files a compiled kernel reads and checks each row
+while it is in the cache; otherwise the storage fills the array first, and the same kernel, or NumPy, checks it. The results are equal.
+`RecordReader` takes tokens from any random-access source of records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from maxtext_olmo import compiled
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import repetition
+
+_COMPILE_AFTER_TOKENS = 1 << 22
+_NO_SEARCH = (1, 0, 1)  # Shortest and longest period, and repeats, that find nothing.
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+  """What was found in some rows.
+
+  Attributes:
+    highest: The highest id, padding apart; 0 where there are no tokens.
+    clean: For each row, whether the repetition filter keeps it; None where it did not look.
+  """
+
+  highest: int
+  clean: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Checks:
+  """What is done with the tokens of a row when they have been read.
+
+  Attributes:
+    pad_id: What follows the parts of a row.
+    ngram_filter: Whether the repetition filter looks at the row.
+    filter_sees_padding: Whether it takes padding for tokens.
+  """
+
+  pad_id: int = 0
+  ngram_filter: bool = False
+  filter_sees_padding: bool = False
+
+
+class Reader(Protocol):
+  """Parts → tokens."""
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of the tokens."""
+
+  @property
+  def wants_concurrency(self) -> bool:
+    """Whether many reads should be in flight from the first batch."""
+
+  def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+    """Fills `out`, an array (rows, length), and checks it."""
+
+  def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
+    """Returns what reads some of the parts into `out`, without padding or checks; threads may share the work."""
+
+  def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+    """Pads and checks rows whose parts have been read."""
+
+  def where(self, source: int, token: int) -> str:
+    """Names a token, for error messages."""
+
+
+class FileReader:
+  """Reads parts of token files.
+
+  Args:
+    files: The files.
+  """
+
+  def __init__(self, files: token_files.TokenFiles):
+    self.files = files
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The dtype of the tokens."""
+    return self.files.dtype
+
+  @property
+  def wants_concurrency(self) -> bool:
+    """Whether the storage answers many reads at once better than one after the other."""
+    return self.files.storage.wants_concurrency
+
+  def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+    """Fills `out` and checks it."""
+    files = self.files
+    background = _kernel(out.itemsize)
+    kernel = background.ready or background.get(out.size)
+    pinned = files.storage.pin(files.paths, parts.source) if kernel is not None else None
+    if kernel is not None and pinned is not None:
+      found = _execute(kernel, parts, pinned.descriptors, self._offsets(parts), out, checks)
+      if found is not None:
+        return found
+    # Also after a read that was interrupted or failed: here it is completed, or an error says what is wrong.
+    self.filler(parts, out)(slice(None))
+    return self.check(parts, out, checks)
+
+  def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
+    """Returns what reads some of the parts through the storage."""
+    width, length = out.itemsize, out.shape[1]
+    files, octets = self.files, out.reshape(-1).view(np.uint8)
+    sizes = parts.count.astype(np.int64) * width
+    places = (parts.row * length + parts.column) * width
+    offsets = self._offsets(parts)
+
+    def fill(some: slice) -> None:
+      files.storage.fill(
+          files.paths, parts.source[some], offsets[some], sizes[some], octets, places[some]
+      )
+
+    return fill
+
+  def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+    """Pads and checks rows that have been read."""
+    return check_rows(parts, out, checks)
+
+  def where(self, source: int, token: int) -> str:
+    """Returns the file and the byte of a token."""
+    return self.files.where(source, token)
+
+  def _offsets(self, parts: parts_lib.Parts) -> np.ndarray:
+    return self.files.data_offsets[parts.source] + parts.first * self.files.dtype.itemsize
+
+
+class RecordReader:
+  """Takes parts of records: `source` is a record's number, and its tokens are under `inputs`.
+
+  Args:
+    records: Anything with `__getitem__`, such as a Grain data source.
+    dtype: The dtype of the batch's tokens.
+  """
+
+  wants_concurrency = False
+
+  def __init__(self, records: Any, dtype: np.dtype | type = np.int32):
+    self._records = records
+    self.dtype = np.dtype(dtype)
+
+  def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+    """Fills `out` and checks it."""
+    self.filler(parts, out)(slice(None))
+    return self.check(parts, out, checks)
+
+  def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
+    """Returns what copies the tokens of some of the parts."""
+    table = (parts.row, parts.column, parts.source, parts.first, parts.count)
+
+    def fill(some: slice) -> None:
+      lines = zip(*(column[some].tolist() for column in table))
+      for row, column, source, first, count in lines:
+        out[row, column : column + count] = self._records[source]["inputs"][first : first + count]
+
+    return fill
+
+  def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+    """Pads and checks rows that have been read."""
+    return check_rows(parts, out, checks)
+
+  def where(self, source: int, token: int) -> str:
+    """Returns the record of a token."""
+    return f"record {source}, token {token}"
+
+
+def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
+  """Pads rows whose parts have been read, and finds their highest id and which are clean."""
+  kernel = _kernel(out.itemsize).get(out.size)
+  if kernel is not None:
+    nowhere = np.full(len(parts.source), -1, np.int32)
+    found = _execute(kernel, parts, nowhere, np.zeros(len(nowhere), np.int64), out, checks)
+    if found is not None:
+      return found
+  return _check_with_numpy(parts.used, out, checks)
+
+
+def compile_reads(dtype: Any = np.uint32) -> bool:
+  """Waits until reading tokens of a dtype is compiled; False where NumPy must do without it."""
+  return _kernel(np.dtype(dtype).itemsize).wait()
+
+
+def _execute(
+    kernel: Callable[..., int],
+    parts: parts_lib.Parts,
+    descriptors: np.ndarray,
+    offsets: np.ndarray,
+    out: np.ndarray,
+    checks: Checks,
+) -> Findings | None:
+  """Runs the kernel; None where a part could not be read whole."""
+  rows = len(out)
+  highest, clean = np.empty(rows, np.uint64), np.empty(rows, np.bool_)
+  search = repetition.SEARCH if checks.ngram_filter else _NO_SEARCH
+  unsigned = out if out.dtype.kind == "u" else out.view(f"u{out.itemsize}")
+  failed = kernel(
+      parts.bounds,
+      descriptors,
+      offsets,
+      parts.count,
+      unsigned,
+      unsigned.dtype.type(checks.pad_id),
+      search,
+      checks.filter_sees_padding,
+      highest,
+      clean,
+  )
+  if failed >= 0:
+    return None
+  return Findings(int(highest.max(initial=0)), clean if checks.ngram_filter else None)
+
+
+def _check_with_numpy(used: np.ndarray, out: np.ndarray, checks: Checks) -> Findings:
+  """Does what the kernel does after reading."""
+  rows, length = out.shape
+  full = used == length
+  highest = int(out[full].max()) if full.any() else 0
+  clean = np.ones(rows, np.bool_)
+  for row in np.flatnonzero(~full).tolist():
+    tokens = out[row, : used[row]]
+    highest = max(highest, int(tokens.max()) if tokens.size else 0)
+    out[row, used[row] :] = checks.pad_id
+    if checks.ngram_filter and tokens.size and not checks.filter_sees_padding:
+      clean[row] = repetition.clean_rows(tokens[np.newaxis])[0]
+  if checks.ngram_filter:
+    whole = (used > 0) if checks.filter_sees_padding else full
+    clean[whole] = repetition.clean_rows(out[whole])
+  return Findings(highest, clean if checks.ngram_filter else None)
+
+
+@functools.cache
+def _kernel(itemsize: int) -> compiled.Background[Callable[..., int]]:
+  def build() -> Callable[..., int] | None:
+    from maxtext_olmo.rows import kernel
+
+    return kernel.build_execute(itemsize)
+
+  return compiled.Background(build, after=_COMPILE_AFTER_TOKENS, what="Reading tokens")
+
+
+def mask_reader(files: token_files.TokenFiles, paths: Sequence[str]) -> FileReader:
+  """Returns a reader of loss masks: files of a byte per token, one for each token file."""
+  return FileReader(
+      token_files.TokenFiles(
+          tuple(paths), np.zeros(len(paths), np.int64), np.dtype(np.uint8), files.storage
+      )
+  )
