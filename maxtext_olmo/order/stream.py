@@ -83,7 +83,10 @@ class Stream:
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epochs and the instance ids at some positions."""
-    return self.order.locate(positions)[0], self.instance_ids(positions)
+    epochs, places = self.order.locate(positions)
+    if not epochs.size or epochs.min() != epochs.max():
+      return epochs, self.instance_ids(positions)
+    return epochs, self._instances(self.order.ids(int(epochs[0]), places))
 
   def prepare(self, position: int) -> None:
     """Prepares the order of a position's epoch, before workers are made that read from there."""
@@ -93,8 +96,10 @@ class Stream:
     """Does nothing: a stream of instances runs nothing in the background."""
 
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
-    """The instance ids (int64) at some positions."""
-    ranks = self.order.at(positions)
+    """Returns the instance ids (int64) at some positions."""
+    return self._instances(self.order.at(positions))
+
+  def _instances(self, ranks: np.ndarray) -> np.ndarray:
     return self.split.eval_ids(ranks) if self.held_out else self.split.train_ids(ranks)
 
   def identity(self) -> dict[str, Any]:

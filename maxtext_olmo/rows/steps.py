@@ -275,15 +275,16 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     return _Block(parts, numbers, self._used(parts), ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of rows of some epochs; a row of number -1 is padding."""
+    real = numbers >= 0
+    if real.all() and len(epochs) and epochs.min() == epochs.max():
+      return self._source.parts(int(epochs[0]), numbers)
     tables, places = [], []
-    for epoch in np.unique(epochs[numbers >= 0]).tolist():
-      here = np.flatnonzero((epochs == epoch) & (numbers >= 0))
+    for epoch in np.unique(epochs[real]).tolist():
+      here = np.flatnonzero((epochs == epoch) & real)
       tables.append(self._source.parts(epoch, numbers[here]))
       places.append(here)
-    if len(tables) == 1 and len(places[0]) == len(numbers):
-      parts = tables[0]
-    else:
-      parts = parts_lib.join(tables, places, len(numbers))
+    parts = parts_lib.join(tables, places, len(numbers))
     return parts
 
   def _used(self, parts: parts_lib.Parts) -> np.ndarray:
