@@ -96,7 +96,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     if self._rows is not None:
       self._rows.count_ahead(self.position)
     batch = super().__next__()
-    self._metrics.served(self.step - 1, asked_at, queue_depth=0)
+    self._metrics.served(step=self.step - 1, asked_at=asked_at)
     return batch
 
   def metrics(self) -> dict[str, float]:

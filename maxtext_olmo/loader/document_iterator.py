@@ -108,8 +108,12 @@ class DocumentIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     began = time.perf_counter()
     batch = layout.place(local)
     crossed = sum(values.nbytes for values in local.values())
-    self._metrics.made(cost, crossed, time.perf_counter() - began)
-    self._metrics.served(self._step, asked_at, queue_depth=0)
+    self._metrics.made(
+        **dict(zip(metrics_lib.STAGE_COSTS, cost.tolist())),
+        bytes_to_device=crossed,
+        transfer_seconds=time.perf_counter() - began,
+    )
+    self._metrics.served(step=self._step, asked_at=asked_at)
     self._step += 1
     return batch
 

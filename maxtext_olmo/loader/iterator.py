@@ -77,7 +77,11 @@ class _Sender:
     expander = self.expanders[self.schedule.size(self.step)]
     placed = expander.place(local)
     self.step += 1
-    self.metrics.made(local["cost"], placed.bytes_crossed, time.perf_counter() - began)
+    self.metrics.made(
+        **dict(zip(metrics_lib.STAGE_COSTS, local["cost"].tolist())),
+        bytes_to_device=placed.bytes_crossed,
+        transfer_seconds=time.perf_counter() - began,
+    )
     self.stream.look_ahead(state_lib.position_after(self.stream, self.schedule, self.step))
     return functools.partial(expander.finish, placed)
 
@@ -154,7 +158,8 @@ class OlmoIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       # What is ahead has moved past the step that failed; a caller that tries again gets this step, or the error again.
       self._stop()
       raise
-    self._metrics.served(self._step, asked_at, self._ahead.ready if self._ahead else 0)
+    depth = self._ahead.ready if self._ahead else 0
+    self._metrics.served(step=self._step, asked_at=asked_at, queue_depth=depth)
     self._step += 1
     return batch
 
