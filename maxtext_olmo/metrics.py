@@ -106,7 +106,7 @@ class _SlowSteps:
     """Logs the warning."""
     each = {name: 1e3 * cost / self.steps for name, cost in zip(_STAGES, self.costs)}
     listed = ", ".join(f"{name} {cost:.1f} ms" for name, cost in each.items())
-    blame = f" The largest cost of a batch is {max(each, key=lambda name: each[name])} ({listed})."
+    largest = max(each, key=lambda name: each[name])
     logging.warning(
         "The trainer waits for data: over the last %d steps (to step %d), %.0f %% of the time, or"
         " %.0f ms per step.%s See iterator.metrics(), and docs/guides/performance.md for what"
@@ -116,7 +116,7 @@ class _SlowSteps:
         100 * self.waited / self.elapsed,
         1e3 * self.waited / self.steps,
         # Not every pipeline measures its stages.
-        blame if any(self.costs) else "",
+        f" The largest cost of a batch is {largest} ({listed})." if any(self.costs) else "",
     )
 
 

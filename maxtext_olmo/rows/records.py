@@ -24,8 +24,8 @@ import numpy as np
 
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.rows.packing import LONG_DOCUMENTS as LONG_DOCUMENTS
 
-LONG_DOCUMENTS = ("error", "truncate", "split")
 SIDES = ("inputs", "targets")
 _INT32 = np.iinfo(np.int32)
 
@@ -178,14 +178,6 @@ class AddEndOfDocument(grain.transforms.Map):
 
   def __repr__(self) -> str:
     return f"AddEndOfDocument({self._eod}, max_length={self._max_length})"
-
-
-def check_long_documents(choice: str) -> None:
-  """Raises where the choice is none."""
-  if choice not in LONG_DOCUMENTS:
-    raise ConfigError(
-        f"long_documents={choice!r} is unknown; known are {', '.join(LONG_DOCUMENTS)}."
-    )
 
 
 def _int32(name: str, values: Any) -> np.ndarray:

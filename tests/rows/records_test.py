@@ -130,8 +130,6 @@ class FitTest(parameterized.TestCase):
     self.assertEqual(cut["targets_segmentation"].tolist(), [0, 1])
     with self.assertRaisesRegex(errors.CorpusError, "5 tokens, the row 2.*truncate.*split"):
       records_lib.fit(record, 2, "error")
-    with self.assertRaisesRegex(errors.ConfigError, "error, truncate, split"):
-      records_lib.check_long_documents("wrap")
 
   @parameterized.parameters(
       ([1, 2], None, [1, 2, E]),
