@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
@@ -93,6 +94,7 @@ def read_state(
         f"This is not a data state of format {_FORMAT} as this library saves it: {str(state)[:200]!r}."
         " Without one, set initial_step or olmo_initial_position."
     )
+  state = grain_state.jsonable(state)  # Some frameworks hand NumPy integers back.
   _check_form(state)
   if corpus is not None:
     stream = corpus.stream_for(state, stream, lambda: _in_samples(state, stream))
