@@ -54,7 +54,7 @@ class EveryIteratorTest(parameterized.TestCase):
         self.index_path, self.directory, (*shared, *own, "records planned slice")
     )
     for kind in shared:
-      self.assertLen(found[kind], 3, kind)
+      self.assertLen(found[kind], 2, kind)
     for kind in own:
       self.assertRegex(found[kind], "saved by 2 processes.*this run has 1. Resume with 2 processes")
     self.assertRegex(found["records planned slice"], "hosts: the state has '2 with a share each'")
