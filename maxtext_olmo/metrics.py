@@ -95,7 +95,7 @@ class Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class _SlowSteps:
-  """Steps of which too much was spent waiting: seconds in all, of waiting, and by stage of loading."""
+  """Steps with too much waiting: their seconds in all, of waiting, and by stage of loading."""
 
   steps: int
   elapsed: float

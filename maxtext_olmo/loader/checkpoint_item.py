@@ -78,9 +78,9 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
       )
     if jax.process_count() > 1 and grain_state.is_of_one_process(state):
       raise errors.ResumeError(
-          f"{directory} holds the state of one process's data, saved by an earlier release, and this"
-          f" run has {jax.process_count()}. If it holds for all of them, read the file and pass it to"
-          " set_state on each process."
+          f"{directory} holds the state of one process's data, saved by an earlier release, and"
+          f" this run has {jax.process_count()}. If it holds for all of them, read the file and"
+          " pass it to set_state on each process."
       )
     args.item.set_state(state)
     start_prefetch = getattr(args.item, "start_prefetch", None)
