@@ -163,7 +163,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       # What is ahead has moved past the step that failed; a caller that tries again gets this step, or the error again.
       self._stop()
       raise
-    self._metrics.served(self._step, asked_at)
+    self._metrics.served(step=self._step, asked_at=asked_at)
     self._step += 1
     return batch
 

@@ -44,7 +44,9 @@ def is_clean(row, length, min_period, max_period, repeats):
   A run of R places that equal the place one period before covers one place in every R. The last place of a
   possible run is tried first: where it differs, no run covers it, and the next possible run begins after it.
   """
-  one, end = np.uint64(1), np.uint64(length)  # Unsigned, because an index that may be negative costs a test.
+  one, end = np.uint64(1), np.uint64(
+      length
+  )  # Unsigned, because an index that may be negative costs a test.
   for number in range(min_period, min(max_period, length // 3) + 1):
     period = np.uint64(number)
     run = np.uint64(repeats) * period
