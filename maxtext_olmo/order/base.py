@@ -102,9 +102,6 @@ class Order(abc.ABC):
   def prepare(self, position: int) -> None:  # noqa: B027
     """Called before workers are made that will read from a position on; an order that is computed has nothing to do."""
 
-  def look_ahead(self, position: int) -> None:  # noqa: B027
-    """Called as a run goes on, so that what the next epoch needs can be made in the background."""
-
   def __repr__(self) -> str:
     return (
         f"{type(self).__name__}(num_instances={self.num_instances}, seed={self.seed},"

@@ -3,17 +3,15 @@
     4096 bytes   a line of JSON, padded: what it is, of which size, seed and epoch, and the checksum of the rest
     4 · n bytes  the permutation, uint32, little endian
 
-A file is built once per host: whoever comes first holds a lock and builds, the others wait for it. It is written under a
-temporary name and renamed, so it is whole or not there; a file that is not what its name says (another size, another
-header, another checksum) is built anew. While one is built it takes the memory of one array; afterwards none, since a
-mapped file's pages belong to the operating system, which drops and reads them as it likes.
-
-`python -m maxtext_olmo.order.order_files` builds a file ahead of time, quietly, at the lowest priority.
+A file is built once per host, when it is first needed: the first process holds a lock and builds it,
+the others wait. It is written under a temporary name and renamed, so it is either complete or absent; a
+file that does not match its name (another size, header or checksum) is rebuilt. Building takes the
+memory of one array. Reading takes none: the pages of a mapped file belong to the operating system,
+which drops and reads them as needed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import errno
@@ -22,11 +20,8 @@ import glob
 import hashlib
 import json
 import os
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,7 +33,6 @@ from maxtext_olmo import errors
 from maxtext_olmo.order import shuffle
 
 HEADER_BYTES = 4096
-_MODULE = "maxtext_olmo.order.order_files"
 _MAGIC = "maxtext_olmo order"
 _VERSION = 1
 _SLICE = 1 << 24
@@ -112,40 +106,6 @@ class OrderFile:
       )
     return found
 
-  def exists(self) -> bool:
-    """Whether a file of the right size and header is there; its checksum is not looked at."""
-    return self._header() is not None
-
-  def build_unless_begun(self) -> bool:
-    """Builds the file unless it is there or someone is at it; says whether it was built."""
-    if self.exists():
-      return False
-    try:
-      with self._lock(wait=False):
-        if self.exists():
-          return False
-        self._build()
-        return True
-    except BlockingIOError:
-      return False
-
-  def build_in_background(self) -> subprocess.Popen[bytes] | None:
-    """Starts a process of low priority that builds the file, if it is not there; nobody need wait for it."""
-    if self.exists():
-      return None
-    arguments = [
-        f"--{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self)
-    ]
-    child = subprocess.Popen(
-        [sys.executable, "-m", _MODULE, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    # A thread takes the exit code, so that no defunct process stays.
-    threading.Thread(target=child.wait, daemon=True).start()
-    return child
-
   def _map(self, trusted: FileId | None) -> tuple[np.ndarray, FileId] | None:
     header = self._header()
     if header is None:
@@ -208,8 +168,8 @@ class OrderFile:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
 
   @contextlib.contextmanager
-  def _lock(self, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of this file, which is let go when the holder dies; BlockingIOError if it is taken, unless waiting."""
+  def _lock(self) -> Iterator[None]:
+    """Waits for the lock of this file and holds it; the lock of a process that dies is released."""
     try:
       os.makedirs(self.directory, exist_ok=True)
       lock = open(self.path + ".lock", "ab")  # noqa: SIM115
@@ -220,7 +180,7 @@ class OrderFile:
       ) from error
     with lock:
       try:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(lock, fcntl.LOCK_EX)
       except OSError as error:
         # Some network file systems have no locks. Without one, work may be done twice, but renaming keeps it right.
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -233,17 +193,3 @@ def _checksum(numbers: np.ndarray) -> str:
   for start in range(0, len(numbers), _SLICE):
     hashed.update(np.ascontiguousarray(numbers[start : start + _SLICE], "<u4").data)
   return "xxh3:" + hashed.hexdigest()
-
-
-def main(argv: Sequence[str]) -> int:
-  """Builds the file that the arguments describe."""
-  parser = argparse.ArgumentParser(description="Build a stored order ahead of time.")
-  for field in dataclasses.fields(OrderFile):
-    parser.add_argument(f"--{field.name}", required=True, type=int if field.type == "int" else str)
-  os.nice(19)
-  OrderFile(**vars(parser.parse_args(argv[1:]))).build_unless_begun()
-  return 0
-
-
-if __name__ == "__main__":
-  sys.exit(main(sys.argv))

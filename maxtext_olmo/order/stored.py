@@ -9,7 +9,6 @@ The arrays are files (see `order_files`), mapped, so an order can be pickled to 
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,6 @@ from maxtext_olmo import errors
 from maxtext_olmo.order import base
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import order_files
-
-# Smaller arrays are built, when they are needed, in less time than a process takes to start.
-_WORTH_A_PROCESS = 1_000_000
 
 
 class StoredOrder(base.Order):
@@ -45,7 +41,6 @@ class StoredOrder(base.Order):
     self._cache_dir = cache_dir or order_files.default_cache_dir()
     self._trusted: dict[int, order_files.FileId] = {}
     self._arrays: dict[int, np.ndarray] = {}
-    self._ahead: tuple[int, subprocess.Popen[bytes] | None] | None = None
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
     array = self._arrays.get(epoch)
@@ -58,17 +53,6 @@ class StoredOrder(base.Order):
     epoch = self.epochs.epoch(position)
     if epoch not in self._arrays:
       self._open(epoch)
-
-  def look_ahead(self, position: int) -> None:
-    """Past the middle of an epoch, has the next one's array built in the background, once."""
-    epoch = self.epochs.epoch(position)
-    if self._ahead is not None and self._ahead[0] == epoch + 1:
-      return
-    if 2 * (position - self.epochs.start(epoch)) < self.epochs.length(epoch):
-      return
-    file = self.file(epoch + 1)
-    worth_it = file.n >= _WORTH_A_PROCESS
-    self._ahead = epoch + 1, file.build_in_background() if worth_it else None
 
   def file(self, epoch: int) -> order_files.OrderFile:
     """The file of an epoch."""
@@ -89,7 +73,7 @@ class StoredOrder(base.Order):
     return array
 
   def __getstate__(self) -> dict[str, Any]:
-    return {**self.__dict__, "_arrays": {}, "_ahead": None}
+    return {**self.__dict__, "_arrays": {}}
 
 
 class OlmoCoreOrder(StoredOrder):

@@ -63,9 +63,7 @@ class Stream:
     return dataclasses.replace(self, order=self.order.with_epochs(epochs), history=tuple(history))
 
   def look_ahead(self, position: int) -> None:
-    """Called as a run goes on, so that the order can prepare the next epoch, if there is one."""
-    if self.num_epochs is None or self.order.epochs.epoch(position) + 1 < self.num_epochs:
-      self.order.look_ahead(position)
+    """Does nothing: an order prepares an epoch when the epoch is first needed."""
 
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
     """The instance ids (int64) at some positions."""
