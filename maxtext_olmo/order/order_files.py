@@ -1,13 +1,13 @@
 """Stored orders: an epoch's permutation as a file that all processes of a host map into memory.
 
-    4096 bytes   a line of JSON, padded: what it is, of which size, seed and epoch, and the checksum of the rest
+    4096 bytes   a line of JSON, padded: kind, size, seed, epoch, and the checksum of the rest
     4 · n bytes  the permutation, uint32, little endian
 
-A file is built once per host, when it is first needed: the first process holds a lock and builds it,
-the others wait. It is written under a temporary name and renamed, so it is either complete or absent; a
-file that does not match its name (another size, header or checksum) is rebuilt. Building takes the
-memory of one array. Reading takes none: the pages of a mapped file belong to the operating system,
-which drops and reads them as needed.
+A file is built once per host, when it is first needed: the first process holds a lock and builds
+it, the others wait. It is written under a temporary name and renamed, so it is either complete or
+absent; a file that does not match its name (another size, header or checksum) is rebuilt. Building
+takes the memory of one array. Reading takes none: the pages of a mapped file belong to the
+operating system, which drops and reads them as needed.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ HEADER_BYTES = 4096
 _MAGIC = "maxtext_olmo order"
 _VERSION = 1
 _SLICE = 1 << 24
-_SAY_FROM = 50_000_000
+_LOG_FROM = 50_000_000
 
-FileId = tuple[
-    int, int, int
-]  # inode, size, time of change: a file that was verified and is still the same
+# Inode, size and time of change: identifies a file that was verified and has not changed since.
+FileId = tuple[int, int, int]
 
 
 def default_cache_dir() -> str:
-  """Where stored orders go unless a run says otherwise: the user's cache directory."""
+  """Returns the default directory of stored orders, in the user's cache directory."""
   base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
   return os.path.join(base, "maxtext_olmo", "orders")
 
@@ -71,38 +70,41 @@ class OrderFile:
 
   @property
   def path(self) -> str:
-    """The file's name says all that decides its content."""
+    """The file's path; its name has everything that determines its content."""
     name = f"{self.kind}-n{self.n}-chunk{self.chunk}-seed{self.seed}-epoch{self.epoch}.order"
     return os.path.join(self.directory, name)
 
   @property
   def shuffle_seed(self) -> int:
-    """What the shuffle is seeded with; OLMo-core counts epochs from 1."""
+    """The seed of the shuffle; OLMo-core counts epochs from 1."""
     if self.kind == "olmo_core":
       return self.seed + self.epoch + 1
     digest = hashlib.sha256(f"olmo-shuffle:{self.seed}:{self.epoch}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
   def open(self, trusted: FileId | None = None) -> tuple[np.ndarray, FileId]:
-    """The permutation, mapped, and what to trust it by later; builds the file if it is not there or not right.
+    """Maps the permutation, and builds the file first if it is missing or wrong.
 
     Args:
-      trusted: What an earlier `open`, perhaps in a parent process, has returned: the checksum of that very file is
-        not computed again.
+      trusted: The id that an earlier `open`, perhaps in a parent process, returned: the checksum of
+        that file is not computed again.
+
+    Returns:
+      The permutation, and the id of the file to pass as `trusted` later.
     """
     found = self._map(trusted)
     if found is not None:
       return found
     with self._lock():
-      # Whoever held the lock before may have built it.
+      # The previous holder of the lock may have built it.
       found = self._map(trusted)
       if found is None:
         self._build()
         found = self._map(None)
     if found is None:
       raise errors.OrderError(
-          f"{self.path} was written, but does not read back as it was written: its disk is damaged, or another program"
-          " changes the file. Choose another olmo_order_cache_dir."
+          f"{self.path} does not read back as it was written: its disk is damaged, or another"
+          " program changes the file. Choose another olmo_order_cache_dir."
       )
     return found
 
@@ -118,7 +120,7 @@ class OrderFile:
     return numbers.view(np.ndarray), found
 
   def _header(self) -> dict[str, Any] | None:
-    """The header, where file and header are those of this order."""
+    """Returns the header if file and header are those of this order, else None."""
     try:
       with open(self.path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -142,15 +144,15 @@ class OrderFile:
     }
 
   def _build(self) -> None:
-    """Shuffles and writes; the lock is held."""
+    """Shuffles and writes the file, while the lock is held."""
     for left_over in glob.glob(
         os.path.join(glob.escape(self.directory), f".{os.path.basename(self.path)}.*.tmp")
     ):
       os.unlink(left_over)
     if os.path.exists(self.path):
-      logging.warning("%s is damaged, or not what its name says; it is built anew.", self.path)
+      logging.warning("%s is damaged, or does not match its name; rebuilding it.", self.path)
     began = time.monotonic()
-    if self.n >= _SAY_FROM:
+    if self.n >= _LOG_FROM:
       logging.info("Building the %s order of epoch %d: %s", self.kind, self.epoch, self.path)
     numbers = shuffle.shuffled(self.n, self.shuffle_seed)
     header = json.dumps({**self._description(), "checksum": _checksum(numbers)})
@@ -161,10 +163,11 @@ class OrderFile:
           file.write(numbers[start : start + _SLICE].astype("<u4", copy=False).data)
     except OSError as error:
       raise errors.OrderError(
-          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be written:"
-          f" {error.strerror}. Set olmo_order_cache_dir to a directory with room for it, one file per epoch."
+          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be"
+          f" written: {error.strerror}. Set olmo_order_cache_dir to a directory with room for it,"
+          " one file per epoch."
       ) from error
-    if self.n >= _SAY_FROM:
+    if self.n >= _LOG_FROM:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
 
   @contextlib.contextmanager
@@ -175,14 +178,15 @@ class OrderFile:
       lock = open(self.path + ".lock", "ab")  # noqa: SIM115
     except OSError as error:
       raise errors.ConfigError(
-          f"The directory of stored orders, {self.directory}, cannot be written: {error.strerror}. Set"
-          " olmo_order_cache_dir to one that can."
+          f"The directory of stored orders, {self.directory}, cannot be written:"
+          f" {error.strerror}. Set olmo_order_cache_dir to a directory that can."
       ) from error
     with lock:
       try:
         fcntl.flock(lock, fcntl.LOCK_EX)
       except OSError as error:
-        # Some network file systems have no locks. Without one, work may be done twice, but renaming keeps it right.
+        # Some network file systems have no locks. Without one, a file may be built twice, but the
+        # rename keeps it correct.
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
           raise
       yield

@@ -1,13 +1,13 @@
-"""NumPy's shuffle, pinned: the array that `Generator(PCG64(seed)).shuffle` gives today, in any NumPy.
+"""NumPy's shuffle, pinned: what `Generator(PCG64(seed)).shuffle` does today, under any NumPy.
 
 NumPy promises the raw 64-bit outputs of PCG64 for all versions, but not what `Generator.shuffle`
 makes of them. Today's algorithm is:
 
     u32()    the low half of a raw output first, then its high half
-    for i = n-1 … 1:   j = u32() & (2**bitlength(i) - 1), drawn again until j <= i;   swap a[i], a[j]
+    for i = n-1 … 1:  j = u32() & (2**bitlength(i) - 1), drawn again until j <= i;  swap a[i], a[j]
 
-NumPy's own shuffle is used if a small array shows that it still follows this algorithm; otherwise the
-loop runs in Python.
+NumPy's own shuffle is used if a small array shows that it still follows this algorithm; otherwise
+the loop runs in Python.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def choose() -> Callable[[np.ndarray, int], None]:
   if numpy_shuffles_as_before():
     return with_numpy
   logging.warning(
-      "NumPy %s shuffles differently from the version that defined this order, so the order is built"
-      " in Python, which takes minutes for a large corpus. Install an older NumPy to build it faster.",
+      "NumPy %s shuffles differently from the version that defined this order, so the order is"
+      " built in Python, which takes minutes for a large corpus. Install an older NumPy to build it"
+      " faster.",
       np.__version__,
   )
   return with_python

@@ -1,10 +1,12 @@
-"""Orders that come from elsewhere and exist only as whole arrays: OLMo-core's, and the one MaxText documents.
+"""Orders of other systems, which exist only as whole arrays: OLMo-core's and MaxText's.
 
-`olmo_core` is what `NumpyFSLDataLoader` of OLMo-core 3 serves, bit for bit: seed and epoch are added, chunks of
-`max_target_sequence_length` stay together, and no batch crosses the end of an epoch. `maxtext` is the order of MaxText's
-`olmo_grain` documentation, which that loader serves on one host only.
+`olmo_core` is the order of `NumpyFSLDataLoader` of OLMo-core 3, bit for bit: seed and epoch are
+added, chunks of `max_target_sequence_length` stay together, and no batch crosses the end of an
+epoch. `maxtext` is the order of MaxText's `olmo_grain` documentation, which that loader serves on
+one host only.
 
-The arrays are files (see `order_files`), mapped, so an order can be pickled to workers and holds no memory in any of them.
+The arrays are mapped files (see `order_files`), so an order can be pickled to workers and takes no
+memory in any of them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class StoredOrder(base.Order):
   """A permutation per epoch, from a file that is built when it is first needed.
 
   Args:
-    cache_dir: Where the files are; the user's cache directory unless given.
+    cache_dir: Directory of the files; the user's cache directory by default.
   """
 
   def __init__(
@@ -49,13 +51,13 @@ class StoredOrder(base.Order):
     return array[places].astype(np.int64)
 
   def prepare(self, position: int) -> None:
-    """Opens the array of a position's epoch, so that workers made from here trust it without reading it through."""
+    """Opens the array of a position's epoch, so that later workers trust it without a checksum."""
     epoch = self.epochs.epoch(position)
     if epoch not in self._arrays:
       self._open(epoch)
 
   def file(self, epoch: int) -> order_files.OrderFile:
-    """The file of an epoch."""
+    """Returns the file of an epoch."""
     return order_files.OrderFile(
         kind=self.name,
         n=self.epochs.length(epoch) // self.chunk_size,
@@ -67,7 +69,8 @@ class StoredOrder(base.Order):
 
   def _open(self, epoch: int) -> np.ndarray:
     array, trusted = self.file(epoch).open(self._trusted.get(epoch))
-    # Two epochs are all that a batch and its prefetched successors touch; a plain rebinding is safe under threads.
+    # A batch and its prefetched successors touch at most two epochs. Rebinding the dict is safe
+    # under threads.
     self._arrays = {**dict(list(self._arrays.items())[-1:]), epoch: array}
     self._trusted = {**self._trusted, epoch: trusted}
     return array
@@ -85,7 +88,7 @@ class OlmoCoreOrder(StoredOrder):
 
 
 class MaxTextOrder(StoredOrder):
-  """The order that MaxText documents for `olmo_grain`; its hosts' blocks are `OlmoIndexSampler`'s to cut."""
+  """The order that MaxText documents for `olmo_grain`; `OlmoIndexSampler` cuts it into blocks."""
 
   name = "maxtext"
   foreign = True

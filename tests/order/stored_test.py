@@ -59,7 +59,8 @@ class StoredOrderTest(parameterized.TestCase):
 
   def test_the_maxtext_order_is_the_documented_one(self):
     order = self.make("maxtext", num_instances=12, seed=7)
-    # From the formula: default_rng(first 8 bytes, little endian, of sha256("olmo-shuffle:7:2")).permutation(12).
+    # The formula is default_rng(first 8 bytes, little endian, of
+    # sha256("olmo-shuffle:7:2")).permutation(12).
     np.testing.assert_array_equal(
         order.ids(2, np.arange(12)), np.random.default_rng(5869221157303042828).permutation(12)
     )
