@@ -1,13 +1,13 @@
-"""Perplexity on a corpus, label by label: how well a model predicts each token of each document, once.
+"""Perplexity on a corpus, label by label: how well a model predicts each token of each document.
 
-Documents end with EOS, as OLMo's token files have it, and are scored one by one, each on its own:
+Documents end with EOS, as in OLMo's token files, and are scored one by one, each on its own:
 
     file          5 6 7 E 8 9 E            two documents
-    rows          E 5 6 7 E                the first, behind the EOS that stands before it in training
+    rows          E 5 6 7 E                the first, after the EOS that precedes it in training
                   E 8 9 E
 
-So every token of a file is scored, its EOS and the tail behind its last whole instance included. Documents
-longer than the model's limit are scored in windows (`lmeval_requests`).
+So every token of a file is scored, including its EOS and the tail after its last whole instance.
+Documents longer than the model's limit are scored in windows (`requests`).
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _documents(
     byte = entry.data_offset + place * index.token_dtype.itemsize
     raise errors.CorpusError(
         f"Token id {tokens[place]} in {path}, byte {byte}, is outside the model's vocabulary of"
-        f" {vocab_size}: the model was trained with another tokenizer, or the file has another dtype"
-        f" than {index.dtype}."
+        f" {vocab_size}: the model was trained with another tokenizer, or the file has another"
+        f" dtype than {index.dtype}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1
   return [part for part in np.split(tokens, ends) if len(part)]

@@ -249,7 +249,7 @@ class CacheTest(absltest.TestCase):
         [
             sys.executable,
             "-c",
-            "import sys; from tests.pipelines import lmeval_model_test as m; m.kill_me_soon(sys.argv[1])",
+            "import sys; from tests.evaluation import model_test as m; m.kill_me_soon(sys.argv[1])",
             self.cache_file,
         ],
         env=distributed.child_environment(),
