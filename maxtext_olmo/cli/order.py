@@ -229,8 +229,8 @@ def _write(path: str, values: dict[str, Any], said: str) -> None:
     text = (
         f'"""Goes on where an OLMo-core run stopped.\n\n    maxtext-olmo train --config={path}\n\n'
         + "\n".join(comment)
-        + '\n"""\n\nfrom maxtext_olmo.trainers import config as config_lib\n\n\ndef get_config():\n'
-        "  config = config_lib.get_config()\n"
+        + '\n"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
+        "  config = maxtext_olmo.get_config()\n"
         + "".join(f"  config.{name} = {value!r}\n" for name, value in values.items())
         + "  return config\n"
     )

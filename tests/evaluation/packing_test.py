@@ -112,7 +112,7 @@ class LMEvalPackingTest(parameterized.TestCase):
             [
                 sys.executable,
                 "-c",
-                "from tests.pipelines import lmeval_packing_test; lmeval_packing_test.print_plan()",
+                "from tests.evaluation import packing_test; packing_test.print_plan()",
             ],
             env=distributed.child_environment({"PYTHONHASHSEED": seed}),
             capture_output=True,

@@ -53,7 +53,7 @@ class WorkersTest(absltest.TestCase):
 
   def test_workers_take_turns_in_a_script_that_parses_no_flags(self):
     code = (
-        "from tests.pipelines import workers_test\n"
+        "from tests.rows import workers_test\n"
         "elements = workers_test._opened()\n"
         "found = [next(elements) for _ in range(6)]\n"
         "elements.close()\n"
@@ -63,7 +63,7 @@ class WorkersTest(absltest.TestCase):
     self.assertEqual(done.stdout, "[0, 1, 2, 3, 4, 5] 2\n", done.stderr)
 
   def test_workers_end_when_their_trainer_is_killed(self):
-    code = "from tests.pipelines import workers_test; workers_test.run_until_killed()"
+    code = "from tests.rows import workers_test; workers_test.run_until_killed()"
     trainer = subprocess.Popen(
         [sys.executable, "-c", code],
         env=distributed.child_environment(),
