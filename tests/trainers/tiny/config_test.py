@@ -11,7 +11,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.loader import options
 from maxtext_olmo.trainers.tiny import config as config_lib
 
-_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+_CONFIGS = pathlib.Path(__file__).resolve().parents[3] / "configs"
 
 
 class ConfigTest(parameterized.TestCase):
