@@ -1,11 +1,12 @@
-"""MaxText's config, with this package's keys in it, and what the data pipeline has to know of it.
+"""MaxText's config with this package's keys, and what the data pipeline needs to know of it.
 
-MaxText refuses keys that its config class does not have, so the class that it builds its config from gets ours too. And a
-few of its values mean something to its trainer that a data pipeline cannot see in them:
+MaxText refuses keys that its config class does not have, so the class that it builds its config
+from gets ours too. A few of its values have a meaning to its trainer that a data pipeline cannot
+see:
 
-  batch ramp-up                  the rows of each step, counted by MaxText's own `RampupBatchManager`: a batch schedule
-  expansion_factor_real_data < 1 fewer rows are loaded than `global_batch_size_to_train_on` says, and trained on
-  Tunix's checkpoints            label N was saved after N updates, where MaxText's own was saved after N + 1
+  batch ramp-up                  the batch schedule that MaxText's own `RampupBatchManager` counts
+  expansion_factor_real_data < 1 fewer rows are loaded than `global_batch_size_to_train_on`
+  Tunix's checkpoints            label N is saved after N updates, MaxText's own after N + 1
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from maxtext_olmo.loader import resume
 
 
 def extended_config_class(base: type) -> type:
-  """MaxText's pydantic config class with the data keys that it lacks, as they are documented in `options.KEYS`."""
+  """Returns MaxText's pydantic config class with the keys of `options.KEYS` that it lacks."""
   import pydantic
 
   fields: dict[str, Any] = {}
@@ -69,7 +70,8 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
   while active:
     active = manager.update()
     step += 1
-    # Past the ramp-up the trainer takes whole batches, which gradient accumulation makes larger than the manager's end.
+    # After the ramp-up the trainer takes whole batches, which gradient accumulation makes larger
+    # than the manager's last.
     rows = manager.global_batch_size_current if active else config.global_batch_size_to_train_on
     if rows != stages[-1][1]:
       stages.append((step, rows))
@@ -77,7 +79,7 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _tunix_batches(config: Any) -> int:
-  """Batches that a run of Tunix's trainer (SFT, DPO) has taken, by its latest checkpoint; -1 where it has none."""
+  """Returns the batches that Tunix's trainer has taken, by its latest checkpoint, or -1."""
   if not (config.enable_checkpointing and config.checkpoint_dir):
     return -1
   label = resume.latest_committed_step(config.checkpoint_dir)

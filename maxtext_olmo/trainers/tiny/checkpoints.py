@@ -178,7 +178,7 @@ def _numbered(directory: epath.Path) -> list[epath.Path]:
 
 
 def _check_shared(directory: epath.Path) -> None:
-  """Raises on all processes where they do not see one directory: the first save would wait for ever."""
+  """Raises on all processes if they do not share a directory: the first save would wait forever."""
   if jax.process_count() == 1:
     return
 
@@ -193,8 +193,8 @@ def _check_shared(directory: epath.Path) -> None:
   def look() -> None:
     if not (directory / name).exists():
       raise errors.ConfigError(
-          f"checkpoint_dir={directory} of process {jax.process_index()} is not the directory that process 0 writes to."
-          " Give all processes one shared directory."
+          f"checkpoint_dir={directory} of process {jax.process_index()} is not the directory that"
+          " process 0 writes to. Give all processes one shared directory."
       )
 
   try:

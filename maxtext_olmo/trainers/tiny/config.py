@@ -46,12 +46,20 @@ KEYS: tuple[Key, ...] = (
     Key("mesh_shape", (-1, 1), "Devices along each axis; one may be -1: all that are left."),
     Key("checkpoint_period", 100, "Save after every so many steps, and at the end."),
     Key("max_checkpoints", 3, "Checkpoints kept; 0: all."),
-    Key("async_checkpointing", True, "Write checkpoints while training goes on."),
-    Key("log_interval", 10, "A line of metrics every so many steps."),
+    Key("async_checkpointing", True, "Write checkpoints while training continues."),
+    Key("log_interval", 10, "Steps between two lines of metrics."),
     Key("eval_steps", 0, "Batches per evaluation; 0: all of them."),
-    Key("eval_tasks", "", "Harness tasks to evaluate on every eval_interval steps: names or YAML files, by comma."),
-    Key("eval_task_dir", "", "Where task files of your own are."),
-    Key("eval_tokenizer", "bytes", "Of the tasks: `bytes`, a tokenizer.json or its directory, or a name on the Hub."),
+    Key(
+        "eval_tasks",
+        "",
+        "Harness tasks to evaluate on every eval_interval steps: names or YAML files, by comma.",
+    ),
+    Key("eval_task_dir", "", "Directory of your own task files."),
+    Key(
+        "eval_tokenizer",
+        "bytes",
+        "Of the tasks: `bytes`, a tokenizer.json or its directory, or a name on the Hub.",
+    ),
     Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as for training."),
     Key("eval_limit", 0, "Documents of each task. 0: all of them."),
     Key("metrics_file", "", "Write every step's metrics here, as JSON lines, at full precision."),
@@ -113,8 +121,9 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     )  # a file that could not be loaded shows only now
     if missing:
       raise errors.ConfigError(
-          f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Begin it with `config ="
-          " maxtext_olmo.get_config()`, which has them all, and change what should differ."
+          f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Begin it with"
+          " `config = maxtext_olmo.get_config()`, which has them all, and change what should"
+          " differ."
       )
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
@@ -157,7 +166,8 @@ def validate(config: ConfigDict) -> None:
   check(config.dtype in DTYPES, f"dtype={config.dtype!r} must be one of {', '.join(DTYPES)}.")
   check(
       not config.eval_tasks or config.eval_interval > 0,
-      f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps from one evaluation to the next.",
+      f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps from one evaluation to the"
+      " next.",
   )
   _check_mesh(config, check)
   _check_processes(config, check)

@@ -1,4 +1,4 @@
-"""Tests of what MaxText's config means to the data: its keys, ramp-up, accumulation, expansion, padding."""
+"""Tests of what MaxText's config means to the data: keys, ramp-up, accumulation, expansion."""
 
 import collections
 import pathlib
@@ -9,6 +9,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.trainers.maxtext import runs
+
+STARTS_PROCESSES = True
 
 _RAMP_UP = (
     "enable_rampup_batch_size=true",
