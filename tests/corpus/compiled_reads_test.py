@@ -12,6 +12,8 @@ from maxtext_olmo.corpus.storage import local as local_storage
 from maxtext_olmo.errors import CorpusError
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 
 class CompiledReadsTest(absltest.TestCase):
 

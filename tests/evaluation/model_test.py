@@ -20,6 +20,8 @@ from tests.evaluation import reference
 from tests.evaluation.requests_test import HAS_HARNESS
 from tests.evaluation.requests_test import needs_harness
 
+STARTS_PROCESSES = True
+
 _MAX_LENGTH = 64
 _TASKS = ("colours", "texts", "say_colour")
 _TOLERANCE = 1e-4

@@ -16,6 +16,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _WORDS = ["<|endoftext|>", "<s>", "[UNK]", "the", "cat", "sat", " "]
 
 

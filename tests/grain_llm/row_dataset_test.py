@@ -14,6 +14,8 @@ from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import rows as rows_lib
 from tests import workers as workers_lib
 
+STARTS_PROCESSES = True
+
 E = 99
 
 

@@ -17,6 +17,8 @@ from tests import corpora
 from tests import distributed
 from tests.loader import orbax_cases
 
+STARTS_PROCESSES = True
+
 
 class OrbaxStateTest(absltest.TestCase):
 

@@ -18,6 +18,8 @@ from maxtext_olmo.order import order_files
 from maxtext_olmo.order import shuffle
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 
 def _python(code, *args):
   return subprocess.Popen(

@@ -14,6 +14,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.order import shuffle
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "fsl_permutations.json"
 _WAYS = {
     "numpy": shuffle.with_numpy,

@@ -12,6 +12,8 @@ from absl.testing import parameterized
 from maxtext_olmo.rows import ahead
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _FAILS_IN_THE_MIDDLE = """
 import jax
 import numpy as np

@@ -15,6 +15,8 @@ from maxtext_olmo.rows import crew
 from maxtext_olmo.rows import inspection
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _LENGTH = 100
 _ROWS = 200
 

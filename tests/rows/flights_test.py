@@ -13,6 +13,8 @@ from absl.testing import absltest
 
 from maxtext_olmo.rows import flights
 
+STARTS_PROCESSES = True
+
 
 class FlightsTest(absltest.TestCase):
 

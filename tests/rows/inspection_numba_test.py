@@ -16,6 +16,8 @@ from maxtext_olmo.rows import repetition
 from tests import distributed
 from tests.rows import repetition_test
 
+STARTS_PROCESSES = True
+
 _HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 # A batch of which every third row is rejected, enough to have the search compiled.

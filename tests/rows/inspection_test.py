@@ -17,6 +17,8 @@ from maxtext_olmo.rows import inspection
 from maxtext_olmo.rows import repetition
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _HAS_NUMBA = importlib.util.find_spec("numba") is not None
 _LENGTH = 300
 

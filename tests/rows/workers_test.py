@@ -13,6 +13,8 @@ from absl.testing import absltest
 from maxtext_olmo.rows import workers
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 
 def _element(i):
   return {"i": np.array(i), "pid": np.array(os.getpid()), "large": np.zeros(1 << 18)}

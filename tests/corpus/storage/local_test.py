@@ -20,6 +20,8 @@ from maxtext_olmo.corpus.storage import local as storage_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
+STARTS_PROCESSES = True
+
 
 def _open_files_below(directory: pathlib.Path) -> int:
   count = 0
