@@ -17,8 +17,8 @@ def add_parser(subparsers: Any) -> None:
       "picture",
       help="draw packed rows as an SVG file",
       description=(
-          "Packs documents of lognormal lengths in every way and draws the rows: a colour is a document, grey is"
-          " padding, a white line is where a document begins."
+          "Packs documents of lognormal lengths in every way and draws the rows: a colour is a"
+          " document, grey is padding, a white line is where a document begins."
       ),
   )
   parser.add_argument("--output", required=True, metavar="FILE", help="the SVG file (required)")
@@ -110,9 +110,11 @@ def draw(documents: int, length: int) -> str:
   )
   return "\n".join(
       [
-          f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+          f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+          ' font-family="sans-serif">',
           f'<rect width="{width}" height="{height}" fill="white"/>',
-          f'<text x="{_MARGIN}" y="24" font-size="16" font-weight="bold" fill="#222222">{title}</text>',
+          f'<text x="{_MARGIN}" y="24" font-size="16" font-weight="bold"'
+          f' fill="#222222">{title}</text>',
           *body,
           "</svg>\n",
       ]
@@ -132,7 +134,8 @@ def _draw_panel(panel: Panel, x: int, y: int, length: int) -> list[str]:
       # The gap between documents is the white of the page.
       shown = max(0.4, wide - (0.8 if row[start] else 0))
       lines.append(
-          f'<rect x="{x + left:.1f}" y="{y}" width="{shown:.1f}" height="{_ROW_HEIGHT}" fill="{_colour(row[start])}"/>'
+          f'<rect x="{x + left:.1f}" y="{y}" width="{shown:.1f}" height="{_ROW_HEIGHT}"'
+          f' fill="{_colour(row[start])}"/>'
       )
       start = end
     y += _ROW_HEIGHT + _GAP

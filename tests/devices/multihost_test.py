@@ -17,6 +17,8 @@ from maxtext_olmo.devices import multihost
 from tests import distributed
 from tests.devices import multihost_cases as cases
 
+STARTS_PROCESSES = True
+
 CASES = "tests.devices.multihost_cases:"
 
 

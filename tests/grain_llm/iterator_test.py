@@ -13,6 +13,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from tests import workers as workers_lib
 
+STARTS_PROCESSES = True
+
 E = 99
 STEPS = 60
 _KINDS = (

@@ -28,6 +28,8 @@ from maxtext_olmo.rows import packing
 from tests import corpora
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 E = 99
 L = 16
 

@@ -14,6 +14,8 @@ from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.order import schedule as schedule_lib
 from tests import workers as workers_lib
 
+STARTS_PROCESSES = True
+
 E = 99
 
 

@@ -22,6 +22,8 @@ from tests import distributed
 from tests.loader import checkpoint_cases
 from tests.loader import orbax_cases
 
+STARTS_PROCESSES = True
+
 
 class EveryIteratorTest(parameterized.TestCase):
 

@@ -18,6 +18,8 @@ from maxtext_olmo.trainers import launch
 from tests import distributed
 from tests.trainers.tiny import train_cases as cases
 
+STARTS_PROCESSES = True
+
 
 def _flags(**changes: object) -> list[str]:
   return [f"--config.{name}={value}" for name, value in cases.make_config(**changes).items()]

@@ -22,6 +22,8 @@ from tests import corpora
 from tests import distributed
 from tests.trainers.tiny import train_cases as cases
 
+STARTS_PROCESSES = True
+
 _CACHE = ""
 
 
