@@ -1,11 +1,13 @@
 """Reads ahead: many reads in flight, where the storage takes long to answer.
 
-Reads from the page cache take microseconds, and the thread that makes a batch does them itself. A storage that answers after
-milliseconds is as fast as the number of reads in flight. Which parts coming steps need is known, so their reads are started too:
+Reads from the page cache take microseconds, and the thread that makes a batch does them itself. A
+storage that answers after milliseconds is as fast as the number of reads in flight. Which parts
+coming steps need is known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
-A storage that wants concurrency gets it from the first step, a local file system once two batches were slow.
+A storage that wants concurrency gets it from the first step, a local file system once two batches
+were slow.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class ReadAhead:
     self._pool: concurrent.futures.ThreadPoolExecutor | None = None
 
   def take(self, step: int) -> np.ndarray:
-    """Returns the array of a step once its parts have been read; starts the reads of coming steps."""
+    """Returns the array of a step once it has been read; starts the reads of coming steps."""
     with self._lock:
       self._recent.append(step)
       batch = self._pending.pop(step, None) or self._start(step)
@@ -105,13 +107,16 @@ class ReadAhead:
     return PendingBatch(parts, out, reads)
 
   def _stride(self) -> int:
-    """Returns how far apart the steps are that are asked for: a worker process makes every n-th one."""
+    """Returns how far apart the steps asked for are: a worker process makes every n-th one."""
     recent = sorted(set(self._recent))
     return min((b - a for a, b in itertools.pairwise(recent)), default=1)
 
 
 class SlowReads:
-  """Judges whether reads wait for a device: two batches in a row that took long, and waited for most of their parts."""
+  """Judges whether reads wait for a device.
+
+  They do where two batches in a row took long, and waited for most of their parts.
+  """
 
   def __init__(self) -> None:
     self._slow_batches = 0

@@ -1,4 +1,4 @@
-"""Batches of rows at positions: the rows of step k are those from `schedule.start(k)` on, whoever asks, as in `steps`."""
+"""Batches of rows at positions: the rows of step k are those from `schedule.start(k)` on."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from maxtext_olmo.rows.rows import Rows
 
 
 class RowStepDataset(grain.MapDataset[Rows]):
-  """Step → this host's rows of the batch; {} at and past an end that was not known when it was asked for.
+  """Step → this host's rows of the batch; {} at and past an end that was not known before.
 
   Args:
     source: Where rows come from.
     schedule: Where each step starts and how many rows it takes.
-    rows: For each batch size, the rows of the batch that this host holds; past the size, they are padding.
+    rows: For each batch size, the rows of the batch that this host holds; past the size, they are
+      padding.
     length: Tokens of a row.
     first_step: The step that element 0 is.
-    num_steps: Steps to the end, counted from step 0, where that is agreed; else the source's end decides.
-    drop_remainder: Whether a last batch that is not full is left out; else it is filled up with padding.
+    num_steps: Steps to the end, counted from step 0, where that is agreed; else the source's end
+      decides.
+    drop_remainder: Whether a last batch that is not full is left out; else it is filled up with
+      padding.
     with_cost: Whether `cost` is there too, as `steps.StepDataset` has it.
   """
 

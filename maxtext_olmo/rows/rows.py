@@ -1,7 +1,7 @@
 """Rows at positions: the random-access side of the language-model pipelines.
 
-A row source gives the six arrays of any rows at once, by position, and knows how many there are (`row_steps` makes
-batches of them):
+A row source gives the six arrays of any rows at once, by position, and knows how many there are
+(`row_steps` makes batches of them):
 
     records   one row per document, padded                 MapRows
     plan      documents packed by a plan                   PlannedRows
@@ -28,7 +28,7 @@ Rows = dict[str, np.ndarray]
 
 @dataclasses.dataclass
 class Cost:
-  """What rows took: seconds to find out what lies in them, and to read it; bytes read, and reads."""
+  """What rows took: seconds to find what lies in them, and to read it; bytes read, and reads."""
 
   order_seconds: float = 0.0
   read_seconds: float = 0.0
@@ -61,7 +61,7 @@ class RowSource(Protocol):
     """Begins to count, in the background, what a resume near a position would have to count."""
 
   def settle(self, limit: int) -> bool:
-    """Counts the rows now where that takes no more than packing so many documents; whether they are known."""
+    """Counts the rows if packing that many documents suffices; whether they are known."""
 
   def close(self) -> None:
     """Ends what runs in the background."""
@@ -69,7 +69,7 @@ class RowSource(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-  """How inputs and targets are set against each other; `left` moves targets, `right` inputs, None neither."""
+  """How inputs and targets are offset; `left` moves targets, `right` inputs, None neither."""
 
   direction: str | None = "left"
   eod_token_id: int = 0
@@ -128,11 +128,11 @@ class PartSource(Protocol):
   def read_parts(
       self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
   ) -> int:
-    """Reads tokens [start, start + length) of each document into its array; how many bytes these were."""
+    """Reads tokens [start, start + length) of each document into its array; returns the bytes."""
 
 
 class RecordParts:
-  """Parts of the records of a random-access dataset, whose lengths are found by reading each of them once."""
+  """Parts of the records of a random-access dataset; each is read once to find its length."""
 
   def __init__(self, dataset: grain.MapDataset):
     self._dataset = dataset
@@ -272,12 +272,13 @@ class PlannedRows:
 
 
 class MixedRows:
-  """Rows of several sources, interleaved by weight; the position in each follows from the position in the mix.
+  """Rows of several sources, interleaved by weight; a position in each follows from the mix's.
 
   Args:
     sources: The members.
     weights: Their shares.
-    repeat: Whether a member that ends starts again, until each has come to its end once; else the first end is the mix's.
+    repeat: Whether a member that ends starts again, until each has come to its end once; else the
+      first end is the mix's.
   """
 
   def __init__(self, sources: Sequence[RowSource], weights: Sequence[Any], *, repeat: bool = False):

@@ -1,7 +1,7 @@
 """The step dataset: element k is this host's share of global batch k.
 
-A Grain element here is a whole batch, not a record, so its content cannot depend on how many workers or threads make
-batches, and reading it is one call:
+A Grain element here is a whole batch, not a record, so its content cannot depend on how many
+workers or threads make batches, and reading it is one call:
 
     schedule   step 5 starts at position 40 and takes 8 samples
     rows       this host holds rows 4..7 of the global batch             → positions 44..47
@@ -9,11 +9,12 @@ batches, and reading it is one call:
     source     the parts of these rows, for a block of steps at once
     reader     the parts of this step, into one (4, L) array whose memory is used again
 
-Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row source. An element is a
-compact batch (see `batch`).
+Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
+source. An element is a compact batch (see `batch`).
 
-Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of the stream are padding: zero
-everywhere, so no loss is taken on them. Where a stream's end is not known yet, elements past it are empty dicts.
+Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of
+the stream are padding: zero everywhere, so no loss is taken on them. Where a stream's end is not
+known yet, elements past it are empty dicts.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ from maxtext_olmo.rows import row_stream
 from maxtext_olmo.rows import segments as segments_lib
 
 _INT32_VOCABULARY = 2**31
-# Rows whose parts are found at once, on this host and in the global batches: an order costs much the same for 64 places
-# as for a thousand, and a packing plan works through all rows of a global batch.
+# Rows whose parts are found at once, on this host and in the global batches: an order costs much
+# the same for 64 places as for a thousand, and a packing plan works through all rows of a global
+# batch.
 _BLOCK_ROWS = 2048
 _BLOCK_GLOBAL_ROWS = 8192
 
@@ -238,7 +240,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     block = self._blocks.get(number)
     if block is None:
       block = self._make_block(number)
-      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no lock.
+      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no
+      # lock.
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
     return block.step(place)
 
@@ -312,8 +315,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     where = self._reader.where(int(parts.source[part]), token)
     held = self._rows[self._schedule.size(step)]
     raise errors.CorpusError(
-        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is outside"
-        f" the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the corpus)."
+        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is"
+        f" outside the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the"
+        " corpus)."
         " Either vocab_size is wrong, or the file has another dtype than"
         f" {self._reader.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
     )
