@@ -83,22 +83,22 @@ format: $(VENV)/.installed-lint ## Format the code.
 	$(BIN)/ruff check --fix --quiet maxtext_olmo tests configs
 	$(BIN)/pyink --quiet maxtext_olmo tests configs
 
-bench: $(VENV)/.installed ## Throughput beside the copy limit and other loaders, start-up, growth, slow disks: 12 minutes.
-	$(BIN)/python -m maxtext_olmo bench throughput --output bench-run
+bench: $(VENV)/.installed ## Throughput compared with yardsticks and other loaders, bytes sent, waits: about 8 minutes.
+	$(BIN)/python tests/benchmarks/throughput.py
 
 bench-peers: $(PEERS)/.installed-bench $(MAXTEXT_VENV)/.installed ## Install the loaders that `make bench` compares with.
 
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
-	$(BIN)/python -m maxtext_olmo bench startup
+	$(BIN)/python tests/benchmarks/startup.py
 
 bench-order: $(VENV)/.installed ## Time to the first id, ids per second and memory of each order.
-	$(BIN)/python -m maxtext_olmo bench order
+	$(BIN)/python tests/benchmarks/order.py
 
-bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents, side by side.
-	$(BIN)/python -m maxtext_olmo bench packing
+bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents.
+	$(BIN)/python tests/benchmarks/packing.py
 
-bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation: unsorted, sorted per host, sorted globally, packed.
-	$(BIN)/python -m maxtext_olmo bench lmeval
+bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation batches.
+	$(BIN)/python tests/benchmarks/lmeval.py
 
 clean: ## Remove the virtual environments and caches.
 	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

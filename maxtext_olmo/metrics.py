@@ -37,7 +37,17 @@ class Metrics:
   _long_waits: int = 0
   _warned: bool = False
 
-  def made(self, *, order_seconds: float, read_seconds: float, filter_seconds: float, bytes_read: float, reads: float, bytes_to_device: int, transfer_seconds: float) -> None:
+  def made(
+      self,
+      *,
+      order_seconds: float,
+      read_seconds: float,
+      filter_seconds: float,
+      bytes_read: float,
+      reads: float,
+      bytes_to_device: int,
+      transfer_seconds: float,
+  ) -> None:
     """Counts a batch that was made and sent."""
     self.order_seconds += order_seconds
     self.read_seconds += read_seconds
@@ -47,13 +57,12 @@ class Metrics:
     self.bytes_to_device += bytes_to_device
     self.transfer_seconds += transfer_seconds
 
-  def served(self, step: int, asked_at: float, queue_depth: int) -> None:
+  def served(self, step: int, asked_at: float) -> None:
     """Counts a batch that the trainer got, and speaks if it had to wait for too long."""
     now = time.perf_counter()
     wait = now - asked_at
     self.batches += 1
     self.wait_seconds += wait
-    self.queue_depth = queue_depth
     if self._returned_at is not None and not self._warned and self.batches > _SETTLING_STEPS:
       step_seconds = asked_at - self._returned_at
       long = wait > max(step_seconds, _NOTICEABLE_SECONDS)

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
   from maxtext_olmo.corpus import documents as documents_lib
   from maxtext_olmo.corpus import index_builder as index_lib
+  from maxtext_olmo.corpus.storage import LocalStorage
   from maxtext_olmo.errors import CorpusError
 
   index = index_lib.load_index(args.index)
@@ -64,6 +65,6 @@ def run(args: argparse.Namespace) -> int:
       f"{count:,} documents, {documents.num_tokens:,} tokens; half of them have up to {middle:,.0f} tokens, 99 % up to"
       f" {long:,.0f}.\n"
       + (f"{by_csv} of {documents.num_files} files by dolma's boundary files.\n" if by_csv else "")
-      + f"{path} {'is whole' if args.verify else 'is written'}: {os.path.getsize(path):,} bytes."
+      + f"{path} {'is whole' if args.verify else 'is written'}: {LocalStorage().size(path):,} bytes."
   )
   return 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,7 +117,7 @@ class BatchLayout:
     """The sharding of what there is one of per row."""
     return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*self.spec[:1]))
 
-  @property
+  @functools.cached_property
   def splits_rows(self) -> bool:
     """Whether the tokens of a row lie on several devices."""
     columns = next(iter(self._slices.values()))[1] if self._slices else slice(0, self.length)
@@ -141,14 +142,17 @@ class BatchLayout:
   def shards(self, array: jax.Array) -> list[jax.Array]:
     """Each device's part of an array that was sent."""
     if array.is_fully_replicated:
-      return [shard.data for shard in array.addressable_shards]
-    return [array.addressable_data(i) for i in range(len(self._slices))]
+      return list(map(operator.attrgetter("data"), array.addressable_shards))
+    return list(map(array.addressable_data, range(len(self._slices))))
 
   def join(self, parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
     """Global arrays from each device's part of them, in the order of `shards`."""
     shape = (self.batch, self.length)
-    make = jax.make_array_from_single_device_arrays
-    return {name: make(shape, self.sharding, [part[name] for part in parts]) for name in parts[0]}
+    joined: dict[str, jax.Array] = {}
+    for name in parts[0]:
+      arrays = list(map(operator.itemgetter(name), parts))
+      joined[name] = jax.make_array_from_single_device_arrays(shape, self.sharding, arrays)
+    return joined
 
   def place(self, local: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """Global arrays from this process's rows of them."""

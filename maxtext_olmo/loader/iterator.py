@@ -70,19 +70,24 @@ class _Sender:
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
 
+  def __post_init__(self):
+    self.look_ahead = getattr(self.start.stream, "look_ahead", None)
+    self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
+
   def send(self, number: int) -> _Sent:
     local = next(self.batches)
     began = time.perf_counter()
-    step, schedule, stream, _ = self.start
+    step, schedule = self.start.step, self.start.schedule
     step += number
-    expander = self.expanders[schedule.size(step)]
+    expander = self.only_expander or self.expanders[schedule.size(step)]
     placed = expander.place(local)
     self.metrics.made(
         **dict(zip(batch_lib.COST, local["cost"].tolist())),
         bytes_to_device=placed.bytes_crossed,
         transfer_seconds=time.perf_counter() - began,
     )
-    stream.look_ahead(schedule.position(step + 1))
+    if self.look_ahead is not None:
+      self.look_ahead(schedule.position(step + 1))
     return functools.partial(expander.finish, placed)
 
 
@@ -166,23 +171,24 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       # or the error again.
       self._stop()
       raise
-    self._metrics.served(self._step, asked_at, self._sent.ready)  # type: ignore[union-attr]
+    self._metrics.served(self._step, asked_at)
     self._step += 1
     return batch
 
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds of waiting, order, reads, filter, transfer; bytes; reads."""
-    return self._metrics.snapshot()
+    ready = 0 if self._sent is None else self._sent.ready
+    return {**self._metrics.snapshot(), "queue_depth": ready}
 
   def __len__(self) -> int:
     """Returns the steps from this iterator's beginning to the stream's end; TypeError if none."""
     stream = self._start.stream
-    if stream.num_positions is None and stream.num_epochs is not None:
+    if stream.endless:
+      raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
+    if stream.num_positions is None:
       stream.look_ahead(self.position)
     if stream.num_positions is not None:
       return len(self._make_dataset(self._beginning))
-    if stream.num_epochs is None:
-      raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
     raise TypeError(
         "The packing plan is still being counted, so the length is not known yet; ask again later."
     )

@@ -24,6 +24,8 @@ import numpy as np
 
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
 
 _MAGIC = b"OLMOSEEN"
 _FORMAT = 1
@@ -31,7 +33,6 @@ _HEADER = struct.Struct("<8sQQQ32s32s32x")
 _WORD = 64
 _WORDS_PER_BLOCK = 64
 _BLOCK = _WORD * _WORDS_PER_BLOCK
-_PIECE = 1 << 24
 
 
 def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerprint: str) -> None:
@@ -70,32 +71,43 @@ class Consumed:
     path: Of the file.
     fingerprint: Of the corpus that it must be of.
     num_instances: Of that corpus.
+    storage: Where the file is checked through; local files unless given.
   """
 
-  def __init__(self, path: str | os.PathLike[str], *, fingerprint: str, num_instances: int):
+  def __init__(
+      self,
+      path: str | os.PathLike[str],
+      *,
+      fingerprint: str,
+      num_instances: int,
+      storage: Storage | None = None,
+  ):
     self._path = os.fspath(path)
-    with open(self._path, "rb") as file:
-      header = file.read(_HEADER.size)
-      if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        raise errors.CorpusError(
-            f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext migrate` writes."
-        )
-      _, version, count, remaining, digest, corpus = _HEADER.unpack(header)
-      if version != _FORMAT:
-        raise errors.CorpusError(
-            f"{self._path} has format {version}; this version reads format {_FORMAT}."
-        )
-      if corpus != _sha256(fingerprint) or count != num_instances:
-        raise errors.CorpusError(
-            f"{self._path} is the bitmap of another corpus: it has {count} instances, this index has {num_instances} and"
-            f" the fingerprint {fingerprint}. Set olmo_consumed_path to the file made for this index, or migrate again."
-        )
-      found = hashlib.sha256()
-      while piece := file.read(_PIECE):
-        found.update(piece)
+    storage = LocalStorage() if storage is None else storage
+    header = storage.read(self._path, 0, min(storage.size(self._path), _HEADER.size))
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+      raise errors.CorpusError(
+          f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext migrate`"
+          " writes."
+      )
+    _, version, count, remaining, digest, corpus = _HEADER.unpack(header)
+    if version != _FORMAT:
+      raise errors.CorpusError(
+          f"{self._path} has format {version}; this version reads format {_FORMAT}."
+      )
+    if corpus != _sha256(fingerprint) or count != num_instances:
+      raise errors.CorpusError(
+          f"{self._path} is the bitmap of another corpus: it has {count} instances, this index has"
+          f" {num_instances} and the fingerprint {fingerprint}. Set olmo_consumed_path to the file"
+          " made for this index, or migrate again."
+      )
+    found = hashlib.sha256()
+    for piece in storage.pieces(self._path, _HEADER.size):
+      found.update(piece)
     if found.digest() != digest:
       raise errors.CorpusError(
-          f"{self._path} is damaged: its SHA-256 is {found.hexdigest()}, recorded is {digest.hex()}. Migrate again."
+          f"{self._path} is damaged: its SHA-256 is {found.hexdigest()}, recorded is"
+          f" {digest.hex()}. Migrate again."
       )
     self.num_instances: int = count
     self.num_remaining: int = remaining
@@ -103,6 +115,7 @@ class Consumed:
     self._map()
 
   def _map(self) -> None:
+    # Mapped, not read through the storage: a lookup touches one block of a file that may be large.
     words = -(-self.num_instances // _WORD)
     blocks = -(-words // _WORDS_PER_BLOCK)
     self._words = np.memmap(self._path, "<u8", "r", _HEADER.size, (words,))

@@ -28,6 +28,8 @@ import functools
 import math
 from collections.abc import Iterable
 
+import numpy as np
+
 from maxtext_olmo import errors
 from maxtext_olmo.order import epochs as epochs_lib
 
@@ -153,6 +155,23 @@ class BatchSchedule:
     ]
     return run.first_from(position - run.size + 1)
 
+  def block(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the starts and the sizes of some consecutive steps."""
+    steps = np.arange(first, first + count)
+    starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
+    step = first
+    while step < first + count:
+      run = self._run_of_step(step)
+      number = self._runs.index(run) + 1
+      end = first + count
+      if number < len(self._runs):
+        end = min(end, self._runs[number].first_step)
+      here = slice(step - first, end - first)
+      starts[here] = run.starts(steps[here])
+      sizes[here] = run.size
+      step = end
+    return starts, sizes
+
   def anchored(self, step: int, position: int) -> BatchSchedule:
     """The schedule that goes on with `step` at `position`; the same one where they agree already."""
     if step >= self.anchor_step and self.position(step) == position:
@@ -226,6 +245,13 @@ class _Run:
   @property
   def _in_first_epoch(self) -> int:
     return (self.epoch_start + self.epoch_length - self.first_start) // self.size
+
+  def starts(self, steps: np.ndarray) -> np.ndarray:
+    counts = steps - self.first_step
+    epochs, batches = np.divmod(counts - self._in_first_epoch, self.epoch_length // self.size)
+    later = self.epoch_start + (epochs + 1) * self.epoch_length + batches * self.size
+    first = self.first_start + counts * self.size
+    return np.where(counts < self._in_first_epoch, first, later)
 
   def start(self, step: int) -> int:
     count = step - self.first_step

@@ -47,6 +47,11 @@ class Stream:
   history: tuple[Extent, ...] = ()
 
   @property
+  def endless(self) -> bool:
+    """Whether there is no end."""
+    return self.num_epochs is None
+
+  @property
   def num_positions(self) -> int | None:
     """The number of samples until the end, or None."""
     return None if self.num_epochs is None else self.order.epochs.start(self.num_epochs)
@@ -61,9 +66,6 @@ class Stream:
     if epochs == self.order.epochs:
       return dataclasses.replace(self, history=tuple(history))
     return dataclasses.replace(self, order=self.order.with_epochs(epochs), history=tuple(history))
-
-  def look_ahead(self, position: int) -> None:
-    """Does nothing: the order of the next epoch is made when it is needed."""
 
   @property
   def drops_tails(self) -> bool:

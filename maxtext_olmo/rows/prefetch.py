@@ -11,12 +11,12 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
+import functools
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import grain
 from absl import flags
@@ -55,8 +55,9 @@ class Prefetcher(Generic[T]):
       self._pool = concurrent.futures.ThreadPoolExecutor(
           min(threads, ahead), "olmo-prefetch", use_batch_scheduling
       )
-      for _ in range(ahead):
-        self._submit()
+      for number in range(first, first + ahead):
+        self._results.append(self._pool.submit(make, number))
+      self._next += ahead
 
   def take(self) -> T:
     """Returns the next result; raises what `make` raised."""
@@ -67,10 +68,11 @@ class Prefetcher(Generic[T]):
         self._next += 1
         return self._make(self._next - 1)
       result = self._results.popleft().result()
+      self._results.append(self._pool.submit(self._make, self._next))
     except BaseException as error:
       self._error = error
       raise
-    self._submit()
+    self._next += 1
     return result
 
   @property
@@ -84,10 +86,6 @@ class Prefetcher(Generic[T]):
     if self._pool is not None:
       self._pool.shutdown(cancel_futures=True)
       self._results.clear()
-
-  def _submit(self) -> None:
-    self._results.append(self._pool.submit(self._make, self._next))  # type: ignore[union-attr]
-    self._next += 1
 
 
 def use_batch_scheduling() -> None:
@@ -143,7 +141,8 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
   def __next__(self) -> Any:
     self._assert_not_closed()
-    self.start_prefetch()
+    if self._take is None:
+      self.start_prefetch()
     while True:
       element = self._take().value  # type: ignore[misc]
       if isinstance(element, dict) and not element:
@@ -156,15 +155,16 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     """Starts to prepare elements, so that the first one is there when it is asked for."""
     if self._take is not None:
       return
-    elements = _From(self._dataset, self._taken)
     if self._workers:
+      elements = _From(self._dataset, self._taken)
       single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
       made = elements.to_iter_dataset(single)
       opened = iter(in_workers(made, workers=self._workers, ahead=self._ahead))
       opened.start_prefetch()
       self._take, self._close = opened.__next__, opened.close
     else:
-      prefetcher = Prefetcher(elements.element, self._ahead, self._threads)
+      make = functools.partial(_element, self._dataset, len(self._dataset))
+      prefetcher = Prefetcher(make, self._ahead, self._threads, self._taken)
       self._take, self._close = prefetcher.take, prefetcher.close
 
   def get_state(self) -> dict[str, Any]:
@@ -189,8 +189,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._take = self._close = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Wrapped:
+class _Wrapped(NamedTuple):
   """An element that Grain does not look into.
 
   One that is None it would skip, and lose count. Arrays of a worker it would put into shared
@@ -216,11 +215,12 @@ class _From(grain.MapDataset[_Wrapped]):
       return self.slice(index)
     return _Wrapped(self._parent[self._first + index])
 
-  def element(self, index: int) -> _Wrapped:
-    """Returns an element; StopIteration past the end."""
-    if index >= len(self):
-      raise StopIteration
-    return _Wrapped(self._parent[self._first + index])
+
+def _element(dataset: grain.MapDataset, length: int, index: int) -> _Wrapped:
+  """Returns an element; StopIteration past the end."""
+  if index >= length:
+    raise StopIteration
+  return _Wrapped(dataset[index])
 
 
 def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain.IterDataset:

@@ -25,6 +25,10 @@ class RowStream(Protocol):
   """Position → (epoch, row)."""
 
   @property
+  def endless(self) -> bool:
+    """Whether there is no end."""
+
+  @property
   def num_positions(self) -> int | None:
     """The number of positions until the end; None where there is none, or it is not counted."""
 
@@ -73,6 +77,11 @@ class RowSequence:
   def sequence_length(self) -> int:
     """Tokens of a row."""
     return self.source.row_length
+
+  @property
+  def endless(self) -> bool:
+    """Whether there is no end."""
+    return self.num_epochs is None
 
   @property
   def num_positions(self) -> int | None:

@@ -126,7 +126,10 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     )
     local = max(1, *map(len, self._rows.values()))
     self._block_steps = max(1, min(_BLOCK_ROWS // local, _BLOCK_GLOBAL_ROWS // max(self._rows)))
-    self._end_is_open = stream.num_positions is None
+    self._end_is_open = stream.num_positions is None and not stream.endless
+    self._row_length = source.row_length
+    self._dtype = reader.dtype
+    self._vocabulary = content.vocab_size or _INT32_VOCABULARY
     self._length = self._count_steps()
     self._connect()
 
@@ -134,12 +137,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     """Makes what belongs to one process."""
     self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
-    self._slow_reads = read_ahead.SlowReads()
+    self._concurrent = self._reader.wants_concurrency
+    self._slow_batches = 0
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_slow_reads", "_reads", "_masks")
+    connected = ("_blocks", "_pool", "_concurrent", "_slow_batches", "_reads", "_masks")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -185,7 +189,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     parts, numbers = self._step(step)
     ordered = time.perf_counter()
     tokens, found, read = self._read(step, parts)
-    if found.highest >= (self._content.vocab_size or _INT32_VOCABULARY):
+    if found.highest >= self._vocabulary:
       self._raise_outside_vocabulary(tokens, parts, step)
     trained = found.clean if found.clean is not None else np.ones(len(tokens), np.bool_)
     batch = {"tokens": tokens, "used": parts.used, "trained": trained}
@@ -215,14 +219,20 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
     """Returns the tokens of a step, what was found in them, and when they had been read."""
-    if self._reader.wants_concurrency or self._slow_reads.found:
+    if self._concurrent:
       tokens = self._reads.take(step)
       read = time.perf_counter()
       return tokens, self._reader.check(parts, tokens, self._checks), read
-    tokens = self._buffer(parts)
-    with self._slow_reads.watch(len(parts.source)):
-      found = self._reader.read(parts, tokens, self._checks)
-    return tokens, found, time.perf_counter()
+    tokens = self._pool.take((len(parts.bounds) - 1, self._row_length), self._dtype)
+    waits, began = read_ahead.waits_of_thread(), time.perf_counter()
+    found = self._reader.read(parts, tokens, self._checks)
+    read = time.perf_counter()
+    if read - began > read_ahead.SLOW_SECONDS_PER_PART * len(parts.source):
+      # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
+      waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
+      self._slow_batches = self._slow_batches + 1 if waited else 0
+      self._concurrent = self._slow_batches >= read_ahead.SLOW_BATCHES
+    return tokens, found, read
 
   def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
     if step >= self._first_step + self._length:
@@ -230,10 +240,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return None
     parts = self.parts(step)
-    return parts, self._buffer(parts)
-
-  def _buffer(self, parts: parts_lib.Parts) -> np.ndarray:
-    return self._pool.take((parts.num_rows, self._source.row_length), self._reader.dtype)
+    return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
 
   def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)
@@ -247,11 +254,18 @@ class StepDataset(grain.MapDataset[CompactBatch]):
 
   def _make_block(self, number: int) -> _Block:
     first = self._first_step + number * self._block_steps
-    steps = range(first, min(first + self._block_steps, self._first_step + self._length))
-    positions = [self._positions(step) for step in steps]
-    sizes = [len(step_positions) for step_positions in positions]
-    ends = np.cumsum([0, *sizes]).tolist()
-    flat = np.concatenate(positions)
+    count = min(self._block_steps, self._first_step + self._length - first)
+    starts, sizes = self._schedule.block(first, count)
+    counts = np.zeros(count + 1, np.int64)
+    distinct = np.unique(sizes).tolist()
+    for size in distinct:
+      counts[1:][sizes == size] = len(self._rows[size])
+    ends = np.cumsum(counts).tolist()
+    flat = np.empty(ends[-1], np.int64)
+    for size in distinct:
+      here = np.flatnonzero(sizes == size)
+      for place, positions in zip(here.tolist(), self._positions(starts[here], size)):
+        flat[ends[place] : ends[place + 1]] = positions
     real = self._within_stream(flat)
     numbers = np.full(len(flat), -1, np.int64)
     epochs = np.zeros(len(flat), np.int64)
@@ -276,13 +290,11 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       )
     return parts
 
-  def _positions(self, step: int) -> np.ndarray:
-    """Returns the position of each of this host's rows; -1 for one past the size of the step."""
-    size = self._schedule.size(step)
+  def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
+    """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""
     rows = self._rows[size]
-    positions = self._schedule.start(step) + rows
-    if len(rows) and rows[-1] >= size:
-      positions[rows >= size] = -1
+    positions = starts[:, np.newaxis] + rows
+    positions[:, rows >= size] = -1
     return positions
 
   def _within_stream(self, positions: np.ndarray) -> np.ndarray:
@@ -307,7 +319,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _raise_outside_vocabulary(
       self, tokens: np.ndarray, parts: parts_lib.Parts, step: int
   ) -> None:
-    limit = self._content.vocab_size or _INT32_VOCABULARY
+    limit = self._vocabulary
     inside = np.arange(tokens.shape[1]) < parts.used[:, np.newaxis]
     row, column = (int(place) for place in np.argwhere((tokens >= limit) & inside)[0])
     part = int(np.flatnonzero((parts.row == row) & (parts.column <= column))[-1])
