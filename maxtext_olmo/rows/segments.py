@@ -15,6 +15,7 @@ token: whether a segment begins there (`pack_starts`).
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import numpy as np
@@ -128,7 +129,7 @@ def positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
 
 def _of_windows(tokens: np.ndarray, eos_id: int) -> tuple[np.ndarray, np.ndarray]:
   tokens = np.asarray(tokens)
-  rows = tokens.reshape(-1, tokens.shape[-1])
+  rows = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
   used = np.full(len(rows), rows.shape[1])
   starts = segment_starts(rows, used, SegmentRule("after_eos", eos_id))
   segments, places = segments_and_positions(starts, used)
