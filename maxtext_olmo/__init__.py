@@ -63,7 +63,8 @@ _PUBLIC = {
         "make_olmo_grain_train_iterator",
     ),
     "loader.checkpoint_item": ("IteratorRestore", "IteratorSave"),
-    "loader.registry": ("create_data_iterator", "register_dataset_type"),
+    "loader.data_iterator": ("DataIterator",),
+    "loader.registry": ("DatasetType", "create_data_iterator", "register_dataset_type"),
     "trainers.tiny.config": ("get_config",),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -1,13 +1,13 @@
-"""Perplexity on a corpus, label by label: how well a model predicts each token of each document, once.
+"""Perplexity on a corpus, label by label: how well a model predicts each token of each document.
 
 Documents end with EOS, as OLMo's token files have it, and are scored one by one, each on its own:
 
     file          5 6 7 E 8 9 E            two documents
-    rows          E 5 6 7 E                the first, behind the EOS that stands before it in training
+    rows          E 5 6 7 E                the first, after the EOS that precedes it in training
                   E 8 9 E
 
-So every token of a file is scored, its EOS and the tail behind its last whole instance included. Documents
-longer than the model's limit are scored in windows (`lmeval_requests`).
+So every token of a file is scored once, including its EOS and the tail after its last whole
+instance. Documents longer than the model's limit are scored in windows (`requests`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def score_index(
         advance(entry.size_bytes)
 
   # A file that is missing on one process stops all, instead of leaving the others waiting.
-  collectives.together(read, "reading the corpus")
+  collectives.run_on_all_processes(read, "reading the corpus")
   with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
     for scores in scorer.scores(params, rows):
       for score in scores:

@@ -29,7 +29,6 @@ from maxtext_olmo.corpus import index_file
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.order import timeline
 
-CHOICES = ("no", "extend", "any")
 _COPIES = "olmo_corpus"
 
 
@@ -39,7 +38,7 @@ class CorpusPolicy:
 
   Attributes:
     index: The corpus as it is now.
-    allow: One of `CHOICES`.
+    allow: "no", "extend" or "any".
     checkpoint_dir: Where copies of indexes are kept; empty where there is none.
   """
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
@@ -18,7 +19,6 @@ from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
@@ -46,8 +46,8 @@ def make_olmo_grain_train_iterator(
     process_indices: Accepted for MaxText's call; which rows a process loads follows from the mesh.
   """
   del process_indices
-  options = options_lib.Options.read(config)
-  index = collectives.together(
+  options = config_lib.Options.read(config)
+  index = collectives.run_on_all_processes(
       lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
   )
   return _train(options, global_mesh, index)
@@ -58,11 +58,11 @@ def make_olmo_grain_eval_iterator(
 ) -> iterator_lib.BatchIterator:
   """One pass over the held-out instances, or another index, always from its beginning."""
   del process_indices
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
     raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
   path = options.olmo_eval_index_path or options.olmo_index_path
-  index = collectives.together(
+  index = collectives.run_on_all_processes(
       lambda: _open_index(path, options), "opening the corpus of evaluation"
   )
   return _eval(options, global_mesh, index)
@@ -72,14 +72,14 @@ def _make_both(
     config: Any, mesh: jax.sharding.Mesh
 ) -> tuple[iterator_lib.BatchIterator, iterator_lib.BatchIterator]:
   """Both iterators; where they share an index, its files are looked at once."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
 
   def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
     train = _open_index(options.olmo_index_path, options)
     other = options.olmo_eval_index_path
     return train, _open_index(other, options) if other else train
 
-  train_index, eval_index = collectives.together(open_indexes, "opening the corpus")
+  train_index, eval_index = collectives.run_on_all_processes(open_indexes, "opening the corpus")
   train = _train(options, mesh, train_index)
   try:
     return train, _eval(options, mesh, eval_index)
@@ -94,7 +94,7 @@ DATASET_TYPE = registry.DatasetType(
 
 
 def _train(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
 ) -> iterator_lib.BatchIterator:
   how: dict[str, Any] = {
       "order": options.order_name,
@@ -146,7 +146,7 @@ def _train(
 
 
 def _eval(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
 ) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
@@ -234,7 +234,7 @@ def make_olmo_grain_data_loader(
   )
 
 
-def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
   """Loads an index, brings it to the run's sequence length, and checks that its files are the ones it describes."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
@@ -248,14 +248,14 @@ def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyInd
   return index
 
 
-def _rows(index: index_lib.OlmoNpyIndex, options: options_lib.Options) -> windows.WindowRows:
+def _rows(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> windows.WindowRows:
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
   return windows.WindowRows(index, rule)
 
 
-def _reader(index: index_lib.OlmoNpyIndex, options: options_lib.Options) -> reader.FileReader:
+def _reader(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> reader.FileReader:
   return reader.FileReader(
       token_files.TokenFiles.of_index(
           index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None

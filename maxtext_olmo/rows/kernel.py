@@ -47,17 +47,19 @@ def is_clean(row, length, min_period, max_period, repeats):
   place of a possible run is tried first: where it differs, no run covers it, and the next possible
   run begins after it.
   """
-  for period in range(min_period, min(max_period, length // 3) + 1):
-    run = repeats * period
-    last = period + run - 1  # The possible run is [last - run + 1, last].
+  one, end = np.uint64(1), np.uint64(length)  # Unsigned, because an index that may be negative costs a test.
+  for number in range(min_period, min(max_period, length // 3) + 1):
+    period = np.uint64(number)
+    run = np.uint64(repeats) * period
+    last = period + run - one  # The possible run is [last - run + 1, last].
     known = period  # Its places before this one are known to be equal.
-    while last < length:
+    while last < end:
       place = last
       while place >= known and row[place] == row[place - period]:
-        place -= 1
+        place -= one
       if place < known:
         return False
-      known = last + 1
+      known = last + one
       last = place + run
   return True
 

@@ -7,6 +7,7 @@ is counted (`plan`).
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class PlannedRows(row_source.RowSourceDefaults):
     row_length: Tokens of a row.
     fingerprint: The fingerprint of the corpus.
   """
+
+  block_rows: ClassVar[int] = 1024
 
   plan: plan_lib.PackingPlan
   row_length: int

@@ -41,11 +41,6 @@ from maxtext_olmo.rows import row_stream
 from maxtext_olmo.rows import segments as segments_lib
 
 _INT32_VOCABULARY = 2**31
-# Rows whose parts are found at once, on this host and in the global batches: an order costs much
-# the same for 64 places as for a thousand, and a packing plan works through all rows of a global
-# batch.
-_BLOCK_ROWS = 2048
-_BLOCK_GLOBAL_ROWS = 8192
 
 CompactBatch = dict[str, np.ndarray]
 
@@ -74,16 +69,17 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Block:
-  """The rows of some steps on this host: their parts, and their numbers (-1 for a padding row)."""
+  """The rows of some steps on this host: their parts, their numbers (-1 for a padding row), and their tokens."""
 
   parts: parts_lib.Parts
   numbers: np.ndarray
+  used: np.ndarray
   ends: list[int]  # Step i has the rows ends[i] to ends[i + 1].
 
-  def step(self, place: int) -> tuple[parts_lib.Parts, np.ndarray]:
-    """Returns the parts and the row numbers of a step."""
+  def step(self, place: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
+    """Returns the parts, the row numbers and the used lengths of a step."""
     start, stop = self.ends[place], self.ends[place + 1]
-    return self.parts.rows(start, stop), self.numbers[start:stop]
+    return self.parts.rows(start, stop), self.numbers[start:stop], self.used[start:stop]
 
 
 class StepDataset(grain.MapDataset[CompactBatch]):
@@ -124,8 +120,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._checks = reader_lib.Checks(
         source.pad_id, content.ngram_filter, source.filter_sees_padding
     )
-    local = max(1, *map(len, self._rows.values()))
-    self._block_steps = max(1, min(_BLOCK_ROWS // local, _BLOCK_GLOBAL_ROWS // max(self._rows)))
+    # By the size of global batches, because a packing plan works through all rows, whichever host
+    # they are on.
+    self._block_steps = max(1, source.block_rows // max(self._rows))
     self._end_is_open = stream.num_positions is None and not stream.endless
     self._row_length = source.row_length
     self._dtype = reader.dtype
@@ -137,13 +134,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     """Makes what belongs to one process."""
     self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
-    self._concurrent = self._reader.wants_concurrency
+    self._always_ahead = self._reader.wants_concurrency
     self._slow_batches = 0
+    self._steps_ahead = 32
+    self._ahead_until = -1
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_concurrent", "_slow_batches", "_reads", "_masks")
+    connected = ("_blocks", "_pool", "_reads", "_masks")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -186,23 +185,23 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
-    parts, numbers = self._step(step)
+    parts, numbers, used = self._step(step)
     ordered = time.perf_counter()
     tokens, found, read = self._read(step, parts)
     if found.highest >= self._vocabulary:
       self._raise_outside_vocabulary(tokens, parts, step)
     trained = found.clean if found.clean is not None else np.ones(len(tokens), np.bool_)
-    batch = {"tokens": tokens, "used": parts.used, "trained": trained}
+    batch = {"tokens": tokens, "used": used, "trained": trained}
     rule = self._source.segment_rule
     if rule.begins != "nowhere":
-      starts = segments_lib.segment_starts(tokens, batch["used"], rule, parts)
+      starts = segments_lib.segment_starts(tokens, used, rule, parts)
       batch["starts"] = segments_lib.pack_bits(starts)
     if self._masks is not None:
       batch["loss"] = self._masks.read(parts, tokens.shape)
     for name in self._content.extras:
       batch[name] = numbers.astype(np.int32) if name == "row_ids" else self._labels_of(parts)
     done = time.perf_counter()
-    size = int(batch["used"].sum()) * tokens.itemsize
+    size = int(used.sum()) * tokens.itemsize
     cost = (ordered - began, read - ordered, done - read, size, len(parts.source))
     batch["cost"] = np.array(cost)
     return batch
@@ -219,7 +218,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
     """Returns the tokens of a step, what was found in them, and when they had been read."""
-    if self._concurrent:
+    if self._always_ahead or step < self._ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
       return tokens, self._reader.check(parts, tokens, self._checks), read
@@ -231,7 +230,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
       waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
       self._slow_batches = self._slow_batches + 1 if waited else 0
-      self._concurrent = self._slow_batches >= read_ahead.SLOW_BATCHES
+      if self._slow_batches >= read_ahead.SLOW_BATCHES:
+        # Tried without reading ahead again after a while, each time a longer one: pages may be in
+        # the cache by then.
+        self._steps_ahead *= 2
+        self._ahead_until = step + self._steps_ahead
+    else:
+      self._slow_batches = 0
     return tokens, found, read
 
   def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
@@ -242,7 +247,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     parts = self.parts(step)
     return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
 
-  def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray]:
+  def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)
     block = self._blocks.get(number)
     if block is None:
@@ -270,7 +275,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     numbers = np.full(len(flat), -1, np.int64)
     epochs = np.zeros(len(flat), np.int64)
     epochs[real], numbers[real] = self._stream.locate(flat[real])
-    return _Block(self._parts_of(epochs, numbers), numbers, ends)
+    parts = self._parts_of(epochs, numbers)
+    return _Block(parts, numbers, self._used(parts), ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
     tables, places = [], []
@@ -282,13 +288,17 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       parts = tables[0]
     else:
       parts = parts_lib.join(tables, places, len(numbers))
-    longest = int(parts.used.max(initial=0))
+    return parts
+
+  def _used(self, parts: parts_lib.Parts) -> np.ndarray:
+    used = parts.used
+    longest = int(used.max(initial=0))
     if longest > self._source.row_length:
       raise errors.CorpusError(
           f"The row source {type(self._source).__name__} made a row of {longest} tokens; its rows"
           f" have {self._source.row_length}."
       )
-    return parts
+    return used
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
     """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""

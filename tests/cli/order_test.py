@@ -12,8 +12,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import options
 from tests.cli import runner
 from tests.loader import elastic_test
 
@@ -37,7 +37,7 @@ class ImportTest(parameterized.TestCase):
     return runner.run("order", "import-olmo-core", self.state, "--index", self.index, *args)
 
   def served(self, values):
-    config = ml_collections.ConfigDict({**options.defaults(), **values})
+    config = ml_collections.ConfigDict({**config_lib.defaults(), **values})
     config.olmo_order_cache_dir = str(self.directory / "cache")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     iterator, _ = maxtext_olmo.create_data_iterator(config, mesh)
@@ -54,7 +54,7 @@ class ImportTest(parameterized.TestCase):
       spec = importlib.util.spec_from_file_location("go_on", path)
       module = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
-      values = {k: v for k, v in module.get_config().items() if k in options.defaults()}
+      values = {k: v for k, v in module.get_config().items() if k in config_lib.defaults()}
     elif ending == ".json":
       values = json.loads(path.read_text())
     else:

@@ -11,8 +11,8 @@ import orbax.checkpoint as ocp
 from absl.testing import absltest
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
 from tests import corpora
 from tests import distributed
 from tests.loader import orbax_cases
@@ -27,7 +27,7 @@ class OrbaxStateTest(absltest.TestCase):
 
   def config(self, **values):
     return {
-        **options.defaults(),
+        **config_lib.defaults(),
         "olmo_index_path": self.index_path,
         "max_target_length": 8,
         "global_batch_size_to_load": 8,

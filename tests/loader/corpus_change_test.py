@@ -11,9 +11,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import options
 from tests import corpora
 
 
@@ -45,7 +45,7 @@ class CorpusChangeTest(parameterized.TestCase):
   def iterator(self, **values):
     config = ml_collections.ConfigDict(
         {
-            **options.defaults(),
+            **config_lib.defaults(),
             "olmo_index_path": str(self.directory / "index.json"),
             "max_target_length": 8,
             "global_batch_size_to_load": 3,

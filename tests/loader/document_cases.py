@@ -6,8 +6,8 @@ import numpy as np
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import options
 from tests import corpora
 
 
@@ -24,7 +24,7 @@ class DocumentsCase(parameterized.TestCase):
 
   def config(self, **values):
     return {
-        **options.defaults(),
+        **config_lib.defaults(),
         "dataset_type": "olmo_documents",
         "olmo_index_path": self.index_path,
         "olmo_eos_id": 0,

@@ -11,9 +11,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import options
 
 _TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 _CASES = {case["name"]: case for case in json.loads((_TESTDATA / "fsl_order.json").read_text())}
@@ -52,7 +52,7 @@ class ElasticCase(parameterized.TestCase):
   def iterator(self, index_path, length, size, seed, **values):
     config = ml_collections.ConfigDict(
         {
-            **options.defaults(),
+            **config_lib.defaults(),
             "olmo_index_path": index_path,
             "max_target_length": length,
             "global_batch_size_to_load": size,

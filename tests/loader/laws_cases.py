@@ -58,11 +58,11 @@ def serve(config, axes, steps, state=None, order=None):
 
 
 def serve_fast(config, *args):
-  """The same by the compiled way, where three threads share even the smallest batch; without numba, as ever."""
+  """The same by the compiled way, where threads share even the smallest batch; without numba, as ever."""
   if importlib.util.find_spec("numba"):
     assert inspection.compile_reads(np.uint16)
   with mock.patch.object(crew, "_FEWEST_BYTES", 0):
-    return serve({**config, "olmo_read_threads": 3}, *args)
+    return serve(config, *args)
 
 
 def evaluate(config, axes):

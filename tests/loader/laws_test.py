@@ -9,8 +9,8 @@ import orbax.checkpoint as ocp
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
 from tests import corpora
 from tests import distributed
 from tests.loader import laws_cases
@@ -24,7 +24,7 @@ class LawsTest(parameterized.TestCase):
 
   def config(self, **values):
     return {
-        **options.defaults(),
+        **config_lib.defaults(),
         "olmo_index_path": self.index_path,
         "max_target_length": 8,
         "global_batch_size_to_load": 8,

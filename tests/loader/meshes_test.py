@@ -3,7 +3,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.loader import options
+from maxtext_olmo import config as config_lib
 from tests import corpora
 from tests import distributed
 from tests.loader import laws_cases
@@ -30,7 +30,7 @@ class MeshesTest(parameterized.TestCase):
   def test_the_global_batch_is_that_of_one_process(self, processes, devices):
     index_path, _ = corpora.write_corpus(self.create_tempdir().full_path)
     config = {
-        **options.defaults(),
+        **config_lib.defaults(),
         "olmo_index_path": index_path,
         "max_target_length": 8,
         "global_batch_size_to_load": 16,

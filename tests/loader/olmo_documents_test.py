@@ -184,7 +184,7 @@ class ConfigsTest(document_cases.DocumentsCase):
         f"--config.metrics_file={self.directory}/{name}.jsonl",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "maxtext_olmo.trainers.tiny.trainer", *arguments],
+        [sys.executable, "-m", "maxtext_olmo.trainers.tiny", *arguments],
         cwd=_ROOT,
         env=distributed.child_environment(),
         capture_output=True,

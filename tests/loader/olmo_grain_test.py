@@ -17,10 +17,10 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.loader import olmo_grain
-from maxtext_olmo.loader import options
 from maxtext_olmo.order import permutations
 from tests import corpora
 
@@ -50,7 +50,7 @@ class OlmoCase(parameterized.TestCase):
   def config(self, **values) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(
         {
-            **options.defaults(),
+            **config_lib.defaults(),
             "olmo_index_path": self.index_path,
             "max_target_length": 8,
             "global_batch_size_to_load": 4,
@@ -107,17 +107,19 @@ class MixtureTest(OlmoCase):
       self.train(olmo_mixture={"label-1": 1.0})
     self.assertIn("leaves out 1 labels, which never come: label-0", "".join(logs.output))
 
-  def test_a_mixture_that_is_no_dict_of_numbers_is_an_error(self):
+  def test_a_mixture_that_is_not_a_dict_of_numbers_is_an_error(self):
     for wrong in ("label-0=2", {"label-0": "much"}):
       config = types.SimpleNamespace(**{**self.config().to_dict(), "olmo_mixture": wrong})
-      with self.assertRaisesRegex(errors.ConfigError, "not a dict of numbers"):
-        options.Options.read(config)
+      with self.assertRaisesRegex(errors.ConfigError, "should be a dict from label to number"):
+        config_lib.Options.read(config)
     with self.assertRaisesRegex(errors.ConfigError, "olmo_allow_corpus_change='no', not 'extend'"):
-      options.Options.read(
+      config_lib.Options.read(
           self.config(olmo_mixture={"label-0": 1.0}, olmo_allow_corpus_change="extend")
       )
-    with self.assertRaisesRegex(errors.ConfigError, "olmo_mixture_unit='files' is unknown"):
-      options.Options.read(self.config(olmo_mixture_unit="files"))
+    with self.assertRaisesRegex(
+        errors.ConfigError, "olmo_mixture_unit='files' must be one of epochs"
+    ):
+      config_lib.Options.read(self.config(olmo_mixture_unit="files"))
 
 
 class TrainTest(OlmoCase):

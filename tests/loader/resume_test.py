@@ -11,9 +11,9 @@ import orbax.checkpoint as ocp
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
@@ -46,7 +46,7 @@ class ResumeTest(parameterized.TestCase):
     )
 
   def start(self, **values):
-    options = options_lib.Options.read(self.config(**values))
+    options = config_lib.Options.read(self.config(**values))
     start = resume.find_start(options, self.stream, options.schedule(), _CONTENT)
     return start.step, start.schedule.start(start.step)
 
@@ -136,7 +136,7 @@ class ResumeTest(parameterized.TestCase):
 
 def ml_config(values):
 
-  return ml_collections.ConfigDict({**options_lib.defaults(), **values})
+  return ml_collections.ConfigDict({**config_lib.defaults(), **values})
 
 
 if __name__ == "__main__":

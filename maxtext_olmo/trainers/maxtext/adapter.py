@@ -33,17 +33,17 @@ from maxtext_olmo import errors
 VERSIONS = ("0.2.5",)
 # What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short names are looked up.
 ENTRY_POINTS = {
-    "train": ("adapter.trainers.pre_train.train", ""),
-    "sft": ("adapter.trainers.post_train.sft.train_sft", "post_train"),
-    "dataloader": ("adapter.utils.standalone_dataloader", ""),
+    "train": ("maxtext.trainers.pre_train.train", ""),
+    "sft": ("maxtext.trainers.post_train.sft.train_sft", "post_train"),
+    "dataloader": ("maxtext.utils.standalone_dataloader", ""),
 }
 _DATASET_TYPE = "olmo_grain"
-_CREATE = ("adapter.input_pipeline.input_pipeline_interface", "create_data_iterator")
+_CREATE = ("maxtext.input_pipeline.input_pipeline_interface", "create_data_iterator")
 # Where each function is looked up, and the parameters that the replacement relies on.
 _SHAPES = {
     _CREATE: ("config", "mesh"),
-    ("adapter.configs.pyconfig", "_initialize_pydantic"): ("argv", "config_class", "kwargs"),
-    ("adapter.common.checkpointing", "save_checkpoint"): (
+    ("maxtext.configs.pyconfig", "_initialize_pydantic"): ("argv", "config_class", "kwargs"),
+    ("maxtext.common.checkpointing", "save_checkpoint"): (
         "checkpoint_manager",
         "step",
         "state",
@@ -51,19 +51,19 @@ _SHAPES = {
         "data_iterator",
         "force",
     ),
-    ("adapter.common.checkpointing", "load_state_if_possible"): (
+    ("maxtext.common.checkpointing", "load_state_if_possible"): (
         "checkpoint_manager",
         "data_iterator",
         "load_full_state_from_path",
         "step",
         "maxtext_config",
     ),
-    ("adapter.common.grain_utility", "for_save"): (
+    ("maxtext.common.grain_utility", "for_save"): (
         "step",
         "data_iterator",
         "expansion_factor_real_data",
     ),
-    ("adapter.utils.train_utils", "create_dataloader"): (
+    ("maxtext.utils.train_utils", "create_dataloader"): (
         "config",
         "mesh",
         "data_iterator",
@@ -72,7 +72,7 @@ _SHAPES = {
     ),
 }
 # Modules that take create_data_iterator by name when they are imported.
-_BY_NAME = ("adapter.trainers.post_train.hooks",)
+_BY_NAME = ("maxtext.trainers.post_train.hooks",)
 
 _originals: dict[tuple[str, str], Callable] = {}
 
@@ -202,7 +202,7 @@ def _create_data_iterator(original: Callable) -> Callable:
   def create_data_iterator(config: Any, mesh: Any) -> tuple[Any, Any]:
     if not _is_ours(config):
       return original(config, mesh)
-    from adapter.input_pipeline import multihost_dataloading
+    from maxtext.input_pipeline import multihost_dataloading
 
     from maxtext_olmo.loader import registry
     from maxtext_olmo.trainers.maxtext import config as config_lib
@@ -221,7 +221,7 @@ def _initialize_pydantic(original: Callable) -> Callable:
   extended: dict[type, type] = {}
 
   def initialize_pydantic(argv: Any = None, config_class: Any = None, **kwargs: Any) -> Any:
-    from adapter.configs import types
+    from maxtext.configs import types
 
     from maxtext_olmo.trainers.maxtext import config as config_lib
 
@@ -267,7 +267,7 @@ def _load_state_if_possible(original: Callable) -> Callable:
     given = call.arguments
     if not _is_our_iterator(given["data_iterator"]):
       return original(*args, **kwargs)
-    from adapter.common import checkpointing
+    from maxtext.common import checkpointing
 
     from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 
@@ -295,7 +295,7 @@ def _create_dataloader(original: Callable) -> Callable:
   ) -> Any:
     if not _is_ours(config):
       return original(config, mesh, data_iterator, goodput_recorder, rampup_manager)
-    from adapter.common import data_loader
+    from maxtext.common import data_loader
 
     return data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
 
@@ -304,7 +304,7 @@ def _create_dataloader(original: Callable) -> Callable:
 
 def _with_config_path(args: Sequence[str], folder: str) -> list[str]:
   """The arguments, with a bare name of one of MaxText's configs (`base.yml`) as the path it stands for."""
-  from adapter.utils import globals as maxtext_globals
+  from maxtext.utils import globals as maxtext_globals
 
   args = list(args)
   if args and args[0].endswith((".yml", ".yaml")) and not os.path.exists(args[0]):

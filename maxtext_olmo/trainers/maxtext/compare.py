@@ -101,8 +101,8 @@ def _ledger_table(directory: pathlib.Path) -> list[str]:
 def _serve_theirs(index_path: str, hosts: int, first: int, count: int, label: int) -> list[int]:
   """Instances that MaxText's loader serves in `count` steps after it found checkpoint `label` (0: none)."""
   del first
-  from adapter.input_pipeline import olmo_data
-  from adapter.input_pipeline import olmo_data_grain
+  from maxtext.input_pipeline import olmo_data
+  from maxtext.input_pipeline import olmo_data_grain
 
   index = olmo_data.load_index(index_path)
   rows = _BATCH // hosts
@@ -170,7 +170,7 @@ def _write_sparse(directory: pathlib.Path, instances: int, length: int) -> str:
 def _write_index(directory: pathlib.Path, length: int) -> str:
   size = (directory / "part-0.npy").stat().st_size
   path = str(directory / "index.json")
-  from adapter.input_pipeline import olmo_data
+  from maxtext.input_pipeline import olmo_data
 
   olmo_data.build_index(
       [(str(directory / "part-0.npy"), "web")],
@@ -257,7 +257,7 @@ def _measure(what: str, name: str, index_path: str) -> dict[str, float]:
 
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   if name == "MaxText":
-    from adapter.input_pipeline import olmo_grain_data_processing
+    from maxtext.input_pipeline import olmo_grain_data_processing
 
     def make(config: Any) -> Iterator[Any]:
       return olmo_grain_data_processing.make_olmo_grain_train_iterator(config, mesh, [0])
