@@ -47,7 +47,8 @@ def is_clean(row, length, min_period, max_period, repeats):
   place of a possible run is tried first: where it differs, no run covers it, and the next possible
   run begins after it.
   """
-  one, end = np.uint64(1), np.uint64(length)  # Unsigned, because an index that may be negative costs a test.
+  # Unsigned, because an index that may be negative costs a test.
+  one, end = np.uint64(1), np.uint64(length)
   for number in range(min_period, min(max_period, length // 3) + 1):
     period = np.uint64(number)
     run = np.uint64(repeats) * period

@@ -69,7 +69,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Block:
-  """The rows of some steps on this host: their parts, their numbers (-1 for a padding row), and their tokens."""
+  """The rows of some steps on this host: parts, numbers (-1 for a padding row), and tokens."""
 
   parts: parts_lib.Parts
   numbers: np.ndarray
