@@ -1,11 +1,11 @@
-"""Packing documents into rows: the choices, Grain's packers behind them, and the packer of planned rows.
+"""Packing documents into rows: the choices, Grain's packers, and the packer of planned rows.
 
     documents of 5, 3, 6 and 2 tokens in rows of 8
 
-    first_fit           |5 5 5 5 5 3 3 3|  |6 6 6 6 6 6 2 2|     the first row with room, in the order of arrival
+    first_fit           |5 5 5 5 5 3 3 3|  |6 6 6 6 6 6 2 2|     the first row with room
     best_fit            the row with the least room that suffices; the same here
     concat_then_split   one long line cut every 8 tokens: no padding, but documents are cut too
-    planned             best fit over a window of documents, the longest first: any row at once (`plan`)
+    planned             best fit over a window of documents, longest first: any row at once (`plan`)
 
 The first three are Grain's, and stream: a row depends on all documents before it.
 """
@@ -67,8 +67,8 @@ def compile_best_fit() -> bool:
 def _best_fit(lengths: np.ndarray, capacity: int, bins: np.ndarray) -> int:
   """Packs pieces in the given order.
 
-  Bins with equal room are on one stack, and the bits of an integer say which stacks are not empty, so the best bin is
-  found with a shift.
+  Bins with equal room are on one stack, and the bits of an integer say which stacks are not empty,
+  so the best bin is found with a shift.
   """
   stacks: list[list[int]] = [[] for _ in range(capacity + 1)]
   rooms = 0  # Bit r: some bin has room for r tokens.
@@ -114,7 +114,8 @@ def pack_stream(
   """Rows of documents, packed by Grain, as the six arrays of a row before the shift.
 
   Args:
-    documents: Records as `grain_llm.records.record_of` makes them, none longer than `length` unless it is concat_then_split.
+    documents: Records as `grain_llm.records` makes them, none longer than `length` unless it is
+      concat_then_split.
     bins: Rows that are filled at a time.
     shuffle: Whether rows that were filled together come in random order.
     masks: The sides whose records have a segmentation of their own.
@@ -141,7 +142,7 @@ def _has_tokens(record: dict[str, np.ndarray]) -> bool:
 
 
 class _MaskNames(grain.transforms.Map):
-  """Renames the segmentations that records bring along, so that Grain packs them as it packs tokens."""
+  """Renames the segmentations that records have, so that Grain packs them as it packs tokens."""
 
   def __init__(self, masks: tuple[str, ...]):
     self._masks = masks
