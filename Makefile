@@ -13,7 +13,7 @@ PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/vers
 MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
-.PHONY: help install demo test test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
+.PHONY: help install demo test test-fast test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
   bench-packing bench-lmeval clean
 
 help: ## Show this list.
@@ -54,6 +54,9 @@ demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resum
 
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python tests/run.py -j $(JOBS)
+
+test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few shared interpreters.
+	$(BIN)/python tests/run.py --fast -j $(JOBS)
 
 test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
 	KILLS=50 $(BIN)/python tests/run.py tests/trainers/tiny/kill_test.py

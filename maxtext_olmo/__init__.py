@@ -37,7 +37,7 @@ _PUBLIC = {
     ),
     "rows.batch": ("ShiftToInputsTargets",),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
-    "rows.records": ("AddEndOfDocument", "TokenFeatures"),
+    "grain_llm.records": ("AddEndOfDocument", "TokenFeatures"),
     "grain_llm.pipeline": (
         "make_grain_llm_dataset",
         "make_grain_llm_iterator",

@@ -16,17 +16,14 @@ _GUIDES = _ROOT / "docs" / "guides"
 def data_table() -> str:
   rows = [("key", "default", "read by", "what it does"), ("---",) * 4]
   for key in data_config.KEYS:
-    default = f"`{key.default!r}`"
-    if key.default_by_type:
-      default = ", ".join(f"`{value}` for {name}" for name, value in key.default_by_type.items())
     read_by = ", ".join(key.read_by) if key.read_by != data_config.DATASET_TYPES else "all"
-    rows.append((f"`{key.name}`", default, read_by, key.help))
+    rows.append((f"`{key.name}`", key.default_text, read_by, key.help))
   return _table(rows)
 
 
 def trainer_table() -> str:
   rows = [("key", "default", "what it does"), ("---",) * 3]
-  rows += [(f"`{key.name}`", f"`{key.default!r}`", key.help) for key in trainer_config.KEYS]
+  rows += [(f"`{key.name}`", key.default_text, key.help) for key in trainer_config.KEYS]
   return _table(rows)
 
 

@@ -14,6 +14,8 @@ import maxtext_olmo
 from maxtext_olmo.corpus import index_builder as index_lib
 from tests import corpora
 
+STARTS_PROCESSES = True
+
 
 @dataclasses.dataclass
 class Scale(grain.transforms.Map):

@@ -1,17 +1,19 @@
 """From a compact batch to what a trainer takes, on the devices: only tokens and bits cross.
 
-A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers per row, and a bit per token
-where segments begin or loss is masked:
+A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers
+per row, and a bit per token where segments begin or loss is masked:
 
     tokens  5 7 0 9     inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
     trained             targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
 
-So the tokens cross as they lie in the files, 4 bytes each or 2, the arrays are made of them on each device by a program that
-runs on that device alone (no process waits for another), and what does not depend on the data is made once and used again.
-Where each row's tokens lie on several devices, a device does not see its neighbour's first token, and the host makes all six.
+So the tokens cross as they lie in the files, 4 bytes each or 2, the arrays are made of them on each
+device by a program that runs on that device alone (no process waits for another), and what does not
+depend on the data is made once and used again. Where each row's tokens lie on several devices, a
+device does not see its neighbour's first token, and the host makes all six.
 
-Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step, and the next one gets
-fresh arrays; one that keeps an earlier batch while it donates a later one has to copy what it keeps.
+Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step,
+and the next one gets fresh arrays; one that keeps an earlier batch while it donates a later one has
+to copy what it keeps.
 """
 
 from __future__ import annotations

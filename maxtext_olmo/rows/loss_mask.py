@@ -1,4 +1,4 @@
-"""Loss masks: a file per token file, with a byte for each token that is 0 where no loss is taken on it.
+"""Loss masks: for each token file, a file with a byte per token, 0 where no loss is taken on it.
 
 Masks are read by the same parts as tokens, and cross to the devices as one bit per token.
 """

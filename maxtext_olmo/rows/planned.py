@@ -1,6 +1,7 @@
-"""Planned packing: rows of documents, packed by a plan, of which any row is found without packing those before it.
+"""Planned packing: documents in rows, of which any is found without packing those before it.
 
-The number of rows depends on how the documents of an epoch fit together, so it is unknown until it is counted (`plan`).
+The number of rows depends on how the documents of an epoch fit together, so it is unknown until it
+is counted (`plan`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class PlannedRows(row_source.RowSourceDefaults):
     return self.plan.epoch_rows(epoch)
 
   def count_rows(self, epoch: int, row: int) -> int:
-    """Counts rows of an epoch until there are more than `row`, or all; returns how many were counted."""
+    """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
     return self.plan.count_rows(epoch, row)
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:

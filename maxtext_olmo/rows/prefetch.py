@@ -1,8 +1,9 @@
-"""Prefetching: what comes next is made by threads, or by worker processes, while the trainer is busy.
+"""Prefetching: threads or worker processes make what comes next while the trainer is busy.
 
-Threads are the default: a batch is one call that holds no lock of the interpreter for long. Worker processes are Grain's, and end
-with their trainer. Grain's own state of several workers restores only into as many workers; here the state is how many elements were
-taken, and a restore opens the dataset there anew, so a run may change its workers, and the elements are the same for any number.
+Threads are the default: a batch is one call that holds no lock of the interpreter for long. Worker
+processes are Grain's, and end with their trainer. Grain's own state of several workers restores
+only into as many workers; here the state is how many elements were taken, and a restore opens the
+dataset there anew, so a run may change its workers, and the elements are the same for any number.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Prefetcher(Generic[T]):
     [0, 1, 4, 9]
 
   Args:
-    make: Makes a result; it must not refer to the holder of this object, or neither would ever be collected.
+    make: Makes a result; it must not refer to the holder of this object, or neither would ever be
+      collected.
     ahead: How many results are ready or being made; 0 makes each when it is asked for.
     threads: How many threads make them.
     first: The first number.
@@ -94,12 +96,13 @@ def use_batch_scheduling() -> None:
 
 
 class PrefetchedDataset(grain.IterDataset[Any]):
-  """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it early.
+  """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it.
 
   Args:
     dataset: Any element must be the same for every caller.
     workers: Processes that prepare elements; 0 leaves it to a thread.
-    ahead: Elements that each process, or the thread, prepares ahead; 0 makes each when it is asked for.
+    ahead: Elements that each process, or the thread, prepares ahead; 0 makes each when it is asked
+      for.
   """
 
   def __init__(self, dataset: grain.MapDataset, *, workers: int = 0, ahead: int = 1):
@@ -189,8 +192,9 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 class _Wrapped(NamedTuple):
   """An element that Grain does not look into.
 
-  One that is None it would skip, and lose count. Arrays of a worker it would put into shared memory, and those on
-  their way when the iterator is closed would stay there until the interpreter exits and complains of them.
+  One that is None it would skip, and lose count. Arrays of a worker it would put into shared
+  memory, and those on their way when the iterator is closed would stay there until the interpreter
+  exits and complains of them.
   """
 
   value: Any
@@ -233,7 +237,7 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
 
 
 def parse_grain_flags() -> None:
-  """Marks absl's flags as parsed: Grain's workers read them, and a script without app.run has not parsed them."""
+  """Marks absl's flags as parsed: Grain's workers read them, also in scripts without app.run."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
 

@@ -1,8 +1,9 @@
 """Readers: execute a table of parts into one array, padding included, and check what was read.
 
-`FileReader` reads token files through a storage, in one call per batch. For local files a compiled kernel reads and checks each row
-while it is in the cache; otherwise the storage fills the array first, and the same kernel, or NumPy, checks it. The results are equal.
-`RecordReader` takes tokens from any random-access source of records.
+`FileReader` reads token files through a storage, in one call per batch. For local files a compiled
+kernel reads and checks each row while it is in the cache; otherwise the storage fills the array
+first, and the same kernel, or NumPy, checks it. The results are equal. `RecordReader` takes tokens
+from any random-access source of records.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Reader(Protocol):
     """Fills `out`, an array (rows, length), and checks it."""
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns what reads some of the parts into `out`, without padding or checks; threads may share the work."""
+    """Returns what reads some parts into `out`, without padding or checks; safe for threads."""
 
   def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Pads and checks rows whose parts have been read."""
@@ -105,7 +106,8 @@ class FileReader:
       found = _execute(kernel, parts, pinned.descriptors, self._offsets(parts), out, checks)
       if found is not None:
         return found
-    # Also after a read that was interrupted or failed: here it is completed, or an error says what is wrong.
+    # Also after a read that was interrupted or failed: here it is completed, or an error says what
+    # is wrong.
     self.filler(parts, out)(slice(None))
     return self.check(parts, out, checks)
 

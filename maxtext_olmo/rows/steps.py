@@ -1,7 +1,7 @@
 """The step dataset: element k is this host's share of global batch k.
 
-A Grain element here is a whole batch, not a record, so its content cannot depend on how many workers or threads make
-batches, and reading it is one call:
+A Grain element here is a whole batch, not a record, so its content cannot depend on how many
+workers or threads make batches, and reading it is one call:
 
     schedule   step 5 starts at position 40 and takes 8 samples
     rows       this host holds rows 4..7 of the global batch             → positions 44..47
@@ -9,11 +9,12 @@ batches, and reading it is one call:
     source     the parts of these rows, for a block of steps at once
     reader     the parts of this step, into one (4, L) array whose memory is used again
 
-Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row source. An element is a
-compact batch (see `batch`).
+Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
+source. An element is a compact batch (see `batch`).
 
-Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of the stream are padding: zero
-everywhere, so no loss is taken on them. Where a stream's end is not known yet, elements past it are empty dicts.
+Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of
+the stream are padding: zero everywhere, so no loss is taken on them. Where a stream's end is not
+known yet, elements past it are empty dicts.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Block:
-  """The rows of some steps on this host: their parts, their numbers (-1 for a padding row), and their tokens."""
+  """The rows of some steps on this host: parts, numbers (-1 for a padding row), and tokens."""
 
   parts: parts_lib.Parts
   numbers: np.ndarray
@@ -119,7 +120,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._checks = reader_lib.Checks(
         source.pad_id, content.ngram_filter, source.filter_sees_padding
     )
-    # By the size of global batches, because a packing plan works through all rows, whichever host they are on.
+    # By the size of global batches, because a packing plan works through all rows, whichever host
+    # they are on.
     self._block_steps = max(1, source.block_rows // max(self._rows))
     self._end_is_open = stream.num_positions is None and not stream.endless
     self._row_length = source.row_length
@@ -229,7 +231,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
       self._slow_batches = self._slow_batches + 1 if waited else 0
       if self._slow_batches >= read_ahead.SLOW_BATCHES:
-        # Tried without reading ahead again after a while, each time a longer one: pages may be in the cache by then.
+        # Tried without reading ahead again after a while, each time a longer one: pages may be in
+        # the cache by then.
         self._steps_ahead *= 2
         self._ahead_until = step + self._steps_ahead
     else:
@@ -249,7 +252,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     block = self._blocks.get(number)
     if block is None:
       block = self._make_block(number)
-      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no lock.
+      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no
+      # lock.
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
     return block.step(place)
 
@@ -275,15 +279,16 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     return _Block(parts, numbers, self._used(parts), ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of rows of some epochs; a row of number -1 is padding."""
+    real = numbers >= 0
+    if real.all() and len(epochs) and epochs.min() == epochs.max():
+      return self._source.parts(int(epochs[0]), numbers)
     tables, places = [], []
-    for epoch in np.unique(epochs[numbers >= 0]).tolist():
-      here = np.flatnonzero((epochs == epoch) & (numbers >= 0))
+    for epoch in np.unique(epochs[real]).tolist():
+      here = np.flatnonzero((epochs == epoch) & real)
       tables.append(self._source.parts(epoch, numbers[here]))
       places.append(here)
-    if len(tables) == 1 and len(places[0]) == len(numbers):
-      parts = tables[0]
-    else:
-      parts = parts_lib.join(tables, places, len(numbers))
+    parts = parts_lib.join(tables, places, len(numbers))
     return parts
 
   def _used(self, parts: parts_lib.Parts) -> np.ndarray:
@@ -333,8 +338,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     where = self._reader.where(int(parts.source[part]), token)
     held = self._rows[self._schedule.size(step)]
     raise errors.CorpusError(
-        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is outside"
-        f" the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the corpus)."
+        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is"
+        f" outside the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the"
+        " corpus)."
         " Either vocab_size is wrong, or the file has another dtype than"
         f" {self._reader.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
     )

@@ -96,7 +96,7 @@ class ImportTest(parameterized.TestCase):
 
   def test_errors_are_one_line_each(self):
     self.state = self.save({**self.case["state_dict"], "batches_processed": 0})
-    self.assertIn("give it with --batch-size", self.run_import()[2])
+    self.assertIn("set --batch-size", self.run_import()[2])
     self.assertEqual(self.run_import("--batch-size", 4)[0], 0)
     self.assertIn(
         "is a .py, .yml, .yaml or .json", self.run_import("--batch-size", 4, "--write", "x.txt")[2]

@@ -18,6 +18,8 @@ from maxtext_olmo.evaluation import requests as requests_lib
 from tests import distributed
 from tests.benchmarks import lmeval
 
+STARTS_PROCESSES = True
+
 _LENGTHS = st.lists(st.integers(1, 700), max_size=120)
 _MULTIPLES = st.sampled_from([1, 8, 16, 128])
 

@@ -13,6 +13,8 @@ from tests import distributed
 from tests.grain_llm import pipeline_cases
 from tests.loader import laws_cases
 
+STARTS_PROCESSES = True
+
 
 def _documents(count, longest=15):
   rng = np.random.default_rng(count)

@@ -28,6 +28,8 @@ from maxtext_olmo.rows import packing
 from tests import corpora
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 E = 99
 L = 16
 
@@ -462,7 +464,7 @@ class EpochsTest(LLMCase):
 
   def test_the_length_of_many_planned_rows_is_there_once_they_are_counted(self):
     self.enter_context(mock.patch.object(batches_lib, "COUNTED_AT_ONCE", 10))
-    with self.assertRaisesRegex(TypeError, "goes on without end"):
+    with self.assertRaisesRegex(TypeError, "the data has no end"):
       len(self.make(packing="planned"))
     iterator = self.make(packing="planned", num_epochs=2, drop_remainder=False)
     while True:

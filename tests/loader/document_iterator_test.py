@@ -11,6 +11,8 @@ from maxtext_olmo import errors
 from tests import workers as workers_lib
 from tests.loader import document_cases
 
+STARTS_PROCESSES = True
+
 _STEPS = 60
 _STREAMS = (
     {"olmo_packing": "none", "olmo_long_documents": "truncate"},

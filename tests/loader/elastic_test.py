@@ -15,6 +15,8 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 
+STARTS_PROCESSES = True
+
 _TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 _CASES = {case["name"]: case for case in json.loads((_TESTDATA / "fsl_order.json").read_text())}
 _RESUMES = {case["name"]: case for case in json.loads((_TESTDATA / "fsl_resume.json").read_text())}

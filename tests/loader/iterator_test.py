@@ -10,6 +10,8 @@ from maxtext_olmo.rows import crew
 from tests import corpora
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 
 class ExitTest(absltest.TestCase):
 

@@ -15,6 +15,8 @@ from tests import corpora
 from tests import distributed
 from tests.loader import laws_cases
 
+STARTS_PROCESSES = True
+
 
 class LawsTest(parameterized.TestCase):
 

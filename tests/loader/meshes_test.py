@@ -8,6 +8,8 @@ from tests import corpora
 from tests import distributed
 from tests.loader import laws_cases
 
+STARTS_PROCESSES = True
+
 _STEPS = 9
 
 

@@ -17,6 +17,8 @@ from tests import distributed
 from tests.loader import document_cases
 from tests.loader import laws_cases
 
+STARTS_PROCESSES = True
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

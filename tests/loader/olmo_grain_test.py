@@ -24,6 +24,8 @@ from maxtext_olmo.loader import olmo_grain
 from maxtext_olmo.order import permutations
 from tests import corpora
 
+STARTS_PROCESSES = True
+
 jax.config.update("jax_num_cpu_devices", 4)
 
 _NAMES = {

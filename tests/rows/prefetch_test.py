@@ -8,6 +8,8 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.rows import prefetch
 
+STARTS_PROCESSES = True
+
 
 def _keep(i):
   return i % 3 != 1

@@ -129,7 +129,9 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
 def describe() -> str:
   """Returns every key with its default and its help, as text."""
   keys = sorted((*data_keys.KEYS, *KEYS), key=lambda key: key.name)
-  return "\n".join(f"  {key.name} = {key.default!r}\n      {key.help}" for key in keys)
+  return "\n".join(
+      f"  {key.name} = {key.default_text.replace('`', '')}\n      {key.help}" for key in keys
+  )
 
 
 def validate(config: ConfigDict) -> None:
