@@ -89,7 +89,7 @@ class OrbaxStateTest(absltest.TestCase):
 
   def test_processes_workers_and_handlers_may_change_from_restart_to_restart(self):
     iterator, _ = self.single()
-    expected = [iterator.instance_ids(step).tolist() for step in range(12)]
+    expected = [iterator.row_numbers(step).tolist() for step in range(12)]
     taken, _, label = self.go_on(4, grain_worker_count=2)
     self.assertEqual((taken, label), (expected[:2], 1))
     files = {item: os.listdir(f"{self.directory}/1/{item}") for item in ("ours", "grain")}

@@ -99,7 +99,7 @@ class OlmoCoreTest(ElasticCase):
     self.assertEqual(whole.hexdigest(), rank["epoch_input_ids_int64_sha256"])
     # The next epoch begins with the next batch, at its first place.
     self.assertEqual(
-        iterator.instance_ids(iterator.step).tolist(),
+        iterator.row_numbers(iterator.step).tolist(),
         iterator.stream.order.ids(
             case["epoch"], np.arange(case["total_size"] // case["total_batches"])
         ).tolist(),
@@ -124,7 +124,7 @@ class OlmoCoreTest(ElasticCase):
 
   def assert_serves(self, iterator, expected):
     for ids in expected:
-      self.assertEqual(iterator.instance_ids(iterator.step).tolist(), ids)
+      self.assertEqual(iterator.row_numbers(iterator.step).tolist(), ids)
       next(iterator)
 
   @parameterized.parameters("same", "world_1_to_4", "double_batch_aligned", "seqlen_32_to_64_max64")
@@ -213,7 +213,7 @@ class RampUpTest(ElasticCase):
   def taken(self, iterator, count):
     ids, shapes = [], []
     for _ in range(count):
-      ids.append(iterator.instance_ids(iterator.step))
+      ids.append(iterator.row_numbers(iterator.step))
       batch = next(iterator)
       shapes.append(batch["inputs"].shape[0])
       np.testing.assert_array_equal(

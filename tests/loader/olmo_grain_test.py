@@ -84,7 +84,7 @@ class MixtureTest(OlmoCase):
     train = self.train(**values)
     ids = []
     for step in range(len(train)):
-      ids.append(train.instance_ids(step))
+      ids.append(train.row_numbers(step))
     ids = np.concatenate(ids)
     index = index_lib.load_index(self.index_path)
     files, _ = index.locate(ids[ids >= 0])
@@ -149,7 +149,7 @@ class TrainTest(OlmoCase):
   def test_instance_ids_tell_what_a_step_holds_without_reading(self):
     iterator = self.train()
     for step, batch in enumerate(self.take(iterator, 5)):
-      np.testing.assert_array_equal(self.rows[iterator.instance_ids(step)], batch)
+      np.testing.assert_array_equal(self.rows[iterator.row_numbers(step)], batch)
 
   @parameterized.parameters(0, 1, 2, 3)
   def test_batches_do_not_depend_on_worker_count(self, workers):
@@ -303,16 +303,16 @@ class EvalTest(OlmoCase):
 
   def test_eval_is_held_out_of_training_in_every_epoch_and_each_counts_once(self):
     train, evaluation = self.make(eval_interval=5, olmo_eval_instances=10, initial_step=9)
-    held = evaluation.instance_ids(0).tolist()
+    held = evaluation.row_numbers(0).tolist()
     batches = [jax.tree.map(np.asarray, batch) for batch in evaluation]
     self.assertLen(batches, 3)
     real = np.concatenate([batch["inputs_segmentation"][:, 0] for batch in batches])
     self.assertEqual(real.tolist(), [1] * 10 + [0] * 2)
-    held = np.concatenate([evaluation.instance_ids(step) for step in range(3)])[:10]
+    held = np.concatenate([evaluation.row_numbers(step) for step in range(3)])[:10]
     np.testing.assert_array_equal(
         np.concatenate([batch["inputs"] for batch in batches])[:10], self.rows[held]
     )
-    seen = np.concatenate([train.instance_ids(step) for step in range(3 * 123 // 4)])
+    seen = np.concatenate([train.row_numbers(step) for step in range(3 * 123 // 4)])
     self.assertEmpty(set(held.tolist()) & set(seen.tolist()))
     self.assertLen(set(seen.tolist()), 113)
 

@@ -48,7 +48,7 @@ def go_on(config, directory, restore=None, steps=2):
       model = restored["model"]["w"]
   taken = []
   for _ in range(steps):
-    taken.append(iterator.instance_ids(iterator.step).tolist())
+    taken.append(iterator.row_numbers(iterator.step).tolist())
     next(iterator)
   label = iterator.step - 1
   # A manager of its own: Orbax ties each item of a manager to the first handler that it meets.
