@@ -25,11 +25,12 @@ _PACKAGE = str(pathlib.Path(maxtext_olmo.__file__).parent) + "/"
 _LENGTH, _BATCH, _WARM_UP = 32, 8, 30
 
 
-_Counter = collections.Counter[str]
+_READING = ("loader", "rows", "corpus")
+_Counter = collections.Counter[Any]
 
 
 def count_calls(index_path: str, steps: int) -> tuple[_Counter, _Counter]:
-  """Returns the calls of each function in `steps` steps, and those of each class's methods."""
+  """Returns the calls of each function in `steps` steps, and those of each class (room, name)."""
   calls: _Counter = collections.Counter()
   methods: _Counter = collections.Counter()
   counting = False
@@ -40,7 +41,8 @@ def count_calls(index_path: str, steps: int) -> tuple[_Counter, _Counter]:
     if counting and event == "call" and code.co_filename.startswith(_PACKAGE):
       calls[f"{code.co_filename[len(_PACKAGE):]}: {code.co_qualname}"] += 1
       if "self" in code.co_varnames[: code.co_argcount]:
-        methods[type(frame.f_locals["self"]).__name__] += 1
+        kind = type(frame.f_locals["self"])
+        methods[kind.__module__.split(".")[1], kind.__name__] += 1
 
   config = maxtext_olmo.get_config()
   config.olmo_index_path = index_path
@@ -74,12 +76,13 @@ def main() -> None:
   for name in each_step:
     print(f"{calls[name] / args.steps:6.2f}  {name}")
   rest = calls.total() - sum(calls[name] for name in each_step)
-  print(
-      f"{rest / args.steps:6.2f}  {len(calls) - len(each_step)} functions that run for many steps at once"
-  )
+  others = len(calls) - len(each_step)
+  print(f"{rest / args.steps:6.2f}  {others} functions that run for many steps at once")
   print(f"{calls.total() / args.steps:6.2f}  calls per step")
-  objects = sorted(name for name, count in methods.items() if count >= args.steps)
-  print(f"{len(objects):6d}  kinds of objects at each step: {', '.join(objects)}")
+  found = sorted(key for key, count in methods.items() if count >= args.steps)
+  for reads, what in ((True, "from next() to the reads"), (False, "that send and count")):
+    names = [name for room, name in found if (room in _READING) == reads]
+    print(f"{len(names):6d}  kinds of objects {what}: {', '.join(names)}")
 
 
 if __name__ == "__main__":
