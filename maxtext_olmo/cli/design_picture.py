@@ -54,7 +54,8 @@ def draw() -> str:
           ' font-family="sans-serif">',
           f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
           '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
-          f' markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{_GREY}"/></marker></defs>',
+          f' markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{_GREY}"/></marker>'
+          "</defs>",
           *body,
           "</svg>\n",
       ]
