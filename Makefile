@@ -14,7 +14,7 @@ MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
 .PHONY: help install demo test test-fast test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval clean
+  bench-packing bench-lmeval bench-calls clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -102,6 +102,9 @@ bench-packing: $(VENV)/.installed ## Padding and speed of the packings of docume
 
 bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation batches.
 	$(BIN)/python tests/benchmarks/lmeval.py
+
+bench-calls: $(VENV)/.installed ## Python calls and objects per step of a trainer.
+	$(BIN)/python tests/benchmarks/calls.py
 
 clean: ## Remove the virtual environments and caches.
 	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,4 +1,4 @@
-"""`maxtext-olmo picture`: what packed rows look like, as an SVG file."""
+"""`maxtext-olmo picture`: the pictures of the guides, as SVG files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ def add_parser(subparsers: Any) -> None:
   """Adds `picture`."""
   parser = subparsers.add_parser(
       "picture",
-      help="draw packed rows as an SVG file",
+      help="draw packed rows, or the design, as an SVG file",
       description=(
           "Packs documents of lognormal lengths in every way and draws the rows: a colour is a"
-          " document, grey is padding, a white line is where a document begins."
+          " document, grey is padding, a white line is where a document begins. With --of design,"
+          " draws the rooms of this package and a row as a list of parts."
       ),
+  )
+  parser.add_argument(
+      "--of", choices=("packings", "design"), default="packings", help="(default: %(default)s)"
   )
   parser.add_argument("--output", required=True, metavar="FILE", help="the SVG file (required)")
   parser.add_argument(
@@ -34,11 +38,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
   """Draws the picture."""
   from maxtext_olmo import atomic
+  from maxtext_olmo.cli import design_picture
   from maxtext_olmo.errors import ConfigError
 
   if args.length < 1 or args.documents < 1:
     raise ConfigError("--length and --documents must be positive.")
-  atomic.write_atomically(args.output, draw(args.documents, args.length))
+  is_design = args.of == "design"
+  text = design_picture.draw() if is_design else draw(args.documents, args.length)
+  atomic.write_atomically(args.output, text)
   print(f"{args.output} is drawn.")
   return 0
 
