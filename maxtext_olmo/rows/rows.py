@@ -203,9 +203,9 @@ class PlannedRows:
     targets: list[slice] = []
     for number, position in enumerate(positions.tolist()):
       epoch, window, row = self.plan.locate(position)
-      found = self.plan.window(epoch, window).parts(row)
-      parts.append(found)
-      lengths = found[2]
+      found = self.plan.window(epoch, window).rows(row, row + 1)
+      parts.append((found.source, found.first, found.count))
+      lengths = found.count
       ends = np.cumsum(lengths)
       used = int(ends[-1])
       segments[number, :used] = np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), lengths)
