@@ -81,8 +81,9 @@ class Entry:
               anchor_step=_count(schedule["anchor"][0]),
               anchor_position=_count(schedule["anchor"][1]),
               by_position=bool(schedule["by_position"]),
-              epochs=epochs
-              and epochs_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
+              epochs=None
+              if epochs is None
+              else epochs_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),
@@ -136,6 +137,10 @@ class Timeline:
   @classmethod
   def from_json(cls, values: list[dict[str, Any]]) -> Timeline:
     """Returns the timeline that `to_json` made."""
+    if not isinstance(values, (list, tuple)):
+      raise errors.ResumeError(
+          f"The history in the data state is damaged: expected a list, found {str(values)[:200]}."
+      )
     entries = tuple(Entry.from_json(value) for value in values)
     steps = [entry.step for entry in entries]
     if not entries or any(a >= b for a, b in zip(steps, steps[1:])):

@@ -11,14 +11,16 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import multiprocessing
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grain
+import numpy as np
 from absl import flags
 
 from maxtext_olmo.errors import ConfigError
@@ -144,7 +146,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     if self._take is None:
       self.start_prefetch()
     while True:
-      element = self._take().value  # type: ignore[misc]
+      element = self._take()  # type: ignore[misc]
       if isinstance(element, dict) and not element:
         raise StopIteration
       self._taken += 1
@@ -161,7 +163,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
       made = elements.to_iter_dataset(single)
       opened = iter(in_workers(made, workers=self._workers, ahead=self._ahead))
       opened.start_prefetch()
-      self._take, self._close = opened.__next__, opened.close
+      self._take, self._close = lambda: next(opened).value, opened.close
     else:
       make = functools.partial(_element, self._dataset, len(self._dataset))
       prefetcher = Prefetcher(make, self._ahead, self._threads, self._taken)
@@ -172,12 +174,13 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
   def set_state(self, state: dict[str, Any]) -> None:
     taken = state.get("next_index") if isinstance(state, dict) else None
-    if not isinstance(taken, int) or taken < 0:
+    # NumPy's integers too: a checkpoint may bring them back in place of Python's.
+    if isinstance(taken, bool) or not isinstance(taken, (int, np.integer)) or taken < 0:
       raise ResumeError(
           f"Expected the state of a prefetched dataset, {{'next_index': n}}, found {state!r}."
       )
     self._stop()
-    self._taken = taken
+    self._taken = int(taken)
 
   def close(self) -> None:
     self._stop()
@@ -189,8 +192,9 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._take = self._close = None
 
 
-class _Wrapped(NamedTuple):
-  """An element that Grain does not look into.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Wrapped:
+  """An element of a worker that Grain does not look into, as it does into tuples and dicts.
 
   One that is None it would skip, and lose count. Arrays of a worker it would put into shared
   memory, and those on their way when the iterator is closed would stay there until the interpreter
@@ -216,11 +220,11 @@ class _From(grain.MapDataset[_Wrapped]):
     return _Wrapped(self._parent[self._first + index])
 
 
-def _element(dataset: grain.MapDataset, length: int, index: int) -> _Wrapped:
+def _element(dataset: grain.MapDataset, length: int, index: int) -> Any:
   """Returns an element; StopIteration past the end."""
   if index >= length:
     raise StopIteration
-  return _Wrapped(dataset[index])
+  return dataset[index]
 
 
 def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain.IterDataset:

@@ -332,7 +332,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   ) -> None:
     limit = self._vocabulary
     inside = np.arange(tokens.shape[1]) < parts.used[:, np.newaxis]
-    row, column = (int(place) for place in np.argwhere((tokens >= limit) & inside)[0])
+    outside = (reader_lib.as_unsigned(tokens) >= limit) & inside
+    row, column = (int(place) for place in np.argwhere(outside)[0])
     part = int(np.flatnonzero((parts.row == row) & (parts.column <= column))[-1])
     token = int(parts.first[part]) + column - int(parts.column[part])
     where = self._reader.where(int(parts.source[part]), token)
