@@ -40,7 +40,7 @@ def find_state(directory: epath.Path) -> dict[str, Any] | None:
       raise errors.ResumeError(
           f"The data state {path} is not JSON ({error}); remove this checkpoint to go on from the one before."
       ) from error
-    if isinstance(state, dict) and "identity" in state:
+    if isinstance(state, dict) and ("identity" in state or "history" in state):
       return state
   return None
 
