@@ -132,8 +132,7 @@ def read_state(
     schedule = schedule.within(stream.epochs)
   if whole_batches:
     here = _whole_batches(here, stream, schedule.size(step))
-  anchored = _anchored(schedule, entry, step, here, stream.sequence_length)
-  return Start(step, anchored, stream, history)
+  return Start(step, _anchored(schedule, entry, step, here, stream), stream, history)
 
 
 def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
@@ -180,13 +179,13 @@ def _anchored(
     entry: timeline_lib.Entry,
     step: int,
     position: int,
-    sequence_length: int,
+    stream: Any,
 ) -> schedule_lib.BatchSchedule:
   """Returns the schedule with `step` at `position`, anchored where the entry's was if that fits."""
   was = entry.schedule
-  if entry.sequence_length == sequence_length and was.anchor_step <= step:
+  if entry.sequence_length == stream.sequence_length and was.anchor_step <= step:
     kept = schedule.anchored(was.anchor_step, was.anchor_position)
-    if kept.position(step) == position:
+    if position_after(stream, kept, step) == position:
       return kept
   return schedule.anchored(step, position)
 

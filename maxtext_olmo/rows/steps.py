@@ -179,9 +179,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def __getitem__(self, index):
     if isinstance(index, slice):
       return self.slice(index)
-    if not 0 <= index < self._length:
-      raise errors.OrderError(f"Step {self._first_step + index} lies outside the stream.")
     step = self._first_step + index
+    if not 0 <= index < self._length:
+      self._raise_outside_stream(step)
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
@@ -208,10 +208,14 @@ class StepDataset(grain.MapDataset[CompactBatch]):
 
   def parts(self, step: int) -> parts_lib.Parts:
     """Returns the parts of this host's rows at a step."""
+    if not 0 <= step - self._first_step < self._length:
+      self._raise_outside_stream(step)
     return self._step(step)[0]
 
   def row_numbers(self, step: int) -> np.ndarray:
     """Returns the number of each of this host's rows at a step; -1 for a padding row."""
+    if not 0 <= step - self._first_step < self._length:
+      self._raise_outside_stream(step)
     return self._step(step)[1]
 
   def _read(
@@ -246,6 +250,11 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       return None
     parts = self.parts(step)
     return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
+
+  def _raise_outside_stream(self, step: int) -> None:
+    first, length = self._first_step, self._length
+    what = f"has steps {first} to {first + length - 1}" if length else f"ends before step {first}"
+    raise errors.OrderError(f"Step {step} lies outside the stream, which {what}.")
 
   def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)

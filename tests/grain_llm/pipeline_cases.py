@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from tests.loader import laws_cases
+from tests.grain_llm import shards as shards_lib
 
 
 def serve(documents, options, axes, steps=None, state=None):
@@ -34,7 +34,7 @@ def serve(documents, options, axes, steps=None, state=None):
       batch = next(iterator)
     except StopIteration:
       break
-    batches.append({name: (array.shape, laws_cases.shards(array)) for name, array in batch.items()})
+    batches.append({name: (array.shape, shards_lib.shards(array)) for name, array in batch.items()})
   length = iterator.iterator_length
   found = iterator.get_state()
   iterator.close()
@@ -56,7 +56,7 @@ def mix(options, axes):
   )
   batches = []
   for batch in iterator:
-    batches.append({name: (array.shape, laws_cases.shards(array)) for name, array in batch.items()})
+    batches.append({name: (array.shape, shards_lib.shards(array)) for name, array in batch.items()})
   iterator.close()
   return batches
 
