@@ -1,4 +1,5 @@
-"""Grain's own interface over OLMo corpora: each operation of its overview, on `OlmoNpyDataSource`."""
+"""Grain's own interface over OLMo corpora: each operation of its overview, on
+`OlmoNpyDataSource`."""
 
 import dataclasses
 import sys

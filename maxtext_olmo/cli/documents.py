@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
       f"{count:,} documents, {documents.num_tokens:,} tokens; half of them have up to"
       f" {middle:,.0f} tokens, 99 % up to {long:,.0f}.\n"
       + (f"{by_csv} of {documents.num_files} files by dolma's boundary files.\n" if by_csv else "")
-      + f"{path} {'is whole' if args.verify else 'is written'}: {LocalStorage().size(path):,} bytes."
+      + f"{path} {'is whole' if args.verify else 'is written'}:"
+      f" {LocalStorage().size(path):,} bytes."
   )
   return 0

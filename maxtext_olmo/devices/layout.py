@@ -133,7 +133,8 @@ class BatchLayout:
     return columns.stop - columns.start < self.length
 
   def send(self, local: np.ndarray) -> jax.Array:
-    """Returns the global array of which this process has these rows; transfers continue after the call.
+    """Returns the global array of which this process has these rows; transfers continue after the
+    call.
 
     An array with other columns than the batch's tokens, or with none, is split by rows alone.
     """

@@ -121,7 +121,8 @@ def _documents(
     place = int(outside[0])
     raise errors.CorpusError(
         f"Token id {tokens[place]} in {files.where(file_id, place)}, is outside the model's"
-        f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file has"
+        f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file"
+        " has"
         f" another dtype than {files.dtype.name}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1

@@ -89,7 +89,8 @@ class Consumed:
     header = storage.read(self._path, 0, min(storage.size(self._path), _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
       raise errors.CorpusError(
-          f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext migrate`"
+          f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext"
+          " migrate`"
           " writes."
       )
     _, version, count, remaining, digest, corpus = _HEADER.unpack(header)

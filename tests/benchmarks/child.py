@@ -27,7 +27,8 @@ from typing import IO, Any, cast
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _PATIENCE_SECONDS = 300
-# Buffers fill before the process is stopped: a read that is stopped half-way looks like a slow disk.
+# Buffers fill before the process is stopped: a read that is stopped half-way looks like a slow
+# disk.
 _SETTLING_SECONDS = 0.2
 
 

@@ -14,7 +14,8 @@ def shards(array: jax.Array) -> dict[tuple[int, int, int, int], np.ndarray]:
 
 
 def assemble(parts):
-  """Returns the global arrays of each step; every element must be on a process, and they must agree."""
+  """Returns the global arrays of each step; every element must be on a process, and they must
+  agree."""
   steps = []
   for per_process in zip(*parts):
     arrays = {}

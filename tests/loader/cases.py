@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import ml_collections
@@ -38,7 +38,8 @@ def data_config(**values: Any) -> ml_collections.ConfigDict:
 def device_mesh(
     axes: dict[str, int] | None = None, order: Sequence[int] | None = None
 ) -> jax.sharding.Mesh:
-  """Returns a mesh over the first devices of all processes, in their own order or another; by default over one."""
+  """Returns a mesh over the first devices of all processes, in their own order or another; by
+  default over one."""
   axes = axes or {"data": 1}
   devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))])
   if order is not None:
@@ -59,9 +60,9 @@ def take_inputs(iterator: Any, count: int) -> list[np.ndarray]:
 class LoaderCase(parameterized.TestCase):
   """Tests that make iterators over one corpus, which they leave as it is."""
 
-  defaults: dict[str, Any] = WINDOWS
-  corpus: dict[str, Any] = {}
-  axes: dict[str, int] = {"data": 1}
+  defaults: ClassVar[dict[str, Any]] = WINDOWS
+  corpus: ClassVar[dict[str, Any]] = {}
+  axes: ClassVar[dict[str, int]] = {"data": 1}
 
   @classmethod
   def setUpClass(cls):
@@ -96,7 +97,7 @@ class DocumentsCase(LoaderCase):
   """The same over a corpus of short documents."""
 
   defaults = DOCUMENTS
-  corpus = {"tokens_per_file": (900, 700, 7, 1200)}
+  corpus: ClassVar[dict[str, Any]] = {"tokens_per_file": (900, 700, 7, 1200)}
 
   @classmethod
   def setUpClass(cls):

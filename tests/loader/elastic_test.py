@@ -1,4 +1,5 @@
-"""Elastic runs against the real thing: OLMo-core's streams and resumes, ramp-up, and changed batch sizes."""
+"""Elastic runs against the real thing: OLMo-core's streams and resumes, ramp-up, and changed
+batch sizes."""
 
 import hashlib
 import json
@@ -115,7 +116,8 @@ class OlmoCoreTest(ElasticCase):
     return case, second
 
   def _next_steps(self, case):
-    """The rows of the global batches after the resume, from those of the ranks, which are strided."""
+    """The rows of the global batches after the resume, from those of the ranks, which are
+    strided."""
     ranks = [rank["next_steps"] for rank in case["resumed"]]
     return [np.stack(rows, axis=1).ravel().tolist() for rows in zip(*ranks)]
 

@@ -1,4 +1,5 @@
-"""What the processes of the tests on several hosts do, and how their shards become global arrays again."""
+"""What the processes of the tests on several hosts do, and how their shards become global
+arrays again."""
 
 import dataclasses
 import importlib.util
@@ -22,7 +23,8 @@ ShardedBatch = dict[str, tuple[tuple[int, int], Shards]]
 
 @dataclasses.dataclass(frozen=True)
 class Serve:
-  """Take batches on a mesh over all processes; the result is this process's shards, and the state after them."""
+  """Take batches on a mesh over all processes; the result is this process's shards, and the
+  state after them."""
 
   config: dict[str, Any]
   axes: dict[str, int]
@@ -59,7 +61,8 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Refuse:
-  """Begin with a config for each process; the result is the error that this process gets, before any batch."""
+  """Begin with a config for each process; the result is the error that this process gets,
+  before any batch."""
 
   configs: Sequence[dict[str, Any]]
   axes: dict[str, int]
@@ -74,7 +77,8 @@ class Refuse:
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], compiled: bool = False) -> list[Any]:
-  """Runs one job after the other, with compiled reads where that is asked for and numba is installed."""
+  """Runs one job after the other, with compiled reads where that is asked for and numba is
+  installed."""
   jax.config.update("jax_disable_most_optimizations", True)
   if compiled and importlib.util.find_spec("numba"):
     assert reader_lib.compile_reads(np.uint16)
@@ -83,7 +87,8 @@ def run_all(jobs: Sequence[Callable[[], Any]], compiled: bool = False) -> list[A
 
 
 def assemble(parts: Sequence[Sequence[ShardedBatch]]) -> list[cases.Batch]:
-  """Returns the global batches from the shards of all processes; each element must be there and agree."""
+  """Returns the global batches from the shards of all processes; each element must be there and
+  agree."""
   steps = []
   for per_process in zip(*parts, strict=True):
     arrays = {}

@@ -257,8 +257,10 @@ class MetricsTest(cases.DocumentsCase):
     self.assert_reads(found, batches, "targets_segmentation", iterator, exact=True)
 
   def assert_reads(self, found, batches, name, iterator, *, exact):
-    """Checks bytes and reads against the batches, of which those made ahead may not have been taken."""
-    # With inputs shifted right, every token that was read is a target. The corpus has two bytes for each.
+    """Checks bytes and reads against the batches, of which those made ahead may not have been
+    taken."""
+    # With inputs shifted right, every token that was read is a target. The corpus has two bytes for
+    # each.
     tokens = sum(np.count_nonzero(batch[name]) for batch in batches)
     segments = sum(int(batch[name].max(axis=1).sum()) for batch in batches)
     if exact:

@@ -1,4 +1,5 @@
-"""Tests of `make_olmo_grain_data_loader`, which serves record by record what the train iterator serves."""
+"""Tests of `make_olmo_grain_data_loader`, which serves record by record what the train iterator
+serves."""
 
 import jax
 import numpy as np

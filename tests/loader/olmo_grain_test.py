@@ -1,8 +1,10 @@
-"""Tests of `dataset_type=olmo_grain` in one process; what holds for every row source is tested in laws_test."""
+"""Tests of `dataset_type=olmo_grain` in one process; what holds for every row source is tested
+in laws_test."""
 
 import os
 import pathlib
 import types
+from typing import Any, ClassVar
 
 import grain
 import hypothesis
@@ -36,8 +38,8 @@ def setUpModule():
 
 class OlmoCase(cases.LoaderCase):
 
-  defaults = {**cases.WINDOWS, "data_sharding": (("data",),)}
-  axes = {"data": 2, "tensor": 2}
+  defaults: ClassVar[dict[str, Any]] = {**cases.WINDOWS, "data_sharding": (("data",),)}
+  axes: ClassVar[dict[str, int]] = {"data": 2, "tensor": 2}
 
   def take(self, iterator, count):
     return cases.take_inputs(iterator, count)
@@ -129,7 +131,8 @@ class TrainTest(OlmoCase):
     self.assertLen(lines, 1)
     self.assertRegex(
         lines[0],
-        r"step 40 at position 160 \(epoch 1, place 37 of 123\), first instances \[\d+, .*fingerprint"
+        r"step 40 at position 160 \(epoch 1, place 37 of 123\), first instances \[\d+, "
+        r".*fingerprint"
         r" \S+, order feistel, seed 11, split none",
     )
 

@@ -17,7 +17,8 @@ _SAVES = {
 
 
 def go_on(config, directory, restore=None, steps=2):
-  """Restores an iterator and a model, takes some steps and saves both; returns the ids of the steps and the model.
+  """Restores an iterator and a model, takes some steps and saves both; returns the ids of the steps
+  and the model.
 
   Args:
     restore: (label, item, args): the checkpoint, its item, and whose args restore it; None begins.

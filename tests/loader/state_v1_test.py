@@ -1,7 +1,8 @@
-"""Tests that states which earlier releases saved (format 1) resume to the batches that those releases gave next.
+"""Tests that states which earlier releases saved (format 1) resume to the batches that those
+releases gave next.
 
-`states_v1.json` was made by the last release that saved format 1. For each state it has the config and the corpus to resume with, and
-digests of the three batches that followed.
+`states_v1.json` was made by the last release that saved format 1. For each state it has the config
+and the corpus to resume with, and digests of the three batches that followed.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Fresh random cases against the real OLMo-core: streams, ranks, epochs, fingerprints and resumes.
 
-`make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`. Cases differ from run to
-run; the seed is in the name of each, and `PEER_SEED` repeats a run.
+`make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`.
+Cases differ from run to run; the seed is in the name of each, and `PEER_SEED` repeats a run.
 """
 
 import itertools

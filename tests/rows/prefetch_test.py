@@ -1,4 +1,5 @@
-"""Tests of what is made ahead by threads; `prefetch_processes_test` has those of worker processes."""
+"""Tests of what is made ahead by threads; `prefetch_processes_test` has those of worker
+processes."""
 
 import doctest
 import gc

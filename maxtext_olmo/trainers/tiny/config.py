@@ -109,7 +109,8 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     if missing:
       raise errors.ConfigError(
           f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Start it with"
-          " `config = maxtext_olmo.get_config()`, which has them all, and change what should differ."
+          " `config = maxtext_olmo.get_config()`, which has them all, and change what should"
+          " differ."
       )
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
