@@ -13,8 +13,8 @@ PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/vers
 MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
-.PHONY: help install demo test test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval clean
+.PHONY: help install demo test test-fast test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
+  bench-packing bench-lmeval bench-calls clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,9 @@ demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resum
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python tests/run.py -j $(JOBS)
 
+test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few shared interpreters.
+	$(BIN)/python tests/run.py --fast -j $(JOBS)
+
 test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
 	KILLS=50 $(BIN)/python tests/run.py tests/trainers/tiny/kill_test.py
 
@@ -83,22 +86,25 @@ format: $(VENV)/.installed-lint ## Format the code.
 	$(BIN)/ruff check --fix --quiet maxtext_olmo tests configs
 	$(BIN)/pyink --quiet maxtext_olmo tests configs
 
-bench: $(VENV)/.installed ## Throughput beside the copy limit and other loaders, start-up, growth, slow disks: 12 minutes.
-	$(BIN)/python -m maxtext_olmo bench throughput --output bench-run
+bench: $(VENV)/.installed ## Throughput compared with yardsticks and other loaders, bytes sent, waits: about 8 minutes.
+	$(BIN)/python tests/benchmarks/throughput.py
 
 bench-peers: $(PEERS)/.installed-bench $(MAXTEXT_VENV)/.installed ## Install the loaders that `make bench` compares with.
 
 bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
-	$(BIN)/python -m maxtext_olmo bench startup
+	$(BIN)/python tests/benchmarks/startup.py
 
 bench-order: $(VENV)/.installed ## Time to the first id, ids per second and memory of each order.
-	$(BIN)/python -m maxtext_olmo bench order
+	$(BIN)/python tests/benchmarks/order.py
 
-bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents, side by side.
-	$(BIN)/python -m maxtext_olmo bench packing
+bench-packing: $(VENV)/.installed ## Padding and speed of the packings of documents.
+	$(BIN)/python tests/benchmarks/packing.py
 
-bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation: unsorted, sorted per host, sorted globally, packed.
-	$(BIN)/python -m maxtext_olmo bench lmeval
+bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation batches.
+	$(BIN)/python tests/benchmarks/lmeval.py
+
+bench-calls: $(VENV)/.installed ## Python calls and objects per step of a trainer.
+	$(BIN)/python tests/benchmarks/calls.py
 
 clean: ## Remove the virtual environments and caches.
 	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -3,7 +3,7 @@
     maxtext-olmo index build --mix-file=OLMo-mix-0925-official.txt --base=/data/olmo \\
       --tokenizer=allenai/dolma3-tokenizer --sequence-length=8192 --output=olmo3_stage1.json
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/olmo3_7b_stage1.py \\
+    python -m maxtext_olmo.trainers.tiny --config=configs/olmo3_7b_stage1.py \\
       --config.olmo_index_path=olmo3_stage1.json --config.checkpoint_dir=/checkpoints/olmo3
 
 The last command runs on each host, which finds the others through $JAX_COORDINATOR_ADDRESS,

@@ -1,9 +1,9 @@
-"""Midtraining on whole documents, packed by a plan, with a mixture over labels: attention stays within documents.
+"""Midtraining on packed documents, with a mixture over labels; attention stays within documents.
 
     maxtext-olmo corpus make --output data code=src/ text=docs/
     maxtext-olmo index build --mix-file data/mix.txt --tokenizer bytes --dtype uint16 \\
       --sequence-length 256 --output data/index.json
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/packed_midtraining.py \\
+    python -m maxtext_olmo.trainers.tiny --config=configs/packed_midtraining.py \\
       --config.olmo_index_path=data/index.json --config.checkpoint_dir=checkpoints
 """
 
@@ -18,11 +18,10 @@ def get_config():
   config.olmo_eos_id = 256  # of the tokenizer `bytes`
   config.max_target_length = 256
 
-  config.olmo_packing = "planned"  # any row at once; under half a percent of padding
-  config.olmo_long_documents = "split"  # nothing is thrown away
-  config.olmo_mixture = {
-      "*": 1.0
-  }  # per label, say {"wiki": 2.0, "web-*": 0.5}; see `maxtext-olmo plan`
+  config.olmo_packing = "planned"  # rows by position, with under half a percent of padding
+  config.olmo_long_documents = "split"  # nothing is discarded
+  # Per label, such as {"wiki": 2.0, "web-*": 0.5}; see `maxtext-olmo plan`.
+  config.olmo_mixture = {"*": 1.0}
   config.olmo_mixture_unit = "epochs"
 
   config.global_batch_size_to_load = 8

@@ -1,6 +1,6 @@
-"""One document per row, padded and cut to the row: the shape of supervised fine-tuning, for three epochs.
+"""Three epochs of one document per row, padded or truncated: the shape of supervised fine-tuning.
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/sft.py \\
+    python -m maxtext_olmo.trainers.tiny --config=configs/sft.py \\
       --config.olmo_index_path=data/index.json --config.olmo_eval_index_path=held_out/index.json \\
       --config.eval_interval=50
 
@@ -20,9 +20,7 @@ def get_config():
   config.olmo_packing = "none"
   config.olmo_long_documents = "truncate"  # a conversation that does not fit loses its end
   config.olmo_shift = "right"  # the first token is predicted too, from an EOS
-  config.olmo_num_epochs = (
-      3  # the last batch is filled up with padding; the run ends there, or after `steps`
-  )
+  config.olmo_num_epochs = 3  # padding completes the last batch; the run ends there or at `steps`
 
   config.max_target_length = 128
   config.global_batch_size_to_load = 8

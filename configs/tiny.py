@@ -1,14 +1,14 @@
 """Trains a tiny model on random tokens: runs anywhere, in seconds, without data.
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/tiny.py --config.steps=200
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
 
 On a corpus of your own (`maxtext-olmo corpus make`, `maxtext-olmo index build`):
 
-    python -m maxtext_olmo.trainers.tiny.trainer --config=configs/tiny.py \\
-      --config.dataset_type=olmo_grain --config.olmo_index_path=index.json --config.max_target_length=256 \\
-      --config.checkpoint_dir=checkpoints
+    python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py \\
+      --config.dataset_type=olmo_grain --config.olmo_index_path=index.json \\
+      --config.max_target_length=256 --config.checkpoint_dir=checkpoints
 
-On two processes of this machine, and again on one from where those stopped:
+On two processes of this machine, and then on one, from where those stopped:
 
     python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py ...
 """

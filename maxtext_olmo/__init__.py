@@ -1,6 +1,7 @@
 """The OLMo data path for JAX trainers.
 
-The public names load what they need when they are first used, so that importing the package imports neither JAX nor Grain.
+The public names load what they need when they are first used, so that importing the package imports
+neither JAX nor Grain.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PUBLIC = {
     ),
     "rows.batch": ("ShiftToInputsTargets",),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
-    "rows.records": ("AddEndOfDocument", "TokenFeatures"),
+    "grain_llm.records": ("AddEndOfDocument", "TokenFeatures"),
     "grain_llm.pipeline": (
         "make_grain_llm_dataset",
         "make_grain_llm_iterator",
@@ -63,7 +64,8 @@ _PUBLIC = {
         "make_olmo_grain_train_iterator",
     ),
     "loader.checkpoint_item": ("IteratorRestore", "IteratorSave"),
-    "loader.registry": ("create_data_iterator", "register_dataset_type"),
+    "loader.data_iterator": ("DataIterator",),
+    "loader.registry": ("DatasetType", "create_data_iterator", "register_dataset_type"),
     "trainers.tiny.config": ("get_config",),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -191,13 +191,15 @@ def run_show(args: argparse.Namespace) -> int:
 def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
   """A forgotten --dtype is the likeliest mistake, and a few bytes of a few files give it away."""
   from maxtext_olmo.corpus import verify
+  from maxtext_olmo.corpus.token_files import TokenFiles
 
+  files = TokenFiles.of_index(index)
   largest = sorted(range(len(index.files)), key=lambda i: -index.files[i].n_tokens)[:4]
   for file_id in largest:
-    path = index.resolve(file_id)
-    if other := verify.likelier_dtype(index, file_id, path):
+    if other := verify.likelier_dtype(index, files, file_id):
       sys.stderr.write(
-          f"warning: {path} looks like {other}, not {index.dtype}: if it is, build the index again"
+          f"warning: {files.paths[file_id]} looks like {other}, not {index.dtype}: if it is, build"
+          " the index again"
           f" with --dtype {other}.\n"
       )
       return

@@ -28,7 +28,6 @@ COMMANDS = (
     "demo",
     "order",
     "maxtext",
-    "bench",
 )
 
 _DESCRIPTION = """\

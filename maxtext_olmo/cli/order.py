@@ -1,4 +1,4 @@
-"""`maxtext-olmo order`: go on where an OLMo-core run stopped, and evidence on how well the orders mix."""
+"""`maxtext-olmo order`: continues an OLMo-core run, and measures how well the orders mix."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import sys
 from typing import Any
 
 _IMPORT_DESCRIPTION = """\
-Reads the state of OLMo-core's data loader and says with which config this library goes on exactly where that run stopped.
+Reads the state of OLMo-core's data loader and prints the config with which this library continues
+exactly where that run stopped.
 
-STATE is a JSON file with the loader's `state_dict()`, or a trainer's with a `data_loader` in it. From a checkpoint:
+STATE is a JSON file with the loader's `state_dict()`, or a trainer's with a `data_loader` in it.
+From a checkpoint:
   python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
       weights_only=False)['data_loader']))" > state.json
 """
@@ -26,7 +28,7 @@ example:
 def add_parser(subparsers: Any) -> None:
   """Adds `order import-olmo-core` and `order stats`."""
   group = subparsers.add_parser(
-      "order", help="go on where an OLMo-core run stopped; evidence on the orders"
+      "order", help="continue an OLMo-core run; measure how well the orders mix"
   )
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_import(commands)
@@ -36,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 def _add_import(commands: Any) -> None:
   parser = commands.add_parser(
       "import-olmo-core",
-      help="the config that goes on where an OLMo-core run stopped",
+      help="the config that continues where an OLMo-core run stopped",
       description=_IMPORT_DESCRIPTION,
       epilog=_IMPORT_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -49,19 +51,25 @@ def _add_import(commands: Any) -> None:
       "--sequence-length",
       type=int,
       metavar="S",
-      help="go on with rows of S tokens, where the run had a max_target_sequence_length (default: the run's)",
+      help=(
+          "continue with rows of S tokens, if the run had a max_target_sequence_length (default:"
+          " the run's)"
+      ),
   )
   parser.add_argument(
       "--batch-size",
       type=int,
       metavar="ROWS",
-      help="go on with global batches of so many rows (default: the run's)",
+      help="rows of a global batch (default: the run's)",
   )
   parser.add_argument(
       "--vocab-size",
       type=int,
       metavar="V",
-      help="the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default: no check)",
+      help=(
+          "the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default:"
+          " no check)"
+      ),
   )
   parser.add_argument(
       "--pad-id", type=int, metavar="ID", help="the run's padding token (default: no check)"
@@ -79,8 +87,8 @@ def _add_import(commands: Any) -> None:
       "--write",
       metavar="FILE",
       help=(
-          "write the config: a .py file for the embedded trainer, a .yml file for MaxText, or a .json file"
-          " (default: print it)"
+          "write the config: a .py file for the tiny trainer, a .yml file for MaxText, or a .json"
+          " file (default: print it)"
       ),
   )
   parser.set_defaults(run=run_import)
@@ -89,11 +97,12 @@ def _add_import(commands: Any) -> None:
 def _add_stats(commands: Any) -> None:
   parser = commands.add_parser(
       "stats",
-      help="how well each order mixes, beside a true shuffle",
+      help="how well each order mixes, compared with a true shuffle",
       description=(
-          "Measures displacement, serial correlation, the mixing of files within batches, and the agreement with a true"
-          " shuffle by chi-square, for each order and for Grain's own shuffle, side by side, as standard deviations from"
-          " what a true shuffle is expected to give."
+          "Measures displacement, serial correlation, the mixing of files within batches, and the"
+          " agreement with a true shuffle by chi-square, for each order and for Grain's own"
+          " shuffle, side by side, as standard deviations from what a true shuffle is expected to"
+          " give."
       ),
   )
   parser.add_argument(
@@ -109,7 +118,10 @@ def _add_stats(commands: Any) -> None:
       type=int,
       default=50_000_000,
       metavar="N",
-      help="leave out olmo_core above this size, which takes 4 bytes per instance (default: %(default)s)",
+      help=(
+          "leave out olmo_core above this size, which takes 4 bytes per instance (default:"
+          " %(default)s)"
+      ),
   )
   parser.add_argument("--seed", type=int, default=0, help="of the orders (default: %(default)s)")
   parser.set_defaults(run=run_stats)
@@ -133,8 +145,8 @@ def run_import(args: argparse.Namespace) -> int:
   )
   if rows is None:
     raise errors.ConfigError(
-        "The state does not tell the batch size, since no batch, or batches of several sizes, were processed in this"
-        " epoch; give it with --batch-size."
+        "The state does not determine the batch size, since no batch, or batches of several sizes,"
+        " were processed in this epoch; set --batch-size."
     )
   values = {
       "dataset_type": "olmo_grain",
@@ -147,8 +159,9 @@ def run_import(args: argparse.Namespace) -> int:
   }
   steps = _steps(position, rows, index)
   said = (
-      f"The run is in epoch {state.epoch} (epoch {state.epoch - 1} here), {state.tokens_processed:,} tokens into it:"
-      f" position {position:,}, which is step {steps:,} with batches of {rows} rows.\n{checked}\n"
+      f"The run is in epoch {state.epoch} (epoch {state.epoch - 1} here),"
+      f" {state.tokens_processed:,} tokens into it: position {position:,}, which is step {steps:,}"
+      f" with batches of {rows} rows.\n{checked}\n"
   )
   if args.write:
     _write(args.write, values, said)
@@ -159,8 +172,8 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 _STEP_NOTE = (
-    "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new run; set it to count"
-    " steps from another number."
+    "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new"
+    " run; set it to count steps from another number."
 )
 
 
@@ -227,10 +240,10 @@ def _write(path: str, values: dict[str, Any], said: str) -> None:
     text = "\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in values.items())]) + "\n"
   elif ending == ".py":
     text = (
-        f'"""Goes on where an OLMo-core run stopped.\n\n    maxtext-olmo train --config={path}\n\n'
+        f'"""Continues an OLMo-core run.\n\n    maxtext-olmo train --config={path}\n\n'
         + "\n".join(comment)
-        + '\n"""\n\nfrom maxtext_olmo.trainers import config as config_lib\n\n\ndef get_config():\n'
-        "  config = config_lib.get_config()\n"
+        + '\n"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
+        "  config = maxtext_olmo.get_config()\n"
         + "".join(f"  config.{name} = {value!r}\n" for name, value in values.items())
         + "  return config\n"
     )

@@ -1,4 +1,4 @@
-"""Document number → tokens: a Grain data source over the documents of a corpus, and reads of parts of them."""
+"""Document number → tokens: a Grain data source over the documents of a corpus."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _INT32_VOCABULARY = 2**31
 
 
 class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
-  """The documents of a corpus, by number, as records with `inputs`; an EOS belongs to the document it ends.
+  """The documents of a corpus, by number, as records with `inputs`.
+
+  An EOS belongs to the document it ends.
 
   Args:
     index: The corpus.
     documents: Where its documents lie (`build_documents`, `load_documents`).
-    path_remap: prefix → replacement, for paths that begin otherwise on this machine.
-    max_open_files: How many files stay open in a process, where no `storage` is given; None for as many as it can spare.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    max_open_files: How many files stay open in a process where no `storage` is given; None for as
+      many as it can spare.
     storage: Where the files are read from; the local file system unless given.
     vocab_size: A token id at or above it is an error; 0 checks only that ids fit int32.
   """
@@ -71,7 +74,8 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     document_id = operator.index(document_id)
     if not 0 <= document_id < len(self):
       raise OrderError(
-          f"Document {document_id} does not exist: the corpus has {len(self)} documents, counted from 0."
+          f"Document {document_id} does not exist: the corpus has {len(self)} documents, counted"
+          " from 0."
       )
     ids = np.array([document_id])
     length = self._documents.lengths(ids)
@@ -80,13 +84,17 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     return {"inputs": tokens, "document_id": document_id}
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """How many tokens some documents have."""
+    """Returns how many tokens each document has."""
     return self._documents.lengths(document_ids)
 
   def read_parts(
       self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
   ) -> int:
-    """Reads tokens [start, start + length) of each document into its int32 array in `out`; how many bytes these were."""
+    """Reads tokens [start, start + length) of each document into its int32 array in `out`.
+
+    Returns:
+      How many bytes were read.
+    """
     index = self._index
     itemsize = index.token_dtype.itemsize
     file_ids, first_tokens = self._documents.locate(document_ids)
@@ -98,7 +106,7 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
       count = int(lengths[i])
       if not count:
         continue
-      # Tokens of four bytes go straight to where they belong; others by way of a buffer of their own dtype.
+      # Tokens of four bytes are read in place, others through a buffer of their own dtype.
       tokens = target.view(index.token_dtype) if itemsize == 4 else buffer[:count]
       raw = tokens.view(np.uint8)
       self._files.storage.fill(
@@ -116,12 +124,12 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     return int(lengths.sum()) * itemsize
 
   def where(self, document_id: int, token: int = 0) -> str:
-    """The file and the byte of a token of a document, for messages."""
+    """Returns the file and the byte of a token of a document, for messages."""
     file_ids, first_tokens = self._documents.locate(np.array([document_id]))
     return self._files.where(int(file_ids[0]), int(first_tokens[0]) + token)
 
   def labels(self) -> dict[str, list[tuple[int, int]]]:
-    """For each label, the ranges of document numbers that it has."""
+    """Returns the ranges of document numbers of each label."""
     offsets = self._documents.file_offsets.tolist()
     found: dict[str, list[tuple[int, int]]] = {}
     for i, entry in enumerate(self._index.files):
@@ -132,12 +140,13 @@ class OlmoDocumentSource(grain.sources.RandomAccessDataSource):
     place = int(np.argmax(tokens >= limit))
     raise CorpusError(
         f"Token id {tokens[place]} of document {document_id} is outside the vocabulary of {limit}:"
-        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has another dtype than"
-        f" {self._index.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
+        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has"
+        f" another dtype than {self._index.dtype}, or it is damaged: run `maxtext-olmo verify` on"
+        " the index."
     )
 
   def __repr__(self) -> str:
-    """The same for the same documents, wherever they are mounted: Grain compares it when it restores a state."""
+    """Equal for equal documents on any mount: Grain compares it when it restores a state."""
     return (
         f"OlmoDocumentSource(fingerprint={self._index.fingerprint!r},"
         f" documents={self._documents.num_documents}, eos_id={self._documents.eos_id})"

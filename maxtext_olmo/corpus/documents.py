@@ -1,17 +1,19 @@
-"""Where the documents of a corpus lie: a sidecar file next to the index, memory-mapped.
+"""The document index: where each document of a corpus lies, in a memory-mapped sidecar file.
 
-A document ends with its EOS token, which belongs to it, and at the end of a file; the next one begins there. With EOS = 0:
+A document ends with its EOS token, which belongs to it, or at the end of its file; the next one
+begins there. With EOS = 0:
 
     tokens      5  6  0 | 7  0 | 0 | 8  9 (end of file)
     document    0         1      2   3
 
-so documents cover their files without gaps, and two EOS in a row make a document of one token. Where dolma has left a
-`part.csv.gz` next to `part.npy`, with the first and the end token of each document in a line, that says it instead, and
-the tokens are not read.
+so documents cover their files without gaps, and two EOS in a row make a document of one token.
+Where dolma has left a `part.csv.gz` next to `part.npy`, whose lines begin with the first and the
+end token of each document, that is used instead, and the tokens are not read.
 
-The file has a header of JSON in its first 4096 bytes, then `file_offsets` (int64: which document is the first of a file),
-`starts` (uint64: a document's first token in its file) and `lengths` (uint32). Opening it reads the header alone, and
-access to a document touches the pages it is on: memory does not grow with the number of documents.
+The file has a JSON header in its first 4096 bytes, then `file_offsets` (int64: the first document
+of each file), `starts` (uint64: a document's first token in its file) and `lengths` (uint32).
+Opening it reads only the header, and looking up a document touches only the pages it is on: memory
+does not grow with the number of documents.
 """
 
 from __future__ import annotations
@@ -22,15 +24,21 @@ import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import xxhash
 
 from maxtext_olmo import atomic
+from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_stream
+from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.progress import progress_bar
@@ -45,15 +53,15 @@ _REBUILD = "Build it again with `maxtext-olmo index documents`."
 
 @dataclasses.dataclass(frozen=True)
 class DocumentIndex:
-  """The documents of a corpus, by number; what it holds is mapped, not loaded.
+  """The documents of a corpus, by number; its arrays are mapped, not loaded.
 
   Attributes:
     path: Of the sidecar file.
     fingerprint: Of the corpus.
-    eos_id: What ended the documents that no boundary file named.
+    eos_id: The token that ends a document where there is no boundary file.
     num_documents: In all files.
     num_tokens: In all documents.
-    num_boundary_files: Files whose documents dolma's boundary files gave.
+    num_boundary_files: How many files have a boundary file of dolma.
     checksum: Of the arrays, as hex.
   """
 
@@ -77,6 +85,8 @@ class DocumentIndex:
     object.__setattr__(self, "_maps", self._map())
 
   def _map(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # Mapped, not read through a storage: the arrays of a large corpus have gigabytes, and a batch
+    # looks at a few pages of them.
     found: list[np.ndarray] = []
     offset = _HEADER_BYTES
     for dtype, count in _layout(self.num_files, self.num_documents):
@@ -89,47 +99,60 @@ class DocumentIndex:
 
   @property
   def file_offsets(self) -> np.ndarray:
-    """The first document of each file, and the number of all."""
+    """The first document of each file, then the number of all documents."""
     return self._maps[0]  # type: ignore[attr-defined]
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """How many tokens some documents have (int64)."""
+    """Returns how many tokens each document has (int64)."""
     return self._maps[2][document_ids].astype(np.int64)  # type: ignore[attr-defined]
 
   def locate(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The file of each document, and its first token in it (int64)."""
+    """Returns the file of each document, and its first token in it (int64)."""
     offsets, starts, _ = self._maps  # type: ignore[attr-defined]
-    # Files without documents share their offset with the next one; the last of equals is the one that has it.
+    # Files without documents share their offset with the next file; the last of equals has the
+    # document.
     file_ids = np.searchsorted(offsets, document_ids, side="right") - 1
     return file_ids, starts[document_ids].astype(np.int64)
 
-  def verify(self) -> None:
+  def verify(self, storage: Storage | None = None) -> None:
     """Reads the whole file and compares its checksum."""
-    found = _checksum(self.path)
-    if found != self.checksum:
+    storage = LocalStorage() if storage is None else storage
+    digest = xxhash.xxh3_128()
+    for piece in storage.pieces(self.path, _HEADER_BYTES):
+      digest.update(piece)
+    if digest.hexdigest() != self.checksum:
       raise CorpusError(
-          f"The document index {self.path} is damaged: its arrays have the checksum {found}, its header says"
-          f" {self.checksum}. {_REBUILD}"
+          f"The document index {self.path} is damaged: its arrays have the checksum"
+          f" {digest.hexdigest()}, its header says {self.checksum}. {_REBUILD}"
       )
 
 
 def default_path(index_path: str | os.PathLike[str]) -> str:
-  """Where the documents of an index are kept unless said otherwise."""
+  """Returns where the document index of an index is kept by default."""
   return os.fspath(index_path) + ".documents"
 
 
 def load_documents(
-    path: str | os.PathLike[str], index: index_lib.OlmoNpyIndex, eos_id: int | None = None
+    path: str | os.PathLike[str],
+    index: index_lib.OlmoNpyIndex,
+    eos_id: int | None = None,
+    *,
+    storage: Storage | None = None,
 ) -> DocumentIndex:
-  """Opens a sidecar file that belongs to an index, and to an EOS where one is given."""
+  """Opens a sidecar file, which must belong to the index and, where one is given, to the EOS.
+
+  Args:
+    storage: where header and checksum are read from; local files unless given.
+  """
   path = os.fspath(path)
+  storage = LocalStorage() if storage is None else storage
   try:
-    with open(path, "rb") as file:
-      header = file.read(_HEADER_BYTES)
-    size = os.path.getsize(path)
-  except OSError as error:
+    size = storage.size(path)
+    header = storage.read(path, 0, min(size, _HEADER_BYTES))
+  except CorpusError as error:
     raise CorpusError(
-        f"Cannot read the document index {path}: {error.strerror}. `maxtext-olmo index documents` makes one."
+        f"Cannot read the document index {path}: {reason(error).rstrip('.')}."
+        " `maxtext-olmo index documents` makes one."
     ) from error
   try:
     values = json.loads(header)
@@ -147,17 +170,18 @@ def load_documents(
     )
   if values["fingerprint"] != index.fingerprint:
     raise CorpusError(
-        f"The document index {path} belongs to another corpus: it was made for {values['fingerprint']}, the index is"
-        f" {index.fingerprint}. {_REBUILD}"
+        f"The document index {path} belongs to another corpus: it was made for"
+        f" {values['fingerprint']}, the index is {index.fingerprint}. {_REBUILD}"
     )
   if eos_id is not None and values["eos_id"] != eos_id:
     raise CorpusError(
-        f"The document index {path} was made with EOS {values['eos_id']}, this run has olmo_eos_id={eos_id}. Set it"
-        " back, or build the document index again with `maxtext-olmo index documents`."
+        f"The document index {path} was made with EOS {values['eos_id']}, this run has"
+        f" olmo_eos_id={eos_id}. Set it back, or build the document index again with"
+        " `maxtext-olmo index documents`."
     )
   documents = DocumentIndex(path=path, **values)
   if size <= _CHECKED_AT_OPENING:
-    documents.verify()
+    documents.verify(storage)
   return documents
 
 
@@ -169,16 +193,19 @@ def build_documents(
     path_remap: Mapping[str, str] | None = None,
     workers: int | None = None,
     progress: bool = False,
+    storage: Storage | None = None,
 ) -> DocumentIndex:
-  """Finds all documents, reading each file once in bounded memory, and writes the sidecar file, atomically.
+  """Finds all documents, reading each file once in bounded memory, and writes the sidecar file.
 
   Args:
+    path: Of the sidecar file, which is local and written atomically.
     workers: Threads that read files; as many as cores unless given.
+    storage: Where token files and boundary files are read from; local files unless given.
   """
   path = os.fspath(path)
   if eos_id < 0 or eos_id > np.iinfo(index.token_dtype).max:
     raise ConfigError(f"No token of {index.dtype} can be the EOS {eos_id}; set olmo_eos_id.")
-  full = [paths.remap(index.resolve(i), path_remap) for i in range(len(index.files))]
+  files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
   directory = os.path.dirname(path) or "."
   with tempfile.TemporaryDirectory(prefix=".documents_", dir=directory) as folder:
@@ -186,22 +213,23 @@ def build_documents(
 
       def find(i: int) -> tuple[int, bool]:
         entry = index.files[i]
-        boundary = _boundary_file(full[i])
-        if boundary is not None:
-          spans = _spans_of_csv(boundary, entry.n_tokens)
+        boundary = os.path.splitext(files.paths[i])[0] + ".csv.gz"
+        has_boundary = files.storage.exists(boundary)
+        if has_boundary:
+          spans = _spans_of_csv(files.storage, boundary, entry.n_tokens)
         else:
-          spans = _spans_of_tokens(full[i], entry, index.token_dtype, eos_id)
+          spans = _spans_of_tokens(files, i, entry.n_tokens, eos_id)
         count = 0
         with open(os.path.join(folder, str(i)), "wb") as file:
           for starts, lengths, read in spans:
-            _check_lengths(lengths, full[i])
+            _check_lengths(lengths, files.paths[i])
             np.stack([starts, lengths], axis=1).astype("<u8").tofile(file)
             count += len(starts)
             advance(read * index.token_dtype.itemsize)
-        return count, boundary is not None
+        return count, has_boundary
 
       results, problems = scan.map_files(
-          find, len(full), workers=workers or os.cpu_count() or 1, block=1
+          find, len(index.files), workers=workers or available_cores(), block=1
       )
     found = scan.all_or_error(results, problems, "Documents cannot be found")
     return _assemble(path, folder, index, eos_id, found)
@@ -254,47 +282,36 @@ def _assemble(
 Spans = Iterator[tuple[np.ndarray, np.ndarray, int]]  # starts, lengths, tokens read for them
 
 
-def _spans_of_tokens(
-    path: str, entry: index_lib.OlmoNpyFileEntry, dtype: np.dtype, eos_id: int
-) -> Spans:
+def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int) -> Spans:
   begun, place = 0, 0  # where the open document began, and how many tokens have been read
-  with scan.open_token_file(path) as file:
-    file.seek(entry.data_offset)
-    for piece in scan.pieces(file, path, alignment=dtype.itemsize):
-      tokens = np.frombuffer(piece[: len(piece) // dtype.itemsize * dtype.itemsize], dtype)
-      tokens = tokens[: entry.n_tokens - place]
-      ends = np.flatnonzero(tokens == eos_id) + (place + 1)
-      place += len(tokens)
-      starts = np.concatenate([[begun], ends[:-1]])[: len(ends)]
-      yield starts, ends - starts, len(tokens)
-      begun = int(ends[-1]) if len(ends) else begun
-  if place < entry.n_tokens:
-    raise CorpusError(
-        f"{path} is too short: expected {entry.n_tokens} tokens, found {place}. It was cut off or replaced after the"
-        " index was built."
-    )
+  for piece in files.storage.pieces(
+      files.paths[file_id],
+      int(files.data_offsets[file_id]),
+      n_tokens * files.dtype.itemsize,
+      scan.CHUNK_BYTES,
+  ):
+    tokens = np.frombuffer(piece, files.dtype)
+    ends = np.flatnonzero(tokens == eos_id) + (place + 1)
+    place += len(tokens)
+    starts = np.concatenate([[begun], ends[:-1]])[: len(ends)]
+    yield starts, ends - starts, len(tokens)
+    begun = int(ends[-1]) if len(ends) else begun
   if begun < place:
     yield np.array([begun]), np.array([place - begun]), 0
 
 
-def _boundary_file(path: str) -> str | None:
-  """Dolma's boundary file of a token file, where there is one."""
-  candidate = os.path.splitext(path)[0] + ".csv.gz"
-  return candidate if not paths.is_url(path) and os.path.exists(candidate) else None
-
-
-def _spans_of_csv(path: str, n_tokens: int) -> Spans:
+def _spans_of_csv(storage: Storage, path: str, n_tokens: int) -> Spans:
   block: list[tuple[int, int]] = []
   before = 0
   try:
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+    with gzip.open(open_stream(storage, path), "rt", encoding="utf-8", newline="") as file:
       for number, line in enumerate(csv.reader(file), start=1):
         start, end = int(line[0]), int(line[1])
         if not before <= start <= end <= n_tokens:
           raise CorpusError(
-              f"{path}:{number}: a document from token {start} to {end} does not lie behind the one before it (to"
-              f" {before}) and within the {n_tokens} tokens of the file. Remove this boundary file to find the"
-              " documents by their EOS."
+              f"{path}:{number}: a document from token {start} to {end} does not lie after the one"
+              f" before it (to {before}) and within the {n_tokens} tokens of the file. Remove this"
+              " boundary file to find the documents by their EOS."
           )
         block.append((start, end - start))
         before = end
@@ -302,11 +319,12 @@ def _spans_of_csv(path: str, n_tokens: int) -> Spans:
           spans = np.array(block, np.int64)
           yield spans[:, 0], spans[:, 1], 0
           block = []
-  except (OSError, EOFError, ValueError, IndexError, UnicodeDecodeError) as error:
-    if isinstance(error, CorpusError):
-      raise
+  except CorpusError:
+    raise
+  except (OSError, EOFError, ValueError, IndexError, zlib.error, csv.Error) as error:
     raise CorpusError(
-        f"The boundary file {path} cannot be read: {error}. Remove it to find the documents by their EOS."
+        f"The boundary file {path} cannot be read: {error}. Remove it to find the documents by"
+        " their EOS."
     ) from error
   spans = np.array(block, np.int64).reshape(-1, 2)
   yield spans[:, 0], spans[:, 1], n_tokens
@@ -315,7 +333,8 @@ def _spans_of_csv(path: str, n_tokens: int) -> Spans:
 def _check_lengths(lengths: np.ndarray, path: str) -> None:
   if len(lengths) and int(lengths.max()) > np.iinfo(np.uint32).max:
     raise CorpusError(
-        f"{path} has a document of {int(lengths.max())} tokens, more than fit 32 bits: is the EOS right?"
+        f"{path} has a document of {int(lengths.max())} tokens, more than fit 32 bits: is the EOS"
+        " right?"
     )
 
 
@@ -325,12 +344,3 @@ def _layout(num_files: int, num_documents: int) -> tuple[tuple[str, int], ...]:
 
 def _digest_of(values: dict) -> str:
   return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
-
-
-def _checksum(path: str) -> str:
-  digest = xxhash.xxh3_128()
-  with open(path, "rb") as file:
-    file.seek(_HEADER_BYTES)
-    while piece := file.read(_COPY_BYTES):
-      digest.update(piece)
-  return digest.hexdigest()

@@ -113,20 +113,20 @@ class OlmoNpyIndex:
     return self.sequence_length * self.token_dtype.itemsize
 
   def __getstate__(self) -> dict:
-    """Leaves out what is quickly derived again, so that little goes to a worker."""
+    """Leaves out what is quickly derived again, so that workers receive little."""
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   def resolve(self, file_id: int) -> str:
-    """The full path of a file, before any remapping."""
+    """Returns the full path of a file, before any remapping."""
     return paths.join(self.base, self.files[file_id].path)
 
   def expected_size(self, file_id: int) -> int:
-    """The size in bytes that a file must have."""
+    """Returns the size in bytes that a file must have."""
     entry = self.files[file_id]
     return entry.size_bytes or entry.data_offset + entry.n_tokens * self.token_dtype.itemsize
 
   def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The files (int64 ids) and the byte offsets in them (int64) where instances begin."""
+    """Returns the file (int64 id) and the byte offset in it (int64) where each instance begins."""
     ids = np.asarray(instance_ids)
     if not ids.size:
       return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.int64)
@@ -141,7 +141,7 @@ class OlmoNpyIndex:
     return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
 
   def with_sequence_length(self, sequence_length: int) -> "OlmoNpyIndex":
-    """The same corpus, with the same fingerprint, cut into instances of another length."""
+    """Returns the same corpus, with the same fingerprint, in instances of another length."""
     if sequence_length == self.sequence_length:
       return self
     if self.max_target_sequence_length is None:
@@ -158,7 +158,7 @@ class OlmoNpyIndex:
     )
 
   def to_json_dict(self) -> dict:
-    """The index as it is stored."""
+    """Returns the index as it is stored."""
     values = self.__getstate__()
     values["files"] = [
         {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
@@ -185,7 +185,7 @@ def make_index(
     base: str,
     max_target_sequence_length: int | None = None,
 ) -> OlmoNpyIndex:
-  """Counts the instances through the files; gives the corpus its fingerprint and split key."""
+  """Makes an index: numbers the instances, computes the fingerprint and the split key."""
   check_lengths(sequence_length, max_target_sequence_length)
   files = _lay_out(entries, sequence_length, max_target_sequence_length)
   fingerprint = compute_fingerprint(
@@ -207,15 +207,14 @@ def make_index(
       base=base,
       max_target_sequence_length=max_target_sequence_length,
   )
-  # From the fingerprint, not from chance: whoever indexes the same corpus holds out the same
-  # windows.
+  # Derived from the fingerprint, not random: every index of this corpus holds out the same windows.
   return dataclasses.replace(
       index, split_key=_split_key(fingerprint), split_windows=index.num_windows
   )
 
 
 def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
-  """The index with the held-out split of an older one, which it must continue with more files."""
+  """Returns the index with the held-out split of an older one, which it must continue."""
   _check_continues(index, older)
   return dataclasses.replace(index, split_key=older.split_key, split_windows=older.split_windows)
 
@@ -228,14 +227,14 @@ def compute_fingerprint(
     *,
     max_target_sequence_length: int | None = None,
 ) -> str:
-  """A hash of all that decides which tokens an instance holds; the mount is no part of it."""
+  """Returns a hash of all that decides which tokens an instance holds; the mount does not."""
   window = max_target_sequence_length or sequence_length
   *_, fingerprint = prefix_fingerprints(window, dtype, tokenizer, files)
   return fingerprint
 
 
 def split_belongs(index: OlmoNpyIndex) -> bool:
-  """Whether the split key is that of this corpus, or of one that it continues."""
+  """Returns whether the split key is that of this corpus, or of one that it continues."""
   window = index.max_target_sequence_length or index.sequence_length
   windows = [0, *itertools.accumulate(f.n_instances // index.chunk_size for f in index.files)]
   fingerprints = prefix_fingerprints(window, index.dtype, index.tokenizer, index.files)
@@ -248,7 +247,7 @@ def split_belongs(index: OlmoNpyIndex) -> bool:
 def prefix_fingerprints(
     window: int, dtype: str, tokenizer: str, files: Sequence[OlmoNpyFileEntry]
 ) -> Iterator[str]:
-  """The fingerprints of the corpora that the first 0, 1, 2, … files make."""
+  """Yields the fingerprints of the corpora made of the first 0, 1, 2, … files."""
   digest = hashlib.sha256(
       f"maxtext-olmo corpus {INDEX_FORMAT_VERSION}\nwindow {window}\ndtype {dtype}\n"
       f"tokenizer {json.dumps(tokenizer)}\n".encode()
@@ -264,7 +263,7 @@ def _split_key(fingerprint: str) -> str:
 
 
 def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
-  """The file that holds an instance, and the token in it where the instance begins."""
+  """Returns the file that holds an instance, and the token in it where the instance begins."""
   if not 0 <= instance_id < index.total_instances:
     raise OrderError(_out_of_range(instance_id, index))
   file_id = bisect.bisect_right(index._start_list, instance_id) - 1
@@ -286,7 +285,7 @@ def check_lengths(sequence_length: int, longest: int | None) -> None:
 def _lay_out(
     entries: Sequence[OlmoNpyFileEntry], sequence_length: int, longest: int | None
 ) -> tuple[OlmoNpyFileEntry, ...]:
-  """Gives each file its instances: as many as fit, counted on from the file before."""
+  """Gives each file as many instances as fit, numbered from where the previous file ended."""
   window = longest or sequence_length
   offset, files = 0, []
   for entry in entries:
@@ -308,7 +307,7 @@ def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
 
 
 def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
-  """The corpus must begin with all of the older one, or other windows would be held out."""
+  """Raises unless the corpus begins with all files of the older one, so the split stays valid."""
   for name in ("dtype", "tokenizer"):
     if getattr(index, name) != getattr(older, name):
       raise CorpusError(
@@ -327,10 +326,10 @@ def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
     if found != (expected := _describe(old)):
       raise CorpusError(
           f"The corpus does not continue the older index: file {place} was {expected}, now"
-          f" {found}. New files go behind the old ones, which stay as they are."
+          f" {found}. New files come after the old ones, which stay as they are."
       )
 
 
 def _describe(entry: OlmoNpyFileEntry) -> str:
-  """What the fingerprint covers of a file, in words."""
+  """Describes what the fingerprint covers of a file."""
   return f"{entry.path} ({entry.size_bytes} bytes, tokens from byte {entry.data_offset})"

@@ -1,6 +1,6 @@
 """Building an index, and the names that belong to it.
 
-The classes are in `index_model`, the JSON in `index_file`; everything is imported from here.
+The classes are in `index`, the JSON in `index_file`; everything can be imported from here.
 """
 
 import os
@@ -22,6 +22,8 @@ from maxtext_olmo.corpus.npy_header import parse_npy_header
 from maxtext_olmo.corpus.npy_header import read_npy_header_from_path
 from maxtext_olmo.corpus.npy_header import read_raw_metadata_from_path
 from maxtext_olmo.corpus.npy_header import token_dtype
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.errors import CorpusError
 
 __all__ = [
@@ -55,21 +57,24 @@ def build_index(
     workers: int | None = None,
     progress: bool = False,
     extends: OlmoNpyIndex | None = None,
+    storage: Storage | None = None,
 ) -> OlmoNpyIndex:
-  """Looks at every file once and builds the index of a corpus.
+  """Scans every file once and builds the index of a corpus.
 
   Args:
     paths_and_labels: (path, label) of each token file, in the order of the stream; relative paths
       count from `base`.
-    header_reader: for files that cannot be opened from here: path → (dtype, shape); its dtype then
-      holds.
+    header_reader: path → (dtype, shape), for files that cannot be opened from here; its dtype is
+      used instead of `dtype`.
     dtype: of the files; a file with a `.npy` header must agree with it.
     base: the directory that stored paths are relative to; the files' common directory unless given.
     max_target_sequence_length: the longest window that a later stage may ask for.
     checksums: "xxh3" or "sha256" to record a checksum of each file, which reads all of it.
-    workers: threads that look at files.
+    workers: threads that scan files.
     extends: an older index that this corpus continues; its held-out split is kept.
+    storage: where the files are read from; local files unless given.
   """
+  storage = LocalStorage() if storage is None else storage
   check_lengths(sequence_length, max_target_sequence_length)
   given = [(os.fspath(path), label) for path, label in paths_and_labels]
   if not given:
@@ -85,26 +90,26 @@ def build_index(
     names = full = [paths.join(base, path) for path in names]
 
   if header_reader is not None:
-    dtype, facts = _facts_from_reader(header_reader, names, full, workers)
+    dtype, infos = _infos_from_reader(header_reader, names, full, storage, workers)
   else:
-    facts = scan.scan_files(full, token_dtype(dtype), workers=workers, progress=progress)
+    infos = scan.scan_files(full, token_dtype(dtype), storage, workers=workers, progress=progress)
   sums: Sequence[str | None] = [None] * len(full)
   if checksums is not None:
-    sizes = [fact.size_bytes for fact in facts]
-    sums = scan.checksum_files(full, sizes, checksums, workers=workers, progress=progress)
+    sizes = [info.size_bytes for info in infos]
+    sums = scan.checksum_files(full, sizes, checksums, storage, workers=workers, progress=progress)
 
   unplaced = [
       OlmoNpyFileEntry(
           path=paths.relative_to(base, path),
           label=label,
-          n_tokens=fact.n_tokens,
+          n_tokens=info.n_tokens,
           n_instances=0,
           instance_offset=0,
-          size_bytes=fact.size_bytes,
-          data_offset=fact.data_offset,
+          size_bytes=info.size_bytes,
+          data_offset=info.data_offset,
           checksum=checksum,
       )
-      for path, (_, label), fact, checksum in zip(full, given, facts, sums)
+      for path, (_, label), info, checksum in zip(full, given, infos, sums)
   ]
   index = make_index(
       unplaced,
@@ -117,14 +122,18 @@ def build_index(
   return index if extends is None else keep_split(index, extends)
 
 
-def _facts_from_reader(
-    header_reader: HeaderReader, names: Sequence[str], full: Sequence[str], workers: int | None
-) -> tuple[str, list[scan.FileFacts]]:
-  """Facts as the caller's reader gives them; files that can be opened from here must agree."""
+def _infos_from_reader(
+    header_reader: HeaderReader,
+    names: Sequence[str],
+    full: Sequence[str],
+    storage: Storage,
+    workers: int | None,
+) -> tuple[str, list[scan.FileInfo]]:
+  """Returns what the caller's reader says of the files; those that exist here must agree."""
   results, errors = scan.map_files(lambda i: header_reader(names[i]), len(names), workers=workers)
   headers = scan.all_or_error(results, errors, "Token files cannot be indexed")
   dtype = token_dtype(headers[0][0])
-  facts = []
+  infos = []
   for path, (name, shape) in zip(full, headers):
     if token_dtype(name) != dtype:
       raise CorpusError(
@@ -132,13 +141,13 @@ def _facts_from_reader(
       )
     if len(shape) != 1:
       raise CorpusError(f"{path} has shape {tuple(shape)}; expected one dimension.")
-    fact = scan.FileFacts(shape[0] * dtype.itemsize, data_offset=0, n_tokens=int(shape[0]))
-    if not paths.is_url(path) and os.path.exists(path):
-      fact = scan.scan_file(path, dtype)
-      if fact.n_tokens != shape[0]:
+    info = scan.FileInfo(shape[0] * dtype.itemsize, data_offset=0, n_tokens=int(shape[0]))
+    if storage.exists(path):
+      info = scan.scan_file(path, dtype, storage)
+      if info.n_tokens != shape[0]:
         raise CorpusError(
             f"{path}: the header reader says {shape[0]} tokens of {dtype.name}, the file holds"
-            f" {fact.n_tokens}."
+            f" {info.n_tokens}."
         )
-    facts.append(fact)
-  return dtype.name, facts
+    infos.append(info)
+  return dtype.name, infos

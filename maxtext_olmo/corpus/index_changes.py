@@ -1,8 +1,9 @@
-"""What became of a corpus: which files were added, removed, grown, shrunk, replaced or moved between two indexes."""
+"""The changes of a corpus between two indexes.
+
+Files may have been added, removed, grown, shrunk, replaced or reordered.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from maxtext_olmo.corpus import index as index_lib
 
@@ -10,21 +11,22 @@ _SHOWN = 10
 
 
 def find_prefix(index: index_lib.OlmoNpyIndex, fingerprint: str) -> int | None:
-  """How many files, from the first, make the corpus of a fingerprint; None where no number does."""
+  """Returns how many of the first files have this fingerprint; None where no number of them
+  does."""
   window = index.max_target_sequence_length or index.sequence_length
   found = index_lib.prefix_fingerprints(window, index.dtype, index.tokenizer, index.files)
   return next((count for count, prefix in enumerate(found) if prefix == fingerprint), None)
 
 
 def windows_of_prefix(index: index_lib.OlmoNpyIndex, num_files: int) -> int:
-  """The windows of the first `num_files` files."""
+  """Returns the number of windows in the first `num_files` files."""
   if num_files >= len(index.files):
     return index.num_windows
   return index.files[num_files].instance_offset // index.chunk_size
 
 
 def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -> list[str]:
-  """One line for each way in which the corpus is another; empty where the fingerprints agree."""
+  """Returns a line for each difference; none where the fingerprints agree."""
   lines = []
   for name in ("dtype", "tokenizer"):
     if getattr(old, name) != getattr(new, name):
@@ -32,8 +34,9 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
   was, now = (i.max_target_sequence_length or i.sequence_length for i in (old, new))
   if was != now:
     lines.append(
-        f"windows: files were cut into windows of {was} tokens, now of {now}, which makes other instances; a corpus"
-        " whose sequence length is to change is indexed with --max-target-sequence-length"
+        f"windows: files were cut into windows of {was} tokens, now of {now}, which makes other"
+        " instances; index a corpus whose sequence length will change with"
+        " --max-target-sequence-length"
     )
   before = {entry.path: entry for entry in old.files}
   after = {entry.path: entry for entry in new.files}
@@ -58,9 +61,10 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
         found.checksum and entry.checksum and found.checksum != entry.checksum
     ):
       kinds["replaced"].append(f"{path} (the same size, another content)")
+  last_kept = max((place for place, path in enumerate(after) if path in before), default=-1)
   for place, (path, entry) in enumerate(after.items()):
     if path not in before:
-      where = "at the end" if _all_new(list(after)[place:], before) else f"at place {place}"
+      where = "at the end" if place > last_kept else f"at place {place}"
       kinds["added"].append(f"{path} ({entry.size_bytes:,} bytes, {where})")
   for kind, files in kinds.items():
     lines += [f"{kind}: {file}" for file in files[:_SHOWN]]
@@ -72,7 +76,3 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
     place = next(i for i, (a, b) in enumerate(zip(order, common)) if a != b)
     lines.append(f"reordered: {order[place]} came before {common[place]}, now it comes after")
   return lines
-
-
-def _all_new(paths: Sequence[str], before: dict[str, index_lib.OlmoNpyFileEntry]) -> bool:
-  return not any(path in before for path in paths)

@@ -1,4 +1,4 @@
-"""Index files: JSON, one line for each token file, checked from end to end when they are read.
+"""Index files: JSON, one line for each token file, checked completely when they are read.
 
 Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with
 full paths and neither sizes nor data offsets. Format 2 is written.
@@ -15,6 +15,9 @@ from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.npy_header import token_dtype
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -29,7 +32,7 @@ def save_index(index: index_lib.OlmoNpyIndex, path: str | os.PathLike[str]) -> N
 
 
 def dump_index(index: index_lib.OlmoNpyIndex) -> str:
-  """The text of an index file."""
+  """Returns the text of an index file."""
   values = index.to_json_dict()
   files = values.pop("files")
   head = json.dumps(values, indent=2)
@@ -38,15 +41,21 @@ def dump_index(index: index_lib.OlmoNpyIndex) -> str:
 
 
 def load_index(
-    path: str | os.PathLike[str], *, base: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
 ) -> index_lib.OlmoNpyIndex:
   """Reads an index and verifies it; MaxText's own index files can be read too.
 
   Args:
     base: where the token files are now, if not where they were when the index was built.
+    storage: where the index, and of MaxText's indexes the token files, are read from; local files
+      unless given.
   """
   name = os.fspath(path)
-  values = _read_json(name)
+  storage = LocalStorage() if storage is None else storage
+  values = _read_json(name, storage)
   version = values.get("format_version")
   new_base = None if base is None else paths.absolute(base)
   try:
@@ -54,7 +63,7 @@ def load_index(
       index = _load_own(name, values)
       return index if new_base is None else dataclasses.replace(index, base=new_base)
     if version == "1":
-      return _load_maxtext(name, values, new_base)
+      return _load_maxtext(name, values, new_base, storage)
   except ConfigError as error:  # Values that no index can have.
     raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
   raise CorpusError(
@@ -64,14 +73,16 @@ def load_index(
   )
 
 
-def _read_json(name: str) -> dict[str, Any]:
+def _read_json(name: str, storage: Storage) -> dict[str, Any]:
   try:
-    with open(name, encoding="utf-8") as file:
-      values = json.load(file)
-  except OSError as error:
+    text = storage.read(name)
+  except CorpusError as error:
     raise CorpusError(
-        f"Cannot read the index {name}: {error.strerror}. `maxtext-olmo index build` makes one."
+        f"Cannot read the index {name}: {reason(error).rstrip('.')}. `maxtext-olmo index build`"
+        " makes one."
     ) from error
+  try:
+    values = json.loads(text)
   except ValueError as error:  # Not JSON, or not even text.
     raise CorpusError(f"The index {name} is not valid JSON: {error}. {_REBUILD}") from error
   if not isinstance(values, dict) or not isinstance(values.get("files"), list):
@@ -96,8 +107,10 @@ def _load_own(name: str, values: dict[str, Any]) -> index_lib.OlmoNpyIndex:
   return index
 
 
-def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_lib.OlmoNpyIndex:
-  """MaxText's format: the paths are full, and only the token counts are known."""
+def _load_maxtext(
+    name: str, values: dict[str, Any], base: str | None, storage: Storage
+) -> index_lib.OlmoNpyIndex:
+  """Reads MaxText's format: the paths are full, and only the token counts are known."""
   raw = _parse(name, values)
   entries = raw.files
   expected = _maxtext_fingerprint(raw)
@@ -112,11 +125,11 @@ def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_
   full = [paths.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
-    # Files that cannot be seen from here are taken to be raw; the check of sizes finds out if they
+    # Files that cannot be seen from here are assumed to be raw; the check of sizes finds those that
     # are not.
-    if paths.is_url(full[i]) or not os.path.exists(full[i]):
+    if not storage.exists(full[i]):
       return 0
-    return scan.scan_file(full[i], dtype).data_offset
+    return scan.scan_file(full[i], dtype, storage).data_offset
 
   results, errors = scan.map_files(data_offset, len(full), workers=None)
   offsets = scan.all_or_error(results, errors, f"Token files of the index {name} cannot be used")
@@ -134,7 +147,7 @@ def _load_maxtext(name: str, values: dict[str, Any], base: str | None) -> index_
 
 
 def _derive_again(index: index_lib.OlmoNpyIndex) -> index_lib.OlmoNpyIndex:
-  """The index as it follows from what the fingerprint covers."""
+  """Returns the index as derived from what the fingerprint covers."""
   itemsize = token_dtype(index.dtype).itemsize
   entries = [
       dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
@@ -178,7 +191,7 @@ def _parse(name: str, values: dict[str, Any]) -> index_lib.OlmoNpyIndex:
 
 
 def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
-  """Makes a data class of JSON values, each of the right type."""
+  """Makes a data class of JSON values, after checking the type of each."""
   if not isinstance(values, dict):
     raise CorpusError(f"Expected an object for {where}, found {values!r}. {_REBUILD}")
   for field, value in values.items():
@@ -197,7 +210,7 @@ def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
 
 
 def _types(cls: type) -> dict[str, Any]:
-  """What a JSON value must be an instance of, by field."""
+  """Returns the type that the JSON value of each field must have."""
   return {f.name: tuple if f.name == "files" else f.type for f in dataclasses.fields(cls)}
 
 
@@ -213,7 +226,7 @@ def _fingerprint_differs(name: str, found: str, expected: str) -> str:
 
 
 def _maxtext_fingerprint(index: index_lib.OlmoNpyIndex) -> str:
-  """The fingerprint as MaxText computes it, to notice damage."""
+  """Returns the fingerprint as MaxText computes it, to detect damage."""
   fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
   for entry in index.files:
     fields += [entry.path, str(entry.n_tokens)]

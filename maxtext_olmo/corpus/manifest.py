@@ -1,7 +1,7 @@
 """AI2's mix manifests: which token files make up a corpus, and in which order.
 
-A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` say
-nothing:
+A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` are
+ignored:
 
     # a comment
     wiki,preprocessed/wiki/{TOKENIZER}/part-00-00000.npy
@@ -13,6 +13,9 @@ import dataclasses
 import os
 import re
 
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.errors import CorpusError
 
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -28,14 +31,22 @@ class MixEntry:
   line: int
 
 
-def read_mix(path: str | os.PathLike[str], *, tokenizer: str | None = None) -> tuple[MixEntry, ...]:
-  """Reads a manifest and fills in `{TOKENIZER}`; malformed lines are reported, never skipped."""
+def read_mix(
+    path: str | os.PathLike[str], *, tokenizer: str | None = None, storage: Storage | None = None
+) -> tuple[MixEntry, ...]:
+  """Reads a manifest and fills in `{TOKENIZER}`; malformed lines are reported, never skipped.
+
+  Args:
+    storage: where the manifest is read from; local files unless given.
+  """
   name = os.fspath(path)
+  storage = LocalStorage() if storage is None else storage
   try:
-    with open(name, encoding="utf-8") as file:
-      lines = file.read().splitlines()
-  except OSError as error:
-    raise CorpusError(f"Cannot read the mix file {name}: {error.strerror}.") from error
+    data = storage.read(name)
+  except CorpusError as error:
+    raise CorpusError(f"Cannot read the mix file {name}: {reason(error).rstrip('.')}.") from error
+  try:
+    lines = data.decode("utf-8").splitlines()
   except UnicodeDecodeError as error:
     raise CorpusError(
         f"The mix file {name} is not UTF-8 text (byte {error.start}): is it a token file?"

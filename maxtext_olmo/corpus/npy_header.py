@@ -1,4 +1,4 @@
-"""What is in front of the tokens: nothing, or a NumPy `.npy` header.
+"""The `.npy` header that may come before the tokens of a file.
 
 OLMo's own files have none, whatever their name says.
 
@@ -9,20 +9,25 @@ raw file     | token 0 | token 1 | …
 
 import ast
 import dataclasses
+import io
 import os
 import struct
 from typing import BinaryIO
 
 import numpy as np
 
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
 NPY_MAGIC = b"\x93NUMPY"
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
-# NumPy writes a header of 118 bytes for a flat array; nothing honest comes near this.
+# NumPy writes a header of 118 bytes for a flat array; no valid file comes near this.
 _MAX_HEADER_BYTES = 1 << 16
+# The longest header, with the magic, the version and the length before it.
+MAX_BYTES = 12 + _MAX_HEADER_BYTES
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class NpyHeader:
 
 
 def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
-  """The little-endian dtype of token files; signed integers count as unsigned of that size."""
+  """Returns the little-endian dtype of token files; signed integers count as unsigned."""
   try:
     parsed = np.dtype(dtype)
   except TypeError:
@@ -50,7 +55,7 @@ def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
 
 
 def has_npy_magic(first_bytes: bytes) -> bool:
-  """Whether a file that begins with these bytes has a `.npy` header."""
+  """Returns whether a file that begins with these bytes has a `.npy` header."""
   return first_bytes[: len(NPY_MAGIC)] == NPY_MAGIC
 
 
@@ -92,7 +97,7 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
 
 
 def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:
-  """The number of tokens behind a header that fits the corpus; anything else is an error."""
+  """Returns the number of tokens after a header; raises where it does not fit the corpus."""
   descr, wanted = header.dtype, f"{dtype.name} or int{8 * dtype.itemsize}"
   if descr.kind not in "iu" or descr.itemsize != dtype.itemsize or descr.newbyteorder("<") != descr:
     order = " (big endian)" if descr.kind in "iu" and descr.newbyteorder("<") != descr else ""
@@ -118,24 +123,29 @@ def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str
 
 
 def parse_npy_header(stream: BinaryIO) -> tuple[str, tuple[int, ...]]:
-  """The dtype's name and the shape that a `.npy` header gives."""
+  """Returns the dtype's name and the shape in a `.npy` header."""
   header = read_header(stream, "The stream")
   return header.dtype.name, header.shape
 
 
-def read_npy_header_from_path(path: str | os.PathLike[str]) -> tuple[str, tuple[int, ...]]:
-  """The dtype's name and the shape from the header of a local `.npy` file."""
-  with open(path, "rb") as file:
-    header = read_header(file, os.fspath(path))
+def read_npy_header_from_path(
+    path: str | os.PathLike[str], *, storage: Storage | None = None
+) -> tuple[str, tuple[int, ...]]:
+  """Returns the dtype's name and the shape from the header of a `.npy` file."""
+  name = os.fspath(path)
+  storage = LocalStorage() if storage is None else storage
+  first = storage.read(name, 0, min(storage.size(name), MAX_BYTES))
+  header = read_header(io.BytesIO(first), name)
   return header.dtype.name, header.shape
 
 
 def read_raw_metadata_from_path(
-    path: str | os.PathLike[str], dtype: str
+    path: str | os.PathLike[str], dtype: str, *, storage: Storage | None = None
 ) -> tuple[str, tuple[int, ...]]:
-  """The dtype and the shape of a headerless local file; strict about odd bytes at the end."""
+  """Returns the dtype and the shape of a headerless file; odd bytes at the end are an error."""
   itemsize = token_dtype(dtype).itemsize
-  size = os.path.getsize(path)
+  storage = LocalStorage() if storage is None else storage
+  size = storage.size(os.fspath(path))
   if size % itemsize:
     raise CorpusError(
         f"{os.fspath(path)} has {size} bytes, expected a multiple of {itemsize} for {dtype}:"

@@ -6,30 +6,30 @@ from collections.abc import Iterable, Mapping
 
 
 def is_url(path: str) -> bool:
-  """Whether the path names an object in a store, not a file on a disk."""
+  """Returns whether the path names an object in a store, not a file on a disk."""
   return "://" in path
 
 
 def is_absolute(path: str) -> bool:
-  """Whether the path needs no base."""
+  """Returns whether the path needs no base."""
   return path.startswith("/") or is_url(path)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-  """The path, counted from the working directory where it is relative; without a trailing slash."""
+  """Returns the absolute path, without a trailing slash."""
   path = os.fspath(path)
   return path.rstrip("/") if is_url(path) else os.path.abspath(path)
 
 
 def join(base: str, path: str) -> str:
-  """The full path of `path`, which is relative to `base` unless it is absolute."""
+  """Returns the full path of `path`, which is relative to `base` unless it is absolute."""
   if not base or is_absolute(path):
     return path
   return base + path if base.endswith("/") else f"{base}/{path}"
 
 
 def relative_to(base: str, path: str) -> str:
-  """The path as an index stores it: relative where it lies below `base`, else as it is.
+  """Returns the path as an index stores it: relative to `base` where it lies below it.
 
   A path that climbs out of the base (`../other/x.npy`) becomes absolute, so that one file has one
   name.
@@ -41,7 +41,7 @@ def relative_to(base: str, path: str) -> str:
 
 
 def common_base(paths: Iterable[str]) -> str:
-  """The deepest directory that holds all the paths, or "" where there is none."""
+  """Returns the deepest directory that holds all the paths, or "" where there is none."""
   common: list[str] | None = None
   for path in paths:
     parts = path.split("/")[:-1]
@@ -56,11 +56,11 @@ def common_base(paths: Iterable[str]) -> str:
     return ""
   if common == [""]:
     return "/"
-  # "gs:" and the empty part behind it are a scheme without a bucket: nothing that could be a base.
+  # "gs:" and the empty part after it are a scheme without a bucket, which cannot be a base.
   return "" if common[0].endswith(":") and len(common) < 3 else "/".join(common)
 
 
 def remap(path: str, path_remap: Mapping[str, str] | None) -> str:
-  """The path with its beginning replaced; where several prefixes fit, the longest one decides."""
+  """Returns the path with its longest matching prefix replaced."""
   prefix = max((p for p in path_remap or () if path.startswith(p)), key=len, default=None)
   return path if prefix is None or not path_remap else path_remap[prefix] + path[len(prefix) :]

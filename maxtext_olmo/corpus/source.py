@@ -41,7 +41,7 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
 
   @property
   def index(self) -> OlmoNpyIndex:
-    """The index that says which instance lies where."""
+    """The index of the corpus."""
     return self._index
 
   @property
@@ -51,7 +51,7 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
 
   @property
   def dtype(self) -> np.dtype:
-    """Of the tokens."""
+    """The dtype of the tokens."""
     return self._index.token_dtype
 
   def __len__(self) -> int:
@@ -64,7 +64,7 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     return {"tokens": tokens, "instance_id": instance_id, "file_id": file_id}
 
   def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """The tokens of many instances, one row each, in the dtype of the files.
+    """Returns the tokens of many instances, one row each, in the dtype of the files.
 
     Args:
       out: an array to fill and return, in C order, so that no memory is allocated.
@@ -89,13 +89,13 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
     return self._index.locate(instance_ids)
 
   def where(self, instance_id: int, column: int = 0) -> str:
-    """The file and the byte of a token, for messages."""
+    """Returns the file and the byte of a token, for messages."""
     file_ids, offsets = self._index.locate(np.array([instance_id]))
     byte = int(offsets[0]) + column * self._index.token_dtype.itemsize
     return f"{self._files.paths[int(file_ids[0])]}, byte {byte}"
 
   def __repr__(self) -> str:
-    """The same for the same stream, wherever it is mounted: Grain compares it on restoring."""
+    """Equal for equal streams on any mount: Grain compares it when it restores a state."""
     return (
         f"OlmoNpyDataSource(fingerprint={self._index.fingerprint!r},"
         f" sequence_length={self._index.sequence_length}, dtype={self._index.dtype!r})"

@@ -1,13 +1,13 @@
-"""A corpus in OLMo's on-disk format from any text.
+"""Makes a corpus in OLMo's on-disk format from any text.
 
     out/mix.txt                           wiki,{TOKENIZER}/wiki/part-00000.npy
                                           wiki,{TOKENIZER}/wiki/part-00001.npy
     out/bytes/wiki/part-00000.npy         document, EOS, document, EOS, …  (raw ids, no header)
     out/bytes/wiki/part-00001.npy         …
 
-Documents stay whole: a part ends with the document that fills it. Each part takes its name when it
-is complete, the manifest last, so that a manifest means a whole corpus. Memory is bounded by the
-longest document.
+Documents stay whole: a part ends with the document that fills it. Each part gets its name when it
+is complete, and the manifest comes last, so where there is a manifest the corpus is complete.
+Memory is bounded by the longest document.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from maxtext_olmo.progress import progress_bar
 
 DEFAULT_TOKENS_PER_FILE = 1 << 28
 
-# A name that is one path component, and cannot be taken apart by a manifest.
+# A name that is one path component and holds nothing that a manifest would split.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]*")
 _OTHER_NAME = {
     "label": "Give the input another one (LABEL=PATH).",
@@ -43,7 +43,7 @@ _BATCH_DOCUMENTS = 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CorpusSummary:
-  """What `make_corpus` wrote, and what the next steps need to know."""
+  """What `make_corpus` wrote, with the values that the next steps need."""
 
   mix_file: str
   tokenizer: str
@@ -68,8 +68,7 @@ def make_corpus(
   """Tokenizes documents and writes token files and a mix manifest.
 
   Args:
-    documents: label → texts, which are read once and one after the other; empty ones are left out
-      and counted.
+    documents: label → texts, which are read once and in order; empty ones are left out and counted.
     tokens_per_file: a file ends after the document that reaches this.
     overwrite: replace a corpus that is there already.
   """
@@ -84,9 +83,8 @@ def make_corpus(
           f"There is a corpus in {out_dir} already (it has a mix.txt). Choose another directory,"
           " or overwrite it (--overwrite)."
       )
-    os.unlink(
-        mix_file
-    )  # Its parts are about to change: it must not describe a mixture of old and new.
+    # Its parts are about to change, and it must not describe a mixture of old and new.
+    os.unlink(mix_file)
   dtype = tokenizer_lib.dtype_for(tokenizer.vocab_size)
   counts = _Counts()
   lines: list[str] = []
@@ -120,7 +118,7 @@ def make_corpus(
 
 
 def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[str]:
-  """A file itself, or those below a directory that fit the pattern, sorted, without hidden ones."""
+  """Returns a file itself, or the files below a directory that match the pattern, sorted."""
   path = os.fspath(path)
   if not os.path.isdir(path):
     if not os.path.exists(path):
@@ -142,7 +140,7 @@ def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[st
 def read_documents(
     path: str, *, separator: str | None = None, text_field: str = "text"
 ) -> Iterator[str]:
-  """The documents of a text file (UTF-8, `.gz` too), one at a time.
+  """Yields the documents of a text file (UTF-8, also `.gz`).
 
   A `.jsonl` file has one per line, in a field of an object; any other file is one document.
 
@@ -193,7 +191,7 @@ def _tokenize(
     counts: _Counts,
     advance: Callable[[int], None],
 ) -> Iterator[np.ndarray]:
-  """The ids of each document that has any; tokenizes many documents in one call."""
+  """Yields the ids of each document that has any; tokenizes many documents in one call."""
   for batch in _batches(texts):
     for ids in tokenizer.encode(batch):
       if not ids.size:
@@ -255,7 +253,7 @@ def _json_documents(file: IO[str], path: str, text_field: str) -> Iterator[str]:
       text = json.loads(line)[text_field]
       if not isinstance(text, str):
         raise TypeError(f"{text_field!r} is not text")
-      text.encode()  # JSON can hold halves of characters, which no tokenizer takes.
+      text.encode()  # JSON can hold lone surrogates, which no tokenizer accepts.
     except (ValueError, TypeError, KeyError) as error:
       raise CorpusError(
           f"{path}:{number}: expected a JSON object with text in the field {text_field!r}:"

@@ -8,7 +8,7 @@ import numpy as np
 
 from maxtext_olmo.errors import ConfigError
 
-# What well-known tokenizers call the token that ends a document.
+# The names that well-known tokenizers give the token that ends a document.
 _EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>")
 
 
@@ -20,7 +20,7 @@ class Tokenizer(Protocol):
   eos_id: int
 
   def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """The ids of each text, without special tokens."""
+    """Returns the ids of each text, without special tokens."""
 
 
 class ByteTokenizer:
@@ -32,11 +32,11 @@ class ByteTokenizer:
   vocab_size = 258
 
   def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """The bytes of each text."""
+    """Returns the bytes of each text."""
     return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
   def decode(self, ids: np.ndarray) -> str:
-    """The text of some ids; special tokens and broken characters come out as they can."""
+    """Returns the text of some ids; broken characters are replaced."""
     ids = np.asarray(ids)
     return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
@@ -84,7 +84,7 @@ class HuggingFaceTokenizer:
     self.eos_id = vocabulary[known[0]]
 
   def encode(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[np.ndarray]:
-    """The ids of each text; many texts at a time go over all cores.
+    """Returns the ids of each text; many texts at a time are spread over all cores.
 
     Args:
       special_tokens: with those that the tokenizer itself puts around a text, such as BOS.
@@ -93,18 +93,18 @@ class HuggingFaceTokenizer:
     return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
   def decode(self, ids: np.ndarray) -> str:
-    """The text of some ids, without special tokens."""
+    """Returns the text of some ids, without special tokens."""
     return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
 
   def token_id(self, token: str) -> int | None:
-    """The id of a token, where the vocabulary has it."""
+    """Returns the id of a token; None where the vocabulary does not have it."""
     return self._tokenizer.token_to_id(token)
 
 
 def load_tokenizer(
     spec: str, *, name: str | None = None, eos_token: str | None = None
 ) -> Tokenizer:
-  """`bytes`, or the path of a `tokenizer.json`."""
+  """Returns the tokenizer called `bytes`, or that of a `tokenizer.json`."""
   if spec != ByteTokenizer.name:
     return HuggingFaceTokenizer(spec, name=name, eos_token=eos_token)
   if name is not None or eos_token is not None:
@@ -116,7 +116,7 @@ def load_tokenizer(
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-  """The smallest unsigned dtype that holds every id, as OLMo chooses it."""
+  """Returns the smallest unsigned dtype that holds every id, as OLMo does."""
   return np.dtype(np.min_scalar_type(vocab_size - 1)).newbyteorder("<")
 
 

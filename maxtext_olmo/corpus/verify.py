@@ -1,32 +1,34 @@
-"""Is the corpus what its index says?
+"""Checks that a corpus is what its index says.
 
-`check_sizes` is for every start: one stat per file. `verify_corpus` adds what takes reading: dtype,
-ids, EOS, checksums.
+`check_sizes` is for every start of a run: one stat per file. `verify_corpus` adds the checks that
+have to read: dtype, ids, EOS, checksums.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
 
-from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus import plausibility
+from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.progress import progress_bar
 
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
+# Fewer groups of eight bytes than this prove nothing.
+_ENOUGH_GROUPS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-  """Something about a file (or, with an empty path, about the corpus) that is wrong, or strange."""
+  """A fault or an oddity of a file, or of the whole corpus where the path is empty."""
 
   level: Literal["error", "warning"]
   path: str
@@ -35,7 +37,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerifyReport:
-  """What `verify_corpus` looked at, and what it found.
+  """The checks `verify_corpus` made, and what they found.
 
   Attributes:
     checks: what was checked, in words.
@@ -55,22 +57,27 @@ class VerifyReport:
 
   @property
   def warnings(self) -> tuple[Finding, ...]:
-    """The findings that someone should look at."""
+    """The findings that deserve a look."""
     return tuple(finding for finding in self.findings if finding.level == "warning")
 
   @property
   def ok(self) -> bool:
-    """Whether there are no errors; warnings may be there."""
+    """Whether there are no errors; there may be warnings."""
     return not self.errors
 
 
 def check_sizes(
-    index: OlmoNpyIndex, *, path_remap: Mapping[str, str] | None = None, workers: int = 16
+    index: OlmoNpyIndex,
+    *,
+    path_remap: Mapping[str, str] | None = None,
+    workers: int = 16,
+    storage: Storage | None = None,
 ) -> None:
-  """Raises a CorpusError unless every file is there with its size; one stat per file."""
+  """Raises a CorpusError unless every file exists with its size; one stat per file."""
+  files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
 
   def check(i: int) -> None:
-    _check_size(index, i, paths.remap(index.resolve(i), path_remap))
+    _check_size(index, files, i)
 
   results, errors = scan.map_files(check, len(index.files), workers=workers)
   if errors:
@@ -92,21 +99,24 @@ def verify_corpus(
     path_remap: Mapping[str, str] | None = None,
     workers: int | None = None,
     progress: bool = False,
+    storage: Storage | None = None,
 ) -> VerifyReport:
-  """Checks every file against the index, and its tokens; what is wrong with data is reported.
+  """Checks every file and its tokens against the index; reports faults of the data.
 
   Args:
     vocab_size: token ids must be below it; ids are not checked unless it is given.
     eos_id: the id that ends documents; not looked for unless it is given.
     workers: threads; one per core unless given.
+    storage: where the files are read from; local files unless given.
   """
   for name, value, least in (("vocab_size", vocab_size, 1), ("eos_id", eos_id, 0)):
     if value is not None and value < least:
       raise ConfigError(f"{name} must be {least} or more, got {value}.")
-  task = _Task(index, vocab_size, eos_id, dict(path_remap or {}))
+  files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
+  task = _Task(index, files, vocab_size, eos_id)
   total = sum(index.expected_size(i) for i in range(len(index.files)))
   if workers is None:
-    workers = os.cpu_count() or 1
+    workers = available_cores()
   with progress_bar("Verifying", total, enabled=progress, unit="bytes") as advance:
 
     def verify(i: int) -> _Outcome:
@@ -137,83 +147,112 @@ def verify_corpus(
   )
 
 
-def likelier_dtype(index: OlmoNpyIndex, file_id: int, path: str) -> str | None:
-  """The dtype that samples of a file rather look like, or None where the index's looks right."""
-  entry = index.files[file_id]
-  groups = entry.n_tokens * index.token_dtype.itemsize // 8
-  # Groups of eight bytes, counted from the first token: the same place in a group has the same
-  # meaning.
+def likelier_dtype(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> str | None:
+  """Returns the dtype that samples of a file look like; None where they look like the index's."""
+  entry, itemsize = index.files[file_id], index.token_dtype.itemsize
+  groups = entry.n_tokens * itemsize // 8
+  # Groups of eight bytes, counted from the first token, so that the same place in a group always
+  # has the same meaning.
   width = min(groups * 8, _SAMPLE_BYTES)
-  places = np.unique(np.linspace(0, groups - width // 8, _SAMPLES).astype(np.int64)) * 8
-  sample = np.empty(len(places) * width, np.uint8)
-  sizes = np.full(len(places), width)
-  LocalStorage(1).fill(
-      [path],
-      np.zeros(len(places), np.int64),
-      places + entry.data_offset,
-      sizes,
+  starts = np.unique(np.linspace(0, groups - width // 8, _SAMPLES).astype(np.int64)) * 8
+  sample = np.empty(len(starts) * width, np.uint8)
+  files.storage.fill(
+      files.paths,
+      np.full(len(starts), file_id),
+      starts + entry.data_offset,
+      np.full(len(starts), width),
       sample,
-      np.arange(len(places)) * width,
+      np.arange(len(starts)) * width,
   )
-  return plausibility.likelier_dtype(sample, index.token_dtype.itemsize)
+  return likelier_dtype_of_bytes(sample, itemsize)
+
+
+def likelier_dtype_of_bytes(sample: np.ndarray, itemsize: int) -> str | None:
+  """Returns the dtype that a sample looks like; None where that is one of `itemsize` bytes.
+
+  A file does not name its dtype, but its bytes show it. A token id is far below 2^24, so in files
+  of 4-byte tokens every fourth byte is zero, and most of the third ones:
+
+      byte       0   1   2   3   4   5   6   7
+      uint32     ..  ..  0   0   ..  ..  0   0        two tokens
+      uint64     ..  ..  0   0   0   0   0   0        one token
+      uint16     ..  ..  ..  ..  ..  ..  ..  ..       four tokens
+      uint16     ..  0   ..  0   ..  0   ..  0        four tokens of a tiny vocabulary
+
+  Read as a wider dtype than they have, ids are far above any vocabulary.
+
+  Args:
+    sample: uint8; begins where a token begins, in groups of eight bytes.
+  """
+  groups = sample[: len(sample) // 8 * 8].reshape(-1, 8)
+  groups = groups[groups.any(axis=1)]  # Zeros fit every dtype: padding, or holes in a sparse file.
+  if len(groups) < _ENOUGH_GROUPS:
+    return None
+  zeros = (groups == 0).mean(axis=0)
+  empty = zeros > 0.999
+  guess = None
+  if empty[4:].all():
+    guess = 8
+  elif empty[[3, 7]].all() and zeros[[2, 6]].min() > 0.5:
+    guess = 4
+  elif zeros[1::2].min() > 0.9 and zeros[::2].max() < 0.5:
+    guess = 2
+  elif itemsize >= 4 and zeros[[3, 7]].max() < 0.5:
+    guess = 2  # Or 1: most ids would be above 2^24.
+  return None if guess is None or guess == itemsize else f"uint{8 * guess}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Task:
   index: OlmoNpyIndex
+  files: TokenFiles
   vocab_size: int | None
   eos_id: int | None
-  path_remap: dict[str, str]
-
-  def path(self, file_id: int) -> str:
-    return paths.remap(self.index.resolve(file_id), self.path_remap)
 
   def reads_all(self, file_id: int) -> bool:
-    """Whether a sample of the file is not enough."""
+    """Returns whether a sample of the file is not enough."""
     wanted = self.vocab_size is not None or self.eos_id is not None
     return wanted or self.index.files[file_id].checksum is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outcome:
-  """Of one file; `has_eos` is None where nobody looked, or could look."""
+  """The result for one file; `has_eos` is None where it was not checked."""
 
   findings: tuple[Finding, ...]
   has_eos: bool | None = None
 
 
-def _check_size(index: OlmoNpyIndex, file_id: int, path: str) -> None:
-  try:
-    found = os.stat(path).st_size
-  except OSError as error:
-    raise CorpusError(f"{path}: {error.strerror}") from error
+def _check_size(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> None:
+  path = files.paths[file_id]
+  found = files.storage.size(path)
   if found != (expected := index.expected_size(file_id)):
     raise CorpusError(f"{path}: expected {expected} bytes, found {found}")
 
 
 def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Outcome:
-  path = task.path(file_id)
+  path, storage = task.files.paths[file_id], task.files.storage
   entry, dtype = task.index.files[file_id], task.index.token_dtype
   try:
-    _check_size(task.index, file_id, path)
-    facts = scan.scan_file(path, dtype)
-    if facts.data_offset != entry.data_offset:
+    _check_size(task.index, task.files, file_id)
+    info = scan.scan_file(path, dtype, storage)
+    if info.data_offset != entry.data_offset:
       raise CorpusError(
-          f"{path}: the tokens begin at byte {facts.data_offset}, the index says"
+          f"{path}: the tokens begin at byte {info.data_offset}, the index says"
           f" {entry.data_offset}"
       )
-    if other := likelier_dtype(task.index, file_id, path):
+    if other := likelier_dtype(task.index, task.files, file_id):
       raise CorpusError(
           f"{path}: the data look like {other}, the index says {dtype.name}. Build the index again"
           f" with `--dtype {other}`."
       )
     outcome = _Outcome(())
     if task.reads_all(file_id):
-      outcome = _read_all(task, file_id, path, advance)
+      outcome = _read_all(task, file_id, advance)
   except CorpusError as error:
     # A file that is broken as a whole is one finding; its tokens would only add noise.
-    return _Outcome((_finding("error", path, str(error)),))
-  rest = (facts.size_bytes - facts.data_offset) % dtype.itemsize
+    return _Outcome((_finding("error", path, reason(error)),))
+  rest = (info.size_bytes - info.data_offset) % dtype.itemsize
   if rest:
     message = (
         f"ends within a token ({rest} of the {dtype.itemsize} bytes of a {dtype.name}), which is"
@@ -228,29 +267,29 @@ def _finding(level: Literal["error", "warning"], path: str, message: str) -> Fin
   return Finding(level, path, message.removeprefix(f"{path}: "))
 
 
-def _read_all(task: _Task, file_id: int, path: str, advance: Callable[[int], None]) -> _Outcome:
+def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Outcome:
+  path, storage = task.files.paths[file_id], task.files.storage
   entry, dtype = task.index.files[file_id], task.index.token_dtype
   algorithm, _, expected = (entry.checksum or "").partition(":")
   digest = scan.new_hash(algorithm) if algorithm else None
   place, bad_count, first_bad, has_eos = 0, 0, None, False
-  with scan.open_token_file(path) as file:
-    header = scan.read_bytes(file, path, entry.data_offset)
+  if digest is not None and entry.data_offset:
+    digest.update(storage.read(path, 0, entry.data_offset))
+  advance(entry.data_offset)
+  rest = task.index.expected_size(file_id) - entry.data_offset
+  for piece in storage.pieces(path, entry.data_offset, rest, scan.CHUNK_BYTES):
     if digest is not None:
-      digest.update(header)
-    advance(len(header))
-    for piece in scan.pieces(file, path, alignment=dtype.itemsize):
-      if digest is not None:
-        digest.update(piece)
-      tokens = np.frombuffer(piece[: len(piece) // dtype.itemsize * dtype.itemsize], dtype)
-      if task.vocab_size is not None and tokens.size and int(tokens.max()) >= task.vocab_size:
-        bad = np.flatnonzero(tokens >= task.vocab_size)
-        bad_count += len(bad)
-        if first_bad is None:
-          first_bad = place + int(bad[0]), int(tokens[bad[0]])
-      if task.eos_id is not None and not has_eos:
-        has_eos = bool((tokens == task.eos_id).any())
-      place += tokens.size
-      advance(len(piece))
+      digest.update(piece)
+    tokens = np.frombuffer(piece, dtype, len(piece) // dtype.itemsize)
+    if task.vocab_size is not None and tokens.size and int(tokens.max()) >= task.vocab_size:
+      bad = np.flatnonzero(tokens >= task.vocab_size)
+      bad_count += len(bad)
+      if first_bad is None:
+        first_bad = place + int(bad[0]), int(tokens[bad[0]])
+    if task.eos_id is not None and not has_eos:
+      has_eos = bool((tokens == task.eos_id).any())
+    place += tokens.size
+    advance(len(piece))
   findings = []
   if first_bad is not None:
     token, value = first_bad
@@ -271,14 +310,14 @@ def _read_all(task: _Task, file_id: int, path: str, advance: Callable[[int], Non
 
 
 def _eos_findings(task: _Task, outcomes: list[_Outcome]) -> list[Finding]:
-  """No EOS anywhere is a wrong id; none in some file may be one long document."""
+  """Returns an error where no file has an EOS (a wrong id), and a warning for single files."""
   looked = [i for i, outcome in enumerate(outcomes) if outcome.has_eos is not None]
   without = [i for i in looked if not outcomes[i].has_eos]
   if without and len(without) == len(looked):
     message = f"no file holds the EOS id {task.eos_id}: is it this tokenizer's?"
     return [Finding("error", "", message)]
   message = f"holds no EOS id {task.eos_id}: no document ends in this file"
-  return [Finding("warning", task.path(i), message) for i in without]
+  return [Finding("warning", task.files.paths[i], message) for i in without]
 
 
 def _what_was_checked(task: _Task) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,7 +1,8 @@
-"""The processes of a run act as one at its start: they fail together, decide together, and compare what they were told.
+"""Start-up steps that all processes of a run take as one: they succeed, fail and decide together.
 
-A process that raises while the others wait in a collective leaves them waiting until a heartbeat runs out. So whatever may fail
-on one process alone, such as a mount that is missing there, is done first and told to all, and all go on or none does.
+A process that raises while the others wait in a collective leaves them waiting until a heartbeat
+times out. Anything that can fail on one process alone, such as opening a file on a mount that is
+missing there, therefore runs first, and its outcome is exchanged: all processes continue or none.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from maxtext_olmo import errors
 T = TypeVar("T")
 
 
-def together(act: Callable[[], T], doing: str) -> T:
-  """Does something on every process; where it fails on one, all raise.
+def run_on_all_processes(act: Callable[[], T], doing: str) -> T:
+  """Calls a function on every process; if it fails on one, all raise.
 
   Args:
-    act: What to do; it must not communicate.
-    doing: What that is, for the processes on which it went well.
+    act: The function. It must not communicate with other processes.
+    doing: What it does, for the error on the processes where it succeeded: "opening the corpus".
   """
   result: T | None = None
   error: Exception | None = None
   try:
     result = act()
-  except Exception as caught:  # Whatever it is, the others must hear of it before it is raised.
+  except Exception as caught:  # The others must learn of any error before it is raised here.
     error = caught
   if jax.process_count() > 1:
     texts = gather(f"{type(error).__name__}: {error}" if error else "")
     failed = [process for process, text in enumerate(texts) if text]
     if failed and error is None:
       raise errors.MaxtextOlmoError(
-          f"Process {failed[0]} of {len(texts)} failed while {doing}, so all stop. It says:"
+          f"Process {failed[0]} of {len(texts)} failed while {doing}, so all processes stop:"
           f" {texts[failed[0]]}"
       )
   if error is not None:
@@ -45,8 +46,13 @@ def together(act: Callable[[], T], doing: str) -> T:
   return result  # type: ignore[return-value]
 
 
-def from_process_0(decide: Callable[[], Any]) -> Any:
-  """What process 0 decides, a JSON value, on every process; its failure is raised on all."""
+def from_process_0(decide: Callable[[], Any], doing: str) -> Any:
+  """Returns what a function returns on process 0, on every process; if it fails there, all raise.
+
+  Args:
+    decide: The function, called on process 0 alone. Its result must be a JSON value.
+    doing: What it does, for the error on the other processes: "looking for checkpoints".
+  """
   outcome: dict[str, Any] = {}
   error: Exception | None = None
   if jax.process_index() == 0:
@@ -63,14 +69,14 @@ def from_process_0(decide: Callable[[], Any]) -> Any:
   if error is not None:
     raise error
   if "error" in outcome:
-    raise errors.ResumeError(
-        f"Process 0 could not decide where the run goes on: {outcome['error']}"
+    raise errors.MaxtextOlmoError(
+        f"Process 0 failed while {doing}, so all processes stop: {outcome['error']}"
     )
   return outcome["value"]
 
 
 def check_equal(values: Mapping[str, Any]) -> None:
-  """Raises on every process where they do not all have the same values, before any data flows."""
+  """Raises ConfigError on every process unless all processes pass the same values."""
   if jax.process_count() == 1:
     return
   texts = gather(json.dumps(values, sort_keys=True))
@@ -82,13 +88,13 @@ def check_equal(values: Mapping[str, Any]) -> None:
           k: (first.get(k), other.get(k)) for k in {*first, *other} if first.get(k) != other.get(k)
       }
       raise errors.ConfigError(
-          f"Processes 0 and {process} would read different streams: {differing} (process 0 first). Give all processes"
-          " the same index and config."
+          f"Processes 0 and {process} would read different streams: {differing} (process 0 first)."
+          " Give all processes the same index and config."
       )
 
 
 def gather(text: str) -> list[str]:
-  """The texts of all processes, in their order."""
+  """Returns the texts of all processes, in process order."""
   data = np.frombuffer(text.encode(), np.uint8)
   sizes = np.asarray(multihost_utils.process_allgather(np.int32(data.size))).reshape(-1)
   padded = np.zeros(max(1, int(sizes.max())), np.uint8)

@@ -1,17 +1,19 @@
 """From a compact batch to what a trainer takes, on the devices: only tokens and bits cross.
 
-A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers per row, and a bit per token
-where segments begin or loss is masked:
+A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers
+per row, and a bit per token where segments begin or loss is masked:
 
     tokens  5 7 0 9     inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
     trained             targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
 
-So the tokens cross as they lie in the files, 4 bytes each or 2, the arrays are made of them on each device by a program that
-runs on that device alone (no process waits for another), and what does not depend on the data is made once and used again.
-Where each row's tokens lie on several devices, a device does not see its neighbour's first token, and the host makes all six.
+So the tokens cross as they lie in the files, 4 bytes each or 2, the arrays are made of them on each
+device by a program that runs on that device alone (no process waits for another), and what does not
+depend on the data is made once and used again. Where each row's tokens lie on several devices, a
+device does not see its neighbour's first token, and the host makes all six.
 
-Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step, and the next one gets
-fresh arrays; one that keeps an earlier batch while it donates a later one has to copy what it keeps.
+Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step,
+and the next one gets fresh arrays; one that keeps an earlier batch while it donates a later one has
+to copy what it keeps.
 """
 
 from __future__ import annotations
@@ -52,20 +54,19 @@ class Expander:
     tokens = _as_device_takes_it(batch["tokens"])
     sent = self._layout.send(tokens)
     crossed = tokens.nbytes
-    rows, bits = self._per_row(batch, tokens.shape[1])
+    besides = _besides_tokens(batch, tokens.shape[1])
     shards: dict[str, list[jax.Array]] = {}
-    for name, values in (rows | bits).items():
+    for name, values in besides.items():
       crossed += values.nbytes
       shards[name] = self._layout.shards(self._layout.send(values))
-    whole = not rows and not bits
     parts = []
     for number, shard in enumerate(self._layout.shards(sent)):
-      own: dict[str, Any] = {name: values[number] for name, values in shards.items()}
-      if "starts" in own:
-        own["starts"] = segment_bits.scan_words(own["starts"])
-      parts.append(_expand(shard, own, self._shift, whole))
+      own: dict[str, Any] = {}
+      for name, each in shards.items():
+        own[name] = segment_bits.scan_words(each[number]) if name == "starts" else each[number]
+      parts.append(_expand(shard, own, self._shift))
     arrays = self._layout.join(parts)
-    if self._shift.direction == "left" and tokens.dtype == np.int32 and "used" not in rows:
+    if self._shift.direction == "left" and tokens.dtype == np.int32 and "used" not in besides:
       arrays["inputs"] = sent
     for name in batch_lib.EXTRAS:
       if name in batch:
@@ -75,33 +76,34 @@ class Expander:
 
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
     """Returns the arrays of a batch; shared ones are made anew once a trainer has donated them."""
-    own = placed.arrays
-    made = {name: own[name] if name in own else self._constant(name) for name in batch_lib.NAMES}
-    return made | {name: own[name] for name in batch_lib.EXTRAS if name in own}
-
-  def _per_row(
-      self, batch: Mapping[str, np.ndarray], length: int
-  ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns what has to cross besides the tokens: per row, and in bits."""
-    rows, bits = {}, {}
-    if not (batch["used"] == length).all():
-      rows["used"] = batch["used"].astype(np.int32)
-    if not batch["trained"].all():
-      rows["trained"] = batch["trained"].astype(np.uint8)
-    for name in ("starts", "loss"):
-      if name in batch:
-        bits[name] = batch[name]
-    return rows, bits
+    own, made = placed.arrays, {}
+    for name in batch_lib.NAMES:
+      value = own.get(name)
+      if value is None:
+        value = self._constants.get(name)
+        if value is None or value.is_deleted():
+          value = self._constants[name] = self._constant(name)
+      made[name] = value
+    return {**own, **made}
 
   def _constant(self, name: str) -> jax.Array:
-    constant = self._constants.get(name)
-    if constant is None or constant.is_deleted():
-      local = np.ones(len(self._layout.rows), np.uint8)
-      shards = self._layout.shards(self._layout.send(local))
-      made = [_row_arrays(shard, self._layout.length, self._shift) for shard in shards]
-      constant = self._layout.join([{name: part[name]} for part in made])[name]
-      self._constants[name] = constant
-    return constant
+    local = np.ones(len(self._layout.rows), np.uint8)
+    shards = self._layout.shards(self._layout.send(local))
+    made = [_row_arrays(shard, self._layout.length, self._shift) for shard in shards]
+    return self._layout.join([{name: part[name]} for part in made])[name]
+
+
+def _besides_tokens(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+  """Returns what has to cross besides the tokens: numbers per row where rows differ, and bits."""
+  found = {}
+  if not (batch["used"] == length).all():
+    found["used"] = batch["used"].astype(np.int32)
+  if not batch["trained"].all():
+    found["trained"] = batch["trained"].astype(np.uint8)
+  for name in ("starts", "loss"):
+    if name in batch:
+      found[name] = batch[name]
+  return found
 
 
 def _as_device_takes_it(tokens: np.ndarray) -> np.ndarray:
@@ -135,17 +137,14 @@ def _row_arrays(real: jax.Array, length: int, shift: batch_lib.Shift) -> dict[st
   return _arrays_from_segments(ones, columns * ones, ones, shift)
 
 
-@functools.partial(jax.jit, static_argnames=("shift", "whole"))
-def _expand(
-    tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift, whole: bool
-) -> dict[str, jax.Array]:
+@functools.partial(jax.jit, static_argnames="shift")
+def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> dict[str, jax.Array]:
   """Returns the arrays of a batch, apart from those that all batches like it share.
 
   Args:
     tokens: Of this device's rows.
     own: What crossed besides: `used` and `trained` per row, `starts` and `loss` in bits.
     shift: How inputs and targets are offset.
-    whole: Whether all rows are full, trained on, and one segment.
   """
   rows, length = tokens.shape
   ids = tokens.astype(jnp.int32)
@@ -163,7 +162,7 @@ def _expand(
     if used is not None:
       first = jnp.where(used[:, None] > 0, first, 0)
     arrays["targets"], arrays["inputs"] = ids, jnp.concatenate([first, ids[:, :-1]], axis=1)
-  if whole:
+  if not own:
     return arrays
   columns = jnp.arange(length, dtype=jnp.int32)[None]
   real = jnp.ones((rows, length), jnp.int32)

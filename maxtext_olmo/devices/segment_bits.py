@@ -1,13 +1,16 @@
 """Segments and positions on a device, from one bit per token, without a scan over the tokens.
 
-Sums and maxima that run along a row are what a compiler does badly: on a CPU each takes log(L) passes over the row. The host
-sends where segments begin as words of 32 bits, and the scans run over the words. What is left is arithmetic on each token's word:
+Sums and maxima that run along a row are what a compiler does badly: on a CPU each takes log(L)
+passes over the row. The host sends where segments begin as words of 32 bits, and the scans run over
+the words. What is left is arithmetic on each token's word:
 
     starts      . . . 1 . 1 1 .     one bit each; column 0 begins segment 1 without one
     segments    1 + the bits set in the words before + the bits set up to here in this one
-    positions   counted from the last bit set up to here, or from where the last segment of the words before began
+    positions   counted from the last bit set up to here, or from where the last segment of the
+                words before began
 
-The scans over words are a program of their own: in one with what follows, XLA for CPUs makes them again for every token.
+The scans over words are a program of their own: in one with what follows, XLA for CPUs makes them
+again for every token.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def scan_words(bits: jax.Array) -> Starts:
 
 
 def segments_and_positions(starts: Starts, length: int) -> tuple[jax.Array, jax.Array]:
-  """Returns for each token of a row the number of its segment, from 1, and its place in it; both int32."""
+  """Returns the number of each token's segment, from 1, and its place in it; both int32."""
   rows, words = starts.bits.shape
   up_to_here = (jnp.uint32(2) << jnp.arange(_BITS, dtype=jnp.uint32)) - jnp.uint32(1)
   seen = starts.bits[:, :, None] & up_to_here

@@ -1,8 +1,9 @@
-"""Finished requests in a file, so that an evaluation that was killed goes on where it was.
+"""Finished requests in a file, so that an evaluation that was killed continues where it stopped.
 
-A line per request, `{"key": ..., "result": ...}`, appended by process 0 as soon as the result is there.
-The key is a hash of the request and of everything else that decides the result, the weights of the model
-included, so that one file may serve many checkpoints and never answers for the wrong one.
+A line per request, `{"key": ..., "result": ...}`, appended by process 0 as soon as the result is
+known. The key is a hash of the request and of everything else that decides the result, the weights
+of the model included, so that one file can serve many checkpoints and never answers for the wrong
+one.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class RequestCache:
     if not self._enabled:
       return {}
     return collectives.from_process_0(
-        lambda: {key: self._found[key] for key in keys if key in self._found}
+        lambda: {key: self._found[key] for key in keys if key in self._found},
+        "looking up cached results",
     )
 
   def add(self, key: str, result: Any) -> None:

@@ -1,13 +1,13 @@
-"""Perplexity on a corpus, label by label: how well a model predicts each token of each document, once.
+"""Perplexity on a corpus, label by label: how well a model predicts each token of each document.
 
-Documents end with EOS, as OLMo's token files have it, and are scored one by one, each on its own:
+Documents end with EOS, as in OLMo's token files, and are scored one by one, each on its own:
 
     file          5 6 7 E 8 9 E            two documents
-    rows          E 5 6 7 E                the first, behind the EOS that stands before it in training
+    rows          E 5 6 7 E                the first, after the EOS that precedes it in training
                   E 8 9 E
 
-So every token of a file is scored, its EOS and the tail behind its last whole instance included. Documents
-longer than the model's limit are scored in windows (`lmeval_requests`).
+So every token of a file is scored once, including its EOS and the tail after its last whole
+instance. Documents longer than the model's limit are scored in windows (`requests`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import scoring
@@ -67,14 +67,17 @@ def score_index(
     tokenizer: tokenizer_lib.EvalTokenizer,
     *,
     path_remap: Mapping[str, str] | None = None,
+    storage: Storage | None = None,
     progress: bool = False,
 ) -> dict[str, LabelScore]:
-  """The score of each label, in the order of the index; all processes call it together.
+  """Returns the score of each label, in the order of the index; all processes must call it.
 
   Args:
-    path_remap: prefix → replacement, for paths that begin otherwise on this machine.
-    progress: whether process 0 shows how far it is.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    storage: where the files are read from; local files unless given.
+    progress: whether process 0 shows a progress bar.
   """
+  files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   vocab_size = scorer.vocab_size(params)
   found: dict[str, LabelScore] = {entry.label: LabelScore() for entry in index.files}
   labels: list[str] = []
@@ -85,8 +88,9 @@ def score_index(
     total = sum(entry.size_bytes for entry in index.files)
     with progress_lib.progress_bar("reading", total, enabled=show, unit="bytes") as advance:
       for file_id, entry in enumerate(index.files):
-        path = paths.remap(index.resolve(file_id), path_remap)
-        for document in _documents(index, file_id, path, tokenizer.eos_id, vocab_size):
+        for document in _documents(
+            files, file_id, entry.n_tokens, eos_id=tokenizer.eos_id, vocab_size=vocab_size
+        ):
           tokens = np.concatenate([[tokenizer.eos_id], document])
           rows.extend(
               requests_lib.windows(tokens, len(document), scorer.max_length, request=len(labels))
@@ -96,7 +100,7 @@ def score_index(
         advance(entry.size_bytes)
 
   # A file that is missing on one process stops all, instead of leaving the others waiting.
-  collectives.together(read, "reading the corpus")
+  collectives.run_on_all_processes(read, "reading the corpus")
   with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
     for scores in scorer.scores(params, rows):
       for score in scores:
@@ -106,21 +110,20 @@ def score_index(
 
 
 def _documents(
-    index: index_lib.OlmoNpyIndex, file_id: int, path: str, eos_id: int, vocab_size: int
+    files: TokenFiles, file_id: int, n_tokens: int, *, eos_id: int, vocab_size: int
 ) -> list[np.ndarray]:
-  """The documents of a file, each with its EOS; the last may have none."""
-  entry = index.files[file_id]
-  size = entry.n_tokens * index.token_dtype.itemsize
-  data = LocalStorage().read(path, entry.data_offset, size)
-  tokens = np.frombuffer(data, index.token_dtype)
+  """Returns the documents of a file, each with its EOS; the last may have none."""
+  size = n_tokens * files.dtype.itemsize
+  data = files.storage.read(files.paths[file_id], int(files.data_offsets[file_id]), size)
+  tokens = np.frombuffer(data, files.dtype)
   outside = np.flatnonzero(tokens >= vocab_size)
   if len(outside):
     place = int(outside[0])
-    byte = entry.data_offset + place * index.token_dtype.itemsize
     raise errors.CorpusError(
-        f"Token id {tokens[place]} in {path}, byte {byte}, is outside the model's vocabulary of"
-        f" {vocab_size}: the model was trained with another tokenizer, or the file has another dtype"
-        f" than {index.dtype}."
+        f"Token id {tokens[place]} in {files.where(file_id, place)}, is outside the model's"
+        f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file"
+        " has"
+        f" another dtype than {files.dtype.name}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1
   return [part for part in np.split(tokens, ends) if len(part)]

@@ -1,7 +1,7 @@
-"""Runs a model over rows of tokens and hands every process the log-probabilities of what is scored.
+"""Runs a model over rows of tokens and gives every process the log-probabilities of scored tokens.
 
-Results leave the devices token by token and are added up in float64: in float32, the sum over a long
-text would be off in the fourth digit. Every process knows which token is whose (`lmeval_packing`).
+Results leave the devices token by token and are added up in float64: in float32, the sum over a
+long text would be off in the fourth digit. Every process knows which token is whose (`packing`).
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Scorer:
     apply: Parameters and a batch → logits (rows, tokens, vocabulary).
     mesh: Where the batches go.
     batch_size: Rows of a batch, over all processes.
-    padding_multiple: What all lengths are a multiple of.
-    max_length: How many tokens go into the model at most; no batch is longer, padding included.
+    padding_multiple: All lengths are a multiple of it.
+    max_length: The most tokens that go into the model; no batch is longer, padding included.
     data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
-    packing: Whether several rows may become segments of one. `auto`: if the model then scores them as it does one
-      by one, which is tried each time that rows are scored.
+    packing: Whether several rows may become segments of one. `auto`: if the model then scores them
+      as it does one by one, which is tried each time that rows are scored.
   """
 
   def __init__(
@@ -106,7 +106,7 @@ class Scorer:
       yield _read(*pending, rows)
 
   def run(self, params: Params, local: llm_batch.LLMIndexedBatch) -> dict[str, jax.Array]:
-    """Starts a step on this process's rows of a batch; its results are the same on every process."""
+    """Starts a step on this process's rows of a batch; all processes get the same results."""
     batch = self.place(local)
     self.lengths.add(batch.inputs.shape[1])
     self.tokens_run += batch.inputs.size
@@ -152,7 +152,8 @@ class Scorer:
         known=self.lengths,
         overhead=probe.RUNS if is_tried else 0,
     )
-    # Each time, since the weights decide too: while a model is trained, it may begin to look across borders.
+    # Each time, because it depends on the weights: in training, a model may begin to attend across
+    # segments.
     if is_tried and any(step.is_packed for step in steps):
       reason = self._why_not_shared(params, steps, rows)
       if reason:
@@ -184,7 +185,7 @@ class Scorer:
         ),
     )
     # The same on all, as the results are; but if ever not, they would wait for each other forever.
-    return collectives.from_process_0(lambda: reason)
+    return collectives.from_process_0(lambda: reason, "deciding whether rows can share a sequence")
 
   def _my_part(
       self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]

@@ -1,9 +1,10 @@
 """The iterator that a trainer holds: step after step, the global batch of that step.
 
-Its whole state is the number of steps done, the schedule that turns it into a position, and the run's history. What was made
-ahead is made anew from the position after a restore, so the state does not depend on workers or threads.
+Its whole state is the number of steps done, the schedule that turns it into a position, and the
+run's history. What was made ahead is made anew from the position after a restore, so the state does
+not depend on workers or threads.
 
-    step dataset ──▶ threads or workers make compact batches ahead ──▶ a thread sends them to the devices ──▶ next()
+    step dataset ──▶ threads or workers make compact batches ──▶ a thread sends them ──▶ next()
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ from maxtext_olmo.rows import steps
 
 @dataclasses.dataclass(frozen=True)
 class Prefetch:
-  """How batches are made ahead: by `workers` processes with `per_worker` batches each, else by threads with `batches`.
+  """How batches are made ahead.
 
-  Up to `on_device` further batches are on the devices, or on their way, while the trainer is at an earlier step.
+  Either `workers` processes have `per_worker` batches each ready, or threads have `batches`.
+  Up to `on_device` further batches are on the devices, or on their way, while the trainer is at an
+  earlier step.
   """
 
   workers: int = 0
@@ -46,7 +49,7 @@ class Prefetch:
 
   @property
   def threads(self) -> int:
-    """The number of threads that make batches: two, so that one reads while the other checks, if there are cores."""
+    """The threads that make batches: where cores allow, one reads while another checks."""
     return min(2, max(1, cores.available_cores() - 1))
 
 
@@ -58,7 +61,8 @@ _Sent = Callable[[], dict[str, jax.Array]]
 class _Sender:
   """Takes compact batches and sends them to the devices, one step after the other.
 
-  It refers to what it needs and not to the iterator, so that its thread does not keep a dropped iterator alive.
+  It refers to what it needs and not to the iterator, so that its thread does not keep a dropped
+  iterator alive.
   """
 
   batches: prefetch_lib.PrefetchedIterator
@@ -66,19 +70,24 @@ class _Sender:
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
 
+  def __post_init__(self):
+    self.look_ahead = getattr(self.start.stream, "look_ahead", None)
+    self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
+
   def send(self, number: int) -> _Sent:
     local = next(self.batches)
     began = time.perf_counter()
-    step, schedule, stream, _ = self.start
+    step, schedule = self.start.step, self.start.schedule
     step += number
-    expander = self.expanders[schedule.size(step)]
+    expander = self.only_expander or self.expanders[schedule.size(step)]
     placed = expander.place(local)
     self.metrics.made(
         **dict(zip(batch_lib.COST, local["cost"].tolist())),
         bytes_to_device=placed.bytes_crossed,
         transfer_seconds=time.perf_counter() - began,
     )
-    stream.look_ahead(schedule.position(step + 1))
+    if self.look_ahead is not None:
+      self.look_ahead(schedule.position(step + 1))
     return functools.partial(expander.finish, placed)
 
 
@@ -92,10 +101,13 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     layouts: For each batch size of the schedule, how the arrays lie on the mesh.
     content: What is done with the tokens.
     prefetch: How batches are made ahead.
-    restart_on_iter: Whether `iter()` starts again, as evaluation does; a train iterator's never moves.
+    restart_on_iter: Whether `iter()` starts again, as evaluation does; a train iterator's never
+      moves.
     pad_after_end: Whether padding batches follow a finite stream.
-    corpus: Policy for a corpus that changed since a state was saved; None requires an identical corpus.
-    whole_batches: Whether a restored position is rounded down to a whole number of batches, as OLMo-core does.
+    corpus: Policy for a corpus that changed since a state was saved; None requires an identical
+      corpus.
+    whole_batches: Whether a restored position is rounded down to a whole number of batches, as
+      OLMo-core does.
     labels: For each file, the number of its label, where batches have the extra array `labels`.
   """
 
@@ -155,26 +167,28 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         raise
       return self._padding_batch()
     except BaseException:
-      # What is ahead has moved past the step that failed; a caller that tries again gets this step, or the error again.
+      # What is ahead has moved past the step that failed; a caller that tries again gets this step,
+      # or the error again.
       self._stop()
       raise
-    self._metrics.served(self._step, asked_at, self._sent.ready)  # type: ignore[union-attr]
+    self._metrics.served(step=self._step, asked_at=asked_at)
     self._step += 1
     return batch
 
   def metrics(self) -> dict[str, float]:
-    """Returns what loading has cost so far: seconds of waiting, order, reads, filter and transfer; bytes; reads."""
-    return self._metrics.snapshot()
+    """Returns the cost so far: seconds of waiting, order, reads, filter, transfer; bytes; reads."""
+    ready = 0 if self._sent is None else self._sent.ready
+    return {**self._metrics.snapshot(), "queue_depth": ready}
 
   def __len__(self) -> int:
-    """Returns the steps from the beginning of this iterator to the end of the stream; TypeError where there is none."""
+    """Returns the steps from this iterator's beginning to the stream's end; TypeError if none."""
     stream = self._start.stream
-    if stream.num_positions is None and stream.num_epochs is not None:
+    if stream.endless:
+      raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
+    if stream.num_positions is None:
       stream.look_ahead(self.position)
     if stream.num_positions is not None:
       return len(self._make_dataset(self._beginning))
-    if stream.num_epochs is None:
-      raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
     raise TypeError(
         "The packing plan is still being counted, so the length is not known yet; ask again later."
     )
@@ -206,25 +220,25 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def local_iterator(self) -> BatchIterator:
-    """What a trainer's checkpointing holds on to: this very object, since the state is the same on all hosts."""
+    """What a trainer's checkpointing holds: this object, as the state is the same on all hosts."""
     return self
 
   def host_batches(self, first_step: int | None = None) -> steps.StepDataset:
-    """Returns this host's compact batches as a dataset; element 0 is `first_step`, by default the next step."""
+    """Returns this host's compact batches from `first_step`, by default the next step, on."""
     step = self._step if first_step is None else first_step
     return self._make_dataset(self._start._replace(step=step))
 
   def row_numbers(self, step: int) -> np.ndarray:
-    """Returns the row at each place of the global batch of a step, without reading it; -1 for padding."""
+    """Returns the row at each place of a step's global batch, without reading; -1 for padding."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
     return self._make_dataset(self._start._replace(step=step), rows).row_numbers(step)
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the position and the history of the run, as a small JSON-able dict, the same on all hosts."""
+    """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""
     return state_lib.make_state(self._history, self._start.stream, self._start.schedule, self._step)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues where the state was taken; ResumeError, and no change, where it belongs to another stream."""
+    """Continues where the state was taken; ResumeError, and no change, for another stream's."""
     first = self._beginning
     self._move_to(
         state_lib.read_state(
@@ -238,9 +252,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
 
   def go_to(self, step: int, position: int | None = None) -> None:
-    """Continues with a step: where the schedule has it, or at `position`, from which later steps are counted then.
+    """Continues with a step: where the schedule has it, or at `position`, counting from there.
 
-    A trainer that restored a model from a checkpoint without a data state knows the step, and nothing else.
+    A trainer that restored a model from a checkpoint without a data state knows the step, and
+    nothing else.
     """
     schedule = self._start.schedule
     if position is not None:

@@ -1,19 +1,20 @@
 """`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one to a row.
 
-With `olmo_packing=planned` (or `none` where long documents are not split) and `olmo_shard=batch`, a row is a function of
-its position, and all that holds for `olmo_grain` holds here: the same stream on any number of hosts, a state of one
-integer, resumes with other batch sizes. The other packings stream, as Grain packs, through `make_grain_llm_iterator`.
+With `olmo_packing=planned` (or `none` where long documents are not split) and `olmo_shard=batch`, a
+row is a function of its position, and all that holds for `olmo_grain` holds here: the same stream
+on any number of hosts, a state of one integer, resumes with other batch sizes. The other packings
+stream, as Grain packs, through `make_grain_llm_iterator`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
 import jax
 from absl import logging
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
@@ -23,7 +24,6 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_maker
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
@@ -43,7 +43,7 @@ _PLANNED_BINS = 1024
 
 def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -> Any:
   """Returns the train iterator, at the step where the run resumes."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   source = open_documents(options.olmo_index_path, options.olmo_documents_path, options)
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
@@ -77,10 +77,10 @@ def make_documents_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
   """Returns one pass over the documents of another index, always from its beginning."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   source = open_documents(options.olmo_eval_index_path, "", options)
   packing = options.olmo_packing if options.random_access_documents else "planned"
-  options = dataclasses.replace(options, olmo_packing=packing, olmo_mixture={})
+  options = options.replace(olmo_packing=packing, olmo_mixture={})
   stream = _stream(options, source, "sequential", 1)
   schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
   wiring.check_agreement(options, stream)
@@ -101,10 +101,13 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 
 
 def open_documents(
-    index_path: str, documents_path: str, options: options_lib.Options
+    index_path: str, documents_path: str, options: config_lib.Options
 ) -> document_source.OlmoDocumentSource:
-  """The documents of an index; they are found now where that has not been done, by process 0 before the others look."""
-  index = collectives.together(lambda: _open_index(index_path, options), "opening the corpus")
+  """The documents of an index; they are found now where that has not been done, by process 0
+  before the others look."""
+  index = collectives.run_on_all_processes(
+      lambda: _open_index(index_path, options), "opening the corpus"
+  )
   path = documents_path or documents_lib.default_path(index_path)
 
   def build() -> None:
@@ -114,9 +117,9 @@ def open_documents(
           index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
       )
 
-  collectives.from_process_0(build)
+  collectives.from_process_0(build, "finding the documents")
   # Again on each process, for file systems that process 0 does not share.
-  collectives.together(build, "finding the documents")
+  collectives.run_on_all_processes(build, "finding the documents")
   documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
   if not documents.num_documents:
     raise errors.CorpusError(f"The index {index_path} has no document.")
@@ -129,14 +132,14 @@ def open_documents(
   )
 
 
-def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
+def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
   index = index_lib.load_index(path)
   verify.check_sizes(index, path_remap=options.path_remap)
   return index
 
 
 def _stream(
-    options: options_lib.Options,
+    options: config_lib.Options,
     source: document_source.OlmoDocumentSource,
     order: str,
     num_epochs: int | None,
@@ -155,7 +158,7 @@ def _stream(
 
 
 def _mixed_rows(
-    options: options_lib.Options, source: document_source.OlmoDocumentSource, order: str
+    options: config_lib.Options, source: document_source.OlmoDocumentSource, order: str
 ) -> tuple[mixture_rows.MixedRows, str]:
   packed = options.olmo_packing == "planned"
   ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
@@ -177,7 +180,7 @@ def _mixed_rows(
 
 
 def _rows(
-    options: options_lib.Options,
+    options: config_lib.Options,
     source: document_source.OlmoDocumentSource,
     ranges: mixture_lib.Ranges,
     order_name: str,
@@ -215,11 +218,12 @@ def _rows(
 
 
 def _streaming(
-    options: options_lib.Options,
+    options: config_lib.Options,
     mesh: jax.sharding.Mesh,
     source: document_source.OlmoDocumentSource,
 ) -> Any:
-  """Rows packed as they come, or of each host's own documents; the iterator's state says where it is."""
+  """Rows packed as they come, or of each host's own documents; the iterator's state says where
+  it is."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
   return pipeline_lib.make_grain_llm_iterator(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
@@ -18,7 +19,6 @@ from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
@@ -46,8 +46,8 @@ def make_olmo_grain_train_iterator(
     process_indices: Accepted for MaxText's call; which rows a process loads follows from the mesh.
   """
   del process_indices
-  options = options_lib.Options.read(config)
-  index = collectives.together(
+  options = config_lib.Options.read(config)
+  index = collectives.run_on_all_processes(
       lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
   )
   return _train(options, global_mesh, index)
@@ -58,11 +58,11 @@ def make_olmo_grain_eval_iterator(
 ) -> iterator_lib.BatchIterator:
   """One pass over the held-out instances, or another index, always from its beginning."""
   del process_indices
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
     raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
   path = options.olmo_eval_index_path or options.olmo_index_path
-  index = collectives.together(
+  index = collectives.run_on_all_processes(
       lambda: _open_index(path, options), "opening the corpus of evaluation"
   )
   return _eval(options, global_mesh, index)
@@ -72,14 +72,14 @@ def _make_both(
     config: Any, mesh: jax.sharding.Mesh
 ) -> tuple[iterator_lib.BatchIterator, iterator_lib.BatchIterator]:
   """Both iterators; where they share an index, its files are looked at once."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
 
   def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
     train = _open_index(options.olmo_index_path, options)
     other = options.olmo_eval_index_path
     return train, _open_index(other, options) if other else train
 
-  train_index, eval_index = collectives.together(open_indexes, "opening the corpus")
+  train_index, eval_index = collectives.run_on_all_processes(open_indexes, "opening the corpus")
   train = _train(options, mesh, train_index)
   try:
     return train, _eval(options, mesh, eval_index)
@@ -94,7 +94,7 @@ DATASET_TYPE = registry.DatasetType(
 
 
 def _train(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
 ) -> iterator_lib.BatchIterator:
   how: dict[str, Any] = {
       "order": options.order_name,
@@ -146,7 +146,7 @@ def _train(
 
 
 def _eval(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
 ) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
@@ -182,11 +182,12 @@ def make_olmo_grain_data_loader(
     order: str = "feistel",
     order_cache_dir: str | None = None,
 ) -> grain.DataLoader:
-  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count changes.
+  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count
+  changes.
 
-  Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size rows, in the order that
-  `create_data_iterator` has too. Resume with `initial_step`, with any number of workers and hosts; Grain's own state
-  restores only into the same number of workers.
+  Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size
+  rows, in the order that `create_data_iterator` has too. Resume with `initial_step`, with any
+  number of workers and hosts; Grain's own state restores only into the same number of workers.
 
   Args:
     index: The corpus.
@@ -201,7 +202,8 @@ def make_olmo_grain_data_loader(
     grain_worker_buffer_size: Batches each worker prepares ahead.
     initial_step: Records this host has taken already: steps done times `batch_size`.
     order: See `OlmoIndexSampler`.
-    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
+    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory
+      unless given.
   """
   operations: list[Any] = []
   if apply_ngram_filter:
@@ -227,15 +229,17 @@ def make_olmo_grain_data_loader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,
       operations=operations,
-      # The sampler knows the shards; were Grain told of them too, it would stride over what is sharded already.
+      # The sampler knows the shards; were Grain told of them too, it would stride over what is
+      # sharded already.
       shard_options=grain.sharding.NoSharding(),
       worker_count=grain_worker_count,
       worker_buffer_size=grain_worker_buffer_size,
   )
 
 
-def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyIndex:
-  """Loads an index, brings it to the run's sequence length, and checks that its files are the ones it describes."""
+def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
+  """Loads an index, brings it to the run's sequence length, and checks that its files are the
+  ones it describes."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
     index = index.with_sequence_length(options.max_target_length)
@@ -248,14 +252,14 @@ def _open_index(path: str, options: options_lib.Options) -> index_lib.OlmoNpyInd
   return index
 
 
-def _rows(index: index_lib.OlmoNpyIndex, options: options_lib.Options) -> windows.WindowRows:
+def _rows(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> windows.WindowRows:
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
   return windows.WindowRows(index, rule)
 
 
-def _reader(index: index_lib.OlmoNpyIndex, options: options_lib.Options) -> reader.FileReader:
+def _reader(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> reader.FileReader:
   return reader.FileReader(
       token_files.TokenFiles.of_index(
           index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
@@ -274,7 +278,8 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
   left_out = sorted({entry.label for entry in index.files if entry.n_instances} - mixed)
   if left_out:
     logging.warning(
-        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are not named.",
+        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are"
+        " not named.",
         len(left_out),
         ", ".join(left_out[:10]),
         ", …" if len(left_out) > 10 else "",

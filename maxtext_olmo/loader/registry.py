@@ -1,18 +1,21 @@
-"""Dataset types: a name in a config → the functions that make its iterators.
+"""Dataset types: the names that `config.dataset_type` may have, and the iterators they stand for.
 
-Types come with this package, from `register_dataset_type`, and from other installed packages through the entry-point
-group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
+Types come with this package, from `register_dataset_type`, and from other installed packages
+through the entry-point group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo.loader import data_iterator
 
 ENTRY_POINT_GROUP = "maxtext_olmo.dataset_types"
 
@@ -20,89 +23,120 @@ MakeIterator = Callable[[Any, jax.sharding.Mesh], Any]
 
 
 class DatasetType(NamedTuple):
-  """How to make the train and eval iterators of a dataset type from a config and a mesh.
+  """How to make the iterators of a dataset type from a config and a mesh.
 
   Attributes:
-    make_train: Makes the train iterator.
+    make_train: Makes the train iterator, a `DataIterator`.
     make_eval: Makes the eval iterator; None for a type without evaluation.
-    make_both: Makes both at once, where they share what is costly to open; else they are made one after the other.
+    make_both: Makes both, for types whose iterators share something that is costly to open.
+    reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
   """
 
   make_train: MakeIterator
   make_eval: MakeIterator | None = None
   make_both: Callable[[Any, jax.sharding.Mesh], tuple[Any, Any]] | None = None
+  reads: Collection[str] = ()
 
 
 _REGISTERED: dict[str, DatasetType] = {}
 
 
 def register_dataset_type(
-    name: str, make_train: MakeIterator, make_eval: MakeIterator | None = None
+    name: str,
+    make_train: MakeIterator,
+    make_eval: MakeIterator | None = None,
+    *,
+    reads: Collection[str] = (),
 ) -> None:
-  """Makes `dataset_type=name` mean these functions; a later registration of the name replaces it."""
-  _REGISTERED[name] = DatasetType(make_train, make_eval)
+  """Registers a dataset type, in place of any earlier one of that name.
+
+  Args:
+    name: The value of `config.dataset_type` that selects it.
+    make_train: Makes the train iterator, a `DataIterator`, from a config and a mesh.
+    make_eval: Makes the eval iterator; None for a type without evaluation.
+    reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
+  """
+  _REGISTERED[name] = DatasetType(make_train, make_eval, reads=reads)
 
 
 def dataset_types() -> tuple[str, ...]:
-  """The names that `create_data_iterator` knows now."""
-  return tuple(sorted({*_REGISTERED, *_built_in(), *_entry_points()}))
+  """Returns the names of all known dataset types."""
+  return tuple(sorted({*_REGISTERED, *config_lib.DATASET_TYPES, *_entry_points()}))
 
 
-def create_data_iterator(config: Any, mesh: jax.sharding.Mesh) -> tuple[Any, Any | None]:
-  """The train iterator, and the eval iterator where `eval_interval` asks for one, of `config.dataset_type`."""
-  name = getattr(config, "dataset_type", None) or "olmo_grain"
-  dataset_type = _find(str(getattr(name, "value", name)))
-  wants_eval = (getattr(config, "eval_interval", None) or 0) > 0
-  if wants_eval and dataset_type.make_both is not None:
-    return dataset_type.make_both(config, mesh)
-  train = dataset_type.make_train(config, mesh)
+def create_data_iterator(
+    config: Any, mesh: jax.sharding.Mesh
+) -> tuple[data_iterator.DataIterator, data_iterator.DataIterator | None]:
+  """Returns the train iterator of `config.dataset_type`, and the eval iterator or None.
+
+  Args:
+    config: Any object with the keys of the configuration guide as attributes.
+    mesh: The trainer's mesh. The global batches are arrays on it.
+
+  Returns:
+    The train iterator, and an eval iterator if `config.eval_interval` is positive.
+  """
+  name = config_lib.read_value(config, "dataset_type")
+  wants_eval = config_lib.read_value(config, "eval_interval") > 0
+  dataset_type, built_in = _find(name)
+  if not built_in:  # Types of this package read `config_lib.Options`, which checks this itself.
+    config_lib.check_all_read(config, name, dataset_type.reads)
   if not wants_eval:
-    return train, None
-  if dataset_type.make_eval is None:
-    train.close()
+    made = (dataset_type.make_train(config, mesh), None)
+  elif dataset_type.make_both is not None:
+    made = dataset_type.make_both(config, mesh)
+  elif dataset_type.make_eval is not None:
+    made = _make_in_turn(dataset_type.make_train, dataset_type.make_eval, config, mesh)
+  else:
     raise errors.ConfigError(
         f"eval_interval={config.eval_interval}, but dataset_type={name!r} has no evaluation."
     )
+  if not built_in:
+    _check_members(name, made)
+  return made
+
+
+def _make_in_turn(
+    make_train: MakeIterator, make_eval: MakeIterator, config: Any, mesh: jax.sharding.Mesh
+) -> tuple[Any, Any]:
+  train = make_train(config, mesh)
   try:
-    return train, dataset_type.make_eval(config, mesh)
+    return train, make_eval(config, mesh)
   except BaseException:
-    train.close()
+    _close(train)
     raise
 
 
-def _find(name: str) -> DatasetType:
-  found = _REGISTERED.get(name)
-  if found is None and name in _built_in():
-    found = _built_in()[name]()
-  if found is None and name in _entry_points():
-    found = _entry_points()[name].load()
-  if found is None:
-    raise errors.ConfigError(
-        f"dataset_type={name!r} is unknown; known are {', '.join(dataset_types())}. Other packages"
-        f" add theirs with register_dataset_type or the entry-point group {ENTRY_POINT_GROUP}."
-    )
-  return found
+def _check_members(name: str, made: tuple[Any, Any]) -> None:
+  """Raises ConfigError, and closes the iterators, if one of them is not a `DataIterator`."""
+  for part, iterator in zip(("train", "eval"), made):
+    missing = data_iterator.missing_members(iterator) if iterator is not None else []
+    if missing:
+      for other in made:
+        _close(other)
+      raise errors.ConfigError(
+          f"The {part} iterator of dataset_type={name!r}, {type(iterator).__name__}, is not a"
+          f" maxtext_olmo.DataIterator; it lacks {', '.join(missing)}."
+      )
 
 
-def _built_in() -> dict[str, Callable[[], DatasetType]]:
-  """The types that come with this package, so that they are there without an installation's metadata."""
+def _close(iterator: Any) -> None:
+  if hasattr(iterator, "close"):
+    iterator.close()
 
-  def olmo() -> DatasetType:
-    from maxtext_olmo.loader import olmo_grain  # pylint: disable=import-outside-toplevel
 
-    return olmo_grain.DATASET_TYPE
-
-  def documents() -> DatasetType:
-    from maxtext_olmo.loader import olmo_documents  # pylint: disable=import-outside-toplevel
-
-    return olmo_documents.DATASET_TYPE
-
-  def synthetic() -> DatasetType:
-    from maxtext_olmo.loader import synthetic  # pylint: disable=import-outside-toplevel
-
-    return synthetic.DATASET_TYPE
-
-  return {"olmo_grain": olmo, "olmo_documents": documents, "synthetic": synthetic}
+def _find(name: str) -> tuple[DatasetType, bool]:
+  """Returns a dataset type, and whether it is one of this package's own."""
+  if name in _REGISTERED:
+    return _REGISTERED[name], False
+  if name in config_lib.DATASET_TYPES:  # Each is a module here, which imports this one.
+    return importlib.import_module(f"maxtext_olmo.loader.{name}").DATASET_TYPE, True
+  if name in _entry_points():
+    return _entry_points()[name].load(), False
+  raise errors.ConfigError(
+      f"dataset_type={name!r} is unknown. Known types: {', '.join(dataset_types())}. Other packages"
+      f" add types with register_dataset_type or the entry-point group {ENTRY_POINT_GROUP}."
+  )
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:

@@ -1,8 +1,9 @@
-"""Where a run goes on: from a step, a position, or the latest committed checkpoint.
+"""Where a run resumes: at a step, at a position, or after the latest committed checkpoint.
 
-A checkpoint labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next. Only committed
-checkpoints count: Orbax writes under a temporary name and renames, so a killed save leaves nothing that looks like one,
-but an empty or partial directory with a number for a name may stem from elsewhere, and it is passed over.
+A checkpoint labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next.
+Only committed checkpoints count: Orbax writes under a temporary name and renames, so a killed save
+leaves nothing that looks like one, but an empty or partial directory with a number for a name may
+have come from elsewhere, and is ignored.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 from absl import logging
 from etils import epath
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import checkpoint_item
 from maxtext_olmo.loader import corpus_change
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -56,7 +57,7 @@ def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
 
 
 def find_start(
-    options: options_lib.Options,
+    options: config_lib.Options,
     stream: Any,
     schedule: schedule_lib.BatchSchedule,
     content: dict[str, Any],
@@ -64,7 +65,9 @@ def find_start(
     corpus: corpus_change.CorpusPolicy | None = None,
 ) -> state_lib.Start:
   """Where the run goes on; process 0 decides for all."""
-  decision = collectives.from_process_0(lambda: _decide(options))
+  decision = collectives.from_process_0(
+      lambda: _decide(options), "looking for the step to resume at"
+  )
   if decision["state"] is not None:
     return state_lib.read_state(
         decision["state"],
@@ -82,7 +85,7 @@ def find_start(
   return state_lib.Start(step, schedule.anchored(step, position), stream)
 
 
-def _decide(options: options_lib.Options) -> dict[str, Any]:
+def _decide(options: config_lib.Options) -> dict[str, Any]:
   decision: dict[str, Any] = {"step": max(0, options.initial_step), "state": None}
   if options.initial_step >= 0 or not (options.enable_checkpointing and options.checkpoint_dir):
     return decision

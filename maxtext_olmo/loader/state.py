@@ -1,24 +1,26 @@
 """The state of a run: one position, and the run's history, which says what the position counts in.
 
     {"format": 2, "kind": "stream", "step": 200, "position": 102400,
-     "history": [{"step": 0, "position": 0, "sequence_length": 8192, "schedule": {…}, "identity": {…}, "content": {…}, …}]}
+     "history": [{"step": 0, "position": 0, "sequence_length": 8192, "schedule": {…},
+                  "identity": {…}, "content": {…}, …}]}
 
-The position decides where a run resumes. The step is what the trainer counts; where the schedule in force puts that step
-elsewhere, it is anchored anew at the position. The identity of the last entry must agree with the run's; what happens where the corpus
-has changed is up to `corpus_change`. The content may change, with a warning. Whatever changed is a new entry of the history.
+The position decides where a run resumes. The step is what the trainer counts; where the schedule in
+force puts that step elsewhere, it is anchored anew at the position. The identity of the last entry
+must agree with the run's; what happens where the corpus has changed is up to `corpus_change`. The
+content may change, with a warning. Whatever changed is a new entry of the history.
 
-Later releases read states of all earlier formats (docs/guides/resume.md has the policy). Format 1 has no history: of its run only
-what was in force when it was saved is known.
+Later releases read states of all earlier formats (docs/guides/resume.md has the policy). Format 1
+has no history: of its run only what was in force when it was saved is known.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -102,9 +104,10 @@ def read_state(
     stream: The stream of this run.
     schedule: The schedule of this run.
     content: What this run does with tokens, as a state records it.
-    corpus: Policy for a corpus that changed since the checkpoint; None requires an identical corpus.
-    whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core does, which repeats
-      data; otherwise the position is kept.
+    corpus: Policy for a corpus that changed since the checkpoint; None requires an identical
+      corpus.
+    whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core
+      does, which repeats data; otherwise the position is kept.
   """
   step, position, history = _parse(state)
   entry = history.present
@@ -134,7 +137,7 @@ def read_state(
 
 def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
   """Returns the step, the position and the history of a state of any format."""
-  state = plain_numbers(state)
+  state = grain_state.jsonable(state)  # Some frameworks hand NumPy integers back.
   if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
     raise errors.ResumeError(
         f"This is not a data state that this library saved: {str(state)[:200]!r}. Expected a dict"
@@ -169,15 +172,6 @@ def _history_of_format_1(state: dict[str, Any]) -> timeline_lib.Timeline:
       "extents": state.get("history", []),
   }
   return timeline_lib.Timeline.from_json([values])
-
-
-def plain_numbers(value: Any) -> Any:
-  """Returns a state with Python's own integers in place of NumPy's."""
-  if isinstance(value, dict):
-    return {key: plain_numbers(item) for key, item in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [plain_numbers(item) for item in value]
-  return int(value) if isinstance(value, np.integer) else value
 
 
 def _anchored(
@@ -244,7 +238,7 @@ def _advice(name: str, was: dict[str, Any], stream: Any) -> str:
 
 
 def _in_samples(position: int, length: int, now: int) -> int:
-  """Returns a position in samples of another length; the fingerprint has shown that the tokens are the same."""
+  """Returns a position in samples of another length; the fingerprint shows the tokens are equal."""
   if length == now:
     return position
   converted, rest = divmod(position * length, now)

@@ -1,7 +1,9 @@
-"""`dataset_type=synthetic`: random tokens that need no files, through the same stream, schedule and iterator.
+"""`dataset_type=synthetic`: random tokens that need no files, through the same stream, schedule and
+iterator.
 
-For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the seed and i, so the laws
-hold here too: a resumed run goes on with the same tokens on any number of hosts.
+For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the
+seed and i, so the laws hold here too: a resumed run goes on with the same tokens on any number of
+hosts.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
@@ -68,7 +70,7 @@ def make_synthetic_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
   """Random tokens without end."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   schedule = options.schedule()
   source, reader, stream = _stream(options, _TRAIN_INSTANCES, "train", None)
   layouts = wiring.train_layouts(options, global_mesh, schedule)
@@ -88,7 +90,7 @@ def make_synthetic_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
   """A few batches of random tokens, the same each time."""
-  options = options_lib.Options.read(config)
+  options = config_lib.Options.read(config)
   size = options.global_batch_size_to_eval_on
   source, reader, stream = _stream(options, _EVAL_BATCHES * size, "eval", 1)
   layouts = wiring.eval_layouts(options, global_mesh)
@@ -111,7 +113,7 @@ _CONTENT = steps.Content(ngram_filter=False)
 
 
 def _stream(
-    options: options_lib.Options, instances: int, part: str, num_epochs: int | None
+    options: config_lib.Options, instances: int, part: str, num_epochs: int | None
 ) -> tuple[SyntheticRows, reader_lib.RecordReader, stream_lib.Stream]:
   vocab_size = options.vocab_size or 256
   seed = options.data_shuffle_seed + (1 << 32 if part == "eval" else 0)

@@ -1,4 +1,4 @@
-"""What every dataset type makes of the options in the same way: layouts, prefetching, and a last look at the others."""
+"""What every dataset type derives from the options: layouts, content, prefetching, agreement."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 import jax
 import numpy as np
 
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import iterator as iterator_lib
-from maxtext_olmo.loader import options as options_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import steps
 
 
 def train_layouts(
-    options: options_lib.Options, mesh: jax.sharding.Mesh, schedule: schedule_lib.BatchSchedule
+    options: config_lib.Options, mesh: jax.sharding.Mesh, schedule: schedule_lib.BatchSchedule
 ) -> dict[int, layout_lib.BatchLayout]:
-  """How batches lie on the mesh, for each batch size of the schedule."""
+  """Returns the layout of training batches on the mesh, for each batch size of the schedule."""
   spec = layout_lib.partition_spec(mesh, options.data_sharding)
   load = options.global_batch_size_to_load
   return {
@@ -32,9 +32,9 @@ def train_layouts(
 
 
 def eval_layouts(
-    options: options_lib.Options, mesh: jax.sharding.Mesh
+    options: config_lib.Options, mesh: jax.sharding.Mesh
 ) -> dict[int, layout_lib.BatchLayout]:
-  """The same for evaluation, which has one batch size."""
+  """Returns the layout of evaluation batches, which have one size."""
   layout = layout_lib.BatchLayout(
       mesh,
       layout_lib.partition_spec(mesh, options.data_sharding),
@@ -44,8 +44,8 @@ def eval_layouts(
   return {options.global_batch_size_to_eval_on: layout}
 
 
-def content(options: options_lib.Options) -> steps.Content:
-  """What is done with the tokens of a row."""
+def content(options: config_lib.Options) -> steps.Content:
+  """Returns what is done with the tokens of a row."""
   return steps.Content(
       vocab_size=options.vocab_size,
       ngram_filter=options.olmo_apply_ngram_filter,
@@ -60,7 +60,7 @@ def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
   return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
 
 
-def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
+def prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:
   """Who prepares batches ahead."""
   return iterator_lib.Prefetch(
       workers=max(0, options.grain_worker_count),
@@ -70,7 +70,7 @@ def prefetch(options: options_lib.Options) -> iterator_lib.Prefetch:
   )
 
 
-def check_agreement(options: options_lib.Options, stream: Any) -> None:
+def check_agreement(options: config_lib.Options, stream: Any) -> None:
   """Raises on all processes where they were given different runs."""
-  together: dict[str, Any] = {**options.of_the_run(), **stream.identity()}
+  together: dict[str, Any] = {**options.run_options(), **stream.identity()}
   collectives.check_equal(together)

@@ -1,14 +1,15 @@
-"""The timeline of a run: what was in force at each step, so that any past step can be located later.
+"""The timeline of a run: what was in force at each step, so that any past step can be located.
 
-A run changes now and then: its batch size, its corpus, its mixture, its filter. Each change takes effect at a step and a
-position, and the timeline keeps an entry for each of them:
+A run changes now and then: its batch size, its corpus, its mixture, its filter. Each change takes
+effect at a step and a position, and the timeline keeps an entry for each of them:
 
     step 0, position 0              batches of 512, corpus A, filter on
     step 2000, position 1024000     batches of 1024, corpus A, filter on
     step 5000, position 4096000     batches of 1024, corpus A and B, filter on
 
-An entry says all that is in force from its step on. Going back to an earlier checkpoint drops the entries after its step, because
-the checkpoint's state does not have them. A state of format 1 knows only the entry that was in force when it was saved.
+An entry says all that is in force from its step on. Going back to an earlier checkpoint drops the
+entries after its step, because the checkpoint's state does not have them. A state of format 1 knows
+only the entry that was in force when it was saved.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ class Entry:
               anchor_step=_count(schedule["anchor"][0]),
               anchor_position=_count(schedule["anchor"][1]),
               by_position=bool(schedule["by_position"]),
-              epochs=epochs
-              and epochs_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
+              epochs=None
+              if epochs is None
+              else epochs_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),
@@ -122,7 +124,7 @@ class Timeline:
     )
 
   def changed(self, entry: Entry) -> Timeline:
-    """Returns the timeline with an entry that takes effect at its step; those at or after that step are dropped."""
+    """Returns the timeline with an entry in force from its step on; it drops those at or after."""
     kept = tuple(old for old in self.entries if old.step < entry.step)
     if kept and kept[-1].same_as(entry):
       return Timeline(kept)
@@ -135,6 +137,10 @@ class Timeline:
   @classmethod
   def from_json(cls, values: list[dict[str, Any]]) -> Timeline:
     """Returns the timeline that `to_json` made."""
+    if not isinstance(values, (list, tuple)):
+      raise errors.ResumeError(
+          f"The history in the data state is damaged: expected a list, found {str(values)[:200]}."
+      )
     entries = tuple(Entry.from_json(value) for value in values)
     steps = [entry.step for entry in entries]
     if not entries or any(a >= b for a, b in zip(steps, steps[1:])):

@@ -1,7 +1,8 @@
 """The arrays of a batch: their names, and how they follow from tokens.
 
-A row keeps its full length, since attention kernels want round ones: the target of a token is the token after it, and the
-last one, which has none, is masked. The loss counts where `targets_segmentation` is not 0.
+A row keeps its full length, since attention kernels want round ones: the target of a token is the
+token after it, and the last one, which has none, is masked. The loss counts where
+`targets_segmentation` is not 0.
 
     tokens                 5  6  0  7  8                  the same with segments after each 0
     inputs                 5  6  0  7  8                  5  6  0  7  8
@@ -11,14 +12,17 @@ last one, which has none, is masked. The loss counts where `targets_segmentation
     inputs_segmentation    1  1  1  1  1                  1  1  1  2  2
     targets_segmentation   1  1  1  1  0                  1  1  2  2  0
 
-With a shift to the right, the tokens are the targets, and the inputs are the same one place later, after an EOS. A row that
-the repetition filter rejects has `targets_segmentation` all 0; in a padding row everything is 0.
+With a shift to the right, the tokens are the targets, and the inputs are the same one place later,
+after an EOS. A row that the repetition filter rejects has `targets_segmentation` all 0; in a
+padding row everything is 0.
 
 The step dataset makes compact batches, from which a device or `to_arrays` makes these:
 
-    tokens    (rows, length), as they lie in the files          used      (rows,) tokens that are not padding
-    trained   (rows,) False where the filter rejects the row    starts    (rows, words) a bit where a segment begins, or absent
-    loss      (rows, words) a bit where loss is taken on the token, or absent
+    tokens    (rows, length) as they lie in the files
+    used      (rows,)        the number of tokens that are not padding
+    trained   (rows,)        False where the filter rejects the row
+    starts    (rows, words)  a bit where a segment begins, or absent
+    loss      (rows, words)  a bit where loss is taken on the token, or absent
 """
 
 from __future__ import annotations
@@ -67,8 +71,8 @@ class Shift:
 def to_arrays(batch: Mapping[str, np.ndarray], shift: Shift = Shift()) -> dict[str, np.ndarray]:
   """Returns the arrays of a compact batch, made on the host.
 
-  `inputs` may share the memory of the tokens, and where all rows of an array are the same they are read-only views of
-  one: copy before writing.
+  `inputs` may share the memory of the tokens, and where all rows of an array are the same they are
+  read-only views of one: copy before writing.
 
   Args:
     batch: As the step dataset makes it.

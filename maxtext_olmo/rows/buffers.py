@@ -1,11 +1,14 @@
 """Page-aligned arrays whose memory is used again once nobody holds them.
 
-A fresh large array costs a page fault every 4 KiB, and one that does not begin where a page begins copies several times slower.
-So a batch's memory comes from a pool, and goes back to it by itself:
+A fresh large array costs a page fault every 4 KiB, and one that does not begin where a page begins
+copies several times slower. So a batch's memory comes from a pool, and goes back to it by itself:
 
-    array ──base──▶ lease ──owns──▶ memory        a view's base is the lease too, and so is what a JAX array on the CPU
-                      │                           holds that shares the array's memory instead of copying it
+    array ──base──▶ lease ──owns──▶ memory
+                      │
                       └── when the last of them is gone, the memory returns to the pool
+
+The base of a view is the lease too, and so is what a JAX array on the CPU holds that shares the
+memory instead of copying it.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ class _Lease:
 
 
 class BufferPool:
-  """Arrays of any shape, over memory that is used again; safe for threads, and empty after pickling or a fork."""
+  """Arrays of any shape, over memory that is used again.
+
+  Safe for threads, and empty after pickling or a fork.
+  """
 
   def __init__(self, max_free: int = 8):
     self._max_free = max_free
@@ -85,7 +91,8 @@ class BufferPool:
         free.clear()
 
   def _give_back(self, memory: _Memory, *, getpid=os.getpid) -> None:
-    # Bound as a default, because at interpreter exit the module's names may be gone before the last array is.
+    # Bound as a default, because at interpreter exit the module's names may be gone before the last
+    # array is.
     if self._pid != getpid():
       return
     with self._lock:

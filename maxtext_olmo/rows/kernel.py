@@ -1,10 +1,12 @@
-"""What is compiled by numba (extra `[fast]`): executing a table of parts, the repetition search, and best-fit packing.
+"""What numba compiles (extra `[fast]`): reading a table of parts, the repetition search, packing.
 
-A batch is larger than the processor's cache, so a row is read, padded and checked while it is in the cache. Each function
-has a NumPy twin with equal results (`reader`, `repetition`, `packing`), which serves until the compiled one is ready.
+A batch is larger than the processor's cache, so a row is read, padded and checked while it is in
+the cache. Each function has a NumPy twin with equal results (`reader`, `repetition`, `packing`),
+which serves until the compiled one is ready.
 
-Only builders that run in a thread of their own import this module, since importing numba takes a while. Everything is in one
-file, because numba's cache notices a change in the file of a compiled function, not in the files of what it calls.
+Only builders that run in a thread of their own import this module, since importing numba takes a
+while. Everything is in one file, because numba's cache notices a change in the file of a compiled
+function, not in the files of what it calls.
 """
 
 from __future__ import annotations
@@ -41,20 +43,24 @@ def can_read() -> bool:
 def is_clean(row, length, min_period, max_period, repeats):
   """Returns whether no period repeats for `repeats * period` places in `row[:length]`.
 
-  A run of R places that equal the place one period before covers one place in every R. The last place of a
-  possible run is tried first: where it differs, no run covers it, and the next possible run begins after it.
+  A run of R places that equal the place one period before covers one place in every R. The last
+  place of a possible run is tried first: where it differs, no run covers it, and the next possible
+  run begins after it.
   """
-  for period in range(min_period, min(max_period, length // 3) + 1):
-    run = repeats * period
-    last = period + run - 1  # The possible run is [last - run + 1, last].
+  # Unsigned, because an index that may be negative costs a test.
+  one, end = np.uint64(1), np.uint64(length)
+  for number in range(min_period, min(max_period, length // 3) + 1):
+    period = np.uint64(number)
+    run = np.uint64(repeats) * period
+    last = period + run - one  # The possible run is [last - run + 1, last].
     known = period  # Its places before this one are known to be equal.
-    while last < length:
+    while last < end:
       place = last
       while place >= known and row[place] == row[place - period]:
-        place -= 1
+        place -= one
       if place < known:
         return False
-      known = last + 1
+      known = last + one
       last = place + run
   return True
 
@@ -119,9 +125,10 @@ def execute(bounds, descriptors, offsets, counts, out, pad, search, sees_padding
 
 @_jit
 def best_fit(lengths, capacity, bins):
-  """Puts each piece, in the given order, into the bin that it fills best; returns the number of bins.
+  """Puts each piece, in the given order, into the bin that it fills best; returns the bins' number.
 
-  Bins with equal room are a stack, linked through `below`; the bits of `rooms` say which stacks are not empty.
+  Bins with equal room are a stack, linked through `below`; the bits of `rooms` say which stacks are
+  not empty.
   """
   top = np.full(capacity + 1, -1, np.int64)
   below = np.empty(lengths.shape[0], np.int64)

@@ -1,4 +1,4 @@
-"""Loss masks: a file per token file, with a byte for each token that is 0 where no loss is taken on it.
+"""Loss masks: for each token file, a file with a byte per token, 0 where no loss is taken on it.
 
 Masks are read by the same parts as tokens, and cross to the devices as one bit per token.
 """
@@ -38,6 +38,11 @@ class MaskReader:
       return None
     if not isinstance(reader, reader_lib.FileReader):
       raise errors.ConfigError("Loss masks need rows that are read from token files.")
+    files, masks = len(reader.files.paths), len(source.mask_paths)
+    if masks != files:
+      raise errors.ConfigError(
+          f"The row source has {masks} mask files for {files} token files; each needs one."
+      )
     return cls(reader_lib.mask_reader(reader.files, source.mask_paths), pool)
 
   def read(self, parts: parts_lib.Parts, shape: tuple[int, int]) -> np.ndarray:

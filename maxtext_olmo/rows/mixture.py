@@ -32,13 +32,21 @@ class MixedRows:
     self.members = tuple(members)
     self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
     first = self.members[0].source
-    for name in ("row_length", "pad_id", "segment_rule", "filter_sees_padding", "mask_paths"):
+    for name in (
+        "row_length",
+        "pad_id",
+        "segment_rule",
+        "filter_sees_padding",
+        "block_rows",
+        "mask_paths",
+    ):
       if any(getattr(member.source, name) != getattr(first, name) for member in self.members):
         raise errors.ConfigError(f"The members of a mixture must have one {name}.")
     self.row_length = first.row_length
     self.pad_id = first.pad_id
     self.segment_rule = first.segment_rule
     self.filter_sees_padding = first.filter_sees_padding
+    self.block_rows = first.block_rows
     self.mask_paths = first.mask_paths
     self.fingerprint = first.fingerprint
 

@@ -2,17 +2,19 @@
 
 Every dataset comes down to one table with a line per range, sorted by row:
 
-    rows of 8 tokens        row 0: file 3 [16, 24)      row 1: file 0 [5, 8), file 2 [0, 4)     row 2: padding
+    rows of 8 tokens    row 0: file 3 [16, 24)   row 1: file 0 [5, 8), file 2 [0, 4)  row 2: padding
 
     bounds  0  1  3  3      row r has the parts bounds[r] to bounds[r + 1]
     source  3  0  2         the file (or record) of a part
     first   16 5  0         its first token there
     count   8  3  4         how many tokens
 
-The parts of a row fill it from column 0 without gaps; what follows them is padding. So the row, the column and the segment
-(its number in the row, from 1) of a part follow from the table. No part is empty and none crosses a file.
+The parts of a row fill it from column 0 without gaps; what follows them is padding. So the row, the
+column and the segment (its number in the row, from 1) of a part follow from the table. No part is
+empty and none crosses a file.
 
-A table for a block of steps is built at once, and `rows` gives the part of it that belongs to one step, as a view.
+A table for a block of steps is built at once, and `rows` gives the part of it that belongs to one
+step, as a view.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Parts:
 
   @classmethod
   def of_rows(cls, rows: Sequence[Sequence[tuple[int, int, int]]]) -> Parts:
-    """Makes a table from a list of `(source, first, count)` for each row; for tests and examples."""
+    """Makes a table from a list of `(source, first, count)` per row; for tests and examples."""
     flat = np.array([part for row in rows for part in row], np.int64).reshape(-1, 3)
     bounds = np.cumsum([0, *map(len, rows)])
     return cls(bounds, flat[:, 0].astype(np.int32), flat[:, 1], flat[:, 2].astype(np.int32))

@@ -1,16 +1,19 @@
 """The packing plan: which parts of which documents lie in row k, without packing what comes before.
 
-The documents of an epoch, in their shuffled order, are cut into windows, and each window is packed by itself:
+The documents of an epoch, in their shuffled order, are cut into windows, and each window is packed
+by itself:
 
     order of the epoch    d7 d2 d9 d4 | d0 d8 d1 d5 | d3 d6
     window                0           | 1           | 2
     rows of a window      3           | 2           | 1          → row 4 is row 1 of window 1
 
-So row k is a bisection over the numbers of rows, and the packing of one window. Within a window the rows come in random
-order, and the parts of a row in the order of their documents, so that the longest is not always the first.
+So row k is a bisection over the numbers of rows, and the packing of one window. Within a window the
+rows come in random order, and the parts of a row in the order of their documents, so that the
+longest is not always the first.
 
-The numbers of rows are found by packing the windows in turn, as far as rows are asked for. Where a path is given, a thread
-counts ahead and keeps them in a file, so that a run which goes on in the middle of an epoch starts at once.
+The numbers of rows are found by packing the windows in turn, as far as rows are asked for. Where a
+path is given, a thread counts ahead and keeps them in a file, so that a run which goes on in the
+middle of an epoch starts at once.
 """
 
 from __future__ import annotations
@@ -35,7 +38,6 @@ from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
 from maxtext_olmo.rows import packing
 from maxtext_olmo.rows import parts as parts_lib
-from maxtext_olmo.rows import records as tokens_lib
 
 _CACHED_WINDOWS = 4
 _SECONDS_BETWEEN_WRITES = 20.0
@@ -51,9 +53,11 @@ class PackingPlan:
     row_length: Tokens of a row.
     window: Documents that are packed together.
     long_documents: What becomes of documents longer than a row: truncate, split or error.
-    locate: Document numbers → the file and the first token of each; None takes documents for records, read from token 0.
+    locate: Document numbers → the file and the first token of each; None takes documents for
+      records, read from token 0.
     counts_path: Where numbers of rows are kept, without the epoch's ending; None keeps none.
-    writes_counts: Whether they are written there too, which one process should do; else they are only read.
+    writes_counts: Whether they are written there too, which one process should do; else they are
+      only read.
   """
 
   def __init__(
@@ -69,7 +73,7 @@ class PackingPlan:
       counts_path: str | None = None,
       writes_counts: bool = True,
   ):
-    tokens_lib.check_long_documents(long_documents)
+    packing.check_long_documents(long_documents)
     self._lengths = lengths
     self._locate = locate
     self._order = order
@@ -78,7 +82,10 @@ class PackingPlan:
     self._long_documents = long_documents
     self.num_documents = order.num_instances
     self.num_windows = -(-order.num_instances // self._window)
-    self.identity = f"{identity}, {order.name} {order.seed}, rows of {row_length}, windows of {self._window}, {long_documents}"
+    self.identity = (
+        f"{identity}, {order.name} {order.seed}, rows of {row_length}, windows of {self._window},"
+        f" {long_documents}"
+    )
     digest = hashlib.sha256(self.identity.encode()).hexdigest()[:16]
     self._counts_path = None if counts_path is None else f"{counts_path}.{digest}"
     self._writes_counts = writes_counts
@@ -158,7 +165,7 @@ class PackingPlan:
     return ends[-1] if len(ends) == self.num_windows else None
 
   def count_rows(self, epoch: int, row: int) -> int:
-    """Counts the rows of an epoch until there are more than `row`, or all; returns how many were counted."""
+    """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
     return self._counted(epoch, row)[-1]
 
   def windows_counted(self, epochs: int) -> int:
@@ -166,7 +173,7 @@ class PackingPlan:
     return sum(len(self._known(epoch)) for epoch in range(epochs))
 
   def has_row(self, position: int, epochs: int | None) -> bool:
-    """Whether a position lies within the first so many epochs; counts as far as it takes to know."""
+    """Whether a position lies within the first epochs; counts as far as it takes to know."""
     if epochs is None:
       return True
     total = self.num_rows(epochs)
@@ -179,7 +186,7 @@ class PackingPlan:
     return self.num_rows(epochs) or 0
 
   def count_in_background(self, epoch: int) -> threading.Thread | None:
-    """Starts a thread that counts an epoch, and keeps the numbers where there is a path; None where that is being done."""
+    """Starts a thread that counts an epoch; None where one does, or all has been counted."""
     with self._lock:
       if epoch in self._counting or len(self._known(epoch)) == self.num_windows:
         return None
@@ -282,8 +289,9 @@ class PackingPlan:
     if self._long_documents == "error" and lengths.max(initial=0) > length:
       worst = int(np.argmax(lengths))
       raise CorpusError(
-          f"Document {documents[worst]} has {lengths[worst]} tokens, the row {length}. Choose what to do with long ones:"
-          " long_documents='truncate' (olmo_long_documents in a config) drops the rest, 'split' gives it rows of its own."
+          f"Document {documents[worst]} has {lengths[worst]} tokens, the row {length}. Choose what"
+          " to do with long ones: long_documents='truncate' (olmo_long_documents in a config) drops"
+          " the rest, 'split' gives it rows of its own."
       )
     if self._long_documents == "truncate":
       lengths = np.minimum(lengths, length)
@@ -306,8 +314,8 @@ class PackingPlan:
       atomic.write_atomically(self._file(epoch), json.dumps(header).encode() + b"\n" + counts)
     except OSError as error:
       logging.warning(
-          "The rows of the packing plan cannot be kept in %s (%s): a resume in the middle of an epoch will pack what"
-          " comes before it again.",
+          "The rows of the packing plan cannot be kept in %s (%s): a resume in the middle of an"
+          " epoch will pack what comes before it again.",
           self._file(epoch),
           error.strerror,
       )

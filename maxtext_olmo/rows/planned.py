@@ -1,11 +1,13 @@
-"""Planned packing: rows of documents, packed by a plan, of which any row is found without packing those before it.
+"""Planned packing: documents in rows, of which any is found without packing those before it.
 
-The number of rows depends on how the documents of an epoch fit together, so it is unknown until it is counted (`plan`).
+The number of rows depends on how the documents of an epoch fit together, so it is unknown until it
+is counted (`plan`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +27,8 @@ class PlannedRows(row_source.RowSourceDefaults):
     fingerprint: The fingerprint of the corpus.
   """
 
+  block_rows: ClassVar[int] = 1024
+
   plan: plan_lib.PackingPlan
   row_length: int
   fingerprint: str
@@ -35,7 +39,7 @@ class PlannedRows(row_source.RowSourceDefaults):
     return self.plan.epoch_rows(epoch)
 
   def count_rows(self, epoch: int, row: int) -> int:
-    """Counts rows of an epoch until there are more than `row`, or all; returns how many were counted."""
+    """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
     return self.plan.count_rows(epoch, row)
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:

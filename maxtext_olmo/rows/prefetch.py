@@ -1,8 +1,9 @@
-"""Prefetching: what comes next is made by threads, or by worker processes, while the trainer is busy.
+"""Prefetching: threads or worker processes make what comes next while the trainer is busy.
 
-Threads are the default: a batch is one call that holds no lock of the interpreter for long. Worker processes are Grain's, and end
-with their trainer. Grain's own state of several workers restores only into as many workers; here the state is how many elements were
-taken, and a restore opens the dataset there anew, so a run may change its workers, and the elements are the same for any number.
+Threads are the default: a batch is one call that holds no lock of the interpreter for long. Worker
+processes are Grain's, and end with their trainer. Grain's own state of several workers restores
+only into as many workers; here the state is how many elements were taken, and a restore opens the
+dataset there anew, so a run may change its workers, and the elements are the same for any number.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import threading
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import grain
+import numpy as np
 from absl import flags
 
 from maxtext_olmo.errors import ConfigError
@@ -37,7 +40,8 @@ class Prefetcher(Generic[T]):
     [0, 1, 4, 9]
 
   Args:
-    make: Makes a result; it must not refer to the holder of this object, or neither would ever be collected.
+    make: Makes a result; it must not refer to the holder of this object, or neither would ever be
+      collected.
     ahead: How many results are ready or being made; 0 makes each when it is asked for.
     threads: How many threads make them.
     first: The first number.
@@ -53,8 +57,9 @@ class Prefetcher(Generic[T]):
       self._pool = concurrent.futures.ThreadPoolExecutor(
           min(threads, ahead), "olmo-prefetch", use_batch_scheduling
       )
-      for _ in range(ahead):
-        self._submit()
+      for number in range(first, first + ahead):
+        self._results.append(self._pool.submit(make, number))
+      self._next += ahead
 
   def take(self) -> T:
     """Returns the next result; raises what `make` raised."""
@@ -65,10 +70,11 @@ class Prefetcher(Generic[T]):
         self._next += 1
         return self._make(self._next - 1)
       result = self._results.popleft().result()
+      self._results.append(self._pool.submit(self._make, self._next))
     except BaseException as error:
       self._error = error
       raise
-    self._submit()
+    self._next += 1
     return result
 
   @property
@@ -83,10 +89,6 @@ class Prefetcher(Generic[T]):
       self._pool.shutdown(cancel_futures=True)
       self._results.clear()
 
-  def _submit(self) -> None:
-    self._results.append(self._pool.submit(self._make, self._next))  # type: ignore[union-attr]
-    self._next += 1
-
 
 def use_batch_scheduling() -> None:
   """Runs the calling thread as SCHED_BATCH, so that waking it never preempts the trainer."""
@@ -96,12 +98,13 @@ def use_batch_scheduling() -> None:
 
 
 class PrefetchedDataset(grain.IterDataset[Any]):
-  """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it early.
+  """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it.
 
   Args:
     dataset: Any element must be the same for every caller.
     workers: Processes that prepare elements; 0 leaves it to a thread.
-    ahead: Elements that each process, or the thread, prepares ahead; 0 makes each when it is asked for.
+    ahead: Elements that each process, or the thread, prepares ahead; 0 makes each when it is asked
+      for.
   """
 
   def __init__(self, dataset: grain.MapDataset, *, workers: int = 0, ahead: int = 1):
@@ -140,9 +143,10 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
   def __next__(self) -> Any:
     self._assert_not_closed()
-    self.start_prefetch()
+    if self._take is None:
+      self.start_prefetch()
     while True:
-      element = self._take().value  # type: ignore[misc]
+      element = self._take()  # type: ignore[misc]
       if isinstance(element, dict) and not element:
         raise StopIteration
       self._taken += 1
@@ -153,15 +157,16 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     """Starts to prepare elements, so that the first one is there when it is asked for."""
     if self._take is not None:
       return
-    elements = _From(self._dataset, self._taken)
     if self._workers:
+      elements = _From(self._dataset, self._taken)
       single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
       made = elements.to_iter_dataset(single)
       opened = iter(in_workers(made, workers=self._workers, ahead=self._ahead))
       opened.start_prefetch()
-      self._take, self._close = opened.__next__, opened.close
+      self._take, self._close = lambda: next(opened).value, opened.close
     else:
-      prefetcher = Prefetcher(elements.element, self._ahead, self._threads)
+      make = functools.partial(_element, self._dataset, len(self._dataset))
+      prefetcher = Prefetcher(make, self._ahead, self._threads, self._taken)
       self._take, self._close = prefetcher.take, prefetcher.close
 
   def get_state(self) -> dict[str, Any]:
@@ -169,12 +174,13 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
   def set_state(self, state: dict[str, Any]) -> None:
     taken = state.get("next_index") if isinstance(state, dict) else None
-    if not isinstance(taken, int) or taken < 0:
+    # NumPy's integers too: a checkpoint may bring them back in place of Python's.
+    if isinstance(taken, bool) or not isinstance(taken, (int, np.integer)) or taken < 0:
       raise ResumeError(
           f"Expected the state of a prefetched dataset, {{'next_index': n}}, found {state!r}."
       )
     self._stop()
-    self._taken = taken
+    self._taken = int(taken)
 
   def close(self) -> None:
     self._stop()
@@ -188,10 +194,11 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Wrapped:
-  """An element that Grain does not look into.
+  """An element of a worker that Grain does not look into, as it does into tuples and dicts.
 
-  One that is None it would skip, and lose count. Arrays of a worker it would put into shared memory, and those on
-  their way when the iterator is closed would stay there until the interpreter exits and complains of them.
+  One that is None it would skip, and lose count. Arrays of a worker it would put into shared
+  memory, and those on their way when the iterator is closed would stay there until the interpreter
+  exits and complains of them.
   """
 
   value: Any
@@ -212,11 +219,12 @@ class _From(grain.MapDataset[_Wrapped]):
       return self.slice(index)
     return _Wrapped(self._parent[self._first + index])
 
-  def element(self, index: int) -> _Wrapped:
-    """Returns an element; StopIteration past the end."""
-    if index >= len(self):
-      raise StopIteration
-    return _Wrapped(self._parent[self._first + index])
+
+def _element(dataset: grain.MapDataset, length: int, index: int) -> Any:
+  """Returns an element; StopIteration past the end."""
+  if index >= length:
+    raise StopIteration
+  return dataset[index]
 
 
 def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain.IterDataset:
@@ -233,7 +241,7 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
 
 
 def parse_grain_flags() -> None:
-  """Marks absl's flags as parsed: Grain's workers read them, and a script without app.run has not parsed them."""
+  """Marks absl's flags as parsed: Grain's workers read them, also in scripts without app.run."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
 

@@ -1,23 +1,23 @@
 """Reads ahead: many reads in flight, where the storage takes long to answer.
 
-Reads from the page cache take microseconds, and the thread that makes a batch does them itself. A storage that answers after
-milliseconds is as fast as the number of reads in flight. Which parts coming steps need is known, so their reads are started too:
+Reads from the page cache take microseconds, and the thread that makes a batch does them itself. A
+storage that answers after milliseconds is as fast as the number of reads in flight. Which parts
+coming steps need is known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
-A storage that wants concurrency gets it from the first step, a local file system once two batches were slow.
+A storage that wants concurrency gets it from the first step, a local file system once two batches
+were slow.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
-import contextlib
 import itertools
 import resource
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,8 +28,10 @@ from maxtext_olmo.rows import reader as reader_lib
 _STEPS_AHEAD = 4
 _MAX_THREADS = 256
 _MAX_BYTES_AHEAD = 1 << 28
-_SLOW_SECONDS_PER_PART = 1e-4
-_SLOW_BATCHES = 2
+# A local batch that takes longer, and waits for most of its parts, is slow; two in a row switch to
+# reading ahead.
+SLOW_SECONDS_PER_PART = 1e-4
+SLOW_BATCHES = 2
 
 
 class PendingBatch(NamedTuple):
@@ -66,7 +68,7 @@ class ReadAhead:
     self._pool: concurrent.futures.ThreadPoolExecutor | None = None
 
   def take(self, step: int) -> np.ndarray:
-    """Returns the array of a step once its parts have been read; starts the reads of coming steps."""
+    """Returns the array of a step once it has been read; starts the reads of coming steps."""
     with self._lock:
       self._recent.append(step)
       batch = self._pending.pop(step, None) or self._start(step)
@@ -105,33 +107,11 @@ class ReadAhead:
     return PendingBatch(parts, out, reads)
 
   def _stride(self) -> int:
-    """Returns how far apart the steps are that are asked for: a worker process makes every n-th one."""
+    """Returns how far apart the steps asked for are: a worker process makes every n-th one."""
     recent = sorted(set(self._recent))
     return min((b - a for a, b in itertools.pairwise(recent)), default=1)
 
 
-class SlowReads:
-  """Judges whether reads wait for a device: two batches in a row that took long, and waited for most of their parts."""
-
-  def __init__(self) -> None:
-    self._slow_batches = 0
-
-  @property
-  def found(self) -> bool:
-    """Whether reads are slow."""
-    return self._slow_batches >= _SLOW_BATCHES
-
-  @contextlib.contextmanager
-  def watch(self, num_parts: int) -> Iterator[None]:
-    """Watches the reads of a batch."""
-    waits, began = _waits_of_thread(), time.perf_counter()
-    yield
-    slow = time.perf_counter() - began > num_parts * _SLOW_SECONDS_PER_PART
-    # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
-    slow = slow and num_parts > 0 and _waits_of_thread() - waits >= num_parts / 2
-    self._slow_batches = self._slow_batches + 1 if slow else 0
-
-
-def _waits_of_thread() -> int:
+def waits_of_thread() -> int:
   """Returns how often the calling thread has given up the processor to wait for something."""
   return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

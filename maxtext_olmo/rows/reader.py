@@ -1,8 +1,9 @@
 """Readers: execute a table of parts into one array, padding included, and check what was read.
 
-`FileReader` reads token files through a storage, in one call per batch. For local files a compiled kernel reads and checks each row
-while it is in the cache; otherwise the storage fills the array first, and the same kernel, or NumPy, checks it. The results are equal.
-`RecordReader` takes tokens from any random-access source of records.
+`FileReader` reads token files through a storage, in one call per batch. For local files a compiled
+kernel reads and checks each row while it is in the cache; otherwise the storage fills the array
+first, and the same kernel, or NumPy, checks it. The results are equal. `RecordReader` takes tokens
+from any random-access source of records.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from maxtext_olmo import compiled
+from maxtext_olmo import errors
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import repetition
@@ -66,7 +68,7 @@ class Reader(Protocol):
     """Fills `out`, an array (rows, length), and checks it."""
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns what reads some of the parts into `out`, without padding or checks; threads may share the work."""
+    """Returns what reads some parts into `out`, without padding or checks; safe for threads."""
 
   def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Pads and checks rows whose parts have been read."""
@@ -98,13 +100,15 @@ class FileReader:
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Fills `out` and checks it."""
     files = self.files
-    kernel = _kernel(out.itemsize).get(out.size)
+    background = _kernel(out.itemsize)
+    kernel = background.ready or background.get(out.size)
     pinned = files.storage.pin(files.paths, parts.source) if kernel is not None else None
     if kernel is not None and pinned is not None:
       found = _execute(kernel, parts, pinned.descriptors, self._offsets(parts), out, checks)
       if found is not None:
         return found
-    # Also after a read that was interrupted or failed: here it is completed, or an error says what is wrong.
+    # Also after a read that was interrupted or failed: here it is completed, or an error says what
+    # is wrong.
     self.filler(parts, out)(slice(None))
     return self.check(parts, out, checks)
 
@@ -161,7 +165,13 @@ class RecordReader:
     def fill(some: slice) -> None:
       lines = zip(*(column[some].tolist() for column in table))
       for row, column, source, first, count in lines:
-        out[row, column : column + count] = self._records[source]["inputs"][first : first + count]
+        tokens = self._records[source]["inputs"]
+        if len(tokens) < first + count:
+          raise errors.CorpusError(
+              f"Record {source} is too short: tokens {first} to {first + count} were expected, but"
+              f" it has {len(tokens)}. The records have changed since they were counted."
+          )
+        out[row, column : column + count] = tokens[first : first + count]
 
     return fill
 
@@ -185,6 +195,11 @@ def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findi
   return _check_with_numpy(parts.used, out, checks)
 
 
+def as_unsigned(tokens: np.ndarray) -> np.ndarray:
+  """Returns the tokens as a view of unsigned ids, so that a negative one exceeds any vocabulary."""
+  return tokens if tokens.dtype.kind == "u" else tokens.view(f"u{tokens.itemsize}")
+
+
 def compile_reads(dtype: Any = np.uint32) -> bool:
   """Waits until reading tokens of a dtype is compiled; False where NumPy must do without it."""
   return _kernel(np.dtype(dtype).itemsize).wait()
@@ -202,7 +217,7 @@ def _execute(
   rows = len(out)
   highest, clean = np.empty(rows, np.uint64), np.empty(rows, np.bool_)
   search = repetition.SEARCH if checks.ngram_filter else _NO_SEARCH
-  unsigned = out if out.dtype.kind == "u" else out.view(f"u{out.itemsize}")
+  unsigned = as_unsigned(out)
   failed = kernel(
       parts.bounds,
       descriptors,
@@ -224,6 +239,7 @@ def _check_with_numpy(used: np.ndarray, out: np.ndarray, checks: Checks) -> Find
   """Does what the kernel does after reading."""
   rows, length = out.shape
   full = used == length
+  out = as_unsigned(out)
   highest = int(out[full].max()) if full.any() else 0
   clean = np.ones(rows, np.bool_)
   for row in np.flatnonzero(~full).tolist():

@@ -41,7 +41,8 @@ _BLOCK_TOKENS = (
 )  # what NumPy takes at once: large enough to hide its call costs, small enough for the cache
 # How many tokens are filtered before numba is worth a second of another core.
 _COMPILE_AFTER = 1 << 20
-# OLMo's own filter, as the kernel takes it: shortest and longest period, and equal places per period.
+# OLMo's own filter, as the kernel takes it: shortest and longest period, and equal places per
+# period.
 SEARCH = (1, 13, 31)
 
 # For a byte of eight places, the first in its highest bit: how many places at its beginning and at
@@ -124,7 +125,7 @@ def clean_rows(
 def search_bounds(
     length: int, max_period: int = 13, min_period: int = 1, max_count: int = 32
 ) -> tuple[int, int, int]:
-  """What a search of rows of some length looks for: shortest and longest period, and equal places per period."""
+  """The shortest and longest period, and the equal places per period, of a search of rows."""
   # Nothing longer than the row is ever found; the bounds keep every product within 64 bits.
   repeats = min(max(max_count, 3) - 1, length + 1)
   return min(min_period, length + 1), min(max_period, length // 3), repeats

@@ -1,14 +1,15 @@
 """The row source: what a dataset type has to say about its rows, and nothing more.
 
-A row source maps row numbers to parts. Orders, batches, prefetch, state, resume and metrics are written once and work for
-every row source: fixed windows (`windows`), packed documents (`planned`), one document per row (`document_rows`), and mixtures of
-these (`mixture`). `docs/guides/design.md` shows how to write another.
+A row source maps row numbers to parts. Orders, batches, prefetch, state, resume and metrics are
+written once and work for every row source: fixed windows (`windows`), packed documents (`planned`),
+one document per row (`document_rows`), and mixtures of these (`mixture`). `docs/guides/design.md`
+shows how to write another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -25,8 +26,10 @@ class RowSource(Protocol):
     pad_id: What follows the parts of a row that is not full.
     segment_rule: Where segments begin.
     filter_sees_padding: Whether the repetition filter takes padding for tokens.
-    mask_paths: For each token file, the file of its loss mask: a byte per token, 0 where no loss is taken on the token. None where
-      every token counts.
+    mask_paths: For each token file, the file of its loss mask: a byte per token, 0 where no loss is
+      taken on the token. None where every token counts.
+    block_rows: For how many rows of global batches parts are asked for at once, about: an order
+      costs much the same for 64 places as for a thousand, and a packing plan pauses to pack.
     fingerprint: Names the data that rows are made of; a state of other data is refused.
   """
 
@@ -51,6 +54,10 @@ class RowSource(Protocol):
     ...
 
   @property
+  def block_rows(self) -> int:
+    ...
+
+  @property
   def fingerprint(self) -> str:
     ...
 
@@ -67,4 +74,5 @@ class RowSourceDefaults:
   pad_id = 0
   segment_rule = segments.SegmentRule()
   filter_sees_padding = False
+  block_rows: ClassVar[int] = 8192
   mask_paths: Sequence[str] | None = None

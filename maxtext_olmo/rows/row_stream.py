@@ -1,7 +1,7 @@
 """Streams of rows: which row of which epoch each position of a run holds.
 
-`order.stream.Stream` shuffles rows whose number is known. `RowSequence` takes rows in sequence, as a packing plan wants it, whose
-rows are counted as they are needed:
+`order.stream.Stream` shuffles rows whose number is known. `RowSequence` takes rows in sequence, as
+a packing plan wants it, whose rows are counted as they are needed:
 
     rows of epochs 0, 1, 2   3, 4, not counted yet     position   0  1  2  3  4  5  6  7
                                                        epoch      0  0  0  1  1  1  1  2
@@ -25,8 +25,12 @@ class RowStream(Protocol):
   """Position → (epoch, row)."""
 
   @property
+  def endless(self) -> bool:
+    """Whether there is no end."""
+
+  @property
   def num_positions(self) -> int | None:
-    """The number of positions until the end; None where there is no end, or it has not been counted."""
+    """The number of positions until the end; None where there is none, or it is not counted."""
 
   def has(self, position: int) -> bool:
     """Returns whether there is a row at a position."""
@@ -73,6 +77,11 @@ class RowSequence:
   def sequence_length(self) -> int:
     """Tokens of a row."""
     return self.source.row_length
+
+  @property
+  def endless(self) -> bool:
+    """Whether there is no end."""
+    return self.num_epochs is None
 
   @property
   def num_positions(self) -> int | None:

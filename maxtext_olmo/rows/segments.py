@@ -1,20 +1,21 @@
 """Segments: which tokens of a row belong to one document, and each token's place in it.
 
-Where segments begin is found once, on the host, by the rule of the row source. With EOS = 0, a row of two parts
-(5 6 0 and 7 0 0 8) and a column of padding:
+Where segments begin is found once, on the host, by the rule of the row source. With EOS = 0, a row
+of two parts (5 6 0 and 7 0 0 8) and a column of padding:
 
     tokens       5  6  0  7  0  0  8  ·
     by part      1  1  1  2  2  2  2  0      a segment for each part
     after EOS    1  1  1  2  2  3  4  0      an EOS ends its segment and belongs to it
-    at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment: what follows is predicted from it
+    at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment, which is predicted from it
 
-Segment 0 is padding. Positions count from the beginning of the segment. A device needs one bit per token: whether a
-segment begins there (`pack_starts`).
+Segment 0 is padding. Positions count from the beginning of the segment. A device needs one bit per
+token: whether a segment begins there (`pack_starts`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import numpy as np
@@ -29,7 +30,8 @@ class SegmentRule:
   """Where segments begin.
 
   Attributes:
-    begins: `nowhere` (a row is one segment), `part`, `after_eos`, `at_eos`, or `after_eos_before_bos`.
+    begins: `nowhere` (a row is one segment), `part`, `after_eos`, `at_eos`, or
+      `after_eos_before_bos`.
     eos_id: The token that ends a document, where the rule needs it.
     bos_id: The token that begins one, where the rule needs it.
   """
@@ -101,7 +103,7 @@ def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.nda
 
 
 def pack_bits(flags: np.ndarray) -> np.ndarray:
-  """Packs booleans (rows, length) into words of 32 bits, the first one in the lowest bit: (rows, words), uint32."""
+  """Packs booleans (rows, length) into 32-bit words (rows, words), the first in the lowest bit."""
   rows, length = flags.shape
   words = -(-length // _WORD_BITS)
   packed = np.zeros((rows, 4 * words), np.uint8)
@@ -116,7 +118,7 @@ def unpack_bits(words: np.ndarray, length: int) -> np.ndarray:
 
 
 def segment_ids(tokens: np.ndarray, eos_id: int) -> np.ndarray:
-  """Returns for each token 1 + the number of EOS before it in its window (any stack of windows), as int32."""
+  """Returns for each token 1 + the number of EOS before it in its window, as int32."""
   return _of_windows(tokens, eos_id)[0]
 
 
@@ -127,7 +129,7 @@ def positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
 
 def _of_windows(tokens: np.ndarray, eos_id: int) -> tuple[np.ndarray, np.ndarray]:
   tokens = np.asarray(tokens)
-  rows = tokens.reshape(-1, tokens.shape[-1])
+  rows = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
   used = np.full(len(rows), rows.shape[1])
   starts = segment_starts(rows, used, SegmentRule("after_eos", eos_id))
   segments, places = segments_and_positions(starts, used)

@@ -1,7 +1,7 @@
 """The step dataset: element k is this host's share of global batch k.
 
-A Grain element here is a whole batch, not a record, so its content cannot depend on how many workers or threads make
-batches, and reading it is one call:
+A Grain element here is a whole batch, not a record, so its content cannot depend on how many
+workers or threads make batches, and reading it is one call:
 
     schedule   step 5 starts at position 40 and takes 8 samples
     rows       this host holds rows 4..7 of the global batch             → positions 44..47
@@ -9,11 +9,12 @@ batches, and reading it is one call:
     source     the parts of these rows, for a block of steps at once
     reader     the parts of this step, into one (4, L) array whose memory is used again
 
-Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row source. An element is a
-compact batch (see `batch`).
+Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
+source. An element is a compact batch (see `batch`).
 
-Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of the stream are padding: zero
-everywhere, so no loss is taken on them. Where a stream's end is not known yet, elements past it are empty dicts.
+Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of
+the stream are padding: zero everywhere, so no loss is taken on them. Where a stream's end is not
+known yet, elements past it are empty dicts.
 """
 
 from __future__ import annotations
@@ -40,10 +41,6 @@ from maxtext_olmo.rows import row_stream
 from maxtext_olmo.rows import segments as segments_lib
 
 _INT32_VOCABULARY = 2**31
-# Rows whose parts are found at once, on this host and in the global batches: an order costs much the same for 64 places
-# as for a thousand, and a packing plan works through all rows of a global batch.
-_BLOCK_ROWS = 2048
-_BLOCK_GLOBAL_ROWS = 8192
 
 CompactBatch = dict[str, np.ndarray]
 
@@ -72,16 +69,17 @@ class Content:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Block:
-  """The rows of some steps on this host: their parts, and their numbers (-1 for a padding row)."""
+  """The rows of some steps on this host: parts, numbers (-1 for a padding row), and tokens."""
 
   parts: parts_lib.Parts
   numbers: np.ndarray
+  used: np.ndarray
   ends: list[int]  # Step i has the rows ends[i] to ends[i + 1].
 
-  def step(self, place: int) -> tuple[parts_lib.Parts, np.ndarray]:
-    """Returns the parts and the row numbers of a step."""
+  def step(self, place: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
+    """Returns the parts, the row numbers and the used lengths of a step."""
     start, stop = self.ends[place], self.ends[place + 1]
-    return self.parts.rows(start, stop), self.numbers[start:stop]
+    return self.parts.rows(start, stop), self.numbers[start:stop], self.used[start:stop]
 
 
 class StepDataset(grain.MapDataset[CompactBatch]):
@@ -122,9 +120,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._checks = reader_lib.Checks(
         source.pad_id, content.ngram_filter, source.filter_sees_padding
     )
-    local = max(1, *map(len, self._rows.values()))
-    self._block_steps = max(1, min(_BLOCK_ROWS // local, _BLOCK_GLOBAL_ROWS // max(self._rows)))
-    self._end_is_open = stream.num_positions is None
+    # By the size of global batches, because a packing plan works through all rows, whichever host
+    # they are on.
+    self._block_steps = max(1, source.block_rows // max(self._rows))
+    self._end_is_open = stream.num_positions is None and not stream.endless
+    self._row_length = source.row_length
+    self._dtype = reader.dtype
+    self._vocabulary = content.vocab_size or _INT32_VOCABULARY
     self._length = self._count_steps()
     self._connect()
 
@@ -132,12 +134,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     """Makes what belongs to one process."""
     self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
-    self._slow_reads = read_ahead.SlowReads()
+    self._always_ahead = self._reader.wants_concurrency
+    self._slow_batches = 0
+    self._steps_ahead = 32
+    self._ahead_until = -1
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_slow_reads", "_reads", "_masks")
+    connected = ("_blocks", "_pool", "_reads", "_masks")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -180,23 +185,23 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
-    parts, numbers = self._step(step)
+    parts, numbers, used = self._step(step)
     ordered = time.perf_counter()
     tokens, found, read = self._read(step, parts)
-    if found.highest >= (self._content.vocab_size or _INT32_VOCABULARY):
+    if found.highest >= self._vocabulary:
       self._raise_outside_vocabulary(tokens, parts, step)
     trained = found.clean if found.clean is not None else np.ones(len(tokens), np.bool_)
-    batch = {"tokens": tokens, "used": parts.used, "trained": trained}
+    batch = {"tokens": tokens, "used": used, "trained": trained}
     rule = self._source.segment_rule
     if rule.begins != "nowhere":
-      starts = segments_lib.segment_starts(tokens, batch["used"], rule, parts)
+      starts = segments_lib.segment_starts(tokens, used, rule, parts)
       batch["starts"] = segments_lib.pack_bits(starts)
     if self._masks is not None:
       batch["loss"] = self._masks.read(parts, tokens.shape)
     for name in self._content.extras:
       batch[name] = numbers.astype(np.int32) if name == "row_ids" else self._labels_of(parts)
     done = time.perf_counter()
-    size = int(batch["used"].sum()) * tokens.itemsize
+    size = int(used.sum()) * tokens.itemsize
     cost = (ordered - began, read - ordered, done - read, size, len(parts.source))
     batch["cost"] = np.array(cost)
     return batch
@@ -217,14 +222,26 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
     """Returns the tokens of a step, what was found in them, and when they had been read."""
-    if self._reader.wants_concurrency or self._slow_reads.found:
+    if self._always_ahead or step < self._ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
       return tokens, self._reader.check(parts, tokens, self._checks), read
-    tokens = self._buffer(parts)
-    with self._slow_reads.watch(len(parts.source)):
-      found = self._reader.read(parts, tokens, self._checks)
-    return tokens, found, time.perf_counter()
+    tokens = self._pool.take((len(parts.bounds) - 1, self._row_length), self._dtype)
+    waits, began = read_ahead.waits_of_thread(), time.perf_counter()
+    found = self._reader.read(parts, tokens, self._checks)
+    read = time.perf_counter()
+    if read - began > read_ahead.SLOW_SECONDS_PER_PART * len(parts.source):
+      # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
+      waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
+      self._slow_batches = self._slow_batches + 1 if waited else 0
+      if self._slow_batches >= read_ahead.SLOW_BATCHES:
+        # Tried without reading ahead again after a while, each time a longer one: pages may be in
+        # the cache by then.
+        self._steps_ahead *= 2
+        self._ahead_until = step + self._steps_ahead
+    else:
+      self._slow_batches = 0
+    return tokens, found, read
 
   def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
     if step >= self._first_step + self._length:
@@ -232,63 +249,72 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return None
     parts = self.parts(step)
-    return parts, self._buffer(parts)
-
-  def _buffer(self, parts: parts_lib.Parts) -> np.ndarray:
-    return self._pool.take((parts.num_rows, self._source.row_length), self._reader.dtype)
+    return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
 
   def _raise_outside_stream(self, step: int) -> None:
     first, length = self._first_step, self._length
     what = f"has steps {first} to {first + length - 1}" if length else f"ends before step {first}"
     raise errors.OrderError(f"Step {step} lies outside the stream, which {what}.")
 
-  def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray]:
+  def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)
     block = self._blocks.get(number)
     if block is None:
       block = self._make_block(number)
-      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no lock.
+      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no
+      # lock.
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
     return block.step(place)
 
   def _make_block(self, number: int) -> _Block:
     first = self._first_step + number * self._block_steps
-    steps = range(first, min(first + self._block_steps, self._first_step + self._length))
-    positions = [self._positions(step) for step in steps]
-    sizes = [len(step_positions) for step_positions in positions]
-    ends = np.cumsum([0, *sizes]).tolist()
-    flat = np.concatenate(positions)
+    count = min(self._block_steps, self._first_step + self._length - first)
+    starts, sizes = self._schedule.block(first, count)
+    counts = np.zeros(count + 1, np.int64)
+    distinct = np.unique(sizes).tolist()
+    for size in distinct:
+      counts[1:][sizes == size] = len(self._rows[size])
+    ends = np.cumsum(counts).tolist()
+    flat = np.empty(ends[-1], np.int64)
+    for size in distinct:
+      here = np.flatnonzero(sizes == size)
+      for place, positions in zip(here.tolist(), self._positions(starts[here], size)):
+        flat[ends[place] : ends[place + 1]] = positions
     real = self._within_stream(flat)
     numbers = np.full(len(flat), -1, np.int64)
     epochs = np.zeros(len(flat), np.int64)
     epochs[real], numbers[real] = self._stream.locate(flat[real])
-    return _Block(self._parts_of(epochs, numbers), numbers, ends)
+    parts = self._parts_of(epochs, numbers)
+    return _Block(parts, numbers, self._used(parts), ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of rows of some epochs; a row of number -1 is padding."""
+    real = numbers >= 0
+    if real.all() and len(epochs) and epochs.min() == epochs.max():
+      return self._source.parts(int(epochs[0]), numbers)
     tables, places = [], []
-    for epoch in np.unique(epochs[numbers >= 0]).tolist():
-      here = np.flatnonzero((epochs == epoch) & (numbers >= 0))
+    for epoch in np.unique(epochs[real]).tolist():
+      here = np.flatnonzero((epochs == epoch) & real)
       tables.append(self._source.parts(epoch, numbers[here]))
       places.append(here)
-    if len(tables) == 1 and len(places[0]) == len(numbers):
-      parts = tables[0]
-    else:
-      parts = parts_lib.join(tables, places, len(numbers))
-    longest = int(parts.used.max(initial=0))
+    parts = parts_lib.join(tables, places, len(numbers))
+    return parts
+
+  def _used(self, parts: parts_lib.Parts) -> np.ndarray:
+    used = parts.used
+    longest = int(used.max(initial=0))
     if longest > self._source.row_length:
       raise errors.CorpusError(
           f"The row source {type(self._source).__name__} made a row of {longest} tokens; its rows"
           f" have {self._source.row_length}."
       )
-    return parts
+    return used
 
-  def _positions(self, step: int) -> np.ndarray:
-    """Returns the position of each of this host's rows; -1 for one past the size of the step."""
-    size = self._schedule.size(step)
+  def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
+    """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""
     rows = self._rows[size]
-    positions = self._schedule.start(step) + rows
-    if len(rows) and rows[-1] >= size:
-      positions[rows >= size] = -1
+    positions = starts[:, np.newaxis] + rows
+    positions[:, rows >= size] = -1
     return positions
 
   def _within_stream(self, positions: np.ndarray) -> np.ndarray:
@@ -313,16 +339,18 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _raise_outside_vocabulary(
       self, tokens: np.ndarray, parts: parts_lib.Parts, step: int
   ) -> None:
-    limit = self._content.vocab_size or _INT32_VOCABULARY
+    limit = self._vocabulary
     inside = np.arange(tokens.shape[1]) < parts.used[:, np.newaxis]
-    row, column = (int(place) for place in np.argwhere((tokens >= limit) & inside)[0])
+    outside = (reader_lib.as_unsigned(tokens) >= limit) & inside
+    row, column = (int(place) for place in np.argwhere(outside)[0])
     part = int(np.flatnonzero((parts.row == row) & (parts.column <= column))[-1])
     token = int(parts.first[part]) + column - int(parts.column[part])
     where = self._reader.where(int(parts.source[part]), token)
     held = self._rows[self._schedule.size(step)]
     raise errors.CorpusError(
-        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is outside"
-        f" the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the corpus)."
+        f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is"
+        f" outside the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the"
+        " corpus)."
         " Either vocab_size is wrong, or the file has another dtype than"
         f" {self._reader.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
     )

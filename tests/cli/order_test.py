@@ -12,8 +12,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import options
 from tests.cli import runner
 from tests.loader import elastic_test
 
@@ -37,7 +37,7 @@ class ImportTest(parameterized.TestCase):
     return runner.run("order", "import-olmo-core", self.state, "--index", self.index, *args)
 
   def served(self, values):
-    config = ml_collections.ConfigDict({**options.defaults(), **values})
+    config = ml_collections.ConfigDict({**config_lib.defaults(), **values})
     config.olmo_order_cache_dir = str(self.directory / "cache")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     iterator, _ = maxtext_olmo.create_data_iterator(config, mesh)
@@ -54,7 +54,7 @@ class ImportTest(parameterized.TestCase):
       spec = importlib.util.spec_from_file_location("go_on", path)
       module = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(module)
-      values = {k: v for k, v in module.get_config().items() if k in options.defaults()}
+      values = {k: v for k, v in module.get_config().items() if k in config_lib.defaults()}
     elif ending == ".json":
       values = json.loads(path.read_text())
     else:
@@ -63,7 +63,7 @@ class ImportTest(parameterized.TestCase):
     iterator = self.served(values)
     self.assertEqual((iterator.step, iterator.position), (5, 40))
     for expected in self.case["resumed"][0]["next_steps"]:
-      self.assertEqual(iterator.instance_ids(iterator.step).tolist(), expected)
+      self.assertEqual(iterator.row_numbers(iterator.step).tolist(), expected)
       next(iterator)
     code, _, err = self.run_import("--write", path)
     self.assertEqual(code, 2)
@@ -91,12 +91,12 @@ class ImportTest(parameterized.TestCase):
     self.assertEqual(self.run_import("--sequence-length", 64, "--write", path)[0], 0)
     iterator = self.served(json.loads(path.read_text()))
     for expected in self.case["resumed"][0]["next_steps"]:
-      self.assertEqual(iterator.instance_ids(iterator.step).tolist(), expected)
+      self.assertEqual(iterator.row_numbers(iterator.step).tolist(), expected)
       next(iterator)
 
   def test_errors_are_one_line_each(self):
     self.state = self.save({**self.case["state_dict"], "batches_processed": 0})
-    self.assertIn("give it with --batch-size", self.run_import()[2])
+    self.assertIn("set --batch-size", self.run_import()[2])
     self.assertEqual(self.run_import("--batch-size", 4)[0], 0)
     self.assertIn(
         "is a .py, .yml, .yaml or .json", self.run_import("--batch-size", 4, "--write", "x.txt")[2]

@@ -89,7 +89,20 @@ class DocumentIndexTest(parameterized.TestCase):
       documents_lib.build_documents(index, self.path, 1)
     self.assertFalse(os.path.exists(self.path))
 
-  def test_a_file_with_a_header_counts_from_behind_it(self):
+  @parameterized.named_parameters(
+      ("no_gzip", lambda content: b"0,3\n"),
+      ("cut_off", lambda content: content[:-12]),
+      ("damaged_block", lambda content: content[:10] + b"\xff" + content[11:]),
+      ("other_checksum", lambda content: content[:-8] + bytes(4) + content[-4:]),
+  )
+  def test_a_damaged_boundary_file_is_named(self, damage):
+    index = _write(self.directory, [[5, 6, 1, 7, 1, 8]])
+    content = gzip.compress(b"0,3,id-0,source,1\n3,6,id-1,source,2\n")
+    pathlib.Path(self.directory, "data", "part-0.csv.gz").write_bytes(damage(content))
+    with self.assertRaisesRegex(errors.CorpusError, "boundary file .*part-0.csv.gz cannot be read"):
+      documents_lib.build_documents(index, self.path, 1)
+
+  def test_tokens_are_counted_from_after_a_header(self):
     path = os.path.join(self.directory, "a.npy")
     np.save(path, np.array([1, 2, 0, 3], np.uint16))
     index = index_lib.build_index([(path, "a")], 2, tokenizer="t", dtype="uint16")

@@ -1,4 +1,4 @@
-"""Tests of looking at many files at once."""
+"""Tests of scanning many files at once."""
 
 import hashlib
 import io
@@ -12,10 +12,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
 _U4 = np.dtype("<u4")
+_LOCAL = LocalStorage()
 
 
 class MapFilesTest(parameterized.TestCase):
@@ -52,7 +54,7 @@ class MapFilesTest(parameterized.TestCase):
     self.assertLess(len(called), 10_000)
 
   def test_a_long_list_of_errors_is_cut(self):
-    text = scan.list_errors(list(range(13)))
+    text = scan.list_errors([CorpusError(str(i)) for i in range(13)])
     self.assertEqual(text.splitlines()[-1], "  … and 3 more")
     self.assertLen(text.splitlines(), 11)
 
@@ -70,18 +72,22 @@ class ScanTest(parameterized.TestCase):
   def test_a_raw_file_is_all_tokens(self):
     path = self.dir / "x.npy"
     path.write_bytes(b"x" * 14)
-    self.assertEqual(scan.scan_file(str(path), _U4), scan.FileFacts(14, data_offset=0, n_tokens=3))
+    self.assertEqual(
+        scan.scan_file(str(path), _U4, _LOCAL), scan.FileInfo(14, data_offset=0, n_tokens=3)
+    )
 
   def test_an_empty_file_has_no_tokens(self):
     path = self.dir / "x.npy"
     path.touch()
-    self.assertEqual(scan.scan_file(str(path), _U4), scan.FileFacts(0, data_offset=0, n_tokens=0))
+    self.assertEqual(
+        scan.scan_file(str(path), _U4, _LOCAL), scan.FileInfo(0, data_offset=0, n_tokens=0)
+    )
 
   def test_a_header_is_recognised(self):
     path = self.dir / "x.npy"
     np.save(path, np.arange(9, dtype=np.uint32))
     self.assertEqual(
-        scan.scan_file(str(path), _U4), scan.FileFacts(164, data_offset=128, n_tokens=9)
+        scan.scan_file(str(path), _U4, _LOCAL), scan.FileInfo(164, data_offset=128, n_tokens=9)
     )
 
   def test_a_header_longer_than_the_first_read_is_recognised(self):
@@ -93,8 +99,8 @@ class ScanTest(parameterized.TestCase):
         b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + stream.getvalue()[128:]
     )
     self.assertEqual(np.load(path).tolist(), [0, 1])
-    facts = scan.scan_file(str(path), _U4)
-    self.assertEqual((facts.data_offset, facts.n_tokens), (10 + len(header), 2))
+    info = scan.scan_file(str(path), _U4, _LOCAL)
+    self.assertEqual((info.data_offset, info.n_tokens), (10 + len(header), 2))
 
   @parameterized.parameters(True, False)
   def test_all_files_that_cannot_be_used_are_named(self, progress):
@@ -106,13 +112,13 @@ class ScanTest(parameterized.TestCase):
         r"^Token files cannot be indexed \(2 of 3 files\):\n.*b\.npy has a .*float64.*\n.*/c: No"
         r" such file",
     ):
-      scan.scan_files([*full], _U4, workers=None, progress=progress)
+      scan.scan_files([*full], _U4, _LOCAL, workers=None, progress=progress)
 
   def test_urls_are_not_local_files(self):
     with self.assertRaisesRegex(
         CorpusError, "^gs://b/x: only local files can be read. Mount the store"
     ):
-      scan.scan_file("gs://b/x", _U4)
+      scan.scan_file("gs://b/x", _U4, _LOCAL)
 
   @parameterized.parameters("sha256", "xxh3")
   def test_checksums_are_of_the_whole_file(self, algorithm):
@@ -124,6 +130,7 @@ class ScanTest(parameterized.TestCase):
         [str(self.dir / str(i)) for i in range(3)],
         [len(content) for content in contents],
         algorithm,
+        _LOCAL,
         workers=None,
         progress=False,
     )
@@ -133,22 +140,11 @@ class ScanTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         ConfigError, "Unknown checksum 'md5': it must be one of xxh3, sha256"
     ):
-      scan.checksum_files(["/no/such"], [1], "md5", workers=None, progress=False)
-
-  @parameterized.parameters(1, 8)
-  def test_pieces_are_whole_and_bounded(self, alignment):
-    content = os.urandom(2 * scan.CHUNK_BYTES + 13)
-    path = self.dir / "x"
-    path.write_bytes(content)
-    with scan.open_token_file(str(path)) as file:
-      got = [bytes(piece) for piece in scan.pieces(file, str(path), alignment=alignment)]
-    self.assertEqual(b"".join(got), content)
-    self.assertTrue(all(len(piece) % alignment == 0 for piece in got[:-1]))
-    self.assertTrue(all(len(piece) <= scan.CHUNK_BYTES for piece in got))
+      scan.checksum_files(["/no/such"], [1], "md5", _LOCAL, workers=None, progress=False)
 
   def test_a_directory_is_not_a_token_file(self):
     with self.assertRaisesRegex(CorpusError, ": Is a directory"):
-      scan.scan_file(str(self.dir), _U4)
+      scan.scan_file(str(self.dir), _U4, _LOCAL)
 
 
 if __name__ == "__main__":

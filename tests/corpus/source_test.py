@@ -1,5 +1,6 @@
 """Tests of the data source."""
 
+import dataclasses
 import multiprocessing
 import pathlib
 import pickle
@@ -12,10 +13,12 @@ from absl.testing import parameterized
 
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
-from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 from tests import corpora
+from tests import memory_storage
+
+STARTS_PROCESSES = True
 
 
 def _read_in_child(source, queue) -> None:
@@ -144,10 +147,13 @@ class SourceTest(parameterized.TestCase):
 
   def test_a_storage_may_be_given(self):
     path, rows = corpora.write_corpus(self.dir)
-    storage = storage_lib.LocalStorage(1)
-    source = source_lib.OlmoNpyDataSource(index_lib.load_index(path), storage=storage)
+    storage = memory_storage.MemoryStorage(
+        {f"mem://{file.name}": file.read_bytes() for file in (self.dir / "data").iterdir()}
+    )
+    index = dataclasses.replace(index_lib.load_index(path), base="mem://")
+    source = source_lib.OlmoNpyDataSource(index, storage=storage)
     np.testing.assert_array_equal(source.read(np.arange(len(rows))), rows)
-    self.assertLen(storage._files, 1)
+    self.assertIs(source.files.storage, storage)
 
   def test_a_truncated_file_is_an_error_not_a_short_row(self):
     source, _ = self._source()

@@ -14,7 +14,7 @@ def act(failing):
       raise errors.CorpusError(f"the mount is missing on {jax.process_index()}")
     return jax.process_index()
 
-  return collectives.together(work, "opening the index")
+  return collectives.run_on_all_processes(work, "opening the index")
 
 
 def decide(fail):
@@ -27,7 +27,7 @@ def decide(fail):
       raise OSError("checkpoint_dir is gone")
     return {"step": 7, "text": "ä" * 100}
 
-  return collectives.from_process_0(work)
+  return collectives.from_process_0(work, "looking for checkpoints")
 
 
 def compare(values):

@@ -1,10 +1,12 @@
-"""Tests that processes fail, decide and compare together."""
+"""Tests that processes fail, decide and compare as one."""
 
 from absl.testing import absltest
 
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from tests import distributed
+
+STARTS_PROCESSES = True
 
 _CASES = "tests.devices.collectives_cases:"
 
@@ -17,7 +19,7 @@ class AgreementTest(absltest.TestCase):
     self.assertLen(caught.exception.failures, processes)
     return [failure.error for failure in caught.exception.failures]
 
-  def test_all_go_on_where_none_fails(self):
+  def test_all_continue_if_none_fails(self):
     self.assertEqual(distributed.run(_CASES + "act", args=((),)), [0, 1])
 
   def test_a_failure_on_one_process_is_raised_on_all(self):
@@ -33,11 +35,15 @@ class AgreementTest(absltest.TestCase):
     expected = {"step": 7, "text": "ä" * 100}
     self.assertEqual(distributed.run(_CASES + "decide", args=(False,)), [expected] * 2)
 
-  def test_where_process_0_cannot_decide_all_are_told(self):
+  def test_if_process_0_fails_all_say_what_it_was_doing(self):
     mine, theirs = self.failures("decide", True)
     self.assertIsInstance(mine, OSError)
-    self.assertIsInstance(theirs, errors.ResumeError)
-    self.assertIn("OSError: checkpoint_dir is gone", str(theirs))
+    self.assertIsInstance(theirs, errors.MaxtextOlmoError)
+    self.assertEqual(
+        str(theirs),
+        "Process 0 failed while looking for checkpoints, so all processes stop: OSError:"
+        " checkpoint_dir is gone",
+    )
 
   def test_different_values_are_an_error_that_names_them_on_all(self):
     for error in self.failures("compare", [{"seed": 1, "n": 3}, {"seed": 2, "n": 3}]):
@@ -49,11 +55,11 @@ class AgreementTest(absltest.TestCase):
     self.assertEqual(distributed.run(_CASES + "gather", args=(texts,)), [texts] * 2)
 
   def test_one_process_agrees_with_itself(self):
-    self.assertEqual(collectives.together(lambda: 5, "counting"), 5)
-    self.assertEqual(collectives.from_process_0(lambda: [1]), [1])
+    self.assertEqual(collectives.run_on_all_processes(lambda: 5, "counting"), 5)
+    self.assertEqual(collectives.from_process_0(lambda: [1], "counting"), [1])
     collectives.check_equal({"a": 1})
     with self.assertRaises(ZeroDivisionError):
-      collectives.together(lambda: 1 // 0, "dividing")
+      collectives.run_on_all_processes(lambda: 1 // 0, "dividing")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Tests that the devices make of a compact batch what the host would."""
 
+import math
+
 import jax
 import numpy as np
 from absl.testing import absltest
@@ -8,100 +10,161 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
-from maxtext_olmo.rows import steps
+from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import segments as segments_lib
 
 jax.config.update("jax_num_cpu_devices", 4)
 
+_ROWS, _LENGTH = 8, 44  # A length that is no multiple of 32.
+_FULL = np.full(_ROWS, _LENGTH)
+_PADDED = np.array([44, 7, 1, 44, 32, 33, 43, 44])
+_WITH_PADDING_ROWS = np.array([44, 0, 9, 44, 0, 31, 44, 0])
+_NOTHING = np.zeros(_ROWS, np.int64)
+_ALL = np.ones(_ROWS, bool)
+_MASKED = np.array([True, False, True, True, False, True, True, True])
 
-def _layout(spec=P("data"), rows=8, length=12):
-  mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "other"))
-  return layout_lib.BatchLayout(mesh, spec, rows, length)
+# The shape of a mesh over the axes (data, other), and how a batch lies on it.
+_MESHES = (
+    ((1, 1), P("data")),
+    ((2, 1), P("data")),
+    ((2, 1), P(None, "data")),
+    ((2, 2), P("data")),
+    ((2, 2), P(("data", "other"))),
+    ((2, 2), P("data", "other")),
+    ((1, 4), P(None, "other")),
+)
+_ONE_DEVICE, _SPLIT_ROWS = _MESHES[0], _MESHES[2]
 
 
-def _batch(dtype="uint32", flags=None, rows=8, length=12, seed=0):
+def _layout(shape=(2, 2), spec=P("data"), rows=_ROWS, length=_LENGTH):
+  devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+  return layout_lib.BatchLayout(jax.sharding.Mesh(devices, ("data", "other")), spec, rows, length)
+
+
+def _batch(
+    dtype="uint32", used=_FULL, trained=_ALL, *, starts=False, loss=False, extras=(), seed=0
+):
   rng = np.random.default_rng(seed)
-  tokens = rng.integers(0, 5, size=(rows, length)).astype(dtype)
-  flags = np.full(rows, steps.TRAINED, np.uint8) if flags is None else np.array(flags, np.uint8)
-  tokens[flags == steps.PADDING] = 0
-  return {"tokens": tokens, "flags": flags}
-
-
-_SOME = [2, 2, 1, 2, 2, 0, 1, 0]
-_MASKED = [2, 1, 2, 2, 1, 2, 2, 2]
+  rows, length = len(used), _LENGTH if used.max() <= _LENGTH else int(used.max())
+  batch = {
+      "tokens": rng.integers(0, 200, (rows, length)).astype(dtype),
+      "used": used,
+      "trained": trained,
+  }
+  if starts:
+    begins = rng.random((rows, length)) < 0.2
+    begins[:, 0] = False
+    batch["starts"] = segments_lib.pack_bits(begins & (np.arange(length) < used[:, None]))
+  if loss:
+    batch["loss"] = segments_lib.pack_bits(rng.random((rows, length)) < 0.5)
+  for name in extras:
+    batch[name] = rng.integers(-1, 100, rows).astype(np.int32)
+  return batch
 
 
 class ExpandTest(parameterized.TestCase):
 
+  def _compare(self, mesh, batch, shift=batch_lib.Shift()):
+    layout = _layout(*mesh)
+    expander = expand.Expander(layout, shift)
+    got = expander.finish(expander.place(batch))
+    expected = batch_lib.to_arrays(batch, shift)
+    self.assertEqual(set(got), set(expected))
+    for name, array in got.items():
+      self.assertEqual(array.dtype, np.int32, name)
+      if name in batch_lib.NAMES:
+        self.assertEqual(array.sharding.spec, mesh[1], name)
+      np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+  @parameterized.parameters(*_MESHES)
+  def test_the_arrays_equal_those_of_the_host_on_every_mesh(self, shape, spec):
+    every = {"starts": True, "loss": True, "extras": ("row_ids", "labels")}
+    self._compare((shape, spec), _batch())
+    self._compare((shape, spec), _batch("uint32", _WITH_PADDING_ROWS, _MASKED, **every))
+
   @parameterized.product(
-      dtype=("uint16", "uint32"),
-      flags=(None, _SOME, _MASKED, [0] * 8),
-      eos_id=(None, 3),
-      spec=(P("data"), P("data", "other")),
+      used=(_FULL, _PADDED, _WITH_PADDING_ROWS, _NOTHING),
+      kind=(
+          (_ALL, ()),
+          (_MASKED, ()),
+          (_ALL, ("starts",)),
+          (_MASKED, ("loss",)),
+          (_MASKED, ("starts", "loss")),
+      ),
   )
-  def test_the_arrays_equal_those_of_the_host_transforms(self, dtype, flags, eos_id, spec):
-    self._compare(dtype, flags, eos_id, spec)
+  def test_so_do_those_of_every_kind_of_row(self, used, kind):
+    trained, bits = kind
+    batch = _batch("uint16", used, trained, **dict.fromkeys(bits, True))
+    self._compare(_ONE_DEVICE, batch)
+
+  @parameterized.product(
+      dtype=("uint8", "uint16", "uint32", "uint64"),
+      used=(_FULL, _WITH_PADDING_ROWS),
+      mesh=(_ONE_DEVICE, _SPLIT_ROWS),
+  )
+  def test_so_do_those_of_every_dtype(self, dtype, used, mesh):
+    self._compare(mesh, _batch(dtype, used, starts=True))
+    self._compare(mesh, _batch(dtype, used))
+
+  @parameterized.product(
+      used=(_FULL, _PADDED, _WITH_PADDING_ROWS),
+      bits=((), ("starts", "loss")),
+      mesh=(_ONE_DEVICE, _SPLIT_ROWS),
+  )
+  def test_so_do_those_of_a_shift_to_the_right(self, used, bits, mesh):
+    batch = _batch("uint32", used, _MASKED, **dict.fromkeys(bits, True))
+    self._compare(mesh, batch, batch_lib.Shift("right", 42))
+
+  @parameterized.parameters(("uint32", 4), ("uint16", 2), ("uint8", 1), ("uint64", 4))
+  def test_only_tokens_cross_for_full_rows(self, dtype, size):
+    expander = expand.Expander(_layout())
+    self.assertEqual(expander.place(_batch(dtype)).bytes_crossed, _ROWS * _LENGTH * size)
 
   @parameterized.parameters(
-      ("uint8", _SOME, 0, P(("data", "other"))),
-      ("uint64", None, 99, P()),
-      ("uint64", _SOME, None, P("data")),
+      ({}, 4.1),
+      ({"trained": _MASKED}, 4.1),
+      ({"starts": True, "loss": True}, 4.3),
+      ({"starts": True, "loss": True, "trained": _MASKED, "cut": 100}, 4.3),
   )
-  def test_so_do_those_of_other_dtypes_and_partitions(self, dtype, flags, eos_id, spec):
-    self._compare(dtype, flags, eos_id, spec)
+  def test_about_four_bytes_per_token_cross(self, kind, most):
+    length = 1024
+    kind = dict(kind)
+    used = np.full(_ROWS, length)
+    used[1] -= kind.pop("cut", 0)
+    batch = _batch("uint32", used, **kind)
+    expander = expand.Expander(_layout((1, 1), length=length))
+    placed = expander.place(batch)
+    self.assertLessEqual(placed.bytes_crossed / (_ROWS * length), most)
+    for name, array in expander.finish(placed).items():
+      np.testing.assert_array_equal(array, batch_lib.to_arrays(batch)[name], err_msg=name)
 
-  def _compare(self, dtype, flags, eos_id, spec):
-    content = steps.Content(document_eos_id=eos_id)
-    expander = expand.Expander(_layout(spec), content)
-    for seed in range(2):
-      batch = _batch(dtype, flags, seed=seed)
-      got = expander.finish(expander.place(batch))
-      expected = steps.to_arrays(batch, content)
-      self.assertEqual(set(got), set(expected))
-      for name, array in got.items():
-        self.assertEqual(array.dtype, np.int32, name)
-        self.assertEqual(array.sharding.spec, spec)
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
-
-  @parameterized.parameters(("uint32", 4), ("uint16", 2), ("uint8", 1))
-  def test_only_tokens_cross(self, dtype, size):
-    expander = expand.Expander(_layout(), steps.Content())
-    self.assertEqual(expander.place(_batch(dtype)).bytes_crossed, 8 * 12 * size)
-    self.assertEqual(expander.place(_batch(dtype, _SOME)).bytes_crossed, 8 * 12 * size + 8)
-
-  def test_an_eos_id_beyond_the_dtype_ends_no_document(self):
-    content = steps.Content(document_eos_id=2**16 + 3)
-    expander = expand.Expander(_layout(), content)
-    batch = _batch("uint16")
-    got = expander.finish(expander.place(batch))
-    self.assertTrue((np.asarray(got["inputs_segmentation"]) == 1).all())
-    for name, array in steps.to_arrays(batch, content).items():
-      np.testing.assert_array_equal(got[name], array, err_msg=name)
+  def test_all_six_cross_where_rows_are_split(self):
+    expander = expand.Expander(_layout((2, 2), P("data", "other")))
+    self.assertEqual(expander.place(_batch()).bytes_crossed, 24 * _ROWS * _LENGTH)
 
   def test_what_all_batches_share_is_made_once(self):
-    expander = expand.Expander(_layout(), steps.Content())
+    expander = expand.Expander(_layout())
     first, second = (expander.finish(expander.place(_batch(seed=i))) for i in range(2))
-    for name in expand.NAMES[2:]:
+    for name in batch_lib.NAMES[2:]:
       self.assertIs(first[name], second[name])
     # Two names never share one array: a trainer that donates a batch would give it away twice.
     self.assertLen({id(array) for array in first.values()}, 6)
 
   def test_a_masked_row_changes_nothing_but_the_segments_of_targets(self):
-    expander = expand.Expander(_layout(), steps.Content())
-    whole, masked = (expander.finish(expander.place(_batch(flags=f))) for f in (None, _MASKED))
-    for name in expand.NAMES[2:5]:
+    expander = expand.Expander(_layout())
+    whole, masked = (expander.finish(expander.place(_batch(trained=t))) for t in (_ALL, _MASKED))
+    for name in batch_lib.NAMES[2:5]:
       self.assertIs(whole[name], masked[name])
     self.assertEqual(
-        np.asarray(masked["targets_segmentation"]).any(axis=1).tolist(), [f == 2 for f in _MASKED]
+        np.asarray(masked["targets_segmentation"]).any(axis=1).tolist(), _MASKED.tolist()
     )
 
   def test_a_trainer_that_donates_its_batch_gets_fresh_arrays(self):
-    content = steps.Content()
-    expander = expand.Expander(_layout(), content)
+    expander = expand.Expander(_layout())
     consume = jax.jit(lambda batch: jax.tree.map(lambda x: x + 1, batch), donate_argnums=0)
     ahead = expander.place(_batch(seed=0))
     for seed in range(4):
-      batch = _batch(seed=seed)
-      expected = steps.to_arrays(batch, content)
+      expected = batch_lib.to_arrays(_batch(seed=seed))
       now, ahead = ahead, expander.place(_batch(seed=seed + 1))
       result = consume(expander.finish(now))
       for name, array in result.items():

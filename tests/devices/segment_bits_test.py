@@ -1,4 +1,4 @@
-"""Tests of segments and positions by bits."""
+"""Tests that a device finds the segments and positions that the host finds."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,46 +10,70 @@ from hypothesis import strategies as st
 
 from maxtext_olmo.devices import segment_bits
 from maxtext_olmo.rows import segments as segments_lib
+from tests.rows import segments_test
+
+# Few, because the program for each is compiled.
+_LENGTHS = (1, 2, 31, 32, 33, 64, 100)
+_ROWS = 3
 
 
-class DocumentBitsTest(parameterized.TestCase):
+def _on_device(starts):
+  words = segment_bits.scan_words(jnp.asarray(segments_lib.pack_bits(starts)))
+  segments, positions = segment_bits.segments_and_positions(words, starts.shape[1])
+  return np.asarray(segments), np.asarray(positions)
 
-  def _check(self, tokens, eos_id):
-    begins = segment_bits.find(jnp.asarray(tokens), eos_id=eos_id)
-    segments, positions = segment_bits.segments_and_positions(begins, tokens.shape[1])
-    self.assertEqual((segments.dtype, positions.dtype), (np.int32, np.int32))
-    wide = tokens.astype(np.int64)
-    np.testing.assert_array_equal(segments, segments_lib.segment_ids(wide, eos_id))
-    np.testing.assert_array_equal(positions, segments_lib.positions(wide, eos_id))
 
-  # Few lengths, because each is compiled.
+class SegmentBitsTest(parameterized.TestCase):
+
+  def _check(self, starts):
+    """Compares full rows; padding is cleared by what expands a batch."""
+    used = np.full(len(starts), starts.shape[1])
+    found, expected = _on_device(starts), segments_lib.segments_and_positions(starts, used)
+    for got, wanted in zip(found, expected):
+      self.assertEqual(got.dtype, np.int32)
+      np.testing.assert_array_equal(got, wanted)
+
+  @parameterized.parameters(*segments_test.RULES)
+  def test_rows_by_any_rule_equal_those_of_the_host(self, rule):
+    @given(segments_test.batches(st.sampled_from(_LENGTHS), max_rows=_ROWS))
+    @settings(max_examples=15, deadline=None)
+    def check(batch):
+      tokens, counts = batch
+      parts = segments_test.parts_of(counts)
+      starts = np.zeros((_ROWS, tokens.shape[1]), bool)
+      starts[: len(tokens)] = segments_lib.segment_starts(tokens, parts.used, rule, parts)
+      self._check(starts)
+
+    check()
+
   @given(
-      st.sampled_from([1, 2, 31, 32, 33, 64, 100, 256]),
+      st.sampled_from(_LENGTHS),
       st.integers(0, 2**32 - 1),
       st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]),
   )
-  @settings(max_examples=60, deadline=None)
-  def test_they_are_those_of_the_host(self, length, seed, share):
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(1, 50, (3, length)).astype(np.int32)
-    tokens[rng.random(tokens.shape) < share] = 0
-    self._check(tokens, 0)
+  @settings(max_examples=25, deadline=None)
+  def test_so_do_rows_with_any_share_of_starts(self, length, seed, share):
+    starts = np.random.default_rng(seed).random((_ROWS, length)) < share
+    starts[:, 0] = False
+    self._check(starts)
 
-  @parameterized.parameters(0, 30, 31, 32, 63, 64, 94, 95)
-  def test_an_end_at_any_place_of_a_word(self, place):
-    tokens = np.ones((1, 96), np.int32)
-    tokens[0, place] = 7
-    self._check(tokens, 7)
-
-  @parameterized.parameters(np.uint16, np.int32)
-  def test_an_id_that_the_dtype_does_not_hold_ends_nothing(self, dtype):
-    tokens = np.arange(64, dtype=dtype)[None]
-    self._check(tokens, 65536 + 3)
-    self._check(tokens, 3)
+  @parameterized.parameters(1, 30, 31, 32, 33, 63, 64, 95)
+  def test_a_start_at_any_place_of_a_word(self, place):
+    starts = np.zeros((1, 96), bool)
+    starts[0, place] = True
+    self._check(starts)
 
   def test_a_long_row(self):
-    rng = np.random.default_rng(0)
-    self._check(rng.integers(0, 600, (4, 8192)).astype(np.int32), 0)
+    starts = np.random.default_rng(0).random((2, 8192)) < 0.002
+    starts[:, 0] = False
+    self._check(starts)
+
+  @parameterized.parameters(*_LENGTHS)
+  def test_unpack_gives_the_flags_that_were_packed(self, length):
+    flags = np.random.default_rng(length).random((_ROWS, length)) < 0.5
+    found = segment_bits.unpack(jnp.asarray(segments_lib.pack_bits(flags)), length)
+    self.assertEqual(found.dtype, np.int32)
+    np.testing.assert_array_equal(found, flags)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from maxtext_olmo.cli import bench_lmeval
 from maxtext_olmo.evaluation import lengths as lengths_lib
 from maxtext_olmo.evaluation import packing
 from maxtext_olmo.evaluation import requests as requests_lib
 from tests import distributed
+from tests.benchmarks import lmeval
+
+STARTS_PROCESSES = True
 
 _LENGTHS = st.lists(st.integers(1, 700), max_size=120)
 _MULTIPLES = st.sampled_from([1, 8, 16, 128])
@@ -112,7 +114,7 @@ class LMEvalPackingTest(parameterized.TestCase):
             [
                 sys.executable,
                 "-c",
-                "from tests.pipelines import lmeval_packing_test; lmeval_packing_test.print_plan()",
+                "from tests.evaluation import packing_test; packing_test.print_plan()",
             ],
             env=distributed.child_environment({"PYTHONHASHSEED": seed}),
             capture_output=True,
@@ -123,9 +125,9 @@ class LMEvalPackingTest(parameterized.TestCase):
     self.assertLen(plans, 1)
     self.assertIn(b"Step(length=", plans.pop())
 
-  @parameterized.parameters(*bench_lmeval._SETS)
+  @parameterized.parameters(*lmeval.SETS)
   def test_realistic_requests_have_less_than_five_percent_padding_in_batches_of_64(self, name):
-    lengths = [row.length for row in bench_lmeval.make_rows(8192, name)]
+    lengths = lmeval.make_lengths(8192, name)
     steps = packing.plan_steps(lengths, 64, 16, pack=True, max_length=2048, overhead=3)
     run = 64 * sum(step.length for step in steps)  # filler rows included
     self.assertLess(1 - sum(lengths) / run, 0.05)

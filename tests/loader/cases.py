@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import unittest
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -44,6 +45,12 @@ def device_mesh(
   if order is not None:
     devices = devices[list(order)]
   return jax.sharding.Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
+
+
+def compile_fast() -> None:
+  """Compiles without optimizations until the end of the test file; for `setUpModule`."""
+  jax.config.update("jax_disable_most_optimizations", True)
+  unittest.addModuleCleanup(jax.config.update, "jax_disable_most_optimizations", False)
 
 
 def take(iterator: Any, count: int) -> list[Batch]:

@@ -20,6 +20,8 @@ from tests.loader import cases
 from tests.loader import hosts_cases
 from tests.loader import row_sources
 
+STARTS_PROCESSES = True
+
 _STEPS = 20
 _CROSSES_AN_EPOCH = 14
 # Axes (the outermost first, which spans processes), the data sharding, and the device order.

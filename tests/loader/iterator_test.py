@@ -21,7 +21,13 @@ from tests import distributed
 from tests import workers as workers_lib
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 _ONE_DOCUMENT = {"olmo_packing": "none", "olmo_long_documents": "truncate"}
+
+
+def setUpModule():
+  cases.compile_fast()
 
 
 class MoveTest(cases.LoaderCase):

@@ -18,6 +18,8 @@ from tests import workers as workers_lib
 from tests.loader import cases
 from tests.loader import row_sources
 
+STARTS_PROCESSES = True
+
 # The runs are of 20 steps that contain the end of an epoch. Documents with a row each have longer
 # epochs.
 _STEPS = 20
@@ -40,7 +42,7 @@ _runs: dict[str, tuple[list[cases.Batch], list[dict]]] = {}
 def setUpModule():
   global _directory
   jax.config.update("jax_num_cpu_devices", 4)
-  jax.config.update("jax_disable_most_optimizations", True)
+  cases.compile_fast()
   directory = tempfile.TemporaryDirectory(prefix="laws_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _directory = directory.name

@@ -17,6 +17,8 @@ from maxtext_olmo import errors
 from tests import distributed
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -26,6 +28,10 @@ def _tokens(batches):
     inputs = np.asarray(batch["inputs"])
     found.update(inputs[np.asarray(batch["inputs_segmentation"]) != 0].tolist())
   return found
+
+
+def setUpModule():
+  cases.compile_fast()
 
 
 class TrainTest(cases.DocumentsCase):

@@ -14,6 +14,10 @@ from maxtext_olmo.loader import resume
 from tests.loader import cases
 
 
+def setUpModule():
+  cases.compile_fast()
+
+
 class ResumeTest(cases.LoaderCase):
 
   defaults: ClassVar[dict[str, Any]] = {

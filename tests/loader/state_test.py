@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 
-import jax
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -21,7 +20,7 @@ _CONTENT = {"ngram_filter": True, "document_eos_id": None}
 
 
 def setUpModule():
-  jax.config.update("jax_disable_most_optimizations", True)
+  cases.compile_fast()
 
 
 def _paths(value, path=()):

@@ -23,7 +23,7 @@ _SAVED = json.loads(_TESTDATA.read_text())
 
 
 def setUpModule():
-  jax.config.update("jax_disable_most_optimizations", True)
+  cases.compile_fast()
 
 
 def _digest(batch: dict[str, jax.Array], arrays: list[str]) -> str:

@@ -12,11 +12,17 @@ from maxtext_olmo.loader import wiring
 from tests import workers as workers_lib
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 _TYPES = (
     {},
     {**cases.DOCUMENTS, "max_target_length": 8},
     {"dataset_type": "synthetic", "olmo_index_path": ""},
 )
+
+
+def setUpModule():
+  cases.compile_fast()
 
 
 class WiringTest(cases.LoaderCase):

@@ -1,7 +1,7 @@
 """Fresh random cases against the real OLMo-core: streams, ranks, epochs, fingerprints and resumes.
 
-`make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`. Cases differ from run to
-run; the seed is in the name of each, and `PEER_SEED` repeats a run.
+`make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`.
+Cases differ from run to run; the seed is in the name of each, and `PEER_SEED` repeats a run.
 """
 
 import itertools
@@ -22,9 +22,9 @@ from olmo_core_import.data.collator import DataCollator
 from olmo_core_import.data.data_loader import NumpyDataLoaderBase
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.loader import olmo_core_import
-from maxtext_olmo.loader import options
 
 _CASES = int(os.environ.get("PEER_CASES", "25"))
 _SEED = int(os.environ.get("PEER_SEED", random.SystemRandom().randrange(10**9)))
@@ -73,7 +73,7 @@ class Case:
     self.index(length).save(path)
     config = ml_collections.ConfigDict(
         {
-            **options.defaults(),
+            **config_lib.defaults(),
             "olmo_index_path": str(path),
             "max_target_length": length or self.length,
             "global_batch_size_to_load": rows,

@@ -1,4 +1,4 @@
-"""Tests of the step from tokens to rows."""
+"""Tests of the arrays of a batch."""
 
 import pickle
 
@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from maxtext_olmo import errors
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import repetition
+from maxtext_olmo.rows import segments as segments_lib
 
 _NAMES = (
     "inputs",
@@ -48,6 +49,85 @@ def _slowly(tokens, keep, real, eos_id):
 def _tokens(dtype=st.sampled_from(_DTYPES)):
   shape = hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=24)
   return hnp.arrays(dtype=dtype, shape=shape, elements=st.integers(0, 5))
+
+
+def _arrays_slowly(tokens, used, trained, starts, loss, shift):
+  """The six arrays of one row of a compact batch, one token at a time."""
+  length = len(tokens)
+  row = {name: [0] * length for name in _NAMES}
+  if not used:
+    return row
+  segments, positions, begun = [0] * length, [0] * length, 0
+  for t in range(used):
+    begun = t if t and starts[t] else begun
+    segments[t] = 1 if t == 0 else segments[t - 1] + bool(starts[t])
+    positions[t] = t - begun
+  counted = [segments[t] if trained and loss[t] else 0 for t in range(length)]
+  left = shift.direction == "left"
+  row["inputs"] = list(tokens) if left else [shift.first_id, *tokens[:-1]]
+  row["targets"] = [*tokens[1:], 0] if left else list(tokens)
+  row["inputs_position"] = row["targets_position"] = positions
+  row["inputs_segmentation"] = segments
+  row["targets_segmentation"] = [*counted[1:], 0] if left else counted
+  return row
+
+
+class ToArraysTest(parameterized.TestCase):
+
+  @parameterized.product(direction=("left", "right"), starts=(False, True), loss=(False, True))
+  def test_arrays_are_what_a_slow_account_says(self, direction, starts, loss):
+    shift = batch_lib.Shift(direction, 7)
+
+    @hypothesis.given(_tokens(), st.data())
+    @hypothesis.settings(max_examples=20, deadline=None)
+    def check(tokens, data):
+      n, length = tokens.shape
+      flags = hnp.arrays(np.bool_, (n, length))
+      used = data.draw(hnp.arrays(np.int64, n, elements=st.sampled_from([0, length // 2, length])))
+      trained = data.draw(hnp.arrays(np.bool_, n))
+      batch = {"tokens": tokens, "used": used, "trained": trained}
+      begins, counts = np.zeros((n, length), bool), np.ones((n, length), bool)
+      if starts:
+        begins = data.draw(flags)
+        batch["starts"] = segments_lib.pack_bits(begins)
+      if loss:
+        counts = data.draw(flags)
+        batch["loss"] = segments_lib.pack_bits(counts)
+      arrays = batch_lib.to_arrays(batch, shift)
+      self.assertCountEqual(arrays, _NAMES)
+      for r in range(n):
+        expected = _arrays_slowly(
+            tokens[r].tolist(), used[r], trained[r], begins[r], counts[r], shift
+        )
+        for name in _NAMES:
+          self.assertEqual(arrays[name][r].tolist(), expected[name], name)
+          self.assertEqual(arrays[name].dtype, np.int32)
+
+    check()
+
+  def test_extras_come_along_and_the_cost_does_not(self):
+    batch = {
+        "tokens": np.ones((2, 4), np.uint32),
+        "used": np.full(2, 4),
+        "trained": np.ones(2, bool),
+        "row_ids": np.array([5, -1], np.int32),
+        "labels": np.array([1, -1], np.int32),
+        "cost": np.zeros(5),
+    }
+    arrays = batch_lib.to_arrays(batch)
+    self.assertCountEqual(arrays, [*batch_lib.NAMES, "row_ids", "labels"])
+    self.assertEqual(arrays["row_ids"].tolist(), [5, -1])
+
+  def test_padding_keeps_its_id_in_a_row_with_tokens_and_is_zero_in_a_row_without(self):
+    batch = {
+        "tokens": np.array([[5, 6, 9, 9], [9, 9, 9, 9]], np.uint16),
+        "used": np.array([2, 0]),
+        "trained": np.ones(2, bool),
+    }
+    arrays = batch_lib.to_arrays(batch)
+    self.assertEqual(arrays["inputs"].tolist(), [[5, 6, 9, 9], [0, 0, 0, 0]])
+    self.assertEqual(arrays["targets"].tolist(), [[6, 9, 9, 0], [0, 0, 0, 0]])
+    self.assertEqual(arrays["targets_segmentation"].tolist(), [[1, 0, 0, 0], [0, 0, 0, 0]])
 
 
 class TransformsTest(parameterized.TestCase):
@@ -93,7 +173,7 @@ class TransformsTest(parameterized.TestCase):
       np.testing.assert_array_equal(rejected[name], values)
 
   @hypothesis.given(tokens=_tokens(), eos_id=st.sampled_from([None, 0, 3, 77]), data=st.data())
-  @hypothesis.settings(max_examples=150, deadline=None)
+  @hypothesis.settings(max_examples=60, deadline=None)
   def test_batch_and_record_agree_row_by_row_and_with_a_slow_account(self, tokens, eos_id, data):
     n = len(tokens)
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
@@ -131,7 +211,7 @@ class TransformsTest(parameterized.TestCase):
     tokens = np.arange(12, dtype=np.uint32).reshape(3, 4)
     rows = batch_lib.make_rows(tokens, np.ones(3, bool))
     self.assertTrue(np.shares_memory(rows["inputs"], tokens))
-    for name in ("inputs_position", "inputs_segmentation", "targets_segmentation"):
+    for name in ("inputs_position", "targets_position", "inputs_segmentation"):
       self.assertEqual(rows[name].strides[0], 0)
       self.assertFalse(rows[name].flags.writeable)
 

@@ -1,4 +1,12 @@
-"""Elements prepared ahead, and a state that knows nothing of by whom."""
+"""Tests of what is made ahead by threads; `prefetch_processes_test` has those of worker
+processes."""
+
+import doctest
+import gc
+import os
+import random
+import threading
+import time
 
 import grain
 import numpy as np
@@ -7,6 +15,12 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.rows import prefetch
+
+STARTS_PROCESSES = True
+
+
+def _threads():
+  return [thread for thread in threading.enumerate() if thread.name.startswith("olmo-prefetch")]
 
 
 def _keep(i):
@@ -21,11 +35,135 @@ def _dataset(n=20):
   return grain.MapDataset.range(n).filter(_keep).map(_square)
 
 
-class PrefetchTest(parameterized.TestCase):
+class PrefetcherTest(parameterized.TestCase):
 
-  @parameterized.parameters((0, 0), (0, 5), (1, 1), (2, 3))
-  def test_elements_and_states_do_not_depend_on_who_prepares_them(self, workers, ahead):
-    iterator = iter(prefetch.PrefetchedDataset(_dataset(), workers=workers, ahead=ahead))
+  def _prefetcher(self, make, ahead, threads=1, first=0):
+    prefetcher = prefetch.Prefetcher(make, ahead, threads, first)
+    self.addCleanup(prefetcher.close)
+    return prefetcher
+
+  def test_the_examples_of_the_module_run(self):
+    found = doctest.testmod(prefetch)
+    self.assertEqual(found.failed, 0)
+    self.assertGreater(found.attempted, 0)
+
+  @parameterized.parameters((0, 1), (1, 1), (4, 1), (4, 3), (2, 8))
+  def test_results_come_in_order_whoever_is_first_done(self, ahead, threads):
+    def make(number):
+      time.sleep(random.random() * 0.003)
+      return number
+
+    prefetcher = self._prefetcher(make, ahead, threads, first=5)
+    self.assertEqual([prefetcher.take() for _ in range(30)], list(range(5, 35)))
+
+  def test_no_more_is_made_than_was_asked_for(self):
+    made = []
+    prefetcher = self._prefetcher(made.append, ahead=3)
+    for taken in range(5):
+      while len(made) < taken + 3 or prefetcher.ready < 3:
+        time.sleep(0.001)
+      self.assertLen(made, taken + 3)
+      prefetcher.take()
+
+  def test_without_anything_ahead_there_is_no_thread(self):
+    made = []
+    prefetcher = self._prefetcher(made.append, ahead=0)
+    self.assertEmpty(_threads())
+    self.assertEmpty(made)
+    prefetcher.take()
+    self.assertEqual((made, prefetcher.ready), ([0], 0))
+
+  @parameterized.parameters(0, 1, 3)
+  def test_an_error_comes_in_its_place_and_again_after_it(self, ahead):
+    def make(number):
+      if number == 3:
+        raise errors.CorpusError("no third")
+      return number
+
+    prefetcher = self._prefetcher(make, ahead)
+    self.assertEqual([prefetcher.take() for _ in range(3)], [0, 1, 2])
+    for _ in range(3):
+      with self.assertRaisesRegex(errors.CorpusError, "no third"):
+        prefetcher.take()
+
+  @parameterized.parameters(0, 2)
+  def test_stop_iteration_is_an_error_like_any_other(self, ahead):
+    prefetcher = self._prefetcher(lambda number: next(iter([])), ahead)
+    for _ in range(2):
+      with self.assertRaises(StopIteration):
+        prefetcher.take()
+
+  @parameterized.parameters(0, 2)
+  def test_a_closed_one_says_so(self, ahead):
+    prefetcher = self._prefetcher(lambda number: number, ahead)
+    prefetcher.take()
+    prefetcher.close()
+    prefetcher.close()
+    with self.assertRaisesRegex(RuntimeError, "closed"):
+      prefetcher.take()
+
+  @parameterized.parameters(1, 3)
+  def test_closing_frees_one_that_waits(self, ahead):
+    go_on, began = threading.Event(), threading.Event()
+
+    def make(number):
+      began.set()
+      go_on.wait(60)
+      return number
+
+    prefetcher = self._prefetcher(make, ahead)
+    found = []
+
+    def wait():
+      try:
+        while True:
+          found.append(prefetcher.take())
+      except Exception as error:
+        found.append(error)
+
+    waiting, closing = threading.Thread(target=wait), threading.Thread(target=prefetcher.close)
+    waiting.start()
+    began.wait(60)
+    closing.start()
+    go_on.set()
+    for thread in (waiting, closing):
+      thread.join(60)
+      self.assertFalse(thread.is_alive())
+    *results, error = found
+    self.assertIsInstance(error, Exception)
+    self.assertEqual(results, list(range(len(results))))
+    self.assertEmpty(_threads())
+
+  def test_closing_ends_the_threads(self):
+    prefetcher = self._prefetcher(lambda number: number, ahead=4, threads=3)
+    prefetcher.take()
+    self.assertNotEmpty(_threads())
+    prefetcher.close()
+    self.assertEmpty(_threads())
+
+  def test_dropping_it_ends_the_threads(self):
+    prefetcher = prefetch.Prefetcher(lambda number: number, ahead=4, threads=3)
+    prefetcher.take()
+    threads = _threads()
+    self.assertNotEmpty(threads)
+    del prefetcher
+    gc.collect()
+    for thread in threads:
+      thread.join(60)
+    self.assertEmpty(_threads())
+
+  def test_its_threads_never_push_another_off_its_core(self):
+    if not hasattr(os, "SCHED_BATCH"):
+      self.skipTest("no SCHED_BATCH here")
+    prefetcher = self._prefetcher(lambda number: os.sched_getscheduler(0), ahead=1)
+    self.assertEqual(prefetcher.take(), os.SCHED_BATCH)
+
+
+class PrefetchedDatasetTest(parameterized.TestCase):
+
+  @parameterized.parameters(0, 1, 5)
+  def test_elements_and_states_do_not_depend_on_how_many_are_ahead(self, ahead):
+    iterator = iter(prefetch.PrefetchedDataset(_dataset(), ahead=ahead))
     found, states = [], []
     for element in iterator:
       found.append(int(element["i"][0]))
@@ -33,30 +171,72 @@ class PrefetchTest(parameterized.TestCase):
     iterator.close()
     self.assertEqual(found, [i for i in range(20) if i % 3 != 1])
     self.assertEqual(states, [i + 1 for i in found])
+    self.assertEmpty(_threads())
 
-  def test_a_state_restores_with_any_number_of_workers(self):
+  def test_a_state_restores_into_another_iterator(self):
     one = iter(prefetch.PrefetchedDataset(_dataset(), ahead=2))
     for _ in range(5):
       next(one)
     state = one.get_state()
     rest = [int(e["i"][0]) for e in one]
-    for workers in (0, 2):
-      other = iter(prefetch.PrefetchedDataset(_dataset(), workers=workers))
-      next(other)
-      other.set_state(state)
+    one.close()
+    other = iter(prefetch.PrefetchedDataset(_dataset(), ahead=0))
+    next(other)
+    for saved in (state, {"next_index": np.int64(state["next_index"])}):
+      other.set_state(saved)
+      self.assertEqual(other.get_state(), state)
       self.assertEqual([int(e["i"][0]) for e in other], rest)
-      other.close()
 
-  def test_an_empty_dict_is_the_end(self):
+  @parameterized.parameters(0, 2)
+  def test_an_empty_dict_is_the_end(self, ahead):
     dataset = grain.MapDataset.range(10).map(lambda i: {"i": i} if i < 4 else {})
-    self.assertLen(list(prefetch.PrefetchedDataset(dataset)), 4)
+    iterator = iter(prefetch.PrefetchedDataset(dataset, ahead=ahead))
+    self.addCleanup(iterator.close)
+    self.assertLen(list(iterator), 4)
+    self.assertEqual(iterator.get_state(), {"next_index": 4})
+    with self.assertRaises(StopIteration):
+      next(iterator)
+
+  def test_several_threads_give_the_same_elements(self):
+    iterator = prefetch.PrefetchedIterator(_dataset(200), workers=0, ahead=4, threads=3)
+    iterator.start_prefetch()
+    found = [int(e["i"][0]) for e in iterator]
+    iterator.close()
+    self.assertEqual(found, [i for i in range(200) if i % 3 != 1])
+
+  def test_an_error_reaches_the_caller_after_the_elements_before_it(self):
+    def make(i):
+      if i == 3:
+        raise errors.CorpusError("no third")
+      return {"i": i}
+
+    iterator = iter(prefetch.PrefetchedDataset(grain.MapDataset.range(9).map(make), ahead=4))
+    self.assertEqual([next(iterator)["i"] for _ in range(3)], [0, 1, 2])
+    for _ in range(2):
+      with self.assertRaisesRegex(errors.CorpusError, "no third"):
+        next(iterator)
+    self.assertEqual(iterator.get_state(), {"next_index": 3})
+    iterator.set_state({"next_index": 4})
+    self.assertEqual(next(iterator)["i"], 4)
+    iterator.close()
+
+  def test_a_dropped_iterator_ends_its_threads(self):
+    iterator = iter(prefetch.PrefetchedDataset(_dataset(), ahead=2))
+    next(iterator)
+    threads = _threads()
+    self.assertNotEmpty(threads)
+    del iterator
+    gc.collect()
+    for thread in threads:
+      thread.join(60)
+    self.assertEmpty(_threads())
 
   def test_what_cannot_be_says_why(self):
     for workers, ahead in ((-1, 1), (0, -1), (1, 0)):
       with self.assertRaisesRegex(errors.ConfigError, "worker_count"):
         prefetch.PrefetchedDataset(_dataset(), workers=workers, ahead=ahead)
     iterator = iter(prefetch.PrefetchedDataset(_dataset()))
-    for state in ({}, {"next_index": -1}, 3):
+    for state in ({}, {"next_index": -1}, {"next_index": True}, {"next_index": "2"}, 3, None):
       with self.assertRaisesRegex(errors.ResumeError, "next_index"):
         iterator.set_state(state)
     iterator.close()

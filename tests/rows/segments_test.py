@@ -1,4 +1,6 @@
-"""Tests of documents inside a window."""
+"""Tests of segments and positions."""
+
+import doctest
 
 import hypothesis
 import numpy as np
@@ -7,23 +9,149 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import segments as segments_lib
 
+_EOS, _BOS = 0, 1
+RULES = (
+    segments_lib.SegmentRule(),
+    segments_lib.SegmentRule("part"),
+    segments_lib.SegmentRule("after_eos", _EOS),
+    segments_lib.SegmentRule("at_eos", _EOS),
+    segments_lib.SegmentRule("after_eos_before_bos", _EOS, _BOS),
+)
 
-def _slowly(tokens, eos_id):
-  """Segment ids and positions of one window, one token at a time."""
-  segments, positions = [], []
+
+def _begins(rule, tokens, columns, place):
+  """Whether a segment begins at a place of a row, apart from column 0."""
+  if rule.begins == "part":
+    return place in columns
+  after_eos = tokens[place - 1] == rule.eos_id
+  return {
+      "nowhere": False,
+      "after_eos": after_eos,
+      "at_eos": tokens[place] == rule.eos_id,
+      "after_eos_before_bos": after_eos and tokens[place] == rule.bos_id,
+  }[rule.begins]
+
+
+def _slowly(rule, tokens, counts):
+  """Starts, segments and positions of one row, a token at a time.
+
+  Args:
+    rule: Where segments begin.
+    tokens: The row, padding included.
+    counts: The tokens of each of its parts.
+  """
+  used, columns = sum(counts), np.cumsum([0, *counts]).tolist()
+  starts, segments, positions = [], [], []
   segment, position = 1, 0
-  for token in tokens:
-    segments.append(segment)
-    positions.append(position)
-    position += 1
-    if token == eos_id:
+  for place in range(len(tokens)):
+    is_token = place < used
+    begins = is_token and place > 0 and _begins(rule, tokens, columns[:-1], place)
+    if begins:
       segment, position = segment + 1, 0
-  return segments, positions
+    starts.append(begins)
+    segments.append(segment if is_token else 0)
+    positions.append(position if is_token else 0)
+    position += 1
+  return starts, segments, positions
 
 
-class DocumentsTest(parameterized.TestCase):
+@st.composite
+def batches(draw, lengths=st.integers(1, 70), max_rows=4):
+  """Tokens with many EOS and BOS (padding too), and the counts of each row's parts."""
+  length = draw(lengths)
+  counts = []
+  for _ in range(draw(st.integers(1, max_rows))):
+    used = draw(st.integers(0, length))
+    cuts = draw(st.sets(st.integers(1, max(1, used - 1)), max_size=used)) if used > 1 else set()
+    edges = sorted({0, used, *(cut for cut in cuts if cut < used)})
+    counts.append([b - a for a, b in zip(edges, edges[1:])])
+  tokens = draw(
+      hnp.arrays(np.uint16, (len(counts), length), elements=st.integers(0, 3), fill=st.nothing())
+  )
+  return tokens, counts
+
+
+def parts_of(counts):
+  """A table of parts with these counts."""
+  return parts_lib.Parts.of_rows([[(0, 0, count) for count in row] for row in counts])
+
+
+class SegmentsTest(parameterized.TestCase):
+
+  def test_the_examples_of_the_module_run(self):
+    found = doctest.testmod(segments_lib)
+    self.assertEqual(found.failed, 0)
+    self.assertGreater(found.attempted, 0)
+
+  @parameterized.parameters(
+      ("part", [1, 1, 1, 2, 2, 2, 2, 0], [0, 1, 2, 0, 1, 2, 3, 0]),
+      ("after_eos", [1, 1, 1, 2, 2, 3, 4, 0], [0, 1, 2, 0, 1, 0, 0, 0]),
+      ("at_eos", [1, 1, 2, 2, 3, 4, 4, 0], [0, 1, 0, 1, 0, 0, 1, 0]),
+      ("nowhere", [1, 1, 1, 1, 1, 1, 1, 0], [0, 1, 2, 3, 4, 5, 6, 0]),
+  )
+  def test_the_table_of_the_docstring(self, begins, segments, positions):
+    tokens, used = np.array([[5, 6, 0, 7, 0, 0, 8, 0]], np.uint32), np.array([7])
+    rule = segments_lib.SegmentRule(begins, 0)
+    starts = segments_lib.segment_starts(tokens, used, rule, parts_of([[3, 4]]))
+    found = segments_lib.segments_and_positions(starts, used)
+    self.assertEqual([array.tolist() for array in found], [[segments], [positions]])
+
+  @parameterized.parameters(*RULES)
+  def test_each_rule_is_what_a_slow_account_says(self, rule):
+    @hypothesis.given(batches())
+    @hypothesis.settings(max_examples=40, deadline=None)
+    def check(batch):
+      tokens, counts = batch
+      parts = parts_of(counts)
+      before = tokens.copy()
+      starts = segments_lib.segment_starts(tokens, parts.used, rule, parts)
+      segments, positions = segments_lib.segments_and_positions(starts, parts.used)
+      self.assertEqual((segments.dtype, positions.dtype), (np.int32, np.int32))
+      for r, row in enumerate(tokens.tolist()):
+        found = starts[r].tolist(), segments[r].tolist(), positions[r].tolist()
+        self.assertEqual(found, _slowly(rule, row, counts[r]))
+      np.testing.assert_array_equal(tokens, before)
+
+    check()
+
+  @hypothesis.given(batches(), st.sampled_from(RULES))
+  @hypothesis.settings(max_examples=40, deadline=None)
+  def test_starts_survive_packing_into_words(self, batch, rule):
+    tokens, counts = batch
+    parts = parts_of(counts)
+    starts = segments_lib.segment_starts(tokens, parts.used, rule, parts)
+    words = segments_lib.pack_bits(starts)
+    self.assertEqual(words.dtype, np.uint32)
+    self.assertEqual(words.shape, (len(tokens), -(-tokens.shape[1] // 32)))
+    np.testing.assert_array_equal(segments_lib.unpack_bits(words, tokens.shape[1]), starts)
+
+  def test_the_first_flag_is_the_lowest_bit(self):
+    flags = np.zeros((2, 40), bool)
+    flags[0, [0, 31]] = flags[1, [33]] = True
+    self.assertEqual(segments_lib.pack_bits(flags).tolist(), [[2**31 + 1, 0], [0, 2]])
+
+  def test_the_rule_by_part_needs_the_parts(self):
+    with self.assertRaisesRegex(ValueError, "needs the parts"):
+      segments_lib.segment_starts(np.ones((1, 4)), np.array([4]), segments_lib.SegmentRule("part"))
+
+  @parameterized.parameters((0, 5), (3, 0), (0, 0))
+  def test_nothing_has_no_segments(self, rows, length):
+    tokens, used = np.zeros((rows, length), np.uint32), np.zeros(rows, np.int64)
+    starts = segments_lib.segment_starts(tokens, used, RULES[2])
+    for array in (starts, *segments_lib.segments_and_positions(starts, used)):
+      self.assertEqual(array.shape, (rows, length))
+
+  def test_an_eos_that_the_dtype_cannot_hold_never_occurs(self):
+    tokens, used = np.array([[255, 1, 255]], np.uint8), np.array([3])
+    for eos_id in (-1, 100257):
+      rule = segments_lib.SegmentRule("after_eos", eos_id)
+      self.assertFalse(segments_lib.segment_starts(tokens, used, rule).any())
+
+
+class WindowsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("several_documents", [5, 6, 0, 7, 0, 0, 8], [1, 1, 1, 2, 2, 3, 4], [0, 1, 2, 0, 1, 0, 0]),
@@ -39,30 +167,12 @@ class DocumentsTest(parameterized.TestCase):
     np.testing.assert_array_equal(segments_lib.segment_ids(tokens, 0), segments)
     np.testing.assert_array_equal(segments_lib.positions(tokens, 0), positions)
 
-  @hypothesis.given(
-      tokens=hnp.arrays(
-          dtype=st.sampled_from([np.uint8, np.uint16, np.uint32, np.int32, np.int64, np.uint64]),
-          shape=hnp.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=40),
-          elements=st.integers(0, 3),
-      )
-  )
-  @hypothesis.settings(max_examples=100, deadline=None)
-  def test_every_row_is_treated_alone_and_as_if_token_by_token(self, tokens):
-    before = tokens.copy()
-    segments = segments_lib.segment_ids(tokens, 2)
-    positions = segments_lib.positions(tokens, 2)
-    self.assertEqual((segments.dtype, positions.dtype), (np.int32, np.int32))
-    for row in range(len(tokens)):
-      expected = _slowly(tokens[row].tolist(), 2)
-      self.assertEqual((segments[row].tolist(), positions[row].tolist()), expected)
-      np.testing.assert_array_equal(segments_lib.segment_ids(tokens[row], 2), segments[row])
-      np.testing.assert_array_equal(segments_lib.positions(tokens[row], 2), positions[row])
-    np.testing.assert_array_equal(tokens, before)
-
-  def test_an_eos_that_the_dtype_cannot_hold_never_occurs(self):
-    tokens = np.array([255, 1, 255], np.uint8)
-    np.testing.assert_array_equal(segments_lib.segment_ids(tokens, -1), [1, 1, 1])
-    np.testing.assert_array_equal(segments_lib.positions(tokens, 100257), [0, 1, 2])
+  def test_windows_may_be_stacked(self):
+    tokens = np.random.default_rng(0).integers(0, 4, (2, 3, 9))
+    segments, positions = segments_lib.segment_ids(tokens, 0), segments_lib.positions(tokens, 0)
+    for i, j in np.ndindex(2, 3):
+      np.testing.assert_array_equal(segments[i, j], segments_lib.segment_ids(tokens[i, j], 0))
+      np.testing.assert_array_equal(positions[i, j], segments_lib.positions(tokens[i, j], 0))
 
 
 if __name__ == "__main__":

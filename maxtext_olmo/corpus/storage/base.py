@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from maxtext_olmo.errors import CorpusError
+
 PIECE_BYTES = 16 << 20
 
 
@@ -22,6 +24,14 @@ class Pinned(NamedTuple):
 
   descriptors: np.ndarray
   files: Sequence[object]
+
+
+def reason(error: CorpusError) -> str:
+  """Returns why a file could not be read, without path and remedy where it could not be opened."""
+  cause = error.__cause__
+  if isinstance(cause, OSError) and cause.filename is not None and cause.strerror:
+    return cause.strerror
+  return str(error)
 
 
 @runtime_checkable

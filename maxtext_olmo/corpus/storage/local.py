@@ -2,10 +2,11 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.corpus.storage import open_files
 from maxtext_olmo.errors import ConfigError
@@ -36,6 +37,7 @@ class LocalStorage:
 
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes."""
+    _check_local(path)
     try:
       return os.stat(path).st_size
     except OSError as error:
@@ -115,11 +117,20 @@ class LocalStorage:
     except OSError as error:
       raise CorpusError(_cannot("open", error.filename, error)) from error
 
-  def _opened(self, opener, path: str) -> open_files.OpenFile:
+  def _opened(self, opener: Callable[[str], open_files.OpenFile], path: str) -> open_files.OpenFile:
+    _check_local(path)
     try:
       return opener(path)
     except OSError as error:
       raise CorpusError(_cannot("open", path, error)) from error
+
+
+def _check_local(path: str) -> None:
+  if paths_lib.is_url(path):
+    raise CorpusError(
+        f"{path}: only local files can be read. Mount the store and give the mount as base, or"
+        " remap the path to it."
+    )
 
 
 def _read_into(file: open_files.OpenFile, path: str, offset: int, view: memoryview) -> None:

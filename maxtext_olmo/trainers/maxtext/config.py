@@ -1,11 +1,12 @@
-"""MaxText's config, with this package's keys in it, and what the data pipeline has to know of it.
+"""MaxText's config: this package's keys are added to it, and its values translated for the loader.
 
-MaxText refuses keys that its config class does not have, so the class that it builds its config from gets ours too. And a
-few of its values mean something to its trainer that a data pipeline cannot see in them:
+MaxText refuses keys that its config class does not declare, so that class is extended with ours.
+And some of its values have consequences for the data that the loader cannot see in them:
 
-  batch ramp-up                  the rows of each step, counted by MaxText's own `RampupBatchManager`: a batch schedule
-  expansion_factor_real_data < 1 fewer rows are loaded than `global_batch_size_to_train_on` says, and trained on
-  Tunix's checkpoints            label N was saved after N updates, where MaxText's own was saved after N + 1
+  batch ramp-up                    a batch schedule, counted by MaxText's own `RampupBatchManager`
+  expansion_factor_real_data < 1   fewer rows are loaded, and trained on, than
+                                   `global_batch_size_to_train_on` says
+  Tunix's checkpoints              label N is saved after N updates; MaxText's own after N + 1
 """
 
 from __future__ import annotations
@@ -15,35 +16,36 @@ from typing import Any
 
 from etils import epath
 
+from maxtext_olmo import config as data_keys
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
 from maxtext_olmo.loader import resume
 
 
 def extended_config_class(base: type) -> type:
-  """MaxText's pydantic config class with the data keys that it lacks, as they are documented in `options.KEYS`."""
+  """Returns MaxText's pydantic config class with the data keys that it lacks added."""
   import pydantic
 
   fields: dict[str, Any] = {}
-  for key in options.KEYS:
+  for key in data_keys.KEYS:
     if key.name in base.model_fields:  # type: ignore[attr-defined]
       continue
-    is_sequence = isinstance(key.default, tuple)
-    kind = list if is_sequence else type(key.default)
-    default = list(key.default) if is_sequence else key.default
-    fields[key.name] = (kind, pydantic.Field(default, description=key.help))
+    declared: Any = key.kind.python_type
+    if key.default is None:
+      declared = declared | None
+    default = list(key.default) if declared is list else key.default
+    fields[key.name] = (declared, pydantic.Field(default, description=key.help))
   return pydantic.create_model(base.__name__, __base__=base, __module__=__name__, **fields)
 
 
 def data_config(config: Any) -> Any:
-  """What `create_data_iterator` takes, from MaxText's config."""
-  values: dict[str, Any] = {key.name: getattr(config, key.name, None) for key in options.KEYS}
+  """Returns the config for `create_data_iterator` that a config of MaxText amounts to."""
+  values: dict[str, Any] = {key.name: getattr(config, key.name, None) for key in data_keys.KEYS}
   values["dataset_type"] = str(getattr(config.dataset_type, "value", config.dataset_type))
   for load, train in (
       ("global_batch_size_to_load", "global_batch_size_to_train_on"),
       ("global_batch_size_to_load_eval", "global_batch_size_to_eval_on"),
   ):
-    # The trainer slices the leading rows off what it gets, so it trains on all of a smaller batch.
+    # The trainer takes the leading rows of a batch, so it trains on all rows of a smaller one.
     values[train] = min(values[train], values[load])
   if config.enable_rampup_batch_size:
     for name in ("olmo_batch_schedule", "olmo_batch_rampup_factors"):
@@ -59,7 +61,7 @@ def data_config(config: Any) -> Any:
 
 
 def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
-  """(first step, rows) pairs of MaxText's batch ramp-up, counted by its own manager."""
+  """Returns the (first step, rows) pairs of MaxText's batch ramp-up, from its own manager."""
   from maxtext.utils import rampup_batch
 
   manager = rampup_batch.RampupBatchManager(config, -1)
@@ -69,7 +71,8 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
   while active:
     active = manager.update()
     step += 1
-    # Past the ramp-up the trainer takes whole batches, which gradient accumulation makes larger than the manager's end.
+    # After the ramp-up the trainer takes whole batches, which with gradient accumulation are larger
+    # than the manager's last size.
     rows = manager.global_batch_size_current if active else config.global_batch_size_to_train_on
     if rows != stages[-1][1]:
       stages.append((step, rows))
@@ -77,7 +80,7 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
 
 
 def _tunix_batches(config: Any) -> int:
-  """Batches that a run of Tunix's trainer (SFT, DPO) has taken, by its latest checkpoint; -1 where it has none."""
+  """Returns the batches that Tunix's trainer (SFT, DPO) took until its latest checkpoint, or -1."""
   if not (config.enable_checkpointing and config.checkpoint_dir):
     return -1
   label = resume.latest_committed_step(config.checkpoint_dir)

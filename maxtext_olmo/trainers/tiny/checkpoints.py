@@ -53,7 +53,7 @@ class Checkpoints:
     _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
     self.latest: int | None = collectives.from_process_0(
-        lambda: self._find_latest(tidy=not read_only)
+        lambda: self._find_latest(tidy=not read_only), "looking for checkpoints"
     )
     self._saved = self.latest
     self._manager = ocp.CheckpointManager(
@@ -178,7 +178,7 @@ def _numbered(directory: epath.Path) -> list[epath.Path]:
 
 
 def _check_shared(directory: epath.Path) -> None:
-  """Raises on all processes where they do not see one directory: the first save would wait for ever."""
+  """Raises on all processes if they do not share a directory: the first save would wait forever."""
   if jax.process_count() == 1:
     return
 
@@ -188,17 +188,17 @@ def _check_shared(directory: epath.Path) -> None:
     (directory / name).write_text("All processes of a run see this file; it is removed at once.")
     return name
 
-  name = collectives.from_process_0(mark)
+  name = collectives.from_process_0(mark, "writing to checkpoint_dir")
 
   def look() -> None:
     if not (directory / name).exists():
       raise errors.ConfigError(
-          f"checkpoint_dir={directory} of process {jax.process_index()} is not the directory that process 0 writes to."
-          " Give all processes one shared directory."
+          f"checkpoint_dir={directory} of process {jax.process_index()} is not the directory that"
+          " process 0 writes to. Give all processes one shared directory."
       )
 
   try:
-    collectives.together(look, "looking into checkpoint_dir")
+    collectives.run_on_all_processes(look, "looking into checkpoint_dir")
   finally:
     if jax.process_index() == 0:
       (directory / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Every config key of the trainer: the data keys, the model, the optimiser, the mesh, the reports.
+"""The config of the tiny trainer: the data keys, and keys of model, optimiser, mesh and reports.
 
-`get_config()` gives them all with their defaults; a config file changes some and the command line
-others. The config is locked, so that a misspelt key is an error that names its nearest neighbour.
+`get_config()` returns all of them with their defaults; a config file changes some, the command line
+others. The config is locked, so that a misspelt key is an error that suggests the nearest one.
 """
 
 from __future__ import annotations
@@ -14,90 +14,86 @@ from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
+from ml_collections import config_dict
 from ml_collections import config_flags
 
+from maxtext_olmo import config as data_keys
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
-from maxtext_olmo.loader.options import Key
+from maxtext_olmo.config_key import Key
+from maxtext_olmo.config_key import at_least
+from maxtext_olmo.config_key import more_than
+from maxtext_olmo.config_key import one_of
+from maxtext_olmo.config_key import read_values
 
 DTYPES = ("float32", "bfloat16")
 
-KEYS: tuple[Key, ...] = (
-    Key("steps", 100, "Train until so many steps are done, those before a resume included."),
-    Key("emb_dim", 64, "Width of the residual stream."),
-    Key("num_layers", 2, "Transformer layers."),
-    Key("num_heads", 2, "Attention heads."),
-    Key("head_dim", 32, "Width of a head; even, since RoPE turns pairs."),
-    Key("mlp_dim", 256, "Hidden width of the SwiGLU."),
-    Key("logits_via_embedding", True, "Tie the output projection to the embedding."),
-    Key("rope_max_timescale", 10_000, "Base of RoPE's wavelengths."),
-    Key("dtype", "float32", "Layers compute in float32 or bfloat16; weights stay float32."),
-    Key("remat", False, "Compute each layer again in the backward pass, to save memory."),
-    Key("init_seed", 0, "Seed of the initial weights."),
-    Key("learning_rate", 1e-3, "Peak learning rate."),
-    Key("warmup_steps", 10, "Steps of linear warm-up from 0; the cosine decay to `steps` follows."),
-    Key("learning_rate_final_fraction", 0.1, "The last learning rate, as a fraction of the peak."),
-    Key("adam_b1", 0.9, "Decay of AdamW's first moment."),
-    Key("adam_b2", 0.95, "Decay of AdamW's second moment."),
-    Key("adam_eps", 1e-8, "AdamW's epsilon."),
-    Key("weight_decay", 0.1, "On matrices; the embedding and the norms have none."),
-    Key("grad_clip", 1.0, "Largest global gradient norm; 0: no clipping."),
-    Key("mesh_axes", ("data", "fsdp"), "Names of the mesh's axes; `fsdp` shards large weights."),
-    Key("mesh_shape", (-1, 1), "Devices along each axis; one may be -1: all that are left."),
-    Key("checkpoint_period", 100, "Save after every so many steps, and at the end."),
-    Key("max_checkpoints", 3, "Checkpoints kept; 0: all."),
-    Key("async_checkpointing", True, "Write checkpoints while training goes on."),
-    Key("log_interval", 10, "A line of metrics every so many steps."),
-    Key("eval_steps", 0, "Batches per evaluation; 0: all of them."),
-    Key("eval_tasks", "", "Harness tasks to evaluate on every eval_interval steps: names or YAML files, by comma."),
-    Key("eval_task_dir", "", "Where task files of your own are."),
-    Key("eval_tokenizer", "bytes", "Of the tasks: `bytes`, a tokenizer.json or its directory, or a name on the Hub."),
-    Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as for training."),
-    Key("eval_limit", 0, "Documents of each task. 0: all of them."),
-    Key("metrics_file", "", "Write every step's metrics here, as JSON lines, at full precision."),
-    Key("coordinator_address", "", "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS."),
-    Key("num_processes", 0, "Processes of the run. 0: $JAX_NUM_PROCESSES."),
-    Key("process_id", -1, "Which of them this is. -1: $JAX_PROCESS_ID."),
-)  # fmt: skip
 
-_POSITIVE = (
-    "vocab_size",
-    "steps",
-    "emb_dim",
-    "num_layers",
-    "num_heads",
-    "head_dim",
-    "mlp_dim",
-    "rope_max_timescale",
-    "learning_rate",
-    "adam_eps",
-    "checkpoint_period",
-    "log_interval",
-)
-_NOT_NEGATIVE = (
-    "warmup_steps",
-    "weight_decay",
-    "grad_clip",
-    "max_checkpoints",
-    "eval_steps",
-    "eval_batch_size",
-    "eval_limit",
-    "num_processes",
-)
+def _is_decay(value: float) -> str:
+  return "" if 0 <= value < 1 else "must be at least 0 and less than 1"
+
+
+def _is_fraction(value: float) -> str:
+  return "" if 0 <= value <= 1 else "must be from 0 to 1"
+
+
+KEYS: tuple[Key, ...] = (
+    Key("steps", 100, "Steps to train for, counting those before a resume.", at_least(1)),
+    Key("emb_dim", 64, "Width of the residual stream.", at_least(1)),
+    Key("num_layers", 2, "Transformer layers.", at_least(1)),
+    Key("num_heads", 2, "Attention heads.", at_least(1)),
+    Key("head_dim", 32, "Width of a head; even, because RoPE rotates pairs.", at_least(2)),
+    Key("mlp_dim", 256, "Hidden width of the SwiGLU.", at_least(1)),
+    Key("logits_via_embedding", True, "Tie the output projection to the embedding."),
+    Key("rope_max_timescale", 10_000, "Base of RoPE's wavelengths.", at_least(1)),
+    Key("dtype", "float32", "Layers compute in float32 or bfloat16; weights stay float32.",
+        one_of(*DTYPES)),
+    Key("remat", False, "Recompute each layer in the backward pass to save memory."),
+    Key("init_seed", 0, "Seed of the initial weights."),
+    Key("learning_rate", 1e-3, "Peak learning rate.", more_than(0)),
+    Key("warmup_steps", 10, "Steps of linear warm-up from 0; cosine decay until `steps` follows.",
+        at_least(0)),
+    Key("learning_rate_final_fraction", 0.1, "Last learning rate, as a fraction of the peak.",
+        _is_fraction),
+    Key("adam_b1", 0.9, "Decay of AdamW's first moment.", _is_decay),
+    Key("adam_b2", 0.95, "Decay of AdamW's second moment.", _is_decay),
+    Key("adam_eps", 1e-8, "AdamW's epsilon.", more_than(0)),
+    Key("weight_decay", 0.1, "Weight decay of matrices; the embedding and the norms have none.",
+        at_least(0)),
+    Key("grad_clip", 1.0, "Largest global gradient norm. 0: no clipping.", at_least(0)),
+    Key("mesh_axes", ("data", "fsdp"), "Names of the mesh axes; `fsdp` shards large weights."),
+    Key("mesh_shape", (-1, 1), "Devices along each axis; one may be -1: all remaining devices."),
+    Key("checkpoint_period", 100, "Steps between checkpoints; the last step is saved as well.",
+        at_least(1)),
+    Key("max_checkpoints", 3, "Checkpoints to keep. 0: all.", at_least(0)),
+    Key("async_checkpointing", True, "Write checkpoints while training continues."),
+    Key("log_interval", 10, "Steps between lines of metrics in the log.", at_least(1)),
+    Key("eval_steps", 0, "Batches per evaluation. 0: all.", at_least(0)),
+    Key("eval_tasks", "",
+        "Harness tasks to evaluate on every eval_interval steps: names or YAML files, separated by"
+        " commas."),
+    Key("eval_task_dir", "", "Directory with task files of your own."),
+    Key("eval_tokenizer", "bytes",
+        "Tokenizer of the tasks: `bytes`, a tokenizer.json or its directory, or a name on the"
+        " Hub."),
+    Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as in training.", at_least(0)),
+    Key("eval_limit", 0, "Documents of each task. 0: all.", at_least(0)),
+    Key("metrics_file", "", "File for the metrics of every step, as JSON lines in full precision."),
+    Key("coordinator_address", "", "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS."),
+    Key("num_processes", 0, "Processes of the run. 0: $JAX_NUM_PROCESSES.", at_least(0)),
+    Key("process_id", -1, "Number of this process. -1: $JAX_PROCESS_ID."),
+)  # fmt: skip
 
 
 def get_config() -> ConfigDict:
-  """Every key with its default; locked, so that only keys that exist can be set."""
-  config = ConfigDict(options.defaults())
-  config.update({key.name: key.default for key in KEYS})
-  return config.lock()
+  """Returns every key with its default; locked, so that only keys that exist can be set."""
+  return ConfigDict({key.name: _default(key) for key in (*data_keys.KEYS, *KEYS)}).lock()
 
 
 def read_config(argv: Sequence[str]) -> ConfigDict:
-  """The config of a command line: `--config=FILE` (else the defaults) and `--config.KEY=VALUE`.
+  """Returns the config of a command line: `--config=FILE` (or the defaults), `--config.KEY=VALUE`.
 
   Args:
-    argv: as `sys.argv`, the program's name first.
+    argv: The arguments as in `sys.argv`, the program's name first.
   """
   values = flags.FlagValues()
   args = list(argv)
@@ -108,13 +104,13 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
       config_flags.DEFINE_config_dict("config", get_config(), flag_values=values, sys_argv=args)
     rest = values(args)
     config: Any = values["config"].value
-    missing = sorted(
-        set(get_config()) - set(config)
-    )  # a file that could not be loaded shows only now
+    # A file that could not be loaded shows only now.
+    missing = sorted(set(get_config()) - set(config))
     if missing:
       raise errors.ConfigError(
-          f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Begin it with `config ="
-          " maxtext_olmo.get_config()`, which has them all, and change what should differ."
+          f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Start it with"
+          " `config = maxtext_olmo.get_config()`, which has them all, and change what should"
+          " differ."
       )
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
@@ -126,38 +122,32 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     raise errors.ConfigError(f"The command line cannot be read: {error}") from error
   if len(rest) > 1:
     raise errors.ConfigError(
-        f"{rest[1]!r} is no flag; keys are set with --config.KEY=VALUE, files given with --config."
+        f"{rest[1]!r} is not a flag; set keys with --config.KEY=VALUE, name a file with --config."
     )
   return config
 
 
 def describe() -> str:
-  """Every key with its default and what it means, as text."""
-  keys = sorted((*options.KEYS, *KEYS))
-  return "\n".join(f"  {key.name} = {key.default!r}\n      {key.help}" for key in keys)
+  """Returns every key with its default and its help, as text."""
+  keys = sorted((*data_keys.KEYS, *KEYS), key=lambda key: key.name)
+  return "\n".join(
+      f"  {key.name} = {key.default_text.replace('`', '')}\n      {key.help}" for key in keys
+  )
 
 
 def validate(config: ConfigDict) -> None:
-  """Raises one ConfigError with all that is wrong, in the data keys too; reads no data."""
-  problems = _data_problems(config)
+  """Raises one ConfigError with all problems, those of the data keys included; reads no data."""
+  problems = [*_data_problems(config), *read_values(config, KEYS)[1].values()]
 
   def check(holds: bool, problem: str) -> None:
     if not holds:
       problems.append(problem)
 
-  for name in _POSITIVE:
-    check(config[name] > 0, f"{name}={config[name]} must be positive.")
-  for name in _NOT_NEGATIVE:
-    check(config[name] >= 0, f"{name}={config[name]} must not be negative.")
-  for name in ("adam_b1", "adam_b2"):
-    check(0 <= config[name] < 1, f"{name}={config[name]} must be from 0 to below 1.")
-  final = config.learning_rate_final_fraction
-  check(0 <= final <= 1, f"learning_rate_final_fraction={final} must be from 0 to 1.")
+  check(config.vocab_size > 0, f"vocab_size={config.vocab_size} must be at least 1.")
   check(config.head_dim % 2 == 0, f"head_dim={config.head_dim} must be even.")
-  check(config.dtype in DTYPES, f"dtype={config.dtype!r} must be one of {', '.join(DTYPES)}.")
   check(
       not config.eval_tasks or config.eval_interval > 0,
-      f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps from one evaluation to the next.",
+      f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps between evaluations.",
   )
   _check_mesh(config, check)
   _check_processes(config, check)
@@ -168,7 +158,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def for_data(config: ConfigDict) -> ConfigDict:
-  """The config as the data path shall see it: evaluation on tasks alone needs no held-out data."""
+  """Returns the config for the data path: evaluation on tasks alone needs no held-out data."""
   has_data = config.olmo_eval_index_path or config.olmo_eval_instances
   if not config.eval_tasks or has_data or config.dataset_type != "olmo_grain":
     return config
@@ -177,11 +167,16 @@ def for_data(config: ConfigDict) -> ConfigDict:
   return changed
 
 
+def _default(key: Key) -> Any:
+  # A placeholder has a type, so that the command line can set it.
+  return config_dict.placeholder(key.kind.python_type) if key.default is None else key.default
+
+
 def _data_problems(config: ConfigDict) -> list[str]:
   try:
-    options.Options.read(for_data(config))
+    data_keys.Options.read(for_data(config))
   except errors.ConfigError as error:
-    # One report for both: below the headline, the problems are a list.
+    # Both reports become one: after its first line, each line is a problem.
     return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
   return []
 
@@ -204,7 +199,8 @@ def _check_processes(config: ConfigDict, check: Any) -> None:
   if count or this >= 0:
     check(
         0 <= this < count,
-        f"process_id={this} must be from 0 to below num_processes={count}; set both, or neither.",
+        f"process_id={this} must be at least 0 and less than num_processes={count}; set both or"
+        " neither.",
     )
     address = config.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     check(

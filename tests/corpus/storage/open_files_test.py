@@ -12,6 +12,8 @@ from absl.testing import absltest
 from maxtext_olmo.corpus.storage import open_files
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _COUNT = 12
 
 
@@ -55,7 +57,6 @@ class OpenFilesTest(absltest.TestCase):
     alone = [files.get(path).fd for path in self.paths[:4]]
     pinned = files.pin(self.paths, np.array([0, 3, 5]))
     self.assertEqual(pinned.descriptors.tolist()[:2], [alone[0], alone[3]])
-    np.testing.assert_array_equal(files._table.descriptors[:4], alone)
     self.assertEqual(self._open_here(), 5)
 
   def test_where_some_may_be_open_the_others_are_closed_once_nobody_holds_them(self):

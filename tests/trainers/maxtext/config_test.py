@@ -1,4 +1,4 @@
-"""Tests of what MaxText's config means to the data: its keys, ramp-up, accumulation, expansion, padding."""
+"""Tests of what MaxText's config means to the data: keys, ramp-up, accumulation, padding."""
 
 import collections
 import pathlib
@@ -9,6 +9,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from tests.trainers.maxtext import runs
+
+STARTS_PROCESSES = True
 
 _RAMP_UP = (
     "enable_rampup_batch_size=true",
@@ -158,8 +160,10 @@ class KeysTest(absltest.TestCase):
     path = pathlib.Path(directory, "mine.yml")
     path.write_text(
         "base_config: base.yml\nolmo_order: sequential\nolmo_batch_schedule: [[0, 2], [2, 4]]\n"
+        "olmo_apply_ngram_filter: false\n"
     )
-    run = runs.start(directory, "steps=4", "per_device_batch_size=4", config=str(path)).wait()
+    args = ("steps=4", "per_device_batch_size=4", "olmo_batch_extras=[]")
+    run = runs.start(directory, *args, config=str(path)).wait()
     self.assertEqual(
         [s.ids for s in run.steps().values()], [[0, 1], [2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     )
@@ -185,11 +189,11 @@ class KeysTest(absltest.TestCase):
 def _check_keys() -> bool:
   from maxtext.configs import types
 
-  from maxtext_olmo.loader import options
+  from maxtext_olmo import config as data_keys
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
   extended = config_lib.extended_config_class(types.MaxTextConfig)
-  for key in options.KEYS:
+  for key in data_keys.KEYS:
     field = extended.model_fields[key.name]
     if key.name in types.MaxTextConfig.model_fields:
       assert repr(field) == repr(types.MaxTextConfig.model_fields[key.name]), key

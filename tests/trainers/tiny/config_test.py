@@ -7,11 +7,11 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import config as data_keys
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
 from maxtext_olmo.trainers.tiny import config as config_lib
 
-_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+_CONFIGS = pathlib.Path(__file__).resolve().parents[3] / "configs"
 
 
 class ConfigTest(parameterized.TestCase):
@@ -20,7 +20,7 @@ class ConfigTest(parameterized.TestCase):
     return self.create_tempfile("config_file.py", text).full_path
 
   def test_every_data_key_and_trainer_key_is_there_once(self):
-    names = [key.name for key in (*options.KEYS, *config_lib.KEYS)]
+    names = [key.name for key in (*data_keys.KEYS, *config_lib.KEYS)]
     self.assertCountEqual(config_lib.get_config(), names)
     self.assertLen(set(names), len(names))
 
@@ -30,9 +30,9 @@ class ConfigTest(parameterized.TestCase):
 
   def test_a_file_changes_defaults_and_the_command_line_changes_both(self):
     path = self.write(
-        "from maxtext_olmo.trainers import config\n"
+        "import maxtext_olmo\n"
         "def get_config():\n"
-        "  c = config.get_config()\n"
+        "  c = maxtext_olmo.get_config()\n"
         "  c.steps, c.emb_dim = 7, 8\n"
         "  return c\n"
     )
@@ -40,6 +40,13 @@ class ConfigTest(parameterized.TestCase):
     config = config_lib.read_config(["tiny", *args])
     self.assertEqual((config.steps, config.emb_dim, config.mesh_shape), (9, 8, (2, 2)))
     self.assertEqual(config.num_layers, config_lib.get_config().num_layers)
+
+  def test_a_key_whose_default_depends_on_the_dataset_type_can_be_set(self):
+    self.assertIsNone(config_lib.get_config().olmo_apply_ngram_filter)
+    for text, value in (("true", True), ("false", False)):
+      config = config_lib.read_config(["tiny", f"--config.olmo_apply_ngram_filter={text}"])
+      self.assertIs(config.olmo_apply_ngram_filter, value)
+    self.assertIsNone(config_lib.get_config().olmo_apply_ngram_filter)
 
   def test_without_a_file_the_defaults_are_changed(self):
     config = config_lib.read_config(["tiny", "--config.learning_rate=1", "--config.remat"])
@@ -50,7 +57,7 @@ class ConfigTest(parameterized.TestCase):
       ("unknown", ["--config.zzz=3"], "no key 'zzz'; known are adam_b1, "),
       ("not_a_number", ["--config.steps=many"], "--config.steps=many: invalid literal"),
       ("no_file", ["--config=/nowhere/x.py"], "No such file or directory: '/nowhere/x.py'"),
-      ("not_a_flag", ["steps=3"], "'steps=3' is no flag; keys are set with --config.KEY=VALUE"),
+      ("not_a_flag", ["steps=3"], "'steps=3' is not a flag; set keys with --config.KEY=VALUE"),
       ("other_flag", ["--steps=3"], "Unknown command line flag 'steps'"),
   )
   def test_a_command_line_that_cannot_be_read_says_why(self, args: list[str], text: str):
@@ -60,9 +67,9 @@ class ConfigTest(parameterized.TestCase):
 
   def test_a_file_with_an_unknown_key_says_which(self):
     path = self.write(
-        "from maxtext_olmo.trainers import config\n"
+        "import maxtext_olmo\n"
         "def get_config():\n"
-        "  c = config.get_config()\n"
+        "  c = maxtext_olmo.get_config()\n"
         "  c.learning_rat = 1.0\n"
         "  return c\n"
     )
@@ -99,24 +106,25 @@ class ConfigTest(parameterized.TestCase):
         str(raised.exception).splitlines(),
         [
             "The configuration cannot work:",
-            "  - max_target_length=0 must be positive.",
-            "  - vocab_size=0 must be positive.",
-            "  - steps=-1 must be positive.",
-            "  - warmup_steps=-1 must not be negative.",
-            "  - adam_b2=1.0 must be from 0 to below 1.",
-            "  - learning_rate_final_fraction=2.0 must be from 0 to 1.",
-            "  - head_dim=7 must be even.",
+            "  - max_target_length=0 must be at least 1.",
+            "  - steps=-1 must be at least 1.",
             "  - dtype='float8' must be one of float32, bfloat16.",
+            "  - warmup_steps=-1 must be at least 0.",
+            "  - learning_rate_final_fraction=2.0 must be from 0 to 1.",
+            "  - adam_b2=1.0 must be at least 0 and less than 1.",
+            "  - vocab_size=0 must be at least 1.",
+            "  - head_dim=7 must be even.",
             "  - mesh_axes=('data', 'data') and mesh_shape=(-1, -1, 0) must name and size the same"
             " axes.",
             "  - mesh_axes=('data', 'data') names an axis twice.",
             "  - mesh_shape=(-1, -1, 0) must be positive sizes, of which one may be -1.",
-            "  - process_id=2 must be from 0 to below num_processes=2; set both, or neither.",
+            "  - process_id=2 must be at least 0 and less than num_processes=2; set both or"
+            " neither.",
             "  - num_processes=2 needs coordinator_address, the host:port of process 0.",
         ],
     )
 
-  @parameterized.parameters("tiny.py", "olmo3_7b_stage1.py")
+  @parameterized.parameters(*sorted(path.name for path in _CONFIGS.glob("*.py")))
   def test_the_configs_are_valid(self, name: str):
     config = config_lib.read_config(["tiny", f"--config={_CONFIGS / name}"])
     if config.dataset_type != "synthetic" and not config.olmo_index_path:

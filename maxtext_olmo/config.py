@@ -1,0 +1,337 @@
+"""The configuration of the data path: `KEYS` is the one table of all keys, `Options` their values.
+
+A config is any object with the keys as attributes: an `ml_collections.ConfigDict`, MaxText's
+config, a `types.SimpleNamespace`. `Options.read` fills in defaults, checks every value, and reports
+all problems in one error before any data is read:
+
+    options = Options.read(config)
+    options.olmo_order                    # each key is an attribute
+    options.schedule().start(11)          # and some things follow from several keys
+
+To add a key, add it to `KEYS`, and nowhere else: trainers build their configs from this table, and
+the configuration guide prints it. An `olmo_*` key that is set although the chosen dataset type does
+not read it is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Collection, Iterable
+from typing import Any, NoReturn
+
+from maxtext_olmo import config_checks
+from maxtext_olmo import errors
+from maxtext_olmo.config_key import BOOLEAN
+from maxtext_olmo.config_key import DATASET_TYPES
+from maxtext_olmo.config_key import DOCUMENTS
+from maxtext_olmo.config_key import GRAIN
+from maxtext_olmo.config_key import Key
+from maxtext_olmo.config_key import Kind
+from maxtext_olmo.config_key import at_least
+from maxtext_olmo.config_key import one_of
+from maxtext_olmo.config_key import read_number
+from maxtext_olmo.config_key import read_values
+from maxtext_olmo.config_key import read_whole_number
+from maxtext_olmo.config_key import some_of
+from maxtext_olmo.order import mixture
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import packing
+
+_CORPUS = (GRAIN, DOCUMENTS)
+
+ORDERS = permutations.order_names()
+PACKINGS = (*packing.PACKINGS, "none")
+CORPUS_CHANGES = ("no", "extend", "any")
+BATCH_EXTRAS = ("row_ids", "labels")
+
+
+def _exists(path: str) -> str:
+  return "" if not path or os.path.exists(path) else "does not exist"
+
+
+def _fits_int32(vocab_size: int) -> str:
+  return "" if 0 <= vocab_size <= 2**31 else "must be from 0 to 2**31: batches are int32 arrays"
+
+
+_MESH_AXES = Kind("mesh axes", list, lambda value: value)
+_MIXTURE = Kind(
+    "a dict from label to number",
+    dict,
+    lambda value: {str(label): read_number(share) for label, share in value.items()},
+)
+_SCHEDULE = Kind(
+    "a list of (boundary, rows) pairs",
+    list,
+    lambda value: tuple(
+        (read_whole_number(first), read_whole_number(rows)) for first, rows in value
+    ),
+)
+_FACTORS = Kind(
+    "a list of (boundary, factor) pairs",
+    list,
+    lambda value: tuple((read_whole_number(first), read_number(factor)) for first, factor in value),
+)
+
+KEYS: tuple[Key, ...] = (
+    # MaxText's names.
+    Key("dataset_type", GRAIN,
+        "Source of the batches: olmo_grain (windows of an OLMo corpus), olmo_documents (its"
+        " documents, packed or one per row), synthetic (random tokens), or a registered type."),
+    Key("max_target_length", 2048,
+        "Tokens per row. For olmo_grain, the sequence length of the index or a divisor of its"
+        " max_target_sequence_length.", at_least(1)),
+    Key("global_batch_size_to_load", 8, "Rows of the global batch arrays.", at_least(1)),
+    Key("global_batch_size_to_train_on", 0,
+        "Rows that are trained on; the remaining rows are padding. 0: all rows.", at_least(0)),
+    Key("global_batch_size_to_load_eval", 0,
+        "Rows of the global batch arrays in evaluation. 0: as in training.", at_least(0)),
+    Key("global_batch_size_to_eval_on", 0,
+        "Rows that are evaluated; the remaining rows are padding. 0: all rows.", at_least(0)),
+    Key("vocab_size", 0,
+        "Token ids at or above this stop the run. 0: only ids that do not fit int32 do.",
+        _fits_int32),
+    Key("data_shuffle_seed", 0, "Seed of the order."),
+    Key("enable_data_shuffling", True,
+        "False: corpus order, which overrides olmo_order.", read_by=_CORPUS),
+    Key("data_sharding", (),
+        "Mesh axes of each batch dimension, as in MaxText. Empty: rows are sharded over all axes.",
+        kind=_MESH_AXES),
+    Key("grain_worker_count", 0,
+        "Worker processes that prepare batches. 0 or less: threads of the trainer's process, which"
+        " is fastest.", per_host=True),
+    Key("grain_per_worker_buffer_size", 1,
+        "Batches that each worker process prepares in advance.", at_least(0), per_host=True),
+    Key("generate_padding_batch_train", False,
+        "Continue with padding batches when the training data is exhausted.", read_by=_CORPUS),
+    Key("generate_padding_batch_eval", False,
+        "Continue with padding batches when the evaluation data is exhausted."),
+    Key("eval_interval", -1,
+        "Steps between evaluations. 0 or less: create_data_iterator makes no eval iterator."),
+    Key("enable_checkpointing", True, "Whether initial_step=-1 looks in checkpoint_dir."),
+    Key("checkpoint_dir", "", "Directory of the checkpoints.", per_host=True),
+    Key("initial_step", -1,
+        "Steps done before this run. -1: as in the latest committed checkpoint, or 0 without one.",
+        at_least(-1)),
+    # The corpus.
+    Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _exists,
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_path_remap_from", "",
+        "Token files whose path starts with this are read from olmo_path_remap_to instead.",
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_path_remap_to", "", "Replacement for the prefix olmo_path_remap_from.",
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_max_open_files", 0,
+        "Token files that each iterator keeps open. 0: as many as `ulimit -n` allows.", at_least(0),
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_allow_corpus_change", "no",
+        "Policy for a corpus that changed since the checkpoint: 'no' refuses to resume, 'extend'"
+        " accepts appended files from the next epoch on, 'any' continues at the same position.",
+        one_of(*CORPUS_CHANGES), read_by=(GRAIN,)),
+    Key("olmo_eval_index_path", "", "Index file of the evaluation data.", _exists,
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_eval_instances", 0,
+        "Instances held out of training for evaluation, the same ones in every run.", at_least(0),
+        read_by=(GRAIN,)),
+    # The order.
+    Key("olmo_order", "feistel",
+        f"Order of the instances: {', '.join(ORDERS)}. Documents have feistel and sequential.",
+        one_of(*ORDERS), read_by=_CORPUS),
+    Key("olmo_order_cache_dir", "",
+        "Where the olmo_core and maxtext orders are stored, 4 bytes per instance and epoch. Empty:"
+        " the user's cache directory.", read_by=(GRAIN,), per_host=True),
+    Key("olmo_order_resume", "exact",
+        "When the restored position is not a multiple of the batch size: 'exact' continues there,"
+        " 'olmo_core' rounds down as OLMo-core does.", one_of("exact", "olmo_core"),
+        read_by=(GRAIN,)),
+    Key("olmo_num_epochs", 0,
+        "Epochs to train for; padding completes the last batch. 0: no end.", at_least(0),
+        read_by=_CORPUS),
+    Key("olmo_initial_position", -1,
+        "Samples consumed before this run, if they do not follow from initial_step. -1: they do.",
+        at_least(-1)),
+    Key("olmo_consumed_path", "",
+        "Bitmap of instances consumed before this run, which the first epoch leaves out.", _exists,
+        read_by=(GRAIN,), per_host=True),
+    Key("olmo_mixture", {},
+        "How much to read of each label or label pattern: {'wiki': 2.0, 'web-*': 0.5}. Empty: the"
+        " corpus as it is.", kind=_MIXTURE, read_by=_CORPUS),
+    Key("olmo_mixture_unit", "epochs",
+        f"Unit of the numbers in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
+        one_of(*mixture.UNITS), read_by=_CORPUS),
+    Key("olmo_batch_schedule", (),
+        "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"
+        " constant batch size.", kind=_SCHEDULE),
+    Key("olmo_batch_rampup_factors", (),
+        "(boundary, factor) pairs, an alternative to olmo_batch_schedule: each factor multiplies"
+        " global_batch_size_to_train_on.", kind=_FACTORS),
+    Key("olmo_batch_schedule_unit", "steps",
+        "Unit of the boundaries: 'steps', or 'tokens' trained on.", one_of("steps", "tokens")),
+    # The rows.
+    Key("olmo_apply_ngram_filter", None,
+        "Exclude rows with long repetitions from the loss, as OLMo-core does.", kind=BOOLEAN,
+        read_by=_CORPUS, default_by_type={GRAIN: True, DOCUMENTS: False}),
+    Key("olmo_document_mask", False,
+        "Restart segment ids and positions at each document, so that attention stays within it."
+        " Needs olmo_eos_id. olmo_documents always does this.", read_by=(GRAIN,)),
+    Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
+        read_by=_CORPUS),
+    Key("olmo_documents_path", "",
+        "File of document boundaries. Empty: INDEX.documents, next to the index.",
+        read_by=(DOCUMENTS,), per_host=True),
+    Key("olmo_packing", "planned",
+        f"How documents are packed into rows: {', '.join(packing.PACKINGS)}; 'none' gives each"
+        " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),
+    Key("olmo_packing_bins", 0,
+        "Rows that are packed at a time. 0: 1024 for 'planned', otherwise the batch of one host.",
+        at_least(0), read_by=(DOCUMENTS,)),
+    Key("olmo_long_documents", "split",
+        f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}.",
+        one_of(*packing.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
+    Key("olmo_shift", "left",
+        "'left' shifts the targets; 'right' shifts the inputs and puts an EOS first.",
+        one_of("left", "right"), read_by=(DOCUMENTS,)),
+    Key("olmo_shard", "batch",
+        "'batch': global batches are the same for any number of hosts. 'slice': each host reads"
+        " documents of its own.", one_of("batch", "slice"), read_by=(DOCUMENTS,)),
+    # The batches.
+    Key("olmo_batch_extras", (),
+        f"Additional arrays in each batch, one value per row: {', '.join(BATCH_EXTRAS)}.",
+        some_of(*BATCH_EXTRAS), read_by=_CORPUS),
+    Key("olmo_prefetch_batches", 2,
+        "Batches that threads prepare in advance. 0: each batch is made on request.", at_least(0),
+        per_host=True),
+    Key("olmo_device_prefetch", 1,
+        "Batches sent to the devices in advance. 0: each batch is sent on request.", at_least(0),
+        per_host=True),
+)  # fmt: skip
+
+
+def defaults() -> dict[str, Any]:
+  """Returns every key with its default."""
+  return {key.name: key.default for key in KEYS}
+
+
+def read_value(config: Any, name: str) -> Any:
+  """Returns the value of one key in a config, or its default."""
+  values, problems = read_values(config, [key for key in KEYS if key.name == name])
+  if problems:
+    raise _config_error(problems.values())
+  return values[name]
+
+
+def check_all_read(config: Any, dataset_type: str, reads: Collection[str]) -> None:
+  """Raises ConfigError if a config sets an `olmo_*` key that its dataset type does not read.
+
+  Args:
+    config: The config.
+    dataset_type: The name of its dataset type.
+    reads: The `olmo_*` keys that this type reads.
+  """
+  unread = _unread_keys(config, dataset_type, reads)
+  if unread:
+    raise _config_error(unread.values())
+
+
+class Options(types.SimpleNamespace):
+  """The checked values of all keys, as attributes of the same names; immutable."""
+
+  @classmethod
+  def read(cls, config: Any) -> Options:
+    """Reads the keys of a config, with defaults for those it lacks or has as None.
+
+    Raises:
+      ConfigError: An error that lists all problems.
+    """
+    values, problems = read_values(config, KEYS)
+    name = values["dataset_type"]
+    if name in DATASET_TYPES:  # For other types the registry checks what they declare to read.
+      unread = _unread_keys(config, name, [key.name for key in KEYS if name in key.read_by])
+      values.update({key: defaults()[key] for key in unread})
+      problems.update(unread)
+    for key in KEYS:
+      if values[key.name] is None:
+        values[key.name] = key.default_by_type.get(name)
+    load = values["global_batch_size_to_load"]
+    load_eval = values["global_batch_size_to_load_eval"] or load
+    values["global_batch_size_to_load_eval"] = load_eval
+    values["global_batch_size_to_train_on"] = values["global_batch_size_to_train_on"] or load
+    values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
+    options = cls(**values)
+    found = [*problems.values(), *config_checks.problems(options)]
+    if found:
+      raise _config_error(found)
+    return options
+
+  def __setattr__(self, name: str, value: Any) -> NoReturn:
+    raise AttributeError(f"Options cannot be changed; replace({name}=...) returns a changed copy.")
+
+  def replace(self, **changes: Any) -> Options:
+    """Returns a copy with some values changed, unchecked."""
+    return Options(**{**vars(self), **changes})
+
+  def run_options(self) -> dict[str, str]:
+    """Returns the values that all processes of a run must share, as text."""
+    return {key.name: repr(getattr(self, key.name)) for key in KEYS if not key.per_host}
+
+  def schedule(self) -> schedule_lib.BatchSchedule:
+    """Returns the batch schedule of training, which maps steps to positions."""
+    rows = max(1, self.global_batch_size_to_train_on)
+    length = max(1, self.max_target_length) if self.olmo_batch_schedule_unit == "tokens" else None
+    if self.olmo_batch_rampup_factors:
+      return schedule_lib.BatchSchedule.from_factors(
+          rows, self.olmo_batch_rampup_factors, sequence_length=length
+      )
+    if not self.olmo_batch_schedule:
+      return schedule_lib.BatchSchedule.constant(rows)
+    if length is None:
+      return schedule_lib.BatchSchedule(self.olmo_batch_schedule)
+    return schedule_lib.BatchSchedule.from_tokens(self.olmo_batch_schedule, sequence_length=length)
+
+  @property
+  def has_batch_schedule(self) -> bool:
+    """Whether the batch size changes during the run."""
+    return bool(self.olmo_batch_schedule or self.olmo_batch_rampup_factors)
+
+  @property
+  def order_name(self) -> str:
+    """The order in force: olmo_order, or sequential without shuffling."""
+    return self.olmo_order if self.enable_data_shuffling else permutations.SequentialOrder.name
+
+  @property
+  def path_remap(self) -> dict[str, str]:
+    """Replacements of path prefixes of token files."""
+    if not self.olmo_path_remap_from:
+      return {}
+    return {self.olmo_path_remap_from: self.olmo_path_remap_to}
+
+  @property
+  def random_access_documents(self) -> bool:
+    """Whether a row of documents follows from its position alone; otherwise rows are streamed."""
+    one_per_row = self.olmo_packing == "none" and self.olmo_long_documents != "split"
+    return self.olmo_shard == "batch" and (self.olmo_packing == "planned" or one_per_row)
+
+  @property
+  def resumes_whole_batches(self) -> bool:
+    """Whether a restored position is rounded down to a multiple of the batch size."""
+    return self.olmo_order_resume == "olmo_core"
+
+
+def _unread_keys(config: Any, dataset_type: str, reads: Collection[str]) -> dict[str, str]:
+  """Returns the problem with each key that is set but would have no effect."""
+  return {
+      key.name: (
+          f"{key.name}={getattr(config, key.name)!r} would have no effect, because"
+          f" dataset_type={dataset_type!r} does not read it. Remove it, or choose a dataset type"
+          f" that reads it: {', '.join(key.read_by)}."
+      )
+      for key in KEYS
+      if key.name.startswith("olmo_") and key.name not in reads and key.is_set(config)
+  }
+
+
+def _config_error(problems: Iterable[str]) -> errors.ConfigError:
+  return errors.ConfigError(
+      "The configuration cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems)
+  )

@@ -1,0 +1,190 @@
+"""This library and its yardsticks: plain copies, and a compiled loop of `pread`s over its parts."""
+
+import itertools
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numba
+import numpy as np
+
+import maxtext_olmo
+from maxtext_olmo.loader import iterator
+from maxtext_olmo.rows import prefetch
+from maxtext_olmo.trainers.tiny import config as tiny_config
+from maxtext_olmo.trainers.tiny import learner as learner_lib
+from tests import corpora
+from tests.benchmarks import child
+
+Spec = Mapping[str, Any]
+_STEP_SECONDS = 0.1
+
+_pread: Any = numba.types.ExternalFunction(
+    "pread",
+    numba.types.int64(numba.types.intc, numba.types.int64, numba.types.int64, numba.types.int64),
+)
+
+
+def _buffers(rows: int, length: int) -> Any:
+  """Yields two page-aligned arrays in turn: one is in use while the next batch is made."""
+  maps = [mmap.mmap(-1, rows * length * 4) for _ in range(2)]
+  return itertools.cycle(np.frombuffer(map_, np.uint32).reshape(rows, length) for map_ in maps)
+
+
+def open_limit(spec: Spec) -> child.Loader:
+  """Copies random windows out of memory maps, with one NumPy call per batch."""
+  maps = [np.memmap(path, np.uint32, mode="r") for path in spec["files"]]
+  windows = [tokens.reshape(-1, spec["length"]) for tokens in maps]
+  for tokens in windows:
+    tokens.max()  # maps its pages
+  rng = np.random.default_rng(1)
+  picks = [(w, rng.integers(0, len(w), spec["batch"])) for w in windows for _ in range(50)]
+  rng.shuffle(picks)  # type: ignore[arg-type]
+  turns, buffers = itertools.cycle(picks), _buffers(spec["batch"], spec["length"])
+
+  def take() -> np.ndarray:
+    tokens, ids = next(turns)
+    return np.take(tokens, ids, axis=0, out=next(buffers), mode="clip")
+
+  return child.Loader(take)
+
+
+@numba.njit
+def _read_parts(descriptors, offsets, sizes, places, address):
+  for i in range(len(sizes)):
+    if _pread(descriptors[i], address + places[i], sizes[i], offsets[i]) != sizes[i]:
+      return i
+  return -1
+
+
+def open_bare(spec: Spec) -> child.Loader:
+  """Reads the parts of one epoch's steps, computed beforehand, by a compiled loop of `pread`s."""
+  train = _iterator(spec)
+  batches, files = train.host_batches(), train.files
+  width = np.dtype(files.dtype).itemsize
+  opened = np.array([os.open(path, os.O_RDONLY) for path in files.paths], np.int32)
+  tables = []
+  size = sum(map(os.path.getsize, spec["files"])) // width
+  for step in range(size // (spec["batch"] * spec["length"])):
+    parts = batches.parts(step)
+    offsets = np.asarray(files.data_offsets)[parts.source] + parts.first * width
+    places = (parts.row * spec["length"] + parts.column) * width
+    sizes = parts.count.astype(np.int64) * width
+    tables.append((opened[parts.source], offsets, sizes, places))
+  turns, buffers = itertools.cycle(tables), _buffers(spec["batch"], spec["length"])
+
+  def take() -> np.ndarray:
+    out = next(buffers)
+    failed = _read_parts(*next(turns), out.ctypes.data)
+    if failed >= 0:
+      raise OSError(f"part {failed} could not be read whole")
+    return out
+
+  expected, unread = batches[0]["tokens"], np.uint32(2**32 - 1)
+  for _ in range(2):
+    next(buffers).fill(unread)
+  found = take()
+  if not np.array_equal(found, np.where(found == unread, unread, expected)):
+    raise ValueError("the parts of step 0 do not hold its tokens")
+  return child.Loader(take)
+
+
+def _config(spec: Spec, config: Any) -> Any:
+  config.update(
+      olmo_index_path=os.path.join(spec["directory"], "index.json"),
+      max_target_length=spec["length"],
+      global_batch_size_to_load=spec["batch"],
+      vocab_size=spec["vocab_size"],
+      **spec["keys"],
+  )
+  return config
+
+
+def _iterator(spec: Spec) -> Any:
+  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  config = _config(spec, maxtext_olmo.get_config())
+  return maxtext_olmo.create_data_iterator(config, mesh)[0]
+
+
+def _warm(loader: child.Loader, batches: int = 50) -> child.Loader:
+  """Takes batches until what is compiled in the background is ready: the steady state counts."""
+  for _ in range(batches):
+    loader.take()
+  for thread in threading.enumerate():
+    if thread.name.startswith("compile"):
+      thread.join()
+  return loader
+
+
+def open_inline(spec: Spec) -> child.Loader:
+  """Makes each batch when it is asked for, by one thread, as NumPy arrays."""
+  batches = _iterator(spec).host_batches()
+  steps = itertools.count()
+  return _warm(child.Loader(lambda: batches[next(steps)]["tokens"]))
+
+
+def open_ahead(spec: Spec) -> child.Loader:
+  """Makes batches ahead by the default number of threads, as NumPy arrays."""
+  batches, default = _iterator(spec).host_batches(), iterator.Prefetch()
+  ahead = prefetch.Prefetcher(batches.__getitem__, default.batches, default.threads)
+  return _warm(child.Loader(lambda: ahead.take()["tokens"], buffered=default.batches))
+
+
+def open_devices(spec: Spec) -> child.Loader:
+  """Takes global batches as a trainer does."""
+  train = _iterator(spec)
+  take = lambda: jax.block_until_ready(next(train))["inputs"]  # noqa: E731
+  return _warm(child.Loader(take, 4, counters=train.metrics))
+
+
+def open_trainer(spec: Spec) -> child.Loader:
+  """Takes batches between steps that compute on all cores for about 100 ms."""
+  train = _iterator(spec)
+
+  @jax.jit
+  def compute(tokens: jax.Array, repeats: int) -> jax.Array:
+    matrix = jnp.full((1024, 1024), 1e-3) + tokens[0, 0] * 1e-9
+    return jax.lax.fori_loop(0, repeats, lambda _, x: x @ matrix, matrix)
+
+  tokens = next(train)["inputs"]
+  compute(tokens, 1).block_until_ready()
+  began = time.perf_counter()
+  compute(tokens, 20).block_until_ready()
+  repeats = max(1, round(20 * _STEP_SECONDS / (time.perf_counter() - began)))
+  return _training(train, lambda tokens: compute(tokens["inputs"], repeats))
+
+
+def open_tiny(spec: Spec) -> child.Loader:
+  """Trains the tiny trainer's model."""
+  directory = tempfile.mkdtemp(dir=spec["directory"])
+  corpora.write_corpus(
+      directory, tokens_per_file=(1 << 21,), sequence_length=spec["length"], vocab_size=512
+  )
+  spec = {**spec, "directory": directory, "vocab_size": 512}
+  config = _config(spec, tiny_config.get_config())
+  mesh = learner_lib.make_mesh(config)
+  learner = learner_lib.Learner(config, mesh)
+  train, _ = maxtext_olmo.create_data_iterator(tiny_config.for_data(config), mesh)
+  state = learner.init()
+
+  def step(batch: Any) -> Any:
+    nonlocal state
+    state, metrics = learner.train_step(state, batch)
+    return metrics
+
+  return _training(train, step)
+
+
+def _training(train: Any, step: Callable[[Any], Any]) -> child.Loader:
+  def take() -> jax.Array:
+    batch = next(train)
+    jax.block_until_ready(step(batch))
+    return batch["inputs"]
+
+  return _warm(child.Loader(take, buffered=4, counters=train.metrics), 10)

@@ -1,0 +1,133 @@
+"""Batches of rows at positions."""
+
+import grain
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maxtext_olmo import errors
+from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import steps as steps_lib
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import schedule
+from maxtext_olmo.rows import plan as plan_lib
+
+
+def _map_rows(count, epochs=1):
+  records = [
+      records_lib.padded(records_lib.record_of({"inputs": [1 + i] * 2}), 4) for i in range(count)
+  ]
+  order = permutations.SequentialOrder(num_instances=count, seed=0)
+  return row_source.MapRows(
+      row_source.OrderedDataset(grain.MapDataset.source(records), order, epochs), count, 4
+  )
+
+
+def _planned(lengths):
+  records = [{"inputs": np.arange(n) + 100 * i} for i, n in enumerate(lengths)]
+  parts = row_source.RecordParts(grain.MapDataset.source(records))
+  order = permutations.FeistelOrder(num_instances=len(lengths), seed=0)
+  plan = plan_lib.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
+  return row_source.PlannedRows(parts, plan, 8, num_epochs=1, shift=row_source.Shift(None))
+
+
+def _steps(source, size=4, mine=None, **kwargs):
+  return steps_lib.RowStepDataset(
+      source,
+      schedule.BatchSchedule.constant(size),
+      {size: np.arange(size) if mine is None else mine},
+      length=kwargs.pop("length", 4),
+      **kwargs,
+  )
+
+
+def _first(batch):
+  return batch["inputs"][:, 0].tolist()
+
+
+class RowStepDatasetTest(parameterized.TestCase):
+
+  def test_the_rows_of_a_step_are_those_from_its_start_on(self):
+    ramped = schedule.BatchSchedule(((0, 2), (3, 4)))
+    dataset = steps_lib.RowStepDataset(
+        _map_rows(30), ramped, {size: np.arange(size) for size in ramped.sizes}, length=4
+    )
+    found = [_first(dataset[step]) for step in range(5)]
+    self.assertEqual(found, [[1, 2], [3, 4], [5, 6], [7, 8, 9, 10], [11, 12, 13, 14]])
+
+  def test_the_last_batch_is_filled_up_or_dropped(self):
+    source = _map_rows(10)
+    filled = _steps(source)
+    self.assertLen(filled, 3)
+    self.assertEqual(_first(filled[2]), [9, 10, 0, 0])
+    self.assertEqual(filled[2]["inputs_segmentation"][:, 0].tolist(), [1, 1, 0, 0])
+    self.assertLen(_steps(source, drop_remainder=True), 2)
+    with self.assertRaisesRegex(errors.OrderError, "Step 3"):
+      filled[3]
+
+  def test_hosts_take_their_rows_of_a_batch(self):
+    whole = _steps(_map_rows(10))
+    for mine in (np.array([0, 1]), np.array([1, 3])):
+      part = _steps(_map_rows(10), mine=mine)
+      for step in range(3):
+        for name, values in part[step].items():
+          np.testing.assert_array_equal(values, whole[step][name][mine])
+
+  def test_rows_past_the_size_of_a_batch_are_padding(self):
+    dataset = _steps(_map_rows(10), 3, mine=np.arange(4))
+    self.assertEqual([_first(dataset[step]) for step in range(2)], [[1, 2, 3, 0], [4, 5, 6, 0]])
+    self.assertEqual(dataset[0]["targets_segmentation"][:, 0].tolist(), [1, 1, 1, 0])
+
+  def test_a_host_may_give_nothing_but_padding(self):
+    batch = _steps(_map_rows(1), num_steps=2)[1]
+    self.assertEqual(batch["inputs"].shape, (4, 4))
+    self.assertFalse(batch["inputs_segmentation"].any())
+
+  def test_an_end_that_was_not_known_is_an_empty_dict(self):
+    source = _planned([3, 5, 8, 2, 7, 1])
+    dataset = _steps(source, 2, length=8)
+    self.assertIsNone(source.num_rows)
+    found = []
+    while batch := dataset[len(found)]:
+      found.append(batch)
+    self.assertLen(found, -(-source.plan.count(1) // 2))
+    self.assertLen(dataset, len(found))
+
+  def test_what_has_no_end_has_no_last_step(self):
+    dataset = _steps(_map_rows(10, epochs=None))
+    self.assertEqual(_first(dataset[10**6]), [1, 2, 3, 4])
+
+  def test_a_slice_of_it_is_a_dataset(self):
+    part = _steps(_map_rows(10))[1:]
+    self.assertEqual(_first(part[0]), [5, 6, 7, 8])
+
+
+class StepsOfTest(absltest.TestCase):
+
+  @given(
+      sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+      count=st.integers(0, 100),
+      drop=st.booleans(),
+  )
+  def test_so_many_steps_use_up_the_rows(self, sizes, count, drop):
+    stages = schedule.BatchSchedule(tuple((4 * i, size) for i, size in enumerate(sizes)))
+    steps = steps_lib.steps_of(stages, count, drop)
+    if drop:
+      self.assertLessEqual(stages.start(steps), count)
+      self.assertGreater(stages.start(steps + 1), count)
+    else:
+      self.assertGreaterEqual(stages.start(steps), count)
+      self.assertTrue(steps == 0 or stages.start(steps - 1) < count)
+
+  def test_steps_before_an_anchor_are_done(self):
+    anchored = schedule.BatchSchedule.constant(4).anchored(5, 17)
+    self.assertEqual(steps_lib.steps_of(anchored, 17, False), 5)
+    self.assertEqual(steps_lib.steps_of(anchored, 18, False), 6)
+    self.assertEqual(steps_lib.steps_of(anchored, 18, True), 5)
+
+
+if __name__ == "__main__":
+  absltest.main()

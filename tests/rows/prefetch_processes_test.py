@@ -1,0 +1,139 @@
+"""Tests of elements that worker processes make."""
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import grain
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.rows import prefetch
+from tests import distributed
+from tests import workers as workers_lib
+
+STARTS_PROCESSES = True
+
+
+def _keep(i):
+  return i % 3 != 1
+
+
+def _element(i):
+  return {"i": np.array(i), "pid": np.array(os.getpid()), "large": np.zeros(1 << 18)}
+
+
+def _end_after_four(i):
+  return {"i": i} if i < 4 else {}
+
+
+def _dataset(n=20):
+  return grain.MapDataset.range(n).filter(_keep).map(_element)
+
+
+def _opened():
+  dataset = grain.MapDataset.range(10**6).map(_element)
+  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+  return iter(prefetch.in_workers(dataset.to_iter_dataset(options), workers=2, ahead=1))
+
+
+def print_turns():
+  """Prints the first elements that two workers make, and how many processes made them."""
+  elements = _opened()
+  found = [next(elements) for _ in range(6)]
+  elements.close()
+  print([int(e["i"]) for e in found], len({int(e["pid"]) for e in found}))
+
+
+def run_until_killed():
+  """Prints the numbers of its workers, and waits for the end with their queues full."""
+  elements = _opened()
+  print(*sorted({int(next(elements)["pid"]) for _ in range(4)}), flush=True)
+  time.sleep(3600)
+
+
+def _is_alive(pid):
+  try:
+    with open(f"/proc/{pid}/stat") as file:
+      return file.read().rpartition(")")[2].split()[0] != "Z"
+  except OSError:
+    return False
+
+
+class PrefetchProcessesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(workers_lib.started_quickly())
+
+  @parameterized.parameters((1, 1), (2, 3))
+  def test_elements_and_states_do_not_depend_on_who_prepares_them(self, workers, ahead):
+    iterator = iter(prefetch.PrefetchedDataset(_dataset(), workers=workers, ahead=ahead))
+    found, states, pids = [], [], set()
+    for element in iterator:
+      found.append(int(element["i"]))
+      states.append(iterator.get_state()["next_index"])
+      pids.add(int(element["pid"]))
+    iterator.close()
+    self.assertEqual(found, [i for i in range(20) if i % 3 != 1])
+    self.assertEqual(states, [i + 1 for i in found])
+    self.assertLen(pids - {os.getpid()}, workers)
+
+  def test_a_state_restores_with_any_number_of_workers(self):
+    one = iter(prefetch.PrefetchedDataset(_dataset(), ahead=2))
+    for _ in range(5):
+      next(one)
+    state = one.get_state()
+    rest = [int(e["i"]) for e in one]
+    for workers in (1, 2):
+      other = iter(prefetch.PrefetchedDataset(_dataset(), workers=workers))
+      next(other)
+      other.set_state(state)
+      self.assertEqual([int(e["i"]) for e in other], rest)
+      other.close()
+
+  def test_an_empty_dict_is_the_end(self):
+    dataset = grain.MapDataset.range(10).map(_end_after_four)
+    iterator = iter(prefetch.PrefetchedDataset(dataset, workers=2))
+    self.assertLen(list(iterator), 4)
+    iterator.close()
+
+  def test_workers_take_turns_in_a_script_that_parses_no_flags(self):
+    code = "from tests.rows import prefetch_processes_test as t; t.print_turns()"
+    done = distributed.run_python(code)
+    self.assertEqual(done.stdout, "[0, 1, 2, 3, 4, 5] 2\n", done.stderr)
+
+  def test_elements_do_not_come_through_shared_memory(self):
+    # There, what is on its way when the iterator is closed would stay until the interpreter exits.
+    iterator = iter(prefetch.PrefetchedDataset(_dataset(), workers=1))
+    array = next(iterator)["large"]
+    iterator.close()
+    while isinstance(array, np.ndarray):
+      array = array.base
+    self.assertNotIsInstance(array, mmap.mmap)
+
+  def test_workers_end_when_their_trainer_is_killed(self):
+    code = "from tests.rows import prefetch_processes_test as t; t.run_until_killed()"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=distributed.child_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with trainer:
+      pids = [int(pid) for pid in trainer.stdout.readline().split()]
+      os.kill(trainer.pid, signal.SIGKILL)
+    self.assertLen(pids, 2)
+    # They are given two minutes to notice, so that a failure is one and not a hang.
+    end = time.monotonic() + 120
+    while (left := [pid for pid in pids if _is_alive(pid)]) and time.monotonic() < end:
+      time.sleep(0.05)
+    self.assertEmpty(left)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,44 @@
+"""Storages that answer late, to see how many reads are in flight."""
+
+import threading
+import time
+
+from maxtext_olmo.corpus import storage as storage_lib
+
+
+class SlowStorage(storage_lib.LocalStorage):
+  """Local files that take a while for each range, as an object store does.
+
+  Args:
+    seconds: For each range.
+    wants_concurrency: Whether it says that many reads should be in flight.
+  """
+
+  def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):
+    super().__init__()
+    self.seconds = seconds
+    self.wants_concurrency = wants_concurrency
+    self.waiting = self.most_waiting = self.ranges = 0
+    self._lock = threading.Lock()
+
+  def __reduce__(self):
+    return type(self), (self.seconds, self.wants_concurrency)
+
+  def pin(self, paths, sources):
+    del paths, sources
+    return None
+
+  def fill(self, paths, sources, offsets, sizes, out, places):
+    for i in range(len(sources)):
+      with self._lock:
+        self.waiting += 1
+        self.ranges += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+      if self.seconds:
+        time.sleep(self.seconds)
+      some = slice(i, i + 1)
+      try:
+        super().fill(paths, sources[some], offsets[some], sizes[some], out, places[some])
+      finally:
+        with self._lock:
+          self.waiting -= 1
