@@ -157,9 +157,7 @@ class RowSequenceTest(parameterized.TestCase):
     self.assertEqual((epochs.tolist(), rows.tolist()), ([0, 0], [3, 10**9]))
 
   def test_its_identity_is_what_decides_the_rows(self):
-    self.assertEqual(
-        _sequence([5]).identity(), {"fingerprint": "rows", "order": "test", "seed": 3}
-    )
+    self.assertEqual(_sequence([5]).identity(), {"fingerprint": "rows", "order": "test", "seed": 3})
     self.assertEqual(_sequence([5]).sequence_length, 4)
 
   def test_the_source_may_prepare_and_end_what_runs_in_the_background(self):
