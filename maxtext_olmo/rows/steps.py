@@ -276,13 +276,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     epochs = np.zeros(len(flat), np.int64)
     epochs[real], numbers[real] = self._stream.locate(flat[real])
     parts = self._parts_of(epochs, numbers)
-    return _Block(parts, numbers, self._used(parts), ends)
+    return _Block(parts, numbers, parts.used, ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
     tables, places = [], []
     for epoch in np.unique(epochs[numbers >= 0]).tolist():
       here = np.flatnonzero((epochs == epoch) & (numbers >= 0))
-      tables.append(self._source.parts(epoch, numbers[here]))
+      table = self._source.parts(epoch, numbers[here])
+      self._check_parts(table, len(here))
+      tables.append(table)
       places.append(here)
     if len(tables) == 1 and len(places[0]) == len(numbers):
       parts = tables[0]
@@ -290,15 +292,18 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       parts = parts_lib.join(tables, places, len(numbers))
     return parts
 
-  def _used(self, parts: parts_lib.Parts) -> np.ndarray:
-    used = parts.used
-    longest = int(used.max(initial=0))
-    if longest > self._source.row_length:
-      raise errors.CorpusError(
-          f"The row source {type(self._source).__name__} made a row of {longest} tokens; its rows"
-          f" have {self._source.row_length}."
-      )
-    return used
+  def _check_parts(self, parts: parts_lib.Parts, num_rows: int) -> None:
+    """Raises where the row source does not give what its protocol promises."""
+    longest, shortest = int(parts.used.max(initial=0)), int(parts.count.min(initial=1))
+    if parts.num_rows != num_rows:
+      wrong = f"{parts.num_rows} rows where {num_rows} were asked for"
+    elif shortest < 1:
+      wrong = f"a part of {shortest} tokens; an empty part has to be left out"
+    elif longest > self._row_length:
+      wrong = f"a row of {longest} tokens; its rows have {self._row_length}"
+    else:
+      return
+    raise errors.CorpusError(f"The row source {type(self._source).__name__} made {wrong}.")
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
     """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""
