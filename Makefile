@@ -13,8 +13,8 @@ PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/vers
 MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
-.PHONY: help install demo test test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval clean
+.PHONY: help install demo test test-fast test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
+  bench-packing bench-lmeval bench-calls clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resum
 
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python tests/run.py -j $(JOBS)
+
+test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few shared interpreters.
+	$(BIN)/python tests/run.py --fast -j $(JOBS)
 
 test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
 	KILLS=50 $(BIN)/python tests/run.py tests/trainers/tiny/kill_test.py
@@ -99,6 +102,9 @@ bench-packing: $(VENV)/.installed ## Padding and speed of the packings of docume
 
 bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation batches.
 	$(BIN)/python tests/benchmarks/lmeval.py
+
+bench-calls: $(VENV)/.installed ## Python calls and objects per step of a trainer.
+	$(BIN)/python tests/benchmarks/calls.py
 
 clean: ## Remove the virtual environments and caches.
 	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

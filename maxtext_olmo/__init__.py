@@ -1,6 +1,7 @@
 """The OLMo data path for JAX trainers.
 
-The public names load what they need when they are first used, so that importing the package imports neither JAX nor Grain.
+The public names load what they need when they are first used, so that importing the package imports
+neither JAX nor Grain.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PUBLIC = {
     ),
     "rows.batch": ("ShiftToInputsTargets",),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
-    "rows.records": ("AddEndOfDocument", "TokenFeatures"),
+    "grain_llm.records": ("AddEndOfDocument", "TokenFeatures"),
     "grain_llm.pipeline": (
         "make_grain_llm_dataset",
         "make_grain_llm_iterator",

@@ -1,4 +1,5 @@
-"""A function that is compiled in the background, once there is enough work for it, while something slower serves."""
+"""A function that is compiled in the background, once there is enough work for it, while
+something slower serves."""
 
 from __future__ import annotations
 
@@ -93,8 +94,8 @@ _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-  # The child has the code that was ready, but not the thread of what was not, and perhaps its locks in numba: whoever began to
-  # compile anything would wait for them for ever.
+  # The child has the code that was ready, but not the thread of what was not, and perhaps its locks
+  # in numba: whoever began to compile anything would wait for them for ever.
   everyone = list(_ALL)
   under_way = any(background._is_compiling for background in everyone)
   for background in everyone:

@@ -38,7 +38,6 @@ from maxtext_olmo.order import mixture
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import packing
-from maxtext_olmo.rows import records
 
 _CORPUS = (GRAIN, DOCUMENTS)
 
@@ -188,8 +187,8 @@ KEYS: tuple[Key, ...] = (
         "Rows that are packed at a time. 0: 1024 for 'planned', otherwise the batch of one host.",
         at_least(0), read_by=(DOCUMENTS,)),
     Key("olmo_long_documents", "split",
-        f"What happens to documents longer than a row: {', '.join(records.LONG_DOCUMENTS)}.",
-        one_of(*records.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
+        f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}.",
+        one_of(*packing.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
     Key("olmo_shift", "left",
         "'left' shifts the targets; 'right' shifts the inputs and puts an EOS first.",
         one_of("left", "right"), read_by=(DOCUMENTS,)),

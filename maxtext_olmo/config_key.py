@@ -125,6 +125,12 @@ class Key:
     if self.kind is None:
       object.__setattr__(self, "kind", _KINDS[type(self.default)])
 
+  @property
+  def default_text(self) -> str:
+    """The default as Markdown, for help and guides."""
+    by_type = [f"`{value!r}` for {name}" for name, value in self.default_by_type.items()]
+    return ", ".join(by_type) or f"`{self.default!r}`"
+
   def is_set(self, config: Any) -> bool:
     """Returns whether a config has another value than the default."""
     value = getattr(config, self.name, None)

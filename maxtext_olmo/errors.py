@@ -1,7 +1,7 @@
 """What can go wrong, by kind.
 
-Each error says what happened, where, what was expected and found, and what to do. Each takes one message, so that it
-survives pickling on its way out of a worker process.
+Each error says what happened, where, what was expected and found, and what to do. Each takes one
+message, so that it survives pickling on its way out of a worker process.
 """
 
 

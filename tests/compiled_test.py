@@ -7,6 +7,8 @@ from absl.testing import absltest
 from maxtext_olmo import compiled
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _FORK = """
 import os, sys, threading
 from maxtext_olmo import compiled

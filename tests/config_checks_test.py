@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.rows import records
+from maxtext_olmo.rows import packing
 
 
 def _read(**values) -> config_lib.Options:
@@ -91,7 +91,7 @@ class ChecksTest(parameterized.TestCase):
   @parameterized.product(
       olmo_packing=config_lib.PACKINGS,
       olmo_shard=("batch", "slice"),
-      olmo_long_documents=records.LONG_DOCUMENTS,
+      olmo_long_documents=packing.LONG_DOCUMENTS,
       olmo_shift=("left", "right"),
   )
   def test_every_choice_about_documents_works_with_every_other(self, **values):

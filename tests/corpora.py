@@ -11,7 +11,8 @@ from maxtext_olmo.corpus import index_builder as index_lib
 def write_tokens(
     path: pathlib.Path, count: int, *, seed: int, vocab_size: int = 100, dtype: str = "uint16"
 ) -> np.ndarray:
-  """Writes a headerless token file of random ids, with EOS (id 0) about every twentieth, and returns them."""
+  """Writes a headerless token file of random ids, with EOS (id 0) about every twentieth, and
+  returns them."""
   rng = np.random.Generator(np.random.PCG64(seed))
   tokens = rng.integers(2, vocab_size, size=count)
   tokens[rng.integers(0, 20, size=count) == 0] = 0
@@ -30,7 +31,8 @@ def write_corpus(
     max_target_sequence_length: int | None = None,
     seed: int = 1,
 ) -> tuple[str, np.ndarray]:
-  """Writes token files and their index; returns the index's path and all instances, one row each."""
+  """Writes token files and their index; returns the index's path and all instances, one row
+  each."""
   directory = pathlib.Path(directory)
   window = max_target_sequence_length or sequence_length
   rows = []

@@ -9,6 +9,8 @@ from jax.experimental import multihost_utils
 
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _HERE = "tests.distributed_test:"
 
 

@@ -1,4 +1,5 @@
-"""Grain's own interface over OLMo corpora: each operation of its overview, on `OlmoNpyDataSource`."""
+"""Grain's own interface over OLMo corpora: each operation of its overview, on
+`OlmoNpyDataSource`."""
 
 import dataclasses
 import sys
@@ -13,6 +14,8 @@ from array_record.python import array_record_module
 import maxtext_olmo
 from maxtext_olmo.corpus import index_builder as index_lib
 from tests import corpora
+
+STARTS_PROCESSES = True
 
 
 @dataclasses.dataclass

@@ -12,6 +12,8 @@ from absl.testing import parameterized
 
 from maxtext_olmo import progress
 
+STARTS_PROCESSES = True
+
 
 class ProgressTest(parameterized.TestCase):
 

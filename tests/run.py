@@ -1,39 +1,85 @@
-"""Runs test files under the absl test runner, a process each, some at a time.
+"""Runs test files under the absl test runner.
 
-python tests/run.py                     all of them
+python tests/run.py                     all of them, a process each
 python tests/run.py tests/order -j 4    those below a folder, four at a time
+python tests/run.py --fast              those that start no process, in a few shared interpreters
+
+A test file that starts processes (subprocesses, Grain's workers, `tests.distributed`) has a line
+`STARTS_PROCESSES = True`, and `--fast` leaves it out. A file without that line fails under `--fast`
+if it starts a process. Files share an interpreter if they set the same number of CPU devices with
+`jax.config.update("jax_num_cpu_devices", …)`; a file that sets none gets one device.
 """
 
 import argparse
+import collections
 import concurrent.futures
+import dataclasses
+import json
 import os
 import pathlib
+import queue
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
+_SHARED_INTERPRETER = _ROOT / "tests" / "shared_interpreter.py"
+_STARTS_PROCESSES = re.compile(r"^STARTS_PROCESSES = True$", re.MULTILINE)
+_DEVICES = re.compile(r"""jax\.config\.update\(["']jax_num_cpu_devices["'], (\d+)\)""")
+_NUM_SLOWEST = 10
 
 
-def _run(path: pathlib.Path) -> tuple[pathlib.Path, int, str, float]:
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The result of one test file."""
+
+  path: pathlib.Path
+  ran: int
+  failed: int
+  skipped: int
+  output: str
+  seconds: float
+
+  @property
+  def num_failed(self) -> int:
+    """At least 1 for a file that runs nothing."""
+    return self.failed or int(self.ran == 0)
+
+  @property
+  def num_passed(self) -> int:
+    """Tests that neither failed nor were skipped."""
+    return max(0, self.ran - self.num_failed - self.skipped)
+
+
+def _environment() -> dict[str, str]:
+  return {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
+
+
+def _run_alone(path: pathlib.Path) -> Outcome:
+  """Runs a test file in a process of its own."""
   began = time.monotonic()
-  environment = {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
       [sys.executable, str(path)],
       cwd=_ROOT,
-      env=environment,
+      env=_environment(),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
       errors="replace",
       check=False,
   )
-  return path, done.returncode, done.stdout, time.monotonic() - began
+  ran, failed, skipped = _counts(done.stdout)
+  # A file that dies has failed even where no test says so.
+  failed = failed or int(done.returncode != 0)
+  return Outcome(path, ran, failed, skipped, done.stdout, time.monotonic() - began)
 
 
 def _counts(output: str) -> tuple[int, int, int]:
-  """Tests that ran, that failed, and that were skipped."""
+  """Returns the number of tests that ran, that failed, and that were skipped."""
   ran = re.findall(r"^Ran (\d+) tests?", output, re.MULTILINE)
   summary = re.findall(r"^(?:OK|FAILED)(?: \((.*)\))?$", output, re.MULTILINE)
   numbers = dict(re.findall(r"(\w+)=(\d+)", summary[-1] if summary else ""))
@@ -41,28 +87,142 @@ def _counts(output: str) -> tuple[int, int, int]:
   return int(ran[-1]) if ran else 0, failed, int(numbers.get("skipped", 0))
 
 
+class _Interpreter:
+  """A process that runs test files one after another (see `shared_interpreter`)."""
+
+  def __init__(self, devices: int):
+    self.devices = devices
+    self._process = subprocess.Popen(
+        [sys.executable, str(_SHARED_INTERPRETER)],
+        cwd=_ROOT,
+        env={**_environment(), "JAX_NUM_CPU_DEVICES": str(devices)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+  def run(self, path: pathlib.Path) -> tuple[Outcome, bool]:
+    """Runs a file; returns its outcome, and whether the interpreter survived it."""
+    assert self._process.stdin is not None and self._process.stdout is not None
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="test_output_") as folder:
+      output = pathlib.Path(folder, "output")
+      request = {"path": str(path.resolve()), "output": str(output)}
+      try:
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+      except BrokenPipeError:
+        answer = ""
+      text = output.read_text(errors="replace") if output.exists() else ""
+    seconds = time.monotonic() - began
+    if not answer:
+      code = self._process.wait()
+      text += f"\nThe interpreter that ran {path} ended with code {code}."
+      return Outcome(path, 0, 1, 0, text, seconds), False
+    found = json.loads(answer)
+    return Outcome(path, found["ran"], found["failed"], found["skipped"], text, seconds), True
+
+  def close(self) -> None:
+    """Ends the process."""
+    assert self._process.stdin is not None and self._process.stdout is not None
+    self._process.stdin.close()
+    self._process.stdout.close()
+    self._process.wait()
+
+
+class _SharedRun:
+  """Test files that interpreters take one by one, each those of its own number of devices first."""
+
+  def __init__(self, files: Sequence[pathlib.Path]):
+    self._lock = threading.Lock()
+    self._pending: dict[int, collections.deque[pathlib.Path]] = collections.defaultdict(
+        collections.deque
+    )
+    for path in files:
+      found = _DEVICES.search(path.read_text())
+      self._pending[int(found[1]) if found else 1].append(path)
+    self._outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
+    self._num_files = len(files)
+
+  def outcomes(self, jobs: int) -> Iterator[Outcome]:
+    """Yields the outcome of each file as it is known."""
+    for _ in range(jobs):
+      threading.Thread(target=self._serve, daemon=True).start()
+    for _ in range(self._num_files):
+      outcome = self._outcomes.get()
+      if isinstance(outcome, BaseException):
+        raise outcome
+      yield outcome
+
+  def _serve(self) -> None:
+    try:
+      interpreter: _Interpreter | None = None
+      while (taken := self._take(interpreter and interpreter.devices)) is not None:
+        devices, path = taken
+        if interpreter is not None and interpreter.devices != devices:
+          interpreter.close()
+          interpreter = None
+        interpreter = interpreter or _Interpreter(devices)
+        outcome, alive = interpreter.run(path)
+        if not alive:
+          interpreter = None
+        self._outcomes.put(outcome)
+      if interpreter is not None:
+        interpreter.close()
+    except BaseException as error:
+      self._outcomes.put(error)
+
+  def _take(self, devices: int | None) -> tuple[int, pathlib.Path] | None:
+    with self._lock:
+      pending = {n: files for n, files in self._pending.items() if files}
+      if not pending:
+        return None
+      if devices not in pending:
+        devices = max(pending, key=lambda n: len(pending[n]))
+      return devices, pending[devices].popleft()
+
+
+def _run_each_alone(files: Sequence[pathlib.Path], jobs: int) -> Iterator[Outcome]:
+  with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    for done in concurrent.futures.as_completed([pool.submit(_run_alone, path) for path in files]):
+      yield done.result()
+
+
 def main() -> int:
+  """Runs the files that the command line names; returns the exit code."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("paths", nargs="*", default=["tests"], help="test files or folders")
   parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="files at a time")
+  parser.add_argument(
+      "--fast",
+      action="store_true",
+      help="run the files that start no process, in as many shared interpreters as jobs",
+  )
   args = parser.parse_args()
   files: list[pathlib.Path] = []
   for path in map(pathlib.Path, args.paths):
     files += sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
-  passed = failed = skipped = 0
-  with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-    for done in concurrent.futures.as_completed([pool.submit(_run, path) for path in files]):
-      path, code, output, seconds = done.result()
-      ran, bad, skips = _counts(output)
-      # A file that dies, or runs nothing, has failed even where no test says so.
-      bad = bad or int(code != 0 or ran == 0)
-      passed += max(0, ran - bad - skips)
-      failed += bad
-      skipped += skips
-      print(f"{'FAILED' if bad else 'ok':>6}  {ran:4d} tests {seconds:6.1f} s  {path}", flush=True)
-      if bad:
-        print(output, flush=True)
-  print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+  if args.fast:
+    chosen = [path for path in files if not _STARTS_PROCESSES.search(path.read_text())]
+    print(f"{len(files) - len(chosen)} of {len(files)} test files start processes: left out.")
+    outcomes = _SharedRun(chosen).outcomes(args.jobs)
+  else:
+    outcomes = _run_each_alone(files, args.jobs)
+  done: list[Outcome] = []
+  for outcome in outcomes:
+    done.append(outcome)
+    word = "FAILED" if outcome.num_failed else "ok"
+    print(f"{word:>6}  {outcome.ran:4d} tests {outcome.seconds:6.1f} s  {outcome.path}", flush=True)
+    if outcome.num_failed:
+      print(outcome.output, flush=True)
+  slowest = sorted(done, key=lambda outcome: -outcome.seconds)[:_NUM_SLOWEST]
+  print(f"\nThe {len(slowest)} slowest files:")
+  for outcome in slowest:
+    print(f"{outcome.seconds:8.1f} s  {outcome.path}")
+  passed = sum(outcome.num_passed for outcome in done)
+  failed = sum(outcome.num_failed for outcome in done)
+  skipped = sum(outcome.skipped for outcome in done)
+  print(f"\n{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
   return 1 if failed or not passed else 0
 
 

@@ -9,6 +9,8 @@ from absl.testing import absltest
 from maxtext_olmo.rows import prefetch
 from tests import workers
 
+STARTS_PROCESSES = True
+
 
 class _Pids(grain.MapDataset):
   """The process that makes each element, and its parent."""

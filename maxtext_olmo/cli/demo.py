@@ -1,4 +1,4 @@
-"""`maxtext-olmo demo`: the main job, watched: a corpus, a run, a kill, a resume, and the proof that nothing was lost."""
+"""`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
       "demo",
       help="make a corpus, train on 2 processes, kill one, resume on 1, compare",
       description=(
-          "Makes a corpus of Python's own documentation strings, trains a small model on two JAX processes, kills one"
-          " of them in mid-run, goes on with a single process, and compares all of it with a run that nobody touched."
+          "Makes a corpus of Python's own documentation strings, trains a small model on two JAX"
+          " processes, kills one of them mid-run, resumes with a single process, and compares all"
+          " of it with an uninterrupted run."
       ),
   )
   parser.add_argument(
@@ -94,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
       console,
       1,
       "A corpus in OLMo's format, from Python's own documentation strings",
-      "Headerless token files, a mix manifest that lists them, and an index that says which instance lies where.",
+      "Headerless token files, a mix manifest that lists them, and an index that says where each"
+      " instance is.",
   )
   index_path, vocab_size = _make_corpus(console, root)
   kill_at = random.Random(time.time_ns()).randint(_CHECKPOINT_PERIOD + 2, args.steps - 6)
@@ -103,8 +105,8 @@ def run(args: argparse.Namespace) -> int:
       console,
       2,
       f"Train on 2 processes; one of them is killed at step {kill_at}",
-      "Each process reads the rows that its device holds. A checkpoint has the model and one small file for the data:"
-      " a position, and the identity of the stream.",
+      "Each process reads the rows that its device holds. A checkpoint has the model and one small"
+      " file for the data: a position, and the identity of the stream.",
   )
   flags = _flags(index_path, vocab_size, args.steps)
   _train(console, root / "interrupted", flags, processes=2, kill_at=kill_at)
@@ -112,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
   _heading(
       console,
       3,
-      "Start again, on 1 process: it goes on from the last checkpoint",
+      "Start again, on 1 process: it resumes from the last checkpoint",
       "A position counts samples, not processes, so the number of processes may change.",
   )
   _train(console, root / "interrupted", flags, processes=1)
@@ -129,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
       console,
       5,
       "Compare",
-      "Every process wrote down a digest of each row that it trained on, and process 0 the loss of each step.",
+      "Every process recorded a digest of each row that it trained on, and process 0 the loss of"
+      " each step.",
   )
   comparison = _compare(console, root, args.steps, kill_at)
   console.print(f"\nAll of this took {time.monotonic() - began:.0f} s; it is in [bold]{root}[/].")
@@ -162,7 +165,7 @@ def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
 def build_corpus(
     documents: Mapping[str, Iterable[str]], directory: pathlib.Path
 ) -> tuple[text_lib.CorpusSummary, index_lib.OlmoNpyIndex]:
-  """Token files of the demo's documents, as bytes, a manifest of them, and an index of its instances."""
+  """Writes token files of documents, as bytes, and a manifest; returns a summary and an index."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import manifest as manifest_lib
   from maxtext_olmo.corpus import tokenize
@@ -186,7 +189,8 @@ def build_corpus(
 def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
   made, index = build_corpus(docstrings(), root / "corpus")
   console.print(
-      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless {made.dtype} files"
+      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless"
+      f" {made.dtype} files"
   )
   path = root / "index.json"
   index.save(str(path))
@@ -260,7 +264,7 @@ def _train(
 
 
 def _wait_for_step(started, ledger: pathlib.Path, step: int, checkpoints: pathlib.Path) -> None:
-  """Waits until both processes stand at a step, where they wait to be killed, and a checkpoint is there to go on from."""
+  """Waits until both processes pause at a step, to be killed, and there is a checkpoint."""
   from maxtext_olmo.loader import resume
   from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 
@@ -336,7 +340,8 @@ def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Compariso
   )
   mark = "[bold green]identical[/]" if not differing else f"[bold red]{differing} differ[/]"
   console.print(
-      f"  {comparison.rows} rows in {steps} batches: {mark}, row by row; {comparison.distinct_rows} distinct"
+      f"  {comparison.rows} rows in {steps} batches: {mark}, row by row;"
+      f" {comparison.distinct_rows} distinct"
   )
   difference = comparison.largest_loss_difference
   console.print(
@@ -355,9 +360,11 @@ def _differing_rows(
 
   Args:
     expected: Row → digest, as it should be.
-    before: What the killed run noted; it may lack the rows of a process that was killed at this step.
-    after: What the resumed run noted, if it came to this step.
-    kept: Whether the step is in the checkpoint that was resumed from, so that the killed run counts.
+    before: What the killed run recorded; it may lack the rows of a process that was killed at this
+      step.
+    after: What the resumed run recorded, if it reached this step.
+    kept: Whether the step is in the checkpoint that was resumed from, so that the killed run
+      counts.
   """
   counting = before if kept else (after or {})
   wrong = {row for row, digest in expected.items() if counting.get(row) != digest}
@@ -371,7 +378,7 @@ def _heading(console, number: int, text: str, explanation: str) -> None:
 
 
 class _Output:
-  """The processes' lines, until the kill: what the survivors say of a lost peer belongs to the launcher's line."""
+  """Prints the processes' lines until the kill; the launcher reports what follows it."""
 
   def __init__(self, console):
     self._console = console

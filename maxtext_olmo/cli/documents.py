@@ -5,8 +5,9 @@ import os
 from typing import Any
 
 _DESCRIPTION = """\
-Finds the documents of a corpus by their EOS (or by dolma's csv.gz boundary files where they lie next to the token files) and
-writes where each begins to a sidecar file, which dataset_type=olmo_documents maps into memory. Reads all tokens once.
+Finds the documents of a corpus by their EOS (or by dolma's csv.gz boundary files, if they are next
+to the token files) and writes where each begins to a sidecar file, which
+dataset_type=olmo_documents maps into memory. Reads all tokens once.
 """
 
 
@@ -62,9 +63,10 @@ def run(args: argparse.Namespace) -> int:
   middle, long = np.percentile(sample, [50, 99]) if count else (0, 0)
   by_csv = documents.num_boundary_files
   print(
-      f"{count:,} documents, {documents.num_tokens:,} tokens; half of them have up to {middle:,.0f} tokens, 99 % up to"
-      f" {long:,.0f}.\n"
+      f"{count:,} documents, {documents.num_tokens:,} tokens; half of them have up to"
+      f" {middle:,.0f} tokens, 99 % up to {long:,.0f}.\n"
       + (f"{by_csv} of {documents.num_files} files by dolma's boundary files.\n" if by_csv else "")
-      + f"{path} {'is whole' if args.verify else 'is written'}: {LocalStorage().size(path):,} bytes."
+      + f"{path} {'is whole' if args.verify else 'is written'}:"
+      f" {LocalStorage().size(path):,} bytes."
   )
   return 0

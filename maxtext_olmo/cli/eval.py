@@ -1,4 +1,4 @@
-"""`maxtext-olmo eval`: a checkpoint of the embedded trainer on harness tasks, and its perplexity on corpora."""
+"""`maxtext-olmo eval`: evaluates a checkpoint on harness tasks, and its perplexity on corpora."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ Evaluates a checkpoint of the embedded trainer.
 --tasks runs tasks of lm-evaluation-harness and prints its table (needs the extra `eval`).
 --ppl scores every token of a corpus once, and prints perplexity and bits per byte for each label.
 
-The checkpoint is the latest in checkpoint_dir; --config and --config.KEY=VALUE are those it was trained with.
+The checkpoint is the latest in checkpoint_dir; --config and --config.KEY=VALUE are those it was
+trained with.
 """
 
 _EPILOG = """\
 examples:
-  maxtext-olmo eval --config=configs/tiny.py --config.checkpoint_dir=checkpoints --tasks=tasks/colours.yaml
+  maxtext-olmo eval --config=configs/tiny.py --config.checkpoint_dir=checkpoints \\
+      --tasks=tasks/colours.yaml
   maxtext-olmo eval --config=configs/tiny.py --config.checkpoint_dir=checkpoints \\
       --tasks=arc_easy,hellaswag --tokenizer=olmo/tokenizer.json --limit=100 --output=results.json
-  maxtext-olmo eval --config=configs/tiny.py --config.checkpoint_dir=checkpoints --ppl validation/index.json
+  maxtext-olmo eval --config=configs/tiny.py --config.checkpoint_dir=checkpoints \\
+      --ppl validation/index.json
 """
 
 
@@ -53,7 +56,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
       "--tasks",
       default="",
       metavar="NAMES",
-      help="harness tasks, by comma: names, patterns such as 'arc_*', or YAML files (default: none)",
+      help=(
+          "harness tasks, by comma: names, patterns such as 'arc_*', or YAML files (default: none)"
+      ),
   )
   parser.add_argument(
       "--task-dir",
@@ -71,7 +76,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
       "--tokenizer",
       metavar="T",
-      help="`bytes`, a tokenizer.json, a directory with one, or a name on the Hub (default: eval_tokenizer)",
+      help=(
+          "`bytes`, a tokenizer.json, a directory with one, or a name on the Hub (default:"
+          " eval_tokenizer)"
+      ),
   )
   parser.add_argument(
       "--step", type=int, metavar="N", help="which checkpoint (default: the latest)"
@@ -86,15 +94,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
       "--truncation",
       default="left",
       metavar="HOW",
-      help="of contexts that are too long: `left` drops their beginning, `error` stops (default: left)",
+      help=(
+          "of contexts that are too long: `left` drops their beginning, `error` stops (default:"
+          " left)"
+      ),
   )
   parser.add_argument(
       "--packing",
       default="auto",
       metavar="WHEN",
       help=(
-          "several requests in a row: `on`, `off`, or `auto`, which tries whether the scores stay the same"
-          " (default: auto)"
+          "several requests in a row: `on`, `off`, or `auto`, which tests whether the scores stay"
+          " the same (default: auto)"
       ),
   )
   parser.add_argument(
@@ -122,7 +133,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
       "--cache",
       metavar="FILE",
-      help="keep finished requests here; a killed evaluation goes on from it (default: nothing is kept)",
+      help=(
+          "keep finished requests here, so that a killed evaluation resumes (default: nothing is"
+          " kept)"
+      ),
   )
   parser.add_argument(
       "--processes",

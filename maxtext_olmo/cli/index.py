@@ -198,7 +198,8 @@ def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
   for file_id in largest:
     if other := verify.likelier_dtype(index, files, file_id):
       sys.stderr.write(
-          f"warning: {files.paths[file_id]} looks like {other}, not {index.dtype}: if it is, build the index again"
+          f"warning: {files.paths[file_id]} looks like {other}, not {index.dtype}: if it is, build"
+          " the index again"
           f" with --dtype {other}.\n"
       )
       return

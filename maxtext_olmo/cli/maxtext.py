@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 PASSES_ARGUMENTS_ON = True
 
 _DESCRIPTION = """\
-Runs MaxText, unedited, on batches of this package, and moves runs over from MaxText's own olmo_grain loader.
+Runs MaxText, unedited, on batches of this package, and migrates runs from MaxText's own olmo_grain
+loader.
 
   train CONFIG.yml key=value ...        MaxText's pre-training; all arguments are MaxText's own
   sft CONFIG.yml key=value ...          its supervised fine-tuning, which needs google-tunix
   dataloader CONFIG.yml key=value ...   its standalone data loader: batches without a model's step
   migrate --run-config FILE --checkpoint-dir DIR ...
-                                        go on with a run that MaxText's own loader began
+                                        continue a run that MaxText's own loader began
   compare                               measure MaxText's own loader and this one side by side
 
 A bare name such as base.yml is looked up among MaxText's configs.
@@ -28,13 +29,15 @@ A bare name such as base.yml is looked up among MaxText's configs.
 _EXAMPLE = """\
 example:
   maxtext-olmo maxtext train base.yml dataset_type=olmo_grain olmo_index_path=index.json \\
-      max_target_length=8192 model_name=olmo3-7b base_output_directory=gs://bucket/runs run_name=first
+      max_target_length=8192 model_name=olmo3-7b \\
+      base_output_directory=gs://bucket/runs run_name=first
 """
 
 _MIGRATE_EPILOG = """\
 examples:
   a run on one host with 8 devices, never restarted:
-    maxtext-olmo maxtext migrate --run-config run.yml --checkpoint-dir out/run/checkpoints --devices 8
+    maxtext-olmo maxtext migrate --run-config run.yml --devices 8 \\
+        --checkpoint-dir out/run/checkpoints
   on 4 hosts with 16 devices, restarted from checkpoint 500 on 4 hosts and from 900 on 2:
     ... --hosts 4 --devices 16 --restart 500 --restart 900,hosts=2,devices=8
   with the logs of its starts, in order:
@@ -86,11 +89,11 @@ def _parser(entry_points: tuple[str, ...]) -> argparse.ArgumentParser:
 def _add_migrate(commands: Any) -> None:
   parser = commands.add_parser(
       "migrate",
-      help="go on with a run that MaxText's own loader began",
+      help="continue a run that MaxText's own loader began",
       description=(
-          "Works out what the model in a checkpoint was trained on, with the repetitions and gaps of MaxText's own loader,"
-          " and writes a config with which training goes on over what this epoch has not had yet, each instance once, and"
-          " then over whole epochs."
+          "Works out what the model in a checkpoint was trained on, with the repetitions and gaps"
+          " of MaxText's own loader, and writes a config that continues training with the remaining"
+          " instances of this epoch, each once, and then with whole epochs."
       ),
       epilog=_MIGRATE_EPILOG,
       formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -119,20 +122,26 @@ def _add_migrate(commands: Any) -> None:
       action="append",
       default=[],
       metavar="LABEL[,hosts=H,devices=N,workers=W,data=LABEL]",
-      help="a checkpoint that the run was restarted from, and what changed; once for each, in order (default: none)",
+      help=(
+          "a checkpoint that the run was restarted from, and what changed; once for each, in order"
+          " (default: none)"
+      ),
   )
   parser.add_argument(
       "--log",
       action="append",
       default=[],
       metavar="FILE",
-      help="a log of the run, which tells starts, hosts and batch; once for each, in order (default: none)",
+      help=(
+          "a log of the run, which has starts, hosts and batch; once for each, in order (default:"
+          " none)"
+      ),
   )
   parser.add_argument(
       "--checkpoint",
       type=int,
       metavar="LABEL",
-      help="the checkpoint to go on from (default: the latest)",
+      help="the checkpoint to continue from (default: the latest)",
   )
   parser.add_argument(
       "--consumed",
@@ -177,22 +186,23 @@ def _report(done: Migration) -> str:
         else f"after a restart from checkpoint {start.label}"
     )
     lines.append(
-        f"  steps {part.first_step} to {part.last_step}, {began}: {start.hosts} host(s) with {start.rows_per_host} rows,"
-        f" {start.workers} worker(s), data from step {start.data_label}"
+        f"  steps {part.first_step} to {part.last_step}, {began}: {start.hosts} host(s) with"
+        f" {start.rows_per_host} rows, {start.workers} worker(s), data from step {start.data_label}"
     )
   lines += [
       f"  rows trained on         {found.num_rows:>14,}",
       f"  instances of the corpus {done.num_instances:>14,}",
       f"  distinct instances seen {found.num_distinct:>14,}",
-      f"  rows repeated           {found.num_repeated:>14,}   which an exact loader would not have shown again yet",
-      f"  instances missed        {found.num_missing:>14,}   which an exact loader would have shown by now",
+      f"  rows repeated           {found.num_repeated:>14,}   not yet due in an exact loader",
+      f"  instances missed        {found.num_missing:>14,}   already due in an exact loader",
       f"  whole epochs, by volume {found.num_epochs:>14,}",
-      f"  left in this epoch      {done.num_remaining:>14,}   each comes once, then the next epoch begins",
+      f"  left in this epoch      {done.num_remaining:>14,}   each once, then the next epoch",
       "",
       f"bitmap  {done.consumed_path}",
       f"config  {done.config_path}",
       "",
-      f"Go on from checkpoint {done.label}: maxtext-olmo maxtext train {done.config_path} (the run's own arguments)",
+      f"Continue from checkpoint {done.label}: maxtext-olmo maxtext train {done.config_path}"
+      " (the run's own arguments)",
   ]
   return "\n".join(lines) + "\n"
 
@@ -202,9 +212,10 @@ def _add_compare(commands: Any) -> None:
       "compare",
       help="measure MaxText's own olmo_grain loader and this one side by side",
       description=(
-          "Counts and times both loaders in this environment, which needs MaxText: distinct instances in an epoch of steps"
-          " on 1, 2 and 4 hosts, rows repeated and lost after a restart, time and memory to the first batch, tokens per"
-          " second. Nothing is quoted; every figure is measured in this run."
+          "Counts and times both loaders in this environment, which needs MaxText: distinct"
+          " instances in an epoch of steps on 1, 2 and 4 hosts, rows repeated and lost after a"
+          " restart, time and memory to the first batch, tokens per second. Every figure is"
+          " measured in this run."
       ),
   )
   parser.add_argument(

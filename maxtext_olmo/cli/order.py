@@ -1,4 +1,4 @@
-"""`maxtext-olmo order`: continue an OLMo-core run, and see how well the orders mix."""
+"""`maxtext-olmo order`: continues an OLMo-core run, and measures how well the orders mix."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 _IMPORT_DESCRIPTION = """\
-Reads the state of OLMo-core's data loader and says with which config this library continues exactly
-where that run stopped.
+Reads the state of OLMo-core's data loader and prints the config with which this library continues
+exactly where that run stopped.
 
 STATE is a JSON file with the loader's `state_dict()`, or a trainer's with a `data_loader` in it.
 From a checkpoint:
@@ -28,7 +28,7 @@ example:
 def add_parser(subparsers: Any) -> None:
   """Adds `order import-olmo-core` and `order stats`."""
   group = subparsers.add_parser(
-      "order", help="continue an OLMo-core run; see how well the orders mix"
+      "order", help="continue an OLMo-core run; measure how well the orders mix"
   )
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_import(commands)
@@ -52,23 +52,23 @@ def _add_import(commands: Any) -> None:
       type=int,
       metavar="S",
       help=(
-          "continue with rows of S tokens, if the run had a max_target_sequence_length (default: the"
-          " run's)"
+          "continue with rows of S tokens, if the run had a max_target_sequence_length (default:"
+          " the run's)"
       ),
   )
   parser.add_argument(
       "--batch-size",
       type=int,
       metavar="ROWS",
-      help="continue with global batches of this many rows (default: the run's)",
+      help="rows of a global batch (default: the run's)",
   )
   parser.add_argument(
       "--vocab-size",
       type=int,
       metavar="V",
       help=(
-          "the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default: no"
-          " check)"
+          "the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default:"
+          " no check)"
       ),
   )
   parser.add_argument(
@@ -87,8 +87,8 @@ def _add_import(commands: Any) -> None:
       "--write",
       metavar="FILE",
       help=(
-          "write the config: a .py file for the embedded trainer, a .yml file for MaxText, or a"
-          " .json file (default: print it)"
+          "write the config: a .py file for the tiny trainer, a .yml file for MaxText, or a .json"
+          " file (default: print it)"
       ),
   )
   parser.set_defaults(run=run_import)
@@ -100,8 +100,9 @@ def _add_stats(commands: Any) -> None:
       help="how well each order mixes, compared with a true shuffle",
       description=(
           "Measures displacement, serial correlation, the mixing of files within batches, and the"
-          " agreement with a true shuffle by chi-square, for each order and for Grain's own shuffle,"
-          " side by side, as standard deviations from what a true shuffle is expected to give."
+          " agreement with a true shuffle by chi-square, for each order and for Grain's own"
+          " shuffle, side by side, as standard deviations from what a true shuffle is expected to"
+          " give."
       ),
   )
   parser.add_argument(
@@ -144,8 +145,8 @@ def run_import(args: argparse.Namespace) -> int:
   )
   if rows is None:
     raise errors.ConfigError(
-        "The state does not tell the batch size, because no batch, or batches of several sizes,"
-        " were processed in this epoch; give it with --batch-size."
+        "The state does not determine the batch size, since no batch, or batches of several sizes,"
+        " were processed in this epoch; set --batch-size."
     )
   values = {
       "dataset_type": "olmo_grain",
@@ -159,8 +160,8 @@ def run_import(args: argparse.Namespace) -> int:
   steps = _steps(position, rows, index)
   said = (
       f"The run is in epoch {state.epoch} (epoch {state.epoch - 1} here),"
-      f" {state.tokens_processed:,} tokens into it: position {position:,}, which is step"
-      f" {steps:,} with batches of {rows} rows.\n{checked}\n"
+      f" {state.tokens_processed:,} tokens into it: position {position:,}, which is step {steps:,}"
+      f" with batches of {rows} rows.\n{checked}\n"
   )
   if args.write:
     _write(args.write, values, said)
@@ -239,8 +240,7 @@ def _write(path: str, values: dict[str, Any], said: str) -> None:
     text = "\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in values.items())]) + "\n"
   elif ending == ".py":
     text = (
-        '"""Continues where an OLMo-core run stopped.\n\n'
-        f"    maxtext-olmo train --config={path}\n\n"
+        f'"""Continues an OLMo-core run.\n\n    maxtext-olmo train --config={path}\n\n'
         + "\n".join(comment)
         + '\n"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
         "  config = maxtext_olmo.get_config()\n"

@@ -1,4 +1,4 @@
-"""`maxtext-olmo picture`: what packed rows look like, as an SVG file."""
+"""`maxtext-olmo picture`: the pictures of the guides, as SVG files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ def add_parser(subparsers: Any) -> None:
   """Adds `picture`."""
   parser = subparsers.add_parser(
       "picture",
-      help="draw packed rows as an SVG file",
+      help="draw packed rows, or the design, as an SVG file",
       description=(
-          "Packs documents of lognormal lengths in every way and draws the rows: a colour is a document, grey is"
-          " padding, a white line is where a document begins."
+          "Packs documents of lognormal lengths in every way and draws the rows: a colour is a"
+          " document, grey is padding, a white line is where a document begins. With --of design,"
+          " draws the rooms of this package and a row as a list of parts."
       ),
+  )
+  parser.add_argument(
+      "--of", choices=("packings", "design"), default="packings", help="(default: %(default)s)"
   )
   parser.add_argument("--output", required=True, metavar="FILE", help="the SVG file (required)")
   parser.add_argument(
@@ -34,11 +38,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
   """Draws the picture."""
   from maxtext_olmo import atomic
+  from maxtext_olmo.cli import design_picture
   from maxtext_olmo.errors import ConfigError
 
   if args.length < 1 or args.documents < 1:
     raise ConfigError("--length and --documents must be positive.")
-  atomic.write_atomically(args.output, draw(args.documents, args.length))
+  is_design = args.of == "design"
+  text = design_picture.draw() if is_design else draw(args.documents, args.length)
+  atomic.write_atomically(args.output, text)
   print(f"{args.output} is drawn.")
   return 0
 
@@ -61,32 +68,32 @@ def panels(documents: int, length: int) -> list[Panel]:
   import grain
   import numpy as np
 
+  from maxtext_olmo.grain_llm import records as records_lib
+  from maxtext_olmo.grain_llm import row_source
   from maxtext_olmo.order import permutations
   from maxtext_olmo.rows import packing
   from maxtext_olmo.rows import plan as plan_lib
-  from maxtext_olmo.rows import records as tokens_lib
-  from maxtext_olmo.rows import rows as rows_lib
 
   rng = np.random.default_rng(5)
   lengths = np.clip(rng.lognormal(5.6, 0.9, documents), 1, length).astype(int)
   # Each token says which document it is of, so the packers themselves say where documents went.
-  records = [tokens_lib.record_of({"inputs": [i + 1] * n}) for i, n in enumerate(lengths.tolist())]
+  records = [records_lib.record_of({"inputs": [i + 1] * n}) for i, n in enumerate(lengths.tolist())]
   found = [
       Panel(
           "none: a row each",
-          [tokens_lib.padded(record, length)["inputs"].tolist() for record in records],
+          [records_lib.padded(record, length)["inputs"].tolist() for record in records],
       )
   ]
   for name in packing.STREAMING:
     stream = grain.MapDataset.source(records).to_iter_dataset()
     rows = packing.pack_stream(stream, name, length=length, bins=8, shuffle=False, seed=0)
     found.append(Panel(name, [row["inputs"].tolist() for row in rows]))
-  parts = rows_lib.RecordParts(grain.MapDataset.source(records))
+  parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=documents, seed=0)
   plan = plan_lib.PackingPlan(
       parts.lengths, order, identity="picture", row_length=length, window=documents
   )
-  planned = rows_lib.PlannedRows(parts, plan, length, shift=rows_lib.Shift(None), num_epochs=1)
+  planned = row_source.PlannedRows(parts, plan, length, shift=row_source.Shift(None), num_epochs=1)
   rows = planned.rows(np.arange(plan.count(1)))["inputs"]
   found.append(Panel("planned", rows.tolist()))
   return found
@@ -110,9 +117,11 @@ def draw(documents: int, length: int) -> str:
   )
   return "\n".join(
       [
-          f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">',
+          f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+          ' font-family="sans-serif">',
           f'<rect width="{width}" height="{height}" fill="white"/>',
-          f'<text x="{_MARGIN}" y="24" font-size="16" font-weight="bold" fill="#222222">{title}</text>',
+          f'<text x="{_MARGIN}" y="24" font-size="16" font-weight="bold"'
+          f' fill="#222222">{title}</text>',
           *body,
           "</svg>\n",
       ]
@@ -132,7 +141,8 @@ def _draw_panel(panel: Panel, x: int, y: int, length: int) -> list[str]:
       # The gap between documents is the white of the page.
       shown = max(0.4, wide - (0.8 if row[start] else 0))
       lines.append(
-          f'<rect x="{x + left:.1f}" y="{y}" width="{shown:.1f}" height="{_ROW_HEIGHT}" fill="{_colour(row[start])}"/>'
+          f'<rect x="{x + left:.1f}" y="{y}" width="{shown:.1f}" height="{_ROW_HEIGHT}"'
+          f' fill="{_colour(row[start])}"/>'
       )
       start = end
     y += _ROW_HEIGHT + _GAP

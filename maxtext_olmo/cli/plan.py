@@ -4,9 +4,10 @@ import argparse
 from typing import Any
 
 _DESCRIPTION = """\
-Prints, for each label of an index, what a run will see of it: tokens, share, epochs, and the step after which all of it has
-been seen once. Nothing is read but the index. With --mixture the numbers are those of the run itself. Without it each
-label is taken once per pass, in its exact share; the plain shuffle of a corpus has these shares on average.
+Prints, for each label of an index, what a run will see of it: tokens, share, epochs, and the step
+after which all of it has been seen once. Reads only the index. With --mixture the numbers are those
+of the run itself. Without it each label is taken once per pass, in its exact share; the plain
+shuffle of a corpus has these shares on average.
 """
 
 _EPILOG = """\
@@ -32,7 +33,10 @@ def add_parser(subparsers: Any) -> None:
       nargs="+",
       default=[],
       metavar="LABEL=NUMBER",
-      help="the mixture, as olmo_mixture: a label or a pattern, and how much of it (default: the corpus as it is)",
+      help=(
+          "the mixture, as olmo_mixture: a label or a pattern, and how much of it (default: the"
+          " corpus as it is)"
+      ),
   )
   parser.add_argument(
       "--unit",
@@ -106,8 +110,9 @@ def run(args: argparse.Namespace) -> int:
       {e.label for e in index.files if e.n_instances} - {m.label for m in order.members}
   )
   console.print(
-      f"{steps:,} steps of {args.batch_size:,} × {index.sequence_length:,} = {samples * index.sequence_length:,} tokens; one pass is"
-      f" {order.num_instances:,} instances, {order.num_instances / args.batch_size:,.1f} steps."
+      f"{steps:,} steps of {args.batch_size:,} × {index.sequence_length:,} ="
+      f" {samples * index.sequence_length:,} tokens; one pass is {order.num_instances:,} instances,"
+      f" {order.num_instances / args.batch_size:,.1f} steps."
       + (f" Left out: {', '.join(left_out)}." if left_out else "")
   )
   return 0

@@ -11,7 +11,8 @@ _SHOWN = 10
 
 
 def find_prefix(index: index_lib.OlmoNpyIndex, fingerprint: str) -> int | None:
-  """Returns how many of the first files have this fingerprint; None where no number of them does."""
+  """Returns how many of the first files have this fingerprint; None where no number of them
+  does."""
   window = index.max_target_sequence_length or index.sequence_length
   found = index_lib.prefix_fingerprints(window, index.dtype, index.tokenizer, index.files)
   return next((count for count, prefix in enumerate(found) if prefix == fingerprint), None)

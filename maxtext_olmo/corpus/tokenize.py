@@ -5,9 +5,9 @@
     out/bytes/wiki/part-00000.npy         document, EOS, document, EOS, …  (raw ids, no header)
     out/bytes/wiki/part-00001.npy         …
 
-Documents stay whole: a part ends with the document that fills it. Each part gets its name when it is
-complete, and the manifest comes last, so where there is a manifest the corpus is complete. Memory is
-bounded by the longest document.
+Documents stay whole: a part ends with the document that fills it. Each part gets its name when it
+is complete, and the manifest comes last, so where there is a manifest the corpus is complete.
+Memory is bounded by the longest document.
 """
 
 import dataclasses

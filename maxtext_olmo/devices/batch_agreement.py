@@ -1,16 +1,16 @@
 """The hosts compare notes on a batch before any of them uses it.
 
 Processes that run one program must take every step together: one that raises while the others wait
-in a collective leaves them there forever. So each says, in a few integers, how it stands, and all
-draw the same conclusion:
+in a collective leaves them there forever. So each sends its status in a few integers, and all draw
+the same conclusion:
 
     process 0      process 1
-    (2, 128)       (2, 128)        go on
+    (2, 128)       (2, 128)        continue
     (2, 128)       (1, 128)        pad to (2, 128), or an error on both that names both shapes
     (2, 128)       out of data     an error on both that names process 1
     out of data    out of data     the end of the data on both
 
-The exchange is an all-gather on the devices, so it waits for the steps sent to them before.
+The exchange is an all-gather on the devices, so it waits for the steps sent to them before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MESSAGE_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class LocalBatch:
-  """What one host has for a step: the leaves of its batch with their names, or why it has none."""
+  """The batch of one host for a step: its leaves and their names, or why there is none."""
 
   names: tuple[str, ...] = ()
   arrays: tuple[np.ndarray, ...] = ()
@@ -57,12 +57,12 @@ class LocalBatch:
 
 
 def anyone_has_data(local: LocalBatch) -> bool:
-  """Whether any host has not come to the end of its data; one that has failed counts as having some."""
+  """Returns whether any host still has data; a host that failed counts as having some."""
   return bool((_gather(np.array([local.status], np.int32)) != _OUT).any())
 
 
 def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int, ...]]:
-  """The shape each leaf shall have on every host, if all have a batch; else raises on every host.
+  """Returns the common shape of each leaf if all hosts have a batch; otherwise raises on all.
 
   Args:
     pad: take the largest of unequal shapes, instead of raising.
@@ -119,7 +119,7 @@ def _check_all_have_one(local: LocalBatch, status: np.ndarray, when: str) -> Non
 
 
 def _split(sizes: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """The (processes, ndim) sizes of each leaf."""
+  """Returns the (processes, ndim) sizes of each leaf."""
   ends = np.cumsum([array.ndim for array in arrays])
   return np.split(sizes, ends[:-1], axis=1)
 

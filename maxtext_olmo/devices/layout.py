@@ -1,17 +1,18 @@
 """Which rows of a global batch this process needs, and how its rows become global arrays.
 
-The mesh and the partition decide, not the process number. On a mesh of 2 × 2 devices (data, tensor) with two devices per
-process, a batch of 8 rows over `data` lies so:
+The mesh and the partition decide, not the process number. On a mesh of 2 × 2 devices (data,
+tensor) with two devices per process, a batch of 8 rows over `data` is laid out like this:
 
     partition ("data",)                process 0     process 1
     data axis across the processes     rows 0..3     rows 4..7
-    tensor axis across them            rows 0..7     rows 0..7      both need all rows, and each reads them itself
+    tensor axis across the processes   rows 0..7     rows 0..7     both need, and read, all rows
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,10 +24,10 @@ from maxtext_olmo import errors
 
 
 def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.PartitionSpec:
-  """A partition from a config value: None, an axis name, or a list with a name or names per dimension.
+  """Returns the partition for a config value: None, an axis name, or a list of names per dimension.
 
-  None puts the batch over all axes of the mesh. `[["data", "fsdp"]]` puts it over two, and `[["data"], "sequence"]`
-  puts the tokens of a row over a third.
+  None splits the batch over all axes of the mesh. `[["data", "fsdp"]]` splits it over two, and
+  `[["data"], "sequence"]` also splits the tokens of a row, over a third.
   """
   if isinstance(data_sharding, jax.sharding.PartitionSpec):
     spec = data_sharding
@@ -41,7 +42,7 @@ def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.
             for part in data_sharding
         )
     )
-  named = [name for part in spec if part is not None for name in _names(part)]
+  named = [name for part in spec for name in _names(part)]
   unknown = sorted(set(named) - set(mesh.axis_names))
   if unknown:
     raise errors.ConfigError(
@@ -57,12 +58,21 @@ def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.
 
 
 def _names(part: Any) -> tuple[str, ...]:
-  return (part,) if isinstance(part, str) else tuple(part)
+  return (part,) if isinstance(part, str) else tuple(part or ())
+
+
+def _ways(mesh: jax.sharding.Mesh, part: Any) -> int:
+  """Returns into how many shards a dimension of a partition is split."""
+  return math.prod(mesh.shape[name] for name in _names(part))
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-  """How a (batch, length) array lies on a mesh, seen from this process."""
+  """How the arrays of a batch are laid out on a mesh, as seen from this process.
+
+  Axis 0 of every array is the batch, axis 1, if there is one, the length; further axes are whole on
+  every device.
+  """
 
   mesh: jax.sharding.Mesh
   spec: jax.sharding.PartitionSpec
@@ -71,18 +81,17 @@ class BatchLayout:
 
   def __post_init__(self):
     for size, part, what in zip((self.batch, self.length), self.spec, ("rows", "tokens")):
-      names = () if part is None else _names(part)
-      shards = int(np.prod([self.mesh.shape[name] for name in names], dtype=np.int64))
+      shards = _ways(self.mesh, part)
       if size % shards:
         raise errors.ConfigError(
             f"A global batch of {self.batch} × {self.length} does not divide over the mesh: {size}"
-            f" {what} over {shards} shards (axes {list(names)} of {dict(self.mesh.shape)})."
+            f" {what} over {shards} shards (axes {list(_names(part))} of {dict(self.mesh.shape)})."
             f" Choose a size that is a multiple of {shards}."
         )
 
   @functools.cached_property
   def sharding(self) -> jax.sharding.NamedSharding:
-    """The sharding of each array of a batch."""
+    """The sharding of arrays with a batch and a length axis."""
     return jax.sharding.NamedSharding(self.mesh, self.spec)
 
   @functools.cached_property
@@ -105,7 +114,7 @@ class BatchLayout:
 
   @functools.cached_property
   def _local_rows(self) -> dict[int, slice]:
-    """The first row of each device's part → where that part is among the rows of this process."""
+    """Maps the first row of each device's part to where that part is among this process's rows."""
     found = {}
     for rows, _ in self._slices.values():
       start = int(np.searchsorted(self.rows, rows.start))
@@ -114,17 +123,18 @@ class BatchLayout:
 
   @functools.cached_property
   def _sharding_of_rows(self) -> jax.sharding.NamedSharding:
-    """The sharding of what there is one of per row."""
+    """The sharding of arrays with one value per row."""
     return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*self.spec[:1]))
 
   @functools.cached_property
   def splits_rows(self) -> bool:
-    """Whether the tokens of a row lie on several devices."""
+    """Whether the tokens of a row are split over several devices."""
     columns = next(iter(self._slices.values()))[1] if self._slices else slice(0, self.length)
     return columns.stop - columns.start < self.length
 
   def send(self, local: np.ndarray) -> jax.Array:
-    """Returns the global array of which this process has these rows; transfers continue after the call.
+    """Returns the global array of which this process has these rows; transfers continue after the
+    call.
 
     An array with other columns than the batch's tokens, or with none, is split by rows alone.
     """
@@ -135,18 +145,18 @@ class BatchLayout:
       return local[(self._local_rows[rows.start or 0], *columns)]
 
     # One call for all devices, with far less Python in it than putting each part and joining them.
-    is_of_tokens = local.ndim == 2 and local.shape[1] == self.length
-    sharding = self.sharding if is_of_tokens else self._sharding_of_rows
+    by_rows = local.ndim == 1 or (local.ndim == 2 and local.shape[1] != self.length)
+    sharding = self._sharding_of_rows if by_rows else self.sharding
     return jax.make_array_from_callback(shape, sharding, part)
 
   def shards(self, array: jax.Array) -> list[jax.Array]:
-    """Each device's part of an array that was sent."""
+    """Returns each device's part of an array that was sent."""
     if array.is_fully_replicated:
       return list(map(operator.attrgetter("data"), array.addressable_shards))
     return list(map(array.addressable_data, range(len(self._slices))))
 
   def join(self, parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-    """Global arrays from each device's part of them, in the order of `shards`."""
+    """Forms global arrays from each device's part of them, in the order of `shards`."""
     shape = (self.batch, self.length)
     joined: dict[str, jax.Array] = {}
     for name in parts[0]:
@@ -155,5 +165,43 @@ class BatchLayout:
     return joined
 
   def place(self, local: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Global arrays from this process's rows of them."""
+    """Forms global arrays from this process's rows of them."""
     return {name: self.send(array) for name, array in local.items()}
+
+
+@functools.lru_cache(maxsize=64)
+def row_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> tuple[int, tuple[int, ...]]:
+  """Returns into how many shards axis 0 is split, and which of them this process holds."""
+  rows = jax.sharding.PartitionSpec(*partition_spec(mesh, data_sharding)[:1])
+  total = math.prod(_ways(mesh, part) for part in rows)
+  held: dict[int, set[int]] = {}
+  indices: Any = jax.sharding.NamedSharding(mesh, rows).devices_indices_map((total,))
+  for device, index in indices.items():
+    held.setdefault(device.process_index, set()).add(index[0].start or 0)
+  if len({len(shards) for shards in held.values()}) > 1 or jax.process_index() not in held:
+    counts = {process: len(shards) for process, shards in sorted(held.items())}
+    raise errors.ConfigError(
+        "Every process must hold equally many shards of the batch, but with data_sharding"
+        f" {data_sharding} on the mesh {dict(mesh.shape)} they hold {counts} (process: shards)."
+    )
+  return total, tuple(sorted(held[jax.process_index()]))
+
+
+def local_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> list[int]:
+  """Returns into how many shards each axis of this process's rows is split."""
+  _, mine = row_shards(mesh, data_sharding)
+  return [len(mine), *(_ways(mesh, part) for part in partition_spec(mesh, data_sharding)[1:])]
+
+
+@functools.lru_cache(maxsize=256)
+def layout_of_local(
+    mesh: jax.sharding.Mesh, data_sharding: Any, local_shape: tuple[int, ...]
+) -> BatchLayout:
+  """Returns the layout of the global array to which every process brings rows of this shape."""
+  total, mine = row_shards(mesh, data_sharding)
+  return BatchLayout(
+      mesh,
+      jax.sharding.PartitionSpec(*partition_spec(mesh, data_sharding)[: len(local_shape)]),
+      batch=local_shape[0] * total // len(mine),
+      length=local_shape[1] if len(local_shape) > 1 else 1,
+  )

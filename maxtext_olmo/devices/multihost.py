@@ -1,25 +1,24 @@
-"""Each host loads its own rows; together they are one global batch.
+"""Each host loads its own rows; together they form one global batch.
 
     host 0:  inputs (2, L) ─┐
-                            ├─►  inputs (4, L), one jax.Array over both hosts' devices
+                            ├─►  inputs (4, L), one jax.Array over the devices of both hosts
     host 1:  inputs (2, L) ─┘
 
-Any iterable of pytrees of arrays will do: `MultiHostDataLoadIterator` turns what it yields on each
-host into global arrays, breaks an endless stream into epochs, and saves and restores where it was.
+`MultiHostDataLoadIterator` takes any iterable of pytrees of arrays, turns what it yields on each
+host into global arrays, divides an endless stream into epochs, and saves and restores its place.
 
-With `iterator_length` or `pad_shapes`, the hosts compare notes before each step (`agreement`, at
-the price of a small all-gather), so that a host which runs out of data, fails, or delivers another
-shape stops all of them. Without either there is no such exchange: a host that ends early leaves the
-others waiting, so its stream must be endless or exactly as long as theirs.
+With `iterator_length`, `pad_shapes` or `tail`, the hosts compare notes before each step
+(`batch_agreement`, a small all-gather), so that a host that runs out of data, fails, or delivers
+another shape stops all of them. Without them there is no such exchange: a host that ends early
+leaves the others waiting, so its stream must be endless or exactly as long as theirs.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 from absl import logging
@@ -29,30 +28,31 @@ from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo.devices import batch_agreement
-from maxtext_olmo.devices import layout as sharding_lib
+from maxtext_olmo.devices import grain_state
+from maxtext_olmo.devices import layout as layout_lib
 
 PyTree = Any
 KeyPath = tuple[Any, ...]
 
 
-class MultiHostDataLoadIterator:
-  """Iterates over the hosts' data as global batches.
+class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
+  """Iterates over the data of all hosts as global batches.
 
-  `iter()` starts a new epoch, unless a state was just set. Where `reset_after_epoch` is off, a new
-  epoch goes on in the data where the last one stopped, as an endless, shuffled stream wants it.
+  `iter()` starts a new epoch, unless a state was just set. Without `reset_after_epoch`, a new epoch
+  continues in the data where the last one stopped, as suits an endless, shuffled stream.
 
   Args:
-    dataloader: this host's batches, as pytrees of arrays with the batch on axis 0.
-    global_mesh: the mesh to shard over.
-    iterator_length: steps per epoch; without it an epoch lasts as long as the data.
-    dataset_size: what `get_dataset_size` answers; for callers who need to know it.
-    reset_after_epoch: begin again at the start of `dataloader` with each epoch.
-    pad_shapes: pad each array at its end to the largest shape that any host has for it.
-    pad_value: what to pad with.
-    data_sharding: how a batch lies on the mesh; by default axis 0 is split over all mesh axes.
-      Hosts that hold the same rows must deliver the same rows.
-    tail: makes what a host delivers after its own end, while another still has data; without it,
-      an end that not all come to together is an error.
+    dataloader: This host's batches, as pytrees of arrays with the batch on axis 0.
+    global_mesh: The mesh to shard over.
+    iterator_length: Steps per epoch; None lets an epoch last as long as the data.
+    dataset_size: What `get_dataset_size` returns.
+    reset_after_epoch: Whether each epoch starts again at the beginning of `dataloader`.
+    pad_shapes: Whether each array is padded at its end to the largest shape that any host has.
+    pad_value: The value to pad with.
+    data_sharding: How a batch is laid out on the mesh; by default axis 0 is split over all mesh
+      axes. Hosts that hold the same rows must deliver the same rows.
+    tail: Makes what a host delivers after its own end while another host still has data. Without
+      it, hosts that do not end at the same step are an error.
   """
 
   def __init__(
@@ -68,6 +68,7 @@ class MultiHostDataLoadIterator:
       data_sharding: PartitionSpec | None = None,
       tail: Callable[[], PyTree] | None = None,
   ):
+    super().__init__()
     if not isinstance(dataloader, Iterable):
       raise errors.ConfigError(
           f"A dataloader must be iterable, but {type(dataloader).__name__} is not; pass a dataset,"
@@ -86,10 +87,11 @@ class MultiHostDataLoadIterator:
     self.pad_value = pad_value
     self.data_sharding = data_sharding
     self.tail = tail
-    # An impossible layout shows now, not at the first batch.
-    _row_shards(global_mesh, data_sharding)
+    # An impossible layout is an error now, not at the first batch.
+    layout_lib.row_shards(global_mesh, data_sharding)
     self.state_set = False
     self.step_counter = 0
+    self._epoch_start = 0
     self._epochs_started = 0
     self.local_iterator: Iterator[PyTree] = iter(dataloader)
     if reset_after_epoch and self.local_iterator is dataloader and not hasattr(dataloader, "reset"):
@@ -135,17 +137,28 @@ class MultiHostDataLoadIterator:
   def __len__(self) -> int:
     if self.iterator_length is None:
       raise TypeError(
-          "This iterator has no length: it was made without iterator_length, and goes on for as"
-          " long as its data does."
+          "This iterator has no length: it was made without iterator_length, and ends when its data"
+          " does."
       )
     return self.iterator_length
 
+  @property
+  def step(self) -> int:
+    """Steps done in all epochs."""
+    return self._epoch_start + self.step_counter
+
+  @property
+  def position(self) -> int:
+    """How far the data has been read, in batches: nothing is known here of the samples in them."""
+    return self.step
+
   def get_dataset_size(self) -> int | None:
-    """The size of the dataset, as given at construction."""
+    """Returns the size of the dataset, as given at construction."""
     return self.dataset_size
 
   def reset(self) -> None:
-    """Sets the step to 0 and, with `reset_after_epoch`, starts again at the first batch."""
+    """Starts an epoch: at the next batch or, with `reset_after_epoch`, at the first one again."""
+    self._epoch_start = 0 if self.reset_after_epoch else self.step
     self.step_counter = 0
     if not self.reset_after_epoch:
       return
@@ -155,38 +168,82 @@ class MultiHostDataLoadIterator:
       self.local_iterator = iter(self.dataloader)
 
   def get_state(self) -> dict[str, Any]:
-    """This host's state: the step within the epoch and, where it has one, its iterator's state."""
-    state: dict[str, Any] = {"step": self.step_counter, "iterator_length": self.iterator_length}
-    if hasattr(self.local_iterator, "get_state"):
-      state["iterator"] = self.local_iterator.get_state()
-    return state
+    """Returns the state of all processes as a JSON-able dict (`grain_state`).
+
+    The states of several processes' data iterators are gathered, so all of them must call this
+    together.
+    """
+    return self._state().write(own_iterator=self._own_iterator)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Goes to where `get_state` was called; an iterator without a state cannot, and warns."""
-    _check_state(state, self.iterator_length)
-    restorable = hasattr(self.local_iterator, "set_state")
-    if restorable != ("iterator" in state):
+    """Moves to where `get_state` was called; a data iterator without a state cannot, and warns."""
+    saved = grain_state.read(state)
+    self._check(saved)
+    self._move_to(saved)
+
+  def start_prefetch(self) -> None:
+    """Starts preparing batches, if the data iterator does that ahead."""
+    if hasattr(self.local_iterator, "start_prefetch"):
+      self.local_iterator.start_prefetch()
+
+  def close(self) -> None:
+    """Stops what the data iterator keeps running, such as worker processes."""
+    if hasattr(self.local_iterator, "close"):
+      self.local_iterator.close()
+
+  def __del__(self):
+    """Leaves the data iterator open: the caller who passed it in may still use it."""
+
+  @property
+  def _own_iterator(self) -> bool:
+    """Whether the state of the data iterator may differ from process to process."""
+    return True
+
+  def _state(self) -> grain_state.GrainState:
+    get_state = getattr(self.local_iterator, "get_state", None)
+    return grain_state.GrainState(
+        step=self.step,
+        epoch_start=self._epoch_start,
+        iterator_length=self.iterator_length,
+        position=self.position,
+        identity={},
+        iterator=None if get_state is None else get_state(),
+    )
+
+  def _check(self, saved: grain_state.GrainState) -> None:
+    length = self.iterator_length
+    if saved.iterator_length != length:
       raise errors.ResumeError(
-          f"The state {'has' if 'iterator' in state else 'lacks'} the state of a data iterator, but"
+          f"The state was saved with iterator_length={saved.iterator_length}, but this iterator has"
+          f" iterator_length={length}. Use the saved one; to continue in the same data with epochs"
+          " of another length, change 'iterator_length' in the state and set its 'epoch_start' to"
+          " its 'step'."
+      )
+    step = saved.step - saved.epoch_start
+    if length is not None and step > length:
+      raise errors.ResumeError(f"The state is at step {step}, outside an epoch of {length} steps.")
+
+  def _move_to(self, saved: grain_state.GrainState) -> None:
+    restorable = hasattr(self.local_iterator, "set_state")
+    has_state = saved.iterator is not None
+    if restorable != has_state:
+      raise errors.ResumeError(
+          f"The state {'has' if has_state else 'lacks'} the state of a data iterator, but"
           f" {type(self.local_iterator).__name__} {'needs one' if restorable else 'takes none'}: it"
           " was saved by another kind of dataloader. Resume with the one that saved it."
       )
     if not restorable:
       logging.warning(
-          "%s has no set_state: its data goes on from where it is, not from step %d of the state.",
+          "%s has no set_state: its data continues where it is now, not from step %d of the state.",
           type(self.local_iterator).__name__,
-          state["step"],
+          saved.step,
       )
       self.state_set = False
       return
-    self.local_iterator.set_state(state["iterator"])  # type: ignore[attr-defined]
-    self.step_counter = state["step"]
+    self.local_iterator.set_state(saved.iterator)  # type: ignore[attr-defined]
+    self._epoch_start = saved.epoch_start
+    self.step_counter = saved.step - saved.epoch_start
     self.state_set = True
-
-  def close(self) -> None:
-    """Ends what the data iterator keeps running, such as worker processes."""
-    if hasattr(self.local_iterator, "close"):
-      self.local_iterator.close()
 
 
 def get_next_batch_sharded(
@@ -197,7 +254,7 @@ def get_next_batch_sharded(
     *,
     data_sharding: PartitionSpec | None = None,
 ) -> PyTree:
-  """The next batch of every host as one global batch; `pad` first makes their shapes equal.
+  """Returns the next batch of every host as one global batch; `pad` first makes shapes equal.
 
   Only with `pad` do the hosts compare notes, so that one that has run out stops the others too.
   """
@@ -254,7 +311,7 @@ def _load(local_iterator: Iterator[PyTree]) -> tuple[list[KeyPath], list[np.ndar
 def _pad_array_to_shape(
     array_and_shape: tuple[np.ndarray, tuple[int, ...]], pad_value: int | float = 0
 ) -> np.ndarray:
-  """Pads an array at the end of each axis; it and the shape come as one tuple, as zip() gives them.
+  """Pads an array at the end of each axis; array and shape come as one tuple, as from zip().
 
   >>> _pad_array_to_shape((np.array([[1], [2]]), (3, 2))).tolist()
   [[1, 0], [2, 0], [0, 0]]
@@ -271,11 +328,9 @@ def _pad_array_to_shape(
 def _build_global_shape_and_sharding(
     local_shape: tuple[int, ...], global_mesh: Mesh, data_sharding: PartitionSpec | None = None
 ) -> tuple[tuple[int, ...], NamedSharding]:
-  """The shape of all hosts' rows together and how they lie on the mesh."""
-  total, mine = _row_shards(global_mesh, data_sharding)
-  spec = sharding_lib.partition_spec(global_mesh, data_sharding)
-  sharding = NamedSharding(global_mesh, PartitionSpec(*spec[: len(local_shape)]))
-  return (local_shape[0] * total // len(mine), *local_shape[1:]), sharding
+  """Returns the shape of all hosts' rows together and how they are laid out on the mesh."""
+  layout = layout_lib.layout_of_local(global_mesh, data_sharding, tuple(local_shape))
+  return (layout.batch, *local_shape[1:]), layout.sharding
 
 
 def _form_global_array(
@@ -286,10 +341,8 @@ def _form_global_array(
     raise errors.ConfigError(
         f"{_name(path)} is a scalar: it has no batch axis to split over devices"
     )
-  _, mine = _row_shards(global_mesh, data_sharding)
-  spec = sharding_lib.partition_spec(global_mesh, data_sharding)
-  splits = [len(mine), *(_ways(global_mesh, axes) for axes in spec[1:])]
-  for axis, (size, ways) in enumerate(zip(array.shape, splits)):
+  shards = layout_lib.local_shards(global_mesh, data_sharding)
+  for axis, (size, ways) in enumerate(zip(array.shape, shards)):
     if size % ways:
       raise errors.ConfigError(
           f"{_name(path)} of shape {array.shape} does not divide over the devices: axis {axis} has"
@@ -297,41 +350,7 @@ def _form_global_array(
           f" {len(global_mesh.local_devices)} local devices ({global_mesh.size} in all). Make it a"
           f" multiple of {ways}."
       )
-  global_shape, sharding = _build_global_shape_and_sharding(array.shape, global_mesh, data_sharding)
-  rows = array.shape[0] // len(mine)
-  local_start = {shard * rows: place * rows for place, shard in enumerate(mine)}
-  shards, devices = [], []
-  indices: Any = sharding.addressable_devices_indices_map(global_shape)
-  for device, (place, *columns) in indices.items():
-    start = local_start[(place.start or 0) if rows else 0]
-    shards.append(array[(slice(start, start + rows), *columns)])
-    devices.append(device)
-  buffers = jax.device_put(shards, devices)
-  return jax.make_array_from_single_device_arrays(global_shape, sharding, buffers)
-
-
-@functools.lru_cache(maxsize=64)
-def _row_shards(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, tuple[int, ...]]:
-  """Into how many shards axis 0 is split, and which of them this process holds."""
-  spec = sharding_lib.partition_spec(mesh, data_sharding)
-  rows = spec[0] if len(spec) else None
-  total = _ways(mesh, rows)
-  held: dict[int, set[int]] = {}
-  indices: Any = NamedSharding(mesh, PartitionSpec(rows)).devices_indices_map((total,))
-  for device, index in indices.items():
-    held.setdefault(device.process_index, set()).add(index[0].start or 0)
-  if len({len(shards) for shards in held.values()}) > 1 or jax.process_index() not in held:
-    counts = {process: len(shards) for process, shards in sorted(held.items())}
-    raise errors.ConfigError(
-        "Every process must hold equally many shards of the batch, but with data_sharding"
-        f" {data_sharding} on the mesh {dict(mesh.shape)} they hold {counts} (process: shards)."
-    )
-  return total, tuple(sorted(held[jax.process_index()]))
-
-
-def _ways(mesh: Mesh, axes: Any) -> int:
-  names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-  return math.prod(mesh.shape[name] for name in names)
+  return layout_lib.layout_of_local(global_mesh, data_sharding, array.shape).send(array)
 
 
 def _host_array(path: KeyPath, leaf: Any) -> np.ndarray:
@@ -342,7 +361,7 @@ def _host_array(path: KeyPath, leaf: Any) -> np.ndarray:
     )
   there = jax.dtypes.canonicalize_dtype(array.dtype)
   if array.dtype.kind in "iu" and there != array.dtype and array.size:
-    # JAX narrows 64-bit integers without a word, and a token id that wraps around is another token.
+    # JAX narrows 64-bit integers silently, and a token id that wraps around is another token.
     low, high = int(array.min()), int(array.max())
     if low < np.iinfo(there).min or high > np.iinfo(there).max:
       raise errors.CorpusError(
@@ -350,27 +369,6 @@ def _host_array(path: KeyPath, leaf: Any) -> np.ndarray:
           " values do not fit. A token file was probably read with the wrong dtype."
       )
   return array
-
-
-def _check_state(state: dict[str, Any], iterator_length: int | None) -> None:
-  missing = {"step", "iterator_length"} - set(state)
-  if missing:
-    raise errors.ResumeError(
-        f"The state has no {' and no '.join(sorted(missing))}, only {sorted(state)}: it was not"
-        " saved by this kind of iterator."
-    )
-  if state["iterator_length"] != iterator_length:
-    raise errors.ResumeError(
-        f"The state was saved with iterator_length={state['iterator_length']}, but this iterator"
-        f" has iterator_length={iterator_length}. Use the saved one; to carry on in the same data"
-        " with epochs of another length, replace 'iterator_length' and 'step' in the state."
-    )
-  step = state["step"]
-  last = math.inf if iterator_length is None else iterator_length
-  if not isinstance(step, int) or not 0 <= step <= last:
-    raise errors.ResumeError(
-        f"The state is at step {step!r}, outside an epoch of {iterator_length} steps"
-    )
 
 
 def _name(path: KeyPath) -> str:

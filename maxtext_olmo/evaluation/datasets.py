@@ -111,12 +111,14 @@ class PadBatchDataset(_Wrapped[T]):
   Args:
     dataset: The existing dataset.
     multiple_of: What the length shall be a multiple of; the global batch size.
-    min_length: The length shall not be smaller; it is rounded up to the multiple, too.
+    min_length: The smallest length; it is rounded up to the multiple, too.
     pad_elem: What is added.
 
-  >>> PadBatchDataset(grain.MapDataset.source([3, 1, 2]), multiple_of=4, min_length=0, pad_elem=0)[3]
+  >>> three = grain.MapDataset.source([3, 1, 2])
+  >>> padded = PadBatchDataset(three, multiple_of=4, min_length=0, pad_elem=0)
+  >>> padded[3]
   0
-  >>> len(PadBatchDataset(grain.MapDataset.source([3, 1, 2]), multiple_of=4, min_length=0, pad_elem=0))
+  >>> len(padded)
   4
   """
 
@@ -142,19 +144,18 @@ def _pad_batch_multiple(
     pad_value: int | float = 0,
     batch_size_pad: int | None = None,
 ) -> np.ndarray:
-  """Pads arrays along one axis to a common length, a multiple of a number, and joins them along axis 0.
+  """Pads arrays along one axis to a common length, a given multiple, and joins them along axis 0.
 
   Args:
     batch: Arrays of the same rank; scalars are stacked, and arrays without that axis only joined.
     multiple_of: What the common length shall be a multiple of.
     axis: The axis to be padded, typically that of the sequence.
     pad_value: What to pad with.
-    batch_size_pad: How many rows the result shall have at least; the rest is `pad_value`.
+    batch_size_pad: The least number of rows of the result; the rest is `pad_value`.
 
-  >>> np.allclose(
-  ...     _pad_batch_multiple([np.array([[1, 2]]), np.array([[11, 12, 13,]])], multiple_of=4, axis=1),
-  ...     np.array([[1, 2, 0, 0], [11, 12, 13, 0]]))
-  True
+  >>> rows = [np.array([[1, 2]]), np.array([[11, 12, 13]])]
+  >>> _pad_batch_multiple(rows, multiple_of=4, axis=1).tolist()
+  [[1, 2, 0, 0], [11, 12, 13, 0]]
   """
   arrays = [np.asarray(array) for array in batch]
   if arrays[0].ndim == 0:
@@ -177,8 +178,8 @@ def join_rows(rows: Sequence[Sample]) -> Sample:
 class PadSequenceInBatchDataset(_Wrapped[Sample]):
   """Pads each element to the longest of its batch, rounded up, without making the batch.
 
-  So elements can be dealt to several hosts after it. Elements are flat dicts; arrays of two axes are
-  padded at the end of the second, and everything else is left alone.
+  So elements can be distributed to several hosts after it. Elements are flat dicts; arrays of two
+  axes are padded at the end of the second, and everything else is left alone.
 
   Args:
     dataset: The existing dataset; each `batch_size` elements make a batch, the last perhaps fewer.
@@ -228,7 +229,7 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
 
   @functools.cached_property
   def _longest(self) -> Callable[[int], dict[str, int]]:
-    # Elements of one batch are asked for one after another; by two threads perhaps, but not by many.
+    # Elements of one batch are read one after another, by a few threads at most.
     return functools.lru_cache(maxsize=16)(self._read_longest)
 
   def _read_longest(self, group: int) -> dict[str, int]:

@@ -1,10 +1,10 @@
 """Text from a model, token by token: greedy, or drawn at a temperature.
 
-Each step runs the model on the whole texts so far. That is slow beside a cache of keys and values, but it
-needs nothing of the model but its logits, so it is right for every model.
+Each step runs the model on the whole texts so far. That is slow compared with a cache of keys and
+values, but it needs only the model's logits, so it is right for every model.
 
-What is drawn for a request depends on the seed, the request's number and the step, and not on the batch or
-the number of processes.
+What is drawn for a request depends on the seed, the request's number and the step, and not on the
+batch or the number of processes.
 """
 
 from __future__ import annotations

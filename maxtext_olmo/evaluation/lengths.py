@@ -1,8 +1,8 @@
-"""Which length each batch is padded to: few different ones, since each costs a compilation.
+"""The length each batch is padded to: few different ones, since each costs a compilation.
 
-Rounding up to a multiple alone leaves as many shapes as there are multiples; powers of two leave few,
-but a quarter of the tokens is padding then. Here all lengths are known before the first batch, so the
-best few can be chosen. Five batches, a multiple of 16, and two shapes allowed:
+Rounding up to a multiple alone leaves as many shapes as there are multiples; powers of two leave
+few, but a quarter of the tokens is padding then. Here all lengths are known before the first batch,
+so the best few can be chosen. Five batches, a multiple of 16, and two shapes allowed:
 
     longest row of the batch    130   70   66   33   20
     rounded up                  144   80   80   48   32
@@ -70,7 +70,7 @@ def power_of_two(length: int, multiple: int) -> int:
 def _choose(
     candidates: np.ndarray, rounded: Sequence[int], free: Collection[int], budget: int
 ) -> set[int]:
-  """The lengths to use: all free ones, and at most `budget` others, such that the padding is least."""
+  """Returns all free lengths and at most `budget` others, chosen for the least padding."""
   places = np.searchsorted(candidates, rounded)
   weights = np.bincount(places, minlength=len(candidates))
   # Sums over the first j candidates: of batches, and of their tokens.

@@ -35,26 +35,29 @@ Keep = Callable[[int, Any], None]
 class JaxLM(LM):
   """Runs harness requests on a model over a mesh, on one process or on several.
 
-  In a job of several processes, each makes one over the global mesh and runs the same harness call: every
-  process gets all requests and all results, the rows are split over the mesh inside, and whoever calls
-  lets process 0 report. To the harness each process is the only one (rank 0 of 1).
+  In a job of several processes, each makes one over the global mesh and runs the same harness call:
+  every process gets all requests and all results, the rows are split over the mesh inside, and the
+  caller lets process 0 report. To the harness each process is the only one (rank 0 of 1).
 
   Args:
-    apply: Parameters and an `LLMIndexedBatch` → logits (rows, tokens, vocabulary). The model must look at
-      `inputs_position` and mask by `inputs_segmentation` as in training (0 is padding), or be causal.
+    apply: Parameters and an `LLMIndexedBatch` → logits (rows, tokens, vocabulary). The model must
+      use `inputs_position` and mask by `inputs_segmentation` as in training (0 is padding), or be
+      causal.
     params: The parameters, as they lie on the mesh; may be replaced between evaluations.
     tokenizer: As `load_eval_tokenizer` takes or gives it.
     mesh: Where batches go.
     batch_size: Rows of a batch, over all processes.
-    max_length: How many tokens the model takes; None where there is no limit, as for recurrent models.
-    truncation: What becomes of a longer context: `left` drops its beginning, `error` raises.
-    padding_multiple: What all lengths are a multiple of.
+    max_length: The most tokens the model takes; None if there is no limit, as for recurrent models.
+    truncation: How a longer context is handled: `left` drops its beginning, `error` raises.
+    padding_multiple: All lengths are a multiple of it.
     data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
-    packing: Whether a row may hold several requests, as segments. `auto`: if the model then scores them as it does
-      one by one, which is tried before each call's requests are scored; True takes your word for it.
-    cache_file: Where finished requests are kept, so that a killed evaluation goes on.
-    name: Of the model. Say here whatever changes its logits besides the parameters: it guards the cache.
-    max_gen_toks: How many tokens are generated where a task does not say.
+    packing: Whether a row may hold several requests, as segments. `auto`: if the model then scores
+      them as it does one by one, which is tested before each call's requests are scored; True skips
+      the test.
+    cache_file: File of finished requests, so that a killed evaluation resumes.
+    name: Of the model. Include anything that changes its logits besides the parameters: it is part
+      of the cache's keys.
+    max_gen_toks: The most tokens to generate if a task does not say.
     seed: Of generation at a temperature.
     progress: Whether process 0 shows how far it is.
   """
@@ -143,7 +146,7 @@ class JaxLM(LM):
     return 1 - self._scorer.tokens_scored / run if run else 0.0
 
   def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
-    """For each (context, continuation), the continuation's log-probability, and whether it is greedy.
+    """Returns each continuation's log-probability after its context, and whether it is greedy.
 
     An empty continuation has probability 1, and is greedy.
     """
@@ -186,7 +189,7 @@ class JaxLM(LM):
       run: Callable[[dict[int, Arguments], Keep], None],
       deterministic: bool = True,
   ) -> list[Any]:
-    """The results of all requests, in order: from the cache, or from running each different one once."""
+    """Returns the results of all requests, in order, from the cache or by running each once."""
     if not arguments:
       return []
     identity = self._identity() if self._cache_file else ""
@@ -267,7 +270,8 @@ class JaxLM(LM):
         self._scorer.max_length,
         self.truncation,
         self.max_gen_toks,
-        # Shared rows give the same scores where a model keeps requests apart, which nobody has tried where it is told to share.
+        # With `auto` the model was tested to score shared rows the same; with True nothing tested
+        # it.
         self._scorer.packing is True,
     )
 
@@ -276,8 +280,8 @@ class JaxLM(LM):
     largest = max(self.tokenizer.vocab_size - 1, self.tokenizer.prefix_id, self.tokenizer.eos_id)
     if largest >= model:
       raise errors.ConfigError(
-          f"The tokenizer {self.tokenizer.name!r} has ids up to {largest}, but the model's vocabulary"
-          f" has {model} tokens: it was trained with another tokenizer."
+          f"The tokenizer {self.tokenizer.name!r} has ids up to {largest}, but the model's"
+          f" vocabulary has {model} tokens: it was trained with another tokenizer."
       )
 
 

@@ -1,17 +1,19 @@
-"""Which requests are scored in which row of which batch, chosen for all of them at once.
+"""Plans which requests are scored in which row of which batch, for all requests at once.
 
-Alone in its row, a request leaves the rest of the row empty, and few lengths to compile (`lmeval_lengths`) leave much
-of it. A model that keeps segments apart, as packed training needs it, can score several requests in a row:
+A request alone in its row leaves the rest of the row empty, and few lengths to compile (`lengths`)
+leave much of it empty. A model that keeps segments apart, as packed training requires, can score
+several requests in a row:
 
     inputs_segmentation    1 1 1 1 1 2 2 2 3 3 . .      three requests, two tokens of padding
     inputs_position        0 1 2 3 4 0 1 2 0 1 . .
 
-The longest request opens a batch: `batch_size` empty rows of one length, a few times its own. Each next one goes to
-the row that it fills best, of all rows that are open, and opens a batch where it fits none. So short requests fill the
-gaps that long ones left, and only the last batch, which is one of short rows, has rows without a request.
+The longest request opens a batch: `batch_size` empty rows of one length, a few times its own. Each
+next one goes to the open row that it fills best, and opens a batch if it fits none. So short
+requests fill the gaps that long ones left, and only the last batch, which has short rows, has rows
+without a request.
 
-How long the rows of a batch are is tried in a few ways, one request per row among them, and the cheapest is taken.
-Every host knows all lengths, so all come to the same plan.
+Several choices of row length are tried, one request per row among them, and the cheapest is used.
+Every host knows all lengths, so all compute the same plan.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation.datasets import round_up
 from maxtext_olmo.rows import llm_batch
 
-# Rows of so many tokens are no burden, however short the longest request is. Else no row is longer than the longest
-# request, so that packing needs no more memory than one request per row does.
-_NO_BURDEN = 256
-# Rows are so many times as long as the request that opens them...
+# Rows may always have this many tokens, however short the longest request is. Otherwise no row is
+# longer than the longest request, so packing needs no more memory than one request per row does.
+_ALWAYS_ALLOWED = 256
+# Rows are this many times as long as the request that opens them...
 _TIMES = (1, 2, 4)
-# ...rounded up to one of a series, each half of the one before, that begins at this share of the longest row.
+# ...rounded up to one of a series, each half of the one before, that begins at this share of the
+# longest row.
 _SERIES = (0.5, 0.75, 0.875)
-# When all that is left shall go into one batch, a little room makes it likely.
+# Extra room that makes it likely that all remaining requests fit into one batch.
 _ROOM = 1.02
-# In rows of so many tokens, attention costs as much again as the rest of the model: six times its width.
+# In rows of this many tokens, attention costs as much as the rest of the model: six times its
+# width.
 _ATTENTION = 6 * 2048
 # What a shape must save to be worth its compilation.
 _PER_SHAPE = 0.005
@@ -64,17 +68,17 @@ def plan_steps(
     known: Collection[int] = (),
     overhead: int = 0,
 ) -> list[Step]:
-  """All batches, the longest first; each number from 0 to below `len(lengths)` is in one row of one of them.
+  """Plans all batches, the longest first; each number below `len(lengths)` is in exactly one row.
 
   Args:
-    lengths: How many tokens each has.
+    lengths: Tokens of each request.
     batch_size: Rows of a batch.
-    multiple: What all lengths of rows are multiples of, but for `max_length`.
+    multiple: All lengths of rows are multiples of it, except `max_length`.
     pack: Whether several may share a row.
-    max_length: What no row is longer than.
-    known: Lengths that have been compiled already. All together there are at most `lengths_lib.MAX_SHAPES`, as
-      long as that is enough for one request per row.
-    overhead: How many times the shortest batch is run besides, if there are shared rows at all.
+    max_length: The longest row.
+    known: Lengths that have been compiled already. In all there are at most
+      `lengths_lib.MAX_SHAPES`, as long as that is enough for one request per row.
+    overhead: Extra runs of the shortest batch if there are shared rows at all.
 
   >>> for step in plan_steps([16, 9, 8, 7, 4, 3, 1], 2, 8, pack=True, max_length=16):
   ...   print(step)
@@ -102,7 +106,9 @@ def plan_steps(
 def step_batch(
     step: Step, rows: Sequence[requests_lib.Row], first: int, count: int
 ) -> llm_batch.LLMIndexedBatch:
-  """Some rows of a step as arrays; `document_idx` and `sequence_idx` are of the first request in a row.
+  """Makes the arrays of some rows of a step.
+
+  `document_idx` and `sequence_idx` are those of the first request in a row.
 
   Args:
     rows: What the numbers of the step stand for.
@@ -141,7 +147,7 @@ def step_batch(
 
 
 def row_starts(step: Step, rows: Sequence[requests_lib.Row]) -> tuple[list[int], list[int]]:
-  """The numbers of a step in the order of its cells, row after row, and the cell that each begins at."""
+  """Returns the numbers of a step, row after row, and the cell that each begins at."""
   numbers, starts = [], []
   for place, members in enumerate(step.rows):
     begin = place * step.length
@@ -176,7 +182,7 @@ def _all_series(
   """Lengths of rows to choose from; the last of each holds the longest request."""
   if longest <= max(known, default=0):
     yield sorted(known)
-  top = max(round_up(max(longest, 1), multiple), round_up(_NO_BURDEN, multiple))
+  top = max(round_up(max(longest, 1), multiple), round_up(_ALWAYS_ALLOWED, multiple))
   if max_length is not None:
     top = min(top, max_length)
   for share in _SERIES:
@@ -195,8 +201,8 @@ def _pack(
     series: Sequence[int],
     times: int,
 ) -> list[Step]:
-  # As in `batches.packing.best_fit`: rows with equal room wait on one stack, and bit r of `room` says whether some row
-  # has room for r tokens.
+  # As in `rows.packing.best_fit`: rows with equal room are on one stack, and bit r of `room` says
+  # whether some row has room for r tokens.
   waiting: list[list[list[int]]] = [[] for _ in range(series[-1] + 1)]
   room = 0
   left = sum(lengths)

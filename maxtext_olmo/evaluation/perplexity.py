@@ -1,6 +1,6 @@
 """Perplexity on a corpus, label by label: how well a model predicts each token of each document.
 
-Documents end with EOS, as OLMo's token files have it, and are scored one by one, each on its own:
+Documents end with EOS, as in OLMo's token files, and are scored one by one, each on its own:
 
     file          5 6 7 E 8 9 E            two documents
     rows          E 5 6 7 E                the first, after the EOS that precedes it in training
@@ -121,7 +121,8 @@ def _documents(
     place = int(outside[0])
     raise errors.CorpusError(
         f"Token id {tokens[place]} in {files.where(file_id, place)}, is outside the model's"
-        f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file has"
+        f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file"
+        " has"
         f" another dtype than {files.dtype.name}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1

@@ -1,12 +1,13 @@
-"""Evaluation with lm-evaluation-harness on many hosts: its requests as global batches, and a model for it.
+"""Evaluation with lm-evaluation-harness on many hosts: requests as global batches, and a model.
 
     lm = JaxLM(apply, params, "bytes", mesh, max_length=2048)
     lm_eval.simple_evaluate(lm, tasks=["arc_easy"])
 
-`JaxLM` needs the extra `eval`; nothing of it is imported before it is used. `lmeval_preprocessing_pipeline`
-gives the batches alone, to who has an evaluation loop already. Both make rows of all requests, sort them
-by length and deal them, of few different lengths (`lmeval_lengths`). The pipeline does so with datasets of
-its own (`lmeval_datasets`), a request in each row; `JaxLM` puts several into one (`lmeval_packing`).
+`JaxLM` needs the extra `eval`, which is imported when it is first used.
+`lmeval_preprocessing_pipeline` makes the batches alone, for an evaluation loop of your own. Both
+make rows of all requests, sort them by length and distribute them, in few different lengths
+(`lengths`). The pipeline does so with its own datasets (`datasets`), a request in each row; `JaxLM`
+puts several into one (`packing`).
 """
 
 from __future__ import annotations
@@ -84,11 +85,12 @@ def lmeval_preprocessing_pipeline(
     padding_multiple: int = 128,
     use_thread_prefetch: bool = False,
 ) -> multihost.MultiHostDataLoadIterator:
-  """Batches of `loglikelihood` and `loglikelihood_rolling` requests, for models without a length limit.
+  """Makes batches of `loglikelihood` and `loglikelihood_rolling` requests, without a length limit.
 
-  Every host gives the same requests and gets its rows of each global batch, as an `LLMIndexedBatch`.
-  `document_idx` is the number of the request, from 1; 0 is a filler row. `targets_segmentation` is 1
-  where a token is to be scored; a request with nothing to score has no row. Models with a limit take `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
+  Every host passes the same requests and gets its rows of each global batch, as an
+  `LLMIndexedBatch`. `document_idx` is the number of the request, from 1; 0 is a padding row.
+  `targets_segmentation` is 1 where a token is scored; a request with nothing to score has no row.
+  Models with a length limit use `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
 
   Args:
     dataloading_host_index: Which of the hosts this is; `jax.process_index()`.

@@ -1,15 +1,15 @@
 """Whether a model keeps the requests of a row apart, found out by running it.
 
-Three batches of the same shape, made of one of the batches that are to be scored:
+Three batches of the same shape, made from one of the batches to score:
 
     shared     A A A B B B C C      as planned
-    changed    X X X B B B Z Z      every other request made of other tokens: the rest must score the same, to the bit
-    alone      A A A . . . . .      a row each, from its first token: all must score the same, but for rounding
+    changed    X X X B B B Z Z      others have other tokens: the rest must score exactly the same
+    alone      A A A . . . . .      a row each: all must score the same, up to rounding
                B B B . . . . .
                C C . . . . . .
 
-The first comparison finds models that look across borders, in any precision: nothing is added up in another order. The
-second finds those that count positions from the beginning of the row.
+The first comparison finds models that attend across segments, in any precision: no sum changes its
+order. The second finds those that count positions from the beginning of the row.
 """
 
 from __future__ import annotations

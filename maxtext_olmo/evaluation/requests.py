@@ -6,8 +6,8 @@ Context and continuation are tokenized together, as a reader would, and then spl
                           enc("The cat sat") = 7 21 5, enc("The cat") = 7 21, so 5 is scored
     ("", "sat")           context is the prefix token (BOS, or EOS where there is no BOS)
 
-A model that takes at most L tokens gets a long text in windows that score each token once, the last one
-with as much context as fits; "p" is the prefix token and L = 4:
+A model that takes at most L tokens gets a long text in windows that score each token once, the last
+one with as much context as fits; "p" is the prefix token and L = 4:
 
     tokens     0 1 2 3 4 5 6 7 8 9         inputs  p 0 1 2    3 4 5 6    5 6 7 8
                                            scored  0 1 2 3    4 5 6 7        8 9
@@ -46,7 +46,7 @@ class Row:
 
 
 class ParseLMEval(grain.transforms.Map):
-  """Takes an LMEval request apart into a prefix and a text; a request of one argument has no prefix.
+  """Splits an LMEval request into a prefix and a text; a request of one argument has no prefix.
 
   Args:
     request_name: The key of the request; all other keys are kept.
@@ -74,7 +74,7 @@ class ParseLMEval(grain.transforms.Map):
 def encode_requests(
     tokenizer: tokenizer_lib.EvalTokenizer, arguments: Sequence[tuple[str, ...]]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-  """For each request, the ids it is conditioned on (at least one) and those to score (perhaps none).
+  """Returns, for each request, the ids of its context (at least one) and the ids to score.
 
   Args:
     arguments: (text,) or (context, continuation) of each, as the harness gives them.
@@ -135,7 +135,8 @@ def request_rows(
         raise errors.ConfigError(
             f"Request {number} has {len(head)} tokens of context and {len(tail)} of continuation:"
             f" {length} go into the model, which takes {max_length}. With truncation='left' the"
-            f" beginning of the context is dropped. The continuation is {arguments[number][1][:60]!r}."
+            " beginning of the context is dropped. The continuation is"
+            f" {arguments[number][1][:60]!r}."
         )
       cut += 1
     rows += windows(np.concatenate([head, tail]), len(tail), max_length, request=number)

@@ -1,4 +1,4 @@
-"""Runs a model over rows of tokens and hands every process the log-probabilities of what is scored.
+"""Runs a model over rows of tokens and gives every process the log-probabilities of scored tokens.
 
 Results leave the devices token by token and are added up in float64: in float32, the sum over a
 long text would be off in the fourth digit. Every process knows which token is whose (`packing`).
@@ -51,8 +51,8 @@ class Scorer:
     apply: Parameters and a batch → logits (rows, tokens, vocabulary).
     mesh: Where the batches go.
     batch_size: Rows of a batch, over all processes.
-    padding_multiple: What all lengths are a multiple of.
-    max_length: How many tokens go into the model at most; no batch is longer, padding included.
+    padding_multiple: All lengths are a multiple of it.
+    max_length: The most tokens that go into the model; no batch is longer, padding included.
     data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
     packing: Whether several rows may become segments of one. `auto`: if the model then scores them
       as it does one by one, which is tried each time that rows are scored.

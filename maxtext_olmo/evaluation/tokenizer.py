@@ -1,7 +1,7 @@
-"""Tokenizers for evaluation: plain bytes, a `tokenizer.json`, a Hugging Face directory, or a name on the Hub.
+"""Tokenizers for evaluation: bytes, a `tokenizer.json`, a Hugging Face directory or a Hub name.
 
-Beside ids and text, evaluation wants to know which token stands before a text: BOS where the tokenizer
-has one, else EOS, which is what the model saw before each document of its training.
+Besides ids and text, evaluation needs the token that precedes a text: BOS if the tokenizer has one,
+otherwise EOS, which is what the model saw before each document of its training.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def load_eval_tokenizer(
   """
   if not spec:
     raise errors.ConfigError(
-        "No tokenizer is given: `bytes`, the path of a tokenizer.json or of a directory with one, or"
-        " a name on the Hugging Face Hub."
+        "No tokenizer is given: `bytes`, the path of a tokenizer.json or of a directory with one,"
+        " or a name on the Hugging Face Hub."
     )
   special: dict[str, str] = {}
   if spec == tokenizers.ByteTokenizer.name:

@@ -1,7 +1,8 @@
-"""Rows → this host's batches: mixing, the batch schedule, who prepares them, and how they end.
+"""Rows → this host's batches: mixing, the batch schedule, prefetching, and the end of the data.
 
-Where all members are random access, the rows of step k are known from k alone, and worker processes make whole batches.
-Else rows are taken one after the other, and worker processes read the documents that they are made of.
+If all members are random access, the rows of step k follow from k alone, and worker processes make
+whole batches. Otherwise rows are taken one after the other, and worker processes read the documents
+that they are made of.
 """
 
 from __future__ import annotations
@@ -14,38 +15,40 @@ import grain
 import jax
 import numpy as np
 
-from maxtext_olmo.devices import layout as sharding_lib
+from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.grain_llm import iterator as iterator_lib
+from maxtext_olmo.grain_llm import mixed_rows
+from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
+from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import steps as steps_lib
 from maxtext_olmo.order import interleave
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import prefetch
-from maxtext_olmo.rows import records as tokens_lib
-from maxtext_olmo.rows import row_steps
-from maxtext_olmo.rows import rows as rows_lib
 
-# Packing the lengths of so many documents takes a few seconds; of more, it is left to the background.
+# A plan of up to this many documents is counted at construction, which takes seconds.
 COUNTED_AT_ONCE = 1_000_000
 
 
 def rampup_schedule(
     batch_size: int, factors: Mapping[int, float] | None
 ) -> schedule_lib.BatchSchedule:
-  """The batch size, times the factor of the last boundary that a step has reached."""
+  """Returns the schedule of a batch size times the factor of the last boundary that was reached."""
   stages = {0: batch_size}
   for step, factor in sorted((factors or {}).items()):
     size = int(batch_size * factor)
     if step < 0 or size < 1:
       raise ConfigError(
-          f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have {size} rows."
+          f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have"
+          f" {size} rows."
       )
     stages[step] = size
   return schedule_lib.BatchSchedule(tuple(sorted(stages.items())))
 
 
 class Collate(grain.transforms.Map):
-  """A dict of arrays → a batch of some class, which takes the fields it has; `dict` takes all."""
+  """Turns a dict of arrays into a batch class, which takes the fields it has; `dict` takes all."""
 
   def __init__(self, batch_class: type):
     self._class = batch_class
@@ -63,7 +66,7 @@ class Collate(grain.transforms.Map):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchMaker:
-  """The choices of `make_grain_multihost_iterator`, and how they become batches."""
+  """Makes the iterator that the arguments of `make_grain_multihost_iterator` ask for."""
 
   datasets: list[grain.IterDataset]
   weights: list[float]
@@ -80,21 +83,21 @@ class BatchMaker:
   data_sharding: Any
 
   def make(self, *, reset_after_epoch: bool, pad_shapes: bool) -> iterator_lib.LLMIterator:
-    facts = self._facts()
-    spec = sharding_lib.partition_spec(self.mesh, self.data_sharding)
+    info = self._info()
+    spec = layout_lib.partition_spec(self.mesh, self.data_sharding)
     rows = self._random_access_rows()
-    local = self.schedule if facts.shard == "batch" else self._local_schedule()
-    mine = self._mine(facts, local, spec)
+    local = self.schedule if info.shard == "batch" else self._local_schedule()
+    mine = self._mine(info, local, spec)
     if rows is not None:
       source = rows  # bound once, for the closure
 
       def make_loader(schedule: schedule_lib.BatchSchedule) -> Iterable[Any]:
-        batches = row_steps.RowStepDataset(
+        batches = steps_lib.RowStepDataset(
             source,
             schedule,
             mine,
-            length=facts.length,
-            num_steps=self._agreed_steps(facts, source, schedule),
+            length=info.length,
+            num_steps=self._agreed_steps(info, source, schedule),
             drop_remainder=self.drop_remainder,
         )
         made = prefetch.PrefetchedDataset(batches, workers=self.workers, ahead=self._ahead)
@@ -107,7 +110,7 @@ class BatchMaker:
             self._mixed_stream(),
             schedule,
             mine,
-            length=facts.length,
+            length=info.length,
             drop_remainder=self.drop_remainder,
         ).map(Collate(self.batch_class))
         if self.threads or self.workers:
@@ -116,64 +119,80 @@ class BatchMaker:
           )
         return made
 
-    uneven = rows is None and facts.shard == "slice" and self.hosts > 1 and not facts.endless
-    # Hosts that pack documents of their own have epochs of their own, which no batch of all hosts could end with.
-    own_epochs = facts.packed and facts.shard == "slice" and self.hosts > 1
+    uneven = rows is None and info.shard == "slice" and self.hosts > 1 and not info.endless
+    # Hosts that pack documents of their own have epochs of unequal length, so none ends a batch.
+    own_epochs = info.packed and info.shard == "slice" and self.hosts > 1
     settled = rows is None or (rows.settle(COUNTED_AT_ONCE) and not own_epochs)
     return iterator_lib.LLMIterator(
         make_loader,
         local,
         self.mesh,
         lengths=iterator_lib.Lengths(
-            lambda schedule, first: self._epoch_length(facts, rows, schedule, first),
-            lambda schedule, first: self._rest(facts, rows, schedule, first),
+            lambda schedule, first: self._epoch_length(info, rows, schedule, first),
+            lambda schedule, first: self._rest(info, rows, schedule, first),
             settled,
-            lambda: self._why_unknown(facts, rows),
+            lambda: self._why_unknown(info, rows),
         ),
-        identity=facts.identity,
+        stream=iterator_lib.Stream(
+            identity=info.identity,
+            # The state of random-access rows is the same on all hosts, so any host's may be read.
+            version_1=frozenset(
+                info.version_1 if rows is not None else [info.version_1[info.host]]
+            ),
+            per_process=rows is None and info.shard == "slice",
+        ),
         rows=rows,
         dataset_size=None if self.lengths is None else sum(self.lengths),
         reset_after_epoch=reset_after_epoch,
-        pad_shapes=pad_shapes or (facts.length is None and self.hosts > 1),
+        pad_shapes=pad_shapes or (info.length is None and self.hosts > 1),
         data_sharding=spec,
-        tail=(lambda: self._no_rows(facts)) if uneven else None,
+        tail=(lambda: self._no_rows(info)) if uneven else None,
     )
 
   @property
   def _ahead(self) -> int:
     return max(1, self.ahead) if self.threads or self.workers else 0
 
-  def _facts(self) -> row_dataset.Facts:
-    """What holds for all members together."""
+  def _info(self) -> row_dataset.RowInfo:
+    """Returns what holds for all members together."""
     each = [
-        dataset.facts
+        dataset.info
         if isinstance(dataset, row_dataset.RowDataset)
-        else row_dataset.Facts(length=None, shard="slice", packed=False, endless=False)
+        else row_dataset.RowInfo(length=None, shard="slice", packed=False, endless=False)
         for dataset in self.datasets
     ]
     for name in ("shard", "length"):
-      values = {getattr(facts, name) for facts in each}
+      values = {getattr(info, name) for info in each}
       if len(values) > 1:
         raise ConfigError(
             f"All datasets of a mix must have one {name}, found {sorted(map(str, values))}."
         )
-    mixed = "" if len(each) == 1 else f"mix by {interleave.counts_of_weights(self.weights)} of: "
-    ends = [facts.endless for facts in each]
-    return row_dataset.Facts(
+    if len(each) == 1:
+      return each[0]
+    ends = [info.endless for info in each]
+    counts = interleave.counts_of_weights(self.weights)
+    hosts = max(len(info.version_1) for info in each)
+    old = [[info.version_1[host % len(info.version_1)] for info in each] for host in range(hosts)]
+    return row_dataset.RowInfo(
         length=each[0].length,
         shard=each[0].shard,
-        packed=any(facts.packed for facts in each),
+        packed=any(info.packed for info in each),
         endless=any(ends) if self.repeat else all(ends),
-        identity=mixed + "; ".join(facts.identity for facts in each),
+        identity={
+            "mix": list(counts),
+            "members": [dict(info.identity) for info in each],
+        },
+        version_1=tuple(f"mix by {counts} of: {'; '.join(members)}" for members in old),
+        host=max(info.host for info in each),
     )
 
-  def _random_access_rows(self) -> rows_lib.RowSource | None:
+  def _random_access_rows(self) -> row_source.RowSource | None:
     sources = [getattr(dataset, "rows", None) for dataset in self.datasets]
     if any(source is None for source in sources):
       return None
     if len(sources) == 1:
       return sources[0]
-    return rows_lib.MixedRows(sources, self.weights, repeat=self.repeat)  # type: ignore[arg-type]
+    return mixed_rows.MixedRows(sources, self.weights, repeat=self.repeat)  # type: ignore[arg-type]
 
   def _mixed_stream(self) -> grain.IterDataset:
     streams = [
@@ -198,93 +217,92 @@ class BatchMaker:
 
   def _mine(
       self,
-      facts: row_dataset.Facts,
+      info: row_dataset.RowInfo,
       local: schedule_lib.BatchSchedule,
       spec: jax.sharding.PartitionSpec,
   ) -> dict[int, np.ndarray]:
-    """For each size of the local schedule, the rows of a batch that this host holds."""
+    """Returns the rows of a batch that this host holds, for each size of the local schedule."""
     rows_spec = jax.sharding.PartitionSpec(*spec[:1])
     layouts = {
-        size: sharding_lib.BatchLayout(self.mesh, rows_spec, size, 1)
-        for size in self.schedule.sizes
+        size: layout_lib.BatchLayout(self.mesh, rows_spec, size, 1) for size in self.schedule.sizes
     }
-    if facts.shard == "batch":
+    if info.shard == "batch":
       return {size: layout.rows for size, layout in layouts.items()}
     return {size: np.arange(size) for size in local.sizes}
 
   def _agreed_steps(
-      self, facts: row_dataset.Facts, rows: rows_lib.RowSource, local: schedule_lib.BatchSchedule
+      self, info: row_dataset.RowInfo, rows: row_source.RowSource, local: schedule_lib.BatchSchedule
   ) -> int | None:
-    """Steps until the end, the same on all hosts: found from all hosts' rows, which all of them know."""
+    """Returns the steps until the end, which all hosts find alike from the rows of all hosts."""
     if rows.endless:
       return None
-    if facts.shard == "batch" or self.hosts == 1:
+    if info.shard == "batch" or self.hosts == 1:
       count = rows.num_rows
-      return None if count is None else row_steps.steps_of(local, count, self.drop_remainder)
+      return None if count is None else steps_lib.steps_of(local, count, self.drop_remainder)
     counts = [self._host_total(rows, host) for host in range(self.hosts)]
-    steps = [row_steps.steps_of(local, count, self.drop_remainder) for count in counts]
+    steps = [steps_lib.steps_of(local, count, self.drop_remainder) for count in counts]
     return min(steps) if self.drop_remainder else max(steps)
 
-  def _host_total(self, rows: rows_lib.RowSource, host: int) -> int:
+  def _host_total(self, rows: row_source.RowSource, host: int) -> int:
     counts: list[int | None] = []
     for dataset in self.datasets:
-      facts = dataset.facts  # type: ignore[attr-defined]
-      counts.append(None if facts.endless else facts.host_rows[host])
-    if isinstance(rows, rows_lib.MixedRows):
+      info = dataset.info  # type: ignore[attr-defined]
+      counts.append(None if info.endless else info.host_rows[host])
+    if isinstance(rows, mixed_rows.MixedRows):
       return rows.total(counts) or 0
     return counts[0] or 0
 
   def _epoch_length(
       self,
-      facts: row_dataset.Facts,
-      rows: rows_lib.RowSource | None,
+      info: row_dataset.RowInfo,
+      rows: row_source.RowSource | None,
       local: schedule_lib.BatchSchedule,
       first: int,
   ) -> int | None:
-    """The steps of an epoch that begins with a step; no more than there is data for."""
-    count = self._epoch_rows(facts, rows)
+    """Returns the steps of an epoch that begins with a step; no more than there is data for."""
+    count = self._epoch_rows(info, rows)
     if count is None:
       return None
-    # In rows of all hosts: a host's own are a fixed part of them, whatever its schedule was anchored to.
-    scale = 1 if facts.shard == "batch" else self.hosts
+    # Counted in rows of all hosts, of which a host's own are a fixed part.
+    scale = 1 if info.shard == "batch" else self.hosts
     begin = local.start(first) * scale
     end = -(-(begin + count) // scale) if not self.drop_remainder else (begin + count) // scale
-    last = row_steps.steps_of(local, end, self.drop_remainder)
-    total = None if rows is None else self._agreed_steps(facts, rows, local)
+    last = steps_lib.steps_of(local, end, self.drop_remainder)
+    total = None if rows is None else self._agreed_steps(info, rows, local)
     if total is not None:
       last = min(last, total)
     return max(0, last - first)
 
   def _rest(
       self,
-      facts: row_dataset.Facts,
-      rows: rows_lib.RowSource | None,
+      info: row_dataset.RowInfo,
+      rows: row_source.RowSource | None,
       local: schedule_lib.BatchSchedule,
       first: int,
   ) -> int | None:
-    steps = None if rows is None else self._agreed_steps(facts, rows, local)
+    steps = None if rows is None else self._agreed_steps(info, rows, local)
     return None if steps is None else max(0, steps - first)
 
-  def _epoch_rows(self, facts: row_dataset.Facts, rows: rows_lib.RowSource | None) -> int | None:
-    if facts.packed:
+  def _epoch_rows(self, info: row_dataset.RowInfo, rows: row_source.RowSource | None) -> int | None:
+    if info.packed:
       return None if rows is None else rows.epoch_rows
     if self.lengths is None:
       return None
     total = sum(self.weights)
     return max(int(n / (w / total)) for n, w in zip(self.lengths, self.weights))
 
-  def _why_unknown(self, facts: row_dataset.Facts, rows: rows_lib.RowSource | None) -> str:
-    if facts.packed and rows is None:
+  def _why_unknown(self, info: row_dataset.RowInfo, rows: row_source.RowSource | None) -> str:
+    if info.packed and rows is None:
       return (
-          "how many rows documents make is known only once they are packed, split or filtered. packing='planned' knows"
-          " it; else count steps yourself."
+          "how many rows documents make is known only once they are packed, split or filtered."
+          " packing='planned' knows it; otherwise count steps yourself."
       )
-    if facts.packed and facts.endless:
-      return "the data goes on without end, and is too large to count its epochs before the first batch."
-    if facts.packed:
+    if info.packed and info.endless:
+      return "the data has no end, and is too large to count its epochs before the first batch."
+    if info.packed:
       return "the packing plan is still being counted; ask again later."
     return "it was made without dataset_lengths."
 
-  def _no_rows(self, facts: row_dataset.Facts) -> Any:
-    """A batch without rows; it grows, in padding, to the shape of the others."""
-    return Collate(self.batch_class).map(tokens_lib.stack([], 0, facts.length))
+  def _no_rows(self, info: row_dataset.RowInfo) -> Any:
+    """Returns a batch without rows, which padding brings to the shape of the others."""
+    return Collate(self.batch_class).map(records_lib.stack([], 0, info.length))

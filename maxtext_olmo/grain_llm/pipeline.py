@@ -1,12 +1,13 @@
-"""The Grain LLM iterators: documents from any source, as packed or padded rows, mixed, in batches on a mesh.
+"""The Grain LLM iterators: documents from any source as packed or padded rows, mixed, in batches.
 
-    make_grain_llm_dataset          documents → rows, on this host           a `grain.IterDataset`
-    make_grain_multihost_iterator   rows of one or more → global batches     a `MultiHostDataLoadIterator`
+    make_grain_llm_dataset          documents → rows, on this host           `RowDataset`
+    make_grain_multihost_iterator   rows of one or more → global batches     `LLMIterator`
     make_grain_llm_iterator         both in one
 
-Rows that are random access (padded ones, and packed ones with a plan) stay so through mixing and batching: then a batch
-is a function of its step, and the state one number. Rows that Grain packs as they come are read by worker processes, but
-packed in one place, so that the number of workers changes nothing there either.
+Rows that are random access (padded ones, and those packed by a plan) stay so through mixing and
+batching: a batch is a function of its step, and the state is one number. Rows that Grain packs as
+they come are read by worker processes but packed in one place, so that the number of workers does
+not change them either.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from maxtext_olmo.grain_llm import batches as batches_lib
 from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import row_maker
+from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.rows import llm_batch
 from maxtext_olmo.rows import packing as packing_lib
-from maxtext_olmo.rows import records as tokens_lib
-from maxtext_olmo.rows import rows as rows_lib
 
 SHARDS = ("slice", "batch")
 
@@ -33,7 +33,7 @@ SHARDS = ("slice", "batch")
 def shard_grain_dataset(
     grain_dataset: grain.MapDataset, dataloading_host_index: int, dataloading_host_count: int
 ) -> grain.MapDataset:
-  """This host's contiguous share of a dataset; where it does not divide, the first hosts have one element more."""
+  """Returns this host's contiguous share ; the first hosts may have one element more."""
   bounds = row_maker.shard_bounds(
       len(grain_dataset), dataloading_host_index, dataloading_host_count
   )
@@ -62,38 +62,45 @@ def make_grain_llm_dataset(
     long_documents: str = "error",
     packing_counts_path: str | None = None,
 ) -> row_dataset.RowDataset:
-  """Rows of a language model from a random-access dataset of documents, one at a time.
+  """Makes rows of a language model from a random-access dataset of documents, one at a time.
 
   Args:
     dataloading_host_index: Which host this is, as `jax.process_index()`.
-    dataloading_host_count: How many load data, as `jax.process_count()`.
-    dataset: Anything with `__len__` and `__getitem__`, whose elements (after `operations`) have token ids under `inputs`.
+    dataloading_host_count: How many hosts load data, as `jax.process_count()`.
+    dataset: Anything with `__len__` and `__getitem__` whose elements (after `operations`) have
+      token ids under `inputs`.
     global_batch_size: Rows of a batch over all hosts.
     max_target_length: Tokens of a row.
     shuffle: Whether documents come in random order, another one in each epoch.
-    data_shuffle_seed: Of that order.
+    data_shuffle_seed: The seed of that order.
     num_epochs: None repeats without end; 0 is one pass. Batches run over the end of an epoch.
-    operations: Grain transforms of an element, before anything else.
-    grain_packing: Whether several documents share a row; first-fit, unless `packing` says otherwise.
-    grain_packing_bin_count: Rows that are filled at a time; as many as a host's batch has unless given (with a plan, 1024).
-    shift: Whether targets and inputs are set against each other by one.
-    shift_target: Moves the targets left, else the inputs right behind an `eod_token_id`.
-    eod_token_id: What ends a document.
-    apply_padding: Whether rows are padded to `max_target_length`, where they are not packed.
+    operations: Grain transforms that are applied to each element first.
+    grain_packing: Whether several documents share a row; first-fit, unless `packing` is given.
+    grain_packing_bin_count: Rows that are filled at a time; by default as many as a host's batch
+      has (with a plan, 1024).
+    shift: Whether targets and inputs are shifted against each other by one.
+    shift_target: Whether the targets move left; otherwise the inputs move right after an
+      `eod_token_id`.
+    eod_token_id: The token that ends a document.
+    apply_padding: Whether rows that are not packed are padded to `max_target_length`.
     packing: `first_fit`, `best_fit`, `concat_then_split` or `planned`; the last is random access.
-    shard: `slice` gives each host its share of the documents; `batch` all hosts all rows, of which each takes those of a
-      batch that it holds, so that the global batch does not depend on the number of hosts.
-    long_documents: What becomes of documents longer than a row: `error`, `truncate`, or `split` into pieces.
-    packing_counts_path: Where a plan keeps its numbers of rows, so that a resume need not count them; without it, nowhere.
+    shard: `slice` gives each host its share of the documents. `batch` lets all hosts share one
+      stream, of which each takes its rows of a batch, so that the global batch does not depend on
+      the number of hosts.
+    long_documents: What to do with documents longer than a row: `error`, `truncate`, or `split`
+      them into pieces.
+    packing_counts_path: Where a plan stores its numbers of rows, so that a resume need not count
+      them; None stores none.
   """
   if grain_packing and packing is None:
     packing = "first_fit"
   _check_choice("packing", packing, (None, *packing_lib.PACKINGS))
   _check_choice("shard", shard, SHARDS)
-  tokens_lib.check_long_documents(long_documents)
+  packing_lib.check_long_documents(long_documents)
   if max_target_length < 1 or global_batch_size < 1:
     raise ConfigError(
-        f"max_target_length={max_target_length} and global_batch_size={global_batch_size} must be positive."
+        f"max_target_length={max_target_length} and global_batch_size={global_batch_size} must be"
+        " positive."
     )
   if num_epochs is not None and num_epochs < 0:
     raise ConfigError(f"num_epochs={num_epochs} must not be negative; None repeats without end.")
@@ -115,7 +122,7 @@ def make_grain_llm_dataset(
       length=max_target_length,
       packing=packing,
       bins=grain_packing_bin_count,
-      shift=rows_lib.Shift(
+      shift=row_source.Shift(
           None if not shift else "left" if shift_target else "right", eod_token_id
       ),
       pad=apply_padding,
@@ -144,27 +151,32 @@ def make_grain_multihost_iterator(
     pad_shapes: bool = False,
     data_sharding: Any = None,
 ) -> iterator_lib.LLMIterator:
-  """Global batches of rows, mixed by weight where there are several datasets.
+  """Makes global batches of rows, mixed by weight if there are several datasets.
 
   Args:
-    grain_datasets: Of rows, as `make_grain_llm_dataset` makes them; any `IterDataset` of dicts of arrays will do.
-    dataset_lengths: Rows of each in an epoch, over all hosts. An epoch of the mix is over when each has been seen once.
+    grain_datasets: Rows as `make_grain_llm_dataset` makes them, or any `IterDataset` of dicts of
+      arrays.
+    dataset_lengths: Rows of each dataset in an epoch, over all hosts. An epoch of the mix is over
+      when each has been seen once.
     global_mesh: The mesh to shard over.
     global_batch_size: Rows of a batch over all hosts.
     dataloading_host_count: How many hosts load data.
-    dataset_weights: The shares of the mix; equal unless given.
-    worker_count: Processes that prepare batches; 0 prepares them here.
-    worker_buffer_size: Batches that each prepares ahead.
-    drop_remainder: Whether the very last batch of all epochs together is left out where it is not full; else it is filled
-      up with rows of padding.
-    batch_class: What a batch is: `LLMBatch`, another data class with such fields, or `dict`.
-    reset_after_epoch: Whether each epoch starts with the first row again; else it goes on where the last one stopped.
+    dataset_weights: The shares of the mix; equal by default.
+    worker_count: Processes that prepare batches; 0 prepares them in this process.
+    worker_buffer_size: Batches that each worker prepares ahead.
+    drop_remainder: Whether the very last batch of all epochs together is dropped if it is not full;
+      otherwise it is filled with rows of padding.
+    batch_class: The class of a batch: `LLMBatch`, another data class with such fields, or `dict`.
+    reset_after_epoch: Whether each epoch starts with the first row again; otherwise it continues
+      where the last one stopped.
     use_thread_prefetch: Whether threads prepare batches, instead of processes.
-    batch_rampup_factors: step → factor on the batch size from that step on; factors do not multiply.
-    when_exhausted: `stop`: the mix ends with its first member that ends; `repeat`: such a member starts again, until each
-      has come to its end once.
+    batch_rampup_factors: Maps a step to the factor on the batch size from that step on; factors do
+      not multiply.
+    when_exhausted: `stop` ends the mix with its first member that ends; `repeat` starts such a
+      member again, until each has ended once.
     pad_shapes: Whether arrays are padded to the largest shape that any host has for a batch.
-    data_sharding: Mesh axes of rows (and of tokens), as a `PartitionSpec` or a config's list; all axes unless given.
+    data_sharding: Mesh axes of rows (and of tokens), as a `PartitionSpec` or a config's list; all
+      axes by default.
   """
   _check_choice("when_exhausted", when_exhausted, ("stop", "repeat"))
   datasets = list(grain_datasets)
@@ -175,8 +187,9 @@ def make_grain_multihost_iterator(
       or len(dataset_lengths or weights) != len(weights)
   ):
     raise ConfigError(
-        f"Every dataset needs a weight and a length: there are {len(datasets)} datasets, {len(weights)} weights,"
-        f" {'no' if dataset_lengths is None else len(dataset_lengths)} lengths."
+        f"Every dataset needs a weight and a length: there are {len(datasets)} datasets,"
+        f" {len(weights)} weights, {'no' if dataset_lengths is None else len(dataset_lengths)}"
+        " lengths."
     )
   return batches_lib.BatchMaker(
       datasets=datasets,
@@ -186,7 +199,7 @@ def make_grain_multihost_iterator(
       schedule=batches_lib.rampup_schedule(global_batch_size, batch_rampup_factors),
       hosts=dataloading_host_count,
       workers=0 if use_thread_prefetch else worker_count,
-      # Threads have the buffer that the processes would have had together.
+      # Threads get the buffer that the processes would have had together.
       ahead=worker_buffer_size * (max(1, worker_count) if use_thread_prefetch else 1),
       threads=use_thread_prefetch,
       drop_remainder=drop_remainder,
@@ -228,7 +241,7 @@ def make_grain_llm_iterator(
     pad_shapes: bool = False,
     data_sharding: Any = None,
 ) -> iterator_lib.LLMIterator:
-  """`make_grain_llm_dataset` and `make_grain_multihost_iterator` in one; see there for the arguments."""
+  """Combines `make_grain_llm_dataset` and `make_grain_multihost_iterator`; see their arguments."""
   rows = make_grain_llm_dataset(
       dataloading_host_index,
       dataloading_host_count,

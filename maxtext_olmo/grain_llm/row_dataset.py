@@ -1,8 +1,8 @@
 """Rows of a language model as a Grain dataset, and batches of rows that come one after the other.
 
-`RowDataset` is what `make_grain_llm_dataset` returns: an `IterDataset` of rows. Where its rows are random access it also
-has them as `rows`, so that batches and mixtures need not stream; where they are packed as they come, `open` gives the
-stream, with as many worker processes as asked for.
+`RowDataset` is what `make_grain_llm_dataset` returns: an `IterDataset` of rows. If its rows are
+random access, it also has them as `rows`, so that batches and mixtures need not stream. If they are
+packed as they come, `open` returns the stream, read by any number of worker processes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,31 @@ from typing import Any
 import grain
 import numpy as np
 
+from maxtext_olmo.devices import grain_state
 from maxtext_olmo.errors import ResumeError
+from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import steps as steps_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import prefetch
-from maxtext_olmo.rows import records as tokens_lib
-from maxtext_olmo.rows import row_steps
-from maxtext_olmo.rows import rows as rows_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
-  """What a batch maker must know of rows.
+class RowInfo:
+  """What is known of the rows of a dataset.
 
   Attributes:
-    length: Tokens of a row; None where rows are not padded.
-    shard: `slice`: the rows are this host's own; `batch`: they are all hosts', who each take theirs of a batch.
-    packed: Whether rows hold several documents, so that their number does not follow from that of documents.
+    length: Tokens of a row; None if rows are not padded.
+    shard: `slice` if each host has rows of its own, `batch` if all hosts share one stream, of which
+      each takes its rows of a batch.
+    packed: Whether the number of rows does not follow from the number of documents, because rows
+      are packed, split or filtered.
     endless: Whether rows never end.
-    host_rows: The rows of each host until the end, where that is known; empty where there is none or nobody knows.
-    identity: Names the rows and their order; empty where nobody knows.
+    host_rows: The rows of each host until the end; empty if unknown or without end.
+    identity: What decides which row comes at which position, for all hosts together; empty if
+      unknown.
+    version_1: The identity of each host in states of version 1; `host` is this host's.
+    host: Which of them this host is.
   """
 
   length: int | None
@@ -40,7 +46,9 @@ class Facts:
   packed: bool
   endless: bool
   host_rows: tuple[int, ...] = ()
-  identity: str = ""
+  identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  version_1: tuple[str, ...] = ("",)
+  host: int = 0
 
 
 class RowDataset(grain.IterDataset[dict[str, np.ndarray]]):
@@ -48,18 +56,18 @@ class RowDataset(grain.IterDataset[dict[str, np.ndarray]]):
 
   def __init__(
       self,
-      facts: Facts,
+      info: RowInfo,
       *,
-      rows: rows_lib.RowSource | None = None,
+      rows: row_source.RowSource | None = None,
       open_stream: Callable[[int, int], grain.IterDataset] | None = None,
   ):
     super().__init__()
-    self.facts = facts
+    self.info = info
     self.rows = rows
     self._open_stream = open_stream
 
   def open(self, workers: int = 0, ahead: int = 1) -> grain.IterDataset:
-    """The rows as a stream; `workers` processes read documents, the same rows come for any number of them."""
+    """Returns the rows as a stream, the same for any number of processes that read documents."""
     if self._open_stream is not None:
       return self._open_stream(workers, ahead)
     return prefetch.PrefetchedDataset(_Single(self.rows), workers=workers, ahead=ahead)
@@ -74,7 +82,7 @@ class _Single(grain.MapDataset[dict[str, np.ndarray]]):
   def __init__(self, rows: Any):
     super().__init__()
     one = schedule_lib.BatchSchedule.constant(1)
-    self._steps = row_steps.RowStepDataset(rows, one, {1: np.zeros(1, np.int64)}, length=None)
+    self._steps = steps_lib.RowStepDataset(rows, one, {1: np.zeros(1, np.int64)}, length=None)
 
   def __len__(self) -> int:
     return len(self._steps)
@@ -86,14 +94,14 @@ class _Single(grain.MapDataset[dict[str, np.ndarray]]):
 
 
 class StreamBatches(grain.IterDataset[dict[str, np.ndarray]]):
-  """Batches of rows that come one after the other; the state is the step and the state of the rows.
+  """Batches of rows that come one after the other; the state is the step and that of the rows.
 
   Args:
     rows: The stream.
     schedule: How many rows each step takes from it.
-    mine: For each size, which of them this host keeps.
+    mine: For each batch size, the rows that this host keeps.
     length: Tokens of a row; None pads to the longest of a batch.
-    drop_remainder: Whether a last batch that is not full is left out; else it is filled up with padding.
+    drop_remainder: Whether a last batch that is not full is dropped; otherwise it is padded.
   """
 
   def __init__(
@@ -147,9 +155,9 @@ class _StreamBatchesIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
     kept = [rows[i] for i in mine.tolist() if i < len(rows)]
     length = self._length
     if length is None:
-      # All of them, not only this host's, so that hosts that take rows of one batch agree on its length.
+      # Over all rows, not only this host's, so that hosts that share a batch agree on its length.
       length = max(len(row["inputs"]) for row in rows)
-    return tokens_lib.stack(kept, len(mine), length)
+    return records_lib.stack(kept, len(mine), length)
 
   def get_state(self) -> dict[str, Any]:
     return {"step": self._step, "rows": self._parent.get_state()}
@@ -157,25 +165,17 @@ class _StreamBatchesIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
   def set_state(self, state: dict[str, Any]) -> None:
     if not isinstance(state, dict) or set(state) != {"step", "rows"}:
       raise ResumeError(
-          f"Expected the state of packed batches, with 'step' and 'rows', found {state!r}: it was saved by another kind"
-          " of pipeline."
+          f"Expected the state of packed batches, with 'step' and 'rows', found {state!r}: it was"
+          " saved by another kind of pipeline."
       )
-    self._parent.set_state(_with_tuples(state["rows"]))
+    state = grain_state.from_json(state)
+    self._parent.set_state(state["rows"])
     self._step = state["step"]
     self._ended = False
 
 
-def _with_tuples(state: Any, slices: bool = False) -> Any:
-  """The state as Grain's concat-then-split compares it: its slices are tuples, which JSON turns into lists."""
-  if isinstance(state, dict):
-    return {k: _with_tuples(v, slices or k == "remainder_slices") for k, v in state.items()}
-  if isinstance(state, list):
-    return tuple(state) if slices else [_with_tuples(part) for part in state]
-  return state
-
-
 class SplitDocuments(grain.experimental.FlatMapTransform):
-  """Documents longer than a row → pieces that are not."""
+  """Divides or cuts documents that are longer than a row."""
 
   max_fan_out = 1 << 20
 
@@ -184,35 +184,35 @@ class SplitDocuments(grain.experimental.FlatMapTransform):
     self._long_documents = long_documents
 
   def flat_map(self, element: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    return tokens_lib.fit(element, self._length, self._long_documents)
+    return records_lib.fit(element, self._length, self._long_documents)
 
 
 class ToRecord(grain.transforms.Map):
-  """Any element with tokens → a record of its own arrays."""
+  """Turns any element with tokens into a record with arrays of its own."""
 
   def map(self, element: Any) -> dict[str, np.ndarray]:
-    return tokens_lib.record_of(element)
+    return records_lib.record_of(element)
 
 
 class ToRow(grain.transforms.Map):
-  """A record → a row: cut to the length where asked, padded, shifted, and its documents numbered."""
+  """Turns a record into a row: cut if asked, padded, shifted, its documents numbered."""
 
-  def __init__(self, length: int, long_documents: str, pad: bool, shift: rows_lib.Shift):
+  def __init__(self, length: int, long_documents: str, pad: bool, shift: row_source.Shift):
     self._length = length
     self._long_documents = long_documents
     self._pad = pad
     self._shift = shift
 
   def map(self, element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    (record,) = tokens_lib.fit(element, self._length, self._long_documents)
-    row = tokens_lib.padded(record, self._length if self._pad else None)
-    return tokens_lib.segmented(self._shift.apply(row), self._shift.eod_token_id)
+    (record,) = records_lib.fit(element, self._length, self._long_documents)
+    row = records_lib.padded(record, self._length if self._pad else None)
+    return records_lib.segmented(self._shift.apply(row), self._shift.eod_token_id)
 
 
 class ShiftRow(grain.transforms.Map):
-  """A packed row, shifted."""
+  """Shifts a packed row."""
 
-  def __init__(self, shift: rows_lib.Shift):
+  def __init__(self, shift: row_source.Shift):
     self._shift = shift
 
   def map(self, element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""How `make_grain_llm_dataset` makes rows of documents: padded, packed as they come, or packed by a plan."""
+"""How `make_grain_llm_dataset` makes rows: padded, packed as they come, or packed by a plan."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import grain
 
 from maxtext_olmo.corpus import document_source
 from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
+from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.order import base
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.rows import packing as packing_lib
 from maxtext_olmo.rows import plan as plan_lib
 from maxtext_olmo.rows import prefetch
-from maxtext_olmo.rows import records as tokens_lib
-from maxtext_olmo.rows import rows as rows_lib
 
 
 def shard_bounds(count: int, host: int, hosts: int) -> tuple[int, int]:
-  """The first element of a host's contiguous share and the one behind its last; the first hosts get one more."""
+  """Returns the bounds [start, end) of a host's contiguous share.
+
+  If shares cannot be equal, the first hosts get one element more.
+  """
   if hosts < 1 or not 0 <= host < hosts:
     raise ConfigError(f"There is no host {host} of {hosts}.")
   size, rest = divmod(count, hosts)
@@ -32,7 +35,7 @@ def shard_bounds(count: int, host: int, hosts: int) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowMaker:
-  """The choices of `make_grain_llm_dataset`; `host` and `hosts` are 0 and 1 where hosts share all rows."""
+  """The arguments of `make_grain_llm_dataset`; `hosts` is 1 if all hosts share one stream."""
 
   dataset: Any
   documents: grain.MapDataset
@@ -45,7 +48,7 @@ class RowMaker:
   length: int
   packing: str | None
   bins: int
-  shift: rows_lib.Shift
+  shift: row_source.Shift
   pad: bool
   shard: str
   long_documents: str
@@ -55,31 +58,31 @@ class RowMaker:
     start, end = self._bounds(self.host)
     if start == end and (self.num_epochs is None or self.packing == "planned"):
       raise ConfigError(
-          f"Host {self.host} of {self.hosts} has no document to make rows of: there are only {len(self.documents)}."
-          " Use fewer hosts, or shard='batch'."
+          f"Host {self.host} of {self.hosts} has no document to make rows of: there are only"
+          f" {len(self.documents)}. Use fewer hosts, or shard='batch'."
       )
 
   def _bounds(self, host: int) -> tuple[int, int]:
     return shard_bounds(len(self.documents), host, self.hosts)
 
   def make(self) -> row_dataset.RowDataset:
+    """Makes the rows: random access if their number follows from the lengths of the documents."""
     if self.packing == "planned":
-      return row_dataset.RowDataset(
-          self._facts(self._planned_rows_of_hosts()), rows=self._planned()
-      )
+      info = self._info(self._planned_rows_of_hosts())
+      return row_dataset.RowDataset(info, rows=self._planned())
     streams = self.packing is not None or self.long_documents == "split" or self._filters
     if streams:
-      return row_dataset.RowDataset(self._facts(), open_stream=self._stream)
-    start, end = self._bounds(self.host)
-    rows = self._records().map(
-        row_dataset.ToRow(self.length, self.long_documents, self.pad, self.shift)
-    )
+      return row_dataset.RowDataset(self._info(), open_stream=self._stream)
+    to_row = row_dataset.ToRow(self.length, self.long_documents, self.pad, self.shift)
+    shares = [end - start for start, end in map(self._bounds, range(self.hosts))]
     epochs = self.num_epochs
-    each = map(self._bounds, range(self.hosts))
-    host_rows = () if epochs is None else tuple(epochs * (last - first) for first, last in each)
     return row_dataset.RowDataset(
-        self._facts(host_rows),
-        rows=rows_lib.MapRows(rows, end - start, self.length if self.pad else None),
+        self._info(() if epochs is None else tuple(epochs * share for share in shares)),
+        rows=row_source.MapRows(
+            self._records().map(to_row),
+            shares[self.host],
+            self.length if self.pad else None,
+        ),
     )
 
   @property
@@ -87,25 +90,42 @@ class RowMaker:
     kinds = (grain.transforms.Filter, grain.experimental.FlatMapTransform)
     return any(isinstance(operation, kinds) for operation in self.operations)
 
-  def _facts(self, host_rows: tuple[int, ...] = ()) -> row_dataset.Facts:
+  def _info(self, host_rows: tuple[int, ...] = ()) -> row_dataset.RowInfo:
     packed = self.packing is not None or self.long_documents == "split"
-    return row_dataset.Facts(
+    return row_dataset.RowInfo(
         length=self.length if self.pad or self.packing else None,
         shard=self.shard,
         packed=packed or self._filters,
         endless=self.num_epochs is None,
         host_rows=host_rows,
         identity=self._identity(),
+        version_1=tuple(map(self._identity_of_version_1, range(self.hosts))),
+        host=self.host,
     )
 
-  def _identity(self) -> str:
-    what = (
-        repr(self.dataset) if hasattr(self.dataset, "read_parts") else type(self.dataset).__name__
-    )
+  @property
+  def _what(self) -> str:
+    dataset = self.dataset
+    return repr(dataset) if hasattr(dataset, "read_parts") else type(dataset).__name__
+
+  def _identity(self) -> dict[str, Any]:
+    return {
+        "documents": f"{self._what} of {len(self.documents)} documents",
+        "order": self.order,
+        "seed": self.seed,
+        "hosts": f"{self.hosts} with a share each" if self.hosts > 1 else "any",
+        "packing": self.packing or "none",
+        "row_length": self.length,
+        "bins": self.bins if self.packing else None,
+        "long_documents": self.long_documents,
+    }
+
+  def _identity_of_version_1(self, host: int) -> str:
+    """Returns what states of version 1, and the counts of a plan, name a host's rows by."""
     fields = [
-        f"{what} of {len(self.documents)} documents",
+        f"{self._what} of {len(self.documents)} documents",
         f"{self.order} {self.seed}",
-        f"host {self.host} of {self.hosts}" if self.hosts > 1 else "all hosts",
+        f"host {host} of {self.hosts}" if self.hosts > 1 else "all hosts",
         f"{self.packing or 'unpacked'} rows of {self.length}",
         f"bins {self.bins}" if self.packing else "",
         f"long documents {self.long_documents}",
@@ -118,12 +138,12 @@ class RowMaker:
     return mixture_lib.RangesOrder(mixture_lib.Ranges([(start, end)]), self.order, seed)
 
   def _records(self) -> grain.MapDataset:
-    """This host's documents, in order, epoch after epoch, as records."""
+    """Returns this host's documents, in order, epoch after epoch, as records."""
     start, end = self._bounds(self.host)
     if start == end:
       return self.documents.slice(slice(0, 0))
     order = self._make_order(start, end, self.host)
-    ordered = rows_lib.OrderedDataset(self.documents, order, self.num_epochs)
+    ordered = row_source.OrderedDataset(self.documents, order, self.num_epochs)
     return ordered.seed(self.seed).apply(self.operations).map(row_dataset.ToRecord())
 
   def _stream(self, workers: int, ahead: int) -> grain.IterDataset:
@@ -150,21 +170,25 @@ class RowMaker:
     return rows.map(row_dataset.ShiftRow(self.shift))
 
   def _masks(self) -> tuple[str, ...]:
-    """The sides for which records bring a segmentation; the first record that is not filtered out tells."""
+    """Returns the sides for which records have a segmentation of their own.
+
+    The first record that is not filtered out decides for all.
+    """
     for element in self.documents.seed(self.seed).apply(self.operations):
-      record = tokens_lib.record_of(element)
-      return tuple(side for side in tokens_lib.SIDES if f"{side}_segmentation" in record)
+      record = records_lib.record_of(element)
+      return tuple(side for side in records_lib.SIDES if f"{side}_segmentation" in record)
     return ()
 
   @functools.cached_property
   def _source(self) -> Any:
+    # A corpus knows the lengths of its documents and reads parts of them; else, records are read.
     is_corpus = isinstance(self.dataset, document_source.OlmoDocumentSource)
     if is_corpus and not self.operations:
       return self.dataset
-    return rows_lib.RecordParts(self.documents.seed(self.seed).apply(self.operations))
+    return row_source.RecordParts(self.documents.seed(self.seed).apply(self.operations))
 
-  def _planned(self) -> rows_lib.PlannedRows:
-    return rows_lib.PlannedRows(
+  def _planned(self) -> row_source.PlannedRows:
+    return row_source.PlannedRows(
         self._source,
         self._plan(self.host),
         self.length,
@@ -177,7 +201,7 @@ class RowMaker:
     return plan_lib.PackingPlan(
         self._source.lengths,
         self._make_order(start, end, host),
-        identity=self._identity(),
+        identity=self._identity_of_version_1(self.host),
         row_length=self.length,
         window=window_of(self._source, len(self.documents), self.bins, self.length),
         long_documents=self.long_documents,
@@ -185,14 +209,17 @@ class RowMaker:
     )
 
   def _planned_rows_of_hosts(self) -> tuple[int, ...]:
-    """Where hosts have documents of their own and these end, the rows of each: all count all, and so agree."""
+    """Returns the rows of each host if hosts have documents of their own and these end.
+
+    Every host counts the rows of all, so they agree without talking.
+    """
     if self.num_epochs is None or self.hosts == 1:
       return ()
     return tuple(self._plan(host).count(self.num_epochs) for host in range(self.hosts))
 
 
 def window_of(source: Any, num_documents: int, bins: int, length: int) -> int:
-  """How many documents make about `bins` rows, going by the mean length."""
+  """Returns how many documents make about `bins` rows, judged by their mean length."""
   if isinstance(source, document_source.OlmoDocumentSource):
     tokens = source.documents.num_tokens
   else:

@@ -1,4 +1,5 @@
-"""The names of `maxtext.input_pipeline.olmo_grain_data_processing`: the iterators that a trainer takes."""
+"""The names of `maxtext.input_pipeline.olmo_grain_data_processing`: the iterators that a
+trainer takes."""
 
 from maxtext_olmo.loader.olmo_grain import make_olmo_grain_eval_iterator
 from maxtext_olmo.loader.olmo_grain import make_olmo_grain_train_iterator

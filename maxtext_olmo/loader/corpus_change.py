@@ -1,14 +1,15 @@
 """What happens when the corpus is no longer the one that a run was begun with.
 
-A run keeps a copy of its index beside its checkpoints, so that a later mismatch can be told file by file. Then
-`olmo_allow_corpus_change` decides:
+A run keeps a copy of its index next to its checkpoints, so that a later mismatch can be reported
+file by file. Then `olmo_allow_corpus_change` decides:
 
     no       the run is refused, with the list of what changed
-    extend   files that were appended at the end take part from the next epoch on; the held-out part stays as it was
-    any      the run goes on at its position in the new corpus, after a warning that says what that does to the stream
+    extend   files appended at the end take part from the next epoch; the held-out part stays
+    any      the run continues at its position in the new corpus, after a warning
 
-An extended run's state carries the extents that its corpus has had, `[first epoch, files, fingerprint]`. Each can be
-checked against the index alone, because the fingerprint of the first k files follows from the index.
+An extended run's state carries the extents that its corpus has had, `[first epoch, files,
+fingerprint]`. Each can be checked against the index alone, because the fingerprint of the first k
+files follows from the index.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class CorpusPolicy:
   def stream_for(
       self, entry: timeline.Entry, stream: stream_lib.Stream, position: Callable[[], int]
   ) -> stream_lib.Stream:
-    """Returns the stream to continue with; ResumeError where the corpus changed in a way that is not allowed.
+    """Returns the stream to continue with; ResumeError where the change is not allowed.
 
     Args:
       entry: What was in force when the state was saved.
@@ -66,9 +67,10 @@ class CorpusPolicy:
     what = "\n".join(f"  {line}" for line in self._describe(was, entry.sequence_length))
     if self.allow == "any":
       logging.warning(
-          "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run goes on at position"
-          " %d of an order that is drawn anew over %d instances. Of what this epoch has trained on already, some comes"
-          " again, and some of the rest not before the next epoch%s.",
+          "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run"
+          " continues at position %d of a new order over %d instances. Of what this epoch has"
+          " trained on already, some comes again, and some of the rest not before the next"
+          " epoch%s.",
           what,
           position(),
           stream.order.num_instances,
@@ -78,12 +80,12 @@ class CorpusPolicy:
     if self.allow == "extend" and files_then is not None:
       return self._extended(was, files_then, extents, position(), stream, what)
     raise errors.ResumeError(
-        f"The corpus has changed since the checkpoint, so that going on would repeat and skip data:\n{what}\n"
-        + _advice(self.allow, files_then is not None)
+        "The corpus has changed since the checkpoint, so resuming would repeat and skip data:\n"
+        f"{what}\n" + _advice(self.allow, files_then is not None)
     )
 
   def keep_copy(self) -> None:
-    """Keeps a copy of the index beside the checkpoints; process 0 does, once all agree on where the run goes on."""
+    """Keeps a copy of the index next to the checkpoints, on process 0."""
     if jax.process_index() != 0 or not self.checkpoint_dir:
       return
     path = self._copy(self.index.fingerprint)
@@ -116,8 +118,9 @@ class CorpusPolicy:
     history = [*kept, (first, len(self.index.files), self.index.fingerprint)] if kept else []
     extended = stream.with_history(self.index, history)
     logging.warning(
-        "The corpus has been extended since the checkpoint:\n%s\nEpoch %d (counted from 0) is the first with the new"
-        " files, and has %d instances; until then nothing changes, and the held-out part stays as it was.",
+        "The corpus has been extended since the checkpoint:\n%s\nEpoch %d (counted from 0) is the"
+        " first with the new files, and has %d instances; until then nothing changes, and the"
+        " held-out part stays as it was.",
         what,
         first,
         extended.order.num_instances,
@@ -131,12 +134,14 @@ class CorpusPolicy:
     for _, num_files, fingerprint in extents:
       if index_changes.find_prefix(self.index, fingerprint) != num_files:
         raise errors.ResumeError(
-            f"The checkpoint's run had a corpus of {num_files} files with the fingerprint {fingerprint} in earlier"
-            " epochs, and the first files of this index make another. Use the index that the run was extended with."
+            f"The checkpoint's run had a corpus of {num_files} files with the fingerprint"
+            f" {fingerprint} in earlier epochs, and the first files of this index make another. Use"
+            " the index that the run was extended with."
         )
     if extents and last_must_be_present and extents[-1][1] != len(self.index.files):
       raise errors.ResumeError(
-          f"The checkpoint's run had {extents[-1][1]} files, this index has {len(self.index.files)}."
+          f"The checkpoint's run had {extents[-1][1]} files, this index has"
+          f" {len(self.index.files)}."
       )
 
   def _check_content(self, fingerprint: str) -> None:
@@ -148,8 +153,9 @@ class CorpusPolicy:
     what = "\n".join(f"  {line}" for line in found)
     if self.allow == "any":
       logging.warning(
-          "Files of the corpus were replaced since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the same"
-          " instances come in the same order, with other tokens.",
+          "Files of the corpus were replaced since the checkpoint:\n%s\n"
+          "olmo_allow_corpus_change=any: the same instances come in the same order, with other"
+          " tokens.",
           what,
       )
       return
@@ -163,20 +169,22 @@ class CorpusPolicy:
       return index_changes.describe_changes(old, self.index)
     count = index_changes.find_prefix(self.index, fingerprint)
     if count is not None:
-      return [f"added: {len(self.index.files) - count} files at the end, behind {count}"]
+      return [f"added: {len(self.index.files) - count} files at the end, after {count}"]
     lines = []
     if (
         self.index.max_target_sequence_length is None
         and sequence_length != self.index.sequence_length
     ):
       lines.append(
-          f"windows: the run had rows of {sequence_length} tokens, this index cuts files into {self.index.sequence_length}"
-          " and has no max_target_sequence_length, so that its instances are others, in another order"
+          f"windows: the run had rows of {sequence_length} tokens, this index cuts files into"
+          f" {self.index.sequence_length} and has no max_target_sequence_length, so its instances"
+          " are others, in another order"
       )
     return [
         *lines,
-        f"fingerprint: the checkpoint has {fingerprint!r}, this run has {self.index.fingerprint!r} (no copy of the old"
-        " index is in checkpoint_dir, so the files that changed cannot be named)",
+        f"fingerprint: the checkpoint has {fingerprint!r}, this run has"
+        f" {self.index.fingerprint!r} (no copy of the old index is in checkpoint_dir, so the files"
+        " that changed cannot be named)",
     ]
 
   def _old_index(self, fingerprint: str) -> index_lib.OlmoNpyIndex | None:
@@ -193,14 +201,16 @@ class CorpusPolicy:
 
 
 def _advice(allow: str, appended: bool) -> str:
-  lines = ["Give the run the corpus that it was begun with, or, to go on with this one:"]
+  lines = ["Give the run the corpus that it was begun with, or, to continue with this one:"]
   if appended:
     lines.append(
-        "  olmo_allow_corpus_change=extend   the new files take part from the next epoch; nothing repeats or is skipped"
+        "  olmo_allow_corpus_change=extend   the new files take part from the next epoch; nothing"
+        " repeats or is skipped"
     )
   elif allow == "extend":
     lines = [
-        "olmo_allow_corpus_change=extend allows files behind the old ones, which stay as they are. Or:"
+        "olmo_allow_corpus_change=extend allows new files after the old ones, which stay as they"
+        " are. Or:"
     ]
   lines.append(
       "  olmo_allow_corpus_change=any      some data of this epoch repeats, some is skipped"

@@ -12,8 +12,8 @@ import jax
 class DataIterator(Protocol):
   """An iterator over global batches that can save its place and return to it.
 
-  Dataset types of other packages implement this protocol; `create_data_iterator` refuses an iterator
-  that lacks one of its members. A trainer uses it like this:
+  Dataset types of other packages implement this protocol; `create_data_iterator` refuses an
+  iterator that lacks one of its members. A trainer uses it like this:
 
       train, _ = maxtext_olmo.create_data_iterator(config, mesh)
       for batch in train:

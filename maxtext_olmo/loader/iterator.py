@@ -171,7 +171,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       # or the error again.
       self._stop()
       raise
-    self._metrics.served(self._step, asked_at)
+    self._metrics.served(step=self._step, asked_at=asked_at)
     self._step += 1
     return batch
 

@@ -1,12 +1,15 @@
-"""What ties a corpus and a position to a run of OLMo-core: its order of files, its fingerprint, its loader's state.
+"""What ties a corpus and a position to a run of OLMo-core: its order of files, its fingerprint, its
+loader's state.
 
 OLMo-core's data loader keeps where it stands as a small dict:
 
-    {"dataset_fingerprint": "…", "dataset_fingerprint_version": "v2.0", "dataset_type": "fsl", "seed": 34521, "epoch": 1,
-     "batches_processed": 5, "tokens_processed": 2560, "sequence_length": 64, "max_target_sequence_length": null}
+    {"dataset_fingerprint": "…", "dataset_fingerprint_version": "v2.0", "dataset_type": "fsl",
+    "seed": 34521, "epoch": 1,
+     "batches_processed": 5, "tokens_processed": 2560, "sequence_length": 64,
+     "max_target_sequence_length": null}
 
-Epochs count from 1, both counters begin anew with each epoch, and the tokens are what decides. Here that is one number:
-the epochs before are whole, and tokens are samples times the sequence length.
+Epochs count from 1, both counters begin anew with each epoch, and the tokens are what decides. Here
+that is one number: the epochs before are whole, and tokens are samples times the sequence length.
 """
 
 from __future__ import annotations
@@ -96,7 +99,8 @@ class LoaderState:
     state = cls(**{name: values[name] for name in _TYPES})
     if state.dataset_type != "fsl":
       raise errors.ResumeError(
-          f"{where} is of a dataset of type {state.dataset_type!r}; only 'fsl' (NumpyFSLDataset) has the order"
+          f"{where} is of a dataset of type {state.dataset_type!r}; only 'fsl' (NumpyFSLDataset)"
+          " has the order"
           " that olmo_core is."
       )
     if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
@@ -115,14 +119,17 @@ class LoaderState:
     """The same place as a position in the `olmo_core` order over an index."""
     if index.max_target_sequence_length != self.max_target_sequence_length:
       raise errors.ResumeError(
-          f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index has"
+          f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index"
+          " has"
           f" {index.max_target_sequence_length}: the instances are others. Build the index with"
           " --max-target-sequence-length as the run had it."
       )
     if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
       raise errors.ResumeError(
-          f"The loader had a sequence length of {self.sequence_length}, the index has {index.sequence_length}. Without"
-          " max_target_sequence_length that is another order, which OLMo-core would go on with in silence: build the"
+          f"The loader had a sequence length of {self.sequence_length}, the index has"
+          f" {index.sequence_length}. Without"
+          " max_target_sequence_length that is another order, which OLMo-core would go on with in"
+          " silence: build the"
           f" index with --sequence-length {self.sequence_length}."
       )
     samples, rest = divmod(self.tokens_processed, index.sequence_length)
@@ -133,7 +140,8 @@ class LoaderState:
       )
     if samples > index.total_instances:
       raise errors.ResumeError(
-          f"The loader has read {samples} instances of its epoch, the index has {index.total_instances}: it is another"
+          f"The loader has read {samples} instances of its epoch, the index has"
+          f" {index.total_instances}: it is another"
           " corpus."
       )
     return (self.epoch - 1) * index.total_instances + samples
@@ -142,12 +150,15 @@ class LoaderState:
     """ResumeError where the loader's dataset is not the one of a fingerprint."""
     if self.dataset_fingerprint_version != _FINGERPRINT_VERSION:
       raise errors.ResumeError(
-          f"The state has a fingerprint of version {self.dataset_fingerprint_version!r}; {_FINGERPRINT_VERSION!r} can"
+          f"The state has a fingerprint of version {self.dataset_fingerprint_version!r};"
+          f" {_FINGERPRINT_VERSION!r} can"
           " be checked. Leave out --vocab-size to go on without the check."
       )
     if self.dataset_fingerprint != expected:
       raise errors.ResumeError(
-          f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, this index has {expected}: the files,"
-          " their sizes, their order (--source-permutation-seed of `index build`), the dtype, or the ids given here"
+          f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, this index has"
+          f" {expected}: the files,"
+          " their sizes, their order (--source-permutation-seed of `index build`), the dtype, or"
+          " the ids given here"
           " differ from the run's."
       )

@@ -1,8 +1,9 @@
 """`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one to a row.
 
-With `olmo_packing=planned` (or `none` where long documents are not split) and `olmo_shard=batch`, a row is a function of
-its position, and all that holds for `olmo_grain` holds here: the same stream on any number of hosts, a state of one
-integer, resumes with other batch sizes. The other packings stream, as Grain packs, through `make_grain_llm_iterator`.
+With `olmo_packing=planned` (or `none` where long documents are not split) and `olmo_shard=batch`, a
+row is a function of its position, and all that holds for `olmo_grain` holds here: the same stream
+on any number of hosts, a state of one integer, resumes with other batch sizes. The other packings
+stream, as Grain packs, through `make_grain_llm_iterator`.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 def open_documents(
     index_path: str, documents_path: str, options: config_lib.Options
 ) -> document_source.OlmoDocumentSource:
-  """The documents of an index; they are found now where that has not been done, by process 0 before the others look."""
+  """The documents of an index; they are found now where that has not been done, by process 0
+  before the others look."""
   index = collectives.run_on_all_processes(
       lambda: _open_index(index_path, options), "opening the corpus"
   )
@@ -220,7 +222,8 @@ def _streaming(
     mesh: jax.sharding.Mesh,
     source: document_source.OlmoDocumentSource,
 ) -> Any:
-  """Rows packed as they come, or of each host's own documents; the iterator's state says where it is."""
+  """Rows packed as they come, or of each host's own documents; the iterator's state says where
+  it is."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
   return pipeline_lib.make_grain_llm_iterator(

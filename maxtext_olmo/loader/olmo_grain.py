@@ -182,11 +182,12 @@ def make_olmo_grain_data_loader(
     order: str = "feistel",
     order_cache_dir: str | None = None,
 ) -> grain.DataLoader:
-  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count changes.
+  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count
+  changes.
 
-  Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size rows, in the order that
-  `create_data_iterator` has too. Resume with `initial_step`, with any number of workers and hosts; Grain's own state
-  restores only into the same number of workers.
+  Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size
+  rows, in the order that `create_data_iterator` has too. Resume with `initial_step`, with any
+  number of workers and hosts; Grain's own state restores only into the same number of workers.
 
   Args:
     index: The corpus.
@@ -201,7 +202,8 @@ def make_olmo_grain_data_loader(
     grain_worker_buffer_size: Batches each worker prepares ahead.
     initial_step: Records this host has taken already: steps done times `batch_size`.
     order: See `OlmoIndexSampler`.
-    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
+    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory
+      unless given.
   """
   operations: list[Any] = []
   if apply_ngram_filter:
@@ -227,7 +229,8 @@ def make_olmo_grain_data_loader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,
       operations=operations,
-      # The sampler knows the shards; were Grain told of them too, it would stride over what is sharded already.
+      # The sampler knows the shards; were Grain told of them too, it would stride over what is
+      # sharded already.
       shard_options=grain.sharding.NoSharding(),
       worker_count=grain_worker_count,
       worker_buffer_size=grain_worker_buffer_size,
@@ -235,7 +238,8 @@ def make_olmo_grain_data_loader(
 
 
 def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
-  """Loads an index, brings it to the run's sequence length, and checks that its files are the ones it describes."""
+  """Loads an index, brings it to the run's sequence length, and checks that its files are the
+  ones it describes."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
     index = index.with_sequence_length(options.max_target_length)
@@ -274,7 +278,8 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
   left_out = sorted({entry.label for entry in index.files if entry.n_instances} - mixed)
   if left_out:
     logging.warning(
-        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are not named.",
+        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are"
+        " not named.",
         len(left_out),
         ", ".join(left_out[:10]),
         ", …" if len(left_out) > 10 else "",

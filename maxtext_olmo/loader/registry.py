@@ -1,7 +1,7 @@
 """Dataset types: the names that `config.dataset_type` may have, and the iterators they stand for.
 
-Types come with this package, from `register_dataset_type`, and from other installed packages through
-the entry-point group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
+Types come with this package, from `register_dataset_type`, and from other installed packages
+through the entry-point group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
 """
 
 from __future__ import annotations

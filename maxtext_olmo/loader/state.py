@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -132,13 +132,12 @@ def read_state(
     schedule = schedule.within(stream.epochs)
   if whole_batches:
     here = _whole_batches(here, stream, schedule.size(step))
-  anchored = _anchored(schedule, entry, step, here, stream.sequence_length)
-  return Start(step, anchored, stream, history)
+  return Start(step, _anchored(schedule, entry, step, here, stream), stream, history)
 
 
 def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
   """Returns the step, the position and the history of a state of any format."""
-  state = plain_numbers(state)
+  state = grain_state.jsonable(state)  # Some frameworks hand NumPy integers back.
   if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
     raise errors.ResumeError(
         f"This is not a data state that this library saved: {str(state)[:200]!r}. Expected a dict"
@@ -175,27 +174,18 @@ def _history_of_format_1(state: dict[str, Any]) -> timeline_lib.Timeline:
   return timeline_lib.Timeline.from_json([values])
 
 
-def plain_numbers(value: Any) -> Any:
-  """Returns a state with Python's own integers in place of NumPy's."""
-  if isinstance(value, dict):
-    return {key: plain_numbers(item) for key, item in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [plain_numbers(item) for item in value]
-  return int(value) if isinstance(value, np.integer) else value
-
-
 def _anchored(
     schedule: schedule_lib.BatchSchedule,
     entry: timeline_lib.Entry,
     step: int,
     position: int,
-    sequence_length: int,
+    stream: Any,
 ) -> schedule_lib.BatchSchedule:
   """Returns the schedule with `step` at `position`, anchored where the entry's was if that fits."""
   was = entry.schedule
-  if entry.sequence_length == sequence_length and was.anchor_step <= step:
+  if entry.sequence_length == stream.sequence_length and was.anchor_step <= step:
     kept = schedule.anchored(was.anchor_step, was.anchor_position)
-    if kept.position(step) == position:
+    if position_after(stream, kept, step) == position:
       return kept
   return schedule.anchored(step, position)
 

@@ -1,7 +1,9 @@
-"""`dataset_type=synthetic`: random tokens that need no files, through the same stream, schedule and iterator.
+"""`dataset_type=synthetic`: random tokens that need no files, through the same stream, schedule and
+iterator.
 
-For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the seed and i, so the laws
-hold here too: a resumed run goes on with the same tokens on any number of hosts.
+For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the
+seed and i, so the laws hold here too: a resumed run goes on with the same tokens on any number of
+hosts.
 """
 
 from __future__ import annotations

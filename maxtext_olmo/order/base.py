@@ -1,12 +1,14 @@
 """Orders: which instance comes at which place of which epoch.
 
-An order is a function: `order.ids(epoch, places)` gives the instance ids at those places, for whole arrays at once, and
-`order.locate(positions)` says which epoch and place a position of the run is. With `chunk_size` c, the permutation is
-over chunks of c consecutive instances, which stay together and in order:
+An order is a function: `order.ids(epoch, places)` returns the instance ids at those places, for
+whole arrays at once, and `order.locate(positions)` the epoch and place of each position of the run.
+With `chunk_size` c, the permutation is over chunks of c consecutive instances, which stay together
+and in order:
 
-    chunk_size 2, 6 instances, chunks permuted to (2, 0, 1):   places 0 1 2 3 4 5  →  ids 4 5 0 1 2 3
+    chunk_size 2, 6 instances, chunks permuted to (2, 0, 1):  places 0 1 2 3 4 5 → ids 4 5 0 1 2 3
 
-so that a run that halves its sequence length (and so doubles its instances and its chunk size) reads the same tokens.
+so that a run that halves its sequence length (and so doubles its instances and its chunk size)
+reads the same tokens.
 """
 
 from __future__ import annotations
@@ -59,10 +61,10 @@ class Order(abc.ABC):
 
   @abc.abstractmethod
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    """The chunk numbers (int64) at some places of the chunk order of an epoch."""
+    """Returns the chunk numbers (int64) at some places of the chunk order of an epoch."""
 
   def ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    """The instance ids (int64) at some places of an epoch, in the order of the places."""
+    """Returns the instance ids (int64) at some places of an epoch, in the order of the places."""
     places = np.asarray(places, np.int64)
     length = self.epochs.length(epoch)
     if places.size and not (0 <= places.min() and places.max() < length):
@@ -75,11 +77,11 @@ class Order(abc.ABC):
     return self._chunks(epoch, chunk) * self.chunk_size + rest
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The epoch and the place within it of positions that count over the whole run."""
+    """Returns the epoch and the place within it of each position of the run."""
     return self.epochs.locate(positions)
 
   def at(self, positions: np.ndarray) -> np.ndarray:
-    """The instance ids at some positions of the run; they may span epochs."""
+    """Returns the instance ids at some positions of the run, which may span epochs."""
     epochs, places = self.locate(positions)
     if epochs.size == 0:
       return places
@@ -93,17 +95,14 @@ class Order(abc.ABC):
     return ids
 
   def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
-    """The same order over epochs of other lengths."""
+    """Returns the same order over epochs of other lengths."""
     other = copy.copy(self)
     other.epochs = epochs
     other.num_instances = epochs.lengths[-1][1]
     return other
 
   def prepare(self, position: int) -> None:  # noqa: B027
-    """Called before workers are made that will read from a position on; an order that is computed has nothing to do."""
-
-  def look_ahead(self, position: int) -> None:  # noqa: B027
-    """Called as a run goes on, so that what the next epoch needs can be made in the background."""
+    """Prepares for workers that read from a position on; a computed order has nothing to do."""
 
   def __repr__(self) -> str:
     return (

@@ -1,16 +1,18 @@
-"""Which instances of a corpus were trained on already: a bitmap file, and the k-th instance that was not.
+"""The instances of a corpus that a run has trained on: a bitmap file, and the k-th unset instance.
 
-A run that comes from another loader may have seen any subset of an epoch. One bit per instance says which; the file stays
-on disk, mapped, and a small table beside the bits makes finding the k-th clear bit cheap:
+A run that comes from another loader may have seen any subset of an epoch. One bit per instance says
+which. The file stays on disk, mapped, and a small table after the bits makes finding the k-th clear
+bit cheap:
 
     bits     1 1 0 1 | 0 0 1 1 | 1 0 0 0        blocks of 4 here, of 4096 in the file
     table    0         1         3              clear bits before each block
     select(4): the table says block 2 (3 before it), there the second clear bit: instance 10
 
-The table of a billion instances has 2 MB, and a look-up reads one block, so memory does not grow with the corpus.
+The table of a billion instances takes 2 MB, and a lookup reads one block.
 
-The file, little-endian: 8 bytes magic, then as 64-bit numbers the format, the instances and the clear bits; the SHA-256 of
-what follows the header; the SHA-256 of the corpus's fingerprint; 32 bytes of zero; the words of bits; the table.
+The file, little-endian: 8 bytes of magic, then as 64-bit numbers the format, the instances and the
+clear bits; the SHA-256 of what follows the header; the SHA-256 of the corpus's fingerprint; 32 zero
+bytes; the words of bits; the table.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerpri
   packed = np.packbits(consumed, bitorder="little")
   bits[: len(packed)] = packed
   if count % 8:
-    # The places behind the last instance count as consumed, so that they are never found.
+    # The places after the last instance count as consumed, so that they are never found.
     bits[count // 8] |= 0xFF << (count % 8) & 0xFF
   clear = _clear_bits(bits.view("<u8"))
   table = np.concatenate([[0], np.cumsum(clear)[:-1]]).astype("<u8")
@@ -87,7 +89,8 @@ class Consumed:
     header = storage.read(self._path, 0, min(storage.size(self._path), _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
       raise errors.CorpusError(
-          f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext migrate`"
+          f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext"
+          " migrate`"
           " writes."
       )
     _, version, count, remaining, digest, corpus = _HEADER.unpack(header)
@@ -122,7 +125,7 @@ class Consumed:
     self._table = np.memmap(self._path, "<u8", "r", _HEADER.size + 8 * words, (blocks,))
 
   def __getstate__(self) -> dict[str, Any]:
-    # A mapped array would travel to a worker as a copy of the whole file.
+    # A mapped array would be pickled to a worker as a copy of the whole file.
     return {k: v for k, v in self.__dict__.items() if k not in ("_words", "_table")}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
@@ -130,13 +133,14 @@ class Consumed:
     self._map()
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """The instances (int64) at some ranks of those that were not consumed, in corpus order."""
+    """Returns the instances (int64) at some ranks of those not consumed, in corpus order."""
     ranks = np.asarray(ranks, np.int64)
     if ranks.size == 0:
       return ranks
     if not (0 <= ranks.min() and ranks.max() < self.num_remaining):
       raise errors.OrderError(
-          f"{self.num_remaining} instances are left; there is none at {ranks.min()} to {ranks.max()}."
+          f"{self.num_remaining} instances are left; there is none at"
+          f" {ranks.min()} to {ranks.max()}."
       )
     block = np.searchsorted(self._table, ranks.astype(np.uint64), side="right") - 1
     rest = ranks - self._table[block].astype(np.int64)
@@ -158,7 +162,7 @@ class Consumed:
 
 
 def _clear_bits(words: np.ndarray) -> np.ndarray:
-  """Clear bits of each block of words."""
+  """Counts the clear bits of each block of words."""
   counts = np.bitwise_count(~words).astype(np.int64)
   return np.add.reduceat(counts, np.arange(0, len(words), _WORDS_PER_BLOCK))
 

@@ -39,7 +39,7 @@ class Epochs:
 
   @classmethod
   def constant(cls, length: int) -> Epochs:
-    """Every epoch has `length` places."""
+    """Returns epochs that all have `length` places."""
     return cls(((0, length),))
 
   @functools.cached_property
@@ -54,16 +54,16 @@ class Epochs:
     return tuple(found)
 
   def length(self, epoch: int) -> int:
-    """How many places an epoch has."""
+    """Returns how many places an epoch has."""
     return self._part_of_epoch(epoch)[2]
 
   def start(self, epoch: int) -> int:
-    """The position of an epoch's first place."""
+    """Returns the position of an epoch's first place."""
     start, first, length = self._part_of_epoch(epoch)
     return start + (epoch - first) * length
 
   def epoch(self, position: int) -> int:
-    """The epoch of a position."""
+    """Returns the epoch of a position."""
     if position < 0:
       raise errors.OrderError(f"Positions count from 0, got {position}.")
     start, first, length = self.parts[
@@ -72,7 +72,7 @@ class Epochs:
     return first + (position - start) // length
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The epochs and the places within them of some positions (int64)."""
+    """Returns the epochs of some positions and the places within them (int64)."""
     positions = np.asarray(positions, np.int64)
     if len(self.parts) == 1:
       epochs, places = np.divmod(positions, self.parts[0][2])

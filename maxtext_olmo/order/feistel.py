@@ -1,20 +1,22 @@
 """A keyed bijection of [0, n): a shuffle that is computed, not stored.
 
-A number x below n is written as a pair (left, right) in a grid of a × b cells, where a = ⌈√n⌉ and b = ⌈n / a⌉, so that
-the grid has at most a - 1 cells more than n. Each round moves one half by a keyed hash of the other:
+A number x below n is written as a pair (left, right) in a grid of a × b cells, where a = ⌈√n⌉ and b
+= ⌈n / a⌉, so the grid has at most a - 1 cells more than n. Each round moves one half by a keyed
+hash of the other:
 
     left  ← (left  + hash(right, key)) mod a        rounds 0, 2, 4
     right ← (right + hash(left,  key)) mod b        rounds 1, 3, 5
 
-Each round can be undone by subtracting the same hash, so their chain is a bijection of the grid. A result that falls on
-one of the spare cells is sent through again until it lands below n ("cycle walking"): the orbit of x returns to x, which
-is below n, so the walk ends, and it is a bijection of [0, n) again. Fewer than one id in √n walks even once.
+Each round can be undone by subtracting the same hash, so their composition is a bijection of the
+grid. A result on one of the spare cells goes through the rounds again until it lands below n
+("cycle walking"): the orbit of x returns to x, which is below n, so the walk ends, and the result
+is a bijection of [0, n). Fewer than one id in √n walks even once.
 
-Up to 2**24, what a round adds is looked up in a table over the few values that the other half can have, which is quicker than
-hashing each of them again; it is the same permutation.
+Up to 2**24, what a round adds is looked up in a table over the few values of the other half, which
+is faster than hashing each number again and gives the same permutation.
 
-For n = 10 the grid is 4 × 3; x = 7 is (2, 1). If the rounds lead it to (3, 2), that is cell 11, outside; the rounds are
-applied to 11, which may give (1, 0), cell 3: so 7 goes to 3.
+For n = 10 the grid is 4 × 3; x = 7 is (2, 1). If the rounds map it to (3, 2), that is cell 11,
+outside; the rounds are applied to 11, which may give (1, 0), cell 3: so 7 maps to 3.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _SCALE = np.uint64(43)
 
 
 def _round_keys(n: int, parts: tuple[object, ...]) -> list[np.uint64]:
-  """Hashes the parts into one 64-bit key per round; different parts never share keys by arithmetic."""
+  """Hashes the parts into one 64-bit key per round, so that no arithmetic relates two keys."""
   text = "\x1f".join(["maxtext_olmo feistel 1", *map(str, parts)])
   rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS_LARGE
   digest = hashlib.shake_256(text.encode("utf-8")).digest(8 * rounds)
@@ -90,7 +92,8 @@ class Bijection:
       else:
         _draw(still, key, size, drawn, spare)
       np.add(moving, drawn, out=moving)
-      # Subtracting the size from a number below it wraps to a huge one, so the minimum is the remainder.
+      # Subtracting the size from a number below it wraps to a huge one, so the minimum is the
+      # remainder.
       np.subtract(moving, size, out=spare)
       np.minimum(moving, spare, out=moving)
     np.multiply(left, self._columns, out=left)
@@ -99,7 +102,7 @@ class Bijection:
 
   @functools.cached_property
   def _tables(self) -> list[np.ndarray]:
-    """For each round, what is added to one half, by the value of the other; none for a large grid."""
+    """For each round, what to add to one half by the value of the other; none for a large grid."""
     tables: list[np.ndarray] = []
     if self._n > _LARGEST_WITH_TABLES:
       return tables
@@ -114,7 +117,7 @@ class Bijection:
 def _draw(
     still: np.ndarray, key: np.uint64, size: np.uint64, out: np.ndarray, spare: np.ndarray
 ) -> None:
-  """A number in [0, size) for each of `still`, by a keyed hash."""
+  """Draws a number in [0, size) for each of `still`, by a keyed hash."""
   np.add(still, key, out=out)
   np.multiply(out, _MULTIPLIER_1, out=out)
   np.right_shift(out, _FOLD, out=spare)

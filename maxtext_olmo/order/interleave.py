@@ -1,14 +1,15 @@
 """Interleaving by weight: which member comes at a position, and how many of its own came before.
 
-A tree of members, halved at each node, decides. Of the m-th element of a node, the left half, which has A of every D, has
-taken ⌊(m·A + D/2) / D⌋ before, and takes this one where that number grows by it:
+A binary tree of members decides. Of the first m elements of a node, its left half, which has A of
+every D, takes ⌊(m·A + D/2) / D⌋; it takes the next one where that number increases:
 
     counts 3 : 1      position   0  1  2  3  4  5  6  7
                       member     0  0  1  0  0  0  1  0
                       index      0  1  0  2  3  4  1  5
 
-All of it is integer arithmetic on the position alone: any position at once, nothing stored. Over each period (the sum of
-the counts) the proportions are exact, and over any stretch a member is off by less than two per level of the tree.
+This is integer arithmetic on the position alone: random access, nothing stored. Over each period
+(the sum of the counts) the proportions are exact, and over any range a member is off by less than
+two per level of the tree.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 
 from maxtext_olmo import errors
 
-# Beyond it, products of two numbers below the period no longer fit int64, and Python's integers take over.
+# Beyond it, products of two numbers below the period overflow int64, so Python's integers are used.
 _INT64_PERIOD = 1 << 31
 MAX_PERIOD = 1 << 44
 
@@ -43,7 +44,8 @@ class Interleave:
     self.counts = tuple(int(count) for count in counts)
     self.period = sum(self.counts)
     self._depth = max(1, math.ceil(math.log2(len(self.counts))))
-    # Per node: its own total, that of its left half, and its two children. A leaf is its own child and all left.
+    # Per node: its own total, that of its left half, and its two children. A leaf is its own child,
+    # and all of it is the left half.
     self._total: list[int] = []
     self._left_total: list[int] = []
     self._children: list[tuple[int, int]] = []
@@ -72,7 +74,7 @@ class Interleave:
     return node
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The member at each position, and how many of that member came before it (both int64)."""
+    """Returns the member at each position, and its index within that member (both int64)."""
     totals, lefts, children, members = self._arrays
     positions = np.asarray(positions, np.int64)
     periods, rest = np.divmod(positions, self.period)
@@ -90,7 +92,7 @@ class Interleave:
     return found, periods * counts[found] + rest.astype(np.int64)
 
   def taken(self, position: int) -> list[int]:
-    """How many of each member lie before a position."""
+    """Returns how many of each member lie before a position."""
     periods, rest = divmod(int(position), self.period)
     found = [0] * len(self.counts)
     pending = [(0, rest)]
@@ -105,7 +107,7 @@ class Interleave:
     return [periods * count + rest for count, rest in zip(self.counts, found)]
 
   def position_of(self, member: int, index: int) -> int:
-    """The position of a member's element: the inverse of `locate`."""
+    """Returns the position of a member's element: the inverse of `locate`."""
     low, high = 0, (index // self.counts[member] + 1) * self.period
     while high - low > 1:
       middle = (low + high) // 2
@@ -117,7 +119,7 @@ class Interleave:
 
 
 def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int]:
-  """The smallest whole numbers in the proportion of the weights, taken as the decimals they are written as."""
+  """Returns the smallest integers in the proportion of the weights, read as exact decimals."""
   if any(not weight > 0 or weight == math.inf for weight in weights):
     raise errors.ConfigError(f"Weights must be positive and finite, got {list(weights)}.")
   exact = [
@@ -129,7 +131,7 @@ def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int
   common = math.gcd(*counts)
   counts = [count // common for count in counts]
   if sum(counts) > MAX_PERIOD // 2:
-    # Shares this fine (above 2**43 samples until they come out even) are rounded to it.
+    # Shares whose period exceeds 2**43 samples are rounded.
     total = sum(counts)
     counts = [max(1, count * (MAX_PERIOD // 4) // total) for count in counts]
   return counts

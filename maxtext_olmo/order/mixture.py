@@ -2,12 +2,13 @@
 
     olmo_mixture={"wikipedia": 2.0, "stack-edu_*": 0.5}, olmo_mixture_unit="epochs"
 
-Each label is shuffled by itself and repeats without end; `interleave` says which label a position holds. So within a
-label every instance comes once per epoch of the label, whatever the other labels do, and a pass that takes half of a
-label is followed by one that takes the other half.
+Each label is shuffled by itself and repeats without end; `interleave` says which label a position
+holds. So within a label every instance appears once per epoch of the label, independently of the
+other labels, and a pass that takes half of a label is followed by one that takes the other half.
 
-A name in the mixture is a label, or a pattern of labels with `*` and `?`. A label's own name beats a pattern, and a
-longer pattern a shorter one. Labels that nothing names are left out.
+A name in the mixture is a label, or a pattern of labels with `*` and `?`. A label's own name takes
+precedence over a pattern, and a longer pattern over a shorter one. Labels that match no name are
+left out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Ranges:
     return int(self._before[-1])
 
   def ids(self, numbers: np.ndarray) -> np.ndarray:
-    """The ids of some numbers below the length."""
+    """Returns the ids of some numbers below the length."""
     place = np.searchsorted(self._before, numbers, side="right") - 1
     return self._starts[place] + numbers - self._before[place]
 
@@ -69,7 +70,7 @@ class Member:
   Attributes:
     label: Its name.
     chunks: Which train chunks it has.
-    value: What the mixture gives it, in the mixture's unit; the share of a pattern is divided by size.
+    value: Its share, in the mixture's unit; labels of one pattern divide its share by size.
   """
 
   label: str
@@ -80,8 +81,8 @@ class Member:
 class MixtureOrder(base.Order):
   """An order whose epoch is one pass of a mixture, and whose ids are train ranks.
 
-  A pass is as long as the members' epochs or tokens make it; with weights, as long as it takes until every label has
-  been seen once.
+  A pass is as long as the members' epochs or tokens make it; with weights, it ends when every label
+  has been seen once.
   """
 
   def __init__(
@@ -128,7 +129,7 @@ class MixtureOrder(base.Order):
     return ids
 
   def labels_at(self, positions: np.ndarray) -> list[str]:
-    """The label of each position."""
+    """Returns the label of each position."""
     members, _ = self.interleave.locate(np.asarray(positions, np.int64) // self.chunk_size)
     return [self.members[number].label for number in members]
 
@@ -143,11 +144,21 @@ def mixture_stream(
     held_out_instances: int = 0,
     num_epochs: int | None = None,
 ) -> stream_lib.Stream:
-  """The training part of a corpus, mixed; `num_epochs` counts passes of the mixture."""
+  """Makes a stream of the training part of a corpus, mixed.
+
+  Args:
+    index: The corpus.
+    mixture: A value for each label or pattern of labels.
+    unit: One of `UNITS`.
+    order: The order of the instances of each label.
+    seed: Of the orders.
+    held_out_instances: That training never sees.
+    num_epochs: Passes of the mixture; None for a stream without end.
+  """
   if order not in (permutations.FeistelOrder.name, permutations.SequentialOrder.name):
     raise errors.ConfigError(
-        f"olmo_mixture cannot be had in olmo_order={order!r}, which is an order of the whole corpus;"
-        " use feistel or sequential."
+        f"olmo_mixture does not work with olmo_order={order!r}, which is an order of the whole"
+        " corpus; use feistel or sequential."
     )
   split = split_lib.Split.of_index(index, held_out_instances)
   mixed = MixtureOrder(
@@ -170,7 +181,7 @@ def mixture_stream(
 def make_members(
     index: index_lib.OlmoNpyIndex, split: split_lib.Split, mixture: Mapping[str, float], unit: str
 ) -> list[Member]:
-  """The labels that a mixture names, each with its train chunks and its part."""
+  """Returns the labels of a mixture, each with its train chunks and its share."""
   ranges: dict[str, list[tuple[int, int]]] = {}
   for entry in index.files:
     first = entry.instance_offset // index.chunk_size
@@ -185,12 +196,12 @@ def make_members(
 def share_values(
     mixture: Mapping[str, float], sizes: Mapping[str, int], unit: str
 ) -> dict[str, fractions.Fraction]:
-  """What each label gets, in the mixture's unit; labels without any are left out.
+  """Returns the share of each label, in the mixture's unit; labels without one are left out.
 
   Args:
     mixture: A value for each label or pattern of labels.
     sizes: How much there is of each label.
-    unit: One of `UNITS`; a pattern's weight or tokens go to its labels in proportion to their sizes.
+    unit: One of `UNITS`; the labels of a pattern divide its weight or tokens by size.
   """
   if unit not in UNITS:
     raise errors.ConfigError(
@@ -205,7 +216,7 @@ def share_values(
       value = fractions.Fraction(str(mixture[name]))
       if not sizes[label]:
         raise errors.ConfigError(
-            f"olmo_mixture names {label!r} (by {name!r}), of which there is nothing to train on."
+            f"olmo_mixture: {label!r} (matched by {name!r}) has no instances to train on."
         )
       if unit != "epochs":
         value = value * sizes[label] / sum(sizes[other] for other in labels)
@@ -214,12 +225,12 @@ def share_values(
 
 
 def labels_of(mixture: Mapping[str, float], labels: Mapping[str, int]) -> dict[str, list[str]]:
-  """The labels that each name of a mixture stands for; a label's own name, then the longest pattern, decides."""
+  """Returns the labels of each name: its own label, or those whose longest pattern it is."""
   bad = {name: value for name, value in mixture.items() if not 0 < value < float("inf")}
   if not mixture or bad:
     raise errors.ConfigError(
-        f"olmo_mixture gives each label a number above 0, got {dict(bad or mixture)}; leave out labels that should not"
-        " come."
+        f"olmo_mixture: each label needs a number above 0, got {dict(bad or mixture)}. Leave out"
+        " labels that should not be used."
     )
   found: dict[str, list[str]] = {name: [] for name in mixture}
   for label in labels:
@@ -234,12 +245,12 @@ def labels_of(mixture: Mapping[str, float], labels: Mapping[str, int]) -> dict[s
     known = sorted(labels)
     shown = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
     raise errors.ConfigError(
-        f"olmo_mixture names {', '.join(map(repr, unused))}, which fits no label that a better name does not take; the"
-        f" index has {shown}."
+        f"olmo_mixture: {', '.join(map(repr, unused))} matches no label, or only labels that a more"
+        f" specific name matches. Labels in this index: {shown}."
     )
   return found
 
 
 def member_seed(seed: int, label: str) -> int:
-  """A seed for each label, so that labels of one size are not shuffled alike."""
+  """Returns the seed of a label, so that labels of the same size are shuffled differently."""
   return int.from_bytes(hashlib.sha256(f"{seed}\x1f{label}".encode()).digest()[:8], "little")

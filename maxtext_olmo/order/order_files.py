@@ -1,19 +1,17 @@
 """Stored orders: an epoch's permutation as a file that all processes of a host map into memory.
 
-    4096 bytes   a line of JSON, padded: what it is, of which size, seed and epoch, and the checksum of the rest
+    4096 bytes   a line of JSON, padded: kind, size, seed, epoch, and the checksum of the rest
     4 · n bytes  the permutation, uint32, little endian
 
-A file is built once per host: whoever comes first holds a lock and builds, the others wait for it. It is written under a
-temporary name and renamed, so it is whole or not there; a file that is not what its name says (another size, another
-header, another checksum) is built anew. While one is built it takes the memory of one array; afterwards none, since a
-mapped file's pages belong to the operating system, which drops and reads them as it likes.
-
-`python -m maxtext_olmo.order.order_files` builds a file ahead of time, quietly, at the lowest priority.
+A file is built once per host, when it is first needed: the first process holds a lock and builds
+it, the others wait. It is written under a temporary name and renamed, so it is either complete or
+absent; a file that does not match its name (another size, header or checksum) is rebuilt. Building
+takes the memory of one array. Reading takes none: the pages of a mapped file belong to the
+operating system, which drops and reads them as needed.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import errno
@@ -22,11 +20,8 @@ import glob
 import hashlib
 import json
 import os
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,19 +33,17 @@ from maxtext_olmo import errors
 from maxtext_olmo.order import shuffle
 
 HEADER_BYTES = 4096
-_MODULE = "maxtext_olmo.order.order_files"
 _MAGIC = "maxtext_olmo order"
 _VERSION = 1
 _SLICE = 1 << 24
-_SAY_FROM = 50_000_000
+_LOG_FROM = 50_000_000
 
-FileId = tuple[
-    int, int, int
-]  # inode, size, time of change: a file that was verified and is still the same
+# Inode, size and time of change: identifies a file that was verified and has not changed since.
+FileId = tuple[int, int, int]
 
 
 def default_cache_dir() -> str:
-  """Where stored orders go unless a run says otherwise: the user's cache directory."""
+  """Returns the default directory of stored orders, in the user's cache directory."""
   base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
   return os.path.join(base, "maxtext_olmo", "orders")
 
@@ -77,74 +70,43 @@ class OrderFile:
 
   @property
   def path(self) -> str:
-    """The file's name says all that decides its content."""
+    """The file's path; its name has everything that determines its content."""
     name = f"{self.kind}-n{self.n}-chunk{self.chunk}-seed{self.seed}-epoch{self.epoch}.order"
     return os.path.join(self.directory, name)
 
   @property
   def shuffle_seed(self) -> int:
-    """What the shuffle is seeded with; OLMo-core counts epochs from 1."""
+    """The seed of the shuffle; OLMo-core counts epochs from 1."""
     if self.kind == "olmo_core":
       return self.seed + self.epoch + 1
     digest = hashlib.sha256(f"olmo-shuffle:{self.seed}:{self.epoch}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
   def open(self, trusted: FileId | None = None) -> tuple[np.ndarray, FileId]:
-    """The permutation, mapped, and what to trust it by later; builds the file if it is not there or not right.
+    """Maps the permutation, and builds the file first if it is missing or wrong.
 
     Args:
-      trusted: What an earlier `open`, perhaps in a parent process, has returned: the checksum of that very file is
-        not computed again.
+      trusted: The id that an earlier `open`, perhaps in a parent process, returned: the checksum of
+        that file is not computed again.
+
+    Returns:
+      The permutation, and the id of the file to pass as `trusted` later.
     """
     found = self._map(trusted)
     if found is not None:
       return found
     with self._lock():
-      # Whoever held the lock before may have built it.
+      # The previous holder of the lock may have built it.
       found = self._map(trusted)
       if found is None:
         self._build()
         found = self._map(None)
     if found is None:
       raise errors.OrderError(
-          f"{self.path} was written, but does not read back as it was written: its disk is damaged, or another program"
-          " changes the file. Choose another olmo_order_cache_dir."
+          f"{self.path} does not read back as it was written: its disk is damaged, or another"
+          " program changes the file. Choose another olmo_order_cache_dir."
       )
     return found
-
-  def exists(self) -> bool:
-    """Whether a file of the right size and header is there; its checksum is not looked at."""
-    return self._header() is not None
-
-  def build_unless_begun(self) -> bool:
-    """Builds the file unless it is there or someone is at it; says whether it was built."""
-    if self.exists():
-      return False
-    try:
-      with self._lock(wait=False):
-        if self.exists():
-          return False
-        self._build()
-        return True
-    except BlockingIOError:
-      return False
-
-  def build_in_background(self) -> subprocess.Popen[bytes] | None:
-    """Starts a process of low priority that builds the file, if it is not there; nobody need wait for it."""
-    if self.exists():
-      return None
-    arguments = [
-        f"--{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self)
-    ]
-    child = subprocess.Popen(
-        [sys.executable, "-m", _MODULE, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    # A thread takes the exit code, so that no defunct process stays.
-    threading.Thread(target=child.wait, daemon=True).start()
-    return child
 
   def _map(self, trusted: FileId | None) -> tuple[np.ndarray, FileId] | None:
     header = self._header()
@@ -158,7 +120,7 @@ class OrderFile:
     return numbers.view(np.ndarray), found
 
   def _header(self) -> dict[str, Any] | None:
-    """The header, where file and header are those of this order."""
+    """Returns the header if file and header are those of this order, else None."""
     try:
       with open(self.path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -182,15 +144,15 @@ class OrderFile:
     }
 
   def _build(self) -> None:
-    """Shuffles and writes; the lock is held."""
+    """Shuffles and writes the file, while the lock is held."""
     for left_over in glob.glob(
         os.path.join(glob.escape(self.directory), f".{os.path.basename(self.path)}.*.tmp")
     ):
       os.unlink(left_over)
     if os.path.exists(self.path):
-      logging.warning("%s is damaged, or not what its name says; it is built anew.", self.path)
+      logging.warning("%s is damaged, or does not match its name; rebuilding it.", self.path)
     began = time.monotonic()
-    if self.n >= _SAY_FROM:
+    if self.n >= _LOG_FROM:
       logging.info("Building the %s order of epoch %d: %s", self.kind, self.epoch, self.path)
     numbers = shuffle.shuffled(self.n, self.shuffle_seed)
     header = json.dumps({**self._description(), "checksum": _checksum(numbers)})
@@ -201,28 +163,30 @@ class OrderFile:
           file.write(numbers[start : start + _SLICE].astype("<u4", copy=False).data)
     except OSError as error:
       raise errors.OrderError(
-          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be written:"
-          f" {error.strerror}. Set olmo_order_cache_dir to a directory with room for it, one file per epoch."
+          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be"
+          f" written: {error.strerror}. Set olmo_order_cache_dir to a directory with room for it,"
+          " one file per epoch."
       ) from error
-    if self.n >= _SAY_FROM:
+    if self.n >= _LOG_FROM:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
 
   @contextlib.contextmanager
-  def _lock(self, wait: bool = True) -> Iterator[None]:
-    """Holds the lock of this file, which is let go when the holder dies; BlockingIOError if it is taken, unless waiting."""
+  def _lock(self) -> Iterator[None]:
+    """Waits for the lock of this file and holds it; the lock of a process that dies is released."""
     try:
       os.makedirs(self.directory, exist_ok=True)
       lock = open(self.path + ".lock", "ab")  # noqa: SIM115
     except OSError as error:
       raise errors.ConfigError(
-          f"The directory of stored orders, {self.directory}, cannot be written: {error.strerror}. Set"
-          " olmo_order_cache_dir to one that can."
+          f"The directory of stored orders, {self.directory}, cannot be written:"
+          f" {error.strerror}. Set olmo_order_cache_dir to a directory that can."
       ) from error
     with lock:
       try:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(lock, fcntl.LOCK_EX)
       except OSError as error:
-        # Some network file systems have no locks. Without one, work may be done twice, but renaming keeps it right.
+        # Some network file systems have no locks. Without one, a file may be built twice, but the
+        # rename keeps it correct.
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
           raise
       yield
@@ -233,17 +197,3 @@ def _checksum(numbers: np.ndarray) -> str:
   for start in range(0, len(numbers), _SLICE):
     hashed.update(np.ascontiguousarray(numbers[start : start + _SLICE], "<u4").data)
   return "xxh3:" + hashed.hexdigest()
-
-
-def main(argv: Sequence[str]) -> int:
-  """Builds the file that the arguments describe."""
-  parser = argparse.ArgumentParser(description="Build a stored order ahead of time.")
-  for field in dataclasses.fields(OrderFile):
-    parser.add_argument(f"--{field.name}", required=True, type=int if field.type == "int" else str)
-  os.nice(19)
-  OrderFile(**vars(parser.parse_args(argv[1:]))).build_unless_begun()
-  return 0
-
-
-if __name__ == "__main__":
-  sys.exit(main(sys.argv))

@@ -36,7 +36,8 @@ class FeistelOrder(base.Order):
     if bijection is None:
       size = self.epochs.length(epoch) // self.chunk_size
       bijection = feistel.Bijection(size, "order", self.seed, epoch)
-      # Two epochs are all that a batch and its prefetched successors touch; a plain rebinding is safe under threads.
+      # A batch and its prefetched successors touch at most two epochs. Rebinding the dict is safe
+      # under threads.
       self._bijections = {**dict(list(self._bijections.items())[-1:]), epoch: bijection}
     return bijection(places)
 
@@ -61,12 +62,12 @@ _STORED: dict[str, type[stored.StoredOrder]] = {
 
 
 def order_names() -> tuple[str, ...]:
-  """The names that `make_order` knows."""
+  """Returns the names that `make_order` knows."""
   return (*_COMPUTED, *_STORED)
 
 
 def order_class(name: str) -> type[base.Order]:
-  """The class of the order of that name."""
+  """Returns the class of the order of that name."""
   found = _COMPUTED.get(name) or _STORED.get(name)
   if found is None:
     raise errors.ConfigError(
@@ -90,7 +91,8 @@ def make_order(
     num_instances: Of an epoch.
     seed: Of the shuffle.
     chunk_size: Instances that stay together.
-    cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
+    cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
+      default.
     epochs: The lengths of epochs, where they have not always had `num_instances` instances.
   """
   kwargs: dict[str, Any] = {

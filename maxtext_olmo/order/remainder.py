@@ -1,7 +1,7 @@
 """The rest of an epoch that another loader began, and then the epochs of a plain order.
 
-Epoch 0 has only the instances that were not consumed, each once, shuffled; from epoch 1 on all instances come in the plain
-order's own epochs:
+Epoch 0 has only the instances that were not consumed, each once, shuffled. From epoch 1 on, all
+instances follow in the plain order's own epochs:
 
     10 instances, consumed {0, 3, 4, 7, 8, 9}        position   0 1 2 3 | 4 5 6 … 13 | 14 …
                                                      epoch      0       | 1          | 2
@@ -31,18 +31,19 @@ class RemainderOrder(base.Order):
 
   def __init__(self, consumed: consumed_lib.Consumed, plain: base.Order):
     count = plain.num_instances
-    # An epoch has a place at least, so that where nothing is left the first one is the plain order's second.
+    # An epoch has at least one place, so if nothing is left the first epoch is the plain order's
+    # second.
     rest = ((0, consumed.num_remaining), (1, count)) if consumed.num_remaining else ((0, count),)
     super().__init__(num_instances=count, seed=plain.seed, epochs=epochs_lib.Epochs(rest))
     if plain.drops_tails:
       raise errors.ConfigError(
-          f"olmo_order={plain.name} lets no batch span epochs, so it cannot go on after the rest of one"
-          " (olmo_consumed_path)."
+          f"olmo_order={plain.name} lets no batch span epochs, so it cannot continue after the rest"
+          " of one (olmo_consumed_path)."
       )
     if plain.chunk_size != 1:
       raise errors.ConfigError(
-          "A bitmap of consumed instances (olmo_consumed_path) belongs to windows of one length; this index has"
-          f" chunks of {plain.chunk_size}."
+          "A bitmap of consumed instances (olmo_consumed_path) belongs to windows of one length;"
+          f" this index has chunks of {plain.chunk_size}."
       )
     if consumed.num_instances != plain.num_instances:
       raise errors.OrderError(
@@ -66,9 +67,10 @@ class RemainderOrder(base.Order):
     return self._consumed.select(self._shuffle(places))
 
   def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
-    """This very order: the bitmap is of one extent of the corpus, so that it cannot have had others."""
+    """Returns this order: its bitmap belongs to one extent of the corpus, the present one."""
     if epochs != epochs_lib.Epochs.constant(self.num_instances):
       raise errors.ConfigError(
-          "The corpus cannot be extended under olmo_consumed_path, whose bitmap belongs to the corpus as it was."
+          "The corpus cannot be extended under olmo_consumed_path, whose bitmap belongs to the"
+          " corpus as it was."
       )
     return self

@@ -1,14 +1,15 @@
 """`OlmoIndexSampler`: the order as a sampler for `grain.DataLoader`.
 
-Grain asks a sampler for record after record, by an index that counts this host's records. What a record is to the run
-depends on who batches it. On its own, the sampler gives each host one contiguous block of the shuffled epoch. Given the
-batch size and the number of workers of the loader, it serves global batches instead: Grain's worker w of W takes every
-W-th index and batches what it gets, and the loader takes batches from the workers in turn, so index i is
+Grain asks a sampler for one record after another, by an index that counts this host's records. By
+itself, the sampler gives each host one contiguous block of the shuffled epoch. Given the batch size
+and the number of workers of the loader, it serves global batches instead: Grain's worker w of W
+takes every W-th index and batches its records, and the loader takes batches from the workers in
+turn, so index i is
 
-    worker w = i mod W, its record m = i div W   →   row m mod B of this host's batch (m div B) · W + w
+    worker w = i mod W, its record m = i div W → row m mod B of this host's batch (m div B) · W + w
 
-and that row of that batch is the same sample of the run whatever W is, and, with this host's rows after those of the
-hosts before it, whatever the number of hosts is.
+and that row of that batch is the same sample of the run for any W and, with this host's rows after
+those of the hosts before it, for any number of hosts.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ class OlmoIndexSampler:
     shard_index: This host among those that load data.
     shard_count: Hosts that load data.
     shuffle: False gives the instances in the order of the corpus.
-    initial_step: Records this host has taken already; the stream goes on after them.
-    order: One of `order_names()`; `olmo_core` needs `batch_size`, since its epochs end with whole batches.
-    batch_size: Rows of a batch on this host. Where set, hosts share global batches; else each has a block of the epoch.
+    initial_step: Records this host has taken already; the stream continues after them.
+    order: One of `order_names()`; `olmo_core` needs `batch_size`, since its epochs end with whole
+      batches.
+    batch_size: Rows of a batch on this host. If set, hosts share global batches; otherwise each has
+      a block of the epoch.
     worker_count: Of the `grain.DataLoader` that batches the records.
     chunk_size: Instances that the order keeps together, as the index says.
-    cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory unless given.
+    cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
+      default.
   """
 
   def __init__(
@@ -112,21 +116,21 @@ class OlmoIndexSampler:
 
   @property
   def num_local_instances_per_epoch(self) -> int:
-    """Instances in this host's block of an epoch; a remainder over the hosts is left out of the blocks."""
+    """Instances in this host's block of an epoch; a remainder over the hosts is in no block."""
     return self._total // self._shard_count
 
   def shuffled_global_indices(self, *, seed: int, epoch: int) -> np.ndarray:
-    """The whole order of an epoch, as uint64: 8 bytes per instance."""
+    """Returns the whole order of an epoch, as uint64: 8 bytes per instance."""
     return self._make_order(seed).ids(epoch, np.arange(self._total)).astype(np.uint64)
 
   def shard_indices(self, *, seed: int, epoch: int) -> np.ndarray:
-    """This host's block of the order of an epoch."""
+    """Returns this host's block of the order of an epoch."""
     size = self.num_local_instances_per_epoch
     start = self._shard_index * size
     return self.shuffled_global_indices(seed=seed, epoch=epoch)[start : start + size]
 
   def __len__(self) -> int:
-    # Grain probes a sampler without a length by bisection up to sys.maxsize. The stream has no end, so this is it.
+    # Grain probes a sampler without a length by bisection up to sys.maxsize. The stream has no end.
     return sys.maxsize
 
   def __getitem__(self, index: int) -> grain.RecordMetadata:
@@ -136,7 +140,7 @@ class OlmoIndexSampler:
     return grain.RecordMetadata(index=index, record_key=self._instance(epoch, place))
 
   def _locate(self, index: int) -> tuple[int, int]:
-    """The epoch and place of a record."""
+    """Returns the epoch and place of a record."""
     if self._schedule is None or self._batch_size is None:
       size = self.num_local_instances_per_epoch
       epoch, rest = divmod(index + self._initial_step, size)
@@ -162,7 +166,7 @@ class OlmoIndexSampler:
     return {**self.__dict__, "_block": None}
 
   def __repr__(self) -> str:
-    # Grain compares this text on restore. Where the run started is not part of what it samples.
+    # Grain compares this text on restore. Where the run started does not change what it samples.
     return (
         f"OlmoIndexSampler(total_instances={self._total}, seed={self._seed},"
         f" shard_index={self._shard_index}, shard_count={self._shard_count},"

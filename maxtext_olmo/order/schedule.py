@@ -6,18 +6,20 @@ A schedule is a list of stages, each a first step and a batch size:
                                         size      4  4  4  8   8
                                         start     0  4  8  12  20
 
-Stages may begin at positions instead of steps (`by_position`); such a stage begins with the first step that starts at or
-after its position. An anchor ties one step to a position: a run that changes its batch size at a position where the new
-schedule has no step boundary goes on from that position, and its later steps are counted from there.
+Stages may begin at positions instead of steps (`by_position`); such a stage begins with the first
+step that starts at or after its position. An anchor ties one step to a position: a run that changes
+its batch size at a position where the new schedule has no step boundary continues from that
+position, and its later steps are counted from there.
 
-Where `epochs` are given, no batch crosses the end of one. The places left over there are passed over, and count:
+If `epochs` are given, no batch crosses the end of one. The places left over there are skipped, and
+count:
 
     BatchSchedule(((0, 4),), epochs=Epochs.constant(10))     step       0  1  2   3   4
                                                              start      0  4  10  14  20
                                                              position   0  4  8   14  18
 
-`position` is what the steps before have consumed. It stays in front of the tail, since a run that goes on with smaller
-batches can still use that.
+`position` is what the steps before have consumed. It stays before the tail, since a run that
+continues with smaller batches can still use the tail.
 """
 
 from __future__ import annotations
@@ -84,7 +86,10 @@ class BatchSchedule:
 
   @classmethod
   def from_tokens(cls, stages: Iterable[tuple[int, int]], *, sequence_length: int) -> BatchSchedule:
-    """From `(tokens trained on, batch size)` pairs; a size holds from the first step at or after its tokens."""
+    """Makes a schedule of `(tokens, batch size)` pairs.
+
+    A size applies from the first step at or after its number of tokens trained on.
+    """
     return cls(
         tuple((-(-tokens // sequence_length), size) for tokens, size in stages), by_position=True
     )
@@ -97,7 +102,9 @@ class BatchSchedule:
       *,
       sequence_length: int | None = None,
   ) -> BatchSchedule:
-    """From `(boundary, factor)` pairs, each factor on the initial size; it holds before the first boundary.
+    """Makes a schedule of `(boundary, factor)` pairs, each factor relative to the initial size.
+
+    The initial size applies before the first boundary.
 
     Args:
       initial_size: Rows of a batch that a factor of 1 stands for.
@@ -119,7 +126,7 @@ class BatchSchedule:
     return cls.from_tokens(stages, sequence_length=sequence_length)
 
   def within(self, epochs: epochs_lib.Epochs) -> BatchSchedule:
-    """The same schedule, with batches that do not cross the ends of epochs."""
+    """Returns the same schedule, with batches that do not cross the ends of epochs."""
     return dataclasses.replace(self, epochs=epochs)
 
   @property
@@ -128,7 +135,7 @@ class BatchSchedule:
     return tuple(sorted({size for _, size in self.stages}))
 
   def size(self, step: int) -> int:
-    """How many samples a step takes."""
+    """Returns how many samples a step takes."""
     if step < 0:
       raise errors.OrderError(f"Steps count from 0, got {step}.")
     if not self.by_position:
@@ -136,15 +143,15 @@ class BatchSchedule:
     return self._run_of_step(step).size
 
   def start(self, step: int) -> int:
-    """The position of a step's first sample."""
+    """Returns the position of a step's first sample."""
     return self._run_of_step(step).start(step)
 
   def position(self, step: int) -> int:
-    """How many places the steps before this one have consumed; less than `start` where it passes over a tail."""
+    """Returns the places consumed before a step; less than `start` where it skips a tail."""
     return self._run_of_step(step).position(step)
 
   def step_at(self, position: int) -> int:
-    """The step that takes the sample at a position, or the next one where the position is passed over."""
+    """Returns the step that takes the sample at a position, or the next one if it is skipped."""
     if position < self.anchor_position:
       raise errors.OrderError(
           f"Position {position} lies before position {self.anchor_position}, where this schedule"
@@ -173,7 +180,7 @@ class BatchSchedule:
     return starts, sizes
 
   def anchored(self, step: int, position: int) -> BatchSchedule:
-    """The schedule that goes on with `step` at `position`; the same one where they agree already."""
+    """Returns the schedule that continues with `step` at `position`; this one if they agree."""
     if step >= self.anchor_step and self.position(step) == position:
       return self
     return dataclasses.replace(self, anchor_step=step, anchor_position=position)
@@ -190,7 +197,7 @@ class BatchSchedule:
 
   @functools.cached_property
   def _runs(self) -> list[_Run]:
-    """Stretches of steps with one batch size and one length of epochs, from the anchor on."""
+    """Runs of steps with one batch size and one length of epochs, from the anchor on."""
     runs: list[_Run] = []
     step, position = self.anchor_step, self.anchor_position
     while True:
@@ -200,7 +207,8 @@ class BatchSchedule:
       ends = []
       if stage + 1 < len(self.stages):
         first = self.stages[stage + 1][0]
-        # By position, a stage has its first step as soon as the steps before it have consumed so many samples.
+        # By position, a stage has its first step once the steps before it have consumed that many
+        # samples.
         ends.append(run.first_from(first - run.size) + 1 if self.by_position else first)
       if end_of_part is not None:
         ends.append(run.first_from(end_of_part))
@@ -210,7 +218,7 @@ class BatchSchedule:
       position = run.position(step)
 
   def _run_from(self, step: int, position: int, size: int) -> tuple[_Run, int | None]:
-    """The run that begins with a step, and the position at which epochs get another length, if they do."""
+    """Returns the run that begins with a step, and the position where the epoch length changes."""
     if self.epochs is None:
       return _Run(step, position, position, size, 0, _NEVER), None
     start, epoch = position, self.epochs.epoch(position)
@@ -264,7 +272,7 @@ class _Run:
     return self.first_position if step == self.first_step else self.start(step - 1) + self.size
 
   def first_from(self, position: int) -> int:
-    """The first step of the run, were it endless, that starts at or after a position."""
+    """Returns the first step of the run, taken as endless, that starts at or after a position."""
     epochs, place = divmod(position - self.epoch_start, self.epoch_length)
     if epochs < 0 or position <= self.first_start:
       return self.first_step

@@ -1,8 +1,9 @@
 """Train and held-out: which instances training may see.
 
-The held-out set is chosen over windows (of `max_target_sequence_length` tokens where the index has one, else one instance
-each) by a keyed permutation. Its key, and the number of windows it was made for, are stored in the index, so files
-that are appended later do not move it. Training ranks count the other instances in corpus order:
+The held-out set is chosen over windows (of `max_target_sequence_length` tokens if the index has
+one, otherwise one instance each) by a keyed permutation. Its key, and the number of windows it was
+made for, are stored in the index, so files appended later do not move it. Training ranks count the
+other instances in corpus order:
 
     8 windows, held out {2, 5}:   train rank  0 1 2 3 4 5   →  instance  0 1 3 4 6 7
 """
@@ -67,7 +68,7 @@ class Split:
 
   @functools.cached_property
   def _held_out(self) -> np.ndarray:
-    """Held-out windows in the order in which evaluation takes them, which is random over the corpus."""
+    """Held-out windows in evaluation's order, which is random over the corpus."""
     choose = feistel.Bijection(max(self.keyed_windows, 1), "split", self.key)
     return choose(np.arange(self.num_held_out))
 
@@ -77,7 +78,7 @@ class Split:
     return np.sort(self._held_out) - np.arange(self.num_held_out)
 
   def train_ids(self, ranks: np.ndarray) -> np.ndarray:
-    """The instance ids of train ranks in [0, num_train)."""
+    """Returns the instance ids of train ranks in [0, num_train)."""
     if self.num_held_out == 0:
       return ranks
     window, rest = np.divmod(ranks, self.chunk_size)
@@ -85,16 +86,16 @@ class Split:
     return window * self.chunk_size + rest
 
   def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
-    """How many train windows lie before each of some windows."""
+    """Returns how many train windows lie before each of some windows."""
     return windows - np.searchsorted(np.sort(self._held_out), windows)
 
   def eval_ids(self, ranks: np.ndarray) -> np.ndarray:
-    """The instance ids of held-out ranks in [0, num_eval), in evaluation's order."""
+    """Returns the instance ids of held-out ranks in [0, num_eval), in evaluation's order."""
     window, rest = np.divmod(ranks, self.chunk_size)
     return self._held_out[window] * self.chunk_size + rest
 
   def identity(self) -> str:
-    """What decides the split, for a checkpoint to compare."""
+    """Returns what determines the split, for a checkpoint to compare."""
     if self.num_held_out == 0:
       return "none"
     return f"{self.num_held_out} of {self.keyed_windows} windows, key {self.key}"

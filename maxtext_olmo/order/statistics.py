@@ -4,7 +4,7 @@ A hundred blocks of a thousand consecutive positions, spread over an epoch, are 
 
     displacement     the mean distance of an instance from its place in the corpus
     correlation      between the ids at positions 1, 2 and 8 apart
-    files            how many different files (of a made-up mix of 950, of very different sizes) a batch of 500 sees
+    files            how many of 950 files of very different sizes a batch of 500 draws from
     chi-square       ids in 256 equal ranges, over all blocks
     block chi-square the same within single blocks, summed
     all orders of 5  how often each of the 120 permutations of 5 instances comes up, over seeds
@@ -36,7 +36,7 @@ Ids = Callable[[np.ndarray], np.ndarray]
 
 
 def report(sizes: Sequence[int], *, seed: int, largest_stored: int) -> str:
-  """The evidence for some sizes, as a Markdown table each."""
+  """Reports the figures of some sizes, as a Markdown table each."""
   parts = [__doc__.split("\n\n", 1)[1].rstrip() + "\n"]
   for n in sizes:
     makers = _orders(n, seed, largest_stored)
@@ -62,7 +62,7 @@ def report(sizes: Sequence[int], *, seed: int, largest_stored: int) -> str:
 
 
 def measure(ids: Ids, n: int) -> dict[str, float]:
-  """The figures of one order over n instances; each is a standard normal number for a true shuffle."""
+  """Returns the figures of one order over n instances; standard normal for a true shuffle."""
   blocks = max(1, min(_BLOCKS, n // (2 * _BLOCK)))
   starts = np.linspace(0, n - _BLOCK, blocks).astype(np.int64)
   positions = starts[:, None] + np.arange(_BLOCK)
@@ -79,7 +79,7 @@ def measure(ids: Ids, n: int) -> dict[str, float]:
 
 
 def small_orders(ids: Callable[[int], tuple[int, ...]]) -> float:
-  """How evenly seeds spread over all permutations of a few instances."""
+  """Returns how evenly seeds spread over all permutations of a few instances."""
   places = {order: i for i, order in enumerate(itertools.permutations(range(_SMALL)))}
   counts = np.zeros(len(places))
   for seed in range(_SMALL_SEEDS):
@@ -103,7 +103,7 @@ def _orders(n: int, seed: int, largest_stored: int) -> dict[str, Callable[[str],
 
 
 def grain_shuffle(n: int, seed: int) -> Ids:
-  """What `grain.MapDataset.range(n).shuffle(seed)` holds at some positions, without the cost of making datasets."""
+  """Computes `grain.MapDataset.range(n).shuffle(seed)` without the cost of making datasets."""
   from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
 
   shuffle = index_shuffle_module.index_shuffle
@@ -128,7 +128,8 @@ def _small_orders() -> dict[str, Callable[[int], tuple[int, ...]]]:
 
 
 def _displacement(place: np.ndarray, share: np.ndarray) -> float:
-  # For an id uniform over [0, 1], the distance from x has mean (x² + (1-x)²) / 2 and second moment (x³ + (1-x)³) / 3.
+  # For an id uniform over [0, 1], the distance from x has mean (x² + (1-x)²) / 2 and second moment
+  # (x³ + (1-x)³) / 3.
   mean = (place**2 + (1 - place) ** 2) / 2
   variance = (place**3 + (1 - place) ** 3) / 3 - mean**2
   distance = np.abs(share - place)
@@ -159,12 +160,12 @@ def _range_of(share: np.ndarray) -> np.ndarray:
 
 
 def _chi_square(counts: np.ndarray, population: int | None = None) -> float:
-  """How far a chi-square lies from its expectation, as a standard normal number (Wilson and Hilferty's cube root)."""
+  """Returns a chi-square as a standard normal number (Wilson and Hilferty's cube root)."""
   expected = counts.sum() / len(counts)
   freedom = len(counts) - 1
   value = float(((counts - expected) ** 2).sum() / expected)
   if population is not None:
-    # No instance comes twice, which makes the counts more even than independent draws would.
+    # No instance appears twice, which makes the counts more even than independent draws would.
     value *= (population - 1) / (population - counts.sum())
   spread = 2 / (9 * freedom)
   return ((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)

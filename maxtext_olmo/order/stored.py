@@ -1,15 +1,16 @@
-"""Orders that come from elsewhere and exist only as whole arrays: OLMo-core's, and the one MaxText documents.
+"""Orders of other systems, which exist only as whole arrays: OLMo-core's and MaxText's.
 
-`olmo_core` is what `NumpyFSLDataLoader` of OLMo-core 3 serves, bit for bit: seed and epoch are added, chunks of
-`max_target_sequence_length` stay together, and no batch crosses the end of an epoch. `maxtext` is the order of MaxText's
-`olmo_grain` documentation, which that loader serves on one host only.
+`olmo_core` is the order of `NumpyFSLDataLoader` of OLMo-core 3, bit for bit: seed and epoch are
+added, chunks of `max_target_sequence_length` stay together, and no batch crosses the end of an
+epoch. `maxtext` is the order of MaxText's `olmo_grain` documentation, which that loader serves on
+one host only.
 
-The arrays are files (see `order_files`), mapped, so an order can be pickled to workers and holds no memory in any of them.
+The arrays are mapped files (see `order_files`), so an order can be pickled to workers and takes no
+memory in any of them.
 """
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,12 @@ from maxtext_olmo.order import base
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import order_files
 
-# Smaller arrays are built, when they are needed, in less time than a process takes to start.
-_WORTH_A_PROCESS = 1_000_000
-
 
 class StoredOrder(base.Order):
   """A permutation per epoch, from a file that is built when it is first needed.
 
   Args:
-    cache_dir: Where the files are; the user's cache directory unless given.
+    cache_dir: Directory of the files; the user's cache directory by default.
   """
 
   def __init__(
@@ -45,7 +43,6 @@ class StoredOrder(base.Order):
     self._cache_dir = cache_dir or order_files.default_cache_dir()
     self._trusted: dict[int, order_files.FileId] = {}
     self._arrays: dict[int, np.ndarray] = {}
-    self._ahead: tuple[int, subprocess.Popen[bytes] | None] | None = None
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
     array = self._arrays.get(epoch)
@@ -54,24 +51,13 @@ class StoredOrder(base.Order):
     return array[places].astype(np.int64)
 
   def prepare(self, position: int) -> None:
-    """Opens the array of a position's epoch, so that workers made from here trust it without reading it through."""
+    """Opens the array of a position's epoch, so that later workers trust it without a checksum."""
     epoch = self.epochs.epoch(position)
     if epoch not in self._arrays:
       self._open(epoch)
 
-  def look_ahead(self, position: int) -> None:
-    """Past the middle of an epoch, has the next one's array built in the background, once."""
-    epoch = self.epochs.epoch(position)
-    if self._ahead is not None and self._ahead[0] == epoch + 1:
-      return
-    if 2 * (position - self.epochs.start(epoch)) < self.epochs.length(epoch):
-      return
-    file = self.file(epoch + 1)
-    worth_it = file.n >= _WORTH_A_PROCESS
-    self._ahead = epoch + 1, file.build_in_background() if worth_it else None
-
   def file(self, epoch: int) -> order_files.OrderFile:
-    """The file of an epoch."""
+    """Returns the file of an epoch."""
     return order_files.OrderFile(
         kind=self.name,
         n=self.epochs.length(epoch) // self.chunk_size,
@@ -83,13 +69,14 @@ class StoredOrder(base.Order):
 
   def _open(self, epoch: int) -> np.ndarray:
     array, trusted = self.file(epoch).open(self._trusted.get(epoch))
-    # Two epochs are all that a batch and its prefetched successors touch; a plain rebinding is safe under threads.
+    # A batch and its prefetched successors touch at most two epochs. Rebinding the dict is safe
+    # under threads.
     self._arrays = {**dict(list(self._arrays.items())[-1:]), epoch: array}
     self._trusted = {**self._trusted, epoch: trusted}
     return array
 
   def __getstate__(self) -> dict[str, Any]:
-    return {**self.__dict__, "_arrays": {}, "_ahead": None}
+    return {**self.__dict__, "_arrays": {}}
 
 
 class OlmoCoreOrder(StoredOrder):
@@ -101,7 +88,7 @@ class OlmoCoreOrder(StoredOrder):
 
 
 class MaxTextOrder(StoredOrder):
-  """The order that MaxText documents for `olmo_grain`; its hosts' blocks are `OlmoIndexSampler`'s to cut."""
+  """The order that MaxText documents for `olmo_grain`; `OlmoIndexSampler` cuts it into blocks."""
 
   name = "maxtext"
   foreign = True

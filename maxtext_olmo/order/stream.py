@@ -1,7 +1,8 @@
 """The stream: which instance each position of a run holds.
 
-A stream joins an order (position → rank) and a split (rank → instance id), and knows where it ends. Its identity is what
-a checkpoint must agree with: two streams of equal identity hold the same instance at every position.
+A stream joins an order (position → rank) and a split (rank → instance id), and knows where it ends.
+Its identity is what a checkpoint must agree with: two streams of equal identity hold the same
+instance at every position.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Stream:
     split: Which instances are whose.
     held_out: Whether this is the held-out part.
     num_epochs: Epochs until the stream ends; None for a stream without end.
-    history: Where the corpus was extended during the run: `(first epoch, files, fingerprint)` of each extent that it
-      has had, the present one last. Empty where it has always been as it is.
+    history: Where the corpus was extended during the run: `(first epoch, files, fingerprint)` of
+      each extent that it has had, the present one last. Empty if it was never extended.
   """
 
   fingerprint: str
@@ -57,7 +58,7 @@ class Stream:
     return None if self.num_epochs is None else self.order.epochs.start(self.num_epochs)
 
   def with_history(self, index: index_lib.OlmoNpyIndex, history: Sequence[Extent]) -> Stream:
-    """The same stream over a corpus that has grown during the run; the held-out part has always been the same."""
+    """Returns the stream over a corpus that grew during the run; the held-out part stays fixed."""
     lengths = []
     for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
       windows = index_changes.windows_of_prefix(index, num_files) - self.split.num_held_out
@@ -83,7 +84,10 @@ class Stream:
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epochs and the instance ids at some positions."""
-    return self.order.locate(positions)[0], self.instance_ids(positions)
+    epochs, places = self.order.locate(positions)
+    if not epochs.size or epochs.min() != epochs.max():
+      return epochs, self.instance_ids(positions)
+    return epochs, self._instances(self.order.ids(int(epochs[0]), places))
 
   def prepare(self, position: int) -> None:
     """Prepares the order of a position's epoch, before workers are made that read from there."""
@@ -93,12 +97,14 @@ class Stream:
     """Does nothing: a stream of instances runs nothing in the background."""
 
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
-    """The instance ids (int64) at some positions."""
-    ranks = self.order.at(positions)
+    """Returns the instance ids (int64) at some positions."""
+    return self._instances(self.order.at(positions))
+
+  def _instances(self, ranks: np.ndarray) -> np.ndarray:
     return self.split.eval_ids(ranks) if self.held_out else self.split.train_ids(ranks)
 
   def identity(self) -> dict[str, Any]:
-    """What decides which instance comes at which position, apart from the length of the windows."""
+    """Returns what determines the instance at each position, apart from the windows' length."""
     return {
         "fingerprint": self.fingerprint,
         "order": self.order.name,
@@ -117,7 +123,7 @@ def train_stream(
     cache_dir: str | None = None,
     consumed_path: str = "",
 ) -> Stream:
-  """The training part of a corpus in some order.
+  """Makes a stream of the training part of a corpus.
 
   Args:
     index: The corpus.
@@ -151,7 +157,7 @@ def train_stream(
 
 
 def eval_stream(index: index_lib.OlmoNpyIndex, *, held_out_instances: int | None = None) -> Stream:
-  """One pass over the held-out part of a corpus, or over all of it where None is held out."""
+  """Makes one pass over the held-out part of a corpus, or over all of it if that is None."""
   held_out = held_out_instances is not None
   split = split_lib.Split.of_index(index, held_out_instances or 0)
   return Stream(

@@ -20,14 +20,23 @@ import numpy as np
 
 from maxtext_olmo import compiled
 from maxtext_olmo.errors import ConfigError
-from maxtext_olmo.rows import records as tokens_lib
 
 STREAMING = ("first_fit", "best_fit", "concat_then_split")
 PACKINGS = (*STREAMING, "planned")
+LONG_DOCUMENTS = ("error", "truncate", "split")
 
+_SIDES = ("inputs", "targets")
 _MASK = "_mask"
 # How many pieces are packed before compiling is worth a second of another core.
 _COMPILE_AFTER_PIECES = 20_000
+
+
+def check_long_documents(choice: str) -> None:
+  """Raises ConfigError unless `choice` is one of `LONG_DOCUMENTS`."""
+  if choice not in LONG_DOCUMENTS:
+    raise ConfigError(
+        f"long_documents={choice!r} is unknown; known are {', '.join(LONG_DOCUMENTS)}."
+    )
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
@@ -105,13 +114,13 @@ def pack_stream(
   """Rows of documents, packed by Grain, as the six arrays of a row before the shift.
 
   Args:
-    documents: Records as `tokens.record_of` makes them, none longer than `length` unless it is
+    documents: Records as `grain_llm.records` makes them, none longer than `length` unless it is
       concat_then_split.
     bins: Rows that are filled at a time.
     shuffle: Whether rows that were filled together come in random order.
     masks: The sides whose records have a segmentation of their own.
   """
-  features = (*tokens_lib.SIDES, *(f"{side}{_MASK}" for side in masks))
+  features = (*_SIDES, *(f"{side}{_MASK}" for side in masks))
   lengths = dict.fromkeys(features, length)
   documents = documents.filter(_has_tokens).map(_MaskNames(masks))
   if packing == "concat_then_split":
@@ -139,7 +148,7 @@ class _MaskNames(grain.transforms.Map):
     self._masks = masks
 
   def map(self, element: dict[str, Any]) -> dict[str, Any]:
-    record = {side: element[side] for side in tokens_lib.SIDES}
+    record = {side: element[side] for side in _SIDES}
     for side in self._masks:
       record[f"{side}{_MASK}"] = element[f"{side}_segmentation"]
     return record
@@ -153,7 +162,7 @@ class _RowNames(grain.transforms.Map):
 
   def map(self, element: dict[str, Any]) -> dict[str, Any]:
     row = {}
-    for side in tokens_lib.SIDES:
+    for side in _SIDES:
       segments = element[f"{side}_segment_ids"]
       if side in self._masks:
         segments = np.where(element[f"{side}{_MASK}"] != 0, segments, 0).astype(np.int32)

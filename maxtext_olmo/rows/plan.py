@@ -38,7 +38,6 @@ from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
 from maxtext_olmo.rows import packing
 from maxtext_olmo.rows import parts as parts_lib
-from maxtext_olmo.rows import records as tokens_lib
 
 _CACHED_WINDOWS = 4
 _SECONDS_BETWEEN_WRITES = 20.0
@@ -74,7 +73,7 @@ class PackingPlan:
       counts_path: str | None = None,
       writes_counts: bool = True,
   ):
-    tokens_lib.check_long_documents(long_documents)
+    packing.check_long_documents(long_documents)
     self._lengths = lengths
     self._locate = locate
     self._order = order

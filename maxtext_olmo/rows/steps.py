@@ -179,9 +179,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def __getitem__(self, index):
     if isinstance(index, slice):
       return self.slice(index)
-    if not 0 <= index < self._length:
-      raise errors.OrderError(f"Step {self._first_step + index} lies outside the stream.")
     step = self._first_step + index
+    if not 0 <= index < self._length:
+      self._raise_outside_stream(step)
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
@@ -208,10 +208,14 @@ class StepDataset(grain.MapDataset[CompactBatch]):
 
   def parts(self, step: int) -> parts_lib.Parts:
     """Returns the parts of this host's rows at a step."""
+    if not 0 <= step - self._first_step < self._length:
+      self._raise_outside_stream(step)
     return self._step(step)[0]
 
   def row_numbers(self, step: int) -> np.ndarray:
     """Returns the number of each of this host's rows at a step; -1 for a padding row."""
+    if not 0 <= step - self._first_step < self._length:
+      self._raise_outside_stream(step)
     return self._step(step)[1]
 
   def _read(
@@ -247,6 +251,11 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     parts = self.parts(step)
     return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
 
+  def _raise_outside_stream(self, step: int) -> None:
+    first, length = self._first_step, self._length
+    what = f"has steps {first} to {first + length - 1}" if length else f"ends before step {first}"
+    raise errors.OrderError(f"Step {step} lies outside the stream, which {what}.")
+
   def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)
     block = self._blocks.get(number)
@@ -279,30 +288,29 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     return _Block(parts, numbers, parts.used, ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of rows of some epochs; a row of number -1 is padding."""
+    real = numbers >= 0
+    if real.all() and len(epochs) and epochs.min() == epochs.max():
+      return self._parts_of_epoch(int(epochs[0]), numbers)
     tables, places = [], []
-    for epoch in np.unique(epochs[numbers >= 0]).tolist():
-      here = np.flatnonzero((epochs == epoch) & (numbers >= 0))
-      table = self._source.parts(epoch, numbers[here])
-      self._check_parts(table, len(here))
-      tables.append(table)
+    for epoch in np.unique(epochs[real]).tolist():
+      here = np.flatnonzero((epochs == epoch) & real)
+      tables.append(self._parts_of_epoch(epoch, numbers[here]))
       places.append(here)
-    if len(tables) == 1 and len(places[0]) == len(numbers):
-      parts = tables[0]
-    else:
-      parts = parts_lib.join(tables, places, len(numbers))
-    return parts
+    return parts_lib.join(tables, places, len(numbers))
 
-  def _check_parts(self, parts: parts_lib.Parts, num_rows: int) -> None:
-    """Raises where the row source does not give what its protocol promises."""
+  def _parts_of_epoch(self, epoch: int, numbers: np.ndarray) -> parts_lib.Parts:
+    """Asks the row source for parts; raises where it does not give what its protocol promises."""
+    parts = self._source.parts(epoch, numbers)
     longest, shortest = int(parts.used.max(initial=0)), int(parts.count.min(initial=1))
-    if parts.num_rows != num_rows:
-      wrong = f"{parts.num_rows} rows where {num_rows} were asked for"
+    if parts.num_rows != len(numbers):
+      wrong = f"{parts.num_rows} rows where {len(numbers)} were asked for"
     elif shortest < 1:
       wrong = f"a part of {shortest} tokens; an empty part has to be left out"
     elif longest > self._row_length:
       wrong = f"a row of {longest} tokens; its rows have {self._row_length}"
     else:
-      return
+      return parts
     raise errors.CorpusError(f"The row source {type(self._source).__name__} made {wrong}.")
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:

@@ -27,6 +27,9 @@ from typing import IO, Any, cast
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 _PATIENCE_SECONDS = 300
+# Buffers fill before the process is stopped: a read that is stopped half-way looks like a slow
+# disk.
+_SETTLING_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,7 @@ def serve(module: Any) -> None:
         answer: dict[str, Any] = {"shape": list(loader.take().shape)}
       else:
         answer = run(loader, **request["run"])
+        time.sleep(_SETTLING_SECONDS)
     except BaseException as error:  # Whatever goes wrong in a loader is the answer.
       answer = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer), file=answers, flush=True)

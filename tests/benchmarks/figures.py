@@ -4,7 +4,6 @@ round 1    limit   ours   peer A   peer B
 round 2    peer B   peer A   ours   limit      other load on the machine affects all of them alike
 """
 
-import dataclasses
 import json
 import os
 import platform
@@ -17,6 +16,8 @@ from typing import Any
 
 _ATTEMPTS = 3
 _NOISE = 1.05  # noise alone may lift a median this far above its bound
+
+GOALS_HEAD = ("goal", "wanted", "found", "")
 
 Run = dict[str, float]
 
@@ -80,30 +81,13 @@ def refuse_impossible(found: dict[str, list[Run]], sizes: dict[str, int], limit:
       )
 
 
-@dataclasses.dataclass(frozen=True)
-class Goal:
-  """A figure and its bound; `found` is None if it was not measured."""
-
-  name: str
-  found: float | None
-  bound: float
-  at_least: bool = True
-  unit: str = "×"
-
-  @property
-  def verdict(self) -> str:
-    """Whether the figure keeps its bound."""
-    if self.found is None:
-      return "not measured"
-    reached = self.found >= self.bound if self.at_least else self.found <= self.bound
-    return "reached" if reached else "**not reached**"
-
-  @property
-  def row(self) -> tuple[str, ...]:
-    """The row of a table with the columns goal, wanted, found and verdict."""
-    wanted = f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}"
-    found = "–" if self.found is None else f"{self.found:.3g} {self.unit}"
-    return self.name, wanted, found, self.verdict
+def goal(name: str, found: float | None, sign: str, bound: float, unit: str) -> tuple[str, ...]:
+  """Returns a row of `GOALS_HEAD`; `sign` is ≥ or ≤, and `found` is None if it was not measured."""
+  wanted = f"{sign} {bound:g} {unit}"
+  if found is None:
+    return name, wanted, "–", "not measured"
+  reached = found >= bound if sign == "≥" else found <= bound
+  return name, wanted, f"{found:.3g} {unit}", "reached" if reached else "**not reached**"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Time to the first id, ids per second and memory of each order, and of Grain's index shuffle.
+"""Time to the first id, ids per second and memory of each order.
 
 Each order runs in fresh processes. "first id, built" includes building what an order stores; "first
 id" finds it in its cache directory. Rates are per second of CPU time.
@@ -8,40 +8,28 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from tests.benchmarks import figures
 
-_ORDERS = ("feistel", "olmo_core", "maxtext", "index_shuffle")
+_ORDERS = ("feistel", "olmo_core", "maxtext")
 _BLOCKS = (64, 1024, 8192)
-
-
-def _open(name: str, n: int, cache: str) -> Callable[[np.ndarray], np.ndarray]:
-  if name == "index_shuffle":
-    from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
-
-    shuffle = index_shuffle_module.index_shuffle
-    return lambda places: np.array([shuffle(int(place), n - 1, 0, 4) for place in places])
-  from maxtext_olmo.order import permutations
-
-  order = permutations.make_order(name, num_instances=n, seed=0, cache_dir=cache)
-  return lambda places: order.ids(0, places)
 
 
 def measure_here(name: str, n: int, cache: str, seconds: float) -> dict[str, float]:
   """Measures one order in this process."""
-  _open(name, 2, cache)(np.zeros(1, np.int64))  # imports
+  from maxtext_olmo.order import permutations
+
   memory = figures.memory("RssAnon")
   began = time.perf_counter()
-  ids = _open(name, n, cache)
-  ids(np.zeros(1, np.int64))
+  order = permutations.make_order(name, num_instances=n, seed=0, cache_dir=cache)
+  order.ids(0, np.zeros(1, np.int64))
   found = {"first": time.perf_counter() - began}
   for block in _BLOCKS:
     count, began = 0, time.process_time()
     while (spent := time.process_time() - began) < seconds:
-      ids((np.arange(block) + count) % n)
+      order.ids(0, (np.arange(block) + count) % n)
       count += block
     found[str(block)] = count / spent
   return {**found, "memory": max(0, figures.memory("RssAnon") - memory)}

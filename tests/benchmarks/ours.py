@@ -70,7 +70,8 @@ def open_bare(spec: Spec) -> child.Loader:
   width = np.dtype(files.dtype).itemsize
   opened = np.array([os.open(path, os.O_RDONLY) for path in files.paths], np.int32)
   tables = []
-  for step in range(sum(map(os.path.getsize, spec["files"])) // (width * _tokens(spec))):
+  size = sum(map(os.path.getsize, spec["files"])) // width
+  for step in range(size // (spec["batch"] * spec["length"])):
     parts = batches.parts(step)
     offsets = np.asarray(files.data_offsets)[parts.source] + parts.first * width
     places = (parts.row * spec["length"] + parts.column) * width
@@ -92,10 +93,6 @@ def open_bare(spec: Spec) -> child.Loader:
   if not np.array_equal(found, np.where(found == unread, unread, expected)):
     raise ValueError("the parts of step 0 do not hold its tokens")
   return child.Loader(take)
-
-
-def _tokens(spec: Spec) -> int:
-  return spec["batch"] * spec["length"]
 
 
 def _config(spec: Spec, config: Any) -> Any:

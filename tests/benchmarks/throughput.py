@@ -6,7 +6,6 @@ mean anything. `make bench-peers` installs the other loaders; those that are mis
 """
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import sys
@@ -27,38 +26,31 @@ _EOS = {"olmo_eos_id": corpus.EOS_ID}
 _PLANNED = {"dataset_type": "olmo_documents", "olmo_packing": "planned", **_EOS, **_OFF}
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-  """A loader: this library with some config keys, or one of another environment."""
-
-  loader: str
-  keys: dict[str, Any] = dataclasses.field(default_factory=dict)
-  environment: str = ""
-  spec: dict[str, Any] = dataclasses.field(default_factory=dict)
+def _ours(loader: str, keys: dict[str, Any], **sizes: int) -> dict[str, Any]:
+  return {"loader": loader, "keys": keys, "environment": "", **sizes}
 
 
-def _peer(
-    loader: str, workers: int, filter_: bool = False, environment: str = "peers"
-) -> Candidate:
-  return Candidate(loader, {}, environment, {"workers": workers, "filter": filter_})
+def _peer(loader: str, workers: int, *, filter_: bool = False) -> dict[str, Any]:
+  environment = "maxtext" if loader == "maxtext" else "peers"
+  return {"loader": loader, "workers": workers, "filter": filter_, "environment": environment}
 
 
 CANDIDATES = {
-    _LIMIT: Candidate("limit"),
-    _BARE: Candidate("bare", _OFF),
-    _BARE_PLANNED: Candidate("bare", _PLANNED),
-    "inline, filter on": Candidate("inline", _ON),
-    "inline, filter off": Candidate("inline", _OFF),
-    "threads ahead, filter on": Candidate("ahead", _ON),
-    "threads ahead, filter off": Candidate("ahead", _OFF),
-    "planned rows inline, filter on": Candidate("inline", {**_PLANNED, **_ON}),
-    "planned rows inline, filter off": Candidate("inline", _PLANNED),
-    "devices, windows": Candidate("devices", _ON),
-    "devices, document mask": Candidate("devices", {"olmo_document_mask": True, **_EOS, **_ON}),
-    "devices, planned rows": Candidate("devices", _PLANNED),
-    "MaxText, filter on, 2 workers": _peer("maxtext", 2, True, "maxtext"),
-    "MaxText, filter off, 2 workers": _peer("maxtext", 2, False, "maxtext"),
-    "OLMo-core, filter on, 2 workers": _peer("olmo_core", 2, True),
+    _LIMIT: _ours("limit", {}),
+    _BARE: _ours("bare", _OFF),
+    _BARE_PLANNED: _ours("bare", _PLANNED),
+    "inline, filter on": _ours("inline", _ON),
+    "inline, filter off": _ours("inline", _OFF),
+    "threads ahead, filter on": _ours("ahead", _ON),
+    "threads ahead, filter off": _ours("ahead", _OFF),
+    "planned rows inline, filter on": _ours("inline", {**_PLANNED, **_ON}),
+    "planned rows inline, filter off": _ours("inline", _PLANNED),
+    "devices, windows": _ours("devices", _ON),
+    "devices, document mask": _ours("devices", {"olmo_document_mask": True, **_EOS, **_ON}),
+    "devices, planned rows": _ours("devices", _PLANNED),
+    "MaxText, filter on, 2 workers": _peer("maxtext", 2, filter_=True),
+    "MaxText, filter off, 2 workers": _peer("maxtext", 2),
+    "OLMo-core, filter on, 2 workers": _peer("olmo_core", 2, filter_=True),
     "OLMo-core, filter off, 2 workers": _peer("olmo_core", 2),
     "torch DataLoader, in process": _peer("torch", 0),
     "torch DataLoader, 2 workers": _peer("torch", 2),
@@ -66,35 +58,32 @@ CANDIDATES = {
     "litdata, 2 workers": _peer("litdata", 2),
     "mosaicml-streaming, 2 workers": _peer("streaming", 2),
     "Grain, in process": _peer("grain", 0),
-    "trainer, windows": Candidate("trainer", _ON),
-    "trainer, planned rows": Candidate("trainer", _PLANNED),
-    "trainer, 65,536-token rows": Candidate(
-        "trainer", _PLANNED, spec={"length": 65_536, "batch": 8}
-    ),
-    "tiny trainer": Candidate("tiny", spec={"length": 128, "batch": 8}),
+    "trainer, windows": _ours("trainer", _ON),
+    "trainer, planned rows": _ours("trainer", _PLANNED),
+    "trainer, 65,536-token rows": _ours("trainer", _PLANNED, length=65_536, batch=8),
+    "tiny trainer": _ours("tiny", {}, length=128, batch=8),
 }
 
 
-def goals(found: dict[str, list[figures.Run]]) -> list[figures.Goal]:
-  """Returns what the figures should reach."""
+def goals(found: dict[str, list[figures.Run]]) -> list[tuple[str, ...]]:
+  """Returns what the figures should reach, as rows of a table."""
 
   def median(name: str, counter: str, unit: str) -> float | None:
     return figures.median(found[name], counter, unit) if name in found else None
 
-  def ratio(name: str, other: str, bound: float) -> figures.Goal:
+  def ratio(name: str, other: str, bound: float) -> tuple[str, ...]:
     rates = [median(candidate, "tokens", "seconds") for candidate in (name, other)]
     value = rates[0] / rates[1] if rates[0] and rates[1] else None
-    return figures.Goal(f"{name} / {other}", value, bound)
+    return figures.goal(f"{name} / {other}", value, "≥", bound, "×")
 
-  def sent(name: str, bound: float) -> figures.Goal:
-    value = median(name, "bytes_to_device", "tokens")
-    return figures.Goal(name, value, bound, False, "bytes/token")
+  def sent(name: str, bound: float) -> tuple[str, ...]:
+    return figures.goal(name, median(name, "bytes_to_device", "tokens"), "≤", bound, "bytes/token")
 
-  def waits(name: str) -> figures.Goal:
+  def waits(name: str) -> tuple[str, ...]:
     share = median(name, "wait_seconds", "seconds")
-    return figures.Goal(f"{name} waits", share and 100 * share, 1, False, "%")
+    return figures.goal(f"{name} waits", share and 100 * share, "≤", 1, "%")
 
-  others = [name for name in found if CANDIDATES[name].environment]
+  others = [name for name in found if CANDIDATES[name]["environment"]]
   best = max(others, key=lambda name: median(name, "tokens", "seconds") or 0, default="others")
   return [
       ratio("inline, filter on", _BARE, 0.55),
@@ -105,7 +94,7 @@ def goals(found: dict[str, list[figures.Run]]) -> list[figures.Goal]:
       sent("devices, windows", 4.1),
       sent("devices, document mask", 4.3),
       sent("devices, planned rows", 4.3),
-      *(waits(name) for name, made in CANDIDATES.items() if made.loader in _TRAINERS),
+      *(waits(name) for name, spec in CANDIDATES.items() if spec["loader"] in _TRAINERS),
   ]
 
 
@@ -115,21 +104,20 @@ def measure(
   """Opens the candidates, runs them in turn, and refuses what cannot be true."""
   sizes = {"batch": corpus.BATCH, "length": corpus.LENGTH, "vocab_size": corpus.VOCAB_SIZE}
   shared = {"directory": str(directory), "files": files, "eos_id": corpus.EOS_ID, **sizes}
-  specs = {name: {**shared, **dataclasses.asdict(CANDIDATES[name])} for name in names}
-  specs = {name: {**spec, **spec.pop("spec")} for name, spec in specs.items()}
+  specs = {name: {**shared, **CANDIDATES[name]} for name in names}
   children: dict[str, child.Child] = {}
 
   def ask(name: str, **request: Any) -> dict[str, Any] | None:
     try:
       if name not in children:
-        children[name] = child.Child(CANDIDATES[name].environment)
+        children[name] = child.Child(specs[name]["environment"])
       return children[name].ask(**request)
     except child.Unavailable as reason:
       print(f"{name}: skipped: {reason}", file=sys.stderr)
       return None
 
   def run(name: str) -> figures.Run | None:
-    least = 20 if CANDIDATES[name].loader in _TRAINERS else 4
+    least = 20 if specs[name]["loader"] in _TRAINERS else 4
     return ask(name, run={"seconds": seconds, "least": least})
 
   def counts() -> bool:
@@ -146,16 +134,16 @@ def measure(
   finally:
     for process in children.values():
       process.close()
-  sizes = {name: spec["batch"] * spec["length"] for name, spec in specs.items()}
-  figures.refuse_impossible(found, sizes, _LIMIT)
+  tokens = {name: spec["batch"] * spec["length"] for name, spec in specs.items()}
+  figures.refuse_impossible(found, tokens, _LIMIT)
   return found
 
 
 def _row(name: str, found: dict[str, list[figures.Run]]) -> tuple[str, ...]:
-  candidate, runs = CANDIDATES[name], found[name]
+  spec, runs = CANDIDATES[name], found[name]
   times = [1e3 * run["seconds"] / run["batches"] for run in runs]
   rate = figures.median(runs, "tokens", "seconds")
-  bare = found.get(_BARE_PLANNED if candidate.keys.get("dataset_type") else _BARE)
+  bare = found.get(_BARE_PLANNED if spec.get("keys", {}).get("olmo_packing") else _BARE)
   ratio = f"{rate / figures.median(bare, 'tokens', 'seconds'):.3g}" if bare else "–"
   # The workers of other loaders are not in their processes' CPU time.
   cpu = 1e3 * figures.median(runs, "cpu_seconds", "batches")
@@ -163,7 +151,7 @@ def _row(name: str, found: dict[str, list[figures.Run]]) -> tuple[str, ...]:
       name,
       f"{1e3 * figures.median(runs, 'seconds', 'batches'):.3g}",
       f"{min(times):.3g} to {max(times):.3g}",
-      "–" if candidate.environment else f"{cpu:.3g}",
+      "–" if spec["environment"] else f"{cpu:.3g}",
       ratio,
       f"{rate / 1e6:,.0f}",
   )
@@ -185,23 +173,24 @@ def main() -> None:
   add("--megabytes", type=int, default=400, help="size of a new corpus (default: %(default)s)")
   add("--output", metavar="FILE", help="write all runs and goals as JSON (default: no file)")
   args = parser.parse_args()
-  words = args.only.lower().split(",")
+  words = [word.strip().lower() for word in args.only.split(",")]
   names = [name for name in CANDIDATES if any(word in name.lower() for word in words)]
+  if not names:
+    parser.error(f"--only={args.only!r} matches no candidate")
   with tempfile.TemporaryDirectory(prefix="maxtext_olmo_bench_") as temporary:
     directory = pathlib.Path(args.corpus or temporary).resolve()
     files = corpus.make(directory, args.megabytes)
     found = measure(directory, files, names, args.rounds, args.seconds)
-  reached = goals(found)
   size = f"{corpus.BATCH} × {corpus.LENGTH}"
   print(
       f"Batches of {size}, page cache warm, medians of {args.rounds} runs; {figures.machine()}.\n"
   )
   head = ("loader", "ms per batch", "range", "CPU ms", "÷ bare preads", "Mtok/s")
-  print(figures.table(head, [_row(name, found) for name in names if name in found]))
-  print(figures.table(("goal", "wanted", "found", ""), [goal.row for goal in reached]))
+  loaders = [name for name in found if CANDIDATES[name]["loader"] not in _TRAINERS]
+  print(figures.table(head, [_row(name, found) for name in loaders]))
+  print(figures.table(figures.GOALS_HEAD, goals(found)))
   if args.output:
-    values = {"machine": figures.machine(), "runs": found}
-    values["goals"] = [{**dataclasses.asdict(g), "verdict": g.verdict} for g in reached]
+    values = {"machine": figures.machine(), "runs": found, "goals": goals(found)}
     pathlib.Path(args.output).write_text(json.dumps(values, indent=1))
 
 

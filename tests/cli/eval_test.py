@@ -17,6 +17,8 @@ from tests.evaluation import reference
 from tests.evaluation.requests_test import needs_harness
 from tests.trainers.tiny import evaluation_test
 
+STARTS_PROCESSES = True
+
 
 class EvalTest(absltest.TestCase):
 

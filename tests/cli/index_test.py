@@ -149,7 +149,8 @@ class IndexTest(parameterized.TestCase):
     self.assertIn(f"  {self.dir}/other/0.npy: No such file or directory\n", err)
     self.assertEndsWith(
         err,
-        "Check the base (--base), the tokenizer's name in the paths (--tokenizer), and the mount.\n",
+        "Check the base (--base), the tokenizer's name in the paths (--tokenizer), and the"
+        " mount.\n",
     )
 
   def test_a_malformed_mix_is_an_error_with_the_line(self):

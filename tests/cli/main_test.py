@@ -13,6 +13,8 @@ from maxtext_olmo.cli import main as main_lib
 from maxtext_olmo.errors import CorpusError
 from tests.cli import runner
 
+STARTS_PROCESSES = True
+
 
 def _leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
   groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]

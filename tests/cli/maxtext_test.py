@@ -68,7 +68,7 @@ class CommandTest(absltest.TestCase):
         f"--checkpoint-dir={directory / 'checkpoints'}",
     )
     self.assertEqual(code, 2)
-    self.assertIn("give --devices", err)
+    self.assertIn("set --devices", err)
 
 
 if __name__ == "__main__":

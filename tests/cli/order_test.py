@@ -63,7 +63,7 @@ class ImportTest(parameterized.TestCase):
     iterator = self.served(values)
     self.assertEqual((iterator.step, iterator.position), (5, 40))
     for expected in self.case["resumed"][0]["next_steps"]:
-      self.assertEqual(iterator.instance_ids(iterator.step).tolist(), expected)
+      self.assertEqual(iterator.row_numbers(iterator.step).tolist(), expected)
       next(iterator)
     code, _, err = self.run_import("--write", path)
     self.assertEqual(code, 2)
@@ -91,12 +91,12 @@ class ImportTest(parameterized.TestCase):
     self.assertEqual(self.run_import("--sequence-length", 64, "--write", path)[0], 0)
     iterator = self.served(json.loads(path.read_text()))
     for expected in self.case["resumed"][0]["next_steps"]:
-      self.assertEqual(iterator.instance_ids(iterator.step).tolist(), expected)
+      self.assertEqual(iterator.row_numbers(iterator.step).tolist(), expected)
       next(iterator)
 
   def test_errors_are_one_line_each(self):
     self.state = self.save({**self.case["state_dict"], "batches_processed": 0})
-    self.assertIn("give it with --batch-size", self.run_import()[2])
+    self.assertIn("set --batch-size", self.run_import()[2])
     self.assertEqual(self.run_import("--batch-size", 4)[0], 0)
     self.assertIn(
         "is a .py, .yml, .yaml or .json", self.run_import("--batch-size", 4, "--write", "x.txt")[2]

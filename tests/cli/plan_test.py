@@ -67,7 +67,7 @@ class PlanTest(absltest.TestCase):
     for args, message in (
         (("--batch-size", "0"), "must be positive"),
         (("--batch-size", "4", "--mixture", "label-0"), "not LABEL=NUMBER"),
-        (("--batch-size", "4", "--mixture", "nope=1"), "fits no label"),
+        (("--batch-size", "4", "--mixture", "nope=1"), "'nope' matches no label"),
     ):
       code, _, err = self.plan(*args)
       self.assertEqual(code, 2)

@@ -18,6 +18,8 @@ from maxtext_olmo.errors import OrderError
 from tests import corpora
 from tests import memory_storage
 
+STARTS_PROCESSES = True
+
 
 def _read_in_child(source, queue) -> None:
   queue.put((repr(source), source.read(np.arange(len(source))).tolist()))

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 
+STARTS_PROCESSES = True
+
 
 def write_tokenizer(path: pathlib.Path, eos: str = "<|endoftext|>") -> str:
   """A real tokenizer.json: words of a tiny vocabulary, and an EOS."""

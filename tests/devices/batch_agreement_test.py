@@ -11,6 +11,8 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 OUTCOME = "tests.devices.multihost_cases:outcome"
 
 

@@ -6,6 +6,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _CASES = "tests.devices.collectives_cases:"
 
 

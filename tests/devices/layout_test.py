@@ -66,6 +66,14 @@ class BatchLayoutTest(parameterized.TestCase):
       np.testing.assert_array_equal(np.asarray(array), local[name])
       self.assertEqual(array.sharding, jax.sharding.NamedSharding(mesh, spec))
 
+  @parameterized.parameters((8,), (8, 12), (8, 12, 3))
+  def test_arrays_of_any_rank_are_sent(self, *shape):
+    layout = layout_lib.BatchLayout(_mesh(data=2, sequence=4), P("data", "sequence"), 8, 12)
+    local = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    sent = layout.send(local)
+    np.testing.assert_array_equal(np.asarray(sent), local)
+    self.assertEqual(sent.addressable_shards[0].data.shape, (4, 3, 3)[: len(shape)])
+
   def test_rows_that_do_not_divide_are_a_config_error_with_the_numbers(self):
     with self.assertRaisesRegex(
         errors.ConfigError, r"batch of 6 × 12 does not divide.*6 rows over 4 shards.*multiple of 4"

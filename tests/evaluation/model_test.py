@@ -20,6 +20,8 @@ from tests.evaluation import reference
 from tests.evaluation.requests_test import HAS_HARNESS
 from tests.evaluation.requests_test import needs_harness
 
+STARTS_PROCESSES = True
+
 _MAX_LENGTH = 64
 _TASKS = ("colours", "texts", "say_colour")
 _TOLERANCE = 1e-4
@@ -249,7 +251,7 @@ class CacheTest(absltest.TestCase):
         [
             sys.executable,
             "-c",
-            "import sys; from tests.pipelines import lmeval_model_test as m; m.kill_me_soon(sys.argv[1])",
+            "import sys; from tests.evaluation import model_test as m; m.kill_me_soon(sys.argv[1])",
             self.cache_file,
         ],
         env=distributed.child_environment(),

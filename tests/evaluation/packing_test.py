@@ -18,6 +18,8 @@ from maxtext_olmo.evaluation import requests as requests_lib
 from tests import distributed
 from tests.benchmarks import lmeval
 
+STARTS_PROCESSES = True
+
 _LENGTHS = st.lists(st.integers(1, 700), max_size=120)
 _MULTIPLES = st.sampled_from([1, 8, 16, 128])
 
@@ -112,7 +114,7 @@ class LMEvalPackingTest(parameterized.TestCase):
             [
                 sys.executable,
                 "-c",
-                "from tests.pipelines import lmeval_packing_test; lmeval_packing_test.print_plan()",
+                "from tests.evaluation import packing_test; packing_test.print_plan()",
             ],
             env=distributed.child_environment({"PYTHONHASHSEED": seed}),
             capture_output=True,

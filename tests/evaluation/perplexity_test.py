@@ -14,6 +14,8 @@ from tests import distributed
 from tests.evaluation import pipeline_cases
 from tests.evaluation import reference
 
+STARTS_PROCESSES = True
+
 _EOS = 256
 
 

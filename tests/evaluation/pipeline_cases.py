@@ -43,7 +43,7 @@ def make_lm(params, *, axes=None, data_sharding=None, ignores_segments=False, **
 
 
 def answer(params, calls, **options):
-  """The answers to some calls, (method, arguments) each, the lengths that were compiled, and the tokens run."""
+  """Returns the answers to (method, arguments) calls, the lengths compiled, and the tokens run."""
   lm = make_lm(params, **options)
   return _answer(lm, calls), lm.compiled_lengths, lm._scorer.tokens_run
 
@@ -83,7 +83,7 @@ def different_requests(params):
 
 
 def rows_and_shapes(requests, batch_size, padding_multiple):
-  """What `lmeval_preprocessing_pipeline` gives each process: per step the shape and the local rows."""
+  """Returns the shape and the local rows of each step of `lmeval_preprocessing_pipeline`."""
   batches = pipeline_lib.lmeval_preprocessing_pipeline(
       jax.process_index(),
       jax.process_count(),

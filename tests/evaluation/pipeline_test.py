@@ -15,6 +15,8 @@ from maxtext_olmo.evaluation import pipeline as pipeline_lib
 from tests import distributed
 from tests.evaluation import pipeline_cases
 
+STARTS_PROCESSES = True
+
 _DOCUMENTED = (
     "ParseLMEval",
     "CompleteLLMIndexedBatch",

@@ -1,6 +1,6 @@
 """What evaluation is compared with: the model again in NumPy, and a scorer that takes its time.
 
-`SlowLM` stands on the harness's own reference path (`TemplateLM` and its rolling windows), and runs one
+`SlowLM` uses the harness's own reference path (`TemplateLM` and its rolling windows), and runs one
 request at a time, without padding, in float64. It needs the extra `eval`.
 """
 
@@ -184,7 +184,7 @@ def apply(params, batch):
 
 
 def write_tasks(directory) -> str:
-  """Harness tasks with local data: multiple choice, rolling, and generation; returns their directory."""
+  """Writes multiple-choice, rolling and generation tasks; returns their directory."""
   directory = pathlib.Path(directory)
   directory.mkdir(parents=True, exist_ok=True)
   pick = random.Random(1)

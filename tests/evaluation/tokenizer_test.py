@@ -16,6 +16,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _WORDS = ["<|endoftext|>", "<s>", "[UNK]", "the", "cat", "sat", " "]
 
 
@@ -127,7 +129,8 @@ class LMEvalTokenizerTest(absltest.TestCase):
         "from maxtext_olmo import errors\n"
         "from maxtext_olmo.evaluation import tokenizer\n"
         "load = tokenizer.load_eval_tokenizer\n"
-        f"print(load('org/name', hf_access_token='hf_secret', tokenizer_cache_dir={cache!r}).prefix_id)\n"
+        f"options = dict(hf_access_token='hf_secret', tokenizer_cache_dir={cache!r})\n"
+        "print(load('org/name', **options).prefix_id)\n"
         "try:\n"
         f"  load('org/private', tokenizer_cache_dir={cache!r})\n"
         "except errors.ConfigError as error:\n"

@@ -11,7 +11,9 @@ from maxtext_olmo import errors
 from maxtext_olmo.grain_llm import batches as batches_lib
 from tests import distributed
 from tests.grain_llm import pipeline_cases
-from tests.loader import laws_cases
+from tests.grain_llm import shards as shards_lib
+
+STARTS_PROCESSES = True
 
 
 def _documents(count, longest=15):
@@ -45,13 +47,13 @@ class HostsTest(parameterized.TestCase):
           {len(batches) for batches, _, _ in per_process}, 1, "they took unequal numbers of batches"
       )
       self.assertLen({length for _, length, _ in per_process}, 1)
-      batches = laws_cases.assemble([batches for batches, _, _ in per_process])
+      batches = shards_lib.assemble([batches for batches, _, _ in per_process])
       found.append((batches, per_process[0][1], [state for _, _, state in per_process]))
     return found
 
   def alone(self, documents, options, steps=None, state=None):
     batches, length, found = pipeline_cases.serve(documents, options, {"data": 1}, steps, state)
-    return laws_cases.assemble([batches]), length, found
+    return shards_lib.assemble([batches]), length, found
 
   def assert_equal(self, got, expected):
     self.assertLen(got, len(expected))
@@ -154,7 +156,7 @@ class HostsTest(parameterized.TestCase):
         args=([("mix", options, {"data": 2}) for options, _ in choices],),
     )
     for (options, rows), parts in zip(choices, zip(*results)):
-      real = sum((b["inputs_segmentation"][:, 0] > 0).sum() for b in laws_cases.assemble(parts))
+      real = sum((b["inputs_segmentation"][:, 0] > 0).sum() for b in shards_lib.assemble(parts))
       self.assertEqual(real, rows, options)
 
 

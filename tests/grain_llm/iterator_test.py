@@ -13,6 +13,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from tests import workers as workers_lib
 
+STARTS_PROCESSES = True
+
 E = 99
 STEPS = 60
 _KINDS = (
@@ -24,6 +26,74 @@ _KINDS = (
     "mixed",
     "mixed_packed",
     "ramped",
+)
+
+
+_VERSION_1 = (
+    (
+        "plain",
+        {
+            "step": 4,
+            "iterator_length": 19,
+            "epoch_start": 19,
+            "iterator": {"next_index": 23},
+            "identity": (
+                "list of 78 documents, feistel 3, all hosts, unpacked rows of 16, long documents"
+                " error"
+            ),
+        },
+        [109, 130, 142, 141],
+    ),
+    (
+        "first_fit",
+        {
+            "step": 23,
+            "iterator_length": None,
+            "epoch_start": 0,
+            "iterator": {
+                "step": 23,
+                "rows": {
+                    "parent": {"parent": {"next_index": 132}, "next_index_in_buffer": 1},
+                    "next_row": 2,
+                    "counter": 92,
+                },
+            },
+            "identity": (
+                "list of 150 documents, feistel 3, all hosts, first_fit rows of 16, bins 5, long"
+                " documents error"
+            ),
+        },
+        [137, 138, 141, 139],
+    ),
+    (
+        "planned",
+        {
+            "step": 23,
+            "iterator_length": 24,
+            "epoch_start": 0,
+            "iterator": {"next_index": 23},
+            "identity": (
+                "list of 150 documents, feistel 3, all hosts, planned rows of 16, bins 5, long"
+                " documents error"
+            ),
+        },
+        [103, 138, 145, 113],
+    ),
+    (
+        "mixed",
+        {
+            "step": 6,
+            "iterator_length": 17,
+            "epoch_start": 17,
+            "iterator": {"next_index": 23},
+            "identity": (
+                "mix by [2, 1] of: list of 41 documents, feistel 3, all hosts, unpacked rows of 16,"
+                " long documents error; list of 23 documents, feistel 3, all hosts, unpacked rows"
+                " of 16, long documents error"
+            ),
+        },
+        [126, 130, 220, 114],
+    ),
 )
 
 
@@ -183,6 +253,25 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
     state = _make("mixed").get_state()
     with self.assertRaisesRegex(errors.ResumeError, "another stream"):
       _make("plain").set_state(state)
+
+  @parameterized.parameters(*_VERSION_1)
+  def test_a_state_of_version_1_restores(self, kind, state, tokens):
+    """States and batches as the release before format 2 made them."""
+    state = {**state, "position": 92}
+    straight = _make(kind)
+    self.addCleanup(straight.close)
+    for _ in range(23):
+      _next(straight)
+    resumed = _make(kind)
+    self.addCleanup(resumed.close)
+    resumed.set_state(state)
+    self.assertEqual((resumed.step, resumed.position), (23, 92))
+    self.assertEqual(resumed.get_state(), straight.get_state())
+    batch = _next(resumed)
+    self.assertEqual(batch["inputs"][:, 0].tolist(), tokens)
+    self.assert_equal(batch, _next(straight))
+    with self.assertRaisesRegex(errors.ResumeError, "saved by another, all hosts"):
+      resumed.set_state({**state, "identity": "another, all hosts"})
 
   def test_a_closed_iterator_says_so(self):
     iterator = _make("plain")

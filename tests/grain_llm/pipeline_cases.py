@@ -4,11 +4,12 @@ import jax
 import numpy as np
 
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from tests.loader import laws_cases
+from tests.grain_llm import shards as shards_lib
 
 
 def serve(documents, options, axes, steps=None, state=None):
-  """Takes batches until the end of an epoch, or so many; returns this process's parts, the length, and the state."""
+  """Takes batches until the end of an epoch, or so many; returns this process's parts, the
+  length, and the state."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
   iterator = pipeline_lib.make_grain_llm_iterator(
       jax.process_index(),
@@ -34,7 +35,7 @@ def serve(documents, options, axes, steps=None, state=None):
       batch = next(iterator)
     except StopIteration:
       break
-    batches.append({name: (array.shape, laws_cases.shards(array)) for name, array in batch.items()})
+    batches.append({name: (array.shape, shards_lib.shards(array)) for name, array in batch.items()})
   length = iterator.iterator_length
   found = iterator.get_state()
   iterator.close()
@@ -56,7 +57,7 @@ def mix(options, axes):
   )
   batches = []
   for batch in iterator:
-    batches.append({name: (array.shape, laws_cases.shards(array)) for name, array in batch.items()})
+    batches.append({name: (array.shape, shards_lib.shards(array)) for name, array in batch.items()})
   iterator.close()
   return batches
 

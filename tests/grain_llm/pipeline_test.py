@@ -28,6 +28,8 @@ from maxtext_olmo.rows import packing
 from tests import corpora
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 E = 99
 L = 16
 
@@ -118,19 +120,25 @@ class SignatureTest(absltest.TestCase):
 
   def test_signatures_and_defaults_are_those_documented(self):
     dataset = (
-        "dataloading_host_index, dataloading_host_count, dataset, global_batch_size, max_target_length, shuffle,"
-        " data_shuffle_seed, num_epochs=None, operations=None, grain_packing=False, grain_packing_bin_count=None,"
+        "dataloading_host_index, dataloading_host_count, dataset, global_batch_size,"
+        " max_target_length, shuffle,"
+        " data_shuffle_seed, num_epochs=None, operations=None, grain_packing=False,"
+        " grain_packing_bin_count=None,"
         " shift=True, shift_target=True, eod_token_id=0, apply_padding=True"
     )
     multi = (
-        "grain_datasets, dataset_lengths, global_mesh, global_batch_size, dataloading_host_count, dataset_weights=None,"
-        " worker_count=1, worker_buffer_size=1, drop_remainder=True, batch_class=LLMBatch, reset_after_epoch=False,"
+        "grain_datasets, dataset_lengths, global_mesh, global_batch_size, dataloading_host_count,"
+        " dataset_weights=None,"
+        " worker_count=1, worker_buffer_size=1, drop_remainder=True, batch_class=LLMBatch,"
+        " reset_after_epoch=False,"
         " use_thread_prefetch=False, batch_rampup_factors=None"
     )
     both = (
-        "dataloading_host_index, dataloading_host_count, global_mesh, dataset, global_batch_size, max_target_length,"
+        "dataloading_host_index, dataloading_host_count, global_mesh, dataset, global_batch_size,"
+        " max_target_length,"
         " shuffle, data_shuffle_seed, num_epochs=None, operations=None, grain_packing=False,"
-        " grain_packing_bin_count=None, shift=True, shift_target=True, eod_token_id=0, worker_count=1,"
+        " grain_packing_bin_count=None, shift=True, shift_target=True, eod_token_id=0,"
+        " worker_count=1,"
         " worker_buffer_size=1, apply_padding=True, drop_remainder=True, batch_class=LLMBatch,"
         " reset_after_epoch=False, use_thread_prefetch=False, batch_rampup_factors=None"
     )
@@ -462,7 +470,7 @@ class EpochsTest(LLMCase):
 
   def test_the_length_of_many_planned_rows_is_there_once_they_are_counted(self):
     self.enter_context(mock.patch.object(batches_lib, "COUNTED_AT_ONCE", 10))
-    with self.assertRaisesRegex(TypeError, "goes on without end"):
+    with self.assertRaisesRegex(TypeError, "the data has no end"):
       len(self.make(packing="planned"))
     iterator = self.make(packing="planned", num_epochs=2, drop_remainder=False)
     while True:

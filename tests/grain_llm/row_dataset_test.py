@@ -10,9 +10,11 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_dataset
+from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.rows import rows as rows_lib
 from tests import workers as workers_lib
+
+STARTS_PROCESSES = True
 
 E = 99
 
@@ -31,7 +33,7 @@ def _rows(packing, num_epochs=2, **kwargs):
 def _numbered(lengths):
   """A stream of rows, of which row i has so many tokens i + 1."""
   record = row_dataset.ToRecord()
-  row = row_dataset.ToRow(8, "error", False, rows_lib.Shift(None))
+  row = row_dataset.ToRow(8, "error", False, row_source.Shift(None))
   documents = [{"inputs": [i + 1] * n} for i, n in enumerate(lengths)]
   return grain.MapDataset.source(documents).map(record).map(row).to_iter_dataset()
 
@@ -158,7 +160,7 @@ class TransformsTest(RowsCase):
       row_dataset.SplitDocuments(2, "error").flat_map(record)
 
   def test_a_row_is_cut_padded_shifted_and_numbered(self):
-    shift = rows_lib.Shift("left", E)
+    shift = row_source.Shift("left", E)
     record = row_dataset.ToRecord().map({"inputs": [1, 2, E, 4, 5]})
     row = row_dataset.ToRow(7, "error", True, shift).map(record)
     self.assertEqual(row["inputs"].tolist(), [1, 2, E, 4, 5, 0, 0])
@@ -175,7 +177,7 @@ class TransformsTest(RowsCase):
         "inputs_segmentation": np.array([1, 1, 2, 2]),
         "targets_segmentation": np.array([1, 1, 2, 2]),
     }
-    shifted = row_dataset.ShiftRow(rows_lib.Shift("left", E)).map(row)
+    shifted = row_dataset.ShiftRow(row_source.Shift("left", E)).map(row)
     self.assertEqual(shifted["targets"].tolist(), [E, 2, E, 0])
     self.assertEqual(shifted["inputs_segmentation"].tolist(), [1, 1, 2, 2])
     self.assertEqual(row["targets"].tolist(), [1, E, 2, E])

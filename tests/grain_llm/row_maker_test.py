@@ -14,7 +14,7 @@ from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.grain_llm import row_maker
-from maxtext_olmo.rows import rows as rows_lib
+from maxtext_olmo.grain_llm import row_source
 from tests import corpora
 
 
@@ -39,7 +39,7 @@ def _maker(count=10, **values):
           "length": 8,
           "packing": None,
           "bins": 4,
-          "shift": rows_lib.Shift(None),
+          "shift": row_source.Shift(None),
           "pad": True,
           "shard": "slice",
           "long_documents": "error",
@@ -74,7 +74,7 @@ class ShardBoundsTest(absltest.TestCase):
 class WindowTest(absltest.TestCase):
 
   def test_a_window_is_about_as_many_rows_as_asked_for(self):
-    records = rows_lib.RecordParts(grain.MapDataset.source([{"inputs": [1] * 4}] * 100))
+    records = row_source.RecordParts(grain.MapDataset.source([{"inputs": [1] * 4}] * 100))
     self.assertEqual(row_maker.window_of(records, 100, bins=5, length=8), 10)
     # Documents longer than five rows would each be a window.
     self.assertEqual(row_maker.window_of(records, 100, bins=1, length=1), 1)
@@ -104,7 +104,7 @@ class RowMakerTest(parameterized.TestCase):
   ):
     made = _maker(**values).make()
     self.assertEqual(made.rows is not None, random_access)
-    self.assertEqual(made.facts.packed, packed)
+    self.assertEqual(made.info.packed, packed)
 
   @parameterized.product(packing=(None, "first_fit", "planned"), hosts=(1, 3))
   def test_hosts_together_have_every_document_once(self, packing, hosts):
@@ -118,11 +118,11 @@ class RowMakerTest(parameterized.TestCase):
   def test_every_host_knows_the_rows_of_all(self, packing):
     made = [_maker(packing=packing, num_epochs=2, host=host, hosts=3).make() for host in range(3)]
     counted = tuple(len(list(rows)) for rows in made)
-    self.assertEqual([rows.facts.host_rows for rows in made], [counted] * 3)
+    self.assertEqual([rows.info.host_rows for rows in made], [counted] * 3)
 
   def test_nobody_knows_the_rows_of_a_stream_or_of_one_without_end(self):
-    self.assertEqual(_maker(packing="first_fit", hosts=3).make().facts.host_rows, ())
-    endless = _maker(num_epochs=None).make().facts
+    self.assertEqual(_maker(packing="first_fit", hosts=3).make().info.host_rows, ())
+    endless = _maker(num_epochs=None).make().info
     self.assertEqual((endless.host_rows, endless.endless), ((), True))
 
   def test_a_host_without_a_document_is_an_error_where_it_could_not_end(self):
@@ -145,13 +145,20 @@ class RowMakerTest(parameterized.TestCase):
             {"host": 1, "hosts": 2},
         )
     ] + [_maker(11, packing="planned")]
-    identities = [maker.make().facts.identity for maker in [first, *others]]
-    self.assertLen(set(identities), len(identities))
-    self.assertEqual(dataclasses.replace(first).make().facts.identity, identities[0])
+    identities = [maker.make().info.identity for maker in [first, *others]]
+    self.assertLen(set(map(str, identities)), len(identities))
+    self.assertEqual(dataclasses.replace(first).make().info.identity, identities[0])
+
+  def test_all_hosts_have_the_identity_of_the_run(self):
+    made = [_maker(host=host, hosts=3).make().info for host in range(3)]
+    self.assertEqual([info.identity for info in made], [made[0].identity] * 3)
+    self.assertEqual(
+        [info.version_1[info.host].count(f"host {i} of 3") for i, info in enumerate(made)], [1] * 3
+    )
 
   def test_rows_without_padding_have_no_length(self):
-    self.assertIsNone(_maker(pad=False).make().facts.length)
-    self.assertEqual(_maker(pad=False, packing="first_fit").make().facts.length, 8)
+    self.assertIsNone(_maker(pad=False).make().info.length)
+    self.assertEqual(_maker(pad=False, packing="first_fit").make().info.length, 8)
     lengths = sorted(len(row["inputs"]) for row in _maker(pad=False).make())
     self.assertEqual(lengths, [1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
 

@@ -1,5 +1,6 @@
 """Tests of the iterator as an item of Orbax checkpoints, on changing numbers of processes."""
 
+import json
 import os
 import pathlib
 
@@ -9,13 +10,56 @@ import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.testing import absltest
+from absl.testing import parameterized
+from etils import epath
 
 import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo.loader import checkpoint_item
 from tests import corpora
 from tests import distributed
+from tests.loader import checkpoint_cases
 from tests.loader import orbax_cases
+
+STARTS_PROCESSES = True
+
+
+class EveryIteratorTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = self.create_tempdir().full_path
+    self.index_path = checkpoint_cases.write_corpus(self.create_tempdir().full_path)
+
+  @parameterized.parameters(*checkpoint_cases.KINDS)
+  def test_it_saves_and_restores_on_one_process(self, kind):
+    self.assertEmpty(checkpoint_cases.round_trips(kind, self.index_path, self.directory))
+
+  def test_all_save_and_restore_on_two_processes_with_one_state(self):
+    results = distributed.run(
+        "tests.loader.checkpoint_cases:all_round_trips",
+        args=(self.index_path, self.directory),
+        timeout=900,
+    )
+    for found in results:
+      self.assertRegex(found.pop("old"), "the state of one process's data.*this run has 2")
+      self.assertEqual(found, {kind: [] for kind in checkpoint_cases.KINDS})
+    for kind in checkpoint_cases.KINDS:
+      item = pathlib.Path(self.directory, kind.replace(" ", "_"), "0", "grain")
+      first, second = (json.loads((item / f"process_{i}-of-2.json").read_text()) for i in range(2))
+      self.assertEqual(first, second, kind)
+    # Hosts that share a stream may change in number, others may not.
+    shared = ("olmo_grain", "olmo_documents planned batch", "records first_fit batch")
+    own = ("olmo_documents first_fit slice", "records mixed_stream", "multihost dataset")
+    found = checkpoint_cases.restore_elsewhere(
+        self.index_path, self.directory, (*shared, *own, "records planned slice")
+    )
+    for kind in shared:
+      self.assertLen(found[kind], 2, kind)
+    for kind in own:
+      self.assertRegex(found[kind], "saved by 2 processes.*this run has 1. Resume with 2 processes")
+    self.assertRegex(found["records planned slice"], "hosts: the state has '2 with a share each'")
 
 
 class OrbaxStateTest(absltest.TestCase):
@@ -45,7 +89,7 @@ class OrbaxStateTest(absltest.TestCase):
 
   def test_processes_workers_and_handlers_may_change_from_restart_to_restart(self):
     iterator, _ = self.single()
-    expected = [iterator.instance_ids(step).tolist() for step in range(12)]
+    expected = [iterator.row_numbers(step).tolist() for step in range(12)]
     taken, _, label = self.go_on(4, grain_worker_count=2)
     self.assertEqual((taken, label), (expected[:2], 1))
     files = {item: os.listdir(f"{self.directory}/1/{item}") for item in ("ours", "grain")}
@@ -94,6 +138,23 @@ class OrbaxStateTest(absltest.TestCase):
     refused = self.assertRaisesRegex(errors.ResumeError, "holds no data state of this library")
     with ocp.CheckpointManager(self.directory) as manager, refused:
       manager.restore(0, args=ocp.args.Composite(data=maxtext_olmo.IteratorRestore(iterator)))
+
+  def test_states_of_all_versions_are_found(self):
+    states = (
+        {"format": 1, "step": 1, "position": 8, "identity": {"seed": 1}},
+        {"format": 2, "kind": "stream", "step": 1},
+        {"format": 2, "kind": "grain", "step": 1},
+        {"step": 1, "iterator_length": 4, "epoch_start": 0, "position": 8, "identity": "lists"},
+        {"step": 1, "iterator_length": None, "iterator": {"next_index": 1}},
+    )
+    directory = epath.Path(self.directory)
+    for name in ("olmo_state.json", "metadata", "process_0.json", "process_3-of-4.json"):
+      for state in states:
+        (directory / name).write_text(json.dumps(state))
+        self.assertEqual(checkpoint_item.find_state(directory), state)
+      (directory / name).write_text(json.dumps({"next_index": 4}))
+      self.assertIsNone(checkpoint_item.find_state(directory))
+      (directory / name).unlink()
 
   def test_a_damaged_file_is_named(self):
     iterator, _ = self.single()

@@ -62,7 +62,7 @@ class CorpusChangeTest(parameterized.TestCase):
   def take(self, iterator, count):
     ids = []
     for _ in range(count):
-      ids += iterator.instance_ids(iterator.step).tolist()
+      ids += iterator.row_numbers(iterator.step).tolist()
       next(iterator)
     return ids
 
@@ -159,7 +159,8 @@ class CorpusChangeTest(parameterized.TestCase):
     # The state carries the history, so a later restart needs no permission.
     self.checkpoint(extended)
     state = extended.get_state()
-    self.assertEqual([extent[:2] for extent in state["history"]], [[0, 3], [1, 4]])
+    extents = state["history"][-1]["extents"]
+    self.assertEqual([extent[:2] for extent in extents], [[0, 3], [1, 4]])
     self.assertEqual(json.loads(json.dumps(state)), state)
     expected = self.take(extended, 20)
     restarted = self.iterator(**values)
@@ -200,14 +201,15 @@ class CorpusChangeTest(parameterized.TestCase):
     self.assertEqual(extended.stream.order.epochs.lengths, ((0, 25),))
     extended.set_state({**state, "step": 0, "position": 0})
     self.assertEqual(extended.stream.order.epochs.lengths, ((0, 25),))
-    self.assertNotIn("history", extended.get_state())
+    self.assertEqual(extended.get_state()["history"][-1]["extents"], [])
 
   def test_a_history_that_this_index_does_not_have_is_refused(self):
     iterator = self.iterator()
     state = iterator.get_state()
     fingerprint = self.old.fingerprint
     with self.assertRaisesRegex(errors.ResumeError, "the first files of this index make another"):
-      iterator.set_state({**state, "history": [[0, 2, "sha256:00"], [1, 3, fingerprint]]})
+      entry = {**state["history"][-1], "extents": [[0, 2, "sha256:00"], [1, 3, fingerprint]]}
+      iterator.set_state({**state, "history": [entry]})
 
   def test_without_a_copy_the_fingerprints_are_named(self):
     iterator = self.iterator()
@@ -223,7 +225,7 @@ class CorpusChangeTest(parameterized.TestCase):
     corpora.write_tokens(self.directory / "b", 50, seed=1)
     corpora.write_tokens(self.directory / "d", 16, seed=9)
     self.build("a", "b", "c", "d")
-    with self.assertRaisesRegex(errors.ResumeError, "added: 1 files at the end, behind 3"):
+    with self.assertRaisesRegex(errors.ResumeError, "added: 1 files at the end, after 3"):
       self.iterator()
 
 

@@ -1,24 +1,197 @@
-"""Tests of who prepares the batches of an iterator; what it serves is tested in olmo_test and laws_test."""
+"""Tests of the iterator that a trainer holds, over windows and over documents."""
 
-from unittest import mock
+import gc
+import json
+import os
+import pathlib
+import shutil
+import threading
 
+import jax
+import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.loader import iterator
-from maxtext_olmo.rows import crew
+import maxtext_olmo
+from maxtext_olmo import cores
+from maxtext_olmo import errors
+from maxtext_olmo.loader import iterator as iterator_lib
 from tests import corpora
 from tests import distributed
+from tests import workers as workers_lib
+from tests.loader import cases
+
+_ONE_DOCUMENT = {"olmo_packing": "none", "olmo_long_documents": "truncate"}
+
+STARTS_PROCESSES = True
 
 
-class ExitTest(absltest.TestCase):
+class MoveTest(cases.LoaderCase):
+
+  def test_iter_does_not_move_a_train_iterator(self):
+    expected = cases.take_inputs(self.train(), 4)
+    iterator = self.train()
+    got = cases.take_inputs(iterator, 2) + cases.take_inputs(iter(iterator), 2)
+    np.testing.assert_array_equal(got, expected)
+
+  def test_reset_returns_to_where_the_iterator_began(self):
+    iterator = self.train(initial_step=3)
+    first = cases.take_inputs(iterator, 3)
+    iterator.reset()
+    self.assertEqual((iterator.step, iterator.position), (3, 12))
+    np.testing.assert_array_equal(cases.take_inputs(iterator, 3), first)
+
+  def test_going_to_a_step_continues_there_and_a_position_anchors_it(self):
+    expected = np.concatenate(cases.take_inputs(self.train(), 6))
+    iterator = self.train()
+    cases.take_inputs(iterator, 1)
+    iterator.go_to(4)
+    np.testing.assert_array_equal(cases.take_inputs(iterator, 1)[0], expected[16:20])
+    iterator.go_to(100, 3)
+    np.testing.assert_array_equal(cases.take_inputs(iterator, 2)[1], expected[7:11])
+    self.assertEqual((iterator.step, iterator.position), (102, 11))
+    with self.assertRaisesRegex(errors.OrderError, "Step 99 lies before step 100"):
+      iterator.go_to(99)
+
+  def test_a_refused_state_changes_nothing(self):
+    expected = cases.take_inputs(self.train(), 4)
+    iterator = self.train()
+    np.testing.assert_array_equal(cases.take_inputs(iterator, 3), expected[:3])
+    state = self.train(data_shuffle_seed=5).get_state()
+    with self.assertRaisesRegex(errors.ResumeError, "another stream"):
+      iterator.set_state(state)
+    self.assertEqual(iterator.step, 3)
+    np.testing.assert_array_equal(cases.take_inputs(iterator, 1), expected[3:])
+
+  def test_a_closed_iterator_says_so(self):
+    iterator = self.train()
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    with self.assertRaisesRegex(ValueError, "closed"):
+      next(iterator)
+
+  def test_it_is_what_a_trainers_checkpointing_holds_on_to(self):
+    iterator = self.train()
+    self.assertIs(iterator.local_iterator, iterator)
+
+
+class RowNumbersTest(cases.LoaderCase):
+
+  def test_they_tell_what_a_step_holds_without_reading_it(self):
+    iterator = self.train()
+    for step, inputs in enumerate(cases.take_inputs(iterator, 5)):
+      np.testing.assert_array_equal(self.rows[iterator.row_numbers(step)], inputs)
+
+  def test_padding_rows_have_none(self):
+    iterator = self.train(olmo_num_epochs=1)
+    self.assertEqual(iterator.row_numbers(30).tolist()[3:], [-1])
+
+  def test_a_step_outside_the_stream_is_an_error(self):
+    iterator = self.train(olmo_num_epochs=1)
+    for step in (31, 500):
+      with self.assertRaisesRegex(errors.OrderError, f"Step {step} lies outside the stream"):
+        iterator.row_numbers(step)
+
+  def test_batches_have_them_and_their_labels_on_request(self):
+    index = maxtext_olmo.load_index(self.index_path)
+    plain, iterator = self.train(), self.train(olmo_batch_extras=("row_ids", "labels"))
+    for step in range(3):
+      batch, expected = next(iterator), next(plain)
+      self.assertEqual(set(batch) - set(expected), {"row_ids", "labels"})
+      np.testing.assert_array_equal(batch["row_ids"], iterator.row_numbers(step))
+      files, _ = index.locate(np.asarray(batch["row_ids"]))
+      self.assertEqual(np.asarray(batch["labels"]).tolist(), [file % 2 for file in files.tolist()])
+      np.testing.assert_array_equal(batch["inputs"], expected["inputs"])
+
+
+class EndTest(cases.LoaderCase):
+
+  def test_a_finite_stream_pads_its_last_batch_and_stops(self):
+    iterator = self.train(olmo_num_epochs=1)
+    self.assertLen(iterator, 31)
+    batches = [jax.tree.map(np.asarray, batch) for batch in iterator]
+    self.assertLen(batches, 31)
+    segments = np.concatenate([batch["inputs_segmentation"][:, 0] for batch in batches])
+    self.assertEqual(segments.tolist(), [1] * 123 + [0])
+    with self.assertRaises(StopIteration):
+      next(iterator)
+
+  def test_padding_batches_follow_the_end_where_asked_and_are_no_steps(self):
+    values = {"olmo_num_epochs": 1, "generate_padding_batch_train": True}
+    for extras in ((), ("row_ids",)):
+      iterator = self.train(initial_step=30, olmo_batch_extras=extras, **values)
+      names = set(next(iterator))
+      state = iterator.get_state()
+      for batch in cases.take(iterator, 3):
+        self.assertEqual(set(batch), names)
+        np.testing.assert_array_equal(batch.pop("row_ids", -np.ones(4)), -np.ones(4))
+        self.assertFalse(any(array.any() for array in batch.values()))
+      self.assertEqual((iterator.get_state(), iterator.step), (state, 31))
+
+  def test_an_endless_stream_has_no_length(self):
+    with self.assertRaisesRegex(TypeError, "no end"):
+      len(self.train())
+
+
+class DocumentsEndTest(cases.DocumentsCase):
+
+  def test_padding_follows_rows_that_were_not_counted_beforehand(self):
+    iterator = self.train(olmo_num_epochs=1, generate_padding_batch_train=True)
+    real = 0
+    while (batch := next(iterator))["inputs_segmentation"].any():
+      real += 1
+    self.assertEqual((iterator.step, len(iterator)), (real, real))
+    self.assertEqual(batch["inputs"].shape, (4, 32))
+    self.assertFalse(any(np.asarray(array).any() for array in batch.values()))
+
+
+class PrefetchTest(cases.LoaderCase):
+
+  def test_threads_leave_a_core_to_the_trainer(self):
+    threads = iterator_lib.Prefetch().threads
+    self.assertBetween(threads, 1, 2)
+    self.assertLess(threads, max(2, cores.available_cores()))
+
+  @parameterized.parameters(0, 1, 3)
+  def test_batches_sent_ahead_change_neither_batches_nor_state(self, depth):
+    expected = cases.take_inputs(self.train(olmo_device_prefetch=0, olmo_prefetch_batches=0), 8)
+    iterator = self.train(olmo_device_prefetch=depth)
+    for step, inputs in enumerate(expected):
+      self.assertEqual(iterator.get_state()["position"], 4 * step)
+      np.testing.assert_array_equal(np.asarray(next(iterator)["inputs"]), inputs)
+    state = iterator.get_state()
+    following = cases.take_inputs(iterator, 2)
+    iterator.set_state(state)
+    np.testing.assert_array_equal(cases.take_inputs(iterator, 2), following)
+
+  def test_batches_that_are_kept_never_change(self):
+    iterator = self.train()
+    kept = [next(iterator) for _ in range(25)]
+    copies = [jax.tree.map(lambda x: np.array(x, copy=True), batch) for batch in kept]
+    cases.take_inputs(iterator, 60)
+    for batch, copy in zip(kept, copies):
+      for name, array in batch.items():
+        np.testing.assert_array_equal(np.asarray(array), copy[name], err_msg=name)
+
+  def test_a_dropped_iterator_leaves_no_threads(self):
+    before = set(threading.enumerate())
+    for values in (self.defaults, {**cases.DOCUMENTS, "global_batch_size_to_load": 4}):
+      config = cases.data_config(olmo_index_path=self.index_path, **values)
+      iterator, _ = maxtext_olmo.create_data_iterator(config, cases.device_mesh())
+      next(iterator)
+      del iterator
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+      if thread.name.startswith("olmo-"):
+        thread.join(60)
+        self.assertFalse(thread.is_alive(), thread.name)
 
   def test_nothing_is_said_when_a_program_ends_without_closing_its_iterators(self):
-    path, _ = corpora.write_corpus(self.create_tempdir().full_path)
     code = f"""
 import jax, numpy as np, maxtext_olmo
 config = maxtext_olmo.get_config()
-config.update(olmo_index_path={path!r}, max_target_length=8, global_batch_size_to_load=8, vocab_size=100, checkpoint_dir="")
+config.update(olmo_index_path={self.index_path!r}, max_target_length=8, vocab_size=100)
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
 held = [maxtext_olmo.create_data_iterator(config, mesh)[0] for _ in range(3)]
 next(held[0]), held[1].start_prefetch()
@@ -31,18 +204,96 @@ print("done")
     self.assertNotIn("Error", done.stderr)
 
 
-class PrefetchTest(parameterized.TestCase):
+class FailureTest(cases.LoaderCase):
+  """What happens to an iterator while its files are damaged."""
 
-  @parameterized.named_parameters(
-      ("a_core_is_left_to_who_sends", {}, 8, 4),
-      ("also_of_two", {}, 2, 1),
-      ("nobody_sends", {"on_device": 0}, 2, 2),
-      ("workers_read_beside_each_other", {"workers": 2}, 8, 1),
-      ("what_the_user_says", {"read_threads": 6, "workers": 2}, 2, 6),
+  def setUp(self):
+    super().setUp()
+    directory = self.create_tempdir().full_path
+    shutil.copytree(self.directory, directory, dirs_exist_ok=True)
+    self.index_path, _ = corpora.write_corpus(directory)
+    self.file = pathlib.Path(directory, "data", "part-003.npy")
+
+  @parameterized.product(workers=(0, 1), on_device=(0, 1))
+  def test_after_an_error_the_same_step_is_tried_again(self, workers, on_device):
+    expected = cases.take_inputs(self.train(), 40)
+    content = self.file.read_bytes()
+    with workers_lib.started_quickly():
+      iterator = self.train(grain_worker_count=workers, olmo_device_prefetch=on_device)
+      next(iterator)
+      os.truncate(self.file, 64)
+      with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy"):
+        cases.take_inputs(iterator, 40)
+      self.file.write_bytes(content)
+      step = iterator.step
+      self.assertGreaterEqual(step, 1)
+      got = cases.take_inputs(iterator, 40 - step)
+    np.testing.assert_array_equal(got, expected[step:])
+
+
+class MetricsTest(cases.DocumentsCase):
+
+  @parameterized.product(
+      workers=(0, 1), mixture=({}, {"olmo_mixture": {"label-0": 1.0, "label-1": 1.0}})
   )
-  def test_how_many_threads_read_a_batch(self, values, cores, expected):
-    with mock.patch.object(crew, "cores", return_value=cores):
-      self.assertEqual(iterator.Prefetch(**values).threads(), expected)
+  def test_they_add_up_to_what_the_batches_hold(self, workers, mixture):
+    values = mixture or {"olmo_num_epochs": 1}
+    with workers_lib.started_quickly():
+      iterator = self.train(**values, olmo_shift="right", grain_worker_count=workers)
+      batches = cases.take(iterator, 20)
+    found = iterator.metrics()
+    self.assertEqual(found["batches"], 20)
+    self.assert_reads(found, batches, "targets_segmentation", iterator, exact=False)
+    for name in ("order_seconds", "read_seconds", "transfer_seconds"):
+      self.assertGreater(found[name], 0, name)
+
+  def test_documents_that_have_a_row_each_count_what_the_row_keeps(self):
+    iterator = self.train(
+        **_ONE_DOCUMENT, olmo_shift="right", olmo_device_prefetch=0, olmo_prefetch_batches=0
+    )
+    batches = cases.take(iterator, 10)
+    found = iterator.metrics()
+    self.assertEqual((found["batches"], found["reads"]), (10, 40))
+    self.assert_reads(found, batches, "targets_segmentation", iterator, exact=True)
+
+  def assert_reads(self, found, batches, name, iterator, *, exact):
+    """Checks bytes and reads against the batches, of which those made ahead may not have been
+    taken."""
+    # With inputs shifted right, every token that was read is a target. The corpus has two bytes for
+    # each.
+    tokens = sum(np.count_nonzero(batch[name]) for batch in batches)
+    segments = sum(int(batch[name].max(axis=1).sum()) for batch in batches)
+    if exact:
+      self.assertEqual((found["bytes_read"], found["reads"]), (2 * tokens, segments))
+      return
+    self.assertGreaterEqual(found["bytes_read"], 2 * tokens)
+    self.assertGreaterEqual(found["reads"], segments)
+
+  def test_few_bytes_cross_to_the_devices(self):
+    iterator = self.train(olmo_device_prefetch=0, olmo_prefetch_batches=0)
+    cases.take(iterator, 10)
+    # Tokens of two bytes, a bit per token for segments, and four bytes per row that is not full.
+    tokens = 10 * 4 * 32
+    self.assertBetween(
+        iterator.metrics()["bytes_to_device"], 2 * tokens, 2 * tokens + tokens // 8 + 160
+    )
+
+
+class StateTest(cases.DocumentsCase):
+
+  @parameterized.parameters(
+      {"olmo_packing": "planned"},
+      {"olmo_packing": "planned", "olmo_batch_schedule": ((0, 2), (3, 4))},
+      _ONE_DOCUMENT,
+  )
+  def test_it_survives_json_and_restores_the_same(self, **values):
+    iterator = self.train(**values)
+    cases.take(iterator, 5)
+    state = json.loads(json.dumps(iterator.get_state()))
+    resumed = self.train(**values)
+    resumed.set_state(state)
+    self.assertEqual(resumed.get_state(), state)
+    self.assert_equal_batches(cases.take(resumed, 2), cases.take(iterator, 2))
 
 
 if __name__ == "__main__":

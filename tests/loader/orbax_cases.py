@@ -17,7 +17,8 @@ _SAVES = {
 
 
 def go_on(config, directory, restore=None, steps=2):
-  """Restores an iterator and a model, takes some steps and saves both; returns the ids of the steps and the model.
+  """Restores an iterator and a model, takes some steps and saves both; returns the ids of the steps
+  and the model.
 
   Args:
     restore: (label, item, args): the checkpoint, its item, and whose args restore it; None begins.
@@ -48,7 +49,7 @@ def go_on(config, directory, restore=None, steps=2):
       model = restored["model"]["w"]
   taken = []
   for _ in range(steps):
-    taken.append(iterator.instance_ids(iterator.step).tolist())
+    taken.append(iterator.row_numbers(iterator.step).tolist())
     next(iterator)
   label = iterator.step - 1
   # A manager of its own: Orbax ties each item of a manager to the first handler that it meets.

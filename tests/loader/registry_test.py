@@ -13,6 +13,8 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.loader import registry
 
+STARTS_PROCESSES = True
+
 
 def _config(**values) -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict({**config_lib.defaults(), "checkpoint_dir": "", **values})

@@ -19,10 +19,9 @@ from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
-from maxtext_olmo.rows import steps
 from tests import corpora
 
-_CONTENT = steps.Content()
+_CONTENT = {"ngram_filter": True, "document_eos_id": None}
 
 
 class ResumeTest(parameterized.TestCase):
@@ -52,7 +51,9 @@ class ResumeTest(parameterized.TestCase):
 
   def state(self, step, size=8):
     schedule = schedule_lib.BatchSchedule.constant(size)
-    return state_lib.make_state(self.stream, schedule, _CONTENT, step)
+    start = state_lib.Start(step, schedule, self.stream)
+    history = state_lib.begin_history(start, _CONTENT)
+    return state_lib.make_state(history, self.stream, schedule, step)
 
   def save(self, label, **items):
     with ocp.CheckpointManager(self.checkpoints) as manager:
@@ -108,7 +109,7 @@ class ResumeTest(parameterized.TestCase):
     (self.checkpoints / "11" / "items").mkdir(parents=True)
     (self.checkpoints / "12.orbax-checkpoint-tmp-1" / "items").mkdir(parents=True)
     (self.checkpoints / "notes").mkdir()
-    # What a save that writes in place leaves when it is killed: the metadata, without the time of its end.
+    # What a save that writes in place leaves when it is killed: metadata without its end time.
     (self.checkpoints / "13").mkdir()
     (self.checkpoints / "13" / "_CHECKPOINT_METADATA").write_text(
         json.dumps({"init_timestamp_nsecs": 5, "commit_timestamp_nsecs": None})
@@ -122,7 +123,7 @@ class ResumeTest(parameterized.TestCase):
 
   def test_a_state_of_another_stream_is_refused(self):
     state = self.state(4)
-    state["identity"]["seed"] = 5
+    state["history"][-1]["identity"]["seed"] = 5
     self.save(3, data=ocp.args.JsonSave(state))
     with self.assertRaisesRegex(errors.ResumeError, "seed: the checkpoint has 5, this run has 0"):
       self.start()

@@ -126,7 +126,7 @@ class MixtureTest(parameterized.TestCase):
     self.assertEqual(values, expected)
 
   @parameterized.parameters(
-      ({"label-2": 1.0}, "epochs", "fits no label.*label-0, label-1"),
+      ({"label-2": 1.0}, "epochs", "'label-2' matches no label.*label-0, label-1"),
       ({"label-0": 0.0}, "epochs", "above 0"),
       ({"label-0": 1.0}, "passes", "olmo_mixture_unit='passes' is unknown"),
       ({}, "epochs", "above 0"),

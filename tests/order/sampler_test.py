@@ -93,7 +93,7 @@ class GlobalBatchesTest(parameterized.TestCase):
           worker_count=workers,
           initial_step=initial_batches * rows,
       )
-      # What Grain does: worker w takes indices w, w + W, …, batches them, and the loader takes turns.
+      # As Grain does: worker w takes indices w, w + W, …, batches them, and the loader takes turns.
       per_worker = [
           [sampler[w + ways * m].record_key for m in range(-(-batches // ways) * rows)]
           for w in range(ways)

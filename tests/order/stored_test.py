@@ -59,7 +59,8 @@ class StoredOrderTest(parameterized.TestCase):
 
   def test_the_maxtext_order_is_the_documented_one(self):
     order = self.make("maxtext", num_instances=12, seed=7)
-    # From the formula: default_rng(first 8 bytes, little endian, of sha256("olmo-shuffle:7:2")).permutation(12).
+    # The formula is default_rng(first 8 bytes, little endian, of
+    # sha256("olmo-shuffle:7:2")).permutation(12).
     np.testing.assert_array_equal(
         order.ids(2, np.arange(12)), np.random.default_rng(5869221157303042828).permutation(12)
     )
@@ -79,27 +80,16 @@ class StoredOrderTest(parameterized.TestCase):
     order.at(np.arange(50))
     self.assertEqual(list(order._arrays), [3, 4])
 
-  def test_the_next_epoch_is_built_in_the_background_past_the_middle_of_this_one(self):
-    order = self.make(num_instances=1_000_000, seed=1)
-    order.prepare(0)
-    order.look_ahead(499_999)
-    self.assertFalse(order.file(1).exists())
-    order.look_ahead(500_000)
-    child = order._ahead[1]
-    order.look_ahead(500_001)
-    self.assertIs(order._ahead[1], child)
-    self.assertEqual(child.wait(), 0)
-    self.assertTrue(order.file(1).exists())
-    before = os.stat(order.file(1).path).st_mtime_ns
-    order.prepare(1_000_000)
-    self.assertEqual(os.stat(order.file(1).path).st_mtime_ns, before)
-    self.assertFalse(order.file(2).exists())
-
-  def test_small_arrays_are_left_until_they_are_needed(self):
+  def test_the_file_of_an_epoch_is_built_when_it_is_first_needed(self):
     order = self.make(num_instances=10, seed=1)
-    order.look_ahead(9)
-    self.assertIsNone(order._ahead[1])
-    self.assertFalse(order.file(1).exists())
+    order.ids(0, np.arange(10))
+    self.assertTrue(os.path.exists(order.file(0).path))
+    self.assertFalse(os.path.exists(order.file(1).path))
+    order.prepare(10)
+    before = os.stat(order.file(1).path)
+    order.at(np.arange(10, 20))
+    after = os.stat(order.file(1).path)
+    self.assertEqual((before.st_ino, before.st_mtime_ns), (after.st_ino, after.st_mtime_ns))
 
   def test_a_negative_seed_is_refused(self):
     with self.assertRaisesRegex(errors.ConfigError, "seed of 0 or more, got -1"):

@@ -12,6 +12,8 @@ from absl.testing import parameterized
 
 from maxtext_olmo.rows import buffers
 
+STARTS_PROCESSES = True
+
 
 class BufferPoolTest(parameterized.TestCase):
 

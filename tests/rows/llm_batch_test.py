@@ -14,6 +14,8 @@ from absl.testing import parameterized
 from maxtext_olmo.rows import llm_batch
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _FIELDS = {
     "inputs": [[1, 2, 9, 4, 5, 0], [7, 9, 8, 8, 8, 8]],
     "targets": [[2, 9, 4, 5, 0, 0], [9, 8, 8, 8, 8, 0]],

@@ -98,6 +98,10 @@ class PackStreamTest(parameterized.TestCase):
 
     check()
 
+  def test_an_unknown_choice_for_long_documents_names_the_known_ones(self):
+    with self.assertRaisesRegex(errors.ConfigError, "'wrap' is unknown.*error, truncate, split"):
+      packing.check_long_documents("wrap")
+
   def test_an_empty_document_takes_no_segment(self):
     (row,) = self.rows([{"inputs": []}, {"inputs": [1, 2]}, {"inputs": []}], "first_fit")
     self.assertEqual(row["inputs_segmentation"].tolist(), [1, 1] + [0] * 6)

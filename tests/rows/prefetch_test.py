@@ -1,4 +1,5 @@
-"""Tests of what is made ahead by threads; `prefetch_processes_test` has those of worker processes."""
+"""Tests of what is made ahead by threads; `prefetch_processes_test` has those of worker
+processes."""
 
 import doctest
 import gc
@@ -14,6 +15,8 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.rows import prefetch
+
+STARTS_PROCESSES = True
 
 
 def _threads():

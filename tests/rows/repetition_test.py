@@ -16,6 +16,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.rows import repetition
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 GOLDEN = pathlib.Path(__file__).parents[1] / "testdata" / "repetition_filter.npz"
 DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32, np.int64, ">u4")
 

@@ -18,9 +18,12 @@ from maxtext_olmo.trainers import launch
 from tests import distributed
 from tests.trainers.tiny import train_cases as cases
 
+STARTS_PROCESSES = True
+
 
 def _flags(**changes: object) -> list[str]:
-  return [f"--config.{name}={value}" for name, value in cases.make_config(**changes).items()]
+  values = cases.make_config(**changes).items()
+  return [f"--config.{name}={value}" for name, value in values if value is not None]
 
 
 def _is_alive(pid: int) -> bool:

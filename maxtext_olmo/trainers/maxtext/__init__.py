@@ -1,4 +1,4 @@
-"""This package inside MaxText: `install()`, and MaxText trains with `dataset_type=olmo_grain` on our batches.
+"""Runs this package inside MaxText: after `install()`, `dataset_type=olmo_grain` uses our batches.
 
     from maxtext_olmo.trainers import maxtext
     maxtext.install()                      # and then MaxText's own main, unedited

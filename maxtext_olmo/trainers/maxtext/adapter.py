@@ -1,20 +1,21 @@
-"""This package inside MaxText: `install()`, and MaxText trains with `dataset_type=olmo_grain` on our batches.
+"""Runs this package inside MaxText: after `install()`, `dataset_type=olmo_grain` uses our batches.
 
     from maxtext_olmo.trainers import maxtext
     maxtext.install()                    # and then MaxText's own main, unedited
 
-or, without a launcher of your own, `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, which is also
-`python -m maxtext_olmo.trainers.maxtext train ...`.
+or, without a launcher of your own, `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain
+...`, which is the same as `python -m maxtext_olmo.trainers.maxtext train ...`.
 
 MaxText has no registry of data pipelines, so its functions are replaced where it looks them up:
 
   create_data_iterator                     ours for olmo_grain, its own for every other dataset type
   _initialize_pydantic                     its config class gets our keys
   save_checkpoint, for_save                a checkpoint of olmo_grain gets the data state
-  load_state_if_possible                   and a restored run goes on behind it
-  create_dataloader                        under batch ramp-up our iterator has the rows of each step, nothing is sliced
+  load_state_if_possible                   and a restored run continues after it
+  create_dataloader                        under batch ramp-up our iterator has each step's rows
 
-Each is checked before anything is replaced: another version of MaxText, or another shape of one of these, is refused.
+Each is checked before anything is replaced: another version of MaxText, or another signature of one
+of these, is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from typing import Any
 from maxtext_olmo import errors
 
 VERSIONS = ("0.2.5",)
-# What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short names are looked up.
+# What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short
+# names are looked up.
 ENTRY_POINTS = {
     "train": ("maxtext.trainers.pre_train.train", ""),
     "sft": ("maxtext.trainers.post_train.sft.train_sft", "post_train"),
@@ -105,7 +107,7 @@ def uninstall() -> None:
 
 
 def run(entry_point: str, args: Sequence[str]) -> None:
-  """Installs, and runs one of MaxText's entry points with its own arguments; like it, this may end the process."""
+  """Installs, and runs one of MaxText's entry points with its arguments; may end the process."""
   install()
   from absl import app
 
@@ -140,13 +142,13 @@ def check_version() -> None:
     version = importlib.metadata.version("maxtext")
   except importlib.metadata.PackageNotFoundError as error:
     raise errors.ConfigError(
-        f"MaxText is not installed in {sys.prefix}; this package works inside maxtext=={VERSIONS[-1]}"
-        " (Python 3.12): docs/guides/maxtext.md has the commands."
+        f"MaxText is not installed in {sys.prefix}; this package works inside"
+        f" maxtext=={VERSIONS[-1]} (Python 3.12): docs/guides/maxtext.md has the commands."
     ) from error
   if version not in VERSIONS:
     raise errors.ConfigError(
-        f"MaxText {version} is installed; this package knows how to work inside {', '.join(VERSIONS)} and changes"
-        f" nothing in others: pip install maxtext=={VERSIONS[-1]}."
+        f"MaxText {version} is installed; this package works inside {', '.join(VERSIONS)} and"
+        f" changes nothing in others: pip install maxtext=={VERSIONS[-1]}."
     )
 
 
@@ -155,15 +157,15 @@ def _find(module: str, name: str) -> Callable:
   function = getattr(importlib.import_module(module), name, None)
   if not callable(function):
     raise errors.ConfigError(
-        f"This MaxText has no function {module}.{name}, which the data pipeline has to replace. It may have been edited:"
-        f" install maxtext=={VERSIONS[-1]} anew."
+        f"This MaxText has no function {module}.{name}, which the data pipeline has to replace. It"
+        f" may have been edited: reinstall maxtext=={VERSIONS[-1]}."
     )
   expected = _SHAPES[module, name]
   found = tuple(inspect.signature(function).parameters)
   if not set(expected) <= set(found):
     raise errors.ConfigError(
-        f"MaxText's {module}.{name} takes {list(found)}; expected were {list(expected)} among them. It may have been"
-        f" edited: install maxtext=={VERSIONS[-1]} anew."
+        f"MaxText's {module}.{name} takes {list(found)}; expected at least {list(expected)}. It may"
+        f" have been edited: reinstall maxtext=={VERSIONS[-1]}."
     )
   return function
 
@@ -303,7 +305,7 @@ def _create_dataloader(original: Callable) -> Callable:
 
 
 def _with_config_path(args: Sequence[str], folder: str) -> list[str]:
-  """The arguments, with a bare name of one of MaxText's configs (`base.yml`) as the path it stands for."""
+  """Returns the arguments, with the name of MaxText's config (`base.yml`) turned into its path."""
   from maxtext.utils import globals as maxtext_globals
 
   args = list(args)

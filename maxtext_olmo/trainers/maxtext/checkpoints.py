@@ -1,13 +1,15 @@
-"""The data state in MaxText's checkpoints, and where the data goes on when a checkpoint has none.
+"""The data state in MaxText's checkpoints, and where the data resumes if a checkpoint has none.
 
-MaxText keeps an iterator's state for its own `grain` pipeline alone. Here a checkpoint of an `olmo_grain` run gets the
-same item, `iter`, with one file that any number of processes can read. When a run is restored,
+MaxText keeps an iterator's state for its own `grain` pipeline alone. Here a checkpoint of an
+`olmo_grain` run gets the same item, `iter`, with one file that any number of processes can read.
+When a run is restored,
 
-  1. the state in the restored checkpoint (or beside the one of `load_full_state_path`) decides; without one,
-  2. `initial_step`, if set, is taken at its word, and with `olmo_initial_position` it is an anchor to count from; else
-  3. the step of the restored model is the number of steps done.
+  1. the state in the restored checkpoint (or next to that of `load_full_state_path`) is used, or
+  2. `initial_step`, if set; together with `olmo_initial_position` it is an anchor, or
+  3. the step of the restored model, as the number of steps done.
 
-The last serves checkpoints of the emergency and multi-tier managers and of MaxText's own loader, which hold no state.
+The last case is for checkpoints of the emergency and multi-tier managers and of MaxText's own
+loader, which hold no state.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ _FILE = "process_0.json"
 
 
 class DataState:
-  """An Orbax checkpointable: the state of an iterator in one file, which process 0 writes, since all have the same."""
+  """An Orbax checkpointable: an iterator's state, the same on all processes, in one file."""
 
   def __init__(self, iterator: iterator_lib.BatchIterator):
     self._iterator = iterator
 
   async def save(self, directory: Any) -> Any:
-    """Takes the state now and returns the coroutine that writes it, which may run while training goes on."""
+    """Takes the state now and returns the coroutine that writes it, perhaps during training."""
     text = json.dumps(self._iterator.get_state(), indent=1)
 
     async def write() -> None:
@@ -55,7 +57,7 @@ class DataState:
 
 
 class AsGrain:
-  """A config that calls itself `grain`, for the one question MaxText asks before it keeps an iterator's state."""
+  """A config whose `dataset_type` is `grain`, which MaxText checks before it saves a data state."""
 
   dataset_type = "grain"
 
@@ -111,13 +113,13 @@ def place_after_restore(
     iterator.go_to(step)
   elif given != step:
     logging.warning(
-        "The restored model has done %d steps, and initial_step=%d decides where the data goes on. To count on from"
-        " there after later restarts too, give olmo_initial_position as well.",
+        "The restored model has done %d steps, but the data resumes at initial_step=%d. To count"
+        " from there after later restarts too, set olmo_initial_position as well.",
         step,
         given,
     )
   logging.info(
-      "olmo_grain: the checkpoint holds no data state; the data goes on with step %d at position %d.",
+      "olmo_grain: the checkpoint holds no data state; the data resumes with step %d, position %d.",
       iterator.step,
       iterator.position,
   )

@@ -1,8 +1,9 @@
 """MaxText's own `olmo_grain` loader and this package's, counted and timed in one run.
 
-The ledger writes down which instances each loader serves in an epoch of steps, on 1, 2 and 4 hosts, and after a restart
-from checkpoint 100 (saved after step 100, so that step 101 comes next). Hosts are loaders with their own shard of the same
-batches, as each process of a job has one. Times and memory come from fresh processes that take turns.
+The ledger records which instances each loader serves in an epoch of steps, on 1, 2 and 4 hosts, and
+after a restart from checkpoint 100 (saved after step 100, so step 101 comes next). Hosts are
+loaders with their own shard of the same batches, as in each process of a job. Times and memory come
+from fresh processes that take turns.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _ledger_table(directory: pathlib.Path) -> list[str]:
   steps = _INSTANCES // _BATCH
   rows = steps * _BATCH
   table = [
-      f"{_INSTANCES} instances, batches of {_BATCH}, {steps} steps: {rows} rows, which are one epoch.",
+      f"{_INSTANCES} instances, batches of {_BATCH}, {steps} steps: {rows} rows, which are one"
+      " epoch.",
       "",
       "| | " + " | ".join(_LOADERS) + " |",
       "|---|---:|---:|",
@@ -93,13 +95,17 @@ def _ledger_table(directory: pathlib.Path) -> list[str]:
       )
       cells.append(f"{ledger.repeated} repeated, {rows - ledger.distinct} lost")
     table.append(
-        f"| restart from checkpoint {_RESTART}, {before} → {after} host(s) | {cells[0]} | {cells[1]} |"
+        f"| restart from checkpoint {_RESTART}, {before} → {after} host(s)"
+        f" | {cells[0]} | {cells[1]} |"
     )
   return table
 
 
 def _serve_theirs(index_path: str, hosts: int, first: int, count: int, label: int) -> list[int]:
-  """Instances that MaxText's loader serves in `count` steps after it found checkpoint `label` (0: none)."""
+  """Returns the instances that MaxText's loader serves in `count` steps after checkpoint `label`.
+
+  Label 0 is a run without a checkpoint.
+  """
   del first
   from maxtext.input_pipeline import olmo_data
   from maxtext.input_pipeline import olmo_data_grain
@@ -151,7 +157,7 @@ def _serve_ours(index_path: str, hosts: int, first: int, count: int, label: int)
 
 
 def _write_corpus(directory: pathlib.Path, instances: int, length: int) -> str:
-  """Random tokens, with the instance id in the first two of a row, and MaxText's own index, which both read."""
+  """Writes random rows that begin with their instance id, and MaxText's index, which both read."""
   directory.mkdir(parents=True)
   rng = np.random.Generator(np.random.PCG64(1))
   rows = rng.integers(0, 50_000, size=(instances, length), dtype=np.uint32)
@@ -187,8 +193,8 @@ def _decode(rows: np.ndarray) -> list[int]:
 
 def _speed_table(directory: pathlib.Path, sizes: Sequence[int], repeats: int) -> list[str]:
   table = [
-      f"Medians of {repeats} fresh processes each, taking turns; {os.cpu_count()} cores, {platform.machine()}, Python"
-      f" {platform.python_version()}.",
+      f"Medians of {repeats} fresh processes each, taking turns; {os.cpu_count()} cores,"
+      f" {platform.machine()}, Python {platform.python_version()}.",
       "",
       "| | " + " | ".join(_LOADERS) + " | ratio |",
       "|---|---:|---:|---:|",

@@ -1,12 +1,14 @@
-"""What MaxText's own `olmo_grain` loader has trained a model on, defects included.
+"""What MaxText's own `olmo_grain` loader has trained a model on, including its defects.
 
-Its sampler gives each host a block of the shuffled epoch, and Grain, told of the hosts too, strides over that block again.
-With H hosts, b rows per host and W workers, row r of host h in the j-th batch since the loader started is record
+Its sampler gives each host a block of the shuffled epoch, and Grain, which shards by host too,
+strides over that block again. With H hosts, b rows per host and W workers, row r of host h in the
+j-th batch since the loader started is record
 
     h + H · (w + W · (q · b + r))        with q, w = divmod(j, W)
 
-of the host's block, plus where the loader started: after a restart from checkpoint N at N · b, one batch early. A record
-beyond the block belongs to the loader's next epoch, which therefore comes H times too soon.
+of the host's block, plus where the loader started: after a restart from checkpoint N at N · b, one
+batch early. A record beyond the block belongs to the loader's next epoch, which therefore comes H
+times too soon.
 """
 
 from __future__ import annotations
@@ -77,12 +79,12 @@ class History:
 
   @property
   def num_epochs(self) -> int:
-    """Whole epochs that so many rows are."""
+    """Whole epochs in that many rows."""
     return self.num_rows // len(self.counts)
 
   @property
   def consumed(self) -> np.ndarray:
-    """Which instances the epoch under way has had: those trained on more often than there were whole epochs."""
+    """The instances of the current epoch: trained on more often than there were whole epochs."""
     return self.counts > self.num_epochs
 
   @property
@@ -122,7 +124,7 @@ def segments(starts: Sequence[Start], last_label: int) -> list[Segment]:
 
 
 def read_starts(lines: Iterable[str], *, workers: int) -> list[Start]:
-  """The starts of a run from its log: MaxText's loader says each time how it begins, and the trainer what it restores.
+  """Reads the starts of a run from its log, where MaxText's loader logs how it begins.
 
   Args:
     lines: Of one host's log, or of all; the same start seen by several hosts counts once.
@@ -164,7 +166,7 @@ def count(
     num_instances: Of the corpus.
     seed: `data_shuffle_seed` of the run.
     parts: Of the run.
-    trained_rows: The leading rows of a batch that the trainer used, where those are fewer than it loaded.
+    trained_rows: The leading rows of a batch that the trainer used, if fewer than it loaded.
     progress: Whether to show it on stderr.
   """
   counts = np.zeros(num_instances, np.uint16)
@@ -203,7 +205,8 @@ def _last_epoch(num_instances: int, part: Segment) -> int:
     raise errors.ConfigError(
         f"{num_instances} instances do not give each of {start.hosts} hosts one."
     )
-  # Workers take turns, so the last record in time is not the last one by number: take the largest there can be.
+  # Workers take turns, so the last record in time is not the last one by number: use an upper
+  # bound.
   rounds = -(-part.num_batches // max(1, start.workers))
   largest = start.hosts * max(1, start.workers) * rounds * start.rows_per_host
   return (start.data_label * start.rows_per_host + largest) // block

@@ -1,8 +1,8 @@
-"""From a run that MaxText's own `olmo_grain` loader began to one that goes on with this package.
+"""Migrates a run of MaxText's own `olmo_grain` loader to one that continues with this package.
 
-The run's config and its starts say what it was trained on (`maxtext_history`). Written are a bitmap of that, beside the
-index, and a config that builds on the old one: the rest of the epoch comes first, each instance once, from the step at
-which the model's last checkpoint goes on, and then whole epochs.
+The run's config and its starts say what it was trained on (`loader_history`). The migration writes
+a bitmap of that, next to the index, and a config based on the old one: the rest of the epoch comes
+first, each instance once, from the step after the model's last checkpoint, and then whole epochs.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def migrate(
     config_path: str | None = None,
     progress: bool = False,
 ) -> Migration:
-  """Works out what a run was trained on, and writes the bitmap and the config with which it goes on.
+  """Works out what a run was trained on, and writes the bitmap and the config to continue it with.
 
   Args:
     run_config: MaxText's YAML of the run.
@@ -141,8 +141,8 @@ def migrate(
   index = index_lib.load_index(run.index_path)
   if index.sequence_length != run.length:
     raise errors.ConfigError(
-        f"{run_config} has max_target_length={run.length}, the index {run.index_path} has windows of"
-        f" {index.sequence_length}: MaxText's loader would not have started."
+        f"{run_config} has max_target_length={run.length}, the index {run.index_path} has windows"
+        f" of {index.sequence_length}: MaxText's loader would not have started."
     )
   trained = None
   if logs:
@@ -177,8 +177,8 @@ def _find_label(checkpoint_dir: str, label: int | None) -> int:
     )
   if resume.saved_state(checkpoint_dir, label) is not None:
     raise errors.ResumeError(
-        f"Checkpoint {label} in {checkpoint_dir} has a data state of this package: the run has been moved over already and"
-        " goes on with its config."
+        f"Checkpoint {label} in {checkpoint_dir} has a data state of this package: the run has been"
+        " migrated already and continues with its config."
     )
   return label
 
@@ -190,11 +190,13 @@ def _starts_from_logs(logs: Sequence[str], run: RunConfig) -> list[history.Start
       starts += history.read_starts(file, workers=run.workers)
   if not starts:
     raise errors.ConfigError(
-        f"No line of MaxText's olmo_grain loader ('OLMo grain loader: ...') is in {', '.join(logs)}."
+        "No line of MaxText's olmo_grain loader ('OLMo grain loader: ...') is in"
+        f" {', '.join(logs)}."
     )
   if run.rows_per_device < 1:
     raise errors.ConfigError(
-        "With per_device_batch_size below 1 a log does not tell how many rows were trained on; give --devices."
+        "With per_device_batch_size below 1 a log does not tell how many rows were trained on; set"
+        " --devices."
     )
   return starts
 
@@ -204,7 +206,7 @@ def _starts_from_arguments(
 ) -> tuple[list[history.Start], int | None]:
   if devices is None:
     raise errors.ConfigError(
-        "The batch of the run is per_device_batch_size times its devices: give --devices, or --log."
+        "The batch of the run is per_device_batch_size times its devices: set --devices, or --log."
     )
   current = {"hosts": hosts, "devices": devices, "workers": run.workers}
   starts = []
@@ -217,13 +219,14 @@ def _starts_from_arguments(
     rows, rest = divmod(loaded, current["hosts"])
     if rest:
       raise errors.ConfigError(
-          f"{loaded} rows do not divide over {current['hosts']} hosts; MaxText's loader would not have started."
+          f"{loaded} rows do not divide over {current['hosts']} hosts; MaxText's loader would not"
+          " have started."
       )
     if used < loaded:
       if current["hosts"] > 1 or (restarts and trained not in (None, used)):
         raise errors.ConfigError(
-            "With per_device_batch_size below 1 on several hosts, MaxText's own loader gives a batch of another shape"
-            " than the trainer takes; such a run cannot be migrated."
+            "With per_device_batch_size below 1 on several hosts, MaxText's own loader gives a"
+            " batch of another shape than the trainer takes; such a run cannot be migrated."
         )
       trained = used
     starts.append(history.Start(label, data_label, current["hosts"], rows, current["workers"]))
@@ -250,7 +253,7 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
       "dataset_type": "olmo_grain",
       "olmo_index_path": os.path.abspath(run.index_path),
       "olmo_consumed_path": consumed_path,
-      # Together an anchor: this step starts the rest of the epoch, and later ones are counted from here.
+      # Together an anchor: this step starts the rest of the epoch, and later steps count from it.
       "initial_step": label + 1,
       "olmo_initial_position": 0,
   }

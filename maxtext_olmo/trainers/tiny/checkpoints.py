@@ -178,7 +178,7 @@ def _numbered(directory: epath.Path) -> list[epath.Path]:
 
 
 def _check_shared(directory: epath.Path) -> None:
-  """Raises on all processes unless they see one directory; the first save would wait forever."""
+  """Raises on all processes if they do not share a directory: the first save would wait forever."""
   if jax.process_count() == 1:
     return
 

@@ -109,7 +109,8 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     if missing:
       raise errors.ConfigError(
           f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Start it with"
-          " `config = maxtext_olmo.get_config()`, which has them all, and change what should differ."
+          " `config = maxtext_olmo.get_config()`, which has them all, and change what should"
+          " differ."
       )
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
@@ -129,7 +130,9 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
 def describe() -> str:
   """Returns every key with its default and its help, as text."""
   keys = sorted((*data_keys.KEYS, *KEYS), key=lambda key: key.name)
-  return "\n".join(f"  {key.name} = {key.default!r}\n      {key.help}" for key in keys)
+  return "\n".join(
+      f"  {key.name} = {key.default_text.replace('`', '')}\n      {key.help}" for key in keys
+  )
 
 
 def validate(config: ConfigDict) -> None:

@@ -88,11 +88,11 @@ def load_params(
 
 
 class Tasks:
-  """Tasks of the harness, found by name once and run as often as wanted.
+  """Tasks of the harness, found by name once and run any number of times.
 
   Args:
-    names: of tasks, groups or tags, or paths of task files (YAML); `*` stands for any part of a name.
-    directory: where task files of your own are.
+    names: of tasks, groups or tags, or paths of task files (YAML); `*` matches any part of a name.
+    directory: of your own task files.
   """
 
   def __init__(self, names: Sequence[str], directory: str = ""):
@@ -133,12 +133,13 @@ class Tasks:
       except Exception as error:
         if isinstance(error, errors.MaxtextOlmoError) or _is_of_the_model(error):
           raise
-        # Data or a package that is not at hand, or a task file that cannot work: the harness raises what its
-        # libraries raise.
-        said = " ".join(str(error).split()) or "no more is said"
+        # Data or a package is not available, or a task file cannot work: the harness raises what
+        # its libraries raise.
+        said = " ".join(str(error).split()) or "no details"
         raise errors.ConfigError(
-            f"The tasks {', '.join(self.names)} cannot run here: {type(error).__name__}: {said[:400]}."
-            " Look at their task files, and whether their data is at hand and not empty."
+            f"The tasks {', '.join(self.names)} cannot run here: {type(error).__name__}:"
+            f" {said[:400]}. Check their task files, and that their data is available and not"
+            " empty."
         ) from error
     # No shape and no figure depends on which process reports.
     results["config"]["compiled_lengths"] = list(lm.compiled_lengths)
@@ -199,7 +200,7 @@ def during_training(
 
 @contextlib.contextmanager
 def _harness() -> Iterator[None]:
-  """Lets the harness work without its own bars and notes, and without forking a process with JAX threads."""
+  """Silences the harness's progress bars and notes, and keeps it from forking with JAX threads."""
   os.environ.setdefault("TQDM_DISABLE", "1")
   os.environ.setdefault("DISABLE_MULTIPROC", "1")
   os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
@@ -231,7 +232,7 @@ def _is_of_the_model(error: BaseException) -> bool:
 
 
 def _git_hash() -> str | None:
-  """What the harness notes of the working directory; its own function lets git complain where there is none."""
+  """Returns what the harness records of the working directory, without git's own complaints."""
   try:
     done = subprocess.run(
         ["git", "describe", "--always"], capture_output=True, text=True, check=False

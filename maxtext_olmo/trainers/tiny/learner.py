@@ -40,8 +40,8 @@ def make_mesh(config: ConfigDict) -> Mesh:
     shape[shape.index(-1)] = count // given
   if math.prod(shape) != count:
     raise errors.ConfigError(
-        f"mesh_shape={tuple(config.mesh_shape)} over {axes} does not fit {count} devices (processes:"
-        f" {jax.process_count()}); -1 for one axis takes what is left."
+        f"mesh_shape={tuple(config.mesh_shape)} over {axes} does not fit {count} devices"
+        f" (processes: {jax.process_count()}); -1 for one axis takes what is left."
     )
   return jax.make_mesh(tuple(shape), axes, axis_types=(AxisType.Auto,) * len(axes))
 

@@ -1,8 +1,8 @@
-"""A trainer that also writes down what it was fed: a digest of every row of every batch, per process.
+"""A trainer that also records what it was fed: a digest of every row of every batch, per process.
 
-`python -m maxtext_olmo.trainers.tiny.ledger --config=… ` is the embedded trainer with this tap. The digests go into the directory
-that `MAXTEXT_OLMO_DEMO_LEDGER` names. With `MAXTEXT_OLMO_DEMO_PAUSE` set to a step, the trainer stands still there, so that
-whoever wants to kill it in the middle of a run finds it there.
+`python -m maxtext_olmo.trainers.tiny.ledger --config=…` is the tiny trainer with this record. The
+digests go into the directory `MAXTEXT_OLMO_DEMO_LEDGER`. With `MAXTEXT_OLMO_DEMO_PAUSE` set to a
+step, the trainer pauses there, so that it can be killed in the middle of a run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_ledger(directory: pathlib.Path) -> dict[int, dict[int, str]]:
-  """Step → row → digest, over all processes that wrote into a directory; the last writer of a row counts."""
+  """Returns step → row → digest over all processes of a directory; a row's last writer counts."""
   steps: dict[int, dict[int, str]] = {}
   for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
     for line in path.read_text().splitlines():

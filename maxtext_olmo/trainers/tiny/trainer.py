@@ -172,8 +172,8 @@ def _start(
   here = batches.get_state()
   if any(here.get(name) != data_state.get(name) for name in ("step", "position", "identity")):
     logging.warning(
-        "The checkpoint's data state (step %s, position %s) wins over where the config would begin (step %s,"
-        " position %s).",
+        "The checkpoint's data state (step %s, position %s) takes precedence over where the config"
+        " would begin (step %s, position %s).",
         *(state.get(name) for state in (data_state, here) for name in ("step", "position")),
     )
     batches.set_state(data_state)

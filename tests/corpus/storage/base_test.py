@@ -52,7 +52,6 @@ _ALLOWED = {
     "order/order_files.py": "maps order files, which it writes and locks itself",
     "rows/plan.py": "reads row counts that it keeps itself",
     "trainers/*": "reads configs, logs, metrics and checkpoints of a run",
-    "cli/bench*": "makes corpora to measure",
     "cli/demo.py": "reads the metrics of a run",
     "cli/main.py": "opens /dev/null",
     "cli/order.py": "reads a trainer's state",

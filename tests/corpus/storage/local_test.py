@@ -20,6 +20,8 @@ from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
+STARTS_PROCESSES = True
+
 
 def _open_paths(directory: pathlib.Path) -> list[str]:
   """Returns the files below a directory that this process has open."""

@@ -12,6 +12,8 @@ from absl.testing import absltest
 from maxtext_olmo.corpus.storage import open_files
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 _COUNT = 12
 
 

@@ -16,6 +16,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.trainers.maxtext import adapter
 from tests.trainers.maxtext import runs
 
+STARTS_PROCESSES = True
+
 
 def setUpModule():
   runs.set_up_module()

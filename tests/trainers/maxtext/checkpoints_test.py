@@ -1,4 +1,4 @@
-"""Tests of where the data goes on inside MaxText, with and without a data state in the checkpoint."""
+"""Tests of where the data resumes inside MaxText, with and without a data state."""
 
 import asyncio
 import pathlib
@@ -11,6 +11,8 @@ from absl.testing import parameterized
 
 from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 from tests.trainers.maxtext import runs
+
+STARTS_PROCESSES = True
 
 _BATCH = ("per_device_batch_size=4", "checkpoint_period=3")
 
@@ -29,7 +31,8 @@ class ResumeTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    # Two runs of seven steps that most tests go on from: on our batches, and on those of MaxText's own loader.
+    # Two runs of seven steps that most tests continue: on our batches, and on those of MaxText's
+    # own loader.
     cls.begun = {}
     for name, install in (("ours", True), ("own", False)):
       directory = tempfile.mkdtemp(prefix="maxtext_resume_")

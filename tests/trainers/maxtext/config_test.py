@@ -10,6 +10,8 @@ from absl.testing import parameterized
 
 from tests.trainers.maxtext import runs
 
+STARTS_PROCESSES = True
+
 _RAMP_UP = (
     "enable_rampup_batch_size=true",
     "per_device_batch_size_start=2",

@@ -12,11 +12,12 @@ from maxtext_olmo import errors
 from maxtext_olmo.trainers.maxtext import loader_history as history
 from tests.trainers.maxtext import runs
 
-_LOG = """\
-OLMo grain loader: index=i.json total_instances=2,003 shard=0/2 per_host_batch=4 seq=128 resumed_step=0 initial_step=0
-OLMo grain loader: index=i.json total_instances=2,003 shard=0/2 per_host_batch=4 seq=128 resumed_step=0 initial_step=0
+_LOADER = "OLMo grain loader: index=i.json total_instances=2,003"
+_LOG = f"""\
+{_LOADER} shard=0/2 per_host_batch=4 seq=128 resumed_step=0 initial_step=0
+{_LOADER} shard=0/2 per_host_batch=4 seq=128 resumed_step=0 initial_step=0
 checkpoint manager exists so trying to load this run's existing checkpoint
-OLMo grain loader: index=i.json total_instances=2,003 shard=1/4 per_host_batch=2 seq=128 resumed_step=10 initial_step=20
+{_LOADER} shard=1/4 per_host_batch=2 seq=128 resumed_step=10 initial_step=20
 restoring from this run's directory step 10
 restoring from this run's directory step 10
 """

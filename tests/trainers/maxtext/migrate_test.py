@@ -16,6 +16,8 @@ from maxtext_olmo.trainers.maxtext import loader_history as history
 from maxtext_olmo.trainers.maxtext import migrate
 from tests.trainers.maxtext import runs
 
+STARTS_PROCESSES = True
+
 _INSTANCES = 101
 
 
@@ -110,9 +112,10 @@ class MigrateTest(parameterized.TestCase):
 
   def test_logs_tell_the_starts(self):
     log = self.directory / "run.log"
+    loader = "OLMo grain loader: index=i total_instances=101 shard=0/2 per_host_batch=4 seq=16"
     log.write_text(
-        "OLMo grain loader: index=i total_instances=101 shard=0/2 per_host_batch=4 seq=16 resumed_step=0 initial_step=0\n"
-        "OLMo grain loader: index=i total_instances=101 shard=0/2 per_host_batch=4 seq=16 resumed_step=6 initial_step=24\n"
+        f"{loader} resumed_step=0 initial_step=0\n"
+        f"{loader} resumed_step=6 initial_step=24\n"
         "restoring from this run's directory step 6\n"
     )
     done = self._migrate(logs=[str(log)])
@@ -130,7 +133,7 @@ class MigrateTest(parameterized.TestCase):
       ({"expansion_factor_real_data": 2}, {"devices": 2}, "expansion_factor_real_data"),
       ({"max_target_length": 32}, {"devices": 2}, "max_target_length=32"),
       ({"base_config": "other.yml"}, {"devices": 2}, "other.yml"),
-      ({}, {}, "give --devices"),
+      ({}, {}, "set --devices"),
       ({}, {"devices": 3, "hosts": 4}, "6 rows do not divide over 4 hosts"),
       ({}, {"devices": 2, "restarts": ["5,rows=3"]}, "is not LABEL"),
       ({}, {"devices": 2, "restarts": ["last"]}, "is not LABEL"),
@@ -158,7 +161,7 @@ class MigrateTest(parameterized.TestCase):
     item = self.directory / "checkpoints" / "9" / "iter"
     item.mkdir()
     (item / "process_0.json").write_text('{"identity": {}}')
-    with self.assertRaisesRegex(errors.ResumeError, "moved over already"):
+    with self.assertRaisesRegex(errors.ResumeError, "migrated already"):
       self._migrate(devices=2)
 
 

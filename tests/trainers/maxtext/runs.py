@@ -1,12 +1,13 @@
-"""Runs of the real MaxText trainer, with a tap on the batches that its train and eval steps receive.
+"""Runs the real MaxText trainer, and records the batches that its train and eval steps receive.
 
-MaxText takes long to import, so the test process imports it once, never touches a JAX backend itself, and forks a process
-for each process of a run: real processes, with a coordinator where there are two, which can be killed at any time.
+MaxText takes long to import, so the test process imports it once, never initialises a JAX backend
+itself, and forks a process for each process of a run: real processes, with a coordinator if there
+are two, which can be killed at any time.
 
     rows = write_corpus(directory, instances=40)     # every row says which instance it is
     run = start(directory, "steps=12", ...)
     run.wait()
-    run.steps()[3].ids                               # the instances that step 3 was trained on, row by row
+    run.steps()[3].ids                               # the instances of step 3, row by row
 """
 
 import contextlib
@@ -74,7 +75,7 @@ needs_maxtext = unittest.skipUnless(
 
 
 def write_corpus(directory: str | pathlib.Path, instances: int, *, files: int = 3) -> np.ndarray:
-  """Writes token files and MaxText's own kind of `index.json`; the first three tokens of a row are its id, in base 256."""
+  """Writes token files and an `index.json` as MaxText's; a row begins with its id, in base 256."""
   directory = pathlib.Path(directory)
   rng = np.random.Generator(np.random.PCG64(7))
   rows = rng.integers(2, VOCABULARY, size=(instances, LENGTH)).astype("<u2")
@@ -149,7 +150,7 @@ class Run:
     self._directory = directory
 
   def kill_at(self, step: int, *, label: int | None = None) -> None:
-    """Ends all processes with SIGKILL once a step was trained, and a checkpoint with a label is there, if given."""
+    """Kills all processes once a step was trained and the checkpoint of a given label exists."""
     while True:
       done = self.steps()
       if done and max(done) >= step and (label is None or label in self.labels()):
@@ -289,13 +290,13 @@ def set_up_module() -> None:
     return
   os.environ["DECOUPLE_GCLOUD"] = "TRUE"
   os.environ["JAX_PLATFORMS"] = "cpu"
-  # Most runs compile the same programs; a cache that outlives the test file is the Makefile's to set.
+  # Most runs compile the same programs; the Makefile sets a cache that outlives the test file.
   os.environ.setdefault("MAXTEXT_TEST_CACHE", tempfile.mkdtemp(prefix="maxtext_test_cache_"))
   import maxtext.trainers.pre_train.train  # noqa: F401
 
 
 def remove_states(directory: str | pathlib.Path, run_name: str) -> None:
-  """Removes the data state from a run's checkpoints: what the emergency and multi-tier managers leave."""
+  """Removes the data state from a run's checkpoints, as the emergency managers leave them."""
   for item in pathlib.Path(directory).glob(f"{run_name}/checkpoints/*/iter"):
     shutil.rmtree(item)
 

@@ -20,6 +20,8 @@ from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 
 def setUpModule():
   jax.config.update("jax_num_cpu_devices", 2)

@@ -30,9 +30,9 @@ class ConfigTest(parameterized.TestCase):
 
   def test_a_file_changes_defaults_and_the_command_line_changes_both(self):
     path = self.write(
-        "from maxtext_olmo.trainers.tiny import config\n"
+        "import maxtext_olmo\n"
         "def get_config():\n"
-        "  c = config.get_config()\n"
+        "  c = maxtext_olmo.get_config()\n"
         "  c.steps, c.emb_dim = 7, 8\n"
         "  return c\n"
     )
@@ -67,9 +67,9 @@ class ConfigTest(parameterized.TestCase):
 
   def test_a_file_with_an_unknown_key_says_which(self):
     path = self.write(
-        "from maxtext_olmo.trainers.tiny import config\n"
+        "import maxtext_olmo\n"
         "def get_config():\n"
-        "  c = config.get_config()\n"
+        "  c = maxtext_olmo.get_config()\n"
         "  c.learning_rat = 1.0\n"
         "  return c\n"
     )

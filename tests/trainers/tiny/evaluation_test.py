@@ -19,6 +19,8 @@ from tests import corpora
 from tests.evaluation import reference
 from tests.evaluation.requests_test import needs_harness
 
+STARTS_PROCESSES = True
+
 
 def tiny_config(**changes):
   config = config_lib.get_config()

@@ -1,6 +1,7 @@
-"""Kills processes of a run at random points, restarts it differently each time, and counts what it was trained on.
+"""Kills processes of a run at random points, restarts it differently, and counts its rows.
 
-`KILLS` and `KILL_SEED` in the environment ask for more kills, and for others: `make test-kill` does.
+`KILLS` and `KILL_SEED` in the environment set the number and the seed of the kills, as `make
+test-kill` does.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 from tests import corpora
 from tests import distributed
 from tests.trainers.tiny import train_cases
+
+STARTS_PROCESSES = True
 
 _KILLS = int(os.environ.get("KILLS", "8"))
 _SEED = int(os.environ.get("KILL_SEED", "1"))

@@ -9,6 +9,8 @@ from absl.testing import absltest
 from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 from tests import distributed
 
+STARTS_PROCESSES = True
+
 
 class DemoWorkerTest(absltest.TestCase):
 

@@ -22,6 +22,8 @@ from tests import corpora
 from tests import distributed
 from tests.trainers.tiny import train_cases as cases
 
+STARTS_PROCESSES = True
+
 _CACHE = ""
 
 
@@ -204,7 +206,8 @@ class CommandLineTest(parameterized.TestCase):
     return code, stderr.getvalue()
 
   def test_a_run_reports_what_it_does(self):
-    changes = [f"--config.{k}={v}" for k, v in cases.make_config(log_interval=4).items()]
+    values = cases.make_config(log_interval=4).items()
+    changes = [f"--config.{name}={value}" for name, value in values if value is not None]
     code, text = self.main(*changes)
     self.assertEqual(code, 0)
     self.assertRegex(text, r"model: [\d,]+ parameters, 1 layers of width 16, float32\n")
@@ -226,6 +229,10 @@ class CommandLineTest(parameterized.TestCase):
       self.assertEqual(trainer.main_from_argv(["tiny", "--help"]), 0)
     self.assertIn("\n  learning_rate = 0.001\n      Peak learning rate.\n", stdout.getvalue())
     self.assertIn("\n  olmo_index_path = ''\n", stdout.getvalue())
+    self.assertIn(
+        "\n  olmo_apply_ngram_filter = True for olmo_grain, False for olmo_documents\n",
+        stdout.getvalue(),
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import steps as steps_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule
 from maxtext_olmo.rows import plan as plan_lib
-from maxtext_olmo.rows import records as records_lib
-from maxtext_olmo.rows import row_steps
-from maxtext_olmo.rows import rows
 
 
 def _map_rows(count, epochs=1):
@@ -21,21 +21,21 @@ def _map_rows(count, epochs=1):
       records_lib.padded(records_lib.record_of({"inputs": [1 + i] * 2}), 4) for i in range(count)
   ]
   order = permutations.SequentialOrder(num_instances=count, seed=0)
-  return rows.MapRows(
-      rows.OrderedDataset(grain.MapDataset.source(records), order, epochs), count, 4
+  return row_source.MapRows(
+      row_source.OrderedDataset(grain.MapDataset.source(records), order, epochs), count, 4
   )
 
 
 def _planned(lengths):
   records = [{"inputs": np.arange(n) + 100 * i} for i, n in enumerate(lengths)]
-  parts = rows.RecordParts(grain.MapDataset.source(records))
+  parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=len(lengths), seed=0)
   plan = plan_lib.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
-  return rows.PlannedRows(parts, plan, 8, num_epochs=1, shift=rows.Shift(None))
+  return row_source.PlannedRows(parts, plan, 8, num_epochs=1, shift=row_source.Shift(None))
 
 
 def _steps(source, size=4, mine=None, **kwargs):
-  return row_steps.RowStepDataset(
+  return steps_lib.RowStepDataset(
       source,
       schedule.BatchSchedule.constant(size),
       {size: np.arange(size) if mine is None else mine},
@@ -52,17 +52,11 @@ class RowStepDatasetTest(parameterized.TestCase):
 
   def test_the_rows_of_a_step_are_those_from_its_start_on(self):
     ramped = schedule.BatchSchedule(((0, 2), (3, 4)))
-    dataset = row_steps.RowStepDataset(
+    dataset = steps_lib.RowStepDataset(
         _map_rows(30), ramped, {size: np.arange(size) for size in ramped.sizes}, length=4
     )
     found = [_first(dataset[step]) for step in range(5)]
     self.assertEqual(found, [[1, 2], [3, 4], [5, 6], [7, 8, 9, 10], [11, 12, 13, 14]])
-
-  def test_it_may_begin_with_any_step(self):
-    whole, rest = _steps(_map_rows(10)), _steps(_map_rows(10), first_step=2)
-    self.assertLen(rest, len(whole) - 2)
-    self.assertEqual(_first(rest[0]), _first(whole[2]))
-    self.assertEmpty(_steps(_map_rows(10), first_step=7))
 
   def test_the_last_batch_is_filled_up_or_dropped(self):
     source = _map_rows(10)
@@ -110,14 +104,6 @@ class RowStepDatasetTest(parameterized.TestCase):
     part = _steps(_map_rows(10))[1:]
     self.assertEqual(_first(part[0]), [5, 6, 7, 8])
 
-  def test_the_cost_is_there_where_asked_also_where_rows_are_padding(self):
-    self.assertNotIn("cost", _steps(_map_rows(10))[0])
-    dataset = _steps(_map_rows(5), num_steps=3, with_cost=True)
-    found = [dataset[step]["cost"].tolist() for step in range(3)]
-    # Each row has two tokens.
-    self.assertEqual([cost[3:] for cost in found], [[32, 4], [8, 1], [0, 0]])
-    self.assertGreater(found[0][1], 0)
-
 
 class StepsOfTest(absltest.TestCase):
 
@@ -128,7 +114,7 @@ class StepsOfTest(absltest.TestCase):
   )
   def test_so_many_steps_use_up_the_rows(self, sizes, count, drop):
     stages = schedule.BatchSchedule(tuple((4 * i, size) for i, size in enumerate(sizes)))
-    steps = row_steps.steps_of(stages, count, drop)
+    steps = steps_lib.steps_of(stages, count, drop)
     if drop:
       self.assertLessEqual(stages.start(steps), count)
       self.assertGreater(stages.start(steps + 1), count)
@@ -138,9 +124,9 @@ class StepsOfTest(absltest.TestCase):
 
   def test_steps_before_an_anchor_are_done(self):
     anchored = schedule.BatchSchedule.constant(4).anchored(5, 17)
-    self.assertEqual(row_steps.steps_of(anchored, 17, False), 5)
-    self.assertEqual(row_steps.steps_of(anchored, 18, False), 6)
-    self.assertEqual(row_steps.steps_of(anchored, 18, True), 5)
+    self.assertEqual(steps_lib.steps_of(anchored, 17, False), 5)
+    self.assertEqual(steps_lib.steps_of(anchored, 18, False), 6)
+    self.assertEqual(steps_lib.steps_of(anchored, 18, True), 5)
 
 
 if __name__ == "__main__":

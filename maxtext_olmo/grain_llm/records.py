@@ -1,8 +1,8 @@
-"""Records of tokens → rows of a language model: fit, pad, shift, segment. Inputs never change.
+"""Records of tokens → rows of a language model: fit, pad, shift, segment.
 
-A record has `inputs` (token ids), and may have `targets` (else the inputs are predicted) and, for
-each of the two, a segmentation that is 0 where nothing counts. With E = 99, a record 1 2 E 4 5 in a
-row of 7 becomes
+No function here changes its input. A record has `inputs` (token ids). It may have `targets`
+(otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 where
+nothing counts. With EOD = 99, written E, the record 1 2 E 4 5 in a row of 7 becomes
 
                             shifted left (targets)    shifted right (inputs)
     inputs                  1 2 E 4 5 0 0             E 1 2 E 4 5 0
@@ -11,9 +11,8 @@ row of 7 becomes
     targets_segmentation    1 1 2 2 0 0 0             1 1 1 2 2 0 0
     inputs_position         0 1 0 1 2 0 0             0 1 2 0 1 0 0
 
-Segment 0 is padding. An EOD among the inputs opens a segment: it is what the next document is
-predicted from. Padding is told by its segment, never by its id, so EOD and padding may be the same
-number.
+Segment 0 is padding. An EOD among the inputs opens a segment: the next document is predicted from
+it. Padding is identified by its segment, never by its id, so EOD and padding may be the same id.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import numpy as np
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
-LONG_DOCUMENTS = ("error", "truncate", "split")
 SIDES = ("inputs", "targets")
 _INT32 = np.iinfo(np.int32)
 
@@ -35,12 +33,12 @@ Record = dict[str, np.ndarray]
 
 
 def record_of(element: Mapping[str, Any]) -> Record:
-  """A record's tokens and segmentations alone, as new int32 arrays of one length."""
+  """Returns the tokens and segmentations of an element as new int32 arrays; drops all else."""
   if not isinstance(element, Mapping) or "inputs" not in element:
     found = sorted(element) if isinstance(element, Mapping) else type(element).__name__
     raise CorpusError(
         f"A record needs token ids under 'inputs', found {found}. TokenFeatures('column') takes"
-        " them from another."
+        " them from another column."
     )
   record = {"inputs": _int32("inputs", element["inputs"])}
   record["targets"] = (
@@ -57,7 +55,10 @@ def record_of(element: Mapping[str, Any]) -> Record:
 
 
 def fit(record: Record, length: int, long_documents: str) -> list[Record]:
-  """The record in pieces of at most `length` tokens; a longer one is cut, divided, or an error."""
+  """Returns the record in pieces of at most `length` tokens.
+
+  A longer record is cut (`truncate`), divided (`split`), or an error.
+  """
   size = len(record["inputs"])
   if size <= length:
     return [record]
@@ -76,7 +77,7 @@ def fit(record: Record, length: int, long_documents: str) -> list[Record]:
 
 
 def padded(record: Record, length: int | None) -> Record:
-  """The six arrays of a row, padded with 0 to `length` (None: as long as the record)."""
+  """Returns the six arrays of a row, padded with 0 to `length` (None: as long as the record)."""
   size = len(record["inputs"])
   row = {}
   for side in SIDES:
@@ -90,10 +91,7 @@ def padded(record: Record, length: int | None) -> Record:
 
 
 def shifted(rows: Record, *, shift_target: bool, eod_token_id: int) -> Record:
-  """Rows (or one row) whose input at t predicts what follows it.
-
-  The targets are moved left, or the inputs right, after an EOD.
-  """
+  """Shifts rows (or one row) by one: targets to the left, or inputs to the right after an EOD."""
   rows = dict(rows)
   if shift_target:
     for name in ("targets", "targets_segmentation"):
@@ -101,8 +99,7 @@ def shifted(rows: Record, *, shift_target: bool, eod_token_id: int) -> Record:
       moved[..., :-1] = rows[name][..., 1:]
       rows[name] = moved
   else:
-    # The segments of the inputs stay: the EOD of a document is the one that the next is predicted
-    # from.
+    # The segments of the inputs stay: an EOD belongs to the document that is predicted from it.
     moved = np.full_like(rows["inputs"], eod_token_id)
     moved[..., 1:] = rows["inputs"][..., :-1]
     rows["inputs"] = moved
@@ -110,7 +107,7 @@ def shifted(rows: Record, *, shift_target: bool, eod_token_id: int) -> Record:
 
 
 def segmented(rows: Record, eod_token_id: int) -> Record:
-  """Rows (or one row) with a segment for each document, told by the EODs among the inputs."""
+  """Numbers the documents of rows (or one row), which begin at the EODs among the inputs."""
   rows = dict(rows)
   inputs = rows["inputs"]
   if not inputs.size:
@@ -129,7 +126,10 @@ def segmented(rows: Record, eod_token_id: int) -> Record:
 
 
 def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
-  """Rows as arrays of `size` rows, padded to `length` or the longest; missing ones are padding."""
+  """Stacks rows into arrays of `size` rows, padded to `length` or to the longest row.
+
+  Missing rows are padding.
+  """
   names = [f"{side}{suffix}" for side in SIDES for suffix in ("", "_position", "_segmentation")]
   if rows:
     names = list(rows[0])
@@ -140,8 +140,7 @@ def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
     if length is not None and len(shape) == 1:
       if shape[0] > length:
         raise CorpusError(
-            f"A row has {shape[0]} tokens where {length} were asked for; leave apply_padding on, or"
-            " cut it."
+            f"A row has {shape[0]} tokens, expected {length}; leave apply_padding on, or cut it."
         )
       shape = (length,)
     batch[name] = np.zeros((size, *shape), arrays[0].dtype)
@@ -152,7 +151,7 @@ def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
 
 
 class TokenFeatures(grain.transforms.Map):
-  """Takes the token ids of a record from a column, as `inputs`."""
+  """Takes the `inputs` of a record from another column."""
 
   def __init__(self, column: str):
     self._column = column
@@ -167,7 +166,10 @@ class TokenFeatures(grain.transforms.Map):
 
 
 class AddEndOfDocument(grain.transforms.Map):
-  """Appends an EOD to a document without one; one that is cut to `max_length` gets none."""
+  """Appends an EOD to a document that does not end with one.
+
+  With `max_length`, a document of that length or more is cut to it and gets no EOD.
+  """
 
   def __init__(self, eod_token_id: int, max_length: int | None = None):
     if max_length is not None and max_length < 1:
@@ -187,14 +189,6 @@ class AddEndOfDocument(grain.transforms.Map):
 
   def __repr__(self) -> str:
     return f"AddEndOfDocument({self._eod}, max_length={self._max_length})"
-
-
-def check_long_documents(choice: str) -> None:
-  """Raises where the choice is none."""
-  if choice not in LONG_DOCUMENTS:
-    raise ConfigError(
-        f"long_documents={choice!r} is unknown; known are {', '.join(LONG_DOCUMENTS)}."
-    )
 
 
 def _int32(name: str, values: Any) -> np.ndarray:

@@ -7,10 +7,11 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo.grain_llm import mixed_rows
+from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.order import permutations
 from maxtext_olmo.rows import plan as plan_lib
-from maxtext_olmo.rows import records as records_lib
-from maxtext_olmo.rows import rows
 
 
 def _map_rows(count, first=1, epochs=1):
@@ -19,23 +20,23 @@ def _map_rows(count, first=1, epochs=1):
       for i in range(count)
   ]
   order = permutations.SequentialOrder(num_instances=count, seed=0)
-  return rows.MapRows(
-      rows.OrderedDataset(grain.MapDataset.source(records), order, epochs), count, 4
+  return row_source.MapRows(
+      row_source.OrderedDataset(grain.MapDataset.source(records), order, epochs), count, 4
   )
 
 
 def _planned(lengths, epochs, number=0):
   records = [{"inputs": np.arange(n) + 100 * i + 1000 * number} for i, n in enumerate(lengths)]
-  parts = rows.RecordParts(grain.MapDataset.source(records))
+  parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=len(lengths), seed=number)
   plan = plan_lib.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
-  return rows.PlannedRows(parts, plan, 8, num_epochs=epochs, shift=rows.Shift(None))
+  return row_source.PlannedRows(parts, plan, 8, num_epochs=epochs, shift=row_source.Shift(None))
 
 
 class MixedRowsTest(parameterized.TestCase):
 
   def mix(self, *sources, weights=(2, 1), repeat=False):
-    return rows.MixedRows(sources, weights, repeat=repeat)
+    return mixed_rows.MixedRows(sources, weights, repeat=repeat)
 
   def test_rows_of_the_members_come_in_their_order(self):
     mixed = self.mix(_map_rows(8), _map_rows(5, 101))

@@ -1,0 +1,184 @@
+"""The saved state of `MultiHostDataLoadIterator` and of the Grain LLM iterators built on it.
+
+    {"format": 2, "kind": "grain", "step": 43, "position": 172, "identity": {"seed": 3, …},
+     "epoch_start": 40, "iterator_length": 20, "iterator": {…}}
+
+`step` counts the steps done in all epochs and `epoch_start` those done when the epoch began.
+`iterator` is the state of the wrapped data iterator. If each process has one of its own,
+`iterators` lists all of them instead. So a state is always the same on all processes and fits in
+one file, but one with `iterators` restores only into as many processes.
+
+A state of version 1 has no "format". Its `step` counts within the epoch, its identity is a text or
+missing, and `iterator` belongs to the process that saved it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.devices import collectives
+
+FORMAT = 2
+KIND = "grain"
+
+_BYTES = "__bytes__"
+
+
+@dataclasses.dataclass(frozen=True)
+class GrainState:
+  """Where an iterator stands.
+
+  Attributes:
+    step: Steps done in all epochs.
+    epoch_start: Steps that were done when the epoch began.
+    iterator_length: Steps of an epoch; None if only the data ends it.
+    position: Samples taken; None if unknown.
+    identity: What decides which sample comes at which position; a text in version 1, None if
+      nothing is known.
+    iterator: The state of this process's data iterator; None if it has none.
+  """
+
+  step: int
+  epoch_start: int
+  iterator_length: int | None
+  position: int | None
+  identity: Mapping[str, Any] | str | None
+  iterator: Any = None
+
+  def write(self, *, own_iterator: bool) -> dict[str, Any]:
+    """Returns the state as a JSON-able dict, the same on all processes.
+
+    Args:
+      own_iterator: Whether `iterator` may differ from process to process. Then they are gathered,
+        so all processes must call this together.
+    """
+    state: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": KIND,
+        "step": self.step,
+        "position": self.position,
+        "identity": self.identity,
+        "epoch_start": self.epoch_start,
+        "iterator_length": self.iterator_length,
+    }
+    if self.iterator is None:
+      return state
+    mine = jsonable(self.iterator)
+    if own_iterator and jax.process_count() > 1:
+      return {**state, "iterators": [json.loads(t) for t in collectives.gather(json.dumps(mine))]}
+    return {**state, "iterator": mine}
+
+
+def read(state: Any) -> GrainState:
+  """Reads a state of either version; raises ResumeError if it is damaged or of another kind."""
+  if not isinstance(state, Mapping):
+    raise errors.ResumeError(
+        f"A data state is a dict, found {type(state).__name__}: {str(state)[:200]!r}."
+    )
+  version_1 = "format" not in state
+  if not version_1 and (state["format"], state.get("kind")) != (FORMAT, KIND):
+    raise errors.ResumeError(
+        f"Expected a data state of format {FORMAT} and kind {KIND!r}, found format"
+        f" {state['format']!r} and kind {state.get('kind')!r}: it was saved by another kind of"
+        " iterator, or by a later release. Resume with the dataset type that saved it."
+    )
+  missing = {"step", "iterator_length"} - set(state)
+  if missing:
+    raise errors.ResumeError(
+        f"The state has no {' and no '.join(sorted(missing))}, only {sorted(map(str, state))}: it"
+        " was not saved by this kind of iterator."
+    )
+  length = state["iterator_length"]
+  epoch_start = _count("epoch_start", state.get("epoch_start", 0))
+  step = _count("step", state["step"]) + (epoch_start if version_1 else 0)
+  if step < epoch_start:
+    raise errors.ResumeError(
+        f"The data state is damaged: it is at step {step} of an epoch that began at {epoch_start}."
+    )
+  position = state.get("position")
+  return GrainState(
+      step=step,
+      epoch_start=epoch_start,
+      iterator_length=None if length is None else _count("iterator_length", length),
+      position=None if position is None else _count("position", position),
+      identity=state.get("identity"),
+      iterator=_iterator_of_this_process(state),
+  )
+
+
+def is_state(value: Any) -> bool:
+  """Returns whether a value looks like a state of these iterators, in either version."""
+  if not isinstance(value, Mapping):
+    return False
+  if "format" in value:
+    return value.get("kind") == KIND
+  return {"step", "iterator_length"} <= set(value)
+
+
+def is_of_one_process(state: Mapping[str, Any]) -> bool:
+  """Returns whether nothing says for which processes the iterator of a version 1 state holds."""
+  return "format" not in state and "identity" not in state and "iterator" in state
+
+
+def jsonable(value: Any) -> Any:
+  """Returns a value with NumPy scalars and bytes replaced by what JSON can hold."""
+  if isinstance(value, Mapping):
+    return {key: jsonable(part) for key, part in value.items()}
+  if isinstance(value, (list, tuple)):
+    parts = [jsonable(part) for part in value]
+    return tuple(parts) if isinstance(value, tuple) else parts
+  if isinstance(value, bytes):
+    return {_BYTES: base64.b64encode(value).decode()}
+  return value.item() if isinstance(value, np.generic) else value
+
+
+def from_json(value: Any, tuples: bool = False) -> Any:
+  """Returns what `jsonable` was given, as far as the iterators of Grain need it.
+
+  Grain's concat-then-split compares its `remainder_slices` as tuples, which JSON turns into lists.
+  """
+  if isinstance(value, Mapping):
+    if set(value) == {_BYTES}:
+      return base64.b64decode(value[_BYTES])
+    return {
+        key: from_json(part, tuples or key == "remainder_slices") for key, part in value.items()
+    }
+  if isinstance(value, (list, tuple)):
+    parts = [from_json(part) for part in value]
+    return tuple(parts) if tuples or isinstance(value, tuple) else parts
+  return value.item() if isinstance(value, np.generic) else value
+
+
+def _iterator_of_this_process(state: Mapping[str, Any]) -> Any:
+  if "iterators" not in state:
+    return from_json(state.get("iterator"))
+  saved, now = len(state["iterators"]), jax.process_count()
+  if saved != now:
+    raise errors.ResumeError(
+        f"The state was saved by {saved} processes, each with data of its own, and this run has"
+        f" {now}. Resume with {saved} processes. To be free to change their number, use"
+        " shard='batch' (olmo_shard=batch in a config) from the start of a run."
+    )
+  return from_json(state["iterators"][jax.process_index()])
+
+
+def _count(name: str, value: Any) -> int:
+  try:
+    number = operator.index(value)
+  except TypeError:
+    number = -1
+  if number < 0 or isinstance(value, bool):
+    raise errors.ResumeError(
+        f"The data state is damaged: {name!r} is {value!r}, expected a count. Restore it from"
+        " another checkpoint."
+    )
+  return number
