@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import unittest
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -38,13 +39,18 @@ def data_config(**values: Any) -> ml_collections.ConfigDict:
 def device_mesh(
     axes: dict[str, int] | None = None, order: Sequence[int] | None = None
 ) -> jax.sharding.Mesh:
-  """Returns a mesh over the first devices of all processes, in their own order or another; by
-  default over one."""
+  """Returns a mesh over the first devices, in their own order or another; by default over one."""
   axes = axes or {"data": 1}
   devices = np.array(jax.devices()[: int(np.prod(list(axes.values())))])
   if order is not None:
     devices = devices[list(order)]
   return jax.sharding.Mesh(devices.reshape(tuple(axes.values())), tuple(axes))
+
+
+def compile_fast() -> None:
+  """Compiles without optimizations until the end of the test file; for `setUpModule`."""
+  jax.config.update("jax_disable_most_optimizations", True)
+  unittest.addModuleCleanup(jax.config.update, "jax_disable_most_optimizations", False)
 
 
 def take(iterator: Any, count: int) -> list[Batch]:

@@ -4,17 +4,16 @@ import json
 import pathlib
 
 import jax
-import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
-from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from tests import corpora
+from tests.loader import cases
 
 
 class CorpusChangeTest(parameterized.TestCase):
@@ -43,9 +42,8 @@ class CorpusChangeTest(parameterized.TestCase):
     return index
 
   def iterator(self, **values):
-    config = ml_collections.ConfigDict(
-        {
-            **config_lib.defaults(),
+    config = cases.data_config(
+        **{
             "olmo_index_path": str(self.directory / "index.json"),
             "max_target_length": 8,
             "global_batch_size_to_load": 3,
@@ -201,15 +199,14 @@ class CorpusChangeTest(parameterized.TestCase):
     self.assertEqual(extended.stream.order.epochs.lengths, ((0, 25),))
     extended.set_state({**state, "step": 0, "position": 0})
     self.assertEqual(extended.stream.order.epochs.lengths, ((0, 25),))
-    self.assertEqual(extended.get_state()["history"][-1]["extents"], [])
+    self.assertEmpty(extended.get_state()["history"][-1]["extents"])
 
   def test_a_history_that_this_index_does_not_have_is_refused(self):
     iterator = self.iterator()
     state = iterator.get_state()
-    fingerprint = self.old.fingerprint
+    state["history"][-1]["extents"] = [[0, 2, "sha256:00"], [1, 3, self.old.fingerprint]]
     with self.assertRaisesRegex(errors.ResumeError, "the first files of this index make another"):
-      entry = {**state["history"][-1], "extents": [[0, 2, "sha256:00"], [1, 3, fingerprint]]}
-      iterator.set_state({**state, "history": [entry]})
+      iterator.set_state(state)
 
   def test_without_a_copy_the_fingerprints_are_named(self):
     iterator = self.iterator()

@@ -1,5 +1,4 @@
-"""What the processes of the tests on several hosts do, and how their shards become global
-arrays again."""
+"""What the processes of hosts_test do, and how their shards become global arrays again."""
 
 import dataclasses
 import importlib.util
@@ -23,8 +22,7 @@ ShardedBatch = dict[str, tuple[tuple[int, int], Shards]]
 
 @dataclasses.dataclass(frozen=True)
 class Serve:
-  """Take batches on a mesh over all processes; the result is this process's shards, and the
-  state after them."""
+  """Takes batches on a mesh over all processes; returns its shards and the last state."""
 
   config: dict[str, Any]
   axes: dict[str, int]
@@ -45,7 +43,7 @@ class Serve:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluate:
-  """Evaluate twice; the result is this process's shards of each pass."""
+  """Evaluates twice; returns this process's shards of each pass."""
 
   config: dict[str, Any]
   axes: dict[str, int]
@@ -61,8 +59,7 @@ class Evaluate:
 
 @dataclasses.dataclass(frozen=True)
 class Refuse:
-  """Begin with a config for each process; the result is the error that this process gets,
-  before any batch."""
+  """Starts with a config for each process; returns the error that this process gets."""
 
   configs: Sequence[dict[str, Any]]
   axes: dict[str, int]
@@ -77,8 +74,7 @@ class Refuse:
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], compiled: bool = False) -> list[Any]:
-  """Runs one job after the other, with compiled reads where that is asked for and numba is
-  installed."""
+  """Runs one job after the other; with compiled reads if asked, and if numba is installed."""
   jax.config.update("jax_disable_most_optimizations", True)
   if compiled and importlib.util.find_spec("numba"):
     assert reader_lib.compile_reads(np.uint16)
@@ -87,8 +83,7 @@ def run_all(jobs: Sequence[Callable[[], Any]], compiled: bool = False) -> list[A
 
 
 def assemble(parts: Sequence[Sequence[ShardedBatch]]) -> list[cases.Batch]:
-  """Returns the global batches from the shards of all processes; each element must be there and
-  agree."""
+  """Returns the global batches from the shards of all processes, which must agree."""
   steps = []
   for per_process in zip(*parts, strict=True):
     arrays = {}

@@ -1,7 +1,6 @@
 """The laws of the design on real processes: what a batch holds does not depend on who loads it.
 
-All cases share two runs, one of two processes with two devices each and one of four processes with
-one.
+All cases share two runs: one of two processes with two devices each, and one of four with one.
 """
 
 import pathlib
@@ -21,10 +20,11 @@ from tests.loader import cases
 from tests.loader import hosts_cases
 from tests.loader import row_sources
 
+STARTS_PROCESSES = True
+
 _STEPS = 20
 _CROSSES_AN_EPOCH = 14
-# Axes (outermost first, which pass from process to process), how a batch lies on them, and the
-# order of the devices.
+# Axes (the outermost first, which spans processes), the data sharding, and the device order.
 _MESHES = {
     "data": ({"data": 4}, (("data",),), None),
     "two axes": ({"data": 2, "fsdp": 2}, (("data", "fsdp"),), None),
@@ -140,8 +140,7 @@ def _run_jobs(processes: int, jobs: dict[Any, Any]) -> dict[Any, list[Any]]:
 class HostsTest(parameterized.TestCase):
 
   def served(self, processes, job):
-    """Returns the global batches of a job, and the state, which must be the same on all
-    processes."""
+    """Returns the global batches of a job, and the state, which must be equal on all processes."""
     results = _results[processes][job]
     states = [state for _, state in results]
     for state in states:

@@ -21,9 +21,13 @@ from tests import distributed
 from tests import workers as workers_lib
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 _ONE_DOCUMENT = {"olmo_packing": "none", "olmo_long_documents": "truncate"}
 
-STARTS_PROCESSES = True
+
+def setUpModule():
+  cases.compile_fast()
 
 
 class MoveTest(cases.LoaderCase):
@@ -257,10 +261,8 @@ class MetricsTest(cases.DocumentsCase):
     self.assert_reads(found, batches, "targets_segmentation", iterator, exact=True)
 
   def assert_reads(self, found, batches, name, iterator, *, exact):
-    """Checks bytes and reads against the batches, of which those made ahead may not have been
-    taken."""
-    # With inputs shifted right, every token that was read is a target. The corpus has two bytes for
-    # each.
+    """Checks bytes and reads; those of batches made ahead are counted before they are taken."""
+    # With inputs shifted right, every token that was read is a target, of two bytes.
     tokens = sum(np.count_nonzero(batch[name]) for batch in batches)
     segments = sum(int(batch[name].max(axis=1).sum()) for batch in batches)
     if exact:

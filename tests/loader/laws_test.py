@@ -18,8 +18,10 @@ from tests import workers as workers_lib
 from tests.loader import cases
 from tests.loader import row_sources
 
-# The runs are of 20 steps that contain the end of an epoch; only documents with a row each have
-# longer epochs.
+STARTS_PROCESSES = True
+
+# The runs are of 20 steps that contain the end of an epoch. Documents with a row each have longer
+# epochs.
 _STEPS = 20
 _FIRST_STEP = {"one_document": 38}
 _MESHES = (
@@ -40,7 +42,7 @@ _runs: dict[str, tuple[list[cases.Batch], list[dict]]] = {}
 def setUpModule():
   global _directory
   jax.config.update("jax_num_cpu_devices", 4)
-  jax.config.update("jax_disable_most_optimizations", True)
+  cases.compile_fast()
   directory = tempfile.TemporaryDirectory(prefix="laws_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _directory = directory.name
@@ -63,8 +65,7 @@ class LawsCase(parameterized.TestCase):
     return iterator
 
   def run_of(self, source):
-    """Returns the batches of an uninterrupted run, and the state before each of them and after
-    the last."""
+    """Returns the batches of an uninterrupted run, and the states before and after them."""
     if source not in _runs:
       _runs[source] = self._run(source)
     return _runs[source]
@@ -80,8 +81,7 @@ class LawsCase(parameterized.TestCase):
     return batches, states
 
   def assert_continues(self, iterator, source, step, count, msg=""):
-    """Checks that an iterator gives the batches of the uninterrupted run from a step on, and
-    its state after them."""
+    """Checks batches from a step on, and the state after them, against the uninterrupted run."""
     batches, states = self.run_of(source)
     for number, got in enumerate(cases.take(iterator, count), step):
       self.assertEqual(set(got), set(batches[number]))
@@ -158,8 +158,7 @@ class EpochTest(LawsCase):
   """Once per epoch."""
 
   def times_read(self, source, **values):
-    """Returns, for each file, how often each of its tokens is in a run to its end; and the
-    run's row numbers."""
+    """Returns, for each file, how often a run to its end has each token; and its row numbers."""
     iterator = self.make(source, **values)
     counts = [np.zeros(len(tokens), np.int64) for tokens in self.tokens]
     rows = []
@@ -172,8 +171,7 @@ class EpochTest(LawsCase):
     return counts, [row for row in rows if row >= 0]
 
   def in_windows(self):
-    """Returns, for each file, which tokens are in a window: those after the last whole one are
-    in none."""
+    """Returns, for each file, which tokens are in a window; the last few may be in none."""
     length = row_sources.LENGTH
     return [np.arange(len(tokens)) < len(tokens) // length * length for tokens in self.tokens]
 
@@ -247,8 +245,7 @@ class ExplainTest(LawsCase):
   """Every row can be explained, by the very table it was read by."""
 
   def by_hand(self, parts, shape, pad_id=0):
-    """Returns the tokens and the loss masks of some rows, by plain reads of what their parts
-    name."""
+    """Returns the tokens and loss masks of some rows, by plain reads of what their parts name."""
     tokens, masks = np.zeros(shape, np.int64), np.ones(shape, np.int64)
     for row in range(parts.num_rows):
       column = 0
@@ -318,8 +315,9 @@ for room in (corpus, order, rows):
     importlib.import_module(module.name)
 from maxtext_olmo.corpus import document_source, documents, token_files
 from maxtext_olmo.order import mixture, permutations, schedule, stream
-from maxtext_olmo.rows import document_rows, plan, planned, reader, row_stream, segments, steps,
-windows from maxtext_olmo.rows import mixture as mixture_rows
+from maxtext_olmo.rows import document_rows, plan, planned, reader, row_stream, segments
+from maxtext_olmo.rows import steps, windows
+from maxtext_olmo.rows import mixture as mixture_rows
 
 path = sys.argv[1]
 index = maxtext_olmo.load_index(path)

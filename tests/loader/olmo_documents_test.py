@@ -30,6 +30,10 @@ def _tokens(batches):
   return found
 
 
+def setUpModule():
+  cases.compile_fast()
+
+
 class TrainTest(cases.DocumentsCase):
 
   @parameterized.parameters("planned", "first_fit", "best_fit", "concat_then_split")
@@ -117,8 +121,7 @@ class TrainTest(cases.DocumentsCase):
     self.assertEqual(np.bincount(labels).tolist(), [75, 25])
 
   def test_the_filter_looks_at_tokens_and_not_at_padding(self):
-    # A document of 100 equal tokens and its EOS, and documents that leave most of their rows to
-    # padding.
+    # A document of 100 equal tokens, and short ones whose rows are mostly padding.
     path = pathlib.Path(self.create_tempdir().full_path, "tokens.npy")
     documents = [[7] * 100, *([[number, number + 1] for number in range(10, 60)])]
     np.concatenate([[*document, 0] for document in documents]).astype("<u2").tofile(path)

@@ -1,7 +1,5 @@
-"""Tests of `make_olmo_grain_data_loader`, which serves record by record what the train iterator
-serves."""
+"""Tests of `make_olmo_grain_data_loader`: it serves, by records, what the train iterator does."""
 
-import jax
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -11,9 +9,11 @@ from maxtext_olmo.order import permutations
 from tests import workers as workers_lib
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 
 def setUpModule():
-  jax.config.update("jax_disable_most_optimizations", True)
+  cases.compile_fast()
 
 
 class DataLoaderTest(cases.LoaderCase):

@@ -12,6 +12,7 @@ import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.loader import registry
+from tests import workers as workers_lib
 
 STARTS_PROCESSES = True
 
@@ -214,9 +215,10 @@ class RegistryTest(absltest.TestCase):
         global_batch_size_to_train_on=4,
         grain_worker_count=1,
     )
-    train, _ = registry.create_data_iterator(config, self.mesh)
-    inputs = next(train)["inputs"]
-    train.close()
+    with workers_lib.started_quickly():
+      train, _ = registry.create_data_iterator(config, self.mesh)
+      inputs = next(train)["inputs"]
+      train.close()
     self.assertEqual(inputs.shape, (8, 16))
     self.assertFalse(np.asarray(inputs)[4:].any())
 

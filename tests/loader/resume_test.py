@@ -1,59 +1,43 @@
-"""Tests of where a run goes on."""
+"""Tests of where a run resumes: a step, a position, or what the latest checkpoint says."""
 
 import json
 import pathlib
+from typing import Any, ClassVar
 
 import grain
-import jax
-import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.testing import absltest
-from absl.testing import parameterized
 
-from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
-from maxtext_olmo.loader import state as state_lib
-from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import stream as stream_lib
-from tests import corpora
-
-_CONTENT = {"ngram_filter": True, "document_eos_id": None}
+from tests.loader import cases
 
 
-class ResumeTest(parameterized.TestCase):
+def setUpModule():
+  cases.compile_fast()
+
+
+class ResumeTest(cases.LoaderCase):
+
+  defaults: ClassVar[dict[str, Any]] = {
+      **cases.WINDOWS,
+      "global_batch_size_to_load": 8,
+      "data_shuffle_seed": 0,
+  }
 
   def setUp(self):
     super().setUp()
-    self.index_path, _ = corpora.write_corpus(self.create_tempdir().full_path)
-    self.stream = stream_lib.train_stream(
-        index_lib.load_index(self.index_path), order="feistel", seed=0
-    )
     self.checkpoints = pathlib.Path(self.create_tempdir().full_path)
 
-  def config(self, **values):
-    return ml_config(
-        {
-            "olmo_index_path": self.index_path,
-            "max_target_length": 8,
-            "checkpoint_dir": str(self.checkpoints),
-            **values,
-        }
-    )
-
   def start(self, **values):
-    options = config_lib.Options.read(self.config(**values))
-    start = resume.find_start(options, self.stream, options.schedule(), _CONTENT)
-    return start.step, start.schedule.start(start.step)
+    """Returns the step and the position where a run begins."""
+    iterator = self.train(**{"checkpoint_dir": str(self.checkpoints), **values})
+    return iterator.step, iterator.position
 
   def state(self, step, size=8):
-    schedule = schedule_lib.BatchSchedule.constant(size)
-    start = state_lib.Start(step, schedule, self.stream)
-    history = state_lib.begin_history(start, _CONTENT)
-    return state_lib.make_state(history, self.stream, schedule, step)
+    values = {"initial_step": step, "global_batch_size_to_load": size, "checkpoint_dir": ""}
+    return self.train(**values).get_state()
 
   def save(self, label, **items):
     with ocp.CheckpointManager(self.checkpoints) as manager:
@@ -95,12 +79,9 @@ class ResumeTest(parameterized.TestCase):
     self.assertEqual(self.start(olmo_initial_position=5), (7, 28))
 
   def test_the_state_that_grain_saves_for_maxtext_is_found(self):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    train, _ = registry.create_data_iterator(self.config(), mesh)
-    for _ in range(3):
-      next(train)
+    train = self.train()
+    cases.take(train, 3)
     self.save(2, items=self.model(), iter=grain.checkpoint.CheckpointSave(train))
-    train.close()
     self.assertEqual(self.start(), (3, 24))
 
   def test_the_latest_committed_checkpoint_counts_and_no_other(self):
@@ -109,7 +90,7 @@ class ResumeTest(parameterized.TestCase):
     (self.checkpoints / "11" / "items").mkdir(parents=True)
     (self.checkpoints / "12.orbax-checkpoint-tmp-1" / "items").mkdir(parents=True)
     (self.checkpoints / "notes").mkdir()
-    # What a save that writes in place leaves when it is killed: metadata without its end time.
+    # A killed save that writes in place leaves its metadata, without the time of its end.
     (self.checkpoints / "13").mkdir()
     (self.checkpoints / "13" / "_CHECKPOINT_METADATA").write_text(
         json.dumps({"init_timestamp_nsecs": 5, "commit_timestamp_nsecs": None})
@@ -133,11 +114,6 @@ class ResumeTest(parameterized.TestCase):
     (self.checkpoints / "3" / "data" / "metadata").write_text(json.dumps(self.state(4))[:40])
     with self.assertRaisesRegex(errors.ResumeError, "data/metadata is not JSON"):
       self.start()
-
-
-def ml_config(values):
-
-  return ml_collections.ConfigDict({**config_lib.defaults(), **values})
 
 
 if __name__ == "__main__":

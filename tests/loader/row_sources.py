@@ -1,7 +1,7 @@
 """Every kind of row source over one small corpus, for tests of what holds for all of them.
 
-`OutsideInRows` stands for the row source of another package: rows of two parts, loss masks, and
-padding with an id of its own.
+`OutsideInRows` stands for the row source of another package: rows of two parts, loss masks, and an
+id of its own for padding.
 """
 
 import dataclasses
@@ -56,8 +56,7 @@ FROM_FILES = tuple(name for name in SOURCES if name != "synthetic")
 
 
 def write_corpus(directory: str) -> str:
-  """Writes token files, some rows of which the repetition filter rejects, and a loss mask for
-  each; returns the index."""
+  """Writes token files and loss masks, some that the filter rejects; returns the index."""
   index_path, _ = corpora.write_corpus(
       directory, tokens_per_file=TOKENS_PER_FILE, sequence_length=LENGTH
   )
@@ -90,8 +89,7 @@ def mask_path(token_path: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class OutsideInRows(row_source.RowSourceDefaults):
-  """Row i is piece i of the corpus and piece i from its end, then padding; no piece crosses a
-  file."""
+  """Row i is piece i of the corpus and piece i from its end; no piece crosses a file."""
 
   index: maxtext_olmo.OlmoNpyIndex
   pad_id = 9

@@ -1,8 +1,7 @@
-"""Tests that states which earlier releases saved (format 1) resume to the batches that those
-releases gave next.
+"""Tests that states of format 1 resume to the batches that followed in the release that saved them.
 
-`states_v1.json` was made by the last release that saved format 1. For each state it has the config
-and the corpus to resume with, and digests of the three batches that followed.
+`states_v1.json` was made by the last revision that saved format 1. For each state it has the config
+and the corpus to resume with, and digests of the next three batches.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ _SAVED = json.loads(_TESTDATA.read_text())
 
 
 def setUpModule():
-  jax.config.update("jax_disable_most_optimizations", True)
+  cases.compile_fast()
 
 
 def _digest(batch: dict[str, jax.Array], arrays: list[str]) -> str:

@@ -1,19 +1,57 @@
-"""Tests of what the options become; what they do is tested in olmo_test and laws_test."""
+"""Tests of what every dataset type makes of its config in the same way."""
 
-import ml_collections
+import multiprocessing
+
+import numpy as np
 from absl.testing import absltest
+from absl.testing import parameterized
 
-from maxtext_olmo import config as config_lib
+import maxtext_olmo
+from maxtext_olmo import errors
 from maxtext_olmo.loader import wiring
+from tests import workers as workers_lib
+from tests.loader import cases
+
+STARTS_PROCESSES = True
+
+_TYPES = (
+    {},
+    {**cases.DOCUMENTS, "max_target_length": 8},
+    {"dataset_type": "synthetic", "olmo_index_path": ""},
+)
 
 
-class PrefetchTest(absltest.TestCase):
+def setUpModule():
+  cases.compile_fast()
 
-  def test_less_than_no_workers_are_threads(self):
-    values = {**config_lib.defaults(), "grain_worker_count": -1}
-    values.update(olmo_index_path=__file__, max_target_length=8, global_batch_size_to_load=8)
-    prefetch = wiring.prefetch(config_lib.Options.read(ml_collections.ConfigDict(values)))
-    self.assertEqual(prefetch.workers, 0)
+
+class WiringTest(cases.LoaderCase):
+
+  @parameterized.product(values=_TYPES, workers=(-1, 0, 2))
+  def test_less_than_no_workers_are_threads(self, values, workers):
+    with workers_lib.started_quickly():
+      iterator = self.train(**values, grain_worker_count=workers)
+      next(iterator)
+      self.assertLen(multiprocessing.active_children(), max(0, workers))
+      iterator.close()
+    self.assertEmpty(multiprocessing.active_children())
+
+  @parameterized.parameters(*_TYPES)
+  def test_batches_have_the_rows_that_are_loaded(self, **values):
+    sizes = {"global_batch_size_to_load": 6, "global_batch_size_to_train_on": 4}
+    batch = next(self.train(**{**values, **sizes}))
+    self.assertEqual(batch["inputs"].shape, (6, 8))
+    real = np.asarray(batch["inputs_segmentation"]).any(axis=1)
+    self.assertEqual(real.tolist(), [True] * 4 + [False] * 2)
+
+  @parameterized.parameters(*_TYPES)
+  def test_a_sharding_that_the_mesh_does_not_have_is_refused(self, **values):
+    with self.assertRaisesRegex(errors.ConfigError, "names the mesh axes .'model'."):
+      self.train(**values, data_sharding=(("model",),))
+
+  def test_labels_are_numbered_as_they_first_appear(self):
+    index = maxtext_olmo.load_index(self.index_path)
+    self.assertEqual(wiring.labels(index).tolist(), [0, 1, 0, 1])
 
 
 if __name__ == "__main__":
