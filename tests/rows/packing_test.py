@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.rows import packing
-from maxtext_olmo.rows import records as records_lib
 
 
 class BestFitTest(absltest.TestCase):

@@ -112,7 +112,7 @@ class WindowStepsTest(parameterized.TestCase):
         extra=st.integers(0, 3),
         num_epochs=st.sampled_from([None, 1]),
     )
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     def check(sizes, lengths, first_step, host, extra, num_epochs):
       firsts = np.cumsum([0, *lengths]).tolist()
       schedule = schedule_lib.BatchSchedule(tuple(zip(firsts, sizes)))
