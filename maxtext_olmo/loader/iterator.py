@@ -231,7 +231,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def row_numbers(self, step: int) -> np.ndarray:
     """Returns the row at each place of a step's global batch, without reading; -1 for padding."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
-    return self._make_dataset(self._start._replace(step=step), rows).row_numbers(step)
+    return self._make_dataset(self._start._replace(step=step), rows, 1).row_numbers(step)
 
   def get_state(self) -> dict[str, Any]:
     """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""
@@ -310,7 +310,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._dataset = None
 
   def _make_dataset(
-      self, start: state_lib.Start, rows: Mapping[int, np.ndarray] | None = None
+      self,
+      start: state_lib.Start,
+      rows: Mapping[int, np.ndarray] | None = None,
+      block_steps: int = 0,
   ) -> steps.StepDataset:
     if rows is None:
       rows = {size: layout.rows for size, layout in self._layouts.items()}
@@ -323,6 +326,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         first_step=start.step,
         content=self._content,
         labels=self._labels,
+        block_steps=block_steps,
     )
 
   def _padding_batch(self) -> dict[str, jax.Array]:

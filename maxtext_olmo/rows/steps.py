@@ -94,6 +94,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     first_step: The step that element 0 is.
     content: What is done with the tokens.
     labels: For each file, the number of its label; needed for the extra array `labels`.
+    block_steps: Steps whose parts are found at once; 0 for as many as suit the row source.
   """
 
   def __init__(
@@ -107,6 +108,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       first_step: int = 0,
       content: Content = Content(),
       labels: np.ndarray | None = None,
+      block_steps: int = 0,
   ):
     super().__init__()
     self._source = source
@@ -122,7 +124,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     )
     # By the size of global batches, because a packing plan works through all rows, whichever host
     # they are on.
-    self._block_steps = max(1, source.block_rows // max(self._rows))
+    self._block_steps = block_steps or max(1, source.block_rows // max(self._rows))
     self._end_is_open = stream.num_positions is None and not stream.endless
     self._row_length = source.row_length
     self._dtype = reader.dtype
