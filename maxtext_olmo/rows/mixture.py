@@ -1,8 +1,8 @@
 """Mixtures of rows: rows of several sources, interleaved by weight.
 
     weights 2 : 1      row    0  1  2  3  4  5
-                       from   a  a  b  a  a  b
-                       which  0  1  0  2  3  1       the position within that source's own stream
+                       from   a  b  a  a  b  a
+                       which  0  0  1  2  1  3       the position within that source's own stream
 
 A mixture has no end, so all its rows are in epoch 0; each member has epochs of its own.
 """
@@ -29,6 +29,10 @@ class MixedRows:
   """
 
   def __init__(self, members: Sequence[row_stream.RowSequence], weights: Sequence[Any]):
+    if len(members) != len(weights):
+      raise errors.ConfigError(
+          f"Every member of a mixture needs a weight, got {len(weights)} for {len(members)}."
+      )
     self.members = tuple(members)
     self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
     first = self.members[0].source
@@ -39,6 +43,7 @@ class MixedRows:
         "filter_sees_padding",
         "block_rows",
         "mask_paths",
+        "fingerprint",
     ):
       if any(getattr(member.source, name) != getattr(first, name) for member in self.members):
         raise errors.ConfigError(f"The members of a mixture must have one {name}.")

@@ -114,7 +114,12 @@ class RowSequence:
     end = self.num_positions
     if end is not None:
       return position < end
-    return int(self.locate(np.array([position]))[0][0]) < self.num_epochs
+    start = 0
+    for epoch in range(self.num_epochs):
+      start += self._count(epoch, position - start)
+      if position < start:
+        return True
+    return False
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epochs and the rows at some positions."""
@@ -131,8 +136,6 @@ class RowSequence:
     last = int(positions.max(initial=0))
     epoch, start = 0, 0
     while last - start >= (count := self._count(epoch, last - start)):
-      if not count:
-        raise errors.CorpusError("No document of the corpus has a token: there is nothing to pack.")
       start += count
       epoch += 1
       later = positions >= start
@@ -157,11 +160,13 @@ class RowSequence:
 
   def _count(self, epoch: int, row: int) -> int:
     """Returns the rows of an epoch, or, where they are not all counted, a number above `row`."""
-    known = self.source.num_rows(epoch)
-    if known is not None:
-      return known
-    counter = getattr(self.source, "count_rows", None)
-    return row + 1 if counter is None else counter(epoch, row)
+    count = self.source.num_rows(epoch)
+    if count is None:
+      counter = getattr(self.source, "count_rows", None)
+      count = row + 1 if counter is None else counter(epoch, row)
+    if not count:
+      raise errors.CorpusError("No document of the corpus has a token: there is nothing to pack.")
+    return count
 
 
 def parts_at(

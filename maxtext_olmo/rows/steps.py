@@ -287,30 +287,33 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     epochs = np.zeros(len(flat), np.int64)
     epochs[real], numbers[real] = self._stream.locate(flat[real])
     parts = self._parts_of(epochs, numbers)
-    return _Block(parts, numbers, self._used(parts), ends)
+    return _Block(parts, numbers, parts.used, ends)
 
   def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
     """Returns the parts of rows of some epochs; a row of number -1 is padding."""
     real = numbers >= 0
     if real.all() and len(epochs) and epochs.min() == epochs.max():
-      return self._source.parts(int(epochs[0]), numbers)
+      return self._parts_of_epoch(int(epochs[0]), numbers)
     tables, places = [], []
     for epoch in np.unique(epochs[real]).tolist():
       here = np.flatnonzero((epochs == epoch) & real)
-      tables.append(self._source.parts(epoch, numbers[here]))
+      tables.append(self._parts_of_epoch(epoch, numbers[here]))
       places.append(here)
-    parts = parts_lib.join(tables, places, len(numbers))
-    return parts
+    return parts_lib.join(tables, places, len(numbers))
 
-  def _used(self, parts: parts_lib.Parts) -> np.ndarray:
-    used = parts.used
-    longest = int(used.max(initial=0))
-    if longest > self._source.row_length:
-      raise errors.CorpusError(
-          f"The row source {type(self._source).__name__} made a row of {longest} tokens; its rows"
-          f" have {self._source.row_length}."
-      )
-    return used
+  def _parts_of_epoch(self, epoch: int, numbers: np.ndarray) -> parts_lib.Parts:
+    """Asks the row source for parts; raises where it does not give what its protocol promises."""
+    parts = self._source.parts(epoch, numbers)
+    longest, shortest = int(parts.used.max(initial=0)), int(parts.count.min(initial=1))
+    if parts.num_rows != len(numbers):
+      wrong = f"{parts.num_rows} rows where {len(numbers)} were asked for"
+    elif shortest < 1:
+      wrong = f"a part of {shortest} tokens; an empty part has to be left out"
+    elif longest > self._row_length:
+      wrong = f"a row of {longest} tokens; its rows have {self._row_length}"
+    else:
+      return parts
+    raise errors.CorpusError(f"The row source {type(self._source).__name__} made {wrong}.")
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
     """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""

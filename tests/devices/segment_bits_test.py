@@ -1,5 +1,6 @@
 """Tests that a device finds the segments and positions that the host finds."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest
@@ -17,9 +18,13 @@ _LENGTHS = (1, 2, 31, 32, 33, 64, 100)
 _ROWS = 3
 
 
+# In one program, as where a batch is expanded.
+_segments_and_positions = jax.jit(segment_bits.segments_and_positions, static_argnames="length")
+
+
 def _on_device(starts):
   words = segment_bits.scan_words(jnp.asarray(segments_lib.pack_bits(starts)))
-  segments, positions = segment_bits.segments_and_positions(words, starts.shape[1])
+  segments, positions = _segments_and_positions(words, starts.shape[1])
   return np.asarray(segments), np.asarray(positions)
 
 

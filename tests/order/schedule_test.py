@@ -49,6 +49,7 @@ class BatchScheduleTest(parameterized.TestCase):
       anchored = anchored.within(within)
     anchored = anchored.anchored(*anchor)
     position = anchor[1]
+    starts, sizes = anchored.block(anchor[0], 40)
     for step in range(anchor[0], anchor[0] + 40):
       reached = position if by_position else step
       size = [size for first, size in stages if first <= reached][-1]
@@ -59,9 +60,20 @@ class BatchScheduleTest(parameterized.TestCase):
       self.assertEqual(anchored.position(step), position)
       self.assertEqual(anchored.start(step), start)
       self.assertEqual(anchored.size(step), size)
+      self.assertEqual((starts[step - anchor[0]], sizes[step - anchor[0]]), (start, size))
       for place in {position, start, start + size - 1}:
         self.assertEqual(anchored.step_at(place), step)
       position = start + size
+
+  def test_a_block_may_begin_with_any_step(self):
+    ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(epochs.Epochs.constant(30))
+    starts, sizes = ramp.block(0, 20)
+    for first in range(20):
+      later = ramp.block(first, 20 - first)
+      self.assertEqual(
+          [a.tolist() for a in later], [starts[first:].tolist(), sizes[first:].tolist()]
+      )
+    self.assertEqual([a.tolist() for a in ramp.block(5, 0)], [[], []])
 
   def test_a_step_far_away_is_found_without_walking_there(self):
     far = schedule.BatchSchedule(((0, 7), (10, 11))).within(epochs.Epochs.constant(10**9 + 7))

@@ -37,8 +37,22 @@ class StreamTest(parameterized.TestCase):
   def test_a_stream_ends_after_its_epochs(self):
     endless = stream_lib.train_stream(self.index, order="feistel", seed=7)
     self.assertIsNone(endless.num_positions)
+    self.assertTrue(endless.endless and endless.has(10**12))
     finite = stream_lib.train_stream(self.index, order="feistel", seed=7, num_epochs=3)
-    self.assertEqual(finite.num_positions, 3 * self.num_instances)
+    end = 3 * self.num_instances
+    self.assertEqual(finite.num_positions, end)
+    self.assertFalse(finite.endless)
+    self.assertEqual([finite.has(end - 1), finite.has(end)], [True, False])
+
+  @parameterized.parameters(0, 20)
+  def test_a_position_is_an_instance_of_an_epoch(self, held_out):
+    stream = stream_lib.train_stream(
+        self.index, order="feistel", seed=7, held_out_instances=held_out
+    )
+    positions = np.random.default_rng(0).integers(0, 3 * self.num_instances, 50)
+    epochs, instances = stream.locate(positions)
+    np.testing.assert_array_equal(epochs, positions // (self.num_instances - held_out))
+    np.testing.assert_array_equal(instances, stream.instance_ids(positions))
 
   def test_evaluation_on_another_index_takes_all_of_it_once(self):
     stream = stream_lib.eval_stream(self.index)

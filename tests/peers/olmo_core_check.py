@@ -16,10 +16,10 @@ import ml_collections
 import numpy as np
 from absl import logging
 from absl.testing import absltest
-from olmo_core_import.data import NumpyFSLDatasetConfig
-from olmo_core_import.data import TokenizerConfig
-from olmo_core_import.data.collator import DataCollator
-from olmo_core_import.data.data_loader import NumpyDataLoaderBase
+from olmo_core.data import NumpyFSLDatasetConfig
+from olmo_core.data import TokenizerConfig
+from olmo_core.data.collator import DataCollator
+from olmo_core.data.data_loader import NumpyDataLoaderBase
 
 import maxtext_olmo
 from maxtext_olmo import config as config_lib
@@ -207,7 +207,7 @@ class OlmoCoreCheck(absltest.TestCase):
         whole = np.concatenate(seen).ravel()
         exact = []
         end = epoch * index.total_instances
-        while first._schedule.start(first.step) < end:
+        while first.history.present.schedule.start(first.step) < end:
           exact.append(np.asarray(next(first)["inputs"]).ravel())
         (plain,) = case.loaders(1, 1)
         plain.reshuffle(epoch=epoch)

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.rows import packing
-from maxtext_olmo.rows import records as records_lib
 
 
 class BestFitTest(absltest.TestCase):
@@ -35,6 +35,17 @@ class BestFitTest(absltest.TestCase):
     self.assertEqual(count, 2)
     self.assertEqual(bins[0], bins[1])
     self.assertEqual(bins[2], bins[3])
+
+  def test_bins_are_the_same_once_it_is_compiled(self):
+    rng = np.random.default_rng(0)
+    cases = [rng.integers(1, 300, size) for size in (0, 1, 50, 400)]
+    before = [packing.best_fit(lengths, 299) for lengths in cases]
+    if not packing.compile_best_fit():
+      self.skipTest("numba is not installed")
+    for lengths, (bins, count) in zip(cases, before):
+      again, same = packing.best_fit(lengths, 299)
+      self.assertEqual(same, count)
+      np.testing.assert_array_equal(again, bins)
 
   def test_a_piece_longer_than_a_bin_is_an_error(self):
     for wrong in (9, 0):

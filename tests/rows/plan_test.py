@@ -41,8 +41,10 @@ def _plan(lengths, *, length=8, window=5, seed=3, order="feistel", **kwargs):
 
 
 def _row(plan, position):
+  """The documents, first tokens and lengths of the parts of a row."""
   epoch, window, row = plan.locate(position)
-  return plan.window(epoch, window).parts(row)
+  parts = plan.window(epoch, window).rows(row, row + 1)
+  return parts.source, parts.first, parts.count
 
 
 def _tokens(plan, positions):
@@ -82,6 +84,37 @@ class PackingPlanTest(parameterized.TestCase):
       for got, expected in zip(_row(_plan(lengths), position), rows[position]):
         np.testing.assert_array_equal(got, expected)
 
+  @given(_LENGTHS, st.integers(1, 12), st.data())
+  @settings(deadline=None, max_examples=30)
+  def test_parts_of_rows_are_those_of_their_windows(self, lengths, window, data):
+    plan = _plan(lengths, window=window)
+    first = plan.count(1)
+    self.assertEqual((plan.epoch_rows(0), plan.epoch_rows(1)), (first, None))
+    rows = data.draw(st.lists(st.integers(0, first - 1), max_size=6))
+    parts = plan.parts(0, np.array(rows, np.int64))
+    self.assertEqual(parts.num_rows, len(rows))
+    for number, row in enumerate(rows):
+      found = parts.rows(number, number + 1)
+      for got, expected in zip((found.source, found.first, found.count), _row(plan, row)):
+        np.testing.assert_array_equal(got, expected)
+
+  def test_documents_may_lie_in_files(self):
+    lengths = np.random.default_rng(6).integers(1, 20, 50)
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    here = _plan(lengths)
+    there = _plan(lengths, locate=lambda ids: (ids % 3, starts[ids]))
+    for position in range(here.count(1)):
+      documents, within, sizes = _row(here, position)
+      files, first, counts = _row(there, position)
+      np.testing.assert_array_equal(files, documents % 3)
+      np.testing.assert_array_equal(first, starts[documents] + within)
+      np.testing.assert_array_equal(counts, sizes)
+
+  def test_rows_are_counted_no_further_than_asked(self):
+    plan = _plan(np.full(40, 3), window=10)
+    self.assertEqual([plan.count_rows(0, row) for row in (0, 4, 5, 12)], [5, 5, 10, 15])
+    self.assertEqual(plan.count_rows(0, 10**9), 20)
+
   def test_rows_of_a_window_are_not_in_the_order_of_packing_nor_its_documents_by_length(self):
     lengths = np.random.default_rng(1).integers(1, 100, 400)
     plan = _plan(lengths, length=256, window=400)
@@ -106,7 +139,11 @@ class PackingPlanTest(parameterized.TestCase):
     self.assertLessEqual(lengths.asked, 100)
     for position in range(600):
       _row(plan, position)
-    self.assertLessEqual(len(plan._packed), 4)
+    asked = lengths.asked
+    _row(plan, 599)
+    self.assertEqual(lengths.asked, asked)
+    _row(plan, 10)  # Its window has been dropped in the meantime.
+    self.assertEqual(lengths.asked, asked + 50)
 
   def test_the_number_of_rows_is_none_until_all_have_been_counted(self):
     plan = _plan(np.full(40, 3), window=10)

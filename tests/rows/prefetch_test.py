@@ -1,5 +1,4 @@
-"""Tests of what is made ahead by threads; `prefetch_processes_test` has those of worker
-processes."""
+"""Tests of what threads make ahead; `prefetch_processes_test` has those of worker processes."""
 
 import doctest
 import gc
@@ -15,8 +14,6 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.rows import prefetch
-
-STARTS_PROCESSES = True
 
 
 def _threads():

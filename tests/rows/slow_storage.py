@@ -12,6 +12,11 @@ class SlowStorage(storage_lib.LocalStorage):
   Args:
     seconds: For each range.
     wants_concurrency: Whether it says that many reads should be in flight.
+
+  Attributes:
+    waiting: Calls of `fill` in flight.
+    most_waiting: The most that were in flight at a time.
+    ranges: Ranges read so far.
   """
 
   def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):
@@ -29,16 +34,15 @@ class SlowStorage(storage_lib.LocalStorage):
     return None
 
   def fill(self, paths, sources, offsets, sizes, out, places):
-    for i in range(len(sources)):
-      with self._lock:
-        self.waiting += 1
-        self.ranges += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
-      if self.seconds:
+    with self._lock:
+      self.waiting += 1
+      self.ranges += len(sources)
+      self.most_waiting = max(self.most_waiting, self.waiting)
+    if self.seconds:
+      for _ in range(len(sources)):
         time.sleep(self.seconds)
-      some = slice(i, i + 1)
-      try:
-        super().fill(paths, sources[some], offsets[some], sizes[some], out, places[some])
-      finally:
-        with self._lock:
-          self.waiting -= 1
+    try:
+      super().fill(paths, sources, offsets, sizes, out, places)
+    finally:
+      with self._lock:
+        self.waiting -= 1

@@ -1,163 +1,285 @@
 """Tests of the step dataset."""
 
-import importlib.util
+import os
 import pickle
 import sys
-from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import token_files
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
-from maxtext_olmo.rows import crew
-from maxtext_olmo.rows import inspection
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import repetition
+from maxtext_olmo.rows import row_stream
+from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import steps
+from maxtext_olmo.rows import windows
 from tests import corpora
+from tests.rows import document_corpus
+from tests.rows import slow_storage
+
+_AFTER_EOS = segments.SegmentRule("after_eos", 0)
 
 
-class _Arrays:
-  """A step dataset whose elements are the six arrays."""
+class _SmallBlocks(windows.WindowRows):
+  """Windows whose parts are found for few rows at once."""
 
-  def __init__(self, dataset, content):
-    self.dataset = dataset
-    self._content = content
-
-  def __len__(self):
-    return len(self.dataset)
-
-  def __getitem__(self, index):
-    return steps.to_arrays(self.dataset[index], self._content)
-
-  def instance_ids(self, step):
-    return self.dataset.instance_ids(step)
+  block_rows = 24
 
 
-class StepDatasetTest(parameterized.TestCase):
+class PairRows:
+  """A row source written from the protocol alone: row r is 3 tokens of file 0 and 2 of file 1.
+
+  Args:
+    count: The number of rows.
+    mask_paths: The files of loss masks.
+    parts: Makes the parts of a row, to see what happens with wrong ones.
+  """
+
+  row_length = 6
+  pad_id = 9
+  segment_rule = segments.SegmentRule("part")
+  filter_sees_padding = False
+  block_rows = 16
+  fingerprint = "pairs"
+
+  def __init__(self, count=20, mask_paths=None, parts=None):
+    self.count = count
+    self.mask_paths = mask_paths
+    self._parts = parts or (lambda row: [(0, 3 * row, 3), (1, 2 * row, 2)])
+
+  def num_rows(self, epoch):
+    del epoch
+    return self.count
+
+  def parts(self, epoch, rows):
+    del epoch
+    return parts_lib.Parts.of_rows([self._parts(row) for row in rows.tolist()])
+
+
+def _whole(schedule):
+  return {size: np.arange(size) for size in schedule.sizes}
+
+
+class WindowStepsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     path, self.rows = corpora.write_corpus(self.create_tempdir().full_path)
     self.index = index_lib.load_index(path)
-    self.source = source_lib.OlmoNpyDataSource(self.index)
-    self.stream = stream_lib.train_stream(self.index, order="feistel", seed=1)
     self.schedule = schedule_lib.BatchSchedule.constant(10)
+    self.stream = self._stream()
 
-  def _dataset(self, rows=None, **arguments):
-    values = {"stream": self.stream, "schedule": self.schedule, **arguments}
-    stream, schedule = values.pop("stream"), values.pop("schedule")
-    if rows is None:
-      rows = {size: np.arange(size) for size in schedule.sizes}
-    dataset = steps.StepDataset(self.source, stream, schedule, rows, **values)
-    return _Arrays(dataset, values.get("content", steps.Content()))
+  def _stream(self, num_epochs=None, order="feistel"):
+    return stream_lib.train_stream(self.index, order=order, seed=1, num_epochs=num_epochs)
+
+  def _dataset(self, rows=None, *, source=None, stream=None, schedule=None, storage=None, **kwargs):
+    schedule = schedule or self.schedule
+    files = token_files.TokenFiles.of_index(self.index, storage=storage)
+    dataset = steps.StepDataset(
+        source or windows.WindowRows(self.index),
+        reader_lib.FileReader(files),
+        stream or self.stream,
+        schedule,
+        _whole(schedule) if rows is None else rows,
+        **kwargs,
+    )
+    self.addCleanup(dataset.close)
+    return dataset
 
   def test_element_k_is_global_batch_k_by_the_definition(self):
     dataset = self._dataset()
-    order = self.stream.order
     for step in (0, 3, 12, 40):
-      expected = self.rows[order.at(np.arange(10 * step, 10 * step + 10))]
-      np.testing.assert_array_equal(dataset[step]["inputs"], expected)
+      expected = self.rows[self.stream.order.at(np.arange(10 * step, 10 * step + 10))]
+      np.testing.assert_array_equal(dataset[step]["tokens"], expected)
+
+  def test_so_it_is_with_any_schedule_host_and_first_step(self):
+    @given(
+        sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+        lengths=st.lists(st.integers(1, 5), min_size=4, max_size=4),
+        first_step=st.integers(0, 9),
+        host=st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3)]),
+        extra=st.integers(0, 3),
+        num_epochs=st.sampled_from([None, 1]),
+    )
+    @settings(max_examples=20, deadline=None)
+    def check(sizes, lengths, first_step, host, extra, num_epochs):
+      firsts = np.cumsum([0, *lengths]).tolist()
+      schedule = schedule_lib.BatchSchedule(tuple(zip(firsts, sizes)))
+      # Rows past the size of a batch are loaded, and are padding.
+      mine = {size: np.arange(host[0], size + extra, host[1]) for size in schedule.sizes}
+      stream = self._stream(num_epochs)
+      dataset = self._dataset(
+          mine,
+          source=_SmallBlocks(self.index),
+          stream=stream,
+          schedule=schedule,
+          first_step=first_step,
+      )
+      for index in (0, 1, 2, 3, 7, 4, 12):
+        if index >= len(dataset):
+          continue
+        step = first_step + index
+        held = mine[schedule.size(step)]
+        positions = schedule.start(step) + held
+        real = held < schedule.size(step)
+        if num_epochs:
+          real &= positions < len(self.rows)
+        numbers = np.full(len(held), -1)
+        numbers[real] = stream.instance_ids(positions[real])
+        np.testing.assert_array_equal(dataset.row_numbers(step), numbers)
+        batch = dataset[index]
+        self.assertEqual(batch["tokens"].shape, (len(held), 8))
+        np.testing.assert_array_equal(batch["tokens"][real], self.rows[numbers[real]])
+        np.testing.assert_array_equal(batch["used"], np.where(real, 8, 0))
+
+    check()
 
   def test_a_host_holds_its_rows_of_the_same_batch(self):
     rows = np.array([2, 3, 7])
     whole, part = self._dataset(), self._dataset({10: rows})
     for step in (0, 12):
-      for name, array in part[step].items():
-        np.testing.assert_array_equal(array, whole[step][name][rows])
+      for name in ("tokens", "used", "trained"):
+        np.testing.assert_array_equal(part[step][name], whole[step][name][rows])
 
-  def test_a_later_first_step_shifts_the_elements(self):
-    np.testing.assert_array_equal(
-        self._dataset(first_step=5)[2]["inputs"], self._dataset()[7]["inputs"]
+  def test_the_batch_size_may_change_inside_a_block(self):
+    schedule = schedule_lib.BatchSchedule(((0, 4), (3, 8)))
+    for source in (windows.WindowRows(self.index), _SmallBlocks(self.index)):
+      dataset = self._dataset(schedule=schedule, source=source)
+      sizes = [len(dataset[step]["tokens"]) for step in range(6)]
+      self.assertEqual(sizes, [4, 4, 4, 8, 8, 8])
+      got = np.concatenate([dataset[step]["tokens"] for step in range(6)])
+      np.testing.assert_array_equal(got, self.rows[self.stream.order.at(np.arange(36))])
+
+  @parameterized.product(ngram_filter=(False, True), rule=(segments.SegmentRule(), _AFTER_EOS))
+  def test_batches_equal_the_record_level_transforms(self, ngram_filter, rule):
+    dataset = self._dataset(
+        source=windows.WindowRows(self.index, rule),
+        content=steps.Content(ngram_filter=ngram_filter),
     )
-
-  @parameterized.product(ngram_filter=(False, True), document_eos_id=(None, 0))
-  def test_batches_equal_the_record_level_transforms(self, ngram_filter, document_eos_id):
-    content = steps.Content(ngram_filter=ngram_filter, document_eos_id=document_eos_id)
-    dataset = self._dataset(content=content)
-    shift = batch_lib.ShiftToInputsTargets(eos_id=document_eos_id)
+    shift = batch_lib.ShiftToInputsTargets(eos_id=None if rule.begins == "nowhere" else 0)
     for step in (0, 1):
-      records = [self.source[i] for i in dataset.instance_ids(step)]
+      records = [{"tokens": self.rows[i]} for i in dataset.row_numbers(step)]
       if ngram_filter:
         records = [repetition.NgramFilterTransform().map(record) for record in records]
       records = [shift.map(record) for record in records]
-      for name, array in dataset[step].items():
+      for name, array in batch_lib.to_arrays(dataset[step]).items():
         np.testing.assert_array_equal(array, np.stack([record[name] for record in records]))
+
+  def test_only_what_is_needed_is_in_a_batch(self):
+    always = {"tokens", "used", "trained", "cost"}
+    self.assertEqual(set(self._dataset()[0]), always)
+    dataset = self._dataset(source=windows.WindowRows(self.index, _AFTER_EOS))
+    self.assertEqual(set(dataset[0]), {*always, "starts"})
 
   def test_a_row_that_the_filter_rejects_takes_no_loss(self):
     path = self.create_tempdir().full_path
     tokens = np.concatenate([np.full(100, 7), np.arange(300) % 97]).astype("<u2")
     tokens.tofile(f"{path}/a.npy")
-    index = index_lib.build_index(
+    self.index = index_lib.build_index(
         [(f"{path}/a.npy", "a")], 100, tokenizer="t", dtype="uint16", base=path
     )
-    stream = stream_lib.train_stream(index, order="sequential", seed=0)
-    dataset = steps.StepDataset(
-        source_lib.OlmoNpyDataSource(index),
-        stream,
-        schedule_lib.BatchSchedule.constant(4),
-        {4: np.arange(4)},
-    )
-    self.assertEqual(dataset[0]["flags"].tolist(), [steps.MASKED] + 3 * [steps.TRAINED])
-    batch = steps.to_arrays(dataset[0], steps.Content())
-    self.assertEqual(batch["targets_segmentation"].sum(axis=1).tolist(), [0, 99, 99, 99])
-    self.assertTrue((batch["inputs"][0] == 7).all())
+    schedule = schedule_lib.BatchSchedule.constant(4)
+    arguments = {"stream": self._stream(order="sequential"), "schedule": schedule}
+    batch = self._dataset(**arguments)[0]
+    self.assertEqual(batch["trained"].tolist(), [False, True, True, True])
+    arrays = batch_lib.to_arrays(batch)
+    self.assertEqual(arrays["targets_segmentation"].sum(axis=1).tolist(), [0, 99, 99, 99])
+    self.assertTrue((arrays["inputs"][0] == 7).all())
+    unfiltered = self._dataset(content=steps.Content(ngram_filter=False), **arguments)[0]
+    self.assertTrue(unfiltered["trained"].all())
 
   def test_rows_that_are_loaded_but_not_trained_on_are_padding(self):
     dataset = self._dataset({10: np.arange(12)})
-    batch = dataset[1]
-    np.testing.assert_array_equal(batch["inputs"][:10], self._dataset()[1]["inputs"])
+    batch = batch_lib.to_arrays(dataset[1])
+    np.testing.assert_array_equal(batch["inputs"][:10], self._dataset()[1]["tokens"])
     for array in batch.values():
       self.assertEqual(array.shape, (12, 8))
       self.assertFalse(array[10:].any())
-    self.assertEqual(dataset.instance_ids(1)[10:].tolist(), [-1, -1])
+    self.assertEqual(dataset.row_numbers(1)[10:].tolist(), [-1, -1])
 
   def test_a_finite_stream_ends_with_a_padded_batch_and_each_instance_once(self):
-    stream = stream_lib.train_stream(self.index, order="feistel", seed=1, num_epochs=1)
+    stream = self._stream(num_epochs=1)
     dataset = self._dataset(stream=stream)
     self.assertLen(dataset, -(-len(self.rows) // 10))
-    ids = np.concatenate([dataset.instance_ids(step) for step in range(len(dataset))])
+    ids = np.concatenate([dataset.row_numbers(step) for step in range(len(dataset))])
     self.assertEqual(sorted(ids[ids >= 0].tolist()), list(range(len(self.rows))))
     self.assertEqual((ids < 0).sum(), -len(self.rows) % 10)
-    self.assertFalse(dataset[len(dataset) - 1]["inputs_segmentation"][-1].any())
+    last = batch_lib.to_arrays(dataset[len(dataset) - 1])
+    self.assertFalse(any(array[-1].any() for array in last.values()))
     with self.assertRaisesRegex(errors.OrderError, "lies outside the stream"):
       dataset[len(dataset)]
     self.assertEmpty(self._dataset(stream=stream, first_step=len(dataset)))
 
   def test_a_host_whose_rows_are_all_padding_reads_nothing(self):
-    stream = stream_lib.train_stream(self.index, order="feistel", seed=1, num_epochs=1)
-    dataset = self._dataset({10: np.array([8, 9])}, stream=stream)
-    self.assertFalse(any(array.any() for array in dataset[len(dataset) - 1].values()))
+    dataset = self._dataset({10: np.array([8, 9])}, stream=self._stream(num_epochs=1))
+    batch = dataset[len(dataset) - 1]
+    self.assertEqual(batch["cost"].tolist()[3:], [0, 0])
+    self.assertFalse(any(array.any() for array in batch_lib.to_arrays(batch).values()))
 
   def test_an_endless_stream_is_as_long_as_grain_counts(self):
     self.assertLen(self._dataset(), sys.maxsize)
 
-  def test_the_batch_size_may_change_between_steps(self):
-    schedule = schedule_lib.BatchSchedule(((0, 4), (3, 8)))
-    dataset = self._dataset(schedule=schedule)
-    got = np.concatenate([dataset[step]["inputs"] for step in range(6)])
-    self.assertEqual([dataset[step]["inputs"].shape[0] for step in range(6)], [4, 4, 4, 8, 8, 8])
-    np.testing.assert_array_equal(got, self.rows[self.stream.order.at(np.arange(36))])
+  def test_a_batch_may_span_epochs(self):
+    dataset = self._dataset(stream=self._stream(num_epochs=2))
+    step = len(self.rows) // 10
+    expected = self.rows[self.stream.order.at(np.arange(10 * step, 10 * step + 10))]
+    np.testing.assert_array_equal(dataset[step]["tokens"], expected)
 
-  def test_a_token_outside_the_vocabulary_names_file_byte_step_and_row(self):
-    dataset = self._dataset(content=steps.Content(vocab_size=99))
+  @parameterized.parameters(False, True)
+  def test_a_token_outside_the_vocabulary_names_file_byte_step_and_row(self, compiled):
+    if compiled:
+      self.assertTrue(reader_lib.compile_reads(np.uint16))
+    dataset = self._dataset({10: np.array([4, 5])}, content=steps.Content(vocab_size=99))
     with self.assertRaises(errors.CorpusError) as caught:
-      for step in range(20):
+      for step in range(200):
         dataset[step]
+    parts, numbers = dataset.parts(step), dataset.row_numbers(step)
+    row, column = np.argwhere(self.rows[numbers] == 99)[0]
+    path = self.index.resolve(int(parts.source[row]))
     message = str(caught.exception)
-    self.assertRegex(
-        message, r"Token id 99 at step \d+, row \d, column \d is outside the vocabulary of 99"
+    self.assertIn(
+        f"Token id 99 at step {step}, row {row + 4}, column {column} is outside the vocabulary of"
+        f" 99: {path}, byte {2 * (parts.first[row] + column)}",
+        message,
     )
-    self.assertRegex(message, r"part-00\d\.npy, byte \d+")
+    self.assertIn(f"(row {numbers[row]} of the corpus)", message)
     self.assertIn("maxtext-olmo verify", message)
 
+  def test_without_a_vocabulary_ids_must_fit_int32(self):
+    path = self.create_tempdir().full_path
+    np.array([1, 2, 3, 2**31], "<u4").tofile(f"{path}/a.npy")
+    self.index = index_lib.build_index(
+        [(f"{path}/a.npy", "a")], 4, tokenizer="t", dtype="uint32", base=path
+    )
+    schedule = schedule_lib.BatchSchedule.constant(1)
+    with self.assertRaisesRegex(errors.CorpusError, "Token id 2147483648 .* of 2147483648"):
+      self._dataset(stream=self._stream(order="sequential"), schedule=schedule)[0]
+
+  def test_row_ids_and_labels_come_on_request(self):
+    labels = np.array([4, 5, 6, 7])
+    dataset = self._dataset(
+        {10: np.arange(12)}, content=steps.Content(extras=("row_ids", "labels")), labels=labels
+    )
+    for step in range(5):
+      batch, numbers = dataset[step], dataset.row_numbers(step)
+      self.assertEqual((batch["row_ids"].dtype, batch["labels"].dtype), (np.int32, np.int32))
+      self.assertEqual(batch["row_ids"].tolist(), numbers.tolist())
+      files = self.index.locate(numbers[:10])[0]
+      self.assertEqual(batch["labels"].tolist(), [*labels[files].tolist(), -1, -1])
+
   def test_a_batch_that_is_held_keeps_its_tokens_while_others_are_made(self):
-    dataset = self._dataset().dataset
+    dataset = self._dataset()
     held = [dataset[step]["tokens"][2:4, 1:] for step in range(12)]
     copies = [part.copy() for part in held]
     for step in range(40):
@@ -166,50 +288,258 @@ class StepDatasetTest(parameterized.TestCase):
       np.testing.assert_array_equal(part, copy)
 
   def test_memory_is_used_again_once_nobody_holds_it(self):
-    dataset = self._dataset().dataset
+    dataset = self._dataset()
     addresses = {dataset[step]["tokens"].ctypes.data for step in range(50)}
     self.assertLen(addresses, 1)
     self.assertEqual(addresses.pop() % 4096, 0)
 
   def test_it_says_what_a_batch_took(self):
-    order, read, filtered, size, reads = self._dataset().dataset[0]["cost"].tolist()
-    self.assertGreater(min(order, read, filtered), 0)
-    self.assertEqual((size, reads), (10 * 8 * 2, 10))
+    cost = dict(zip(batch_lib.COST, self._dataset()[0]["cost"].tolist(), strict=True))
+    self.assertGreater(min(cost["order_seconds"], cost["read_seconds"]), 0)
+    self.assertEqual((cost["bytes_read"], cost["reads"]), (10 * 8 * 2, 10))
 
   def test_it_survives_pickling(self):
-    dataset = self._dataset().dataset
+    dataset = self._dataset(storage=slow_storage.SlowStorage())
     dataset[0]
-    np.testing.assert_array_equal(
-        pickle.loads(pickle.dumps(dataset))[4]["tokens"], dataset[4]["tokens"]
-    )
+    again = pickle.loads(pickle.dumps(dataset))
+    self.addCleanup(again.close)
+    np.testing.assert_array_equal(again[4]["tokens"], dataset[4]["tokens"])
 
   def test_a_slice_is_a_dataset(self):
-    dataset = self._dataset().dataset
+    dataset = self._dataset()
     np.testing.assert_array_equal(dataset[3:][1]["tokens"], dataset[4]["tokens"])
 
+  def test_a_closed_dataset_stays_usable(self):
+    dataset = self._dataset(storage=slow_storage.SlowStorage())
+    expected = dataset[5]["tokens"].copy()
+    dataset.close()
+    np.testing.assert_array_equal(dataset[5]["tokens"], expected)
 
-@absltest.skipUnless(importlib.util.find_spec("numba"), "numba is not installed")
-class CompiledStepDatasetTest(StepDatasetTest):
-  """All of it once more, where rows are looked at as they are read."""
+  def test_a_file_that_is_cut_off_in_the_middle_of_a_run_stops_it(self):
+    for storage in (None, slow_storage.SlowStorage(0.0)):
+      dataset = self._dataset(stream=self._stream(num_epochs=1), storage=storage)
+      dataset[0]
+      path = self.index.resolve(3)
+      size = os.path.getsize(path)
+      os.truncate(path, 100)
+      with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy is too short"):
+        for step in range(1, len(dataset)):
+          dataset[step]
+      os.truncate(path, size)
 
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    if not inspection.compile_reads(np.uint16):
-      raise AssertionError("The compiled reads are not to be had.")
+
+class ReadAheadStepsTest(WindowStepsTest):
+  """All of it once more, from a storage that wants many reads in flight."""
+
+  def _dataset(self, rows=None, *, storage=None, **kwargs):
+    if storage is None:
+      storage = slow_storage.SlowStorage(0.0)
+    return super()._dataset(rows, storage=storage, **kwargs)
+
+  def test_memory_is_used_again_once_nobody_holds_it(self):
+    dataset = self._dataset()
+    addresses = {dataset[step]["tokens"].ctypes.data for step in range(50)}
+    self.assertLessEqual(len(addresses), 8)
+
+  def test_a_storage_that_wants_it_has_many_reads_in_flight(self):
+    storage = slow_storage.SlowStorage(0.005)
+    dataset, plain = self._dataset(storage=storage), super()._dataset()
+    for step in range(8):
+      np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
+    self.assertGreater(storage.most_waiting, 20)
+
+  def test_local_files_get_it_after_two_slow_batches_until_they_are_quick_again(self):
+    storage = slow_storage.SlowStorage(0.002, wants_concurrency=False)
+    dataset, plain = self._dataset(storage=storage), super()._dataset()
+    for step in range(2):
+      dataset[step]
+      self.assertEqual(storage.most_waiting, 1)
+    for step in range(2, 8):
+      np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
+    self.assertGreater(storage.most_waiting, 10)
+    storage.seconds = 0.0
+    for step in range(8, 80):
+      np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
+    storage.most_waiting = 0
+    for step in range(80, 90):
+      np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
+    self.assertEqual(storage.most_waiting, 1)
+
+  def test_one_slow_batch_now_and_then_is_no_slow_disk(self):
+    storage = slow_storage.SlowStorage(0.0, wants_concurrency=False)
+    dataset = self._dataset(storage=storage)
+    for step in range(12):
+      storage.seconds = 0.002 if step % 2 else 0.0
+      dataset[step]
+    self.assertEqual(storage.most_waiting, 1)
 
 
-class SharedStepDatasetTest(CompiledStepDatasetTest):
-  """And where several threads read a batch together."""
+class RowSourceStepsTest(parameterized.TestCase):
+  """Row sources that are not windows."""
 
   def setUp(self):
     super().setUp()
-    self.enter_context(mock.patch.object(crew, "_FEWEST_BYTES", 0))
-    self.enter_context(mock.patch.object(crew, "threads_beside", return_value=3))
+    self.directory = self.create_tempdir().full_path
+    rng = np.random.default_rng(0)
+    self.tokens = [rng.integers(10, 99, size).astype(np.uint16) for size in (60, 40)]
+    self.masks = [rng.integers(0, 2, len(tokens)).astype(np.uint8) for tokens in self.tokens]
+    self.paths, self.mask_paths = (
+        tuple(f"{self.directory}/{i}.{kind}" for i in range(2)) for kind in ("npy", "mask")
+    )
+    self._write()
 
-  def test_helpers_took_part(self):
-    tokens = np.zeros((10, self.index.sequence_length), self.index.token_dtype)
-    self.assertEqual(self._dataset().dataset._read(0, tokens).threads, 3)
+  def _write(self):
+    for path, values in zip(self.paths + self.mask_paths, self.tokens + self.masks):
+      values.tofile(path)
+
+  def _dataset(self, source, *, size=4, num_epochs=1, files=None, storage=None, **kwargs):
+    if files is None:
+      storage = storage or slow_storage.SlowStorage(0.0)
+      files = token_files.TokenFiles(self.paths, np.zeros(2, np.int64), np.dtype("uint16"), storage)
+    stream = row_stream.RowSequence(source, name="t", seed=0, num_epochs=num_epochs)
+    schedule = schedule_lib.BatchSchedule.constant(size)
+    dataset = steps.StepDataset(
+        source, reader_lib.FileReader(files), stream, schedule, _whole(schedule), **kwargs
+    )
+    self.addCleanup(dataset.close)
+    return dataset
+
+  def test_a_third_partys_rows_need_nothing_but_the_protocol(self):
+    dataset = self._dataset(PairRows(18))
+    self.assertLen(dataset, 5)
+    for step in range(5):
+      batch = dataset[step]
+      arrays = batch_lib.to_arrays(batch)
+      for r in range(4):
+        row = 4 * step + r
+        if row >= 18:
+          self.assertFalse(any(array[r].any() for array in arrays.values()))
+          continue
+        first, second = (self.tokens[i][n * row :][:n].tolist() for i, n in ((0, 3), (1, 2)))
+        self.assertEqual(arrays["inputs"][r].tolist(), [*first, *second, 9])
+        self.assertEqual(arrays["inputs_segmentation"][r].tolist(), [1, 1, 1, 2, 2, 0])
+        self.assertEqual(arrays["inputs_position"][r].tolist(), [0, 1, 2, 0, 1, 0])
+        self.assertEqual(arrays["targets_segmentation"][r].tolist(), [1, 1, 2, 2, 0, 0])
+
+  @parameterized.parameters(False, True)
+  def test_loss_masks_are_read_by_the_same_parts(self, compiled):
+    if compiled:
+      self.assertTrue(reader_lib.compile_reads(np.uint8))
+    dataset = self._dataset(PairRows(18, self.mask_paths))
+    for step in range(5):
+      batch = dataset[step]
+      loss = segments.unpack_bits(batch["loss"], 6)
+      expected = np.zeros((4, 6), bool)
+      for r in range(4):
+        row = 4 * step + r
+        if row < 18:
+          expected[r, :3] = self.masks[0][3 * row :][:3]
+          expected[r, 3:5] = self.masks[1][2 * row :][:2]
+      np.testing.assert_array_equal(loss, expected)
+      # The loss of a token is taken where it is the target.
+      counted = batch_lib.to_arrays(batch)["targets_segmentation"][:, :-1] != 0
+      np.testing.assert_array_equal(counted, expected[:, 1:])
+
+  @parameterized.named_parameters(
+      ("too_long", lambda row: [(0, 0, 4), (1, 0, 3)], "a row of 7 tokens; its rows have 6"),
+      ("empty_part", lambda row: [(0, 0, 6), (1, 0, 0)], "a part of 0 tokens"),
+  )
+  def test_wrong_parts_are_an_error_that_names_the_source(self, parts, message):
+    with self.assertRaisesRegex(errors.CorpusError, f"PairRows made {message}"):
+      self._dataset(PairRows(parts=parts))[0]
+
+  @parameterized.parameters(1, None)
+  def test_so_are_more_rows_than_were_asked_for(self, num_epochs):
+    source = PairRows(5)
+    source.parts = lambda epoch, rows: parts_lib.Parts.of_rows([[(0, 0, 1)]] * (len(rows) + 1))
+    with self.assertRaisesRegex(errors.CorpusError, r"PairRows made \d+ rows .* were asked for"):
+      self._dataset(source, num_epochs=num_epochs)[0]
+
+  def test_a_token_of_a_packed_row_outside_the_vocabulary_is_found(self):
+    self.tokens[1][13] = 500  # Row 6, column 4.
+    self._write()
+    dataset = self._dataset(PairRows(18), content=steps.Content(vocab_size=100))
+    dataset[0]
+    with self.assertRaisesRegex(
+        errors.CorpusError,
+        r"Token id 500 at step 1, row 2, column 4 is outside the vocabulary of 100:"
+        r" .*1\.npy, byte 26 \(row 6 of the corpus\)",
+    ):
+      dataset[1]
+
+  def test_padding_may_lie_outside_the_vocabulary_of_the_tokens(self):
+    source = PairRows(18)
+    source.pad_id = 60000
+    dataset = self._dataset(source, content=steps.Content(vocab_size=100))
+    self.assertEqual(dataset[0]["tokens"][:, 5].tolist(), [60000] * 4)
+
+  def test_a_negative_id_of_a_record_is_found(self):
+    records = [{"inputs": np.array([1, 2, 3, -7, 5, 6])}]
+    source = PairRows(1, parts=lambda row: [(0, 0, 6)])
+    stream = row_stream.RowSequence(source, name="t", seed=0, num_epochs=1)
+    schedule = schedule_lib.BatchSchedule.constant(1)
+    dataset = steps.StepDataset(
+        source, reader_lib.RecordReader(records), stream, schedule, _whole(schedule)
+    )
+    with self.assertRaisesRegex(
+        errors.CorpusError, "Token id -7 at step 0, row 0, column 3 .* record 0, token 3"
+    ):
+      dataset[0]
+
+  def test_the_label_of_a_packed_row_is_that_of_its_first_part(self):
+    source = PairRows(18, parts=lambda row: [(row % 2, 0, 2), (0, 0, 2)])
+    dataset = self._dataset(
+        source, content=steps.Content(extras=("labels",)), labels=np.array([5, 8])
+    )
+    self.assertEqual(dataset[0]["labels"].tolist(), [5, 8, 5, 8])
+    self.assertEqual(dataset[4]["labels"].tolist(), [5, 8, -1, -1])
+
+  @parameterized.parameters(1, 2)
+  def test_an_end_that_was_not_known_is_an_empty_dict(self, num_epochs):
+    corpus = document_corpus.write(self.directory)
+    source = corpus.planned()
+    dataset = self._dataset(source, files=corpus.files, num_epochs=num_epochs)
+    self.assertLen(dataset, sys.maxsize)
+    found, numbers = [], []
+    while batch := dataset[len(found)]:
+      numbers.append(dataset.row_numbers(len(found)))
+      found.append(batch)
+    total = corpus.planned().plan.count(num_epochs)
+    self.assertLen(found, -(-total // 4))
+    numbers = np.concatenate(numbers)
+    self.assertEqual((numbers >= 0).sum(), total)
+    self.assertFalse(found[-1]["used"][numbers[-4:] < 0].any())
+    for step in (len(found), len(found) + 1, 10**9):
+      self.assertEqual(dataset[step], {})
+    # Now that all rows have been counted, the end is known to whoever asks.
+    self.assertLen(self._dataset(source, files=corpus.files, num_epochs=num_epochs), len(found))
+
+  def test_planned_rows_are_the_documents_of_their_parts(self):
+    corpus = document_corpus.write(self.directory)
+    dataset = self._dataset(corpus.planned(), files=corpus.files, num_epochs=None)
+    for step in (0, 30):  # The second one in a later epoch.
+      batch, parts = dataset[step], dataset.parts(step)
+      arrays = batch_lib.to_arrays(batch)
+      lines = zip(parts.row, parts.column, parts.segment, parts.source, parts.first, parts.count)
+      for row, column, segment, source, first, count in lines:
+        here = slice(column, column + count)
+        expected = corpus.contents[source][first : first + count]
+        np.testing.assert_array_equal(batch["tokens"][row, here], expected)
+        self.assertTrue((arrays["inputs_segmentation"][row, here] == segment).all())
+        np.testing.assert_array_equal(arrays["inputs_position"][row, here], np.arange(count))
+
+
+class ContentTest(parameterized.TestCase):
+
+  def test_a_checkpoint_records_filter_and_document_ends(self):
+    self.assertEqual(
+        steps.Content().record(segments.SegmentRule()),
+        {"ngram_filter": True, "document_eos_id": None},
+    )
+    self.assertEqual(
+        steps.Content(ngram_filter=False).record(segments.SegmentRule("after_eos", 7)),
+        {"ngram_filter": False, "document_eos_id": 7},
+    )
 
 
 if __name__ == "__main__":
