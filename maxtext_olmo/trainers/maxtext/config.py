@@ -82,9 +82,9 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
 def _start_after_checkpoint(config: Any) -> dict[str, int]:
   """Returns what the latest checkpoint, if there is one, does to the keys of where the data begins.
 
-  MaxText restores its own checkpoints, and `checkpoints.place_after_restore` then moves the data, so
-  the data path does not look for a state too. Tunix's trainer (SFT, DPO) restores no iterator: the
-  data begins with the state next to its checkpoint, or after the batches that it has taken.
+  MaxText restores its own checkpoints, and `checkpoints.place_after_restore` then moves the data,
+  so the data path does not look for a state too. Tunix's trainer (SFT, DPO) restores no iterator:
+  the data begins with the state next to its checkpoint, or after the batches that it has taken.
   """
   if not (config.enable_checkpointing and config.checkpoint_dir):
     return {}
