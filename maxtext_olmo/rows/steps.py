@@ -123,8 +123,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
         source.pad_id, content.ngram_filter, source.filter_sees_padding
     )
     # By the size of global batches, because a packing plan works through all rows, whichever host
-    # they are on.
-    self._block_steps = block_steps or max(1, source.block_rows // max(self._rows))
+    # they are on; and no more than an epoch, because each has an order to find.
+    block_rows = min(source.block_rows, source.num_rows(0) or source.block_rows)
+    self._block_steps = block_steps or max(1, block_rows // max(self._rows))
     self._end_is_open = stream.num_positions is None and not stream.endless
     self._row_length = source.row_length
     self._dtype = reader.dtype
