@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -82,10 +83,11 @@ class Prefetcher(Generic[T]):
     """The number of results that wait to be taken."""
     return sum(result.done() for result in self._results)
 
-  def close(self) -> None:
+  def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Cancels what has not begun, and waits for what has."""
     self._error = self._error or RuntimeError("This prefetcher has been closed.")
-    if self._pool is not None:
+    # When the interpreter ends, its threads have ended and the names of modules may be gone.
+    if self._pool is not None and not finalizing():
       self._pool.shutdown(cancel_futures=True)
       self._results.clear()
 

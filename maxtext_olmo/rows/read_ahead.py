@@ -16,6 +16,7 @@ import collections
 import concurrent.futures
 import itertools
 import resource
+import sys
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -85,11 +86,12 @@ class ReadAhead:
     batch.wait()
     return batch.out
 
-  def close(self) -> None:
+  def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Drops what is pending and ends the threads."""
     with self._lock:
       self._pending.clear()
-      if self._pool is not None:
+      # When the interpreter ends, its threads have ended and the names of modules may be gone.
+      if self._pool is not None and not finalizing():
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = None
 
