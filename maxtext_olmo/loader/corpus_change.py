@@ -84,12 +84,17 @@ class CorpusPolicy:
         f"{what}\n" + _advice(self.allow, files_then is not None)
     )
 
-  def keep_copy(self) -> None:
-    """Keeps a copy of the index next to the checkpoints, on process 0."""
+  def keep_copy(self, *, resumed: bool) -> None:
+    """Keeps a copy of the index next to the checkpoints, on process 0.
+
+    Args:
+      resumed: Whether a state was accepted. Until then an older copy stays, because it shows which
+        files were replaced since the state was saved.
+    """
     if jax.process_index() != 0 or not self.checkpoint_dir:
       return
     path = self._copy(self.index.fingerprint)
-    if not path.exists() or self.allow == "any":
+    if not path.exists() or (resumed and self.allow == "any"):
       path.parent.mkdir(parents=True, exist_ok=True)
       # By epath, since checkpoints may be in an object store.
       temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")

@@ -250,6 +250,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
             whole_batches=self._whole_batches,
         )
     )
+    if self._corpus is not None:
+      self._corpus.keep_copy(resumed=True)
 
   def go_to(self, step: int, position: int | None = None) -> None:
     """Continues with a step: where the schedule has it, or at `position`, counting from there.

@@ -128,7 +128,7 @@ def _train(
   wiring.check_agreement(options, stream)
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
-  corpus.keep_copy()
+  corpus.keep_copy(resumed=start.history is not None)
   iterator = iterator_lib.BatchIterator(
       source,
       _reader(index, options),

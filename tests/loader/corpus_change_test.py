@@ -122,6 +122,20 @@ class CorpusChangeTest(parameterized.TestCase):
     self.assertIn("with other tokens", logs.output[0].replace("\n", " "))
     self.iterator()
 
+  def test_a_replaced_file_is_noticed_by_a_trainer_that_restores_the_state_itself(self):
+    self.build("a", "b", "c", checksums="xxh3")
+    state = self.iterator().get_state()
+    corpora.write_tokens(self.directory / "b", 50, seed=77)
+    self.build("a", "b", "c", checksums="xxh3")
+    for _ in range(2):
+      with self.assertRaisesRegex(errors.ResumeError, "replaced: b"):
+        self.iterator(initial_step=0).set_state(state)
+    iterator = self.iterator(initial_step=0, olmo_allow_corpus_change="any")
+    with self.assertLogs(level="WARNING") as logs:
+      iterator.set_state(state)
+    self.assertIn("with other tokens", logs.output[0].replace("\n", " "))
+    self.iterator(initial_step=0).set_state(state)
+
   @parameterized.product(order=("feistel", "olmo_core"), held_out=(0, 3))
   def test_appended_files_take_part_from_the_next_epoch(self, order, held_out):
     if order == "olmo_core" and held_out:

@@ -56,7 +56,7 @@ def data_config(config: Any) -> Any:
     values["olmo_batch_schedule"] = ramp_up_stages(config)
     values["olmo_batch_schedule_unit"] = "steps"
   if values["initial_step"] == -1:
-    values["initial_step"] = _tunix_batches(config)
+    values.update(_start_after_checkpoint(config))
   return types.SimpleNamespace(**values)
 
 
@@ -79,16 +79,20 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
   return tuple(stages)
 
 
-def _tunix_batches(config: Any) -> int:
-  """Returns the batches that Tunix's trainer (SFT, DPO) took until its latest checkpoint, or -1."""
+def _start_after_checkpoint(config: Any) -> dict[str, int]:
+  """Returns what the latest checkpoint, if there is one, does to the keys of where the data begins.
+
+  MaxText restores its own checkpoints, and `checkpoints.place_after_restore` then moves the data,
+  so the data path does not look for a state too. Tunix's trainer (SFT, DPO) restores no iterator:
+  the data begins with the state next to its checkpoint, or after the batches that it has taken.
+  """
   if not (config.enable_checkpointing and config.checkpoint_dir):
-    return -1
+    return {}
   label = resume.latest_committed_step(config.checkpoint_dir)
-  if (
-      label is None
-      or not (epath.Path(config.checkpoint_dir) / str(label) / "model_params").exists()
-  ):
-    return -1
+  if label is None:
+    return {}
+  if not (epath.Path(config.checkpoint_dir) / str(label) / "model_params").exists():
+    return {"initial_step": 0, "olmo_initial_position": -1}
   if resume.saved_state(config.checkpoint_dir, label) is not None:
-    return -1
-  return label * max(1, config.gradient_accumulation_steps)
+    return {}
+  return {"initial_step": label * max(1, config.gradient_accumulation_steps)}

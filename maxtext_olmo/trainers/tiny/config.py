@@ -157,13 +157,20 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-def for_data(config: ConfigDict) -> ConfigDict:
-  """Returns the config for the data path: evaluation on tasks alone needs no held-out data."""
-  has_data = config.olmo_eval_index_path or config.olmo_eval_instances
-  if not config.eval_tasks or has_data or config.dataset_type != "olmo_grain":
-    return config
+def for_data(config: ConfigDict, *, restores: bool = False) -> ConfigDict:
+  """Returns the config for the data path.
+
+  Args:
+    config: The config of the run.
+    restores: Whether the trainer restores the data's state, which then alone decides where the data
+      resumes: the data path does not look for a checkpoint too.
+  """
   changed = config.copy_and_resolve_references()
-  changed.eval_interval = -1
+  has_data = config.olmo_eval_index_path or config.olmo_eval_instances
+  if config.eval_tasks and not has_data and config.dataset_type == "olmo_grain":
+    changed.eval_interval = -1  # Evaluation on tasks alone needs no held-out data.
+  if restores:
+    changed.update(initial_step=0, olmo_initial_position=-1)
   return changed
 
 

@@ -65,7 +65,9 @@ def train(
     checkpoints = checkpoints_lib.Checkpoints.from_config(config)
     if checkpoints is not None:
       stack.enter_context(checkpoints)
-    batches, eval_batches = registry.create_data_iterator(config_lib.for_data(config), mesh)
+    restores = checkpoints is not None and checkpoints.latest is not None
+    data_config = config_lib.for_data(config, restores=restores)
+    batches, eval_batches = registry.create_data_iterator(data_config, mesh)
     stack.callback(batches.close)
     if eval_batches is not None:
       stack.callback(eval_batches.close)
@@ -169,19 +171,13 @@ def _start(
       logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
     return learner.init(), getattr(batches, "step", 0)
   state, data_state = checkpoints.restore(checkpoints.latest, learner.abstract_state)
-  here = batches.get_state()
-  if any(here.get(name) != data_state.get(name) for name in ("step", "position", "identity")):
-    logging.warning(
-        "The checkpoint's data state (step %s, position %s) takes precedence over where the config"
-        " would begin (step %s, position %s).",
-        *(state.get(name) for state in (data_state, here) for name in ("step", "position")),
-    )
-    batches.set_state(data_state)
+  batches.set_state(data_state)
   logging.info(
-      "restored checkpoint %d of %s; step %d comes next",
+      "restored checkpoint %d of %s; step %d comes next, at position %d of the data",
       checkpoints.latest,
       checkpoints.directory,
       checkpoints.latest + 1,
+      batches.position,
   )
   return state, checkpoints.latest + 1
 

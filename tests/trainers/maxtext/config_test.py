@@ -1,13 +1,17 @@
 """Tests of what MaxText's config means to the data: keys, ramp-up, accumulation, padding."""
 
 import collections
+import json
 import pathlib
 import random
+import types
 
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import config as config_lib
+from maxtext_olmo.trainers.maxtext import config as maxtext_config
 from tests.trainers.maxtext import runs
 
 STARTS_PROCESSES = True
@@ -27,6 +31,52 @@ def setUpModule():
 
 def _trained_ids(run_steps: dict[int, runs.Step]) -> list[int]:
   return [i for step in sorted(run_steps) for i in run_steps[step].ids if i >= 0]
+
+
+class StartTest(parameterized.TestCase):
+  """Where the data begins, before MaxText has restored anything."""
+
+  def start(self, **values):
+    config = types.SimpleNamespace(**config_lib.defaults())
+    config.enable_rampup_batch_size = False
+    config.gradient_accumulation_steps = 2
+    for name, value in {"checkpoint_dir": str(self.directory), **values}.items():
+      setattr(config, name, value)
+    made = maxtext_config.data_config(config)
+    return made.initial_step, made.olmo_initial_position
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def save(self, *items):
+    """Writes what a committed checkpoint has; Orbax would start JAX here, and runs are forked."""
+    checkpoint = self.directory / "6"
+    for item in items:
+      (checkpoint / item).mkdir(parents=True)
+      state = {"format": 2, "kind": "stream"} if item == "iter" else {}
+      (checkpoint / item / "process_0.json").write_text(json.dumps(state))
+    metadata = json.dumps({"commit_timestamp_nsecs": 1})
+    (checkpoint / "_CHECKPOINT_METADATA").write_text(metadata)
+
+  def test_without_a_checkpoint_the_keys_decide(self):
+    self.assertEqual(self.start(), (-1, -1))
+    self.assertEqual(self.start(olmo_initial_position=50), (-1, 50))
+
+  def test_a_checkpoint_that_maxtext_restores_is_not_looked_into(self):
+    self.save("items", "iter")
+    self.assertEqual(self.start(), (0, -1))
+    self.assertEqual(self.start(olmo_initial_position=50), (0, -1))
+    self.assertEqual(self.start(initial_step=7, olmo_initial_position=0), (7, 0))
+    self.assertEqual(self.start(enable_checkpointing=False), (-1, -1))
+
+  def test_tunix_restores_no_iterator(self):
+    self.save("model_params")
+    self.assertEqual(self.start(), (12, -1))
+
+  def test_a_state_next_to_the_checkpoint_of_tunix_decides(self):
+    self.save("model_params", "iter")
+    self.assertEqual(self.start(), (-1, -1))
 
 
 @runs.needs_maxtext

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -98,6 +100,30 @@ def train_in_process(
   compile_fast(cache)
   recorder = run(make_config(**changes))
   return recorder.losses, recorder.rows
+
+
+_opened: list[str] | None = None
+
+
+@contextlib.contextmanager
+def counted_opens(path: str) -> Iterator[list[str]]:
+  """Collects each time that this process opens a file."""
+  global _opened
+  if not hasattr(counted_opens, "hook"):  # Python has no way to remove one.
+    counted_opens.hook = _note_open  # type: ignore[attr-defined]
+    sys.addaudithook(_note_open)
+  found: list[str] = []
+  _opened = []
+  try:
+    yield found
+  finally:
+    found += [name for name in _opened if name == path]
+    _opened = None
+
+
+def _note_open(event: str, args: tuple[Any, ...]) -> None:
+  if event == "open" and _opened is not None:
+    _opened.append(str(args[0]))
 
 
 def compile_fast(cache: str) -> None:

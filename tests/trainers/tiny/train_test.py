@@ -177,6 +177,37 @@ class TinyTest(parameterized.TestCase):
     straight = cases.run(self.config())
     self.assertEqual(cases.run(config).rows, {s: straight.rows[s] for s in range(3, 8)})
 
+  @parameterized.parameters(
+      {},
+      {"initial_step": 0},
+      {"initial_step": 7},
+      {"olmo_initial_position": 2},
+      {"global_batch_size_to_load": 8},
+  )
+  def test_the_restored_state_alone_decides_where_the_data_resumes(self, **changes):
+    straight = cases.run(self.config())
+    config = self.interrupted()
+    config.update(changes)
+    path = str(self.dir / "2" / "data" / "metadata")
+    with (
+        cases.counted_opens(path) as opened,
+        self.assertNoLogs("absl", "WARNING"),
+    ):
+      resumed = cases.run(config, stop_after=3)
+    self.assertEqual(opened, [path])
+    expected = [row for step in (3, 4) for row in straight.rows[step].values()]
+    got = list(resumed.rows[3].values())
+    self.assertEqual(got, expected[: len(got)])
+
+  def test_the_log_says_where_the_data_resumes(self):
+    config = self.interrupted()
+    with self.assertLogs("absl", "INFO") as logs:
+      cases.run(config, stop_after=3)
+    self.assertRegex(
+        "\n".join(logs.output),
+        "restored checkpoint 2 of .*; step 3 comes next, at position 12 of the data",
+    )
+
   def test_a_checkpoint_of_another_stream_is_refused(self):
     config = self.interrupted()
     config.data_shuffle_seed = 1
