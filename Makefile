@@ -55,8 +55,9 @@ demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resum
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python tests/run.py -j $(JOBS)
 
+# Compiled programs are kept: compiling them again takes half of the time.
 test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few shared interpreters.
-	$(BIN)/python tests/run.py --fast -j $(JOBS)
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV)/programs $(BIN)/python tests/run.py --fast -j $(JOBS)
 
 test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
 	KILLS=50 $(BIN)/python tests/run.py tests/trainers/tiny/kill_test.py

@@ -31,6 +31,11 @@ _SHARED_INTERPRETER = _ROOT / "tests" / "shared_interpreter.py"
 _STARTS_PROCESSES = re.compile(r"^STARTS_PROCESSES = True$", re.MULTILINE)
 _DEVICES = re.compile(r"""jax\.config\.update\(["']jax_num_cpu_devices["'], (\d+)\)""")
 _NUM_SLOWEST = 10
+# With JAX_COMPILATION_CACHE_DIR set, JAX keeps programs of any size for later runs.
+_KEEP_ALL_PROGRAMS = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +100,7 @@ class _Interpreter:
     self._process = subprocess.Popen(
         [sys.executable, str(_SHARED_INTERPRETER)],
         cwd=_ROOT,
-        env={**_environment(), "JAX_NUM_CPU_DEVICES": str(devices)},
+        env={**_environment(), **_KEEP_ALL_PROGRAMS, "JAX_NUM_CPU_DEVICES": str(devices)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -141,6 +146,8 @@ class _SharedRun:
     for path in files:
       found = _DEVICES.search(path.read_text())
       self._pending[int(found[1]) if found else 1].append(path)
+    # How many interpreters run the files of each number of devices.
+    self._serving: collections.Counter[int] = collections.Counter()
     self._outcomes: queue.Queue[Outcome | BaseException] = queue.Queue()
     self._num_files = len(files)
 
@@ -157,7 +164,8 @@ class _SharedRun:
   def _serve(self) -> None:
     try:
       interpreter: _Interpreter | None = None
-      while (taken := self._take(interpreter and interpreter.devices)) is not None:
+      devices: int | None = None
+      while (taken := self._take(devices)) is not None:
         devices, path = taken
         if interpreter is not None and interpreter.devices != devices:
           interpreter.close()
@@ -173,12 +181,17 @@ class _SharedRun:
       self._outcomes.put(error)
 
   def _take(self, devices: int | None) -> tuple[int, pathlib.Path] | None:
+    """Returns a pending file and its number of devices, if possible the number given."""
     with self._lock:
       pending = {n: files for n, files in self._pending.items() if files}
       if not pending:
         return None
       if devices not in pending:
-        devices = max(pending, key=lambda n: len(pending[n]))
+        if devices is not None:
+          self._serving[devices] -= 1
+        # Interpreters begin with different groups, so that no group is left for one of them alone.
+        devices = min(pending, key=lambda n: (self._serving[n], -len(pending[n])))
+        self._serving[devices] += 1
       return devices, pending[devices].popleft()
 
 

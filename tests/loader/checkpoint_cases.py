@@ -11,8 +11,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.loader import options
 from tests import corpora
 
 _LENGTH = 32
@@ -49,7 +49,7 @@ def _records(count, first):
 def _config(index_path, dataset_type, **values):
   return ml_collections.ConfigDict(
       {
-          **options.defaults(),
+          **config_lib.defaults(),
           "dataset_type": dataset_type,
           "olmo_index_path": "" if dataset_type == "synthetic" else index_path,
           "max_target_length": 8 if dataset_type == "olmo_grain" else _LENGTH,

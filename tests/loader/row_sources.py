@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import iterator as iterator_lib
@@ -155,4 +156,8 @@ def _make_outside_in(config: Any, mesh: Any) -> iterator_lib.BatchIterator:
   )
 
 
-maxtext_olmo.register_dataset_type("outside_in", _make_outside_in)
+maxtext_olmo.register_dataset_type(
+    "outside_in",
+    _make_outside_in,
+    reads=[key.name for key in config_lib.KEYS if key.name.startswith("olmo_")],
+)
