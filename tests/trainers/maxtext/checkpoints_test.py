@@ -77,6 +77,9 @@ class ResumeTest(parameterized.TestCase):
     second = self._go_on("ours", "steps=10", "per_device_batch_size=6")
     self.assertEqual(list(second.steps()), [7, 8, 9])
     self.assertEqual(_ids(second), self._expected(28, 46))
+    # It is read once, when MaxText has restored the model.
+    self.assertEqual(second.log().count("olmo_grain: data state restored, step 7, position 28"), 1)
+    self.assertIn("olmo_grain: step 0 at position 0", second.log())
     third = self._go_on("ours", "steps=12")
     self.assertEqual(_ids(third), self._expected(46, 54))
 
@@ -102,7 +105,7 @@ class ResumeTest(parameterized.TestCase):
   def test_initial_step_alone_is_taken_at_its_word(self):
     run = self._go_on("own", "steps=9", "initial_step=0")
     self.assertEqual(_ids(run), self._expected(0, 8))
-    self.assertIn("initial_step=0 decides", run.log())
+    self.assertIn("the data resumes at initial_step=0", run.log())
 
   def test_the_position_alone_says_where_the_restored_step_is(self):
     run = self._go_on("own", "steps=9", "olmo_initial_position=50")
