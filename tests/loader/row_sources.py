@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 import maxtext_olmo
-from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import iterator as iterator_lib
@@ -159,5 +158,10 @@ def _make_outside_in(config: Any, mesh: Any) -> iterator_lib.BatchIterator:
 maxtext_olmo.register_dataset_type(
     "outside_in",
     _make_outside_in,
-    reads=[key.name for key in config_lib.KEYS if key.name.startswith("olmo_")],
+    reads=(
+        "olmo_index_path",
+        "olmo_num_epochs",
+        "olmo_prefetch_batches",
+        "olmo_device_prefetch",
+    ),
 )
