@@ -37,6 +37,7 @@ from maxtext_olmo.config_key import some_of
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing
 
 _CORPUS = (GRAIN, DOCUMENTS)
@@ -44,7 +45,6 @@ _CORPUS = (GRAIN, DOCUMENTS)
 ORDERS = permutations.order_names()
 PACKINGS = (*packing.PACKINGS, "none")
 CORPUS_CHANGES = ("no", "extend", "any")
-BATCH_EXTRAS = ("row_ids", "labels")
 
 
 def _exists(path: str) -> str:
@@ -197,8 +197,8 @@ KEYS: tuple[Key, ...] = (
         " documents of its own.", one_of("batch", "slice"), read_by=(DOCUMENTS,)),
     # The batches.
     Key("olmo_batch_extras", (),
-        f"Additional arrays in each batch, one value per row: {', '.join(BATCH_EXTRAS)}.",
-        some_of(*BATCH_EXTRAS), read_by=_CORPUS),
+        f"Additional arrays in each batch, one value per row: {', '.join(batch.EXTRAS)}.",
+        some_of(*batch.EXTRAS), read_by=_CORPUS),
     Key("olmo_prefetch_batches", 2,
         "Batches that threads prepare in advance. 0: each batch is made on request.", at_least(0),
         per_host=True),

@@ -18,9 +18,6 @@ import time
 
 from absl import logging
 
-# The costs that a step dataset reports with each batch, in the order of its `cost` array.
-STAGE_COSTS = ("order_seconds", "read_seconds", "filter_seconds", "bytes_read", "reads")
-
 _STAGES = ("order", "read", "filter", "transfer")
 _WARM_UP_STEPS = 20
 _WARM_UP_SECONDS = 10.0

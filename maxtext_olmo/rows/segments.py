@@ -9,7 +9,7 @@ of two parts (5 6 0 and 7 0 0 8) and a column of padding:
     at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment, which is predicted from it
 
 Segment 0 is padding. Positions count from the beginning of the segment. A device needs one bit per
-token: whether a segment begins there (`pack_starts`).
+token: whether a segment begins there (`pack_bits`).
 """
 
 from __future__ import annotations
