@@ -144,7 +144,7 @@ class TasksTest(_Trained):
 
   @parameterized.parameters(
       ("colours.jsonl", None, "FileNotFoundError: .*colours.jsonl"),
-      ("colours.jsonl", "", "Look at their task files"),
+      ("colours.jsonl", "", "Check their task files"),
       ("colours.yaml", ("{{thing}}", "{{thin}}"), "'thin' is undefined"),
       ("colours.yaml", ("{", "[", 1), "colours.yaml cannot run here: .* line 1"),
   )
