@@ -30,7 +30,7 @@ _PUBLIC = {
     "order.permutations": ("make_order",),
     "order.sampler": ("OlmoIndexSampler",),
     "order.schedule": ("BatchSchedule",),
-    "rows.llm_batch": ("LLMBatch", "LLMIndexedBatch"),
+    "rows.batch": ("LLMBatch", "LLMIndexedBatch"),
     "rows.repetition": (
         "NgramFilterTransform",
         "find_periodic_sequences",
@@ -64,8 +64,12 @@ _PUBLIC = {
         "make_olmo_grain_train_iterator",
     ),
     "loader.checkpoint_item": ("IteratorRestore", "IteratorSave"),
-    "loader.data_iterator": ("DataIterator",),
-    "loader.registry": ("DatasetType", "create_data_iterator", "register_dataset_type"),
+    "loader.registry": (
+        "DataIterator",
+        "DatasetType",
+        "create_data_iterator",
+        "register_dataset_type",
+    ),
     "trainers.tiny.config": ("get_config",),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

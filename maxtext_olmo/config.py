@@ -20,7 +20,7 @@ import types
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
-from maxtext_olmo import config_checks
+from maxtext_olmo import config_key
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import BOOLEAN
 from maxtext_olmo.config_key import DATASET_TYPES
@@ -259,7 +259,7 @@ class Options(types.SimpleNamespace):
     values["global_batch_size_to_train_on"] = values["global_batch_size_to_train_on"] or load
     values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
     options = cls(**values)
-    found = [*problems.values(), *config_checks.problems(options)]
+    found = [*problems.values(), *config_key.problems(options)]
     if found:
       raise _config_error(found)
     return options

@@ -209,7 +209,7 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
   from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
   from maxtext_olmo.trainers.tiny import config as config_lib
   from maxtext_olmo.trainers.tiny import evaluation
-  from maxtext_olmo.trainers.tiny import learner
+  from maxtext_olmo.trainers.tiny import model
   from maxtext_olmo.trainers.tiny import report
   from maxtext_olmo.trainers.tiny import trainer
 
@@ -220,7 +220,7 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
   indexes = {path: index_lib.load_index(path) for path in own.ppl}
   tokenizer = tokenizer_lib.load_eval_tokenizer(own.tokenizer or config.eval_tokenizer)
   trainer.connect(config)
-  mesh = learner.make_mesh(config)
+  mesh = model.make_mesh(config)
   step, params = evaluation.load_params(config, mesh, own.step)
   options: dict[str, Any] = {
       "batch_size": 64 if own.batch_size is None else own.batch_size,

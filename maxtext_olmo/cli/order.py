@@ -218,11 +218,10 @@ def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
 
 
 def _steps(position: int, rows: int, index: Any) -> int:
-  from maxtext_olmo.order import epochs
   from maxtext_olmo.order import schedule
 
   constant = schedule.BatchSchedule.constant(rows)
-  return constant.within(epochs.Epochs.constant(index.total_instances)).step_at(position)
+  return constant.within(schedule.Epochs.constant(index.total_instances)).step_at(position)
 
 
 def _write(path: str, values: dict[str, Any], said: str) -> None:

@@ -72,7 +72,7 @@ def panels(documents: int, length: int) -> list[Panel]:
   from maxtext_olmo.grain_llm import row_source
   from maxtext_olmo.order import permutations
   from maxtext_olmo.rows import packing
-  from maxtext_olmo.rows import plan as plan_lib
+  from maxtext_olmo.rows import planned as planned_lib
 
   rng = np.random.default_rng(5)
   lengths = np.clip(rng.lognormal(5.6, 0.9, documents), 1, length).astype(int)
@@ -90,7 +90,7 @@ def panels(documents: int, length: int) -> list[Panel]:
     found.append(Panel(name, [row["inputs"].tolist() for row in rows]))
   parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=documents, seed=0)
-  plan = plan_lib.PackingPlan(
+  plan = planned_lib.PackingPlan(
       parts.lengths, order, identity="picture", row_length=length, window=documents
   )
   planned = row_source.PlannedRows(parts, plan, length, shift=row_source.Shift(None), num_epochs=1)

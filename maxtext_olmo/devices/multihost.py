@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
-from maxtext_olmo.devices import batch_agreement
+from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.devices import layout as layout_lib
 
@@ -285,15 +285,15 @@ def _next_global_batch(
   else:
     try:
       paths, arrays, structure = _load(local_iterator)
-      local = batch_agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+      local = collectives.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
     except Exception as error:
-      local = batch_agreement.LocalBatch(trouble=error)
-    if tail is not None and batch_agreement.anyone_has_data(local):
+      local = collectives.LocalBatch(trouble=error)
+    if tail is not None and collectives.anyone_has_data(local):
       if isinstance(local.trouble, StopIteration):
         paths, arrays, structure = _load(iter([tail()]))
-        local = batch_agreement.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+        local = collectives.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
       pad = True
-    shapes = batch_agreement.common_shapes(local, pad=pad, when=when)
+    shapes = collectives.common_shapes(local, pad=pad, when=when)
     arrays = [_pad_array_to_shape(pair, pad_value) for pair in zip(arrays, shapes)]
   placed = [
       _form_global_array(path, array, global_mesh, data_sharding)

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.evaluation import scoring
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch as batch_lib
 
 _MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _KNOWN = (*_MAX_TOKENS, "until", "do_sample", "temperature", "num_beams")
@@ -160,7 +160,7 @@ class Generator:
 
   def _batch(
       self, numbers: Sequence[int], texts: Sequence[Sequence[int]]
-  ) -> llm_batch.LLMIndexedBatch:
+  ) -> batch_lib.LLMIndexedBatch:
     """The whole batch, on every process alike."""
     length = self._scorer.padded_length(max(map(len, texts)))
     rows = self._scorer.batch_size
@@ -172,7 +172,7 @@ class Generator:
       segments[row, : len(text)] = 1
       document_idx[row] = number + 1
     position = np.tile(np.arange(length, dtype=np.int32), (rows, 1)) * segments
-    return llm_batch.LLMIndexedBatch(
+    return batch_lib.LLMIndexedBatch(
         inputs=inputs,
         targets=np.zeros_like(inputs),
         inputs_position=position,
@@ -185,7 +185,7 @@ class Generator:
     )
 
   def _next_tokens(
-      self, params: Any, batch: llm_batch.LLMIndexedBatch, step: jax.Array, temperature: jax.Array
+      self, params: Any, batch: batch_lib.LLMIndexedBatch, step: jax.Array, temperature: jax.Array
   ) -> jax.Array:
     last = jnp.maximum(jnp.sum(batch.inputs_segmentation, axis=1) - 1, 0)
     logits = self._apply(params, batch)

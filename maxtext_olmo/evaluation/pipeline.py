@@ -26,7 +26,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.evaluation import datasets as datasets_lib
-from maxtext_olmo.evaluation import lengths as lengths_lib
+from maxtext_olmo.evaluation import packing
 from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from maxtext_olmo.evaluation.datasets import CompleteLLMIndexedBatch
@@ -39,7 +39,7 @@ from maxtext_olmo.evaluation.datasets import empty_llm_indexed_sample
 from maxtext_olmo.evaluation.datasets import token_length
 from maxtext_olmo.evaluation.requests import HFTokenizeLogLikelihoodRolling
 from maxtext_olmo.evaluation.requests import ParseLMEval
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import prefetch
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def local_batches(
     host: int,
     host_count: int,
     padding_multiple: int,
-) -> grain.MapDataset[llm_batch.LLMIndexedBatch]:
+) -> grain.MapDataset[batch.LLMIndexedBatch]:
   """This host's rows of each global batch, a request each; the longest batch comes first."""
   if not 0 <= host < host_count or global_batch_size < 1 or padding_multiple < 1:
     raise errors.ConfigError(
@@ -157,7 +157,7 @@ def local_batches(
         f" padding_multiple={padding_multiple}: hosts count from 0, and all else is positive."
     )
   lengths = sorted((row.length for row in rows), reverse=True)
-  plan = lengths_lib.plan_lengths(lengths[::global_batch_size], padding_multiple)
+  plan = packing.plan_lengths(lengths[::global_batch_size], padding_multiple)
   samples = grain.MapDataset.source(list(rows)).map(requests_lib.row_arrays)
   samples = samples.map(CompleteLLMIndexedBatch())
   samples = PadBatchDataset(samples, global_batch_size, 0, empty_llm_indexed_sample())
@@ -189,5 +189,5 @@ def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, in
   return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)
 
 
-def _to_batch(sample: dict[str, np.ndarray]) -> llm_batch.LLMIndexedBatch:
-  return llm_batch.LLMIndexedBatch(**sample)
+def _to_batch(sample: dict[str, np.ndarray]) -> batch.LLMIndexedBatch:
+  return batch.LLMIndexedBatch(**sample)

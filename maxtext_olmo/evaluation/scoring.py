@@ -2,12 +2,25 @@
 
 Results leave the devices token by token and are added up in float64: in float32, the sum over a
 long text would be off in the fourth digit. Every process knows which token is whose (`packing`).
+
+Whether a model keeps the requests of a row apart is found by running it. Three batches of the same
+shape are made from one of the batches to score:
+
+    shared     A A A B B B C C      as planned
+    changed    X X X B B B Z Z      others have other tokens: the rest must score exactly the same
+    alone      A A A . . . . .      a row each: all must score the same, up to rounding
+               B B B . . . . .
+               C C . . . . . .
+
+The first comparison finds models that attend across segments, in any precision: no sum changes its
+order. The second finds those that count positions from the beginning of the row.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,17 +35,111 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import multihost
-from maxtext_olmo.evaluation import lengths as lengths_lib
 from maxtext_olmo.evaluation import packing as packing_lib
 from maxtext_olmo.evaluation import pipeline as pipeline_lib
-from maxtext_olmo.evaluation import probe
 from maxtext_olmo.evaluation import requests as requests_lib
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch as batch_lib
+
+RUNS = 3
+
+# Of the log-probability of a token. The same sums are the same; some kernels do not promise that.
+_SAME = 1e-5
+# In float32.
+_ROUNDING = 1e-4
+# In half precision single tokens are off by more than that, but not the mean of their squares.
+_HALF_ROUNDING = 0.05
+_HALF = re.compile(r"\b(b?f16|f8\w*)\[")
+
+# The log-probability of every token of some requests, all of which have all their tokens scored.
+Run = Callable[[packing_lib.Step, Sequence[requests_lib.Row]], list[np.ndarray]]
+
+
+def computes_in_half_precision(program: object, platform: str) -> bool:
+  """Whether a traced program rounds to less than float32 somewhere.
+
+  Other devices than CPUs do so even in products of float32 matrices, unless told otherwise.
+
+  >>> import jax
+  >>> computes_in_half_precision(jax.make_jaxpr(lambda x: x.astype("bfloat16"))(1.0), "cpu")
+  True
+  """
+  return platform != "cpu" or bool(_HALF.search(str(program)))
+
+
+def why_not_shared(
+    run: Run,
+    steps: Sequence[packing_lib.Step],
+    rows: Sequence[requests_lib.Row],
+    *,
+    batch_size: int,
+    vocab_size: int,
+    half_precision: bool,
+) -> str:
+  """Why the rows of some steps cannot be shared; empty where they can.
+
+  Args:
+    run: Runs the model on a step.
+    steps: What is planned, some of it with shared rows.
+    rows: What the numbers of the steps stand for.
+  """
+  planned = min((step for step in steps if step.is_packed), key=lambda step: step.length)
+  step, rows = _by_itself(planned, rows)
+  shared = run(step, rows)
+
+  kept = {number for members in step.rows for number in members[1::2]}
+  others = [
+      row if number in kept else dataclasses.replace(row, tokens=(row.tokens + 1) % vocab_size)
+      for number, row in enumerate(rows)
+  ]
+  changed = run(step, others)
+  off = np.concatenate([_difference(shared[number], changed[number]) for number in sorted(kept)])
+  if np.isnan(off).any():
+    return "gives NaN, so that nothing can be compared"
+  if not off.max() <= _SAME:
+    return f"looks at other requests of a row: they change the score of a token by {off.max():.2g}"
+
+  # The last of a row are the farthest from its beginning.
+  several = sorted((members for members in step.rows if len(members) > 1), key=len, reverse=True)
+  some = [number for members in several for number in reversed(members)][:batch_size]
+  alone = run(packing_lib.Step(step.length, tuple((number,) for number in some)), rows)
+  off = np.concatenate([_difference(shared[number], a) for number, a in zip(some, alone)])
+  found, limit = off.max(), _ROUNDING
+  if half_precision:
+    found, limit = np.sqrt(np.mean(off**2)), _HALF_ROUNDING
+  if not found <= limit:
+    return (
+        "does not count positions by inputs_position: behind other requests, the score of a token"
+        f" changes by {found:.2g}"
+    )
+  return ""
+
+
+def _by_itself(
+    step: packing_lib.Step, rows: Sequence[requests_lib.Row]
+) -> tuple[packing_lib.Step, list[requests_lib.Row]]:
+  """The step and what is in it, numbered from 0, and scored from the first token on."""
+  numbers = [number for members in step.rows for number in members]
+  new = {number: place for place, number in enumerate(numbers)}
+  made = [
+      dataclasses.replace(
+          rows[number], tokens=np.asarray(rows[number].tokens, np.int64), scored=rows[number].length
+      )
+      for number in numbers
+  ]
+  members = tuple(tuple(new[number] for number in members) for members in step.rows)
+  return packing_lib.Step(step.length, members), made
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+  # Two infinities are equal, too.
+  with np.errstate(invalid="ignore"):
+    return np.where(a == b, 0.0, np.abs(a - b))
+
 
 PACKINGS = ("auto", True, False)
 
 Params = Any
-Apply = Callable[[Params, llm_batch.LLMIndexedBatch], jax.Array]
+Apply = Callable[[Params, batch_lib.LLMIndexedBatch], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +193,7 @@ class Scorer:
     self._host, self._host_count = pipeline_lib.host_share(mesh, data_sharding)
     self._step = jax.jit(self._score, out_shardings=NamedSharding(mesh, PartitionSpec()))
     # A batch that does not divide over the devices shows now, not after tokenizing everything.
-    self.place(llm_batch.LLMIndexedBatch.get_sample(self._local_rows(), padding_multiple))
+    self.place(batch_lib.LLMIndexedBatch.get_sample(self._local_rows(), padding_multiple))
 
   def vocab_size(self, params: Params) -> int:
     """How many tokens the model knows."""
@@ -105,7 +212,7 @@ class Scorer:
     if pending is not None:
       yield _read(*pending, rows)
 
-  def run(self, params: Params, local: llm_batch.LLMIndexedBatch) -> dict[str, jax.Array]:
+  def run(self, params: Params, local: batch_lib.LLMIndexedBatch) -> dict[str, jax.Array]:
     """Starts a step on this process's rows of a batch; all processes get the same results."""
     batch = self.place(local)
     self.lengths.add(batch.inputs.shape[1])
@@ -114,16 +221,16 @@ class Scorer:
 
   def padded_length(self, length: int) -> int:
     """What a batch that grows is padded to: few lengths, whatever it grows to."""
-    longest = lengths_lib.power_of_two(length, self.padding_multiple)
+    longest = packing_lib.power_of_two(length, self.padding_multiple)
     return longest if self.max_length is None else max(length, min(longest, self.max_length))
 
-  def place(self, local: llm_batch.LLMIndexedBatch) -> llm_batch.LLMIndexedBatch:
+  def place(self, local: batch_lib.LLMIndexedBatch) -> batch_lib.LLMIndexedBatch:
     """This process's rows of a batch as its part of global arrays."""
     return multihost.get_next_batch_sharded(
         iter([local]), self.mesh, data_sharding=self.data_sharding
     )
 
-  def my_rows(self, batch: llm_batch.LLMIndexedBatch) -> llm_batch.LLMIndexedBatch:
+  def my_rows(self, batch: batch_lib.LLMIndexedBatch) -> batch_lib.LLMIndexedBatch:
     """The rows of a whole batch that this process holds."""
     first = self._host * self._local_rows()
     return batch[first : first + self._local_rows()]
@@ -150,7 +257,7 @@ class Scorer:
     steps = plan(
         pack=self.packing is not False,
         known=self.lengths,
-        overhead=probe.RUNS if is_tried else 0,
+        overhead=RUNS if is_tried else 0,
     )
     # Each time, because it depends on the weights: in training, a model may begin to attend across
     # segments.
@@ -173,13 +280,13 @@ class Scorer:
       numbers, starts = packing_lib.row_starts(step, rows)
       return [found[start : start + rows[n].length] for n, start in zip(numbers, starts)]
 
-    reason = probe.why_not_shared(
+    reason = why_not_shared(
         run,
         steps,
         rows,
         batch_size=self.batch_size,
         vocab_size=self.vocab_size(params),
-        half_precision=probe.computes_in_half_precision(
+        half_precision=computes_in_half_precision(
             jax.make_jaxpr(self._apply)(params, self._abstract_batch()),
             self.mesh.devices.flat[0].platform,
         ),
@@ -189,16 +296,16 @@ class Scorer:
 
   def _my_part(
       self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]
-  ) -> llm_batch.LLMIndexedBatch:
+  ) -> batch_lib.LLMIndexedBatch:
     count = self._local_rows()
     return packing_lib.step_batch(step, rows, self._host * count, count)
 
-  def _abstract_batch(self) -> llm_batch.LLMIndexedBatch:
-    batch = llm_batch.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)
+  def _abstract_batch(self) -> batch_lib.LLMIndexedBatch:
+    batch = batch_lib.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)
     borders: Any = jax.ShapeDtypeStruct(batch.inputs.shape, np.bool_)
     return dataclasses.replace(batch, _document_borders=borders)
 
-  def _score(self, params: Params, batch: llm_batch.LLMIndexedBatch) -> dict[str, jax.Array]:
+  def _score(self, params: Params, batch: batch_lib.LLMIndexedBatch) -> dict[str, jax.Array]:
     logits = self._apply(params, batch).astype(jnp.float32)
     counts = batch.targets_segmentation != 0
     chosen = jnp.take_along_axis(logits, batch.targets[..., None], axis=-1)[..., 0]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo.grain_llm import row_source
-from maxtext_olmo.order import interleave
+from maxtext_olmo.order import mixture
 
 
 class MixedRows:
@@ -35,7 +35,7 @@ class MixedRows:
       repeat: bool = False,
   ):
     self._sources = list(sources)
-    self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
+    self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
     self._repeat = repeat
 
   @property

@@ -24,7 +24,7 @@ from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import row_maker
 from maxtext_olmo.grain_llm import row_source
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing as packing_lib
 
 SHARDS = ("slice", "batch")
@@ -142,7 +142,7 @@ def make_grain_multihost_iterator(
     worker_count: int = 1,
     worker_buffer_size: int = 1,
     drop_remainder: bool = True,
-    batch_class: type = llm_batch.LLMBatch,
+    batch_class: type = batch.LLMBatch,
     reset_after_epoch: bool = False,
     use_thread_prefetch: bool = False,
     batch_rampup_factors: Mapping[int, float] | None = None,
@@ -229,7 +229,7 @@ def make_grain_llm_iterator(
     worker_buffer_size: int = 1,
     apply_padding: bool = True,
     drop_remainder: bool = True,
-    batch_class: type = llm_batch.LLMBatch,
+    batch_class: type = batch.LLMBatch,
     reset_after_epoch: bool = False,
     use_thread_prefetch: bool = False,
     batch_rampup_factors: Mapping[int, float] | None = None,

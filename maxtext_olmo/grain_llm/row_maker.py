@@ -17,7 +17,7 @@ from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.order import base
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.rows import packing as packing_lib
-from maxtext_olmo.rows import plan as plan_lib
+from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import prefetch
 
 
@@ -196,9 +196,9 @@ class RowMaker:
         num_epochs=self.num_epochs,
     )
 
-  def _plan(self, host: int) -> plan_lib.PackingPlan:
+  def _plan(self, host: int) -> planned.PackingPlan:
     start, end = self._bounds(host)
-    return plan_lib.PackingPlan(
+    return planned.PackingPlan(
         self._source.lengths,
         self._make_order(start, end, host),
         identity=self._identity_of_version_1(self.host),

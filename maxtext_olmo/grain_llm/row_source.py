@@ -19,9 +19,8 @@ import numpy as np
 
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.order import base
-from maxtext_olmo.rows import plan as plan_lib
 from maxtext_olmo.rows import planned
-from maxtext_olmo.rows import row_stream
+from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments as segments_lib
 
 Rows = dict[str, np.ndarray]
@@ -170,7 +169,7 @@ class PlannedRows:
   def __init__(
       self,
       source: PartSource | RecordParts,
-      plan: plan_lib.PackingPlan,
+      plan: planned.PackingPlan,
       length: int,
       *,
       shift: Shift = Shift(),
@@ -182,7 +181,7 @@ class PlannedRows:
     self._shift = shift
     self._num_epochs = num_epochs
     rows = planned.PlannedRows(plan, length, fingerprint="")
-    self._stream = row_stream.RowSequence(rows, name="", seed=0, num_epochs=num_epochs)
+    self._stream = row_source.RowSequence(rows, name="", seed=0, num_epochs=num_epochs)
 
   @property
   def endless(self) -> bool:
@@ -201,7 +200,7 @@ class PlannedRows:
 
   def rows(self, positions: np.ndarray) -> Rows:
     shape = (len(positions), self._length)
-    table = row_stream.parts_at(self._stream.source, self._stream, positions)
+    table = row_source.parts_at(self._stream.source, self._stream, positions)
     rule = segments_lib.SegmentRule("part")
     begins = segments_lib.segment_starts(np.zeros(shape, np.bool_), table.used, rule, table)
     segments, places = segments_lib.segments_and_positions(begins, table.used)

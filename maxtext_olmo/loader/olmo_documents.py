@@ -32,10 +32,9 @@ from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture as mixture_rows
-from maxtext_olmo.rows import plan as plan_lib
 from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import reader as reader_lib
-from maxtext_olmo.rows import row_stream
+from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 
 _PLANNED_BINS = 1024
@@ -143,7 +142,7 @@ def _stream(
     source: document_source.OlmoDocumentSource,
     order: str,
     num_epochs: int | None,
-) -> row_stream.RowSequence:
+) -> row_source.RowSequence:
   """Returns the rows of all documents in one order, or of each label in one of its own, mixed."""
   seed = options.data_shuffle_seed
   kind = f"{options.olmo_packing} rows of {options.max_target_length}"
@@ -152,7 +151,7 @@ def _stream(
   kind += f", long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}"
   if options.olmo_mixture:
     mixed, name = _mixed_rows(options, source, order)
-    return row_stream.RowSequence(mixed, name=f"{name}, {kind}", seed=seed)
+    return row_source.RowSequence(mixed, name=f"{name}, {kind}", seed=seed)
   ranges = mixture_lib.Ranges([(0, len(source))])
   return _rows(options, source, ranges, order, seed, num_epochs, name=f"{order}, {kind}")
 
@@ -188,7 +187,7 @@ def _rows(
     num_epochs: int | None,
     *,
     name: str,
-) -> row_stream.RowSequence:
+) -> row_source.RowSequence:
   """Returns the rows of the documents in some ranges."""
   order = mixture_lib.RangesOrder(ranges, order_name, seed)
   length = options.max_target_length
@@ -200,9 +199,9 @@ def _rows(
         options.olmo_long_documents,
         rule,
     )
-    return row_stream.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs, order=order)
+    return row_source.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs, order=order)
   bins = options.olmo_packing_bins or _PLANNED_BINS
-  plan = plan_lib.PackingPlan(
+  plan = planned.PackingPlan(
       source.lengths,
       order,
       identity=f"{source!r}, {len(ranges)} of them",
@@ -214,7 +213,7 @@ def _rows(
       writes_counts=jax.process_index() == 0,
   )
   rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule)
-  return row_stream.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs)
+  return row_source.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs)
 
 
 def _streaming(

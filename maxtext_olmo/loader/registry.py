@@ -2,20 +2,82 @@
 
 Types come with this package, from `register_dataset_type`, and from other installed packages
 through the entry-point group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
+
+`DataIterator` is what every iterator from `create_data_iterator` can do, whichever type made it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.loader import data_iterator
+
+
+@runtime_checkable
+class DataIterator(Protocol):
+  """An iterator over global batches that can save its place and return to it.
+
+  Dataset types of other packages implement this protocol; `create_data_iterator` refuses an
+  iterator that lacks one of its members. A trainer uses it like this:
+
+      train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+      for batch in train:
+        state = train_step(state, batch)
+        checkpoint(state, train.get_state())
+      train.close()
+  """
+
+  def __iter__(self) -> Iterator[dict[str, jax.Array]]:
+    """Returns the iterator itself. An eval iterator starts again from the beginning."""
+
+  def __next__(self) -> dict[str, jax.Array]:
+    """Returns the global batch of the next step, as arrays on the mesh."""
+
+  def get_state(self) -> dict[str, Any]:
+    """Returns the state after the last batch that was taken, as a JSON value."""
+
+  def set_state(self, state: dict[str, Any]) -> None:
+    """Continues after a saved state; raises ResumeError if it belongs to another stream."""
+
+  def reset(self) -> None:
+    """Returns to where the iterator started."""
+
+  def close(self) -> None:
+    """Stops threads and worker processes; a second call does nothing."""
+
+  def metrics(self) -> dict[str, float]:
+    """Returns what loading has cost so far, by name."""
+
+  @property
+  def step(self) -> int:
+    """Steps done, which is also the number of the next step."""
+
+  @property
+  def position(self) -> int:
+    """Samples consumed, over all hosts."""
+
+  @property
+  def local_iterator(self) -> Any:
+    """The object whose state this process checkpoints; usually the iterator itself."""
+
+
+_MEMBERS = tuple(
+    name
+    for name in vars(DataIterator)
+    if name in ("__iter__", "__next__") or not name.startswith("_")
+)
+
+
+def missing_members(iterator: Any) -> list[str]:
+  """Returns the names of the members of `DataIterator` that an object lacks."""
+  return [name for name in _MEMBERS if not hasattr(iterator, name)]
+
 
 ENTRY_POINT_GROUP = "maxtext_olmo.dataset_types"
 
@@ -66,7 +128,7 @@ def dataset_types() -> tuple[str, ...]:
 
 def create_data_iterator(
     config: Any, mesh: jax.sharding.Mesh
-) -> tuple[data_iterator.DataIterator, data_iterator.DataIterator | None]:
+) -> tuple[DataIterator, DataIterator | None]:
   """Returns the train iterator of `config.dataset_type`, and the eval iterator or None.
 
   Args:
@@ -110,7 +172,7 @@ def _make_in_turn(
 def _check_members(name: str, made: tuple[Any, Any]) -> None:
   """Raises ConfigError, and closes the iterators, if one of them is not a `DataIterator`."""
   for part, iterator in zip(("train", "eval"), made):
-    missing = data_iterator.missing_members(iterator) if iterator is not None else []
+    missing = missing_members(iterator) if iterator is not None else []
     if missing:
       for other in made:
         _close(other)

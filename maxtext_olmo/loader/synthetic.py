@@ -22,7 +22,6 @@ from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import split as split_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
@@ -124,7 +123,7 @@ def _stream(
       fingerprint=fingerprint,
       sequence_length=length,
       order=permutations.SequentialOrder(num_instances=instances, seed=seed),
-      split=split_lib.Split(num_windows=instances, chunk_size=1),
+      split=stream_lib.Split(num_windows=instances, chunk_size=1),
       num_epochs=num_epochs,
   )
   source = SyntheticRows(length, instances, fingerprint)

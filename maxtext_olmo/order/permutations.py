@@ -8,8 +8,8 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import base
-from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import feistel
+from maxtext_olmo.order import schedule
 from maxtext_olmo.order import stored
 
 Order = base.Order
@@ -26,7 +26,7 @@ class FeistelOrder(base.Order):
       num_instances: int,
       seed: int,
       chunk_size: int = 1,
-      epochs: epochs_lib.Epochs | None = None,
+      epochs: schedule.Epochs | None = None,
   ):
     super().__init__(num_instances=num_instances, seed=seed, chunk_size=chunk_size, epochs=epochs)
     self._bijections: dict[int, feistel.Bijection] = {}
@@ -83,7 +83,7 @@ def make_order(
     seed: int,
     chunk_size: int = 1,
     cache_dir: str | None = None,
-    epochs: epochs_lib.Epochs | None = None,
+    epochs: schedule.Epochs | None = None,
 ) -> base.Order:
   """Makes the order of that name over `num_instances` instances.
 

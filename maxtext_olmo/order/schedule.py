@@ -20,6 +20,13 @@ count:
 
 `position` is what the steps before have consumed. It stays before the tail, since a run that
 continues with smaller batches can still use the tail.
+
+`Epochs` says which epoch and place a position of the run is, also where epochs differ in length. A
+corpus that files were appended to has longer epochs from some epoch on:
+
+    Epochs(((0, 5), (2, 8)))       epoch      0  1  2   3
+                                   length     5  5  8   8
+                                   start      0  5  10  18
 """
 
 from __future__ import annotations
@@ -33,7 +40,77 @@ from collections.abc import Iterable
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import epochs as epochs_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Epochs:
+  """Position ↔ (epoch, place), by bisection over the lengths that epochs have had.
+
+  Attributes:
+    lengths: `(first epoch, places)` pairs; the first is of epoch 0, and the last holds for good.
+  """
+
+  lengths: tuple[tuple[int, int], ...]
+
+  def __post_init__(self):
+    firsts = [first for first, _ in self.lengths]
+    if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
+      raise errors.OrderError(
+          f"Lengths of epochs begin with epoch 0 and go up, got {list(self.lengths)}."
+      )
+    if any(length < 1 for _, length in self.lengths):
+      raise errors.OrderError(f"An epoch needs at least one place, got {list(self.lengths)}.")
+
+  @classmethod
+  def constant(cls, length: int) -> Epochs:
+    """Returns epochs that all have `length` places."""
+    return cls(((0, length),))
+
+  @functools.cached_property
+  def parts(self) -> tuple[tuple[int, int, int], ...]:
+    """For each length: the first position, the first epoch, the length."""
+    found, start = [], 0
+    for i, (first, length) in enumerate(self.lengths):
+      if i:
+        before, length_before = self.lengths[i - 1]
+        start += (first - before) * length_before
+      found.append((start, first, length))
+    return tuple(found)
+
+  def length(self, epoch: int) -> int:
+    """Returns how many places an epoch has."""
+    return self._part_of_epoch(epoch)[2]
+
+  def start(self, epoch: int) -> int:
+    """Returns the position of an epoch's first place."""
+    start, first, length = self._part_of_epoch(epoch)
+    return start + (epoch - first) * length
+
+  def epoch(self, position: int) -> int:
+    """Returns the epoch of a position."""
+    if position < 0:
+      raise errors.OrderError(f"Positions count from 0, got {position}.")
+    start, first, length = self.parts[
+        bisect.bisect_right([part[0] for part in self.parts], position) - 1
+    ]
+    return first + (position - start) // length
+
+  def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epochs of some positions and the places within them (int64)."""
+    positions = np.asarray(positions, np.int64)
+    if len(self.parts) == 1:
+      epochs, places = np.divmod(positions, self.parts[0][2])
+      return epochs, places
+    starts, firsts, lengths = (np.array(column, np.int64) for column in zip(*self.parts))
+    part = np.searchsorted(starts, positions, side="right") - 1
+    epochs, places = np.divmod(positions - starts[part], lengths[part])
+    return epochs + firsts[part], places
+
+  def _part_of_epoch(self, epoch: int) -> tuple[int, int, int]:
+    if epoch < 0:
+      raise errors.OrderError(f"Epochs count from 0, got {epoch}.")
+    return self.parts[bisect.bisect_right([first for first, _ in self.lengths], epoch) - 1]
+
 
 _NEVER = 1 << 62
 
@@ -54,7 +131,7 @@ class BatchSchedule:
   anchor_step: int = 0
   anchor_position: int = 0
   by_position: bool = False
-  epochs: epochs_lib.Epochs | None = None
+  epochs: Epochs | None = None
 
   def __post_init__(self):
     unit = "position" if self.by_position else "step"
@@ -125,7 +202,7 @@ class BatchSchedule:
       return cls(tuple(stages))
     return cls.from_tokens(stages, sequence_length=sequence_length)
 
-  def within(self, epochs: epochs_lib.Epochs) -> BatchSchedule:
+  def within(self, epochs: Epochs) -> BatchSchedule:
     """Returns the same schedule, with batches that do not cross the ends of epochs."""
     return dataclasses.replace(self, epochs=epochs)
 

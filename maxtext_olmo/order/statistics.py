@@ -113,7 +113,7 @@ def grain_shuffle(n: int, seed: int) -> Ids:
 
 
 def _small_orders() -> dict[str, Callable[[int], tuple[int, ...]]]:
-  from maxtext_olmo.order import shuffle
+  from maxtext_olmo.order import stored
 
   places = np.arange(_SMALL)
 
@@ -123,7 +123,7 @@ def _small_orders() -> dict[str, Callable[[int], tuple[int, ...]]]:
 
   return {
       "feistel": feistel,
-      "olmo_core": lambda seed: tuple(shuffle.shuffled(_SMALL, seed + 1).tolist()),
+      "olmo_core": lambda seed: tuple(stored.shuffled(_SMALL, seed + 1).tolist()),
   }
 
 

@@ -5,20 +5,279 @@ added, chunks of `max_target_sequence_length` stay together, and no batch crosse
 epoch. `maxtext` is the order of MaxText's `olmo_grain` documentation, which that loader serves on
 one host only.
 
-The arrays are mapped files (see `order_files`), so an order can be pickled to workers and takes no
-memory in any of them.
+The arrays are files that all processes of a host map into memory, so an order can be pickled to
+workers and takes no memory in any of them:
+
+    4096 bytes   a line of JSON, padded: kind, size, seed, epoch, and the checksum of the rest
+    4 · n bytes  the permutation, uint32, little endian
+
+A file is built once per host, when it is first needed: the first process holds a lock and builds
+it, the others wait. It is written under a temporary name and renamed, so it is either complete or
+absent; a file that does not match its name (another size, header or checksum) is rebuilt. Building
+takes the memory of one array. Reading takes none: the pages of a mapped file belong to the
+operating system, which drops and reads them as needed.
+
+Both orders come from NumPy's shuffle, pinned: what `Generator(PCG64(seed)).shuffle` does today,
+under any NumPy. NumPy promises the raw 64-bit outputs of PCG64 for all versions, but not what
+`Generator.shuffle` makes of them. Today's algorithm is:
+
+    u32()    the low half of a raw output first, then its high half
+    for i = n-1 … 1:  j = u32() & (2**bitlength(i) - 1), drawn again until j <= i;  swap a[i], a[j]
+
+NumPy's own shuffle is used if a small array shows that it still follows this algorithm; otherwise
+the loop runs in Python.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import xxhash
+from absl import logging
 
+from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.order import base
-from maxtext_olmo.order import epochs as epochs_lib
-from maxtext_olmo.order import order_files
+from maxtext_olmo.order import schedule
+
+MAX_SIZE = (1 << 32) - 1
+_RAW_BLOCK = 1 << 17
+# 0 … 20 as seed 34521 shuffles them: small enough to check each time, and drawn with masks of all
+# lengths up to 5 bits.
+_CHECK_SEED = 34521
+_CHECK = (20, 8, 0, 6, 17, 15, 3, 19, 9, 2, 11, 12, 7, 1, 16, 4, 5, 18, 13, 14, 10)
+
+
+def shuffled(n: int, seed: int) -> np.ndarray:
+  """Returns 0 … n-1 as uint32, shuffled by a seed, using no memory but the array's own."""
+  if not 1 <= n < MAX_SIZE:
+    raise errors.OrderError(f"A stored order has from 1 to 2**32 - 2 places, got {n}.")
+  numbers = np.arange(n, dtype=np.uint32)
+  choose()(numbers, seed)
+  return numbers
+
+
+def with_numpy(numbers: np.ndarray, seed: int) -> None:
+  """Shuffles in place as NumPy does at present; releases the GIL."""
+  np.random.Generator(np.random.PCG64(seed)).shuffle(numbers)
+
+
+def with_python(numbers: np.ndarray, seed: int) -> None:
+  """Shuffles in place in plain Python: minutes for 100 million, and right in any NumPy."""
+  cells = numbers.data
+  raw = np.random.PCG64(seed)
+  halves: Iterator[int] = iter(())
+  for i in range(len(numbers) - 1, 0, -1):
+    mask = (1 << i.bit_length()) - 1
+    while True:
+      draw = next(halves, None)
+      if draw is None:
+        halves = iter(_halves(raw.random_raw(min(_RAW_BLOCK, i + 16))).tolist())
+      elif (j := draw & mask) <= i:
+        break
+    cells[i], cells[j] = cells[j], cells[i]
+
+
+def _halves(raw: np.ndarray) -> np.ndarray:
+  return raw.astype("<u8", copy=False).view("<u4")
+
+
+def choose() -> Callable[[np.ndarray, int], None]:
+  """Returns the fastest shuffle that is known to be right."""
+  if numpy_shuffles_as_before():
+    return with_numpy
+  logging.warning(
+      "NumPy %s shuffles differently from the version that defined this order, so the order is"
+      " built in Python, which takes minutes for a large corpus. Install an older NumPy to build it"
+      " faster.",
+      np.__version__,
+  )
+  return with_python
+
+
+def numpy_shuffles_as_before() -> bool:
+  """Returns whether the installed NumPy shuffles as the NumPy of OLMo-core's runs did."""
+  numbers = np.arange(len(_CHECK), dtype=np.uint32)
+  with_numpy(numbers, _CHECK_SEED)
+  return tuple(numbers.tolist()) == _CHECK
+
+
+HEADER_BYTES = 4096
+_MAGIC = "maxtext_olmo order"
+_VERSION = 1
+_SLICE = 1 << 24
+_LOG_FROM = 50_000_000
+
+# Inode, size and time of change: identifies a file that was verified and has not changed since.
+FileId = tuple[int, int, int]
+
+
+def default_cache_dir() -> str:
+  """Returns the default directory of stored orders, in the user's cache directory."""
+  base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+  return os.path.join(base, "maxtext_olmo", "orders")
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderFile:
+  """One epoch's permutation of `n` chunks.
+
+  Attributes:
+    kind: Whose order it is: `olmo_core` or `maxtext`.
+    n: Chunks, which are what is permuted.
+    seed: Of the run.
+    epoch: Counted from 0.
+    chunk: Instances per chunk.
+    directory: The cache.
+  """
+
+  kind: str
+  n: int
+  seed: int
+  epoch: int
+  chunk: int
+  directory: str
+
+  @property
+  def path(self) -> str:
+    """The file's path; its name has everything that determines its content."""
+    name = f"{self.kind}-n{self.n}-chunk{self.chunk}-seed{self.seed}-epoch{self.epoch}.order"
+    return os.path.join(self.directory, name)
+
+  @property
+  def shuffle_seed(self) -> int:
+    """The seed of the shuffle; OLMo-core counts epochs from 1."""
+    if self.kind == "olmo_core":
+      return self.seed + self.epoch + 1
+    digest = hashlib.sha256(f"olmo-shuffle:{self.seed}:{self.epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+  def open(self, trusted: FileId | None = None) -> tuple[np.ndarray, FileId]:
+    """Maps the permutation, and builds the file first if it is missing or wrong.
+
+    Args:
+      trusted: The id that an earlier `open`, perhaps in a parent process, returned: the checksum of
+        that file is not computed again.
+
+    Returns:
+      The permutation, and the id of the file to pass as `trusted` later.
+    """
+    found = self._map(trusted)
+    if found is not None:
+      return found
+    with self._lock():
+      # The previous holder of the lock may have built it.
+      found = self._map(trusted)
+      if found is None:
+        self._build()
+        found = self._map(None)
+    if found is None:
+      raise errors.OrderError(
+          f"{self.path} does not read back as it was written: its disk is damaged, or another"
+          " program changes the file. Choose another olmo_order_cache_dir."
+      )
+    return found
+
+  def _map(self, trusted: FileId | None) -> tuple[np.ndarray, FileId] | None:
+    header = self._header()
+    if header is None:
+      return None
+    stat = os.stat(self.path)
+    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    numbers = np.memmap(self.path, "<u4", "r", HEADER_BYTES, (self.n,))
+    if found != trusted and _checksum(numbers) != header["checksum"]:
+      return None
+    return numbers.view(np.ndarray), found
+
+  def _header(self) -> dict[str, Any] | None:
+    """Returns the header if file and header are those of this order, else None."""
+    try:
+      with open(self.path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = json.loads(file.read(HEADER_BYTES))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+      return None
+    if size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
+      return None
+    expected = self._description()
+    return header if {**header, "checksum": ""} == {**expected, "checksum": ""} else None
+
+  def _description(self) -> dict[str, Any]:
+    return {
+        "magic": _MAGIC,
+        "version": _VERSION,
+        "kind": self.kind,
+        "n": self.n,
+        "seed": self.seed,
+        "epoch": self.epoch,
+        "chunk": self.chunk,
+    }
+
+  def _build(self) -> None:
+    """Shuffles and writes the file, while the lock is held."""
+    for left_over in glob.glob(
+        os.path.join(glob.escape(self.directory), f".{os.path.basename(self.path)}.*.tmp")
+    ):
+      os.unlink(left_over)
+    if os.path.exists(self.path):
+      logging.warning("%s is damaged, or does not match its name; rebuilding it.", self.path)
+    began = time.monotonic()
+    if self.n >= _LOG_FROM:
+      logging.info("Building the %s order of epoch %d: %s", self.kind, self.epoch, self.path)
+    numbers = shuffled(self.n, self.shuffle_seed)
+    header = json.dumps({**self._description(), "checksum": _checksum(numbers)})
+    try:
+      with atomic.atomic_writer(self.path) as file:
+        file.write(header.encode().ljust(HEADER_BYTES - 1) + b"\n")
+        for start in range(0, self.n, _SLICE):
+          file.write(numbers[start : start + _SLICE].astype("<u4", copy=False).data)
+    except OSError as error:
+      raise errors.OrderError(
+          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be"
+          f" written: {error.strerror}. Set olmo_order_cache_dir to a directory with room for it,"
+          " one file per epoch."
+      ) from error
+    if self.n >= _LOG_FROM:
+      logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
+
+  @contextlib.contextmanager
+  def _lock(self) -> Iterator[None]:
+    """Waits for the lock of this file and holds it; the lock of a process that dies is released."""
+    try:
+      os.makedirs(self.directory, exist_ok=True)
+      lock = open(self.path + ".lock", "ab")  # noqa: SIM115
+    except OSError as error:
+      raise errors.ConfigError(
+          f"The directory of stored orders, {self.directory}, cannot be written:"
+          f" {error.strerror}. Set olmo_order_cache_dir to a directory that can."
+      ) from error
+    with lock:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+      except OSError as error:
+        # Some network file systems have no locks. Without one, a file may be built twice, but the
+        # rename keeps it correct.
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+          raise
+      yield
+
+
+def _checksum(numbers: np.ndarray) -> str:
+  hashed = xxhash.xxh3_64()
+  for start in range(0, len(numbers), _SLICE):
+    hashed.update(np.ascontiguousarray(numbers[start : start + _SLICE], "<u4").data)
+  return "xxh3:" + hashed.hexdigest()
 
 
 class StoredOrder(base.Order):
@@ -34,14 +293,14 @@ class StoredOrder(base.Order):
       num_instances: int,
       seed: int,
       chunk_size: int = 1,
-      epochs: epochs_lib.Epochs | None = None,
+      epochs: schedule.Epochs | None = None,
       cache_dir: str | None = None,
   ):
     super().__init__(num_instances=num_instances, seed=seed, chunk_size=chunk_size, epochs=epochs)
     if seed < 0:
       raise errors.ConfigError(f"The {self.name} order needs a seed of 0 or more, got {seed}.")
-    self._cache_dir = cache_dir or order_files.default_cache_dir()
-    self._trusted: dict[int, order_files.FileId] = {}
+    self._cache_dir = cache_dir or default_cache_dir()
+    self._trusted: dict[int, FileId] = {}
     self._arrays: dict[int, np.ndarray] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -56,9 +315,9 @@ class StoredOrder(base.Order):
     if epoch not in self._arrays:
       self._open(epoch)
 
-  def file(self, epoch: int) -> order_files.OrderFile:
+  def file(self, epoch: int) -> OrderFile:
     """Returns the file of an epoch."""
-    return order_files.OrderFile(
+    return OrderFile(
         kind=self.name,
         n=self.epochs.length(epoch) // self.chunk_size,
         seed=self.seed,

@@ -3,23 +3,113 @@
 A stream joins an order (position → rank) and a split (rank → instance id), and knows where it ends.
 Its identity is what a checkpoint must agree with: two streams of equal identity hold the same
 instance at every position.
+
+A split says which instances training may see. The held-out set is chosen over windows (of
+`max_target_sequence_length` tokens if the index has one, otherwise one instance each) by a keyed
+permutation. Its key, and the number of windows it was made for, are stored in the index, so files
+appended later do not move it. Training ranks count the other instances in corpus order:
+
+    8 windows, held out {2, 5}:   train rank  0 1 2 3 4 5   →  instance  0 1 3 4 6 7
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import index_changes
 from maxtext_olmo.order import consumed as consumed_lib
-from maxtext_olmo.order import epochs as epochs_lib
+from maxtext_olmo.order import feistel
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import remainder
-from maxtext_olmo.order import split as split_lib
+from maxtext_olmo.order import schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """The train and held-out instances of a corpus; memory grows with the held-out set alone.
+
+  Attributes:
+    num_windows: All windows of the corpus.
+    chunk_size: Instances per window.
+    num_held_out: Windows that training never sees.
+    key: Key of the permutation that chooses them.
+    keyed_windows: How many windows, from the first, the permutation chooses from.
+  """
+
+  num_windows: int
+  chunk_size: int
+  num_held_out: int = 0
+  key: str = ""
+  keyed_windows: int = 0
+
+  @classmethod
+  def of_index(cls, index: index_lib.OlmoNpyIndex, held_out_instances: int) -> Split:
+    """Holds out that many instances of an index, rounded up to whole windows."""
+    windows = -(-held_out_instances // index.chunk_size)
+    if held_out_instances < 0 or windows >= index.num_windows or windows > index.split_windows:
+      raise errors.ConfigError(
+          f"olmo_eval_instances={held_out_instances} cannot be held out of"
+          f" {index.total_instances} instances; at least one has to be left for training"
+          f" (the split was made over {index.split_windows} windows of {index.chunk_size})."
+      )
+    return cls(
+        num_windows=index.num_windows,
+        chunk_size=index.chunk_size,
+        num_held_out=windows,
+        key=index.split_key,
+        keyed_windows=index.split_windows,
+    )
+
+  @property
+  def num_train(self) -> int:
+    """Instances that training sees once per epoch."""
+    return (self.num_windows - self.num_held_out) * self.chunk_size
+
+  @property
+  def num_eval(self) -> int:
+    """Held-out instances."""
+    return self.num_held_out * self.chunk_size
+
+  @functools.cached_property
+  def _held_out(self) -> np.ndarray:
+    """Held-out windows in evaluation's order, which is random over the corpus."""
+    choose = feistel.Bijection(max(self.keyed_windows, 1), "split", self.key)
+    return choose(np.arange(self.num_held_out))
+
+  @functools.cached_property
+  def _train_before(self) -> np.ndarray:
+    """For each held-out window, ascending, how many train windows lie before it."""
+    return np.sort(self._held_out) - np.arange(self.num_held_out)
+
+  def train_ids(self, ranks: np.ndarray) -> np.ndarray:
+    """Returns the instance ids of train ranks in [0, num_train)."""
+    if self.num_held_out == 0:
+      return ranks
+    window, rest = np.divmod(ranks, self.chunk_size)
+    window = window + np.searchsorted(self._train_before, window, side="right")
+    return window * self.chunk_size + rest
+
+  def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
+    """Returns how many train windows lie before each of some windows."""
+    return windows - np.searchsorted(np.sort(self._held_out), windows)
+
+  def eval_ids(self, ranks: np.ndarray) -> np.ndarray:
+    """Returns the instance ids of held-out ranks in [0, num_eval), in evaluation's order."""
+    window, rest = np.divmod(ranks, self.chunk_size)
+    return self._held_out[window] * self.chunk_size + rest
+
+  def identity(self) -> str:
+    """Returns what determines the split, for a checkpoint to compare."""
+    if self.num_held_out == 0:
+      return "none"
+    return f"{self.num_held_out} of {self.keyed_windows} windows, key {self.key}"
+
 
 Extent = tuple[int, int, str]  # first epoch, files, fingerprint
 
@@ -42,7 +132,7 @@ class Stream:
   fingerprint: str
   sequence_length: int
   order: permutations.Order
-  split: split_lib.Split
+  split: Split
   held_out: bool = False
   num_epochs: int | None = None
   history: tuple[Extent, ...] = ()
@@ -63,7 +153,7 @@ class Stream:
     for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
       windows = index_changes.windows_of_prefix(index, num_files) - self.split.num_held_out
       lengths.append((first_epoch, windows * self.split.chunk_size))
-    epochs = epochs_lib.Epochs(tuple(lengths))
+    epochs = schedule.Epochs(tuple(lengths))
     if epochs == self.order.epochs:
       return dataclasses.replace(self, history=tuple(history))
     return dataclasses.replace(self, order=self.order.with_epochs(epochs), history=tuple(history))
@@ -74,7 +164,7 @@ class Stream:
     return self.order.drops_tails
 
   @property
-  def epochs(self) -> epochs_lib.Epochs:
+  def epochs(self) -> schedule.Epochs:
     """The lengths of epochs."""
     return self.order.epochs
 
@@ -134,7 +224,7 @@ def train_stream(
     cache_dir: Where stored orders are kept.
     consumed_path: A bitmap of what the first epoch leaves out.
   """
-  split = split_lib.Split.of_index(index, held_out_instances)
+  split = Split.of_index(index, held_out_instances)
   made = permutations.make_order(
       order,
       num_instances=split.num_train,
@@ -146,7 +236,7 @@ def train_stream(
     bitmap = consumed_lib.Consumed(
         consumed_path, fingerprint=index.fingerprint, num_instances=index.total_instances
     )
-    made = remainder.RemainderOrder(bitmap, made)
+    made = consumed_lib.RemainderOrder(bitmap, made)
   return Stream(
       fingerprint=index.fingerprint,
       sequence_length=index.sequence_length,
@@ -159,7 +249,7 @@ def train_stream(
 def eval_stream(index: index_lib.OlmoNpyIndex, *, held_out_instances: int | None = None) -> Stream:
   """Makes one pass over the held-out part of a corpus, or over all of it if that is None."""
   held_out = held_out_instances is not None
-  split = split_lib.Split.of_index(index, held_out_instances or 0)
+  split = Split.of_index(index, held_out_instances or 0)
   return Stream(
       fingerprint=index.fingerprint,
       sequence_length=index.sequence_length,

@@ -18,7 +18,6 @@ import dataclasses
 from typing import Any
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
 
@@ -83,7 +82,7 @@ class Entry:
               by_position=bool(schedule["by_position"]),
               epochs=None
               if epochs is None
-              else epochs_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
+              else schedule_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import interleave
+from maxtext_olmo.order import mixture
 from maxtext_olmo.rows import parts as parts_lib
-from maxtext_olmo.rows import row_stream
+from maxtext_olmo.rows import row_source
 
 
 class MixedRows:
@@ -28,13 +28,13 @@ class MixedRows:
     weights: Their shares of the rows.
   """
 
-  def __init__(self, members: Sequence[row_stream.RowSequence], weights: Sequence[Any]):
+  def __init__(self, members: Sequence[row_source.RowSequence], weights: Sequence[Any]):
     if len(members) != len(weights):
       raise errors.ConfigError(
           f"Every member of a mixture needs a weight, got {len(weights)} for {len(members)}."
       )
     self.members = tuple(members)
-    self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
+    self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
     first = self.members[0].source
     for name in (
         "row_length",
@@ -67,7 +67,7 @@ class MixedRows:
     for number in np.unique(numbers).tolist():
       here = np.flatnonzero(numbers == number)
       member = self.members[number]
-      tables.append(row_stream.parts_at(member.source, member, indices[here]))
+      tables.append(row_source.parts_at(member.source, member, indices[here]))
       places.append(here)
     return parts_lib.join(tables, places, len(rows))
 

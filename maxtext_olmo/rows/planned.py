@@ -1,20 +1,345 @@
 """Planned packing: documents in rows, of which any is found without packing those before it.
 
 The number of rows depends on how the documents of an epoch fit together, so it is unknown until it
-is counted (`plan`).
+is counted. The packing plan says which parts of which documents lie in row k.
+
+The documents of an epoch, in their shuffled order, are cut into windows, and each window is packed
+by itself:
+
+    order of the epoch    d7 d2 d9 d4 | d0 d8 d1 d5 | d3 d6
+    window                0           | 1           | 2
+    rows of a window      3           | 2           | 1          → row 4 is row 1 of window 1
+
+So row k is a bisection over the numbers of rows, and the packing of one window. Within a window the
+rows come in random order, and the parts of a row in the order of their documents, so that the
+longest is not always the first.
+
+The numbers of rows are found by packing the windows in turn, as far as rows are asked for. Where a
+path is given, a thread counts ahead and keeps them in a file, so that a run that resumes in the
+middle of an epoch starts at once.
 """
 
 from __future__ import annotations
 
+import bisect
+import collections
 import dataclasses
-from typing import ClassVar
+import hashlib
+import json
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
+from absl import logging
 
+from maxtext_olmo import atomic
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.order import base
+from maxtext_olmo.order import feistel
+from maxtext_olmo.rows import packing
 from maxtext_olmo.rows import parts as parts_lib
-from maxtext_olmo.rows import plan as plan_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
+
+_CACHED_WINDOWS = 4
+_SECONDS_BETWEEN_WRITES = 20.0
+
+
+class PackingPlan:
+  """Row of an epoch → parts of documents.
+
+  Args:
+    lengths: Document numbers → their lengths.
+    order: Which document comes at which place of which epoch.
+    identity: Names the documents, so that counts are never taken from those of others.
+    row_length: Tokens of a row.
+    window: Documents that are packed together.
+    long_documents: What becomes of documents longer than a row: truncate, split or error.
+    locate: Document numbers → the file and the first token of each; None takes documents for
+      records, read from token 0.
+    counts_path: Where numbers of rows are kept, without the epoch's ending; None keeps none.
+    writes_counts: Whether they are written there too, which one process should do; else they are
+      only read.
+  """
+
+  def __init__(
+      self,
+      lengths: Callable[[np.ndarray], np.ndarray],
+      order: base.Order,
+      *,
+      identity: str,
+      row_length: int,
+      window: int,
+      long_documents: str = "split",
+      locate: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None,
+      counts_path: str | None = None,
+      writes_counts: bool = True,
+  ):
+    packing.check_long_documents(long_documents)
+    self._lengths = lengths
+    self._locate = locate
+    self._order = order
+    self._row_length = row_length
+    self._window = min(window, order.num_instances)
+    self._long_documents = long_documents
+    self.num_documents = order.num_instances
+    self.num_windows = -(-order.num_instances // self._window)
+    self.identity = (
+        f"{identity}, {order.name} {order.seed}, rows of {row_length}, windows of {self._window},"
+        f" {long_documents}"
+    )
+    digest = hashlib.sha256(self.identity.encode()).hexdigest()[:16]
+    self._counts_path = None if counts_path is None else f"{counts_path}.{digest}"
+    self._writes_counts = writes_counts
+    self._make_caches()
+
+  def _make_caches(self) -> None:
+    self._lock = threading.RLock()
+    self._packed: collections.OrderedDict[tuple[int, int], parts_lib.Parts] = (
+        collections.OrderedDict()
+    )
+    self._ends: dict[int, list[int]] = (
+        {}
+    )  # per epoch: rows up to and with each window counted so far
+    self._counting: set[int] = set()
+    self._closed = threading.Event()
+
+  def __getstate__(self) -> dict[str, Any]:
+    caches = ("_lock", "_packed", "_ends", "_counting", "_closed")
+    return {name: value for name, value in self.__dict__.items() if name not in caches}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    self.__dict__.update(state)
+    self._make_caches()
+
+  def locate(self, position: int) -> tuple[int, int, int]:
+    """The epoch, window and row within it of a position that counts rows over all epochs."""
+    epoch, start = 0, 0
+    while True:
+      ends = self._counted(epoch, position - start)
+      if position - start < ends[-1]:
+        number = bisect.bisect_right(ends, position - start)
+        return epoch, number, position - start - (ends[number - 1] if number else 0)
+      if not ends[-1]:
+        raise CorpusError("No document of the corpus has a token: there is nothing to pack.")
+      start += ends[-1]
+      epoch += 1
+
+  def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
+    """Returns the parts of some rows of an epoch; counts as far as the last of them."""
+    ends = np.array(self._counted(epoch, int(rows.max(initial=-1))), np.int64)
+    numbers = np.searchsorted(ends, rows, side="right")
+    tables, places = [], []
+    for number in np.unique(numbers).tolist():
+      here = np.flatnonzero(numbers == number)
+      first = int(ends[number - 1]) if number else 0
+      tables.append(self.window(epoch, number).take(rows[here] - first))
+      places.append(here)
+    return tables[0] if len(tables) == 1 else parts_lib.join(tables, places, len(rows))
+
+  def window(self, epoch: int, number: int) -> parts_lib.Parts:
+    """Returns a window's rows; the last few windows are kept."""
+    with self._lock:
+      found = self._packed.get((epoch, number))
+      if found is not None:
+        self._packed.move_to_end((epoch, number))
+        return found
+    found = self._pack(epoch, number)
+    with self._lock:
+      self._packed[epoch, number] = found
+      while len(self._packed) > _CACHED_WINDOWS:
+        self._packed.popitem(last=False)
+    return found
+
+  def num_rows(self, epochs: int) -> int | None:
+    """Rows of the first so many epochs, or None while they have not all been counted."""
+    total = 0
+    for epoch in range(epochs):
+      ends = self._known(epoch)
+      if len(ends) < self.num_windows:
+        return None
+      total += ends[-1]
+    return total
+
+  def epoch_rows(self, epoch: int) -> int | None:
+    """Returns the rows of an epoch, or None while they have not all been counted."""
+    ends = self._known(epoch)
+    return ends[-1] if len(ends) == self.num_windows else None
+
+  def count_rows(self, epoch: int, row: int) -> int:
+    """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
+    return self._counted(epoch, row)[-1]
+
+  def windows_counted(self, epochs: int) -> int:
+    """How many windows of the first so many epochs have been counted."""
+    return sum(len(self._known(epoch)) for epoch in range(epochs))
+
+  def has_row(self, position: int, epochs: int | None) -> bool:
+    """Whether a position lies within the first epochs; counts as far as it takes to know."""
+    if epochs is None:
+      return True
+    total = self.num_rows(epochs)
+    return position < total if total is not None else self.locate(position)[0] < epochs
+
+  def count(self, epochs: int) -> int:
+    """Counts the rows of the first so many epochs now, and gives their number."""
+    for epoch in range(epochs):
+      self._counted(epoch, None)
+    return self.num_rows(epochs) or 0
+
+  def count_in_background(self, epoch: int) -> threading.Thread | None:
+    """Starts a thread that counts an epoch; None where one does, or all has been counted."""
+    with self._lock:
+      if epoch in self._counting or len(self._known(epoch)) == self.num_windows:
+        return None
+      self._counting.add(epoch)
+      if self._closed.is_set():
+        self._closed = threading.Event()
+      closed = self._closed
+    thread = threading.Thread(
+        target=self._count_and_write,
+        args=(epoch, closed),
+        name=f"packing plan {epoch}",
+        daemon=True,
+    )
+    thread.start()
+    return thread
+
+  def count_ahead(self, position: int, epochs: int | None) -> None:
+    """Counts the epoch of a position, and the one after it, in the background."""
+    epoch = 0
+    while (before := self.num_rows(epoch + 1)) is not None and position >= before > 0:
+      epoch += 1
+    for ahead in (epoch, epoch + 1):
+      if epochs is None or ahead < epochs:
+        self.count_in_background(ahead)
+
+  def close(self) -> None:
+    """Ends counting in the background."""
+    self._closed.set()
+
+  def _count_and_write(self, epoch: int, closed: threading.Event) -> None:
+    try:
+      self._count_until(epoch, closed)
+      self._write(epoch)
+    except CorpusError as error:
+      # Whoever asks for the row will get the same error where it can be seen.
+      logging.warning("The packing plan cannot be counted: %s", error)
+    finally:
+      with self._lock:
+        self._counting.discard(epoch)
+
+  def _count_until(self, epoch: int, closed: threading.Event) -> None:
+    written = time.monotonic()
+    while not closed.is_set():
+      with self._lock:
+        ends = self._known(epoch)
+        number = len(ends)
+      if number == self.num_windows:
+        return
+      self._append(epoch, number, self._pack(epoch, number).num_rows)
+      if time.monotonic() - written > _SECONDS_BETWEEN_WRITES:
+        self._write(epoch)
+        written = time.monotonic()
+
+  def _counted(self, epoch: int, row: int | None) -> list[int]:
+    """The ends of an epoch's windows, counted as far as a row needs, or all of them."""
+    while True:
+      with self._lock:
+        ends = self._known(epoch)
+        if len(ends) == self.num_windows or (row is not None and ends and ends[-1] > row):
+          return ends
+        number = len(ends)
+      self._append(epoch, number, self.window(epoch, number).num_rows)
+
+  def _append(self, epoch: int, number: int, rows: int) -> None:
+    with self._lock:
+      ends = self._ends[epoch]
+      # A second thread may have counted this window in the meantime.
+      if len(ends) == number:
+        ends.append((ends[-1] if ends else 0) + rows)
+
+  def _known(self, epoch: int) -> list[int]:
+    with self._lock:
+      if epoch not in self._ends:
+        self._ends[epoch] = self._read(epoch)
+      return self._ends[epoch]
+
+  def _pack(self, epoch: int, number: int) -> parts_lib.Parts:
+    first = number * self._window
+    places = np.arange(first, min(first + self._window, self._order.num_instances))
+    documents = self._order.ids(epoch, places)
+    lengths = self._lengths(documents)
+    documents, starts, lengths = self._parts(documents, lengths)
+    bins, count = packing.best_fit(lengths, self._row_length)
+    if count:
+      bins = feistel.Bijection(count, "rows", self._order.seed, epoch, number)(bins)
+    order = np.argsort(bins, kind="stable")  # Keeps the order of documents within a row.
+    documents, starts, lengths = documents[order], starts[order], lengths[order]
+    sources, firsts = (documents, 0) if self._locate is None else self._locate(documents)
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(bins, minlength=count), out=bounds[1:])
+    return parts_lib.Parts(
+        bounds, sources.astype(np.int32), firsts + starts, lengths.astype(np.int32)
+    )
+
+  def _parts(
+      self, documents: np.ndarray, lengths: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Documents cut to the row; empty ones have no part."""
+    length = self._row_length
+    if self._long_documents == "error" and lengths.max(initial=0) > length:
+      worst = int(np.argmax(lengths))
+      raise CorpusError(
+          f"Document {documents[worst]} has {lengths[worst]} tokens, the row {length}. Choose what"
+          " to do with long ones: long_documents='truncate' (olmo_long_documents in a config) drops"
+          " the rest, 'split' gives it rows of its own."
+      )
+    if self._long_documents == "truncate":
+      lengths = np.minimum(lengths, length)
+    pieces = -(-lengths // length)
+    which = np.repeat(np.arange(len(documents)), pieces)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = within * length
+    return documents[which], starts, np.minimum(lengths[which] - starts, length)
+
+  def _file(self, epoch: int) -> str:
+    return f"{self._counts_path}.epoch-{epoch}.rows"
+
+  def _write(self, epoch: int) -> None:
+    if self._counts_path is None or not self._writes_counts:
+      return
+    with self._lock:
+      counts = np.diff(np.array(self._known(epoch), np.int64), prepend=0).astype("<u4").tobytes()
+    header = {"identity": self.identity, "epoch": epoch, "crc32": zlib.crc32(counts)}
+    try:
+      atomic.write_atomically(self._file(epoch), json.dumps(header).encode() + b"\n" + counts)
+    except OSError as error:
+      logging.warning(
+          "The rows of the packing plan cannot be kept in %s (%s): a resume in the middle of an"
+          " epoch will pack what comes before it again.",
+          self._file(epoch),
+          error.strerror,
+      )
+
+  def _read(self, epoch: int) -> list[int]:
+    """The counts that were kept, as far as they go."""
+    if self._counts_path is None or not os.path.exists(self._file(epoch)):
+      return []
+    try:
+      with open(self._file(epoch), "rb") as file:
+        head, counts = file.read().split(b"\n", 1)
+      expected = {"identity": self.identity, "epoch": epoch, "crc32": zlib.crc32(counts)}
+      if json.loads(head) != expected:
+        raise ValueError("its checksum or what it counts is another")
+    except (OSError, ValueError) as error:
+      logging.warning("%s is not used (%s); its rows are counted again.", self._file(epoch), error)
+      return []
+    return np.cumsum(np.frombuffer(counts, "<u4").astype(np.int64)).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +354,7 @@ class PlannedRows(row_source.RowSourceDefaults):
 
   block_rows: ClassVar[int] = 1024
 
-  plan: plan_lib.PackingPlan
+  plan: PackingPlan
   row_length: int
   fingerprint: str
   segment_rule: segments.SegmentRule = segments.SegmentRule("part")

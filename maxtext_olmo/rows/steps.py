@@ -37,7 +37,6 @@ from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import read_ahead
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import row_stream
 from maxtext_olmo.rows import segments as segments_lib
 
 _INT32_VOCABULARY = 2**31
@@ -101,7 +100,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       self,
       source: row_source.RowSource,
       reader: reader_lib.Reader,
-      stream: row_stream.RowStream,
+      stream: row_source.RowStream,
       schedule: schedule_lib.BatchSchedule,
       rows: Mapping[int, np.ndarray],
       *,

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from maxtext_olmo.evaluation import packing
-from maxtext_olmo.evaluation import probe
 from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import scoring
 from maxtext_olmo.trainers.tiny import model
@@ -40,7 +39,7 @@ def make_lengths(count: int, name: str) -> list[int]:
 def step_lengths(lengths: list[int], way: str, batch: int, hosts: int) -> list[int]:
   """Returns the padded length of each step."""
   if way in ("packed", "sorted globally"):
-    how = dict(pack=way == "packed", max_length=_LONGEST, overhead=probe.RUNS)
+    how = dict(pack=way == "packed", max_length=_LONGEST, overhead=scoring.RUNS)
     return [step.length for step in packing.plan_steps(lengths, batch, _MULTIPLE, **how)]
   hosts = hosts if way == "sorted per host" else 1
   local = [lengths[host::hosts] for host in range(hosts)]

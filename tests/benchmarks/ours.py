@@ -18,7 +18,7 @@ import maxtext_olmo
 from maxtext_olmo.loader import iterator
 from maxtext_olmo.rows import prefetch
 from maxtext_olmo.trainers.tiny import config as tiny_config
-from maxtext_olmo.trainers.tiny import learner as learner_lib
+from maxtext_olmo.trainers.tiny import model
 from tests import corpora
 from tests.benchmarks import child
 
@@ -168,8 +168,8 @@ def open_tiny(spec: Spec) -> child.Loader:
   )
   spec = {**spec, "directory": directory, "vocab_size": 512}
   config = _config(spec, tiny_config.get_config())
-  mesh = learner_lib.make_mesh(config)
-  learner = learner_lib.Learner(config, mesh)
+  mesh = model.make_mesh(config)
+  learner = model.Learner(config, mesh)
   train, _ = maxtext_olmo.create_data_iterator(tiny_config.for_data(config), mesh)
   state = learner.init()
 

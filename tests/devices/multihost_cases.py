@@ -117,9 +117,9 @@ def resume_after(steps_before: int) -> tuple[list[Any], list[Any]]:
 
 def llm_batch_round_trip() -> list[str]:
   """Shapes of a registered dataclass's leaves after placing it."""
-  from maxtext_olmo.rows import llm_batch  # the other cases need no batch classes
+  from maxtext_olmo.rows import batch as batch_lib  # the other cases need no batch classes
 
-  sample = llm_batch.LLMIndexedBatch.get_sample(2 * jax.local_device_count(), 5)
+  sample = batch_lib.LLMIndexedBatch.get_sample(2 * jax.local_device_count(), 5)
   batch = next(multihost.MultiHostDataLoadIterator([sample], mesh(), 1))
-  assert isinstance(batch, llm_batch.LLMIndexedBatch), type(batch)
+  assert isinstance(batch, batch_lib.LLMIndexedBatch), type(batch)
   return [str(leaf.shape) for leaf in jax.tree.leaves(batch)]

@@ -1,6 +1,7 @@
 """Tests for the plan of which requests share a row."""
 
 import doctest
+import itertools
 import math
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from maxtext_olmo.evaluation import lengths as lengths_lib
 from maxtext_olmo.evaluation import packing
 from maxtext_olmo.evaluation import requests as requests_lib
 from tests import distributed
@@ -41,7 +41,7 @@ def print_plan():
 class LMEvalPackingTest(parameterized.TestCase):
 
   def test_the_documented_example_holds(self):
-    self.assertEqual(doctest.testmod(packing), (0, 1))
+    self.assertEqual(doctest.testmod(packing), (0, 4))
 
   @settings(deadline=None)
   @given(
@@ -79,8 +79,8 @@ class LMEvalPackingTest(parameterized.TestCase):
           self.assertLen(row, 1)
     self.assertEqual([step.length for step in steps], sorted([s.length for s in steps])[::-1])
     self.assertTrue(all(len(step.rows) == batch_size for step in steps[:-1]))
-    if len(known) < lengths_lib.MAX_SHAPES:
-      self.assertLessEqual(len({step.length for step in steps} | known), lengths_lib.MAX_SHAPES)
+    if len(known) < packing.MAX_SHAPES:
+      self.assertLessEqual(len({step.length for step in steps} | known), packing.MAX_SHAPES)
 
   @settings(deadline=None)
   @given(st.lists(_LENGTHS, min_size=1, max_size=6))
@@ -90,7 +90,7 @@ class LMEvalPackingTest(parameterized.TestCase):
       known.update(
           step.length for step in packing.plan_steps(lengths, 4, 8, pack=True, known=known)
       )
-    self.assertLessEqual(len(known), lengths_lib.MAX_SHAPES + math.ceil(math.log2(700 / 8)))
+    self.assertLessEqual(len(known), packing.MAX_SHAPES + math.ceil(math.log2(700 / 8)))
 
   @settings(deadline=None)
   @given(_LENGTHS, st.sampled_from([4, 8]), st.sampled_from([1, 2, 4]))
@@ -131,7 +131,7 @@ class LMEvalPackingTest(parameterized.TestCase):
     steps = packing.plan_steps(lengths, 64, 16, pack=True, max_length=2048, overhead=3)
     run = 64 * sum(step.length for step in steps)  # filler rows included
     self.assertLess(1 - sum(lengths) / run, 0.05)
-    self.assertLessEqual(len({step.length for step in steps}), lengths_lib.MAX_SHAPES)
+    self.assertLessEqual(len({step.length for step in steps}), packing.MAX_SHAPES)
 
   def test_rows_are_no_longer_than_the_longest_request_unless_they_are_short(self):
     for lengths, most in (([600] * 3 + [20] * 500, 608), ([20] * 500, 256)):
@@ -180,6 +180,58 @@ class LMEvalPackingTest(parameterized.TestCase):
     self.assertEqual(
         packing.row_starts(packing.Step(6, ((0, 1), (1,))), rows), ([0, 1, 1], [0, 3, 6])
     )
+
+
+_LENGTH_MULTIPLES = st.sampled_from([1, 4, 16])
+
+
+def least_padding(rounded, budget, known):
+  """By trying all: the least padding with `budget` new lengths, or None where none will do."""
+  found = []
+  for count in range(budget + 1):
+    for bought in itertools.combinations(sorted(set(rounded)), count):
+      allowed = sorted({*bought, *known})
+      if allowed and allowed[-1] >= max(rounded):
+        found.append(sum(min(a for a in allowed if a >= r) - r for r in rounded))
+  return min(found, default=None)
+
+
+class LMEvalLengthsTest(absltest.TestCase):
+
+  @settings(deadline=None)
+  @given(
+      st.lists(st.integers(0, 100), min_size=1, max_size=9),
+      _LENGTH_MULTIPLES,
+      st.integers(1, 5),
+      st.sets(st.integers(1, 7), max_size=3),
+  )
+  def test_no_other_choice_of_so_few_lengths_pads_less(self, longest, multiple, shapes, known):
+    known = {multiple * factor for factor in known}
+    found = packing.plan_lengths(longest, multiple, max_shapes=shapes, known=known)
+    rounded = [packing.round_up(max(n, 1), multiple) for n in longest]
+    budget = max(0, shapes - len(known))
+    least = least_padding(rounded, budget, known)
+    new = set(found) - known
+    for length, row in zip(found, rounded):
+      self.assertGreaterEqual(length, row)
+      self.assertEqual(length % multiple, 0)
+    if least is not None:
+      self.assertEqual(sum(found) - sum(rounded), least)
+      self.assertLessEqual(len(new), budget)
+    else:  # the budget is used up, and something longer comes
+      self.assertEqual(new, {packing.power_of_two(max(rounded), multiple)})
+
+  @settings(deadline=None)
+  @given(st.lists(st.lists(st.integers(1, 5000), min_size=1, max_size=40), min_size=1, max_size=6))
+  def test_the_number_of_shapes_is_bounded_whatever_is_evaluated(self, evaluations):
+    known: set[int] = set()
+    for longest in evaluations:
+      known.update(packing.plan_lengths(longest, 16, known=known))
+    doublings = math.ceil(math.log2(5000 / 16))
+    self.assertLessEqual(len(known), packing.MAX_SHAPES + doublings)
+
+  def test_nothing_to_plan_is_no_plan(self):
+    self.assertEqual(packing.plan_lengths([], 16), [])
 
 
 if __name__ == "__main__":

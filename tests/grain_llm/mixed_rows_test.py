@@ -11,7 +11,7 @@ from maxtext_olmo.grain_llm import mixed_rows
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.order import permutations
-from maxtext_olmo.rows import plan as plan_lib
+from maxtext_olmo.rows import planned
 
 
 def _map_rows(count, first=1, epochs=1):
@@ -29,7 +29,7 @@ def _planned(lengths, epochs, number=0):
   records = [{"inputs": np.arange(n) + 100 * i + 1000 * number} for i, n in enumerate(lengths)]
   parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=len(lengths), seed=number)
-  plan = plan_lib.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
+  plan = planned.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
   return row_source.PlannedRows(parts, plan, 8, num_epochs=epochs, shift=row_source.Shift(None))
 
 

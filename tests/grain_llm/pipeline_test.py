@@ -23,7 +23,7 @@ from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.grain_llm import batches as batches_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import packing
 from tests import corpora
 from tests import distributed
@@ -331,8 +331,8 @@ class RowsTest(LLMCase):
       _make([{"inputs": [1]}], dataloading_host_index=1, dataloading_host_count=2)
 
   def test_batches_are_of_the_class_asked_for(self):
-    batch = next(self.make(batch_class=llm_batch.LLMBatch))
-    self.assertIsInstance(batch, llm_batch.LLMBatch)
+    batch = next(self.make(batch_class=batch_lib.LLMBatch))
+    self.assertIsInstance(batch, batch_lib.LLMBatch)
     self.assertIsInstance(batch.inputs, jax.Array)
     borders = np.asarray(batch.get_document_borders())
     self.assertTrue(borders[:, 0].all())

@@ -13,7 +13,7 @@ from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.grain_llm import steps as steps_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule
-from maxtext_olmo.rows import plan as plan_lib
+from maxtext_olmo.rows import planned
 
 
 def _map_rows(count, epochs=1):
@@ -30,7 +30,7 @@ def _planned(lengths):
   records = [{"inputs": np.arange(n) + 100 * i} for i, n in enumerate(lengths)]
   parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=len(lengths), seed=0)
-  plan = plan_lib.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
+  plan = planned.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
   return row_source.PlannedRows(parts, plan, 8, num_epochs=1, shift=row_source.Shift(None))
 
 

@@ -21,7 +21,6 @@ from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import row_stream
 from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import steps
 from tests import corpora
@@ -130,7 +129,7 @@ class OutsideInRows(row_source.RowSourceDefaults):
 def _make_outside_in(config: Any, mesh: Any) -> iterator_lib.BatchIterator:
   index = maxtext_olmo.load_index(config.olmo_index_path)
   source = OutsideInRows(index)
-  stream = row_stream.RowSequence(
+  stream = row_source.RowSequence(
       source,
       name="outside in",
       seed=config.data_shuffle_seed,

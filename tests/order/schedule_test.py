@@ -1,12 +1,12 @@
 """Tests of step ↔ position."""
 
 import hypothesis
+import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import epochs
 from maxtext_olmo.order import schedule
 
 _STAGES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=5).map(
@@ -25,7 +25,7 @@ class BatchScheduleTest(parameterized.TestCase):
     self.assertEqual(ramp.sizes, (4, 8))
 
   def test_the_example_with_epochs_holds(self):
-    cut = schedule.BatchSchedule(((0, 4),)).within(epochs.Epochs.constant(10))
+    cut = schedule.BatchSchedule(((0, 4),)).within(schedule.Epochs.constant(10))
     self.assertEqual([cut.start(k) for k in range(5)], [0, 4, 10, 14, 20])
     self.assertEqual([cut.position(k) for k in range(5)], [0, 4, 8, 14, 18])
     self.assertEqual([cut.step_at(p) for p in (7, 8, 9, 10, 17, 18)], [1, 2, 2, 2, 3, 4])
@@ -45,7 +45,7 @@ class BatchScheduleTest(parameterized.TestCase):
     within = None
     if lengths is not None:
       firsts = [sum(count for count, _ in lengths[:i]) for i in range(len(lengths))]
-      within = epochs.Epochs(tuple(zip(firsts, (length for _, length in lengths))))
+      within = schedule.Epochs(tuple(zip(firsts, (length for _, length in lengths))))
       anchored = anchored.within(within)
     anchored = anchored.anchored(*anchor)
     position = anchor[1]
@@ -66,7 +66,7 @@ class BatchScheduleTest(parameterized.TestCase):
       position = start + size
 
   def test_a_block_may_begin_with_any_step(self):
-    ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(epochs.Epochs.constant(30))
+    ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(schedule.Epochs.constant(30))
     starts, sizes = ramp.block(0, 20)
     for first in range(20):
       later = ramp.block(first, 20 - first)
@@ -76,7 +76,7 @@ class BatchScheduleTest(parameterized.TestCase):
     self.assertEqual([a.tolist() for a in ramp.block(5, 0)], [[], []])
 
   def test_a_step_far_away_is_found_without_walking_there(self):
-    far = schedule.BatchSchedule(((0, 7), (10, 11))).within(epochs.Epochs.constant(10**9 + 7))
+    far = schedule.BatchSchedule(((0, 7), (10, 11))).within(schedule.Epochs.constant(10**9 + 7))
     step = 10**15
     start = far.start(step)
     self.assertEqual(far.step_at(start), step)
@@ -102,7 +102,7 @@ class BatchScheduleTest(parameterized.TestCase):
 
   def test_a_batch_that_fits_into_no_epoch_is_a_config_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "batch of 9 rows does not fit .* 8 instances"):
-      schedule.BatchSchedule.constant(9).within(epochs.Epochs(((0, 8), (1, 20))))
+      schedule.BatchSchedule.constant(9).within(schedule.Epochs(((0, 8), (1, 20))))
 
   def test_an_anchor_that_agrees_changes_nothing(self):
     constant = schedule.BatchSchedule.constant(8)
@@ -133,6 +133,43 @@ class BatchScheduleTest(parameterized.TestCase):
       schedule.BatchSchedule.constant(8).size(-1)
     with self.assertRaisesRegex(errors.OrderError, "0 or more, got step 1 at position -3"):
       schedule.BatchSchedule.constant(8).anchored(1, -3)
+
+
+class EpochsTest(parameterized.TestCase):
+
+  def test_the_example_of_the_module_holds(self):
+    grown = schedule.Epochs(((0, 5), (2, 8)))
+    self.assertEqual([grown.length(e) for e in range(4)], [5, 5, 8, 8])
+    self.assertEqual([grown.start(e) for e in range(4)], [0, 5, 10, 18])
+
+  @hypothesis.given(
+      parts=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=4)
+  )
+  @hypothesis.settings(deadline=None)
+  def test_it_equals_a_walk_over_the_places(self, parts):
+    firsts = [sum(count for count, _ in parts[:i]) for i in range(len(parts))]
+    under_test = schedule.Epochs(tuple(zip(firsts, (length for _, length in parts))))
+    walk = [
+        (epoch, place)
+        for epoch in range(firsts[-1] + 3)
+        for place in range(parts[np.searchsorted(firsts, epoch, side="right") - 1][1])
+    ]
+    found = under_test.locate(np.arange(len(walk)))
+    self.assertEqual(list(zip(*(column.tolist() for column in found))), walk)
+    for position, (epoch, place) in enumerate(walk):
+      self.assertEqual(under_test.epoch(position), epoch)
+      self.assertEqual(under_test.start(epoch), position - place)
+
+  @parameterized.parameters(((),), (((1, 5),),), (((0, 5), (0, 6)),), (((0, 0),),))
+  def test_lengths_that_cannot_be_are_refused(self, lengths):
+    with self.assertRaises(errors.OrderError):
+      schedule.Epochs(lengths)
+
+  def test_nothing_lies_before_the_beginning(self):
+    with self.assertRaisesRegex(errors.OrderError, "Epochs count from 0, got -1"):
+      schedule.Epochs.constant(5).start(-1)
+    with self.assertRaisesRegex(errors.OrderError, "Positions count from 0, got -2"):
+      schedule.Epochs.constant(5).epoch(-2)
 
 
 if __name__ == "__main__":

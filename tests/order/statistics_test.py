@@ -6,8 +6,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import shuffle
 from maxtext_olmo.order import statistics as statistics_lib
+from maxtext_olmo.order import stored
 
 _N = 300_000
 
@@ -17,7 +17,7 @@ class OrderStatsTest(parameterized.TestCase):
   @parameterized.parameters(0, 1, 2)
   def test_a_true_shuffle_and_feistel_pass(self, seed):
     order = permutations.make_order("feistel", num_instances=_N, seed=seed)
-    for ids in (shuffle.shuffled(_N, seed).__getitem__, lambda p: order.ids(0, p)):
+    for ids in (stored.shuffled(_N, seed).__getitem__, lambda p: order.ids(0, p)):
       figures = statistics_lib.measure(lambda p, ids=ids: ids(p).astype(np.int64), _N)
       self.assertLess(max(map(abs, figures.values())), 4, figures)
 
@@ -29,7 +29,7 @@ class OrderStatsTest(parameterized.TestCase):
           lambda p: p // 10_000 * 10_000 + (p * 7919) % 10_000,
           "files in a batch of 500",
       ),
-      ("only_half", lambda p: shuffle.shuffled(_N, 1)[p] // 2, "chi-square"),
+      ("only_half", lambda p: stored.shuffled(_N, 1)[p] // 2, "chi-square"),
   )
   def test_a_bad_shuffle_is_seen(self, ids, figure):
     found = statistics_lib.measure(lambda p: ids(p).astype(np.int64), _N)
@@ -42,7 +42,7 @@ class OrderStatsTest(parameterized.TestCase):
 
   def test_uneven_small_orders_are_seen(self):
     self.assertGreater(statistics_lib.small_orders(lambda seed: (0, 1, 2, 3, 4)), 4)
-    even = statistics_lib.small_orders(lambda seed: tuple(shuffle.shuffled(5, seed).tolist()))
+    even = statistics_lib.small_orders(lambda seed: tuple(stored.shuffled(5, seed).tolist()))
     self.assertLess(abs(even), 4)
 
 

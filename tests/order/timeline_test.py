@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline
 
@@ -30,7 +29,7 @@ def _entry(step=0, *, size=8, content=None, epochs=None, extents=()):
 
 
 _GROWN = _entry(
-    5, epochs=epochs_lib.Epochs(((0, 50), (2, 80))), extents=((0, 3, "abc"), (2, 5, "def"))
+    5, epochs=schedule_lib.Epochs(((0, 50), (2, 80))), extents=((0, 3, "abc"), (2, 5, "def"))
 )
 _RUN = timeline.Timeline(
     (_entry(0), _entry(5, size=16), _entry(9, content={"ngram_filter": False}))

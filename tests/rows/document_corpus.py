@@ -10,7 +10,6 @@ from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.order import permutations
-from maxtext_olmo.rows import plan as plan_lib
 from maxtext_olmo.rows import planned
 from tests import corpora
 
@@ -38,7 +37,7 @@ class DocumentCorpus:
   def planned(self, row_length: int = 32, *, seed: int = 0, **arguments) -> planned.PlannedRows:
     """The documents packed into rows."""
     order = permutations.FeistelOrder(num_instances=self.documents.num_documents, seed=seed)
-    plan = plan_lib.PackingPlan(
+    plan = planned.PackingPlan(
         self.documents.lengths,
         order,
         identity="test",

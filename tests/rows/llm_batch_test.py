@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch as batch_lib
 from tests import distributed
 
 STARTS_PROCESSES = True
@@ -29,12 +29,12 @@ _BORDERS = [[1, 0, 0, 1, 0, 1], [1, 0, 1, 0, 0, 0]]
 
 def _batch(xp, **more):
   fields = {name: xp.asarray(rows, dtype=np.int32) for name, rows in _FIELDS.items()}
-  return llm_batch.LLMBatch(**fields, **more)
+  return batch_lib.LLMBatch(**fields, **more)
 
 
 def _indexed(xp):
   fields = {name: xp.asarray(rows, dtype=np.int32) for name, rows in _FIELDS.items()}
-  return llm_batch.LLMIndexedBatch(
+  return batch_lib.LLMIndexedBatch(
       **fields,
       document_idx=xp.asarray([3, 0], dtype=np.int32),
       sequence_idx=xp.asarray([1, 0], dtype=np.int32),
@@ -92,7 +92,7 @@ class LLMBatchTest(parameterized.TestCase):
     with self.assertRaises(dataclasses.FrozenInstanceError):
       batch.inputs = batch.targets
     with self.assertRaises(TypeError):
-      llm_batch.LLMBatch(*_FIELDS.values())
+      batch_lib.LLMBatch(*_FIELDS.values())
 
 
 class PytreeTest(parameterized.TestCase):
@@ -110,7 +110,7 @@ class PytreeTest(parameterized.TestCase):
 
   def test_tree_map_gives_the_same_class(self):
     batch = jax.tree.map(lambda x: x + 1, _indexed(np))
-    self.assertIsInstance(batch, llm_batch.LLMIndexedBatch)
+    self.assertIsInstance(batch, batch_lib.LLMIndexedBatch)
     np.testing.assert_array_equal(batch.document_idx, [4, 1])
 
   @parameterized.named_parameters(("numpy", np), ("jax", jnp))
@@ -121,13 +121,13 @@ class PytreeTest(parameterized.TestCase):
       return part, part.get_document_borders()
 
     part, borders = second_half(_indexed(xp))
-    self.assertIsInstance(part, llm_batch.LLMIndexedBatch)
+    self.assertIsInstance(part, batch_lib.LLMIndexedBatch)
     np.testing.assert_array_equal(part.inputs, np.array(_FIELDS["inputs"])[:, 3:])
     np.testing.assert_array_equal(part.sequence_idx, [1, 0])
     np.testing.assert_array_equal(borders, np.array(_BORDERS, bool)[:, 3:])
 
   def test_from_inputs_works_under_jit(self):
-    batch = jax.jit(llm_batch.LLMBatch.from_inputs)(jnp.array([[5, 6, 7]], jnp.int32))
+    batch = jax.jit(batch_lib.LLMBatch.from_inputs)(jnp.array([[5, 6, 7]], jnp.int32))
     np.testing.assert_array_equal(batch.inputs, [[0, 5, 6]])
     np.testing.assert_array_equal(batch.targets_position, [[0, 1, 2]])
 
@@ -152,7 +152,7 @@ class MakingTest(parameterized.TestCase):
 
   @parameterized.named_parameters(("numpy", np, np.ndarray), ("jax", jnp, jax.Array))
   def test_inputs_alone_are_predicted_from_those_before(self, xp, kind):
-    batch = llm_batch.LLMBatch.from_inputs(xp.asarray([[5, 6, 7], [8, 9, 1]], dtype=np.int32))
+    batch = batch_lib.LLMBatch.from_inputs(xp.asarray([[5, 6, 7], [8, 9, 1]], dtype=np.int32))
     np.testing.assert_array_equal(batch.targets, [[5, 6, 7], [8, 9, 1]])
     np.testing.assert_array_equal(batch.inputs, [[0, 5, 6], [0, 8, 9]])
     for position in (batch.inputs_position, batch.targets_position):
@@ -165,20 +165,20 @@ class MakingTest(parameterized.TestCase):
 
   def test_given_targets_leave_the_inputs_alone(self):
     inputs, targets = np.array([[1, 2]], np.int32), np.array([[2, 3]], np.int32)
-    batch = llm_batch.LLMBatch.from_inputs(inputs, targets)
+    batch = batch_lib.LLMBatch.from_inputs(inputs, targets)
     np.testing.assert_array_equal(batch.inputs, inputs)
     np.testing.assert_array_equal(batch.targets, targets)
 
   def test_an_indexed_batch_takes_its_indices_too(self):
     rows = np.array([[1, 2], [3, 4]], np.int32)
     index = np.array([1, 2], np.int32)
-    batch = llm_batch.LLMIndexedBatch.from_inputs(rows, document_idx=index, sequence_idx=index - 1)
+    batch = batch_lib.LLMIndexedBatch.from_inputs(rows, document_idx=index, sequence_idx=index - 1)
     np.testing.assert_array_equal(batch.document_idx, [1, 2])
     np.testing.assert_array_equal(batch.sequence_idx, [0, 1])
     with self.assertRaisesRegex(TypeError, "document_idx"):
-      llm_batch.LLMIndexedBatch.from_inputs(rows)
+      batch_lib.LLMIndexedBatch.from_inputs(rows)
 
-  @parameterized.parameters((llm_batch.LLMBatch, 6), (llm_batch.LLMIndexedBatch, 8))
+  @parameterized.parameters((batch_lib.LLMBatch, 6), (batch_lib.LLMIndexedBatch, 8))
   def test_sample_and_struct_agree_and_have_no_borders(self, cls, leaves):
     sample, struct = cls.get_sample(2, 5), cls.get_dtype_struct(2, 5)
     self.assertIsInstance(sample, cls)
@@ -193,7 +193,7 @@ class MakingTest(parameterized.TestCase):
     self.assertEqual(struct.inputs.shape, (2, 5))
 
   def test_row_fields_have_one_value_per_row(self):
-    struct = llm_batch.LLMIndexedBatch.get_dtype_struct(2, 5)
+    struct = batch_lib.LLMIndexedBatch.get_dtype_struct(2, 5)
     self.assertEqual(struct.document_idx.shape, (2,))
     self.assertEqual(struct.sequence_idx.shape, (2,))
 

@@ -11,7 +11,6 @@ from maxtext_olmo import errors
 from maxtext_olmo.rows import mixture
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import row_stream
 from maxtext_olmo.rows import segments
 from tests.rows import document_corpus
 
@@ -42,7 +41,7 @@ class _Rows(row_source.RowSourceDefaults):
 
 
 def _stream(source):
-  return row_stream.RowSequence(source, name="t", seed=0)
+  return row_source.RowSequence(source, name="t", seed=0)
 
 
 def _mixed(*sources, weights=(2, 1)):

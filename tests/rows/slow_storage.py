@@ -14,6 +14,7 @@ class SlowStorage(storage_lib.LocalStorage):
     wants_concurrency: Whether it says that many reads should be in flight.
 
   Attributes:
+    gather: Reads wait until this many of them have been in flight at once; 0 waits for none.
     waiting: Calls of `fill` in flight.
     most_waiting: The most that were in flight at a time.
     ranges: Ranges read so far.
@@ -23,8 +24,8 @@ class SlowStorage(storage_lib.LocalStorage):
     super().__init__()
     self.seconds = seconds
     self.wants_concurrency = wants_concurrency
-    self.waiting = self.most_waiting = self.ranges = 0
-    self._lock = threading.Lock()
+    self.gather = self.waiting = self.most_waiting = self.ranges = 0
+    self._lock = threading.Condition()
 
   def __reduce__(self):
     return type(self), (self.seconds, self.wants_concurrency)
@@ -38,6 +39,9 @@ class SlowStorage(storage_lib.LocalStorage):
       self.waiting += 1
       self.ranges += len(sources)
       self.most_waiting = max(self.most_waiting, self.waiting)
+      self._lock.notify_all()
+      if not self._lock.wait_for(lambda: self.most_waiting >= self.gather, timeout=60):
+        raise AssertionError(f"{self.most_waiting} reads in flight at once, not {self.gather}.")
     if self.seconds:
       for _ in range(len(sources)):
         time.sleep(self.seconds)

@@ -2,8 +2,8 @@
 
 from maxtext_olmo.corpus.storage.base import Pinned
 from maxtext_olmo.corpus.storage.base import Storage
+from maxtext_olmo.corpus.storage.base import open_stream
 from maxtext_olmo.corpus.storage.base import reason
 from maxtext_olmo.corpus.storage.local import LocalStorage
-from maxtext_olmo.corpus.storage.stream import open_stream
 
 __all__ = ["LocalStorage", "Pinned", "Storage", "open_stream", "reason"]

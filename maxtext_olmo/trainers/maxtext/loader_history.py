@@ -21,8 +21,7 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
-from maxtext_olmo.order import order_files
-from maxtext_olmo.order import shuffle
+from maxtext_olmo.order import stored
 
 _PIECE = 1 << 20
 _STARTED = re.compile(
@@ -192,10 +191,10 @@ def count(
 
 
 def _permutation(num_instances: int, seed: int, epoch: int) -> np.ndarray:
-  file = order_files.OrderFile(
+  file = stored.OrderFile(
       kind="maxtext", n=num_instances, seed=seed, epoch=epoch, chunk=1, directory=""
   )
-  return shuffle.shuffled(num_instances, file.shuffle_seed)
+  return stored.shuffled(num_instances, file.shuffle_seed)
 
 
 def _last_epoch(num_instances: int, part: Segment) -> int:

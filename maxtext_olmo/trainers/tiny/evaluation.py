@@ -21,9 +21,8 @@ from ml_collections import ConfigDict
 from maxtext_olmo import errors
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.evaluation import scoring
-from maxtext_olmo.rows import llm_batch
+from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
-from maxtext_olmo.trainers.tiny import learner as learner_lib
 from maxtext_olmo.trainers.tiny import model
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def make_apply(config: ConfigDict) -> scoring.Apply:
   """The model of a config, over batches of requests."""
   model_config = model.ModelConfig.from_config(config)
 
-  def apply(params: model.Params, batch: llm_batch.LLMIndexedBatch) -> jax.Array:
+  def apply(params: model.Params, batch: batch_lib.LLMIndexedBatch) -> jax.Array:
     return model.apply(params, {name: getattr(batch, name) for name in _FIELDS}, model_config)
 
   return apply
@@ -81,7 +80,7 @@ def load_params(
     which = "no checkpoint" if step is None else f"no checkpoint {step}"
     latest = "" if checkpoints.latest is None else f"; the latest is {checkpoints.latest}"
     raise errors.ConfigError(f"{checkpoints.directory} has {which}{latest}.")
-  learner = learner_lib.Learner(config, mesh)
+  learner = model.Learner(config, mesh)
   state, _ = checkpoints.restore(step, learner.abstract_state)
   checkpoints.close()
   return step, state["params"]

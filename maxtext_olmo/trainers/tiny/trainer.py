@@ -27,7 +27,7 @@ from maxtext_olmo.loader import registry
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import evaluation
-from maxtext_olmo.trainers.tiny import learner as learner_lib
+from maxtext_olmo.trainers.tiny import model
 from maxtext_olmo.trainers.tiny import report as report_lib
 
 # What a collective says when the other end has died.
@@ -58,8 +58,8 @@ def train(
   """
   config_lib.validate(config)
   connect(config)
-  mesh = learner_lib.make_mesh(config)
-  learner = learner_lib.Learner(config, mesh)
+  mesh = model.make_mesh(config)
+  learner = model.Learner(config, mesh)
   _introduce(config, mesh, learner)
   with contextlib.ExitStack() as stack:
     checkpoints = checkpoints_lib.Checkpoints.from_config(config)
@@ -138,7 +138,7 @@ def _exit_code(message: str, code: int) -> int:
   return code
 
 
-def _introduce(config: ConfigDict, mesh: jax.sharding.Mesh, learner: learner_lib.Learner) -> None:
+def _introduce(config: ConfigDict, mesh: jax.sharding.Mesh, learner: model.Learner) -> None:
   logging.info(
       "model: %s parameters, %d layers of width %d, %s",
       f"{learner.parameter_count:,}",
@@ -161,10 +161,10 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _start(
-    learner: learner_lib.Learner,
+    learner: model.Learner,
     checkpoints: checkpoints_lib.Checkpoints | None,
     batches: Any,
-) -> tuple[learner_lib.State, int]:
+) -> tuple[model.State, int]:
   """The state to go on with, and the step to run next; moves the data to where it belongs."""
   if checkpoints is None or checkpoints.latest is None:
     if checkpoints is None:
@@ -198,7 +198,7 @@ class _Run:
   """The loop; metrics are read one step late, so that the devices never wait for them."""
 
   config: ConfigDict
-  learner: learner_lib.Learner
+  learner: model.Learner
   checkpoints: checkpoints_lib.Checkpoints | None
   batches: Any
   eval_batches: Any
@@ -206,7 +206,7 @@ class _Run:
   on_batch: OnBatch | None
   on_step: OnStep | None
 
-  def loop(self, state: learner_lib.State, first_step: int) -> Result:
+  def loop(self, state: model.State, first_step: int) -> Result:
     config = self.config
     report = report_lib.Report(
         config.metrics_file, first_step, config.log_interval, enabled=jax.process_index() == 0
@@ -254,13 +254,13 @@ class _Run:
   def _finish(
       self, pending: _Pending, report: report_lib.Report, last: bool = False
   ) -> dict[str, float]:
-    metrics = {**learner_lib.to_numbers(pending.metrics), **pending.extra}
+    metrics = {**model.to_numbers(pending.metrics), **pending.extra}
     report.step(pending.step, metrics, tokens=pending.tokens, waited=pending.waited, last=last)
     if self.on_step is not None:
       self.on_step(pending.step, metrics)
     return metrics
 
-  def _evaluate(self, state: learner_lib.State) -> dict[str, float]:
+  def _evaluate(self, state: model.State) -> dict[str, float]:
     found = {}
     if self.eval_batches is not None:
       found["eval_loss"] = self._eval_loss(state)
@@ -268,7 +268,7 @@ class _Run:
       found |= self.run_tasks(state["params"])
     return found
 
-  def _eval_loss(self, state: learner_lib.State) -> float:
+  def _eval_loss(self, state: model.State) -> float:
     total, count = 0.0, 0.0
     for number, batch in enumerate(self.eval_batches):
       loss, tokens = self.learner.eval_step(state["params"], batch)

@@ -49,8 +49,8 @@ _ALLOWED = {
     "loader/corpus_change.py": "reads the index that is saved in a checkpoint",
     "loader/resume.py": "reads a checkpoint's metadata",
     "order/consumed.py": "maps the bitmap's arrays",
-    "order/order_files.py": "maps order files, which it writes and locks itself",
-    "rows/plan.py": "reads row counts that it keeps itself",
+    "order/stored.py": "maps order files, which it writes and locks itself",
+    "rows/planned.py": "reads row counts that it keeps itself",
     "trainers/*": "reads configs, logs, metrics and checkpoints of a run",
     "cli/demo.py": "reads the metrics of a run",
     "cli/main.py": "opens /dev/null",
@@ -177,6 +177,27 @@ class OtherStorageTest(parameterized.TestCase):
   def test_what_is_missing_is_a_corpus_error(self, read):
     with self.assertRaisesRegex(CorpusError, "There is no mem://no in this storage"):
       read(self.storage)
+
+
+class StreamTest(parameterized.TestCase):
+
+  @parameterized.product(piece_bytes=(1, 7, 1 << 20), wanted=(1, 10, -1))
+  def test_a_stream_has_the_bytes_of_the_file(self, piece_bytes, wanted):
+    content = bytes(range(256)) * 5
+    storage = memory_storage.MemoryStorage({"mem://x": content})
+    with storage_lib.open_stream(storage, "mem://x", piece_bytes) as stream:
+      found = b"".join(iter(lambda: stream.read(wanted), b""))
+    self.assertEqual(found, content)
+
+  def test_compressed_files_of_several_members_are_read(self):
+    content = gzip.compress(b"one\n") + gzip.compress(b"two\n")
+    storage = memory_storage.MemoryStorage({"mem://x": content})
+    with gzip.open(storage_lib.open_stream(storage, "mem://x", 5), "rt") as file:
+      self.assertEqual(file.readlines(), ["one\n", "two\n"])
+
+  def test_the_error_of_the_storage_comes_through(self):
+    with self.assertRaisesRegex(CorpusError, "no mem://y"):
+      storage_lib.open_stream(memory_storage.MemoryStorage({}), "mem://y").read()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import evaluation
-from maxtext_olmo.trainers.tiny import learner as learner_lib
+from maxtext_olmo.trainers.tiny import model
 from maxtext_olmo.trainers.tiny import trainer
 from tests import corpora
 from tests.evaluation import reference
@@ -57,7 +57,7 @@ class _Trained(parameterized.TestCase):
     cls.config = tiny_config(checkpoint_dir=folder + "/checkpoints")
     cls.losses = []
     trainer.train(cls.config, on_step=lambda step, metrics: cls.losses.append(metrics["loss"]))
-    cls.mesh = learner_lib.make_mesh(cls.config)
+    cls.mesh = model.make_mesh(cls.config)
 
 
 class EvaluationTest(_Trained):
