@@ -30,13 +30,12 @@ _PUBLIC = {
     "order.permutations": ("make_order",),
     "order.sampler": ("OlmoIndexSampler",),
     "order.schedule": ("BatchSchedule",),
-    "rows.batch": ("LLMBatch", "LLMIndexedBatch"),
     "rows.repetition": (
         "NgramFilterTransform",
         "find_periodic_sequences",
         "is_clean_instance",
     ),
-    "rows.batch": ("ShiftToInputsTargets",),
+    "rows.batch": ("LLMBatch", "LLMIndexedBatch", "ShiftToInputsTargets"),
     "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
     "grain_llm.records": ("AddEndOfDocument", "TokenFeatures"),
     "grain_llm.pipeline": (

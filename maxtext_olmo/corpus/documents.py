@@ -33,7 +33,7 @@ import xxhash
 from maxtext_olmo import atomic
 from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_stream
@@ -228,10 +228,10 @@ def build_documents(
             advance(read * index.token_dtype.itemsize)
         return count, has_boundary
 
-      results, problems = index_builder.map_files(
+      results, problems = scan.map_files(
           find, len(index.files), workers=workers or available_cores(), block=1
       )
-    found = index_builder.all_or_error(results, problems, "Documents cannot be found")
+    found = scan.all_or_error(results, problems, "Documents cannot be found")
     return _assemble(path, folder, index, eos_id, found)
 
 
@@ -288,7 +288,7 @@ def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int
       files.paths[file_id],
       int(files.data_offsets[file_id]),
       n_tokens * files.dtype.itemsize,
-      index_builder.CHUNK_BYTES,
+      scan.CHUNK_BYTES,
   ):
     tokens = np.frombuffer(piece, files.dtype)
     ends = np.flatnonzero(tokens == eos_id) + (place + 1)

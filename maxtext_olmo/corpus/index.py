@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from maxtext_olmo.corpus import manifest
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -118,7 +118,7 @@ class OlmoNpyIndex:
 
   def resolve(self, file_id: int) -> str:
     """Returns the full path of a file, before any remapping."""
-    return manifest.join(self.base, self.files[file_id].path)
+    return paths_lib.join(self.base, self.files[file_id].path)
 
   def expected_size(self, file_id: int) -> int:
     """Returns the size in bytes that a file must have."""

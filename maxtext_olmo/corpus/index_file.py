@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from maxtext_olmo import atomic
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import index_builder
-from maxtext_olmo.corpus import manifest
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
@@ -57,7 +57,7 @@ def load_index(
   storage = LocalStorage() if storage is None else storage
   values = _read_json(name, storage)
   version = values.get("format_version")
-  new_base = None if base is None else manifest.absolute(base)
+  new_base = None if base is None else paths_lib.absolute(base)
   try:
     if version == index_lib.INDEX_FORMAT_VERSION:
       index = _load_own(name, values)
@@ -118,23 +118,21 @@ def _load_maxtext(
     raise CorpusError(_fingerprint_differs(name, raw.fingerprint, expected))
 
   dtype = token_dtype(raw.dtype)
-  old_full = [manifest.absolute(entry.path) for entry in entries]
-  old_base = manifest.common_base(old_full)
+  old_full = [paths_lib.absolute(entry.path) for entry in entries]
+  old_base = paths_lib.common_base(old_full)
   new_base = old_base if base is None else base
-  relative = [manifest.relative_to(old_base, path) for path in old_full]
-  full = [manifest.join(new_base, path) for path in relative]
+  relative = [paths_lib.relative_to(old_base, path) for path in old_full]
+  full = [paths_lib.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
     # Files that cannot be seen from here are assumed to be raw; the check of sizes finds those that
     # are not.
     if not storage.exists(full[i]):
       return 0
-    return index_builder.scan_file(full[i], dtype, storage).data_offset
+    return scan.scan_file(full[i], dtype, storage).data_offset
 
-  results, errors = index_builder.map_files(data_offset, len(full), workers=None)
-  offsets = index_builder.all_or_error(
-      results, errors, f"Token files of the index {name} cannot be used"
-  )
+  results, errors = scan.map_files(data_offset, len(full), workers=None)
+  offsets = scan.all_or_error(results, errors, f"Token files of the index {name} cannot be used")
   placed = [
       dataclasses.replace(
           entry, path=path, data_offset=offset, size_bytes=offset + entry.n_tokens * dtype.itemsize

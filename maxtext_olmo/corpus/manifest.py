@@ -7,15 +7,11 @@ ignored:
     wiki,preprocessed/wiki/{TOKENIZER}/part-00-00000.npy
 
 `{TOKENIZER}` stands for the tokenizer's name. The order of the lines is the order of the instances.
-
-Paths, local or `scheme://`, are relative to a base, so that a corpus may move.
 """
 
 import dataclasses
 import os
-import posixpath
 import re
-from collections.abc import Iterable, Mapping
 
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
@@ -94,64 +90,3 @@ def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:
       )
     path = path.replace(placeholder, tokenizer)
   return MixEntry(label=label, path=path, line=number)
-
-
-def is_url(path: str) -> bool:
-  """Returns whether the path names an object in a store, not a file on a disk."""
-  return "://" in path
-
-
-def is_absolute(path: str) -> bool:
-  """Returns whether the path needs no base."""
-  return path.startswith("/") or is_url(path)
-
-
-def absolute(path: str | os.PathLike[str]) -> str:
-  """Returns the absolute path, without a trailing slash."""
-  path = os.fspath(path)
-  return path.rstrip("/") if is_url(path) else os.path.abspath(path)
-
-
-def join(base: str, path: str) -> str:
-  """Returns the full path of `path`, which is relative to `base` unless it is absolute."""
-  if not base or is_absolute(path):
-    return path
-  return base + path if base.endswith("/") else f"{base}/{path}"
-
-
-def relative_to(base: str, path: str) -> str:
-  """Returns the path as an index stores it: relative to `base` where it lies below it.
-
-  A path that climbs out of the base (`../other/x.npy`) becomes absolute, so that one file has one
-  name.
-  """
-  if not is_url(path):
-    path = posixpath.normpath(join(base, path) if base and not is_url(base) else path)
-  prefix = base if base.endswith("/") else base + "/"
-  return path[len(prefix) :] if base and path.startswith(prefix) else path
-
-
-def common_base(paths: Iterable[str]) -> str:
-  """Returns the deepest directory that holds all the paths, or "" where there is none."""
-  common: list[str] | None = None
-  for path in paths:
-    parts = path.split("/")[:-1]
-    if common is None:
-      common = parts
-    elif parts[: len(common)] != common:
-      shared = 0
-      while shared < min(len(common), len(parts)) and common[shared] == parts[shared]:
-        shared += 1
-      common = common[:shared]
-  if not common:
-    return ""
-  if common == [""]:
-    return "/"
-  # "gs:" and the empty part after it are a scheme without a bucket, which cannot be a base.
-  return "" if common[0].endswith(":") and len(common) < 3 else "/".join(common)
-
-
-def remap(path: str, path_remap: Mapping[str, str] | None) -> str:
-  """Returns the path with its longest matching prefix replaced."""
-  prefix = max((p for p in path_remap or () if path.startswith(p)), key=len, default=None)
-  return path if prefix is None or not path_remap else path_remap[prefix] + path[len(prefix) :]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from maxtext_olmo.corpus import manifest
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
@@ -49,7 +49,7 @@ class TokenFiles:
     """
     count = len(index.files)
     return cls(
-        paths=tuple(manifest.remap(index.resolve(i), path_remap) for i in range(count)),
+        paths=tuple(paths_lib.remap(index.resolve(i), path_remap) for i in range(count)),
         data_offsets=np.array([entry.data_offset for entry in index.files], np.int64),
         dtype=index.token_dtype,
         storage=LocalStorage(max_open_files) if storage is None else storage,

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from maxtext_olmo.cores import available_cores
-from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
@@ -79,11 +79,11 @@ def check_sizes(
   def check(i: int) -> None:
     _check_size(index, files, i)
 
-  results, errors = index_builder.map_files(check, len(index.files), workers=workers)
+  results, errors = scan.map_files(check, len(index.files), workers=workers)
   if errors:
     raise CorpusError(
         f"{len(errors)} of {len(results)} files of the corpus are not what the index says:\n"
-        f"{index_builder.list_errors(errors)}\n"
+        f"{scan.list_errors(errors)}\n"
         f"The index expects them below {index.base or '/'}. If the corpus has moved, remap its"
         " paths (olmo_path_remap_from and olmo_path_remap_to), or load the index with the new base."
         " If files were changed, restore them, or build the index again with `maxtext-olmo index"
@@ -132,7 +132,7 @@ def verify_corpus(
       advance(index.expected_size(i) - done)
       return outcome
 
-    results, _ = index_builder.map_files(verify, len(index.files), workers=workers, block=1)
+    results, _ = scan.map_files(verify, len(index.files), workers=workers, block=1)
   outcomes = [outcome for outcome in results if outcome is not None]
   findings = [finding for outcome in outcomes for finding in outcome.findings]
   if eos_id is not None:
@@ -235,7 +235,7 @@ def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _
   entry, dtype = task.index.files[file_id], task.index.token_dtype
   try:
     _check_size(task.index, task.files, file_id)
-    info = index_builder.scan_file(path, dtype, storage)
+    info = scan.scan_file(path, dtype, storage)
     if info.data_offset != entry.data_offset:
       raise CorpusError(
           f"{path}: the tokens begin at byte {info.data_offset}, the index says"
@@ -271,13 +271,13 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
   path, storage = task.files.paths[file_id], task.files.storage
   entry, dtype = task.index.files[file_id], task.index.token_dtype
   algorithm, _, expected = (entry.checksum or "").partition(":")
-  digest = index_builder.new_hash(algorithm) if algorithm else None
+  digest = scan.new_hash(algorithm) if algorithm else None
   place, bad_count, first_bad, has_eos = 0, 0, None, False
   if digest is not None and entry.data_offset:
     digest.update(storage.read(path, 0, entry.data_offset))
   advance(entry.data_offset)
   rest = task.index.expected_size(file_id) - entry.data_offset
-  for piece in storage.pieces(path, entry.data_offset, rest, index_builder.CHUNK_BYTES):
+  for piece in storage.pieces(path, entry.data_offset, rest, scan.CHUNK_BYTES):
     if digest is not None:
       digest.update(piece)
     tokens = np.frombuffer(piece, dtype, len(piece) // dtype.itemsize)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import scan
 from tests import corpora
 
 
@@ -58,11 +59,11 @@ class DocumentIndexTest(parameterized.TestCase):
     directory = self.create_tempdir().full_path
     index = _write(directory, files)
     piece = data.draw(st.sampled_from([2, 6, 64]))
-    was, index_lib.CHUNK_BYTES = index_lib.CHUNK_BYTES, piece
+    was, scan.CHUNK_BYTES = scan.CHUNK_BYTES, piece
     try:
       documents = documents_lib.build_documents(index, os.path.join(directory, "d"), 0)
     finally:
-      index_lib.CHUNK_BYTES = was
+      scan.CHUNK_BYTES = was
     rebuilt = [[] for _ in files]
     for file_id, start, length in _spans(documents):
       tokens = files[file_id][start : start + length]

@@ -1,21 +1,16 @@
 """Tests of building an index."""
 
 import dataclasses
-import hashlib
-import io
 import os
 import pathlib
 import shutil
-import threading
 
 import numpy as np
 import xxhash
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -291,140 +286,6 @@ class ExtendsTest(parameterized.TestCase):
     )
     self.assertEqual((longer.split_key, longer.split_windows), (older.split_key, 2))
     self.assertEqual(dataclasses.replace(longer, files=()).num_windows, 3)
-
-
-_U4 = np.dtype("<u4")
-_LOCAL = LocalStorage()
-
-
-class MapFilesTest(parameterized.TestCase):
-
-  @parameterized.product(count=(0, 1, 7, 1000), workers=(None, 1, 3), block=(None, 1))
-  def test_results_come_in_order(self, count, workers, block):
-    results, errors = index_builder.map_files(lambda i: i * i, count, workers=workers, block=block)
-    self.assertEqual(results, [i * i for i in range(count)])
-    self.assertEmpty(errors)
-
-  def test_corpus_errors_are_gathered_in_order(self):
-    def fail(i: int) -> int:
-      if i % 2:
-        raise CorpusError(str(i))
-      return i
-
-    results, errors = index_builder.map_files(fail, 6, workers=3)
-    self.assertEqual(results, [0, None, 2, None, 4, None])
-    self.assertEqual([str(error) for error in errors], ["1", "3", "5"])
-    with self.assertRaisesRegex(CorpusError, r"^Bad \(3 of 6 files\):\n  1\n  3\n  5$"):
-      index_builder.all_or_error(results, errors, "Bad")
-
-  def test_other_errors_stop_the_rest(self):
-    called = []
-    lock = threading.Lock()
-
-    def fail(i: int) -> None:
-      with lock:
-        called.append(i)
-      raise KeyError(i)
-
-    with self.assertRaises(KeyError):
-      index_builder.map_files(fail, 10_000, workers=1)
-    self.assertLess(len(called), 10_000)
-
-  def test_a_long_list_of_errors_is_cut(self):
-    text = index_builder.list_errors([CorpusError(str(i)) for i in range(13)])
-    self.assertEqual(text.splitlines()[-1], "  … and 3 more")
-    self.assertLen(text.splitlines(), 11)
-
-  def test_workers_must_be_positive(self):
-    with self.assertRaisesRegex(ConfigError, "workers must be at least 1, got 0"):
-      index_builder.map_files(lambda i: i, 1, workers=0)
-
-
-class ScanTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.dir = pathlib.Path(self.create_tempdir().full_path)
-
-  def test_a_raw_file_is_all_tokens(self):
-    path = self.dir / "x.npy"
-    path.write_bytes(b"x" * 14)
-    self.assertEqual(
-        index_builder.scan_file(str(path), _U4, _LOCAL),
-        index_builder.FileInfo(14, data_offset=0, n_tokens=3),
-    )
-
-  def test_an_empty_file_has_no_tokens(self):
-    path = self.dir / "x.npy"
-    path.touch()
-    self.assertEqual(
-        index_builder.scan_file(str(path), _U4, _LOCAL),
-        index_builder.FileInfo(0, data_offset=0, n_tokens=0),
-    )
-
-  def test_a_header_is_recognised(self):
-    path = self.dir / "x.npy"
-    np.save(path, np.arange(9, dtype=np.uint32))
-    self.assertEqual(
-        index_builder.scan_file(str(path), _U4, _LOCAL),
-        index_builder.FileInfo(164, data_offset=128, n_tokens=9),
-    )
-
-  def test_a_header_longer_than_the_first_read_is_recognised(self):
-    stream = io.BytesIO()
-    np.save(stream, np.arange(2, dtype=np.uint32))
-    header = stream.getvalue()[10:128].rstrip() + b" " * 3000 + b"\n"
-    path = self.dir / "x.npy"
-    path.write_bytes(
-        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + stream.getvalue()[128:]
-    )
-    self.assertEqual(np.load(path).tolist(), [0, 1])
-    info = index_builder.scan_file(str(path), _U4, _LOCAL)
-    self.assertEqual((info.data_offset, info.n_tokens), (10 + len(header), 2))
-
-  @parameterized.parameters(True, False)
-  def test_all_files_that_cannot_be_used_are_named(self, progress):
-    (self.dir / "a").write_bytes(b"abcd")
-    np.save(self.dir / "b.npy", np.zeros(3))
-    full = [str(self.dir / name) for name in ("a", "b.npy", "c")]
-    with self.assertRaisesRegex(
-        CorpusError,
-        r"^Token files cannot be indexed \(2 of 3 files\):\n.*b\.npy has a .*float64.*\n.*/c: No"
-        r" such file",
-    ):
-      index_builder.scan_files([*full], _U4, _LOCAL, workers=None, progress=progress)
-
-  def test_urls_are_not_local_files(self):
-    with self.assertRaisesRegex(
-        CorpusError, "^gs://b/x: only local files can be read. Mount the store"
-    ):
-      index_builder.scan_file("gs://b/x", _U4, _LOCAL)
-
-  @parameterized.parameters("sha256", "xxh3")
-  def test_checksums_are_of_the_whole_file(self, algorithm):
-    contents = [b"", b"abc", os.urandom(index_builder.CHUNK_BYTES + 3)]
-    for i, content in enumerate(contents):
-      (self.dir / str(i)).write_bytes(content)
-    own = hashlib.sha256 if algorithm == "sha256" else xxhash.xxh3_128
-    found = index_builder.checksum_files(
-        [str(self.dir / str(i)) for i in range(3)],
-        [len(content) for content in contents],
-        algorithm,
-        _LOCAL,
-        workers=None,
-        progress=False,
-    )
-    self.assertEqual(found, [f"{algorithm}:{own(content).hexdigest()}" for content in contents])
-
-  def test_an_unknown_checksum_is_an_error_before_anything_is_read(self):
-    with self.assertRaisesRegex(
-        ConfigError, "Unknown checksum 'md5': it must be one of xxh3, sha256"
-    ):
-      index_builder.checksum_files(["/no/such"], [1], "md5", _LOCAL, workers=None, progress=False)
-
-  def test_a_directory_is_not_a_token_file(self):
-    with self.assertRaisesRegex(CorpusError, ": Is a directory"):
-      index_builder.scan_file(str(self.dir), _U4, _LOCAL)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo.corpus import manifest
 from maxtext_olmo.corpus import manifest as manifest_lib
 from maxtext_olmo.errors import CorpusError
 
@@ -89,48 +88,6 @@ class MixTest(parameterized.TestCase):
     path = self.create_tempfile("x.npy", content=b"\xff\xfe\x00\x01", mode="wb").full_path
     with self.assertRaisesRegex(CorpusError, r"x\.npy is not UTF-8 text \(byte 0\): is it a token"):
       manifest_lib.read_mix(path)
-
-
-class PathsTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      (["/d/a/x", "/d/b/y"], "/d"),
-      (["/d/a/x"], "/d/a"),
-      (["/d/ab/x", "/d/a/y"], "/d"),
-      (["/x", "/d/y"], "/"),
-      (["gs://b/a/x", "gs://b/y"], "gs://b"),
-      (["gs://b/x", "gs://c/y"], ""),
-      (["gs://b/x", "/d/y"], ""),
-      ([], ""),
-  )
-  def test_common_base(self, given, expected):
-    self.assertEqual(manifest.common_base(given), expected)
-    for path in given:
-      self.assertEqual(manifest.join(expected, manifest.relative_to(expected, path)), path)
-
-  @parameterized.parameters(
-      ("/d", "/d/a/x", "a/x"),
-      ("/d", "a/./x", "a/x"),
-      ("/d", "/dd/x", "/dd/x"),
-      ("/d", "../e/x", "/e/x"),
-      ("/d", "gs://b/x", "gs://b/x"),
-      ("gs://b/p", "gs://b/p/x", "x"),
-      ("/", "/x", "x"),
-      ("", "/x", "/x"),
-  )
-  def test_relative_to(self, base, path, expected):
-    self.assertEqual(manifest.relative_to(base, path), expected)
-
-  def test_absolute_leaves_urls_alone(self):
-    self.assertEqual(manifest.absolute("gs://b/p/"), "gs://b/p")
-    self.assertEqual(manifest.absolute("/d/../e/"), "/e")
-
-  def test_remap_takes_the_longest_prefix(self):
-    remap = {"gs://b": "/all", "gs://b/code": "/code", "/x": "/y"}
-    self.assertEqual(manifest.remap("gs://b/web/x", remap), "/all/web/x")
-    self.assertEqual(manifest.remap("gs://b/code/x", remap), "/code/x")
-    self.assertEqual(manifest.remap("/other", remap), "/other")
-    self.assertEqual(manifest.remap("/other", None), "/other")
 
 
 if __name__ == "__main__":

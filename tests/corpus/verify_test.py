@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -139,8 +140,8 @@ class VerifyCorpusTest(VerifyTestCase):
     )
 
   def test_places_beyond_the_first_piece(self):
-    place = index_lib.CHUNK_BYTES // 2 + 5
-    tokens = np.ones(index_lib.CHUNK_BYTES, np.uint16)
+    place = scan.CHUNK_BYTES // 2 + 5
+    tokens = np.ones(scan.CHUNK_BYTES, np.uint16)
     tokens[place] = 50
     tokens[-1] = 40
     tokens.tofile(self.dir / "x.npy")

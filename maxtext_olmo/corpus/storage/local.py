@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from maxtext_olmo.corpus import manifest
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -311,7 +311,7 @@ class LocalStorage:
 
 
 def _check_local(path: str) -> None:
-  if manifest.is_url(path):
+  if paths_lib.is_url(path):
     raise CorpusError(
         f"{path}: only local files can be read. Mount the store and give the mount as base, or"
         " remap the path to it."

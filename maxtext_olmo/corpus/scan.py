@@ -1,0 +1,184 @@
+"""Many files at once: sizes and headers with one small read each, checksums in one pass.
+
+It uses threads, because the time goes into waiting for a disk or a mount, or into hashing outside
+the interpreter lock.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import io
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from maxtext_olmo.cores import available_cores
+from maxtext_olmo.corpus import npy_header
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.progress import progress_bar
+
+CHECKSUMS = ("xxh3", "sha256")
+DEFAULT_WORKERS = 32
+CHUNK_BYTES = 4 << 20
+
+_SHOWN = 10
+_FIRST_BYTES = 256  # Enough for the magic, and for a whole header as NumPy writes it.
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileInfo:
+  """The size and the token count of a token file."""
+
+  size_bytes: int
+  data_offset: int
+  n_tokens: int
+
+
+def map_files(
+    function: Callable[[int], T], count: int, *, workers: int | None, block: int | None = None
+) -> tuple[list[T | None], list[CorpusError]]:
+  """Calls `function(i)` for i below `count` in threads; returns results and CorpusErrors, in order.
+
+  A file's error does not stop the others, so that a report can name them all.
+
+  Args:
+    block: files per task. The default is many, because passing a task to a thread costs more than
+      a stat on a local disk.
+  """
+  workers = DEFAULT_WORKERS if workers is None else workers
+  if workers < 1:
+    raise ConfigError(f"workers must be at least 1, got {workers}.")
+  results: list[T | None] = [None] * count
+  errors: dict[int, CorpusError] = {}
+  stop = threading.Event()
+  step = block or max(1, min(64, count // (4 * workers)))
+
+  def run_block(start: int) -> None:
+    for i in range(start, min(start + step, count)):
+      if stop.is_set():
+        return
+      try:
+        results[i] = function(i)
+      except CorpusError as error:
+        errors[i] = error
+
+  with concurrent.futures.ThreadPoolExecutor(min(workers, max(count, 1))) as pool:
+    try:
+      for _ in pool.map(run_block, range(0, count, step)):
+        pass
+    except BaseException:  # Ctrl-C too: the threads must not continue to read terabytes.
+      stop.set()
+      raise
+  return results, [errors[i] for i in sorted(errors)]
+
+
+def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], what: str) -> list[T]:
+  """Returns the results, or raises one error that shows the first few and counts the rest."""
+  if errors:
+    message = f"{what} ({len(errors)} of {len(results)} files):\n{list_errors(errors)}"
+    if any(isinstance(error.__cause__, OSError) for error in errors):
+      message += (
+          "\nCheck the base (--base), the tokenizer's name in the paths (--tokenizer), and the"
+          " mount."
+      )
+    raise CorpusError(message)
+  return list(results)  # type: ignore[arg-type]
+
+
+def list_errors(errors: Sequence[CorpusError]) -> str:
+  """Returns one indented line for each of the first ten, and how many more there are."""
+  lines = [f"  {_in_short(error)}" for error in errors[:_SHOWN]]
+  if len(errors) > _SHOWN:
+    lines.append(f"  … and {len(errors) - _SHOWN} more")
+  return "\n".join(lines)
+
+
+def _in_short(error: CorpusError) -> str:
+  """Returns the message; where the system refused a file, only its path and why."""
+  cause = error.__cause__
+  named = isinstance(cause, OSError) and cause.filename is not None
+  return f"{cause.filename}: {reason(error)}" if named else str(error)  # type: ignore[union-attr]
+
+
+def scan_file(path: str, dtype: np.dtype, storage: Storage) -> FileInfo:
+  """Finds how many tokens a file has and where they begin, with one small read."""
+  size = storage.size(path)
+  first = storage.read(path, 0, min(size, _FIRST_BYTES))
+  if not npy_header.has_npy_magic(first):
+    return FileInfo(size_bytes=size, data_offset=0, n_tokens=size // dtype.itemsize)
+  header = _header(first, size, path, storage)
+  n_tokens = npy_header.check_header(header, dtype, size, path)
+  return FileInfo(size_bytes=size, data_offset=header.data_offset, n_tokens=n_tokens)
+
+
+def scan_files(
+    full_paths: Sequence[str],
+    dtype: np.dtype,
+    storage: Storage,
+    *,
+    workers: int | None,
+    progress: bool,
+) -> list[FileInfo]:
+  """Scans all files, in order; one error names every file that cannot be used."""
+  with progress_bar("Scanning files", len(full_paths), enabled=progress) as advance:
+
+    def scan(i: int) -> FileInfo:
+      info = scan_file(full_paths[i], dtype, storage)
+      advance(1)
+      return info
+
+    results, errors = map_files(scan, len(full_paths), workers=workers)
+  return all_or_error(results, errors, "Token files cannot be indexed")
+
+
+def new_hash(algorithm: str) -> Any:
+  """Returns a hash object with `update` and `hexdigest`."""
+  if algorithm == "sha256":
+    return hashlib.sha256()
+  if algorithm == "xxh3":
+    import xxhash
+
+    return xxhash.xxh3_128()
+  raise ConfigError(f"Unknown checksum {algorithm!r}: it must be one of {', '.join(CHECKSUMS)}.")
+
+
+def checksum_files(
+    full_paths: Sequence[str],
+    sizes: Sequence[int],
+    algorithm: str,
+    storage: Storage,
+    *,
+    workers: int | None,
+    progress: bool,
+) -> list[str]:
+  """Returns `algorithm:hex` of each whole file, read in pieces."""
+  new_hash(algorithm)  # An unknown name is an error before anything is read.
+  with progress_bar("Checksums", sum(sizes), enabled=progress, unit="bytes") as advance:
+
+    def checksum(i: int) -> str:
+      digest = new_hash(algorithm)
+      for piece in storage.pieces(full_paths[i], piece_bytes=CHUNK_BYTES):
+        digest.update(piece)
+        advance(len(piece))
+      return f"{algorithm}:{digest.hexdigest()}"
+
+    # Hashing needs a core per thread; more threads than that only compete for the disk.
+    workers = min(available_cores(), DEFAULT_WORKERS if workers is None else workers)
+    results, errors = map_files(checksum, len(full_paths), workers=workers, block=1)
+  return all_or_error(results, errors, "Token files cannot be read")
+
+
+def _header(first: bytes, size: int, path: str, storage: Storage) -> npy_header.NpyHeader:
+  try:
+    return npy_header.read_header(io.BytesIO(first), path)
+  except CorpusError:
+    # A header may be longer than what was read at first.
+    more = storage.read(path, 0, min(size, npy_header.MAX_BYTES))
+    return npy_header.read_header(io.BytesIO(more), path)

@@ -1,0 +1,52 @@
+"""Tests of path arithmetic."""
+
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo.corpus import paths
+
+
+class PathsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (["/d/a/x", "/d/b/y"], "/d"),
+      (["/d/a/x"], "/d/a"),
+      (["/d/ab/x", "/d/a/y"], "/d"),
+      (["/x", "/d/y"], "/"),
+      (["gs://b/a/x", "gs://b/y"], "gs://b"),
+      (["gs://b/x", "gs://c/y"], ""),
+      (["gs://b/x", "/d/y"], ""),
+      ([], ""),
+  )
+  def test_common_base(self, given, expected):
+    self.assertEqual(paths.common_base(given), expected)
+    for path in given:
+      self.assertEqual(paths.join(expected, paths.relative_to(expected, path)), path)
+
+  @parameterized.parameters(
+      ("/d", "/d/a/x", "a/x"),
+      ("/d", "a/./x", "a/x"),
+      ("/d", "/dd/x", "/dd/x"),
+      ("/d", "../e/x", "/e/x"),
+      ("/d", "gs://b/x", "gs://b/x"),
+      ("gs://b/p", "gs://b/p/x", "x"),
+      ("/", "/x", "x"),
+      ("", "/x", "/x"),
+  )
+  def test_relative_to(self, base, path, expected):
+    self.assertEqual(paths.relative_to(base, path), expected)
+
+  def test_absolute_leaves_urls_alone(self):
+    self.assertEqual(paths.absolute("gs://b/p/"), "gs://b/p")
+    self.assertEqual(paths.absolute("/d/../e/"), "/e")
+
+  def test_remap_takes_the_longest_prefix(self):
+    remap = {"gs://b": "/all", "gs://b/code": "/code", "/x": "/y"}
+    self.assertEqual(paths.remap("gs://b/web/x", remap), "/all/web/x")
+    self.assertEqual(paths.remap("gs://b/code/x", remap), "/code/x")
+    self.assertEqual(paths.remap("/other", remap), "/other")
+    self.assertEqual(paths.remap("/other", None), "/other")
+
+
+if __name__ == "__main__":
+  absltest.main()
