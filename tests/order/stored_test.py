@@ -290,11 +290,11 @@ class ShuffleTest(parameterized.TestCase):
     # A process of its own, whose NumPy shuffles differently from ours.
     code = (
         "import numpy as np\n"
-        "from maxtext_olmo.order import shuffle\n"
+        "from maxtext_olmo.order import stored\n"
         "class Other(np.random.Generator):\n"
         "  def shuffle(self, x): x[:] = np.roll(x, 1)\n"
         "np.random.Generator = Other\n"
-        "print(shuffle.choose().__name__, shuffle.shuffled(10, 1).tolist())\n"
+        "print(stored.choose().__name__, stored.shuffled(10, 1).tolist())\n"
     )
     golden = next(c for c in json.loads(_GOLDEN.read_text()) if c["n"] == 10 and c["seed"] == 0)
     done = subprocess.run(

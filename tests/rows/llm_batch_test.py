@@ -138,9 +138,9 @@ class PytreeTest(parameterized.TestCase):
   def test_importing_starts_no_backend(self):
     script = (
         "from jax._src import xla_bridge\n"
-        "from maxtext_olmo.rows import llm_batch\n"
-        "llm_batch.LLMIndexedBatch.get_sample(2, 3)[:, 1:]\n"
-        "llm_batch.LLMBatch.get_dtype_struct(2, 3)\n"
+        "from maxtext_olmo.rows import batch\n"
+        "batch.LLMIndexedBatch.get_sample(2, 3)[:, 1:]\n"
+        "batch.LLMBatch.get_dtype_struct(2, 3)\n"
         "assert not xla_bridge.backends_are_initialized()\n"
         "assert 'flax' not in __import__('sys').modules\n"
     )
