@@ -3,7 +3,7 @@
 It reads a request per line from standard input and answers each with a line on standard output,
 both as JSON:
 
-    ← {"path": "tests/order/split_test.py", "output": "/tmp/…/output"}
+    ← {"path": "tests/order/stream_test.py", "output": "/tmp/…/output"}
     → {"ran": 6, "failed": 0, "skipped": 0}
 
 What the tests print goes to the file `output`. These test files must not start processes (see

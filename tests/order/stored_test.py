@@ -122,7 +122,7 @@ def _python(code, *args):
 
 _OPEN = """
 import json, sys
-array, found = order_files.OrderFile(**json.loads(sys.argv[1])).open()
+array, found = stored.OrderFile(**json.loads(sys.argv[1])).open()
 print(found[0], int(array[0]), int(array[-1]))
 """
 
@@ -222,7 +222,7 @@ class OrderFilesTest(parameterized.TestCase):
     code = """
 import json, re, sys
 import numpy as np
-file = order_files.OrderFile(**json.loads(sys.argv[1]))
+file = stored.OrderFile(**json.loads(sys.argv[1]))
 def memory(field):
   return int(re.search(field + r':\\s+(\\d+)', open('/proc/self/status').read())[1])
 open('/proc/self/clear_refs', 'w').write('5')  # resets VmHWM
