@@ -122,6 +122,7 @@ def _python(code, *args):
 
 _OPEN = """
 import json, sys
+from maxtext_olmo.order import stored
 array, found = stored.OrderFile(**json.loads(sys.argv[1])).open()
 print(found[0], int(array[0]), int(array[-1]))
 """
@@ -222,6 +223,7 @@ class OrderFilesTest(parameterized.TestCase):
     code = """
 import json, re, sys
 import numpy as np
+from maxtext_olmo.order import stored
 file = stored.OrderFile(**json.loads(sys.argv[1]))
 def memory(field):
   return int(re.search(field + r':\\s+(\\d+)', open('/proc/self/status').read())[1])
