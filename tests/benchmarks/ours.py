@@ -1,12 +1,13 @@
 """This library and its yardsticks: plain copies, and a compiled loop of `pread`s over its parts."""
 
+import dataclasses
 import itertools
 import mmap
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +16,16 @@ import numba
 import numpy as np
 
 import maxtext_olmo
+from maxtext_olmo import config as config_lib
+from maxtext_olmo.corpus import token_files
 from maxtext_olmo.loader import iterator
+from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import wiring
+from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import prefetch
+from maxtext_olmo.rows import reader
+from maxtext_olmo.rows import segments
+from maxtext_olmo.rows import windows
 from maxtext_olmo.trainers.tiny import config as tiny_config
 from maxtext_olmo.trainers.tiny import model
 from tests import corpora
@@ -106,10 +115,13 @@ def _config(spec: Spec, config: Any) -> Any:
   return config
 
 
+def _mesh() -> jax.sharding.Mesh:
+  return jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+
+
 def _iterator(spec: Spec) -> Any:
-  mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
   config = _config(spec, maxtext_olmo.get_config())
-  return maxtext_olmo.create_data_iterator(config, mesh)[0]
+  return maxtext_olmo.create_data_iterator(config, _mesh())[0]
 
 
 def _warm(loader: child.Loader, batches: int = 50) -> child.Loader:
@@ -136,9 +148,36 @@ def open_ahead(spec: Spec) -> child.Loader:
   return _warm(child.Loader(lambda: ahead.take()["tokens"], buffered=default.batches))
 
 
+@dataclasses.dataclass(frozen=True)
+class _MaskedWindows(windows.WindowRows):
+  """Windows with a loss mask."""
+
+  mask_paths: Sequence[str] | None = None
+
+
+def _masked(spec: Spec) -> iterator.BatchIterator:
+  """Makes windows with segments and loss masks, which no dataset type has by itself."""
+  options = config_lib.Options.read(_config(spec, maxtext_olmo.get_config()))
+  index = maxtext_olmo.load_index(options.olmo_index_path)
+  masks = [os.path.join(spec["directory"], f"{i}.mask") for i in range(len(index.files))]
+  for entry, path in zip(index.files, masks):
+    np.ones(entry.n_tokens, np.uint8).tofile(path)
+  rows = _MaskedWindows(index, segments.SegmentRule("after_eos", spec["eos_id"]), masks)
+  stream = stream_lib.train_stream(index, order="feistel", seed=0)
+  schedule, content = options.schedule(), wiring.content(options)
+  return iterator.BatchIterator(
+      rows,
+      reader.FileReader(token_files.TokenFiles.of_index(index)),
+      resume.find_start(options, stream, schedule, content.record(rows.segment_rule)),
+      wiring.train_layouts(options, _mesh(), schedule),
+      content=content,
+      prefetch=wiring.prefetch(options),
+  )
+
+
 def open_devices(spec: Spec) -> child.Loader:
   """Takes global batches as a trainer does."""
-  train = _iterator(spec)
+  train = _masked(spec) if spec.get("masks") else _iterator(spec)
   take = lambda: jax.block_until_ready(next(train))["inputs"]  # noqa: E731
   return _warm(child.Loader(take, 4, counters=train.metrics))
 

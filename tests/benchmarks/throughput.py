@@ -47,6 +47,7 @@ CANDIDATES = {
     "planned rows inline, filter off": _ours("inline", _PLANNED),
     "devices, windows": _ours("devices", _ON),
     "devices, document mask": _ours("devices", {"olmo_document_mask": True, **_EOS, **_ON}),
+    "devices, segments and loss masks": _ours("devices", _ON, masks=True),
     "devices, planned rows": _ours("devices", _PLANNED),
     "MaxText, filter on, 2 workers": _peer("maxtext", 2, filter_=True),
     "MaxText, filter off, 2 workers": _peer("maxtext", 2),
@@ -93,6 +94,7 @@ def goals(found: dict[str, list[figures.Run]]) -> list[tuple[str, ...]]:
       ratio("planned rows inline, filter off", _BARE_PLANNED, 0.55),
       sent("devices, windows", 4.1),
       sent("devices, document mask", 4.3),
+      sent("devices, segments and loss masks", 4.3),
       sent("devices, planned rows", 4.3),
       *(waits(name) for name, spec in CANDIDATES.items() if spec["loader"] in _TRAINERS),
   ]
