@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 import time
 
 from absl import logging
 
 _STAGES = ("order", "read", "filter", "transfer")
+_COSTS = operator.attrgetter(*(f"{stage}_seconds" for stage in _STAGES))
 _WARM_UP_STEPS = 20
 _WARM_UP_SECONDS = 10.0
 _WINDOW_STEPS = 20
@@ -76,7 +78,7 @@ class Metrics:
     self.batches += 1
     self.wait_seconds += served_at - asked_at
     self.queue_depth = queue_depth
-    costs = tuple(getattr(self, f"{stage}_seconds") for stage in _STAGES)
+    costs = _COSTS(self)
     slow = self._watchdog.observe(asked_at, served_at, costs)
     if slow is not None:
       slow.warn(step)
