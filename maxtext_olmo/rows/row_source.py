@@ -239,12 +239,32 @@ class RowSequence:
 
 def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> parts_lib.Parts:
   """Returns the parts of the rows at some positions, which may span epochs."""
-  epochs, rows = stream.locate(positions)
-  if not epochs.size or epochs.min() == epochs.max():
-    return source.parts(int(epochs[0]) if epochs.size else 0, rows)
+  return parts_of(source, *stream.locate(positions))
+
+
+def parts_of(source: RowSource, epochs: np.ndarray, rows: np.ndarray) -> parts_lib.Parts:
+  """Returns the parts of rows of some epochs; a row of number -1 is padding."""
+  real = rows >= 0
+  if len(rows) and real.all() and epochs.min() == epochs.max():
+    return _parts_of_epoch(source, int(epochs[0]), rows)
   tables, places = [], []
-  for epoch in np.unique(epochs).tolist():
-    here = np.flatnonzero(epochs == epoch)
-    tables.append(source.parts(epoch, rows[here]))
+  for epoch in np.unique(epochs[real]).tolist():
+    here = np.flatnonzero((epochs == epoch) & real)
+    tables.append(_parts_of_epoch(source, epoch, rows[here]))
     places.append(here)
   return parts_lib.join(tables, places, len(rows))
+
+
+def _parts_of_epoch(source: RowSource, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
+  """Asks a row source for parts; raises where it does not give what the protocol promises."""
+  parts = source.parts(epoch, rows)
+  longest, shortest = int(parts.used.max(initial=0)), int(parts.count.min(initial=1))
+  if parts.num_rows != len(rows):
+    wrong = f"{parts.num_rows} rows where {len(rows)} were asked for"
+  elif shortest < 1:
+    wrong = f"a part of {shortest} tokens; an empty part has to be left out"
+  elif longest > source.row_length:
+    wrong = f"a row of {longest} tokens; its rows have {source.row_length}"
+  else:
+    return parts
+  raise errors.CorpusError(f"The row source {type(source).__name__} made {wrong}.")

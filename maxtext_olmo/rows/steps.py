@@ -278,34 +278,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     numbers = np.full(len(flat), -1, np.int64)
     epochs = np.zeros(len(flat), np.int64)
     epochs[real], numbers[real] = self._stream.locate(flat[real])
-    parts = self._parts_of(epochs, numbers)
+    parts = row_source.parts_of(self._source, epochs, numbers)
     return _Block(parts, numbers, parts.used, ends)
-
-  def _parts_of(self, epochs: np.ndarray, numbers: np.ndarray) -> parts_lib.Parts:
-    """Returns the parts of rows of some epochs; a row of number -1 is padding."""
-    real = numbers >= 0
-    if real.all() and len(epochs) and epochs.min() == epochs.max():
-      return self._parts_of_epoch(int(epochs[0]), numbers)
-    tables, places = [], []
-    for epoch in np.unique(epochs[real]).tolist():
-      here = np.flatnonzero((epochs == epoch) & real)
-      tables.append(self._parts_of_epoch(epoch, numbers[here]))
-      places.append(here)
-    return parts_lib.join(tables, places, len(numbers))
-
-  def _parts_of_epoch(self, epoch: int, numbers: np.ndarray) -> parts_lib.Parts:
-    """Asks the row source for parts; raises where it does not give what its protocol promises."""
-    parts = self._source.parts(epoch, numbers)
-    longest, shortest = int(parts.used.max(initial=0)), int(parts.count.min(initial=1))
-    if parts.num_rows != len(numbers):
-      wrong = f"{parts.num_rows} rows where {len(numbers)} were asked for"
-    elif shortest < 1:
-      wrong = f"a part of {shortest} tokens; an empty part has to be left out"
-    elif longest > self._row_length:
-      wrong = f"a row of {longest} tokens; its rows have {self._row_length}"
-    else:
-      return parts
-    raise errors.CorpusError(f"The row source {type(self._source).__name__} made {wrong}.")
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
     """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""
