@@ -34,6 +34,7 @@ class Prefetcher(Generic[T]):
   """The results of `make(first)`, `make(first + 1)`, … in order, made ahead by threads.
 
   An exception ends the sequence: it reaches the caller of `take`, and every later call gets it too.
+  An interrupt does not: the next call continues.
 
   Example:
     >>> with contextlib.closing(Prefetcher(lambda number: number**2, ahead=2)) as squares:
@@ -51,7 +52,7 @@ class Prefetcher(Generic[T]):
   def __init__(self, make: Callable[[int], T], ahead: int, threads: int = 1, first: int = 0):
     self._make = make
     self._next = first
-    self._error: BaseException | None = None
+    self._error: Exception | None = None
     self._results: collections.deque[concurrent.futures.Future[T]] = collections.deque()
     self._pool: concurrent.futures.ThreadPoolExecutor | None = None
     if ahead:
@@ -68,11 +69,12 @@ class Prefetcher(Generic[T]):
       raise self._error
     try:
       if self._pool is None:
-        self._next += 1
-        return self._make(self._next - 1)
-      result = self._results.popleft().result()
-      self._results.append(self._pool.submit(self._make, self._next))
-    except BaseException as error:
+        result = self._make(self._next)
+      else:
+        result = self._results[0].result()  # An interrupt while it waits loses nothing.
+        self._results.popleft()
+        self._results.append(self._pool.submit(self._make, self._next))
+    except Exception as error:
       self._error = error
       raise
     self._next += 1

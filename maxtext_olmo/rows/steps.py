@@ -130,7 +130,21 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._dtype = reader.dtype
     self._vocabulary = content.vocab_size or _INT32_VOCABULARY
     self._length = self._count_steps()
+    self._check_values()
     self._connect()
+
+  def _check_values(self) -> None:
+    limit, pad_id = np.iinfo(self._dtype).max, self._source.pad_id
+    if not 0 <= pad_id <= limit:
+      raise errors.ConfigError(
+          f"The padding id {pad_id} does not fit tokens of {self._dtype}, 0 to {limit}."
+      )
+    if "labels" in self._content.extras and self._labels is None:
+      raise errors.ConfigError("The extra array 'labels' needs files with labels.")
+    if "row_ids" in self._content.extras and (self._source.num_rows(0) or 0) > 2**31:
+      raise errors.ConfigError(
+          f"The extra array 'row_ids' is int32, and there are {self._source.num_rows(0):,} rows."
+      )
 
   def _connect(self) -> None:
     """Makes what belongs to one process."""
@@ -303,8 +317,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     """Returns the label of the file that each row begins with; -1 for a padding row."""
     labels = np.full(parts.num_rows, -1, np.int32)
     filled = np.diff(parts.bounds) > 0
-    if self._labels is not None:
-      labels[filled] = self._labels[parts.source[parts.bounds[:-1][filled]]]
+    labels[filled] = self._labels[parts.source[parts.bounds[:-1][filled]]]  # type: ignore[index]
     return labels
 
   def _raise_outside_vocabulary(

@@ -4,6 +4,7 @@ import doctest
 import gc
 import os
 import random
+import signal
 import threading
 import time
 
@@ -52,6 +53,23 @@ class PrefetcherTest(parameterized.TestCase):
 
     prefetcher = self._prefetcher(make, ahead, threads, first=5)
     self.assertEqual([prefetcher.take() for _ in range(30)], list(range(5, 35)))
+
+  def test_an_interrupt_while_it_waits_loses_nothing(self):
+    asked, interrupted = threading.Event(), threading.Event()
+
+    def make(number):
+      if number == 0:
+        asked.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        interrupted.wait()
+      return number
+
+    prefetcher = self._prefetcher(make, ahead=2)
+    with self.assertRaises(KeyboardInterrupt):
+      asked.set()
+      prefetcher.take()
+    interrupted.set()
+    self.assertEqual([prefetcher.take() for _ in range(4)], [0, 1, 2, 3])
 
   def test_no_more_is_made_than_was_asked_for(self):
     made = []

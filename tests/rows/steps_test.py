@@ -266,6 +266,23 @@ class WindowStepsTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, "Token id 2147483648 .* of 2147483648"):
       self._dataset(stream=self._stream(order="sequential"), schedule=schedule)[0]
 
+  def test_values_that_cannot_be_held_are_an_error(self):
+    class Padded(windows.WindowRows):
+      pad_id = 2**40
+
+    class Large(windows.WindowRows):
+
+      def num_rows(self, epoch):
+        return 2**31 + 1
+
+    for source, extras, message in (
+        (Padded, (), "padding id 1099511627776 does not fit tokens of uint16"),
+        (Large, ("row_ids",), "int32, and there are 2,147,483,649 rows"),
+        (windows.WindowRows, ("labels",), "needs files with labels"),
+    ):
+      with self.assertRaisesRegex(errors.ConfigError, message):
+        self._dataset(source=source(self.index), content=steps.Content(extras=extras))
+
   def test_row_ids_and_labels_come_on_request(self):
     labels = np.array([4, 5, 6, 7])
     dataset = self._dataset(
