@@ -21,7 +21,6 @@ NumPy serves.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -36,19 +35,11 @@ from maxtext_olmo.errors import CorpusError
 # The compiled search or NumPy's: (rows, min_period, max_period, repeats) -> keep.
 _Search = Callable[[np.ndarray, int, int, int], np.ndarray]
 
-_BLOCK_TOKENS = (
-    1 << 19
-)  # what NumPy takes at once: large enough to hide its call costs, small enough for the cache
 # How many tokens are filtered before numba is worth a second of another core.
 _COMPILE_AFTER = 1 << 20
 # OLMo's own filter, as the kernel takes it: shortest and longest period, and equal places per
 # period.
 SEARCH = (1, 13, 31)
-
-# For a byte of eight places, the first in its highest bit: how many places at its beginning and at
-# its end are equal.
-_EQUAL_FIRST = np.array([8 - (255 ^ b).bit_length() for b in range(256)], np.int64)
-_EQUAL_LAST = np.array([(~b & (b + 1)).bit_length() - 1 for b in range(256)], np.int64)
 
 
 class RepetitionTuple(NamedTuple):
@@ -182,146 +173,31 @@ def _check_periods(min_period: int) -> None:
     raise ConfigError(f"The repetition filter's min_period must be 1 or more, found {min_period}.")
 
 
-# NumPy's search.
-
-
-@dataclasses.dataclass(frozen=True)
-class _Samples:
-  """The places of a row that are tried first: for each period, one in every possible run."""
-
-  periods: tuple[int, ...]
-  bounds: tuple[int, ...]  # the samples of periods[k] are bounds[k] to bounds[k + 1]
-  period: np.ndarray  # by sample
-  place: np.ndarray  # by sample
-
-
-@functools.lru_cache(maxsize=16)
-def _samples(length: int, min_period: int, max_period: int, repeats: int) -> _Samples:
-  places = {}
-  for period in range(min_period, max_period + 1):
-    # A run lies in [period, length), so its last place is at period + run - 1 at the earliest.
-    at = np.arange(period + repeats * period - 1, length, repeats * period)
-    if at.size:
-      places[period] = at
-  sizes = [at.size for at in places.values()]
-  return _Samples(
-      periods=tuple(places),
-      bounds=(0, *np.cumsum(sizes).tolist()),
-      period=np.repeat(np.array(list(places), np.int64), sizes),
-      place=np.concatenate([np.empty(0, np.int64), *places.values()]),
-  )
-
-
 def _search_with_numpy(
     rows: np.ndarray, min_period: int, max_period: int, repeats: int
 ) -> np.ndarray:
-  n, length = rows.shape
-  keep = np.ones(n, np.bool_)
-  samples = _samples(length, min_period, max_period, repeats)
-  if not samples.periods:
-    return keep
-  size = max(1, _BLOCK_TOKENS // length)
-  for begin in range(0, n, size):
-    block = slice(begin, begin + size)
-    _search_block(rows[block], samples, repeats, keep[block])
-  return keep
-
-
-def _search_block(rows: np.ndarray, samples: _Samples, repeats: int, keep: np.ndarray) -> None:
-  """Clears `keep` for the rows of one block that repeat too often."""
-  suspect = _suspects(rows, samples, repeats)
-  if not suspect.any():
-    return
-  # One byte per place, in whole words, with a word of zeros before, between and after the rows.
-  width = -(-rows.shape[1] // 8) * 8 + 8
-  scratch = np.zeros(8 + len(rows) * width, np.uint8)
-  for k, period in enumerate(samples.periods):
-    which = np.flatnonzero(suspect[:, k] & keep)
-    if 2 * which.size > len(rows):
-      which = np.arange(len(rows))  # cheaper than picking most of them
-    if which.size:
-      keep[which[_rows_with_run(rows, which, period, repeats * period, scratch, width)]] = False
-
-
-def _suspects(rows: np.ndarray, samples: _Samples, repeats: int) -> np.ndarray:
-  """Which (row, period) may hold a run, judged by a few places of each."""
-  n, length = rows.shape
-  bounds = samples.bounds
-  hits = np.empty((n, bounds[-1]), np.bool_)
-  for k, p in enumerate(samples.periods):
-    np.equal(
-        rows[:, p + repeats * p - 1 :: repeats * p],
-        rows[:, repeats * p - 1 : length - p : repeats * p],
-        out=hits[:, bounds[k] : bounds[k + 1]],
-    )
-  row, sample = np.divmod(np.flatnonzero(hits), bounds[-1])
-  suspect = np.zeros((n, len(samples.periods)), np.bool_)
-
-  # Where much is equal, more samples will not tell.
-  crowded = np.bincount(row, minlength=n) > bounds[-1] // 6 + 8
-  if crowded.any():
-    suspect[crowded] = np.logical_or.reduceat(hits[crowded], bounds[:-1], axis=1)
-    lone = ~crowded[row]
-    row, sample = row[lone], sample[lone]
-
-  # A run of R places around place s also covers, for any 0 < k < R, the place s - k or s + R - k.
-  flat = rows.reshape(-1)
-  for share in (2, 3, 5):
-    if not row.size:
-      return suspect
-    period, place = samples.period[sample], samples.place[sample]
+  """Does what the compiled search does; rows without a repetition cost little here too."""
+  keep = np.ones(len(rows), np.bool_)
+  length = rows.shape[1]
+  for period in range(min_period, max_period + 1):
     run = repeats * period
-    back = run // share + (run < share)
-    at = row * length + place - back
-    equal = flat[at] == flat[at - period]
-    after = np.flatnonzero(~equal & (place - back + run < length))
-    at = at[after] + run[after]
-    equal[after] = flat[at] == flat[at - period[after]]
-    row, sample = row[equal], sample[equal]
-  suspect[row, np.searchsorted(bounds, sample, side="right") - 1] = True
-  return suspect
-
-
-def _rows_with_run(
-    rows: np.ndarray, which: np.ndarray, period: int, run: int, scratch: np.ndarray, width: int
-) -> np.ndarray:
-  """Which of the rows `which` have a run of `run` equal places, as indices into `which`."""
-  length = rows.shape[1] - period
-  flat = scratch[: 8 + which.size * width]
-  equal = flat[8:].reshape(which.size, width).view(np.bool_)
-  if which.size == len(rows):
-    np.equal(rows[:, period:], rows[:, :length], out=equal[:, :length])
-  else:
-    for k, r in enumerate(which.tolist()):
-      np.equal(rows[r, period:], rows[r, :length], out=equal[k, :length])
-  equal[:, length:] = False
-
-  if run < 15:  # may hold no whole byte of eight places
-    start, end = _runs(flat.view(np.bool_), run)
-    return np.unique((start - 8) // width)
-  places = np.packbits(flat)
-  start, end = _runs(places == 255, (run - 7) // 8)
-  total = (end - start) * 8 + _EQUAL_LAST[places[start - 1]] + _EQUAL_FIRST[places[end]]
-  return np.unique((start[total >= run] - 1) // (width // 8))
-
-
-def _runs(flags: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
-  """Starts and ends of the runs of `least` or more; `flags` begins and ends with False."""
-  some = flags
-  covered = 1
-  while covered < least:  # some[i]: flags[i : i + covered] are all set
-    step = min(covered, least - covered)
-    some = some[:-step] & some[step:]
-    covered += step
-  if not some.any():
-    return np.empty(0, np.int64), np.empty(0, np.int64)
-  edges = np.flatnonzero(flags[1:] != flags[:-1]) + 1
-  start, end = edges[0::2], edges[1::2]
-  long = end - start >= least
-  return start[long], end[long]
-
-
-# The compiled search.
+    # Any run of that length covers one of these places,
+    equal = rows[:, period + run - 1 :: run] == rows[:, run - 1 : length - period : run]
+    row, place = np.nonzero(equal)
+    place = place * run + period + run - 1
+    for share in (2, 3, 5):
+      # and either the place some way back or the one a run's length after that.
+      back = place - run // share
+      later = np.minimum(back + run, length - 1)
+      covered = rows[row, back] == rows[row, back - period]
+      covered |= (back + run < length) & (rows[row, later] == rows[row, later - period])
+      row, place = row[covered], place[covered]
+    for suspect in np.unique(row[keep[row]]).tolist():
+      tokens = rows[suspect]
+      differs = np.flatnonzero(tokens[period:] != tokens[:-period])
+      between = np.diff(differs, prepend=-1, append=length - period) - 1
+      keep[suspect] = between.max() < run
+  return keep
 
 
 @functools.cache
