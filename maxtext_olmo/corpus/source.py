@@ -7,8 +7,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
-from maxtext_olmo.corpus.index_builder import global_to_local
+from maxtext_olmo.corpus.index import OlmoNpyIndex
+from maxtext_olmo.corpus.index import global_to_local
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.token_files import TokenFiles
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import scan
-from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
+from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.token_files import TokenFiles

@@ -24,9 +24,8 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import index_changes
-from maxtext_olmo.corpus import index_file
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.order import timeline
 
@@ -63,7 +62,7 @@ class CorpusPolicy:
       self._check_content(was)
       self._check_extents(extents)
       return stream.with_history(self.index, extents)
-    files_then = index_changes.find_prefix(self.index, was)
+    files_then = index_lib.find_prefix(self.index, was)
     what = "\n".join(f"  {line}" for line in self._describe(was, entry.sequence_length))
     if self.allow == "any":
       logging.warning(
@@ -98,7 +97,7 @@ class CorpusPolicy:
       path.parent.mkdir(parents=True, exist_ok=True)
       # By epath, since checkpoints may be in an object store.
       temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-      temporary.write_text(index_file.dump_index(self.index))
+      temporary.write_text(index_builder.dump_index(self.index))
       temporary.replace(path)
 
   def _copy(self, fingerprint: str) -> epath.Path:
@@ -137,7 +136,7 @@ class CorpusPolicy:
   ) -> None:
     """Each extent must be a beginning of this corpus."""
     for _, num_files, fingerprint in extents:
-      if index_changes.find_prefix(self.index, fingerprint) != num_files:
+      if index_lib.find_prefix(self.index, fingerprint) != num_files:
         raise errors.ResumeError(
             f"The checkpoint's run had a corpus of {num_files} files with the fingerprint"
             f" {fingerprint} in earlier epochs, and the first files of this index make another. Use"
@@ -152,7 +151,7 @@ class CorpusPolicy:
   def _check_content(self, fingerprint: str) -> None:
     """Where both indexes have checksums, files of the same size must be the same files."""
     old = self._old_index(fingerprint)
-    found = index_changes.describe_changes(old, self.index) if old is not None else []
+    found = index_lib.describe_changes(old, self.index) if old is not None else []
     if not found:
       return
     what = "\n".join(f"  {line}" for line in found)
@@ -171,8 +170,8 @@ class CorpusPolicy:
   def _describe(self, fingerprint: str, sequence_length: int) -> list[str]:
     old = self._old_index(fingerprint)
     if old is not None:
-      return index_changes.describe_changes(old, self.index)
-    count = index_changes.find_prefix(self.index, fingerprint)
+      return index_lib.describe_changes(old, self.index)
+    count = index_lib.find_prefix(self.index, fingerprint)
     if count is not None:
       return [f"added: {len(self.index.files) - count} files at the end, after {count}"]
     lines = []
@@ -199,7 +198,7 @@ class CorpusPolicy:
       with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(path.read_text())
         file.flush()
-        return index_lib.load_index(file.name)
+        return index_builder.load_index(file.name)
     except errors.CorpusError as error:  # A damaged copy costs the list of files, not the run.
       logging.warning("The copy of the run's index cannot be read: %s", error)
       return None

@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import base
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream as stream_lib

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import index_changes
+from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import feistel
 from maxtext_olmo.order import permutations
@@ -151,7 +150,7 @@ class Stream:
     """Returns the stream over a corpus that grew during the run; the held-out part stays fixed."""
     lengths = []
     for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
-      windows = index_changes.windows_of_prefix(index, num_files) - self.split.num_held_out
+      windows = index_lib.windows_of_prefix(index, num_files) - self.split.num_held_out
       lengths.append((first_epoch, windows * self.split.chunk_size))
     epochs = schedule.Epochs(tuple(lengths))
     if epochs == self.order.epochs:
