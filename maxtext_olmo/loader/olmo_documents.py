@@ -16,9 +16,9 @@ from absl import logging
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
@@ -101,7 +101,7 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 
 def open_documents(
     index_path: str, documents_path: str, options: config_lib.Options
-) -> document_source.OlmoDocumentSource:
+) -> source_lib.OlmoDocumentSource:
   """The documents of an index; they are found now where that has not been done, by process 0
   before the others look."""
   index = collectives.run_on_all_processes(
@@ -122,7 +122,7 @@ def open_documents(
   documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
   if not documents.num_documents:
     raise errors.CorpusError(f"The index {index_path} has no document.")
-  return document_source.OlmoDocumentSource(
+  return source_lib.OlmoDocumentSource(
       index,
       documents,
       path_remap=options.path_remap,
@@ -139,7 +139,7 @@ def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyInde
 
 def _stream(
     options: config_lib.Options,
-    source: document_source.OlmoDocumentSource,
+    source: source_lib.OlmoDocumentSource,
     order: str,
     num_epochs: int | None,
 ) -> row_source.RowSequence:
@@ -157,7 +157,7 @@ def _stream(
 
 
 def _mixed_rows(
-    options: config_lib.Options, source: document_source.OlmoDocumentSource, order: str
+    options: config_lib.Options, source: source_lib.OlmoDocumentSource, order: str
 ) -> tuple[mixture_rows.MixedRows, str]:
   packed = options.olmo_packing == "planned"
   ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
@@ -180,7 +180,7 @@ def _mixed_rows(
 
 def _rows(
     options: config_lib.Options,
-    source: document_source.OlmoDocumentSource,
+    source: source_lib.OlmoDocumentSource,
     ranges: mixture_lib.Ranges,
     order_name: str,
     seed: int,
@@ -219,7 +219,7 @@ def _rows(
 def _streaming(
     options: config_lib.Options,
     mesh: jax.sharding.Mesh,
-    source: document_source.OlmoDocumentSource,
+    source: source_lib.OlmoDocumentSource,
 ) -> Any:
   """Rows packed as they come, or of each host's own documents; the iterator's state says where
   it is."""

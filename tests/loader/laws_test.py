@@ -313,9 +313,9 @@ from maxtext_olmo import corpus, order, rows
 for room in (corpus, order, rows):
   for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
     importlib.import_module(module.name)
-from maxtext_olmo.corpus import document_source, documents, token_files
+from maxtext_olmo.corpus import documents, token_files
 from maxtext_olmo.order import mixture, permutations, schedule, stream
-from maxtext_olmo.rows import document_rows, plan, planned, reader, row_stream, segments
+from maxtext_olmo.rows import document_rows, planned, reader, row_source, segments
 from maxtext_olmo.rows import steps, windows
 from maxtext_olmo.rows import mixture as mixture_rows
 
@@ -324,10 +324,10 @@ index = maxtext_olmo.load_index(path)
 documents.build_documents(index, path + ".alone", 0)
 found = documents.load_documents(path + ".alone", index, 0)
 shuffled = permutations.make_order("feistel", num_instances=found.num_documents, seed=0)
-packing = plan.PackingPlan(
+packing = planned.PackingPlan(
     found.lengths, shuffled, identity="", row_length=64, window=50, locate=found.locate)
 packed = planned.PlannedRows(packing, 64, index.fingerprint)
-in_sequence = row_stream.RowSequence(packed, name="", seed=0)
+in_sequence = row_source.RowSequence(packed, name="", seed=0)
 mixed = mixture_rows.MixedRows([in_sequence, in_sequence], [1, 2])
 alone = document_rows.DocumentRows(found, 64, "truncate")
 of_windows = windows.WindowRows(index, segments.SegmentRule("after_eos", 0))
@@ -336,8 +336,8 @@ streams = [
     (of_windows, mixture.mixture_stream(
         index, {"*": 1.0}, "epochs", order="feistel", seed=0, held_out_instances=0, num_epochs=1)),
     (packed, in_sequence),
-    (mixed, row_stream.RowSequence(mixed, name="", seed=0)),
-    (alone, row_stream.RowSequence(alone, name="", seed=0, order=shuffled)),
+    (mixed, row_source.RowSequence(mixed, name="", seed=0)),
+    (alone, row_source.RowSequence(alone, name="", seed=0, order=shuffled)),
 ]
 files = reader.FileReader(token_files.TokenFiles.of_index(index))
 for source, rows_of in streams:

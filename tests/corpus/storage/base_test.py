@@ -11,7 +11,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
-from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import manifest
@@ -153,7 +152,7 @@ class OtherStorageTest(parameterized.TestCase):
         self.index, os.path.join(self.directory, "documents"), 0, storage=self.storage
     )
     self.assertEqual(documents.num_boundary_files, 1)
-    records = document_source.OlmoDocumentSource(self.index, documents, storage=self.storage)
+    records = source_lib.OlmoDocumentSource(self.index, documents, storage=self.storage)
     np.testing.assert_array_equal(records[len(records) - 1]["inputs"], self.tokens[1][60:])
 
   def test_damage_is_found(self):
