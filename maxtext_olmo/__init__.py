@@ -56,13 +56,13 @@ _PUBLIC = {
         "make_olmo_grain_eval_iterator",
         "make_olmo_grain_train_iterator",
     ),
-    "loader.checkpoint_item": ("IteratorRestore", "IteratorSave"),
     "loader.registry": (
         "DataIterator",
         "DatasetType",
         "create_data_iterator",
         "register_dataset_type",
     ),
+    "loader.resume": ("IteratorRestore", "IteratorSave"),
     "trainers.tiny.config": ("get_config",),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

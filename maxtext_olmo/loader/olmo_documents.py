@@ -25,11 +25,8 @@ from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_maker
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
-from maxtext_olmo.loader import resume
-from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import mixture as mixture_lib
-from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture as mixture_rows
 from maxtext_olmo.rows import planned
@@ -47,20 +44,13 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
   stream = _stream(options, source, options.order_name, options.olmo_num_epochs or None)
-  schedule = options.schedule()
-  layouts = wiring.train_layouts(options, global_mesh, schedule)
-  content = wiring.content(options)
-  wiring.check_agreement(options, stream)
-  record = content.record(stream.source.segment_rule)
-  iterator = iterator_lib.BatchIterator(
+  iterator = wiring.train_iterator(
+      options,
+      global_mesh,
       stream.source,
       reader_lib.FileReader(source.files),
-      resume.find_start(options, stream, schedule, record),
-      layouts,
-      content=content,
-      prefetch=wiring.prefetch(options),
-      pad_after_end=options.generate_padding_batch_train,
-      labels=wiring.labels(source.index),
+      stream,
+      index=source.index,
   )
   logging.info(
       "olmo_documents: step %d at position %d of the rows of %d documents, %s",
@@ -81,18 +71,9 @@ def make_documents_eval_iterator(
   packing = options.olmo_packing if options.random_access_documents else "planned"
   options = options.replace(olmo_packing=packing, olmo_mixture={})
   stream = _stream(options, source, "sequential", 1)
-  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
-  wiring.check_agreement(options, stream)
-  return iterator_lib.BatchIterator(
-      stream.source,
-      reader_lib.FileReader(source.files),
-      state_lib.Start(0, schedule, stream),
-      wiring.eval_layouts(options, global_mesh),
-      content=wiring.content(options),
-      prefetch=wiring.prefetch(options),
-      restart_on_iter=True,
-      pad_after_end=options.generate_padding_batch_eval,
-      labels=wiring.labels(source.index),
+  reader = reader_lib.FileReader(source.files)
+  return wiring.eval_iterator(
+      options, global_mesh, stream.source, reader, stream, index=source.index
   )
 
 
