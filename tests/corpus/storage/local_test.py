@@ -409,9 +409,9 @@ class OpenFilesTest(absltest.TestCase):
     code = (
         "import os, resource, numpy as np\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from maxtext_olmo.corpus.storage import open_files\n"
+        "from maxtext_olmo.corpus.storage import local\n"
         f"many = {many!r}\n"
-        "files = open_files.OpenFiles(None)\n"
+        "files = local.OpenFiles(None)\n"
         "for step in range(60):\n"
         "  ids = (np.arange(8) + 8 * step) % len(many)\n"
         "  pinned = files.pin(many, ids)\n"
@@ -429,9 +429,9 @@ class OpenFilesTest(absltest.TestCase):
   def test_where_descriptors_run_out_while_not_all_files_fit_nothing_is_pinned(self):
     code = (
         "import resource, numpy as np\n"
-        "from maxtext_olmo.corpus.storage import open_files\n"
+        "from maxtext_olmo.corpus.storage import local\n"
         f"paths = {self.paths!r}\n"
-        "files = open_files.OpenFiles(len(paths) - 1)\n"
+        "files = local.OpenFiles(len(paths) - 1)\n"
         "others = []\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
         "try:\n"
@@ -447,9 +447,9 @@ class OpenFilesTest(absltest.TestCase):
   def test_where_descriptors_run_out_all_files_are_dropped(self):
     code = (
         "import errno, resource, numpy as np\n"
-        "from maxtext_olmo.corpus.storage import open_files\n"
+        "from maxtext_olmo.corpus.storage import local\n"
         f"paths = {self.paths!r}\n"
-        "files = open_files.OpenFiles(1000)\n"
+        "files = local.OpenFiles(1000)\n"
         "files.pin(paths, np.arange(6))\n"
         "others = []\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
