@@ -70,12 +70,8 @@ class Interleave:
     self._member: list[int] = []
     self._add(0, len(self.counts))
     dtype = np.int64 if self.period < _INT64_PERIOD else object
-    self._arrays = (
-        np.array(self._total, dtype),
-        np.array(self._left_total, dtype),
-        np.array(self._children, np.int64),
-        np.array(self._member, np.int64),
-    )
+    columns = (self._total, self._left_total, self._children, self._member)
+    self._arrays = [np.array(a, t) for a, t in zip(columns, (dtype, dtype, np.int64, np.int64))]
 
   def _add(self, first: int, end: int) -> int:
     node = len(self._total)
@@ -254,11 +250,6 @@ class MixtureOrder(base.Order):
       ids[here] = self.members[number].chunks.ids(ranks)
     return ids
 
-  def labels_at(self, positions: np.ndarray) -> list[str]:
-    """Returns the label of each position."""
-    members, _ = self.interleave.locate(np.asarray(positions, np.int64) // self.chunk_size)
-    return [self.members[number].label for number in members]
-
 
 def mixture_stream(
     index: index_lib.OlmoNpyIndex,
@@ -296,11 +287,7 @@ def mixture_stream(
       sequence_length=index.sequence_length,
   )
   return stream_lib.Stream(
-      fingerprint=index.fingerprint,
-      sequence_length=index.sequence_length,
-      order=mixed,
-      split=split,
-      num_epochs=num_epochs,
+      index.fingerprint, index.sequence_length, mixed, split, num_epochs=num_epochs
   )
 
 
