@@ -173,25 +173,6 @@ def load_index(
   """
   name = os.fspath(path)
   storage = LocalStorage() if storage is None else storage
-  values = _read_json(name, storage)
-  version = values.get("format_version")
-  new_base = None if base is None else paths.absolute(base)
-  try:
-    if version == INDEX_FORMAT_VERSION:
-      index = _load_own(name, values)
-      return index if new_base is None else dataclasses.replace(index, base=new_base)
-    if version == "1":
-      return _load_maxtext(name, values, new_base, storage)
-  except ConfigError as error:  # Values that no index can have.
-    raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
-  raise CorpusError(
-      f"The index {name} has format_version {version!r}; {INDEX_FORMAT_VERSION!r} and"
-      " MaxText's '1' can be read. Build it again with `maxtext-olmo index build`, or install the"
-      " version that wrote it."
-  )
-
-
-def _read_json(name: str, storage: Storage) -> dict[str, Any]:
   try:
     text = storage.read(name)
   except CorpusError as error:
@@ -199,6 +180,13 @@ def _read_json(name: str, storage: Storage) -> dict[str, Any]:
         f"Cannot read the index {name}: {reason(error).rstrip('.')}. `maxtext-olmo index build`"
         " makes one."
     ) from error
+  return parse_index(text, name, None if base is None else paths.absolute(base), storage)
+
+
+def parse_index(
+    text: str | bytes, name: str, base: str | None = None, storage: Storage | None = None
+) -> OlmoNpyIndex:
+  """Returns the index of the text of an index file, whose name is `name` in errors."""
   try:
     values = json.loads(text)
   except ValueError as error:  # Not JSON, or not even text.
@@ -207,12 +195,37 @@ def _read_json(name: str, storage: Storage) -> dict[str, Any]:
     raise CorpusError(
         f"The index {name} is not an index: expected an object with `files`. {_REBUILD}"
     )
-  return values
+  version = values.get("format_version")
+  try:
+    if version == INDEX_FORMAT_VERSION:
+      index = _load_own(name, values)
+      return index if base is None else dataclasses.replace(index, base=base)
+    if version == "1":
+      return _load_maxtext(name, values, base, storage or LocalStorage())
+  except ConfigError as error:  # Values that no index can have.
+    raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
+  raise CorpusError(
+      f"The index {name} has format_version {version!r}; {INDEX_FORMAT_VERSION!r} and MaxText's '1'"
+      " can be read. Build it again with `maxtext-olmo index build`, or install the version that"
+      " wrote it."
+  )
 
 
 def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
   index = _parse(name, values)
-  again = _derive_again(index)
+  # The index again, from what the fingerprint covers.
+  itemsize = token_dtype(index.dtype).itemsize
+  again = make_index(
+      [
+          dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
+          for entry in index.files
+      ],
+      index.sequence_length,
+      dtype=index.dtype,
+      tokenizer=index.tokenizer,
+      base=index.base,
+      max_target_sequence_length=index.max_target_sequence_length,
+  )
   if again.fingerprint != index.fingerprint:
     raise CorpusError(_fingerprint_differs(name, index.fingerprint, again.fingerprint))
   _check_numbers(name, again, index)
@@ -262,23 +275,6 @@ def _load_maxtext(
   )
   _check_numbers(name, index, raw)
   return index
-
-
-def _derive_again(index: OlmoNpyIndex) -> OlmoNpyIndex:
-  """Returns the index as derived from what the fingerprint covers."""
-  itemsize = token_dtype(index.dtype).itemsize
-  entries = [
-      dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
-      for entry in index.files
-  ]
-  return make_index(
-      entries,
-      index.sequence_length,
-      dtype=index.dtype,
-      tokenizer=index.tokenizer,
-      base=index.base,
-      max_target_sequence_length=index.max_target_sequence_length,
-  )
 
 
 def _check_numbers(name: str, derived: OlmoNpyIndex, stored: OlmoNpyIndex) -> None:
