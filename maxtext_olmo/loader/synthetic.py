@@ -2,8 +2,7 @@
 iterator.
 
 For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the
-seed and i, so the laws hold here too: a resumed run goes on with the same tokens on any number of
-hosts.
+seed and i, so the laws hold here too: a resumed run has the same tokens on any number of hosts.
 """
 
 from __future__ import annotations
@@ -93,12 +92,8 @@ def _stream(
   length = options.max_target_length
   fingerprint = f"synthetic {part}, vocabulary of {vocab_size}"
   records = SyntheticRecords(length, vocab_size, seed)
-  stream = stream_lib.Stream(
-      fingerprint=fingerprint,
-      sequence_length=length,
-      order=permutations.SequentialOrder(num_instances=instances, seed=seed),
-      split=stream_lib.Split(num_windows=instances, chunk_size=1),
-      num_epochs=num_epochs,
-  )
+  order = permutations.SequentialOrder(num_instances=instances, seed=seed)
+  split = stream_lib.Split(num_windows=instances, chunk_size=1)
+  stream = stream_lib.Stream(fingerprint, length, order, split, num_epochs=num_epochs)
   source = SyntheticRows(length, instances, fingerprint)
   return source, reader_lib.RecordReader(records, np.uint32), stream

@@ -264,12 +264,9 @@ def mixture_stream(
   """Makes a stream of the training part of a corpus, mixed.
 
   Args:
-    index: The corpus.
     mixture: A value for each label or pattern of labels.
     unit: One of `UNITS`.
     order: The order of the instances of each label.
-    seed: Of the orders.
-    held_out_instances: That training never sees.
     num_epochs: Passes of the mixture; None for a stream without end.
   """
   if order not in (permutations.FeistelOrder.name, permutations.SequentialOrder.name):
