@@ -195,21 +195,21 @@ def make_index(
       files,
       max_target_sequence_length=max_target_sequence_length,
   )
-  index = OlmoNpyIndex(
+  total = _count(files)
+  return OlmoNpyIndex(
       format_version=INDEX_FORMAT_VERSION,
       sequence_length=sequence_length,
       dtype=dtype,
       tokenizer=tokenizer,
       files=files,
-      total_instances=_count(files),
+      total_instances=total,
       total_tokens=sum(entry.n_tokens for entry in files),
       fingerprint=fingerprint,
       base=base,
       max_target_sequence_length=max_target_sequence_length,
-  )
-  # Derived from the fingerprint, not random: every index of this corpus holds out the same windows.
-  return dataclasses.replace(
-      index, split_key=_split_key(fingerprint), split_windows=index.num_windows
+      # Derived, not random: every index of this corpus holds out the same windows.
+      split_key=_split_key(fingerprint),
+      split_windows=total * sequence_length // (max_target_sequence_length or sequence_length),
   )
 
 

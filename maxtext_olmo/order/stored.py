@@ -172,39 +172,28 @@ class OrderFile:
     return found
 
   def _map(self, trusted: FileId | None) -> tuple[np.ndarray, FileId] | None:
-    header = self._header()
-    if header is None:
-      return None
-    stat = os.stat(self.path)
-    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    numbers = np.memmap(self.path, "<u4", "r", HEADER_BYTES, (self.n,))
-    if found != trusted and _checksum(numbers) != header["checksum"]:
-      return None
-    return numbers.view(np.ndarray), found
-
-  def _header(self) -> dict[str, Any] | None:
-    """Returns the header if file and header are those of this order, else None."""
+    """Maps the permutation if file and header are those of this order."""
     try:
       with open(self.path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        stat = os.fstat(file.fileno())
         header = json.loads(file.read(HEADER_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return None
-    if size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
+    if stat.st_size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
       return None
-    expected = self._description()
-    return header if {**header, "checksum": ""} == {**expected, "checksum": ""} else None
+    checksum = header.get("checksum")
+    if header != {**self._description(), "checksum": checksum}:
+      return None
+    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    numbers = np.memmap(self.path, "<u4", "r", HEADER_BYTES, (self.n,))
+    if found != trusted and _checksum(numbers) != checksum:
+      return None
+    return numbers.view(np.ndarray), found
 
   def _description(self) -> dict[str, Any]:
-    return {
-        "magic": _MAGIC,
-        "version": _VERSION,
-        "kind": self.kind,
-        "n": self.n,
-        "seed": self.seed,
-        "epoch": self.epoch,
-        "chunk": self.chunk,
-    }
+    values = dataclasses.asdict(self)
+    del values["directory"]
+    return {"magic": _MAGIC, "version": _VERSION, **values}
 
   def _build(self) -> None:
     """Shuffles and writes the file, while the lock is held."""
