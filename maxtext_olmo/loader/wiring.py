@@ -36,8 +36,6 @@ def train_iterator(
   """Returns the iterator over training batches, at the step where the run resumes.
 
   Args:
-    source: What rows are made of.
-    reader: What reads them.
     stream: Which row each position holds.
     content: What is done with the tokens, if not what the options say.
     index: The corpus, whose labels a batch may have as an extra array.
