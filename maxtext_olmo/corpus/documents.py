@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import gzip
+import io
 import json
 import os
 import tempfile
@@ -36,7 +38,6 @@ from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
-from maxtext_olmo.corpus.storage import open_stream
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import ConfigError
@@ -74,41 +75,33 @@ class DocumentIndex:
   num_boundary_files: int
   checksum: str
 
-  def __post_init__(self):
-    object.__setattr__(self, "_maps", self._map())
-
   def __getstate__(self):
+    # The arrays are mapped again in each process.
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-  def __setstate__(self, state):
-    self.__dict__.update(state)
-    object.__setattr__(self, "_maps", self._map())
-
-  def _map(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  @functools.cached_property
+  def _maps(self) -> list[np.ndarray]:
     # Mapped, not read through a storage: the arrays of a large corpus have gigabytes, and a batch
     # looks at a few pages of them.
-    found: list[np.ndarray] = []
-    offset = _HEADER_BYTES
+    found, offset = [], _HEADER_BYTES
     for dtype, count in _layout(self.num_files, self.num_documents):
-      if count:
-        found.append(np.memmap(self.path, dtype, "r", offset, (count,)))
-      else:
-        found.append(np.zeros(0, dtype))
-      offset += count * np.dtype(dtype).itemsize
-    return found[0], found[1], found[2]
+      empty = np.zeros(0, dtype)
+      found.append(np.memmap(self.path, dtype, "r", offset, (count,)) if count else empty)
+      offset += count * empty.itemsize
+    return found
 
   @property
   def file_offsets(self) -> np.ndarray:
     """The first document of each file, then the number of all documents."""
-    return self._maps[0]  # type: ignore[attr-defined]
+    return self._maps[0]
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
     """Returns how many tokens each document has (int64)."""
-    return self._maps[2][document_ids].astype(np.int64)  # type: ignore[attr-defined]
+    return self._maps[2][document_ids].astype(np.int64)
 
   def locate(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the file of each document, and its first token in it (int64)."""
-    offsets, starts, _ = self._maps  # type: ignore[attr-defined]
+    offsets, starts, _ = self._maps
     # Files without documents share their offset with the next file; the last of equals has the
     # document.
     file_ids = np.searchsorted(offsets, document_ids, side="right") - 1
@@ -304,7 +297,7 @@ def _spans_of_csv(storage: Storage, path: str, n_tokens: int) -> Spans:
   block: list[tuple[int, int]] = []
   before = 0
   try:
-    with gzip.open(open_stream(storage, path), "rt", encoding="utf-8", newline="") as file:
+    with gzip.open(io.BytesIO(storage.read(path)), "rt", encoding="utf-8", newline="") as file:
       for number, line in enumerate(csv.reader(file), start=1):
         start, end = int(line[0]), int(line[1])
         if not before <= start <= end <= n_tokens:

@@ -12,11 +12,9 @@ each window into M / S instances. So a later stage with another S sees the same 
 corpus keeps its fingerprint.
 """
 
-import bisect
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -30,6 +28,7 @@ from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 
 INDEX_FORMAT_VERSION = "2"
+_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,13 +79,18 @@ class OlmoNpyIndex:
   split_windows: int = 0
 
   @property
+  def window(self) -> int:
+    """Tokens per window: M where it is set, else S."""
+    return self.max_target_sequence_length or self.sequence_length
+
+  @property
   def chunk_size(self) -> int:
     """Instances per window: neighbours that the order keeps together."""
-    return (self.max_target_sequence_length or self.sequence_length) // self.sequence_length
+    return self.window // self.sequence_length
 
   @property
   def num_windows(self) -> int:
-    """Windows (of M tokens where M is set, else of S) in the corpus."""
+    """Windows in the corpus."""
     return self.total_instances // self.chunk_size
 
   @functools.cached_property
@@ -97,10 +101,6 @@ class OlmoNpyIndex:
   @functools.cached_property
   def _starts(self) -> np.ndarray:
     return np.array([entry.instance_offset for entry in self.files], np.int64)
-
-  @functools.cached_property
-  def _start_list(self) -> list[int]:
-    return self._starts.tolist()
 
   @functools.cached_property
   def _first_bytes(self) -> np.ndarray:
@@ -168,9 +168,9 @@ class OlmoNpyIndex:
 
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes the index as JSON, atomically, one line for each file."""
-    from maxtext_olmo.corpus import index_file
+    from maxtext_olmo.corpus import index_builder
 
-    index_file.save_index(self, path)
+    index_builder.save_index(self, path)
 
 
 _ENTRY_FIELDS = tuple(field.name for field in dataclasses.fields(OlmoNpyFileEntry))
@@ -195,27 +195,32 @@ def make_index(
       files,
       max_target_sequence_length=max_target_sequence_length,
   )
-  index = OlmoNpyIndex(
+  total = _count(files)
+  return OlmoNpyIndex(
       format_version=INDEX_FORMAT_VERSION,
       sequence_length=sequence_length,
       dtype=dtype,
       tokenizer=tokenizer,
       files=files,
-      total_instances=_count(files),
+      total_instances=total,
       total_tokens=sum(entry.n_tokens for entry in files),
       fingerprint=fingerprint,
       base=base,
       max_target_sequence_length=max_target_sequence_length,
-  )
-  # Derived from the fingerprint, not random: every index of this corpus holds out the same windows.
-  return dataclasses.replace(
-      index, split_key=_split_key(fingerprint), split_windows=index.num_windows
+      # Derived, not random: every index of this corpus holds out the same windows.
+      split_key=_split_key(fingerprint),
+      split_windows=total * sequence_length // (max_target_sequence_length or sequence_length),
   )
 
 
 def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
   """Returns the index with the held-out split of an older one, which it must continue."""
-  _check_continues(index, older)
+  if find_prefix(index, older.fingerprint) != len(older.files):
+    changes = "\n".join(f"  {line}" for line in describe_changes(older, index))
+    raise CorpusError(
+        f"The corpus does not continue the older index:\n{changes}\nNew files come after the old"
+        " ones, which stay as they are."
+    )
   return dataclasses.replace(index, split_key=older.split_key, split_windows=older.split_windows)
 
 
@@ -229,22 +234,35 @@ def compute_fingerprint(
 ) -> str:
   """Returns a hash of all that decides which tokens an instance holds; the mount does not."""
   window = max_target_sequence_length or sequence_length
-  *_, fingerprint = prefix_fingerprints(window, dtype, tokenizer, files)
+  *_, fingerprint = _prefix_fingerprints(window, dtype, tokenizer, files)
   return fingerprint
 
 
 def split_belongs(index: OlmoNpyIndex) -> bool:
   """Returns whether the split key is that of this corpus, or of one that it continues."""
-  window = index.max_target_sequence_length or index.sequence_length
-  windows = [0, *itertools.accumulate(f.n_instances // index.chunk_size for f in index.files)]
-  fingerprints = prefix_fingerprints(window, index.dtype, index.tokenizer, index.files)
   return any(
-      count == index.split_windows and _split_key(fingerprint) == index.split_key
-      for count, fingerprint in zip(windows, fingerprints)
+      windows_of_prefix(index, count) == index.split_windows
+      and _split_key(fingerprint) == index.split_key
+      for count, fingerprint in enumerate(_prefixes_of(index))
   )
 
 
-def prefix_fingerprints(
+def find_prefix(index: OlmoNpyIndex, fingerprint: str) -> int | None:
+  """Returns how many of the first files have this fingerprint; None if no number of them has."""
+  found = enumerate(_prefixes_of(index))
+  return next((count for count, prefix in found if prefix == fingerprint), None)
+
+
+def windows_of_prefix(index: OlmoNpyIndex, num_files: int) -> int:
+  """Returns the number of windows in the first `num_files` files."""
+  return _count(index.files[:num_files]) // index.chunk_size
+
+
+def _prefixes_of(index: OlmoNpyIndex) -> Iterator[str]:
+  return _prefix_fingerprints(index.window, index.dtype, index.tokenizer, index.files)
+
+
+def _prefix_fingerprints(
     window: int, dtype: str, tokenizer: str, files: Sequence[OlmoNpyFileEntry]
 ) -> Iterator[str]:
   """Yields the fingerprints of the corpora made of the first 0, 1, 2, … files."""
@@ -264,11 +282,10 @@ def _split_key(fingerprint: str) -> str:
 
 def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
   """Returns the file that holds an instance, and the token in it where the instance begins."""
-  if not 0 <= instance_id < index.total_instances:
-    raise OrderError(_out_of_range(instance_id, index))
-  file_id = bisect.bisect_right(index._start_list, instance_id) - 1
-  place = int(instance_id) - index._start_list[file_id]
-  return file_id, place * index.sequence_length
+  file_ids, offsets = index.locate(np.array([instance_id]))
+  file_id = int(file_ids[0])
+  offset = int(offsets[0]) - index.files[file_id].data_offset
+  return file_id, offset // index.token_dtype.itemsize
 
 
 def check_lengths(sequence_length: int, longest: int | None) -> None:
@@ -306,30 +323,50 @@ def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
   )
 
 
-def _check_continues(index: OlmoNpyIndex, older: OlmoNpyIndex) -> None:
-  """Raises unless the corpus begins with all files of the older one, so the split stays valid."""
+def describe_changes(old: OlmoNpyIndex, new: OlmoNpyIndex) -> list[str]:
+  """Returns a line for each difference; none where the fingerprints agree."""
+  lines = []
   for name in ("dtype", "tokenizer"):
-    if getattr(index, name) != getattr(older, name):
-      raise CorpusError(
-          f"The corpus does not continue the older index: {name} was {getattr(older, name)!r}, now"
-          f" {getattr(index, name)!r}."
-      )
-  was = older.max_target_sequence_length or older.sequence_length
-  now = index.max_target_sequence_length or index.sequence_length
-  if was != now:
-    raise CorpusError(
-        f"The corpus does not continue the older index: its windows had {was} tokens, now {now}."
+    if getattr(old, name) != getattr(new, name):
+      lines.append(f"{name}: was {getattr(old, name)!r}, is {getattr(new, name)!r}")
+  if old.window != new.window:
+    lines.append(
+        f"windows: files were cut into windows of {old.window} tokens, now of {new.window}, which"
+        " makes other"
+        " instances; index a corpus whose sequence length will change with"
+        " --max-target-sequence-length"
     )
-  for place, old in enumerate(older.files):
-    new = index.files[place] if place < len(index.files) else None
-    found = "missing" if new is None else _describe(new)
-    if found != (expected := _describe(old)):
-      raise CorpusError(
-          f"The corpus does not continue the older index: file {place} was {expected}, now"
-          f" {found}. New files come after the old ones, which stay as they are."
-      )
-
-
-def _describe(entry: OlmoNpyFileEntry) -> str:
-  """Describes what the fingerprint covers of a file."""
-  return f"{entry.path} ({entry.size_bytes} bytes, tokens from byte {entry.data_offset})"
+  before = {entry.path: entry for entry in old.files}
+  after = {entry.path: entry for entry in new.files}
+  kinds: dict[str, list[str]] = {
+      kind: [] for kind in ("removed", "grown", "shrunk", "replaced", "added")
+  }
+  for path, entry in before.items():
+    if path not in after:
+      kinds["removed"].append(f"{path} ({entry.size_bytes:,} bytes)")
+      continue
+    found = after[path]
+    sizes = f"{path} ({entry.size_bytes:,} to {found.size_bytes:,} bytes)"
+    if found.size_bytes > entry.size_bytes:
+      kinds["grown"].append(sizes)
+    elif found.size_bytes < entry.size_bytes:
+      kinds["shrunk"].append(sizes)
+    elif found.data_offset != entry.data_offset or (
+        found.checksum and entry.checksum and found.checksum != entry.checksum
+    ):
+      kinds["replaced"].append(f"{path} (the same size, another content)")
+  last_kept = max((place for place, path in enumerate(after) if path in before), default=-1)
+  for place, (path, entry) in enumerate(after.items()):
+    if path not in before:
+      where = "at the end" if place > last_kept else f"at place {place}"
+      kinds["added"].append(f"{path} ({entry.size_bytes:,} bytes, {where})")
+  for kind, files in kinds.items():
+    lines += [f"{kind}: {file}" for file in files[:_SHOWN]]
+    if len(files) > _SHOWN:
+      lines.append(f"{kind}: {len(files) - _SHOWN} more files")
+  common = [path for path in after if path in before]
+  order = [path for path in before if path in after]
+  if common != order:
+    place = next(i for i, (a, b) in enumerate(zip(order, common)) if a != b)
+    lines.append(f"reordered: {order[place]} came before {common[place]}, now it comes after")
+  return lines

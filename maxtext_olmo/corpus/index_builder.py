@@ -1,47 +1,38 @@
-"""Building an index, and the names that belong to it.
+"""Making an index: from the files of a corpus, or from an index file.
 
-The classes are in `index`, the JSON in `index_file`; everything can be imported from here.
+An index file is JSON, with one line for each token file, and is checked completely when it is read.
+Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with
+full paths and neither sizes nor data offsets. Format 2 is written.
 """
 
+import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from maxtext_olmo import atomic
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.index import INDEX_FORMAT_VERSION
 from maxtext_olmo.corpus.index import OlmoNpyFileEntry
 from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.index import check_lengths
-from maxtext_olmo.corpus.index import compute_fingerprint
-from maxtext_olmo.corpus.index import global_to_local
 from maxtext_olmo.corpus.index import keep_split
 from maxtext_olmo.corpus.index import make_index
-from maxtext_olmo.corpus.index_file import load_index
-from maxtext_olmo.corpus.npy_header import has_npy_magic
-from maxtext_olmo.corpus.npy_header import parse_npy_header
-from maxtext_olmo.corpus.npy_header import read_npy_header_from_path
-from maxtext_olmo.corpus.npy_header import read_raw_metadata_from_path
+from maxtext_olmo.corpus.index import split_belongs
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
-__all__ = [
-    "INDEX_FORMAT_VERSION",
-    "OlmoNpyFileEntry",
-    "OlmoNpyIndex",
-    "build_index",
-    "compute_fingerprint",
-    "global_to_local",
-    "has_npy_magic",
-    "keep_split",
-    "load_index",
-    "parse_npy_header",
-    "read_npy_header_from_path",
-    "read_raw_metadata_from_path",
-]
+_REBUILD = "Build the index again with `maxtext-olmo index build`, or copy it again."
 
 HeaderReader = Callable[[str], tuple[str, tuple[int, ...]]]
+T = TypeVar("T")
 
 
 def build_index(
@@ -151,3 +142,204 @@ def _infos_from_reader(
         )
     infos.append(info)
   return dtype.name, infos
+
+
+def save_index(index: OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
+  """Writes an index, atomically."""
+  atomic.write_atomically(path, dump_index(index))
+
+
+def dump_index(index: OlmoNpyIndex) -> str:
+  """Returns the text of an index file."""
+  values = index.to_json_dict()
+  files = values.pop("files")
+  head = json.dumps(values, indent=2)
+  lines = ",\n".join(f"    {json.dumps(entry)}" for entry in files)
+  return head.removesuffix("\n}") + f',\n  "files": [\n{lines}\n  ]\n}}\n'
+
+
+def load_index(
+    path: str | os.PathLike[str],
+    *,
+    base: str | os.PathLike[str] | None = None,
+    storage: Storage | None = None,
+) -> OlmoNpyIndex:
+  """Reads an index and verifies it; MaxText's own index files can be read too.
+
+  Args:
+    base: where the token files are now, if not where they were when the index was built.
+    storage: where the index, and of MaxText's indexes the token files, are read from; local files
+      unless given.
+  """
+  name = os.fspath(path)
+  storage = LocalStorage() if storage is None else storage
+  try:
+    text = storage.read(name)
+  except CorpusError as error:
+    raise CorpusError(
+        f"Cannot read the index {name}: {reason(error).rstrip('.')}. `maxtext-olmo index build`"
+        " makes one."
+    ) from error
+  return parse_index(text, name, None if base is None else paths.absolute(base), storage)
+
+
+def parse_index(
+    text: str | bytes, name: str, base: str | None = None, storage: Storage | None = None
+) -> OlmoNpyIndex:
+  """Returns the index of the text of an index file, whose name is `name` in errors."""
+  try:
+    values = json.loads(text)
+  except ValueError as error:  # Not JSON, or not even text.
+    raise CorpusError(f"The index {name} is not valid JSON: {error}. {_REBUILD}") from error
+  if not isinstance(values, dict) or not isinstance(values.get("files"), list):
+    raise CorpusError(
+        f"The index {name} is not an index: expected an object with `files`. {_REBUILD}"
+    )
+  version = values.get("format_version")
+  try:
+    if version == INDEX_FORMAT_VERSION:
+      index = _load_own(name, values)
+      return index if base is None else dataclasses.replace(index, base=base)
+    if version == "1":
+      return _load_maxtext(name, values, base, storage or LocalStorage())
+  except ConfigError as error:  # Values that no index can have.
+    raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
+  raise CorpusError(
+      f"The index {name} has format_version {version!r}; {INDEX_FORMAT_VERSION!r} and MaxText's '1'"
+      " can be read. Build it again with `maxtext-olmo index build`, or install the version that"
+      " wrote it."
+  )
+
+
+def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
+  index = _parse(name, values)
+  # The index again, from what the fingerprint covers.
+  itemsize = token_dtype(index.dtype).itemsize
+  again = make_index(
+      [
+          dataclasses.replace(entry, n_tokens=(entry.size_bytes - entry.data_offset) // itemsize)
+          for entry in index.files
+      ],
+      index.sequence_length,
+      dtype=index.dtype,
+      tokenizer=index.tokenizer,
+      base=index.base,
+      max_target_sequence_length=index.max_target_sequence_length,
+  )
+  if again.fingerprint != index.fingerprint:
+    raise CorpusError(_fingerprint_differs(name, index.fingerprint, again.fingerprint))
+  _check_numbers(name, again, index)
+  if not split_belongs(index):
+    raise CorpusError(
+        f"The index {name} is damaged: the split key {index.split_key!r} over"
+        f" {index.split_windows} windows is neither that of its files, nor of the first of them."
+        f" {_REBUILD}"
+    )
+  return index
+
+
+def _load_maxtext(
+    name: str, values: dict[str, Any], base: str | None, storage: Storage
+) -> OlmoNpyIndex:
+  """Reads MaxText's format: the paths are full, and only the token counts are known."""
+  raw = _parse(name, values)
+  entries = raw.files
+  expected = _maxtext_fingerprint(raw)
+  if raw.fingerprint != expected:
+    raise CorpusError(_fingerprint_differs(name, raw.fingerprint, expected))
+
+  dtype = token_dtype(raw.dtype)
+  old_full = [paths.absolute(entry.path) for entry in entries]
+  old_base = paths.common_base(old_full)
+  new_base = old_base if base is None else base
+  relative = [paths.relative_to(old_base, path) for path in old_full]
+  full = [paths.join(new_base, path) for path in relative]
+
+  def data_offset(i: int) -> int:
+    # Files that cannot be seen from here are assumed to be raw; the check of sizes finds those that
+    # are not.
+    if not storage.exists(full[i]):
+      return 0
+    return scan.scan_file(full[i], dtype, storage).data_offset
+
+  results, errors = scan.map_files(data_offset, len(full), workers=None)
+  offsets = scan.all_or_error(results, errors, f"Token files of the index {name} cannot be used")
+  placed = [
+      dataclasses.replace(
+          entry, path=path, data_offset=offset, size_bytes=offset + entry.n_tokens * dtype.itemsize
+      )
+      for entry, path, offset in zip(entries, relative, offsets)
+  ]
+  index = make_index(
+      placed, raw.sequence_length, dtype=dtype.name, tokenizer=raw.tokenizer, base=new_base
+  )
+  _check_numbers(name, index, raw)
+  return index
+
+
+def _check_numbers(name: str, derived: OlmoNpyIndex, stored: OlmoNpyIndex) -> None:
+  """Compares the numbers that no fingerprint covers, because they follow from others."""
+
+  def compare(what: str, expected: int, found: int) -> None:
+    if expected != found:
+      raise CorpusError(
+          f"The index {name} is damaged: {what} must be {expected}, found {found}. {_REBUILD}"
+      )
+
+  for mine, theirs in zip(derived.files, stored.files):
+    for field in ("n_tokens", "n_instances", "instance_offset"):
+      compare(f"{field} of {theirs.path}", getattr(mine, field), getattr(theirs, field))
+  for field in ("total_instances", "total_tokens"):
+    compare(field, getattr(derived, field), getattr(stored, field))
+
+
+def _parse(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
+  entries = [
+      _make(OlmoNpyFileEntry, _ENTRY_TYPES, entry, f"file {place} of the index {name}")
+      for place, entry in enumerate(values["files"])
+  ]
+  where = f"the index {name}"
+  return _make(OlmoNpyIndex, _INDEX_TYPES, {**values, "files": tuple(entries)}, where)
+
+
+def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
+  """Makes a data class of JSON values, after checking the type of each."""
+  if not isinstance(values, dict):
+    raise CorpusError(f"Expected an object for {where}, found {values!r}. {_REBUILD}")
+  for field, value in values.items():
+    expected = types.get(field)
+    if expected is None:
+      raise CorpusError(f"Unknown field {field!r} in {where}. A newer version may have written it.")
+    if not isinstance(value, expected) or (isinstance(value, int) and value < 0):
+      raise CorpusError(f"{field!r} cannot be {value!r} in {where}. {_REBUILD}")
+  try:
+    return cls(**values)
+  except TypeError as error:
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    missing = ", ".join(name for name in required if name not in values)
+    raise CorpusError(f"Missing in {where}: {missing}. {_REBUILD}") from error
+
+
+def _types(cls: type) -> dict[str, Any]:
+  """Returns the type that the JSON value of each field must have."""
+  return {f.name: tuple if f.name == "files" else f.type for f in dataclasses.fields(cls)}
+
+
+_ENTRY_TYPES = _types(OlmoNpyFileEntry)
+_INDEX_TYPES = _types(OlmoNpyIndex)
+
+
+def _fingerprint_differs(name: str, found: str, expected: str) -> str:
+  return (
+      f"The index {name} is damaged or was edited by hand: its content has the fingerprint"
+      f" {expected}, but it says {found}. {_REBUILD}"
+  )
+
+
+def _maxtext_fingerprint(index: OlmoNpyIndex) -> str:
+  """Returns the fingerprint as MaxText computes it, to detect damage."""
+  fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
+  for entry in index.files:
+    fields += [entry.path, str(entry.n_tokens)]
+  return "sha256:" + hashlib.sha256("".join(f + "\0" for f in fields).encode()).hexdigest()

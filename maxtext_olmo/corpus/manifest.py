@@ -62,8 +62,9 @@ def read_mix(
     except CorpusError as error:
       problems.append(f"  {name}:{number}: {error}")
   if problems:
-    more = len(problems) - _SHOWN
-    shown = [*problems[:_SHOWN], *([f"  … and {more} more"] if more > 0 else [])]
+    shown = problems[:_SHOWN]
+    if len(problems) > _SHOWN:
+      shown.append(f"  … and {len(problems) - _SHOWN} more")
     count = "1 malformed line" if len(problems) == 1 else f"{len(problems)} malformed lines"
     raise CorpusError(
         f"The mix file {name} has {count}; each line must be `label,path`:\n" + "\n".join(shown)
@@ -77,10 +78,9 @@ def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:
   if (commas := line.count(",")) != 1:
     raise CorpusError(f"expected exactly one comma, found {commas}: {line!r}")
   label, path = (part.strip() for part in line.split(","))
-  if not label:
-    raise CorpusError(f"the label before the comma is empty: {line!r}")
-  if not path:
-    raise CorpusError(f"the path after the comma is empty: {line!r}")
+  if not (label and path):
+    what = "path after" if label else "label before"
+    raise CorpusError(f"the {what} the comma is empty: {line!r}")
   for placeholder in _PLACEHOLDER.findall(path):
     if placeholder != "{TOKENIZER}":
       raise CorpusError(f"unknown placeholder {placeholder}, only {{TOKENIZER}} is known: {line!r}")

@@ -7,11 +7,9 @@ raw file     | token 0 | token 1 | …
                                                                        ↑ data offset
 """
 
-import ast
 import dataclasses
 import io
 import os
-import struct
 from typing import BinaryIO
 
 import numpy as np
@@ -25,9 +23,7 @@ NPY_MAGIC = b"\x93NUMPY"
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 # NumPy writes a header of 118 bytes for a flat array; no valid file comes near this.
-_MAX_HEADER_BYTES = 1 << 16
-# The longest header, with the magic, the version and the length before it.
-MAX_BYTES = 12 + _MAX_HEADER_BYTES
+MAX_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,28 +68,17 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
     raise CorpusError(
         f"{where} has a .npy header of version {version}; versions 1, 2 and 3 are known."
     )
-  length_bytes = 2 if version == 1 else 4
-  packed = stream.read(length_bytes)
-  length = -1
-  if len(packed) == length_bytes:
-    (length,) = struct.unpack("<H" if version == 1 else "<I", packed)
-  text = stream.read(length) if 0 <= length <= _MAX_HEADER_BYTES else b""
+  # Version 3 differs from 2 only in the encoding of field names, which tokens do not have.
+  npy = np.lib.format
+  read = npy.read_array_header_1_0 if version == 1 else npy.read_array_header_2_0
   try:
-    if not 0 < length == len(text):
-      raise ValueError("the header is cut off")
-    fields = ast.literal_eval(text.decode("latin1"))
-    return NpyHeader(
-        dtype=np.dtype(fields["descr"]),
-        shape=tuple(int(size) for size in fields["shape"]),
-        fortran_order=bool(fields["fortran_order"]),
-        data_offset=8 + length_bytes + length,
-    )
-  except (ValueError, SyntaxError, TypeError, KeyError) as error:
+    shape, fortran_order, dtype = read(stream)
+  except Exception as error:  # Those of Python's parser, among others.
     raise CorpusError(
-        f"{where} begins like a .npy file, but its header (bytes 0 to"
-        f" {8 + length_bytes + max(length, 0)}) cannot be read: {error}. The file is damaged; copy"
-        " it again."
+        f"{where} begins like a .npy file, but its header cannot be read: {error}. The file is"
+        " damaged; copy it again."
     ) from error
+  return NpyHeader(dtype, shape, fortran_order, stream.tell())
 
 
 def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:

@@ -10,11 +10,6 @@ def is_url(path: str) -> bool:
   return "://" in path
 
 
-def is_absolute(path: str) -> bool:
-  """Returns whether the path needs no base."""
-  return path.startswith("/") or is_url(path)
-
-
 def absolute(path: str | os.PathLike[str]) -> str:
   """Returns the absolute path, without a trailing slash."""
   path = os.fspath(path)
@@ -23,7 +18,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 def join(base: str, path: str) -> str:
   """Returns the full path of `path`, which is relative to `base` unless it is absolute."""
-  if not base or is_absolute(path):
+  if not base or path.startswith("/") or is_url(path):
     return path
   return base + path if base.endswith("/") else f"{base}/{path}"
 

@@ -81,15 +81,14 @@ def map_files(
 
 def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], what: str) -> list[T]:
   """Returns the results, or raises one error that shows the first few and counts the rest."""
-  if errors:
-    message = f"{what} ({len(errors)} of {len(results)} files):\n{list_errors(errors)}"
-    if any(isinstance(error.__cause__, OSError) for error in errors):
-      message += (
-          "\nCheck the base (--base), the tokenizer's name in the paths (--tokenizer), and the"
-          " mount."
-      )
-    raise CorpusError(message)
-  return list(results)  # type: ignore[arg-type]
+  if not errors:
+    return list(results)  # type: ignore[arg-type]
+  message = f"{what} ({len(errors)} of {len(results)} files):\n{list_errors(errors)}"
+  if any(isinstance(error.__cause__, OSError) for error in errors):
+    message += (
+        "\nCheck the base (--base), the tokenizer's name in the paths (--tokenizer), and the mount."
+    )
+  raise CorpusError(message)
 
 
 def list_errors(errors: Sequence[CorpusError]) -> str:
@@ -113,7 +112,11 @@ def scan_file(path: str, dtype: np.dtype, storage: Storage) -> FileInfo:
   first = storage.read(path, 0, min(size, _FIRST_BYTES))
   if not npy_header.has_npy_magic(first):
     return FileInfo(size_bytes=size, data_offset=0, n_tokens=size // dtype.itemsize)
-  header = _header(first, size, path, storage)
+  try:
+    header = npy_header.read_header(io.BytesIO(first), path)
+  except CorpusError:  # A header may be longer than what was read at first.
+    more = storage.read(path, 0, min(size, npy_header.MAX_BYTES))
+    header = npy_header.read_header(io.BytesIO(more), path)
   n_tokens = npy_header.check_header(header, dtype, size, path)
   return FileInfo(size_bytes=size, data_offset=header.data_offset, n_tokens=n_tokens)
 
@@ -173,12 +176,3 @@ def checksum_files(
     workers = min(available_cores(), DEFAULT_WORKERS if workers is None else workers)
     results, errors = map_files(checksum, len(full_paths), workers=workers, block=1)
   return all_or_error(results, errors, "Token files cannot be read")
-
-
-def _header(first: bytes, size: int, path: str, storage: Storage) -> npy_header.NpyHeader:
-  try:
-    return npy_header.read_header(io.BytesIO(first), path)
-  except CorpusError:
-    # A header may be longer than what was read at first.
-    more = storage.read(path, 0, min(size, npy_header.MAX_BYTES))
-    return npy_header.read_header(io.BytesIO(more), path)

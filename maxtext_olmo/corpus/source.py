@@ -1,4 +1,6 @@
-"""Instance id → tokens: a Grain data source, and a batched read that fills one array."""
+"""Grain data sources over a corpus: instance id → tokens, and document number → tokens."""
+
+from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
@@ -7,14 +9,27 @@ from typing import Any
 import grain
 import numpy as np
 
-from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
-from maxtext_olmo.corpus.index_builder import global_to_local
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.token_files import TokenFiles
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import OrderError
+
+_INT32_VOCABULARY = 2**31
 
 
-class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
-  """The instances of a corpus, by id; safe to use from several threads, to pickle and to fork."""
+class _CorpusSource(grain.sources.RandomAccessDataSource):
+  """An index and its token files; safe to use from several threads, to pickle and to fork.
+
+  Args:
+    index: The corpus.
+    path_remap: prefix → replacement, for full paths that begin differently on this machine; the
+      longest matching prefix applies.
+    max_open_files: How many files stay open in a process where no `storage` is given; None for as
+      many as the process can spare.
+    storage: Where the files are read from; the local file system unless given.
+  """
 
   def __init__(
       self,
@@ -24,91 +39,160 @@ class OlmoNpyDataSource(grain.sources.RandomAccessDataSource):
       max_open_files: int | None = None,
       storage: Storage | None = None,
   ):
-    """Opens nothing yet.
-
-    Args:
-      path_remap: prefix → replacement, for full paths that begin differently on this machine; the
-        longest matching prefix applies.
-      max_open_files: how many files stay open in a process where no `storage` is given; None for
-        as many as the process can spare.
-      storage: where the files are read from; the local file system unless given.
-    """
-    self._index = index
+    self.index = index
     self._path_remap = dict(path_remap or {})
-    self._files = TokenFiles.of_index(
+    self.files = TokenFiles.of_index(
         index, path_remap=path_remap, storage=storage, max_open_files=max_open_files
-    )
-
-  @property
-  def index(self) -> OlmoNpyIndex:
-    """The index of the corpus."""
-    return self._index
-
-  @property
-  def files(self) -> TokenFiles:
-    """The token files, and the storage they are read from."""
-    return self._files
-
-  @property
-  def dtype(self) -> np.dtype:
-    """The dtype of the tokens."""
-    return self._index.token_dtype
-
-  def __len__(self) -> int:
-    return self._index.total_instances
-
-  def __getitem__(self, instance_id: int) -> dict[str, Any]:
-    instance_id = operator.index(instance_id)
-    tokens = self.read(np.array([instance_id]))[0]
-    file_id, _ = global_to_local(self._index, instance_id)
-    return {"tokens": tokens, "instance_id": instance_id, "file_id": file_id}
-
-  def read(self, instance_ids: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Returns the tokens of many instances, one row each, in the dtype of the files.
-
-    Args:
-      out: an array to fill and return, in C order, so that no memory is allocated.
-    """
-    file_ids, offsets = self._index.locate(instance_ids)
-    shape, dtype = (len(file_ids), self._index.sequence_length), self._index.token_dtype
-    if out is None:
-      out = np.empty(shape, dtype)
-    elif out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
-      raise ValueError(
-          f"`out` must be a C-ordered array of {dtype.name} with shape {shape}, got"
-          f" {out.dtype.name} with shape {out.shape}."
-      )
-    raw = out.reshape(-1).view(np.uint8)
-    sizes = np.full(len(file_ids), shape[1] * dtype.itemsize, np.int64)
-    places = np.arange(len(file_ids)) * sizes
-    self._files.storage.fill(self._files.paths, file_ids, offsets, sizes, raw, places)
-    return out
-
-  def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the file (int64 id) and the byte offset in it (int64) where each instance begins."""
-    return self._index.locate(instance_ids)
-
-  def where(self, instance_id: int, column: int = 0) -> str:
-    """Returns the file and the byte of a token, for messages."""
-    file_ids, offsets = self._index.locate(np.array([instance_id]))
-    byte = int(offsets[0]) + column * self._index.token_dtype.itemsize
-    return f"{self._files.paths[int(file_ids[0])]}, byte {byte}"
-
-  def __repr__(self) -> str:
-    """Equal for equal streams on any mount: Grain compares it when it restores a state."""
-    return (
-        f"OlmoNpyDataSource(fingerprint={self._index.fingerprint!r},"
-        f" sequence_length={self._index.sequence_length}, dtype={self._index.dtype!r})"
     )
 
   def __getstate__(self) -> dict[str, Any]:
     # The paths are derived from the index, and take as many bytes as it does.
-    state = self.__dict__.copy()
-    state["_files"] = self._files.storage
-    return state
+    return {**self.__dict__, "files": self.files.storage}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
     self.__dict__.update(state)
-    self._files = TokenFiles.of_index(
-        self._index, path_remap=self._path_remap, storage=state["_files"]
+    self.files = TokenFiles.of_index(
+        self.index, path_remap=self._path_remap, storage=state["files"]
+    )
+
+
+class OlmoNpyDataSource(_CorpusSource):
+  """The instances of a corpus, by id, as records with `tokens`, `instance_id` and `file_id`."""
+
+  def __len__(self) -> int:
+    return self.index.total_instances
+
+  def __getitem__(self, instance_id: int) -> dict[str, Any]:
+    ids = np.array([operator.index(instance_id)])
+    file_ids, _ = self.index.locate(ids)
+    return {
+        "tokens": self.read(ids)[0],
+        "instance_id": int(ids[0]),
+        "file_id": int(file_ids[0]),
+    }
+
+  def read(self, instance_ids: np.ndarray) -> np.ndarray:
+    """Returns the tokens of many instances, one row each, in the dtype of the files."""
+    file_ids, offsets = self.index.locate(instance_ids)
+    out = np.empty((len(file_ids), self.index.sequence_length), self.index.token_dtype)
+    sizes = np.full(len(out), out.itemsize * out.shape[1], np.int64)
+    raw = out.reshape(-1).view(np.uint8)
+    places = np.arange(len(out)) * sizes
+    self.files.storage.fill(self.files.paths, file_ids, offsets, sizes, raw, places)
+    return out
+
+  def __repr__(self) -> str:
+    """Equal for equal streams on any mount: Grain compares it when it restores a state."""
+    return (
+        f"OlmoNpyDataSource(fingerprint={self.index.fingerprint!r},"
+        f" sequence_length={self.index.sequence_length}, dtype={self.index.dtype!r})"
+    )
+
+
+class OlmoDocumentSource(_CorpusSource):
+  """The documents of a corpus, by number, as records with `inputs` and `document_id`.
+
+  An EOS belongs to the document it ends.
+
+  Args:
+    index: The corpus.
+    documents: Where its documents lie (`build_documents`, `load_documents`).
+    vocab_size: A token id at or above it is an error; 0 checks only that ids fit int32.
+    **kwargs: As for `OlmoNpyDataSource`: `path_remap`, `max_open_files`, `storage`.
+  """
+
+  def __init__(
+      self,
+      index: OlmoNpyIndex,
+      documents: documents_lib.DocumentIndex,
+      *,
+      vocab_size: int = 0,
+      **kwargs: Any,
+  ):
+    super().__init__(index, **kwargs)
+    self.documents = documents
+    self._vocab_size = vocab_size
+
+  def __len__(self) -> int:
+    return self.documents.num_documents
+
+  def __getitem__(self, document_id: int) -> dict[str, Any]:
+    document_id = operator.index(document_id)
+    if not 0 <= document_id < len(self):
+      raise OrderError(
+          f"Document {document_id} does not exist: the corpus has {len(self)} documents, counted"
+          " from 0."
+      )
+    ids = np.array([document_id])
+    length = self.documents.lengths(ids)
+    tokens = np.empty(int(length[0]), np.int32)
+    self.read_parts(ids, np.zeros(1, np.int64), length, [tokens])
+    return {"inputs": tokens, "document_id": document_id}
+
+  def lengths(self, document_ids: np.ndarray) -> np.ndarray:
+    """Returns how many tokens each document has."""
+    return self.documents.lengths(document_ids)
+
+  def read_parts(
+      self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
+  ) -> int:
+    """Reads tokens [start, start + length) of each document into its int32 array in `out`.
+
+    Returns:
+      How many bytes were read.
+    """
+    dtype = self.index.token_dtype
+    itemsize = dtype.itemsize
+    file_ids, first_tokens = self.documents.locate(document_ids)
+    offsets = self.files.data_offsets[file_ids] + (first_tokens + starts) * itemsize
+    limit = self._vocab_size or _INT32_VOCABULARY
+    buffer = np.empty(int(lengths.max(initial=0)), dtype)
+    for i, target in enumerate(out):
+      count = int(lengths[i])
+      if not count:
+        continue
+      # Tokens of four bytes are read in place, others through a buffer of their own dtype.
+      tokens = target.view(dtype) if itemsize == 4 else buffer[:count]
+      raw = tokens.view(np.uint8)
+      self.files.storage.fill(
+          self.files.paths,
+          file_ids[i : i + 1],
+          offsets[i : i + 1],
+          np.array([len(raw)]),
+          raw,
+          np.zeros(1, np.int64),
+      )
+      if int(tokens.max()) >= limit:
+        self._out_of_vocabulary(tokens, int(document_ids[i]), int(starts[i]), limit)
+      if itemsize != 4:
+        target[:] = tokens
+    return int(lengths.sum()) * itemsize
+
+  def where(self, document_id: int, token: int = 0) -> str:
+    """Returns the file and the byte of a token of a document, for messages."""
+    file_ids, first_tokens = self.documents.locate(np.array([document_id]))
+    return self.files.where(int(file_ids[0]), int(first_tokens[0]) + token)
+
+  def labels(self) -> dict[str, list[tuple[int, int]]]:
+    """Returns the ranges of document numbers of each label."""
+    offsets = self.documents.file_offsets.tolist()
+    found: dict[str, list[tuple[int, int]]] = {}
+    for i, entry in enumerate(self.index.files):
+      found.setdefault(entry.label, []).append((offsets[i], offsets[i + 1]))
+    return found
+
+  def _out_of_vocabulary(self, tokens: np.ndarray, document_id: int, start: int, limit: int):
+    place = int(np.argmax(tokens >= limit))
+    raise CorpusError(
+        f"Token id {tokens[place]} of document {document_id} is outside the vocabulary of {limit}:"
+        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has"
+        f" another dtype than {self.index.dtype}, or it is damaged: run `maxtext-olmo verify` on"
+        " the index."
+    )
+
+  def __repr__(self) -> str:
+    """Equal for equal documents on any mount: Grain compares it when it restores a state."""
+    return (
+        f"OlmoDocumentSource(fingerprint={self.index.fingerprint!r},"
+        f" documents={self.documents.num_documents}, eos_id={self.documents.eos_id})"
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import scan
-from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
+from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.token_files import TokenFiles
@@ -50,15 +50,18 @@ class VerifyReport:
   checks: tuple[str, ...] = ()
   unchecked: tuple[str, ...] = ()
 
+  def _of(self, level: str) -> tuple[Finding, ...]:
+    return tuple(finding for finding in self.findings if finding.level == level)
+
   @property
   def errors(self) -> tuple[Finding, ...]:
     """The findings that must not reach a training run."""
-    return tuple(finding for finding in self.findings if finding.level == "error")
+    return self._of("error")
 
   @property
   def warnings(self) -> tuple[Finding, ...]:
     """The findings that deserve a look."""
-    return tuple(finding for finding in self.findings if finding.level == "warning")
+    return self._of("warning")
 
   @property
   def ok(self) -> bool:
@@ -114,36 +117,36 @@ def verify_corpus(
       raise ConfigError(f"{name} must be {least} or more, got {value}.")
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   task = _Task(index, files, vocab_size, eos_id)
-  total = sum(index.expected_size(i) for i in range(len(index.files)))
-  if workers is None:
-    workers = available_cores()
-  with progress_bar("Verifying", total, enabled=progress, unit="bytes") as advance:
+  sizes = [index.expected_size(i) for i in range(len(index.files))]
+  with progress_bar("Verifying", sum(sizes), enabled=progress, unit="bytes") as advance:
 
-    def verify(i: int) -> _Outcome:
-      done = 0
-
-      def count(amount: int) -> None:
-        nonlocal done
-        done += amount
-        advance(amount)
-
-      outcome = _verify_file(task, i, count)
-      # Of a file that is broken, or was only sampled, the rest is done as well.
-      advance(index.expected_size(i) - done)
-      return outcome
-
-    results, _ = scan.map_files(verify, len(index.files), workers=workers, block=1)
+    results, _ = scan.map_files(
+        lambda i: _verify_file(task, i, advance),
+        len(sizes),
+        workers=available_cores() if workers is None else workers,
+        block=1,
+    )
   outcomes = [outcome for outcome in results if outcome is not None]
   findings = [finding for outcome in outcomes for finding in outcome.findings]
-  if eos_id is not None:
-    findings += _eos_findings(task, outcomes)
-  checks, unchecked = _what_was_checked(task)
+  findings += _eos_findings(task, outcomes)
+  sums = sum(entry.checksum is not None for entry in index.files)
+  ids, eos = vocab_size is not None, eos_id is not None
+  optional = [
+      (ids, f"ids (vocab_size {vocab_size})", "ids: no vocab_size was given"),
+      (eos, f"EOS (id {eos_id})", "EOS: no eos_id was given"),
+      (sums > 0, f"checksums of {sums} files", "checksums: the index has none"),
+  ]
   return VerifyReport(
       files=len(index.files),
       tokens=index.total_tokens,
       findings=tuple(sorted(findings, key=lambda finding: finding.level == "warning")),
-      checks=checks,
-      unchecked=unchecked,
+      checks=(
+          "sizes",
+          "data offsets",
+          "dtype (from samples)",
+          *(yes for done, yes, _ in optional if done),
+      ),
+      unchecked=tuple(no for done, _, no in optional if not done),
   )
 
 
@@ -219,7 +222,7 @@ class _Task:
 class _Outcome:
   """The result for one file; `has_eos` is None where it was not checked."""
 
-  findings: tuple[Finding, ...]
+  findings: list[Finding]
   has_eos: bool | None = None
 
 
@@ -246,20 +249,22 @@ def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _
           f"{path}: the data look like {other}, the index says {dtype.name}. Build the index again"
           f" with `--dtype {other}`."
       )
-    outcome = _Outcome(())
+    advance(entry.data_offset)
     if task.reads_all(file_id):
       outcome = _read_all(task, file_id, advance)
+    else:
+      outcome = _Outcome([])
+      advance(info.size_bytes - entry.data_offset)
   except CorpusError as error:
     # A file that is broken as a whole is one finding; its tokens would only add noise.
-    return _Outcome((_finding("error", path, reason(error)),))
+    return _Outcome([_finding("error", path, reason(error))])
   rest = (info.size_bytes - info.data_offset) % dtype.itemsize
   if rest:
     message = (
         f"ends within a token ({rest} of the {dtype.itemsize} bytes of a {dtype.name}), which is"
         " never read: was the file cut off?"
     )
-    odd = _finding("warning", path, message)
-    outcome = dataclasses.replace(outcome, findings=(*outcome.findings, odd))
+    outcome.findings.append(_finding("warning", path, message))
   return outcome
 
 
@@ -275,7 +280,6 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
   place, bad_count, first_bad, has_eos = 0, 0, None, False
   if digest is not None and entry.data_offset:
     digest.update(storage.read(path, 0, entry.data_offset))
-  advance(entry.data_offset)
   rest = task.index.expected_size(file_id) - entry.data_offset
   for piece in storage.pieces(path, entry.data_offset, rest, scan.CHUNK_BYTES):
     if digest is not None:
@@ -306,7 +310,7 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
     )
     findings.append(_finding("error", path, message))
   looked = task.eos_id is not None and entry.n_tokens > 0
-  return _Outcome(tuple(findings), has_eos if looked else None)
+  return _Outcome(findings, has_eos if looked else None)
 
 
 def _eos_findings(task: _Task, outcomes: list[_Outcome]) -> list[Finding]:
@@ -318,20 +322,3 @@ def _eos_findings(task: _Task, outcomes: list[_Outcome]) -> list[Finding]:
     return [Finding("error", "", message)]
   message = f"holds no EOS id {task.eos_id}: no document ends in this file"
   return [Finding("warning", task.files.paths[i], message) for i in without]
-
-
-def _what_was_checked(task: _Task) -> tuple[tuple[str, ...], tuple[str, ...]]:
-  sums = sum(entry.checksum is not None for entry in task.index.files)
-  checks = ["sizes", "data offsets", "dtype (from samples)"]
-  unchecked: list[str] = []
-  for done, yes, no in (
-      (
-          task.vocab_size is not None,
-          f"ids (vocab_size {task.vocab_size})",
-          "ids: no vocab_size was given",
-      ),
-      (task.eos_id is not None, f"EOS (id {task.eos_id})", "EOS: no eos_id was given"),
-      (sums > 0, f"checksums of {sums} files", "checksums: the index has none"),
-  ):
-    (checks if done else unchecked).append(yes if done else no)
-  return tuple(checks), tuple(unchecked)

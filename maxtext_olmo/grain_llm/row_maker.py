@@ -9,7 +9,7 @@ from typing import Any
 
 import grain
 
-from maxtext_olmo.corpus import document_source
+from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
@@ -182,7 +182,7 @@ class RowMaker:
   @functools.cached_property
   def _source(self) -> Any:
     # A corpus knows the lengths of its documents and reads parts of them; else, records are read.
-    is_corpus = isinstance(self.dataset, document_source.OlmoDocumentSource)
+    is_corpus = isinstance(self.dataset, source_lib.OlmoDocumentSource)
     if is_corpus and not self.operations:
       return self.dataset
     return row_source.RecordParts(self.documents.seed(self.seed).apply(self.operations))
@@ -220,7 +220,7 @@ class RowMaker:
 
 def window_of(source: Any, num_documents: int, bins: int, length: int) -> int:
   """Returns how many documents make about `bins` rows, judged by their mean length."""
-  if isinstance(source, document_source.OlmoDocumentSource):
+  if isinstance(source, source_lib.OlmoDocumentSource):
     tokens = source.documents.num_tokens
   else:
     tokens = source.num_tokens

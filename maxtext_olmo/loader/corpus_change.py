@@ -15,7 +15,6 @@ files follows from the index.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -24,9 +23,8 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import index_changes
-from maxtext_olmo.corpus import index_file
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.order import timeline
 
@@ -63,8 +61,8 @@ class CorpusPolicy:
       self._check_content(was)
       self._check_extents(extents)
       return stream.with_history(self.index, extents)
-    files_then = index_changes.find_prefix(self.index, was)
-    what = "\n".join(f"  {line}" for line in self._describe(was, entry.sequence_length))
+    files_then = index_lib.find_prefix(self.index, was)
+    what = _indented(self._describe(was, files_then, entry.sequence_length))
     if self.allow == "any":
       logging.warning(
           "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run"
@@ -98,7 +96,7 @@ class CorpusPolicy:
       path.parent.mkdir(parents=True, exist_ok=True)
       # By epath, since checkpoints may be in an object store.
       temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-      temporary.write_text(index_file.dump_index(self.index))
+      temporary.write_text(index_builder.dump_index(self.index))
       temporary.replace(path)
 
   def _copy(self, fingerprint: str) -> epath.Path:
@@ -137,7 +135,7 @@ class CorpusPolicy:
   ) -> None:
     """Each extent must be a beginning of this corpus."""
     for _, num_files, fingerprint in extents:
-      if index_changes.find_prefix(self.index, fingerprint) != num_files:
+      if index_lib.find_prefix(self.index, fingerprint) != num_files:
         raise errors.ResumeError(
             f"The checkpoint's run had a corpus of {num_files} files with the fingerprint"
             f" {fingerprint} in earlier epochs, and the first files of this index make another. Use"
@@ -152,10 +150,10 @@ class CorpusPolicy:
   def _check_content(self, fingerprint: str) -> None:
     """Where both indexes have checksums, files of the same size must be the same files."""
     old = self._old_index(fingerprint)
-    found = index_changes.describe_changes(old, self.index) if old is not None else []
+    found = index_lib.describe_changes(old, self.index) if old is not None else []
     if not found:
       return
-    what = "\n".join(f"  {line}" for line in found)
+    what = _indented(found)
     if self.allow == "any":
       logging.warning(
           "Files of the corpus were replaced since the checkpoint:\n%s\n"
@@ -168,41 +166,38 @@ class CorpusPolicy:
         f"Files of the corpus were replaced since the checkpoint:\n{what}\n" + _advice("no", False)
     )
 
-  def _describe(self, fingerprint: str, sequence_length: int) -> list[str]:
+  def _describe(self, fingerprint: str, files_then: int | None, sequence_length: int) -> list[str]:
+    index = self.index
     old = self._old_index(fingerprint)
     if old is not None:
-      return index_changes.describe_changes(old, self.index)
-    count = index_changes.find_prefix(self.index, fingerprint)
-    if count is not None:
-      return [f"added: {len(self.index.files) - count} files at the end, after {count}"]
+      return index_lib.describe_changes(old, index)
+    if files_then is not None:
+      return [f"added: {len(index.files) - files_then} files at the end, after {files_then}"]
     lines = []
-    if (
-        self.index.max_target_sequence_length is None
-        and sequence_length != self.index.sequence_length
-    ):
+    if index.max_target_sequence_length is None and sequence_length != index.sequence_length:
       lines.append(
           f"windows: the run had rows of {sequence_length} tokens, this index cuts files into"
-          f" {self.index.sequence_length} and has no max_target_sequence_length, so its instances"
-          " are others, in another order"
+          f" {index.sequence_length} and has no max_target_sequence_length, so its instances are"
+          " others, in another order"
       )
     return [
         *lines,
-        f"fingerprint: the checkpoint has {fingerprint!r}, this run has"
-        f" {self.index.fingerprint!r} (no copy of the old index is in checkpoint_dir, so the files"
-        " that changed cannot be named)",
+        f"fingerprint: the checkpoint has {fingerprint!r}, this run has {index.fingerprint!r} (no"
+        " copy of the old index is in checkpoint_dir, so the files that changed cannot be named)",
     ]
 
   def _old_index(self, fingerprint: str) -> index_lib.OlmoNpyIndex | None:
     if not self.checkpoint_dir or not (path := self._copy(fingerprint)).exists():
       return None
     try:
-      with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(path.read_text())
-        file.flush()
-        return index_lib.load_index(file.name)
+      return index_builder.parse_index(path.read_text(), str(path))
     except errors.CorpusError as error:  # A damaged copy costs the list of files, not the run.
       logging.warning("The copy of the run's index cannot be read: %s", error)
       return None
+
+
+def _indented(lines: Sequence[str]) -> str:
+  return "\n".join(f"  {line}" for line in lines)
 
 
 def _advice(allow: str, appended: bool) -> str:

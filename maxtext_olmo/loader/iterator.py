@@ -77,8 +77,7 @@ class _Sender:
   def send(self, number: int) -> _Sent:
     local = next(self.batches)
     began = time.perf_counter()
-    step, schedule = self.start.step, self.start.schedule
-    step += number
+    step, schedule = self.start.step + number, self.start.schedule
     expander = self.only_expander or self.expanders[schedule.size(step)]
     placed = expander.place(local)
     self.metrics.made(
@@ -301,15 +300,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def _stop(self) -> None:
     # The batches first: the thread that sends may be waiting for the next one.
-    if self._batches is not None:
-      self._batches.close()
-      self._batches = None
-    if self._sent is not None:
-      self._sent.close()
-      self._sent = None
-    if self._dataset is not None:
-      self._dataset.close()
-      self._dataset = None
+    for running in (self._batches, self._sent, self._dataset):
+      if running is not None:
+        running.close()
+    self._batches = self._sent = self._dataset = None
 
   def _make_dataset(
       self,

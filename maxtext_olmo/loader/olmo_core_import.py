@@ -18,6 +18,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import typing
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -25,18 +26,6 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 
 _FINGERPRINT_VERSION = "v2.0"
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "seed": int,
-    "epoch": int,
-    "batches_processed": int,
-    "tokens_processed": int,
-    "sequence_length": int,
-    "dataset_type": str,
-    "dataset_fingerprint": str,
-    "dataset_fingerprint_version": str,
-    "max_target_sequence_length": (int, type(None)),
-}
-
 T = TypeVar("T")
 
 
@@ -90,18 +79,17 @@ class LoaderState:
     if not isinstance(values, dict):
       raise errors.ResumeError(f"{where} is no state of OLMo-core's data loader: not an object.")
     values = {"max_target_sequence_length": None, **values}
-    for name, kind in _TYPES.items():
+    for name, kind in typing.get_type_hints(cls).items():
       if not isinstance(values.get(name, ...), kind) or isinstance(values[name], bool):
         raise errors.ResumeError(
             f"{where} is no state of OLMo-core's data loader: {name} is"
             f" {values.get(name, 'missing')!r}. Save `data_loader.state_dict()` as JSON."
         )
-    state = cls(**{name: values[name] for name in _TYPES})
+    state = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
     if state.dataset_type != "fsl":
       raise errors.ResumeError(
           f"{where} is of a dataset of type {state.dataset_type!r}; only 'fsl' (NumpyFSLDataset)"
-          " has the order"
-          " that olmo_core is."
+          " has the order that olmo_core is."
       )
     if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
       raise errors.ResumeError(f"{where} has numbers that no loader has: {state}.")
@@ -120,29 +108,27 @@ class LoaderState:
     if index.max_target_sequence_length != self.max_target_sequence_length:
       raise errors.ResumeError(
           f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index"
-          " has"
-          f" {index.max_target_sequence_length}: the instances are others. Build the index with"
+          f" has {index.max_target_sequence_length}: the instances are others. Build the index with"
           " --max-target-sequence-length as the run had it."
       )
     if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
       raise errors.ResumeError(
           f"The loader had a sequence length of {self.sequence_length}, the index has"
-          f" {index.sequence_length}. Without"
-          " max_target_sequence_length that is another order, which OLMo-core would go on with in"
-          " silence: build the"
-          f" index with --sequence-length {self.sequence_length}."
+          f" {index.sequence_length}. Without max_target_sequence_length that is another order,"
+          " which OLMo-core would continue with in silence: build the index with --sequence-length"
+          f" {self.sequence_length}."
       )
     samples, rest = divmod(self.tokens_processed, index.sequence_length)
     if rest:
       raise errors.ResumeError(
           f"The loader stands at token {self.tokens_processed} of its epoch, inside an instance of"
-          f" {index.sequence_length} tokens; go on with a sequence length that divides it."
+          f" {index.sequence_length} tokens; continue with a sequence length that divides"
+          " it."
       )
     if samples > index.total_instances:
       raise errors.ResumeError(
           f"The loader has read {samples} instances of its epoch, the index has"
-          f" {index.total_instances}: it is another"
-          " corpus."
+          f" {index.total_instances}: it is another corpus."
       )
     return (self.epoch - 1) * index.total_instances + samples
 
@@ -151,14 +137,11 @@ class LoaderState:
     if self.dataset_fingerprint_version != _FINGERPRINT_VERSION:
       raise errors.ResumeError(
           f"The state has a fingerprint of version {self.dataset_fingerprint_version!r};"
-          f" {_FINGERPRINT_VERSION!r} can"
-          " be checked. Leave out --vocab-size to go on without the check."
+          f" {_FINGERPRINT_VERSION!r} can be checked. Leave out --vocab-size to skip the check."
       )
     if self.dataset_fingerprint != expected:
       raise errors.ResumeError(
           f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, this index has"
-          f" {expected}: the files,"
-          " their sizes, their order (--source-permutation-seed of `index build`), the dtype, or"
-          " the ids given here"
-          " differ from the run's."
+          f" {expected}: the files, their sizes, their order (--source-permutation-seed of `index"
+          " build`), the dtype, or the ids given here differ from the run's."
       )

@@ -16,20 +16,17 @@ from absl import logging
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_maker
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
-from maxtext_olmo.loader import resume
-from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import mixture as mixture_lib
-from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture as mixture_rows
 from maxtext_olmo.rows import planned
@@ -47,20 +44,13 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
   stream = _stream(options, source, options.order_name, options.olmo_num_epochs or None)
-  schedule = options.schedule()
-  layouts = wiring.train_layouts(options, global_mesh, schedule)
-  content = wiring.content(options)
-  wiring.check_agreement(options, stream)
-  record = content.record(stream.source.segment_rule)
-  iterator = iterator_lib.BatchIterator(
+  iterator = wiring.train_iterator(
+      options,
+      global_mesh,
       stream.source,
       reader_lib.FileReader(source.files),
-      resume.find_start(options, stream, schedule, record),
-      layouts,
-      content=content,
-      prefetch=wiring.prefetch(options),
-      pad_after_end=options.generate_padding_batch_train,
-      labels=wiring.labels(source.index),
+      stream,
+      index=source.index,
   )
   logging.info(
       "olmo_documents: step %d at position %d of the rows of %d documents, %s",
@@ -81,18 +71,9 @@ def make_documents_eval_iterator(
   packing = options.olmo_packing if options.random_access_documents else "planned"
   options = options.replace(olmo_packing=packing, olmo_mixture={})
   stream = _stream(options, source, "sequential", 1)
-  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
-  wiring.check_agreement(options, stream)
-  return iterator_lib.BatchIterator(
-      stream.source,
-      reader_lib.FileReader(source.files),
-      state_lib.Start(0, schedule, stream),
-      wiring.eval_layouts(options, global_mesh),
-      content=wiring.content(options),
-      prefetch=wiring.prefetch(options),
-      restart_on_iter=True,
-      pad_after_end=options.generate_padding_batch_eval,
-      labels=wiring.labels(source.index),
+  reader = reader_lib.FileReader(source.files)
+  return wiring.eval_iterator(
+      options, global_mesh, stream.source, reader, stream, index=source.index
   )
 
 
@@ -101,7 +82,7 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 
 def open_documents(
     index_path: str, documents_path: str, options: config_lib.Options
-) -> document_source.OlmoDocumentSource:
+) -> source_lib.OlmoDocumentSource:
   """The documents of an index; they are found now where that has not been done, by process 0
   before the others look."""
   index = collectives.run_on_all_processes(
@@ -122,7 +103,7 @@ def open_documents(
   documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
   if not documents.num_documents:
     raise errors.CorpusError(f"The index {index_path} has no document.")
-  return document_source.OlmoDocumentSource(
+  return source_lib.OlmoDocumentSource(
       index,
       documents,
       path_remap=options.path_remap,
@@ -139,7 +120,7 @@ def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyInde
 
 def _stream(
     options: config_lib.Options,
-    source: document_source.OlmoDocumentSource,
+    source: source_lib.OlmoDocumentSource,
     order: str,
     num_epochs: int | None,
 ) -> row_source.RowSequence:
@@ -157,7 +138,7 @@ def _stream(
 
 
 def _mixed_rows(
-    options: config_lib.Options, source: document_source.OlmoDocumentSource, order: str
+    options: config_lib.Options, source: source_lib.OlmoDocumentSource, order: str
 ) -> tuple[mixture_rows.MixedRows, str]:
   packed = options.olmo_packing == "planned"
   ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
@@ -180,7 +161,7 @@ def _mixed_rows(
 
 def _rows(
     options: config_lib.Options,
-    source: document_source.OlmoDocumentSource,
+    source: source_lib.OlmoDocumentSource,
     ranges: mixture_lib.Ranges,
     order_name: str,
     seed: int,
@@ -219,7 +200,7 @@ def _rows(
 def _streaming(
     options: config_lib.Options,
     mesh: jax.sharding.Mesh,
-    source: document_source.OlmoDocumentSource,
+    source: source_lib.OlmoDocumentSource,
 ) -> Any:
   """Rows packed as they come, or of each host's own documents; the iterator's state says where
   it is."""

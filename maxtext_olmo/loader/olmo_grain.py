@@ -20,12 +20,9 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
-from maxtext_olmo.loader import resume
-from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import sampler as sampler_lib
-from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import prefetch
@@ -114,32 +111,13 @@ def _train(
         consumed_path=options.olmo_consumed_path,
         **how,
     )
-  schedule = options.schedule()
-  if stream.order.drops_tails:
-    schedule = schedule.within(stream.order.epochs)
-  layouts = wiring.train_layouts(options, mesh, schedule)
-  content = wiring.content(options)
-  source = _rows(index, options)
   corpus = corpus_change.CorpusPolicy(
       index,
       options.olmo_allow_corpus_change,
       options.checkpoint_dir if options.enable_checkpointing else "",
   )
-  wiring.check_agreement(options, stream)
-  record = content.record(source.segment_rule)
-  start = resume.find_start(options, stream, schedule, record, corpus=corpus)
-  corpus.keep_copy(resumed=start.history is not None)
-  iterator = iterator_lib.BatchIterator(
-      source,
-      _reader(index, options),
-      start,
-      layouts,
-      content=content,
-      prefetch=wiring.prefetch(options),
-      pad_after_end=options.generate_padding_batch_train,
-      corpus=corpus,
-      whole_batches=options.resumes_whole_batches,
-      labels=wiring.labels(index),
+  iterator = wiring.train_iterator(
+      options, mesh, *_rows(index, options), stream, index=index, corpus=corpus
   )
   _announce(iterator)
   return iterator
@@ -150,20 +128,7 @@ def _eval(
 ) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
-  layouts = wiring.eval_layouts(options, mesh)
-  wiring.check_agreement(options, stream)
-  schedule = schedule_lib.BatchSchedule.constant(options.global_batch_size_to_eval_on)
-  return iterator_lib.BatchIterator(
-      _rows(index, options),
-      _reader(index, options),
-      state_lib.Start(0, schedule, stream),
-      layouts,
-      content=wiring.content(options),
-      prefetch=wiring.prefetch(options),
-      restart_on_iter=True,
-      pad_after_end=options.generate_padding_batch_eval,
-      labels=wiring.labels(index),
-  )
+  return wiring.eval_iterator(options, mesh, *_rows(index, options), stream, index=index)
 
 
 def make_olmo_grain_data_loader(
@@ -245,26 +210,23 @@ def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyInde
     index = index.with_sequence_length(options.max_target_length)
   if index.total_instances == 0:
     raise errors.CorpusError(
-        f"The index {path} has no instance: no file holds"
-        f" {index.max_target_sequence_length or index.sequence_length} tokens."
+        f"The index {path} has no instance: no file holds" f" {index.window} tokens."
     )
   verify.check_sizes(index, path_remap=options.path_remap)
   return index
 
 
-def _rows(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> windows.WindowRows:
+def _rows(
+    index: index_lib.OlmoNpyIndex, options: config_lib.Options
+) -> tuple[windows.WindowRows, reader.FileReader]:
+  """Returns the rows of an index, and what reads them."""
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
-  return windows.WindowRows(index, rule)
-
-
-def _reader(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> reader.FileReader:
-  return reader.FileReader(
-      token_files.TokenFiles.of_index(
-          index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
-      )
+  files = token_files.TokenFiles.of_index(
+      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
   )
+  return windows.WindowRows(index, rule), reader.FileReader(files)
 
 
 def _short(value: Any) -> str:

@@ -74,11 +74,6 @@ _MEMBERS = tuple(
 )
 
 
-def missing_members(iterator: Any) -> list[str]:
-  """Returns the names of the members of `DataIterator` that an object lacks."""
-  return [name for name in _MEMBERS if not hasattr(iterator, name)]
-
-
 ENTRY_POINT_GROUP = "maxtext_olmo.dataset_types"
 
 MakeIterator = Callable[[Any, jax.sharding.Mesh], Any]
@@ -113,10 +108,7 @@ def register_dataset_type(
   """Registers a dataset type, in place of any earlier one of that name.
 
   Args:
-    name: The value of `config.dataset_type` that selects it.
-    make_train: Makes the train iterator, a `DataIterator`, from a config and a mesh.
-    make_eval: Makes the eval iterator; None for a type without evaluation.
-    reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
+    name: The value of `config.dataset_type` that selects it. The rest is as in `DatasetType`.
   """
   _REGISTERED[name] = DatasetType(make_train, make_eval, reads=reads)
 
@@ -172,8 +164,8 @@ def _make_in_turn(
 def _check_members(name: str, made: tuple[Any, Any]) -> None:
   """Raises ConfigError, and closes the iterators, if one of them is not a `DataIterator`."""
   for part, iterator in zip(("train", "eval"), made):
-    missing = missing_members(iterator) if iterator is not None else []
-    if missing:
+    missing = [name for name in _MEMBERS if not hasattr(iterator, name)]
+    if iterator is not None and missing:
       for other in made:
         _close(other)
       raise errors.ConfigError(

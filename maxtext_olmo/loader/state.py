@@ -57,11 +57,12 @@ def position_after(stream: Any, schedule: schedule_lib.BatchSchedule, step: int)
 def begin_history(start: Start, content: dict[str, Any]) -> timeline_lib.Timeline:
   """Returns the history of a run up to a start: what it was, and what is in force from here on."""
   schedule = start.schedule
+  step, position = schedule.anchor_step, schedule.anchor_position
+  if start.history is not None:
+    step, position = start.step, position_after(start.stream, schedule, start.step)
   entry = timeline_lib.Entry(
-      step=start.step if start.history else schedule.anchor_step,
-      position=position_after(start.stream, schedule, start.step)
-      if start.history
-      else schedule.anchor_position,
+      step=step,
+      position=position,
       sequence_length=start.stream.sequence_length,
       schedule=schedule,
       identity=start.stream.identity(),
@@ -101,8 +102,6 @@ def read_state(
 
   Args:
     state: As `make_state` gave it, perhaps in another run or an earlier release.
-    stream: The stream of this run.
-    schedule: The schedule of this run.
     content: What this run does with tokens, as a state records it.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical
       corpus.

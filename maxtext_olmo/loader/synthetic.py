@@ -2,8 +2,7 @@
 iterator.
 
 For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the
-seed and i, so the laws hold here too: a resumed run goes on with the same tokens on any number of
-hosts.
+seed and i, so the laws hold here too: a resumed run has the same tokens on any number of hosts.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ import numpy as np
 from maxtext_olmo import config as config_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
-from maxtext_olmo.loader import resume
-from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
@@ -68,42 +64,19 @@ class SyntheticRows(row_source.RowSourceDefaults):
 def make_synthetic_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
-  """Random tokens without end."""
+  """Returns random tokens without end."""
   options = config_lib.Options.read(config)
-  schedule = options.schedule()
-  source, reader, stream = _stream(options, _TRAIN_INSTANCES, "train", None)
-  layouts = wiring.train_layouts(options, global_mesh, schedule)
-  wiring.check_agreement(options, stream)
-  start = resume.find_start(options, stream, schedule, _CONTENT.record(source.segment_rule))
-  return iterator_lib.BatchIterator(
-      source,
-      reader,
-      start,
-      layouts,
-      content=_CONTENT,
-      prefetch=wiring.prefetch(options),
-  )
+  made = _stream(options, _TRAIN_INSTANCES, "train", None)
+  return wiring.train_iterator(options, global_mesh, *made, content=_CONTENT)
 
 
 def make_synthetic_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
-  """A few batches of random tokens, the same each time."""
+  """Returns a few batches of random tokens, the same each time."""
   options = config_lib.Options.read(config)
-  size = options.global_batch_size_to_eval_on
-  source, reader, stream = _stream(options, _EVAL_BATCHES * size, "eval", 1)
-  layouts = wiring.eval_layouts(options, global_mesh)
-  wiring.check_agreement(options, stream)
-  return iterator_lib.BatchIterator(
-      source,
-      reader,
-      state_lib.Start(0, schedule_lib.BatchSchedule.constant(size), stream),
-      layouts,
-      content=_CONTENT,
-      prefetch=wiring.prefetch(options),
-      restart_on_iter=True,
-      pad_after_end=options.generate_padding_batch_eval,
-  )
+  made = _stream(options, _EVAL_BATCHES * options.global_batch_size_to_eval_on, "eval", 1)
+  return wiring.eval_iterator(options, global_mesh, *made, content=_CONTENT)
 
 
 DATASET_TYPE = registry.DatasetType(make_synthetic_train_iterator, make_synthetic_eval_iterator)
@@ -119,12 +92,8 @@ def _stream(
   length = options.max_target_length
   fingerprint = f"synthetic {part}, vocabulary of {vocab_size}"
   records = SyntheticRecords(length, vocab_size, seed)
-  stream = stream_lib.Stream(
-      fingerprint=fingerprint,
-      sequence_length=length,
-      order=permutations.SequentialOrder(num_instances=instances, seed=seed),
-      split=stream_lib.Split(num_windows=instances, chunk_size=1),
-      num_epochs=num_epochs,
-  )
+  order = permutations.SequentialOrder(num_instances=instances, seed=seed)
+  split = stream_lib.Split(num_windows=instances, chunk_size=1)
+  stream = stream_lib.Stream(fingerprint, length, order, split, num_epochs=num_epochs)
   source = SyntheticRows(length, instances, fingerprint)
   return source, reader_lib.RecordReader(records, np.uint32), stream

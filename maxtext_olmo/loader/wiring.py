@@ -1,4 +1,4 @@
-"""What every dataset type derives from the options: layouts, content, prefetching, agreement."""
+"""The iterators of any dataset type, from its rows, its stream and the options."""
 
 from __future__ import annotations
 
@@ -11,46 +11,88 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import steps
 
 
-def train_layouts(
-    options: config_lib.Options, mesh: jax.sharding.Mesh, schedule: schedule_lib.BatchSchedule
-) -> dict[int, layout_lib.BatchLayout]:
-  """Returns the layout of training batches on the mesh, for each batch size of the schedule."""
-  spec = layout_lib.partition_spec(mesh, options.data_sharding)
+def train_iterator(
+    options: config_lib.Options,
+    mesh: jax.sharding.Mesh,
+    source: row_source.RowSource,
+    reader: reader_lib.Reader,
+    stream: Any,
+    *,
+    content: steps.Content | None = None,
+    index: index_lib.OlmoNpyIndex | None = None,
+    corpus: corpus_change.CorpusPolicy | None = None,
+) -> iterator_lib.BatchIterator:
+  """Returns the iterator over training batches, at the step where the run resumes.
+
+  Args:
+    stream: Which row each position holds.
+    content: What is done with the tokens, if not what the options say.
+    index: The corpus, whose labels a batch may have as an extra array.
+    corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
+  """
+  content = content or _content(options)
+  schedule = options.schedule()
+  if stream.drops_tails:
+    schedule = schedule.within(stream.epochs)
   load = options.global_batch_size_to_load
-  return {
-      size: layout_lib.BatchLayout(
-          mesh, spec, size if options.has_batch_schedule else load, options.max_target_length
-      )
+  layouts = {
+      size: _layout(options, mesh, size if options.has_batch_schedule else load)
       for size in schedule.sizes
   }
-
-
-def eval_layouts(
-    options: config_lib.Options, mesh: jax.sharding.Mesh
-) -> dict[int, layout_lib.BatchLayout]:
-  """Returns the layout of evaluation batches, which have one size."""
-  layout = layout_lib.BatchLayout(
-      mesh,
-      layout_lib.partition_spec(mesh, options.data_sharding),
-      options.global_batch_size_to_load_eval,
-      options.max_target_length,
+  _check_agreement(options, stream)
+  record = content.record(source.segment_rule)
+  start = resume.find_start(options, stream, schedule, record, corpus=corpus)
+  if corpus is not None:
+    corpus.keep_copy(resumed=start.history is not None)
+  return iterator_lib.BatchIterator(
+      source,
+      reader,
+      start,
+      layouts,
+      content=content,
+      prefetch=_prefetch(options),
+      pad_after_end=options.generate_padding_batch_train,
+      corpus=corpus,
+      whole_batches=options.resumes_whole_batches,
+      labels=None if index is None else labels(index),
   )
-  return {options.global_batch_size_to_eval_on: layout}
 
 
-def content(options: config_lib.Options) -> steps.Content:
-  """Returns what is done with the tokens of a row."""
-  return steps.Content(
-      vocab_size=options.vocab_size,
-      ngram_filter=options.olmo_apply_ngram_filter,
-      shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
-      extras=tuple(options.olmo_batch_extras),
+def eval_iterator(
+    options: config_lib.Options,
+    mesh: jax.sharding.Mesh,
+    source: row_source.RowSource,
+    reader: reader_lib.Reader,
+    stream: Any,
+    *,
+    content: steps.Content | None = None,
+    index: index_lib.OlmoNpyIndex | None = None,
+) -> iterator_lib.BatchIterator:
+  """Returns the iterator over evaluation batches, which always begins at the stream's beginning."""
+  size = options.global_batch_size_to_eval_on
+  layout = _layout(options, mesh, options.global_batch_size_to_load_eval)
+  _check_agreement(options, stream)
+  return iterator_lib.BatchIterator(
+      source,
+      reader,
+      state_lib.Start(0, schedule_lib.BatchSchedule.constant(size), stream),
+      {size: layout},
+      content=content or _content(options),
+      prefetch=_prefetch(options),
+      restart_on_iter=True,
+      pad_after_end=options.generate_padding_batch_eval,
+      labels=None if index is None else labels(index),
   )
 
 
@@ -60,8 +102,23 @@ def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
   return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
 
 
-def prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:
-  """Who prepares batches ahead."""
+def _layout(
+    options: config_lib.Options, mesh: jax.sharding.Mesh, batch: int
+) -> layout_lib.BatchLayout:
+  spec = layout_lib.partition_spec(mesh, options.data_sharding)
+  return layout_lib.BatchLayout(mesh, spec, batch, options.max_target_length)
+
+
+def _content(options: config_lib.Options) -> steps.Content:
+  return steps.Content(
+      vocab_size=options.vocab_size,
+      ngram_filter=options.olmo_apply_ngram_filter,
+      shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
+      extras=tuple(options.olmo_batch_extras),
+  )
+
+
+def _prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:
   return iterator_lib.Prefetch(
       workers=max(0, options.grain_worker_count),
       per_worker=max(1, options.grain_per_worker_buffer_size),
@@ -70,7 +127,6 @@ def prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:
   )
 
 
-def check_agreement(options: config_lib.Options, stream: Any) -> None:
+def _check_agreement(options: config_lib.Options, stream: Any) -> None:
   """Raises on all processes where they were given different runs."""
-  together: dict[str, Any] = {**options.run_options(), **stream.identity()}
-  collectives.check_equal(together)
+  collectives.check_equal({**options.run_options(), **stream.identity()})

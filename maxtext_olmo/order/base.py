@@ -27,8 +27,6 @@ class Order(abc.ABC):
   """A permutation of `num_instances` instances for each epoch; epochs count from 0.
 
   Args:
-    num_instances: Of an epoch.
-    seed: Of the permutations.
     chunk_size: Instances that stay together.
     epochs: The lengths of epochs, where they have not always had `num_instances` instances.
   """
@@ -82,7 +80,10 @@ class Order(abc.ABC):
 
   def at(self, positions: np.ndarray) -> np.ndarray:
     """Returns the instance ids at some positions of the run, which may span epochs."""
-    epochs, places = self.locate(positions)
+    return self.in_epochs(*self.locate(positions))
+
+  def in_epochs(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns the instance ids at some places, each of its own epoch."""
     if epochs.size == 0:
       return places
     first, last = int(epochs.min()), int(epochs.max())

@@ -25,6 +25,7 @@ all instances follow in the plain order's own epochs:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import struct
@@ -49,13 +50,7 @@ _BLOCK = _WORD * _WORDS_PER_BLOCK
 
 
 def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerprint: str) -> None:
-  """Writes the bitmap of a corpus.
-
-  Args:
-    path: Of the file.
-    consumed: One bool per instance.
-    fingerprint: Of the corpus.
-  """
+  """Writes the bitmap of the corpus with that fingerprint; `consumed` has a bool per instance."""
   count = len(consumed)
   words = -(-count // _WORD)
   bits = np.full(words * (_WORD // 8), 0xFF, np.uint8)
@@ -78,14 +73,7 @@ def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerpri
 
 
 class Consumed:
-  """A bitmap of consumed instances, as `write_consumed` left it.
-
-  Args:
-    path: Of the file.
-    fingerprint: Of the corpus that it must be of.
-    num_instances: Of that corpus.
-    storage: Where the file is checked through; local files unless given.
-  """
+  """A bitmap of consumed instances, as `write_consumed` left it, checked against a corpus."""
 
   def __init__(
       self,
@@ -101,8 +89,7 @@ class Consumed:
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
       raise errors.CorpusError(
           f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext"
-          " migrate`"
-          " writes."
+          " migrate` writes."
       )
     _, version, count, remaining, digest, corpus = _HEADER.unpack(header)
     if version != _FORMAT:
@@ -126,22 +113,18 @@ class Consumed:
     self.num_instances: int = count
     self.num_remaining: int = remaining
     self.digest: str = digest.hex()
-    self._map()
 
-  def _map(self) -> None:
+  @functools.cached_property
+  def _maps(self) -> tuple[np.ndarray, np.ndarray]:
+    """The words of bits, and the table."""
     # Mapped, not read through the storage: a lookup touches one block of a file that may be large.
     words = -(-self.num_instances // _WORD)
-    blocks = -(-words // _WORDS_PER_BLOCK)
-    self._words = np.memmap(self._path, "<u8", "r", _HEADER.size, (words,))
-    self._table = np.memmap(self._path, "<u8", "r", _HEADER.size + 8 * words, (blocks,))
+    numbers = np.memmap(self._path, "<u8", "r", _HEADER.size)
+    return numbers[:words], numbers[words:]
 
   def __getstate__(self) -> dict[str, Any]:
     # A mapped array would be pickled to a worker as a copy of the whole file.
-    return {k: v for k, v in self.__dict__.items() if k not in ("_words", "_table")}
-
-  def __setstate__(self, state: dict[str, Any]) -> None:
-    self.__dict__.update(state)
-    self._map()
+    return {k: v for k, v in self.__dict__.items() if k != "_maps"}
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
     """Returns the instances (int64) at some ranks of those not consumed, in corpus order."""
@@ -153,11 +136,12 @@ class Consumed:
           f"{self.num_remaining} instances are left; there is none at"
           f" {ranks.min()} to {ranks.max()}."
       )
-    block = np.searchsorted(self._table, ranks.astype(np.uint64), side="right") - 1
-    rest = ranks - self._table[block].astype(np.int64)
+    words, table = self._maps
+    block = np.searchsorted(table, ranks.astype(np.uint64), side="right") - 1
+    rest = ranks - table[block].astype(np.int64)
     at = block[:, None] * _WORDS_PER_BLOCK + np.arange(_WORDS_PER_BLOCK)
-    inside = at < len(self._words)
-    clear = ~self._words[np.where(inside, at, 0)]
+    inside = at < len(words)
+    clear = ~words[np.where(inside, at, 0)]
     clear[~inside] = 0
     upto = np.cumsum(np.bitwise_count(clear), axis=1, dtype=np.int64)
     word = (upto <= rest[:, None]).sum(axis=1)

@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import base
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream as stream_lib
@@ -70,12 +70,8 @@ class Interleave:
     self._member: list[int] = []
     self._add(0, len(self.counts))
     dtype = np.int64 if self.period < _INT64_PERIOD else object
-    self._arrays = (
-        np.array(self._total, dtype),
-        np.array(self._left_total, dtype),
-        np.array(self._children, np.int64),
-        np.array(self._member, np.int64),
-    )
+    columns = (self._total, self._left_total, self._children, self._member)
+    self._arrays = [np.array(a, t) for a, t in zip(columns, (dtype, dtype, np.int64, np.int64))]
 
   def _add(self, first: int, end: int) -> int:
     node = len(self._total)
@@ -254,11 +250,6 @@ class MixtureOrder(base.Order):
       ids[here] = self.members[number].chunks.ids(ranks)
     return ids
 
-  def labels_at(self, positions: np.ndarray) -> list[str]:
-    """Returns the label of each position."""
-    members, _ = self.interleave.locate(np.asarray(positions, np.int64) // self.chunk_size)
-    return [self.members[number].label for number in members]
-
 
 def mixture_stream(
     index: index_lib.OlmoNpyIndex,
@@ -273,12 +264,9 @@ def mixture_stream(
   """Makes a stream of the training part of a corpus, mixed.
 
   Args:
-    index: The corpus.
     mixture: A value for each label or pattern of labels.
     unit: One of `UNITS`.
     order: The order of the instances of each label.
-    seed: Of the orders.
-    held_out_instances: That training never sees.
     num_epochs: Passes of the mixture; None for a stream without end.
   """
   if order not in (permutations.FeistelOrder.name, permutations.SequentialOrder.name):
@@ -296,11 +284,7 @@ def mixture_stream(
       sequence_length=index.sequence_length,
   )
   return stream_lib.Stream(
-      fingerprint=index.fingerprint,
-      sequence_length=index.sequence_length,
-      order=mixed,
-      split=split,
-      num_epochs=num_epochs,
+      index.fingerprint, index.sequence_length, mixed, split, num_epochs=num_epochs
   )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
-from maxtext_olmo.order import schedule
 from maxtext_olmo.order import stored
 
 Order = base.Order
@@ -20,24 +20,15 @@ class FeistelOrder(base.Order):
 
   name = "feistel"
 
-  def __init__(
-      self,
-      *,
-      num_instances: int,
-      seed: int,
-      chunk_size: int = 1,
-      epochs: schedule.Epochs | None = None,
-  ):
-    super().__init__(num_instances=num_instances, seed=seed, chunk_size=chunk_size, epochs=epochs)
-    self._bijections: dict[int, feistel.Bijection] = {}
+  # Of the last two epochs: a batch and its prefetched successors touch no more. It is rebound and
+  # never changed, which is safe under threads.
+  _bijections: Mapping[int, feistel.Bijection] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
     bijection = self._bijections.get(epoch)
     if bijection is None:
       size = self.epochs.length(epoch) // self.chunk_size
       bijection = feistel.Bijection(size, "order", self.seed, epoch)
-      # A batch and its prefetched successors touch at most two epochs. Rebinding the dict is safe
-      # under threads.
       self._bijections = {**dict(list(self._bijections.items())[-1:]), epoch: bijection}
     return bijection(places)
 
@@ -55,25 +46,24 @@ class SequentialOrder(base.Order):
     return places
 
 
-_COMPUTED: dict[str, type[base.Order]] = {cls.name: cls for cls in (FeistelOrder, SequentialOrder)}
-_STORED: dict[str, type[stored.StoredOrder]] = {
-    cls.name: cls for cls in (stored.OlmoCoreOrder, stored.MaxTextOrder)
+_ORDERS: dict[str, type[base.Order]] = {
+    cls.name: cls
+    for cls in (FeistelOrder, SequentialOrder, stored.OlmoCoreOrder, stored.MaxTextOrder)
 }
 
 
 def order_names() -> tuple[str, ...]:
   """Returns the names that `make_order` knows."""
-  return (*_COMPUTED, *_STORED)
+  return tuple(_ORDERS)
 
 
 def order_class(name: str) -> type[base.Order]:
   """Returns the class of the order of that name."""
-  found = _COMPUTED.get(name) or _STORED.get(name)
-  if found is None:
+  if name not in _ORDERS:
     raise errors.ConfigError(
         f"olmo_order={name!r} is not a known order; known are {', '.join(order_names())}."
     )
-  return found
+  return _ORDERS[name]
 
 
 def make_order(
@@ -83,7 +73,6 @@ def make_order(
     seed: int,
     chunk_size: int = 1,
     cache_dir: str | None = None,
-    epochs: schedule.Epochs | None = None,
 ) -> base.Order:
   """Makes the order of that name over `num_instances` instances.
 
@@ -93,14 +82,8 @@ def make_order(
     chunk_size: Instances that stay together.
     cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
       default.
-    epochs: The lengths of epochs, where they have not always had `num_instances` instances.
   """
-  kwargs: dict[str, Any] = {
-      "num_instances": num_instances,
-      "seed": seed,
-      "chunk_size": chunk_size,
-      "epochs": epochs,
-  }
-  if issubclass(order_class(name), stored.StoredOrder):
-    kwargs["cache_dir"] = cache_dir
-  return order_class(name)(**kwargs)
+  order = order_class(name)(num_instances=num_instances, seed=seed, chunk_size=chunk_size)
+  if isinstance(order, stored.StoredOrder) and cache_dir:
+    order.cache_dir = cache_dir
+  return order

@@ -64,14 +64,12 @@ class OlmoIndexSampler:
   ):
     if shard_count <= 0 or not 0 <= shard_index < shard_count:
       raise errors.ConfigError(f"shard_index={shard_index} is not one of {shard_count} shards.")
-    if total_instances <= 0:
-      raise errors.ConfigError(f"total_instances must be positive, got {total_instances}.")
-    if initial_step < 0:
-      raise errors.ConfigError(f"initial_step must not be negative, got {initial_step}.")
-    if batch_size is not None and batch_size <= 0:
-      raise errors.ConfigError(f"batch_size must be positive, got {batch_size}.")
-    if worker_count < 0:
-      raise errors.ConfigError(f"worker_count must not be negative, got {worker_count}.")
+    for name, value in (("total_instances", total_instances), ("batch_size", batch_size)):
+      if value is not None and value <= 0:
+        raise errors.ConfigError(f"{name} must be positive, got {value}.")
+    for name, value in (("initial_step", initial_step), ("worker_count", worker_count)):
+      if value < 0:
+        raise errors.ConfigError(f"{name} must not be negative, got {value}.")
     if batch_size is None and total_instances < shard_count:
       raise errors.ConfigError(
           f"{total_instances} instances do not give each of {shard_count} hosts one; use fewer"

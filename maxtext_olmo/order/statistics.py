@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import stored
 
 _BLOCKS = 100
 _BLOCK = 1000
@@ -37,28 +38,28 @@ Ids = Callable[[np.ndarray], np.ndarray]
 
 def report(sizes: Sequence[int], *, seed: int, largest_stored: int) -> str:
   """Reports the figures of some sizes, as a Markdown table each."""
-  parts = [__doc__.split("\n\n", 1)[1].rstrip() + "\n"]
+  parts = [__doc__.split("\n\n", 1)[1]]
   for n in sizes:
-    makers = _orders(n, seed, largest_stored)
     with tempfile.TemporaryDirectory(prefix="maxtext_olmo_stats_") as cache:
-      columns = {name: measure(make(cache), n) for name, make in makers.items()}
-    rows = list(next(iter(columns.values())))
-    lines = [
-        f"\n{n:,} instances, seed {seed}; standard deviations from a true shuffle:\n",
-        "| | " + " | ".join(columns) + " |",
-        "|---|" + "---:|" * len(columns),
-    ]
-    for row in rows:
-      cells = (f"{_shown(found[row])}" for found in columns.values())
-      lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    parts.append("\n".join(lines) + "\n")
-  small = {name: small_orders(of) for name, of in _small_orders().items()}
-  lines = [f"\n| all orders of {_SMALL}, {_SMALL_SEEDS:,} seeds | " + " | ".join(small) + " |"]
-  lines += [
-      "|---|" + "---:|" * len(small),
-      "| chi-square | " + " | ".join(map(_shown, small.values())) + " |",
-  ]
-  return "".join([*parts, "\n".join(lines) + "\n"])
+      orders = _orders(n, seed, cache if n <= largest_stored else None)
+      columns = {name: measure(ids, n) for name, ids in orders.items()}
+    parts.append(f"\n{n:,} instances, seed {seed}; standard deviations from a true shuffle:\n\n")
+    parts.append(_table("", columns))
+  places = np.arange(_SMALL)
+  small = {
+      "feistel": lambda seed: _order("feistel", _SMALL, seed)(places),
+      "olmo_core": lambda seed: stored.shuffled(_SMALL, seed + 1),
+  }
+  found = {name: {"chi-square": small_orders(ids)} for name, ids in small.items()}
+  parts += ["\n", _table(f"all orders of {_SMALL}, {_SMALL_SEEDS:,} seeds", found)]
+  return "".join(parts)
+
+
+def _table(corner: str, columns: dict[str, dict[str, float]]) -> str:
+  lines = [[corner, *columns], ["---", *["---:"] * len(columns)]]
+  for row in next(iter(columns.values())):
+    lines.append([row, *(_shown(found[row]) for found in columns.values())])
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def measure(ids: Ids, n: int) -> dict[str, float]:
@@ -78,28 +79,26 @@ def measure(ids: Ids, n: int) -> dict[str, float]:
   return figures
 
 
-def small_orders(ids: Callable[[int], tuple[int, ...]]) -> float:
+def small_orders(ids: Callable[[int], np.ndarray]) -> float:
   """Returns how evenly seeds spread over all permutations of a few instances."""
   places = {order: i for i, order in enumerate(itertools.permutations(range(_SMALL)))}
   counts = np.zeros(len(places))
   for seed in range(_SMALL_SEEDS):
-    counts[places[ids(seed)]] += 1
+    counts[places[tuple(ids(seed))]] += 1
   return _chi_square(counts)
 
 
-def _orders(n: int, seed: int, largest_stored: int) -> dict[str, Callable[[str], Ids]]:
-  def ours(name: str) -> Callable[[str], Ids]:
-    def make(cache: str) -> Ids:
-      order = permutations.make_order(name, num_instances=n, seed=seed, cache_dir=cache)
-      return lambda places: order.ids(0, places)
+def _order(name: str, n: int, seed: int, cache: str | None = None) -> Ids:
+  order = permutations.make_order(name, num_instances=n, seed=seed, cache_dir=cache)
+  return lambda places: order.ids(0, places)
 
-    return make
 
-  found = {"feistel": ours("feistel")}
-  if n <= largest_stored:
-    found["olmo_core"] = ours("olmo_core")
-  found["Grain's shuffle"] = lambda _: grain_shuffle(n, seed)
-  return found
+def _orders(n: int, seed: int, cache: str | None) -> dict[str, Ids]:
+  """Returns the orders to compare; without a cache, those that are computed."""
+  found = {"feistel": _order("feistel", n, seed)}
+  if cache is not None:
+    found["olmo_core"] = _order("olmo_core", n, seed, cache)
+  return {**found, "Grain's shuffle": grain_shuffle(n, seed)}
 
 
 def grain_shuffle(n: int, seed: int) -> Ids:
@@ -110,21 +109,6 @@ def grain_shuffle(n: int, seed: int) -> Ids:
   return lambda places: np.fromiter(
       (shuffle(int(place), n - 1, seed, 4) for place in places), np.int64, len(places)
   )
-
-
-def _small_orders() -> dict[str, Callable[[int], tuple[int, ...]]]:
-  from maxtext_olmo.order import stored
-
-  places = np.arange(_SMALL)
-
-  def feistel(seed: int) -> tuple[int, ...]:
-    order = permutations.make_order("feistel", num_instances=_SMALL, seed=seed)
-    return tuple(order.ids(0, places).tolist())
-
-  return {
-      "feistel": feistel,
-      "olmo_core": lambda seed: tuple(stored.shuffled(_SMALL, seed + 1).tolist()),
-  }
 
 
 def _displacement(place: np.ndarray, share: np.ndarray) -> float:

@@ -17,15 +17,13 @@ absent; a file that does not match its name (another size, header or checksum) i
 takes the memory of one array. Reading takes none: the pages of a mapped file belong to the
 operating system, which drops and reads them as needed.
 
-Both orders come from NumPy's shuffle, pinned: what `Generator(PCG64(seed)).shuffle` does today,
-under any NumPy. NumPy promises the raw 64-bit outputs of PCG64 for all versions, but not what
-`Generator.shuffle` makes of them. Today's algorithm is:
+Both orders come from NumPy's shuffle as it is today. NumPy promises the raw 64-bit outputs of PCG64
+for all versions, but not what `Generator.shuffle` makes of them, which is:
 
     u32()    the low half of a raw output first, then its high half
     for i = n-1 … 1:  j = u32() & (2**bitlength(i) - 1), drawn again until j <= i;  swap a[i], a[j]
 
-NumPy's own shuffle is used if a small array shows that it still follows this algorithm; otherwise
-the loop runs in Python.
+If a small array shows that NumPy has changed, the loop runs in Python.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,7 +47,6 @@ from absl import logging
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.order import base
-from maxtext_olmo.order import schedule
 
 MAX_SIZE = (1 << 32) - 1
 _RAW_BLOCK = 1 << 17
@@ -63,54 +60,39 @@ def shuffled(n: int, seed: int) -> np.ndarray:
   """Returns 0 … n-1 as uint32, shuffled by a seed, using no memory but the array's own."""
   if not 1 <= n < MAX_SIZE:
     raise errors.OrderError(f"A stored order has from 1 to 2**32 - 2 places, got {n}.")
-  numbers = np.arange(n, dtype=np.uint32)
-  choose()(numbers, seed)
-  return numbers
-
-
-def with_numpy(numbers: np.ndarray, seed: int) -> None:
-  """Shuffles in place as NumPy does at present; releases the GIL."""
-  np.random.Generator(np.random.PCG64(seed)).shuffle(numbers)
-
-
-def with_python(numbers: np.ndarray, seed: int) -> None:
-  """Shuffles in place in plain Python: minutes for 100 million, and right in any NumPy."""
-  cells = numbers.data
-  raw = np.random.PCG64(seed)
-  halves: Iterator[int] = iter(())
-  for i in range(len(numbers) - 1, 0, -1):
-    mask = (1 << i.bit_length()) - 1
-    while True:
-      draw = next(halves, None)
-      if draw is None:
-        halves = iter(_halves(raw.random_raw(min(_RAW_BLOCK, i + 16))).tolist())
-      elif (j := draw & mask) <= i:
-        break
-    cells[i], cells[j] = cells[j], cells[i]
-
-
-def _halves(raw: np.ndarray) -> np.ndarray:
-  return raw.astype("<u8", copy=False).view("<u4")
-
-
-def choose() -> Callable[[np.ndarray, int], None]:
-  """Returns the fastest shuffle that is known to be right."""
-  if numpy_shuffles_as_before():
-    return with_numpy
+  if tuple(_with_numpy(len(_CHECK), _CHECK_SEED).tolist()) == _CHECK:
+    return _with_numpy(n, seed)
   logging.warning(
       "NumPy %s shuffles differently from the version that defined this order, so the order is"
       " built in Python, which takes minutes for a large corpus. Install an older NumPy to build it"
       " faster.",
       np.__version__,
   )
-  return with_python
+  return with_python(n, seed)
 
 
-def numpy_shuffles_as_before() -> bool:
-  """Returns whether the installed NumPy shuffles as the NumPy of OLMo-core's runs did."""
-  numbers = np.arange(len(_CHECK), dtype=np.uint32)
-  with_numpy(numbers, _CHECK_SEED)
-  return tuple(numbers.tolist()) == _CHECK
+def _with_numpy(n: int, seed: int) -> np.ndarray:
+  numbers = np.arange(n, dtype=np.uint32)
+  np.random.Generator(np.random.PCG64(seed)).shuffle(numbers)
+  return numbers
+
+
+def with_python(n: int, seed: int) -> np.ndarray:
+  """Returns what `shuffled` does, in plain Python: right in any NumPy."""
+  numbers = np.arange(n, dtype=np.uint32)
+  cells, raw = numbers.data, np.random.PCG64(seed)
+  halves: Iterator[int] = iter(())
+  for i in range(n - 1, 0, -1):
+    mask = (1 << i.bit_length()) - 1
+    while True:
+      draw = next(halves, None)
+      if draw is None:
+        block = raw.random_raw(min(_RAW_BLOCK, i + 16)).astype("<u8", copy=False)
+        halves = iter(block.view("<u4").tolist())
+      elif (j := draw & mask) <= i:
+        break
+    cells[i], cells[j] = cells[j], cells[i]
+  return numbers
 
 
 HEADER_BYTES = 4096
@@ -190,39 +172,28 @@ class OrderFile:
     return found
 
   def _map(self, trusted: FileId | None) -> tuple[np.ndarray, FileId] | None:
-    header = self._header()
-    if header is None:
-      return None
-    stat = os.stat(self.path)
-    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    numbers = np.memmap(self.path, "<u4", "r", HEADER_BYTES, (self.n,))
-    if found != trusted and _checksum(numbers) != header["checksum"]:
-      return None
-    return numbers.view(np.ndarray), found
-
-  def _header(self) -> dict[str, Any] | None:
-    """Returns the header if file and header are those of this order, else None."""
+    """Maps the permutation if file and header are those of this order."""
     try:
       with open(self.path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        stat = os.fstat(file.fileno())
         header = json.loads(file.read(HEADER_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return None
-    if size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
+    if stat.st_size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
       return None
-    expected = self._description()
-    return header if {**header, "checksum": ""} == {**expected, "checksum": ""} else None
+    checksum = header.get("checksum")
+    if header != {**self._description(), "checksum": checksum}:
+      return None
+    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    numbers = np.memmap(self.path, "<u4", "r", HEADER_BYTES, (self.n,))
+    if found != trusted and _checksum(numbers) != checksum:
+      return None
+    return numbers.view(np.ndarray), found
 
   def _description(self) -> dict[str, Any]:
-    return {
-        "magic": _MAGIC,
-        "version": _VERSION,
-        "kind": self.kind,
-        "n": self.n,
-        "seed": self.seed,
-        "epoch": self.epoch,
-        "chunk": self.chunk,
-    }
+    values = dataclasses.asdict(self)
+    del values["directory"]
+    return {"magic": _MAGIC, "version": _VERSION, **values}
 
   def _build(self) -> None:
     """Shuffles and writes the file, while the lock is held."""
@@ -281,39 +252,22 @@ def _checksum(numbers: np.ndarray) -> str:
 
 
 class StoredOrder(base.Order):
-  """A permutation per epoch, from a file that is built when it is first needed.
+  """A permutation per epoch, from a file in `cache_dir` that is built when it is first needed."""
 
-  Args:
-    cache_dir: Directory of the files; the user's cache directory by default.
-  """
-
-  def __init__(
-      self,
-      *,
-      num_instances: int,
-      seed: int,
-      chunk_size: int = 1,
-      epochs: schedule.Epochs | None = None,
-      cache_dir: str | None = None,
-  ):
-    super().__init__(num_instances=num_instances, seed=seed, chunk_size=chunk_size, epochs=epochs)
+  def __init__(self, *, num_instances: int, seed: int, chunk_size: int = 1):
+    super().__init__(num_instances=num_instances, seed=seed, chunk_size=chunk_size)
     if seed < 0:
       raise errors.ConfigError(f"The {self.name} order needs a seed of 0 or more, got {seed}.")
-    self._cache_dir = cache_dir or default_cache_dir()
+    self.cache_dir = default_cache_dir()
     self._trusted: dict[int, FileId] = {}
     self._arrays: dict[int, np.ndarray] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    array = self._arrays.get(epoch)
-    if array is None:
-      array = self._open(epoch)
-    return array[places].astype(np.int64)
+    return self._open(epoch)[places].astype(np.int64)
 
   def prepare(self, position: int) -> None:
     """Opens the array of a position's epoch, so that later workers trust it without a checksum."""
-    epoch = self.epochs.epoch(position)
-    if epoch not in self._arrays:
-      self._open(epoch)
+    self._open(self.epochs.epoch(position))
 
   def file(self, epoch: int) -> OrderFile:
     """Returns the file of an epoch."""
@@ -323,10 +277,12 @@ class StoredOrder(base.Order):
         seed=self.seed,
         epoch=epoch,
         chunk=self.chunk_size,
-        directory=self._cache_dir,
+        directory=self.cache_dir,
     )
 
   def _open(self, epoch: int) -> np.ndarray:
+    if (found := self._arrays.get(epoch)) is not None:
+      return found
     array, trusted = self.file(epoch).open(self._trusted.get(epoch))
     # A batch and its prefetched successors touch at most two epochs. Rebinding the dict is safe
     # under threads.

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import index_changes
+from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import feistel
 from maxtext_olmo.order import permutations
@@ -151,7 +150,7 @@ class Stream:
     """Returns the stream over a corpus that grew during the run; the held-out part stays fixed."""
     lengths = []
     for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
-      windows = index_changes.windows_of_prefix(index, num_files) - self.split.num_held_out
+      windows = index_lib.windows_of_prefix(index, num_files) - self.split.num_held_out
       lengths.append((first_epoch, windows * self.split.chunk_size))
     epochs = schedule.Epochs(tuple(lengths))
     if epochs == self.order.epochs:
@@ -175,9 +174,7 @@ class Stream:
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epochs and the instance ids at some positions."""
     epochs, places = self.order.locate(positions)
-    if not epochs.size or epochs.min() != epochs.max():
-      return epochs, self.instance_ids(positions)
-    return epochs, self._instances(self.order.ids(int(epochs[0]), places))
+    return epochs, self._instances(self.order.in_epochs(epochs, places))
 
   def prepare(self, position: int) -> None:
     """Prepares the order of a position's epoch, before workers are made that read from there."""
@@ -216,10 +213,6 @@ def train_stream(
   """Makes a stream of the training part of a corpus.
 
   Args:
-    index: The corpus.
-    order: Its name.
-    seed: Of the order.
-    held_out_instances: That training never sees.
     num_epochs: Until the end; None for a stream without one.
     cache_dir: Where stored orders are kept.
     consumed_path: A bitmap of what the first epoch leaves out.
@@ -237,28 +230,18 @@ def train_stream(
         consumed_path, fingerprint=index.fingerprint, num_instances=index.total_instances
     )
     made = consumed_lib.RemainderOrder(bitmap, made)
-  return Stream(
-      fingerprint=index.fingerprint,
-      sequence_length=index.sequence_length,
-      order=made,
-      split=split,
-      num_epochs=num_epochs,
-  )
+  return Stream(index.fingerprint, index.sequence_length, made, split, num_epochs=num_epochs)
 
 
 def eval_stream(index: index_lib.OlmoNpyIndex, *, held_out_instances: int | None = None) -> Stream:
   """Makes one pass over the held-out part of a corpus, or over all of it if that is None."""
   held_out = held_out_instances is not None
   split = Split.of_index(index, held_out_instances or 0)
+  order = permutations.SequentialOrder(
+      num_instances=split.num_eval if held_out else split.num_train,
+      seed=0,
+      chunk_size=split.chunk_size,
+  )
   return Stream(
-      fingerprint=index.fingerprint,
-      sequence_length=index.sequence_length,
-      order=permutations.SequentialOrder(
-          num_instances=split.num_eval if held_out else split.num_train,
-          seed=0,
-          chunk_size=split.chunk_size,
-      ),
-      split=split,
-      held_out=held_out,
-      num_epochs=1,
+      index.fingerprint, index.sequence_length, order, split, held_out=held_out, num_epochs=1
   )

@@ -76,13 +76,11 @@ class Entry:
           position=_count(values["position"]),
           sequence_length=_count(values["sequence_length"], least=1),
           schedule=schedule_lib.BatchSchedule(
-              tuple((_count(first), _count(size, least=1)) for first, size in schedule["stages"]),
+              _pairs(schedule["stages"]),
               anchor_step=_count(schedule["anchor"][0]),
               anchor_position=_count(schedule["anchor"][1]),
               by_position=bool(schedule["by_position"]),
-              epochs=None
-              if epochs is None
-              else schedule_lib.Epochs(tuple((_count(a), _count(b, least=1)) for a, b in epochs)),
+              epochs=None if epochs is None else schedule_lib.Epochs(_pairs(epochs)),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),
@@ -147,6 +145,10 @@ class Timeline:
           f"The history in the data state is damaged: its entries begin at the steps {steps}."
       )
     return cls(entries)
+
+
+def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
+  return tuple((_count(first), _count(size, least=1)) for first, size in values)
 
 
 def _count(value: Any, least: int = 0) -> int:

@@ -107,7 +107,7 @@ class IndexTest(parameterized.TestCase):
     self._write_mix(1)
     code, _, err = self._build("--extends", self.output, "--output", other)
     self.assertEqual(code, 2)
-    self.assertStartsWith(err, "error: The corpus does not continue the older index: file 1 was")
+    self.assertStartsWith(err, "error: The corpus does not continue the older index:\n  removed: ")
 
   def test_another_corpus_in_place_of_an_index_is_noted(self):
     self._build()

@@ -43,20 +43,17 @@ class NpyHeaderTest(parameterized.TestCase):
       (b"tokens", r"^f has no \.npy header: expected it to begin with .*, found b'tokens'"),
       (b"\x93NUMPY\x09\x00", r"^f has a \.npy header of version 9; versions 1, 2 and 3 are known"),
       (b"\x93NUMPY", r"^f has a \.npy header of version None"),
-      (b"\x93NUMPY\x01\x00\x20", r"^f begins like a \.npy file, but its header .* is cut off"),
       (
-          b"\x93NUMPY\x01\x00\x20\x00{}",
-          r"header \(bytes 0 to 42\) cannot be read: the header is cut",
+          b"\x93NUMPY\x01\x00\x20",
+          r"^f begins like a \.npy file, but its header cannot be read: EOF",
       ),
-      (
-          b"\x93NUMPY\x01\x00\x02\x00{}",
-          r"cannot be read: 'descr'\. The file is damaged; copy it again",
-      ),
+      (b"\x93NUMPY\x01\x00\x20\x00{}", r"cannot be read: EOF.*expected 32 bytes got 2"),
+      (b"\x93NUMPY\x01\x00\x02\x00{}", r"correct keys.*\. The file is damaged; copy it again"),
       (b"\x93NUMPY\x01\x00\x02\x00((", r"cannot be read: "),
-      (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", r"the header is cut off"),
+      (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", r"cannot be read: EOF"),
   )
   def test_a_damaged_header_is_an_error(self, content, message):
-    with self.assertRaisesRegex(CorpusError, message):
+    with self.assertRaisesRegex(CorpusError, f"(?s){message}"):
       npy_header.read_header(io.BytesIO(content), "f")
 
   @parameterized.parameters(

@@ -1,7 +1,8 @@
-"""Tests of the data source."""
+"""Tests of the data sources."""
 
 import dataclasses
 import multiprocessing
+import os
 import pathlib
 import pickle
 import shutil
@@ -11,6 +12,8 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import maxtext_olmo
+from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.errors import CorpusError
@@ -65,22 +68,6 @@ class SourceTest(parameterized.TestCase):
     dataset = grain.MapDataset.source(source)
     np.testing.assert_array_equal(dataset[7]["tokens"], rows[7])
 
-  def test_a_given_array_is_filled_and_returned(self):
-    source, rows = self._source()
-    out = np.zeros((3, 8), np.uint16)
-    self.assertIs(source.read(np.array([5, 1, 1]), out), out)
-    np.testing.assert_array_equal(out, rows[[5, 1, 1]])
-
-  @parameterized.parameters(
-      (np.zeros((3, 8), np.uint32), r"got uint32 with shape \(3, 8\)"),
-      (np.zeros((2, 8), np.uint16), r"got uint16 with shape \(2, 8\)"),
-      (np.zeros((8, 3), np.uint16).T, r"must be a C-ordered array of uint16 with shape \(3, 8\)"),
-  )
-  def test_a_given_array_must_fit(self, out, message):
-    source, _ = self._source()
-    with self.assertRaisesRegex(ValueError, message):
-      source.read(np.arange(3), out)
-
   def test_nothing_asked_for_is_nothing_read(self):
     source, _ = self._source()
     self.assertEqual(source.read(np.array([], np.int64)).shape, (0, 8))
@@ -90,10 +77,6 @@ class SourceTest(parameterized.TestCase):
     source, _ = self._source()
     with self.assertRaisesRegex(OrderError, f"Instance {bad} does not exist: the corpus has 123"):
       source[bad]
-
-  def test_where_names_file_and_byte(self):
-    source, _ = self._source()
-    self.assertEqual(source.where(42, 3), f"{self.dir}/data/part-001.npy, byte {(8 + 3) * 2}")
 
   @parameterized.parameters(False, True)
   def test_moved_files_are_found_through_a_remap_or_a_new_base(self, remap):
@@ -108,7 +91,7 @@ class SourceTest(parameterized.TestCase):
       moved = source_lib.OlmoNpyDataSource(index_lib.load_index(path, base=self.dir / "moved"))
     np.testing.assert_array_equal(moved.read(np.arange(len(rows))), rows)
     self.assertEqual(repr(moved), repr(source))
-    self.assertIn("/moved/", moved.where(0))
+    self.assertIn("/moved/", moved.files.where(0, 0))
 
   def test_the_repr_tells_streams_apart_and_shows_no_path(self):
     source, _ = self._source(max_target_sequence_length=8)
@@ -173,6 +156,72 @@ class SourceTest(parameterized.TestCase):
     index = index_lib.build_index([(str(path), "l")], 8, tokenizer="t")
     source = source_lib.OlmoNpyDataSource(index)
     np.testing.assert_array_equal(source[len(source) - 1]["tokens"], [0, 0, 0, 0, 1, 2, 3, 4])
+
+
+class OlmoDocumentSourceTest(parameterized.TestCase):
+
+  def make(self, dtype="uint16", **kwargs):
+    directory = self.create_tempdir().full_path
+    path, _ = corpora.write_corpus(directory, dtype=dtype)
+    self.index = index_lib.load_index(path)
+    documents = documents_lib.build_documents(self.index, path + ".documents", 0)
+    self.tokens = [np.fromfile(self.index.resolve(i), dtype) for i in range(len(self.index.files))]
+    return source_lib.OlmoDocumentSource(self.index, documents, **kwargs)
+
+  @parameterized.parameters("uint8", "uint16", "uint32", "uint64")
+  def test_the_documents_are_the_tokens_of_the_files_in_order(self, dtype):
+    source = self.make(dtype)
+    found = [source[i]["inputs"] for i in range(len(source))]
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(self.tokens))
+    for tokens in found:
+      self.assertEqual(tokens.dtype, np.int32)
+      self.assertNotIn(0, tokens[:-1])
+    self.assertEqual([len(t) for t in found], source.lengths(np.arange(len(source))).tolist())
+
+  def test_parts_of_documents_go_where_they_should(self):
+    source = self.make("uint32")
+    row = np.zeros(10, np.int32)
+    whole = [source[i]["inputs"] for i in (3, 1)]
+    starts = np.array([1, 0])
+    lengths = np.array([len(whole[0]) - 1, min(2, len(whole[1]))])
+    row = np.zeros(lengths.sum(), np.int32)
+    read = source.read_parts(np.array([3, 1]), starts, lengths, np.split(row, [lengths[0]]))
+    np.testing.assert_array_equal(row, np.concatenate([whole[0][1:], whole[1][: lengths[1]]]))
+    self.assertEqual(read, 4 * len(row))
+
+  def test_it_is_a_grain_source_and_survives_pickling(self):
+    source = self.make()
+    dataset = grain.MapDataset.source(source).seed(1).shuffle()
+    self.assertLen(dataset, len(source))
+    again = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(again[5]["inputs"], source[5]["inputs"])
+    self.assertEqual(repr(again), repr(source))
+    self.assertIs(maxtext_olmo.OlmoDocumentSource, source_lib.OlmoDocumentSource)
+
+  def test_a_document_that_is_not_there_is_an_error(self):
+    source = self.make()
+    for number in (-1, len(source)):
+      with self.assertRaisesRegex(OrderError, f"Document {number} does not exist"):
+        source[number]
+
+  @parameterized.parameters("uint16", "uint32")
+  def test_a_token_outside_the_vocabulary_names_file_and_byte(self, dtype):
+    source = self.make(dtype, vocab_size=50)
+    bad = next(i for i in range(len(self.tokens[0])) if self.tokens[0][i] >= 50)
+    with self.assertRaises(CorpusError) as caught:
+      for i in range(len(source)):
+        source[i]
+    self.assertIn(f"byte {bad * np.dtype(dtype).itemsize}", str(caught.exception))
+    self.assertIn(os.path.basename(self.index.resolve(0)), str(caught.exception))
+
+  def test_labels_know_their_documents(self):
+    source = self.make()
+    labels = source.labels()
+    self.assertEqual(set(labels), {"label-0", "label-1"})
+    numbers = sorted(
+        i for ranges in labels.values() for start, end in ranges for i in range(start, end)
+    )
+    self.assertEqual(numbers, list(range(len(source))))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.grain_llm import row_maker
 from maxtext_olmo.grain_llm import row_source
 from tests import corpora
@@ -84,7 +84,7 @@ class WindowTest(absltest.TestCase):
     path, _ = corpora.write_corpus(directory)
     index = index_lib.load_index(path)
     documents = documents_lib.build_documents(index, path + ".documents", 0)
-    source = document_source.OlmoDocumentSource(index, documents)
+    source = source_lib.OlmoDocumentSource(index, documents)
     tokens = sum(entry.n_tokens for entry in index.files)
     window = row_maker.window_of(source, len(source), bins=10, length=16)
     self.assertAlmostEqual(window * tokens / len(source), 160, delta=tokens / len(source))

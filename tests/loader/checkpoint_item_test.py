@@ -16,7 +16,7 @@ from etils import epath
 import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
-from maxtext_olmo.loader import checkpoint_item
+from maxtext_olmo.loader import resume
 from tests import corpora
 from tests import distributed
 from tests.loader import checkpoint_cases
@@ -151,9 +151,9 @@ class OrbaxStateTest(absltest.TestCase):
     for name in ("olmo_state.json", "metadata", "process_0.json", "process_3-of-4.json"):
       for state in states:
         (directory / name).write_text(json.dumps(state))
-        self.assertEqual(checkpoint_item.find_state(directory), state)
+        self.assertEqual(resume.find_state(directory), state)
       (directory / name).write_text(json.dumps({"next_index": 4}))
-      self.assertIsNone(checkpoint_item.find_state(directory))
+      self.assertIsNone(resume.find_state(directory))
       (directory / name).unlink()
 
   def test_a_damaged_file_is_named(self):

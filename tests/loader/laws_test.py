@@ -313,7 +313,7 @@ from maxtext_olmo import corpus, order, rows
 for room in (corpus, order, rows):
   for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
     importlib.import_module(module.name)
-from maxtext_olmo.corpus import document_source, documents, token_files
+from maxtext_olmo.corpus import documents, token_files
 from maxtext_olmo.order import mixture, permutations, schedule, stream
 from maxtext_olmo.rows import document_rows, planned, reader, row_source, segments
 from maxtext_olmo.rows import steps, windows

@@ -66,7 +66,7 @@ class OlmoCoreTest(parameterized.TestCase):
           dict(max_target_sequence_length=128),
           "had max_target_sequence_length=128, the index has None",
       ),
-      (dict(sequence_length=32), "another order, which OLMo-core would go on with in silence"),
+      (dict(sequence_length=32), "another order, which OLMo-core would continue with in silence"),
       (dict(tokens_processed=65), "inside an instance of 64"),
       (dict(tokens_processed=64 * 541), "read 541 instances of its epoch, the index has 540"),
   )

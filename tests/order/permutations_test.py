@@ -91,7 +91,7 @@ class OrderTest(parameterized.TestCase):
 
   def test_epochs_may_differ_in_length(self):
     lengths = schedule.Epochs(((0, 10), (2, 16)))
-    grown = permutations.make_order("feistel", num_instances=16, seed=3, epochs=lengths)
+    grown = permutations.make_order("feistel", num_instances=16, seed=3).with_epochs(lengths)
     small = permutations.make_order("feistel", num_instances=10, seed=3)
     large = permutations.make_order("feistel", num_instances=16, seed=3)
     run = grown.at(np.arange(52))

@@ -2,8 +2,7 @@
 
 from maxtext_olmo.corpus.storage.base import Pinned
 from maxtext_olmo.corpus.storage.base import Storage
-from maxtext_olmo.corpus.storage.base import open_stream
 from maxtext_olmo.corpus.storage.base import reason
 from maxtext_olmo.corpus.storage.local import LocalStorage
 
-__all__ = ["LocalStorage", "Pinned", "Storage", "open_stream", "reason"]
+__all__ = ["LocalStorage", "Pinned", "Storage", "reason"]

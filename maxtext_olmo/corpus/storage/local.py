@@ -245,17 +245,12 @@ class LocalStorage:
   ) -> Iterator[bytes]:
     """Yields the same bytes as `read`, in pieces of `piece_bytes`."""
     file = self._opened(self._files.open, path)
-    end = None if size is None else offset + size
-    while end is None or offset < end:
-      wanted = piece_bytes if end is None else min(piece_bytes, end - offset)
-      piece = _read_bytes(file, path, offset, wanted)
+    end = os.fstat(file.fd).st_size if size is None else offset + size
+    while offset < end:
+      piece = bytearray(min(piece_bytes, end - offset))
+      _read_into(file, path, offset, memoryview(piece))
       offset += len(piece)
-      if end is not None and len(piece) < wanted:
-        raise _too_short(file, path, offset - len(piece), wanted)
-      if piece:
-        yield piece
-      if len(piece) < wanted:
-        return
+      yield bytes(piece)
 
   def fill(
       self,
@@ -331,19 +326,6 @@ def _read_into(file: OpenFile, path: str, offset: int, view: memoryview) -> None
     raise CorpusError(_cannot("read", path, error, offset, len(view))) from error
   if done < len(view):
     raise _too_short(file, path, offset, len(view))
-
-
-def _read_bytes(file: OpenFile, path: str, offset: int, size: int) -> bytes:
-  """Returns `size` bytes, or fewer where the file ends."""
-  parts: list[bytes] = []
-  done = 0
-  try:
-    while done < size and (part := os.pread(file.fd, size - done, offset + done)):
-      parts.append(part)
-      done += len(part)
-  except OSError as error:
-    raise CorpusError(_cannot("read", path, error, offset, size)) from error
-  return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_short(file: OpenFile, path: str, offset: int, size: int) -> CorpusError:

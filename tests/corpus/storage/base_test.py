@@ -11,7 +11,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
-from maxtext_olmo.corpus import document_source
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import manifest
@@ -45,9 +44,8 @@ _ALLOWED = {
     "corpus/tokenize.py": "reads the user's text, which is not a corpus yet",
     "evaluation/cache.py": "keeps finished requests in a file of its own",
     "evaluation/tokenizer.py": "reads a tokenizer's files",
-    "loader/checkpoint_item.py": "reads a checkpoint",
     "loader/corpus_change.py": "reads the index that is saved in a checkpoint",
-    "loader/resume.py": "reads a checkpoint's metadata",
+    "loader/resume.py": "reads a checkpoint",
     "order/consumed.py": "maps the bitmap's arrays",
     "order/stored.py": "maps order files, which it writes and locks itself",
     "rows/planned.py": "reads row counts that it keeps itself",
@@ -153,7 +151,7 @@ class OtherStorageTest(parameterized.TestCase):
         self.index, os.path.join(self.directory, "documents"), 0, storage=self.storage
     )
     self.assertEqual(documents.num_boundary_files, 1)
-    records = document_source.OlmoDocumentSource(self.index, documents, storage=self.storage)
+    records = source_lib.OlmoDocumentSource(self.index, documents, storage=self.storage)
     np.testing.assert_array_equal(records[len(records) - 1]["inputs"], self.tokens[1][60:])
 
   def test_damage_is_found(self):
@@ -177,27 +175,6 @@ class OtherStorageTest(parameterized.TestCase):
   def test_what_is_missing_is_a_corpus_error(self, read):
     with self.assertRaisesRegex(CorpusError, "There is no mem://no in this storage"):
       read(self.storage)
-
-
-class StreamTest(parameterized.TestCase):
-
-  @parameterized.product(piece_bytes=(1, 7, 1 << 20), wanted=(1, 10, -1))
-  def test_a_stream_has_the_bytes_of_the_file(self, piece_bytes, wanted):
-    content = bytes(range(256)) * 5
-    storage = memory_storage.MemoryStorage({"mem://x": content})
-    with storage_lib.open_stream(storage, "mem://x", piece_bytes) as stream:
-      found = b"".join(iter(lambda: stream.read(wanted), b""))
-    self.assertEqual(found, content)
-
-  def test_compressed_files_of_several_members_are_read(self):
-    content = gzip.compress(b"one\n") + gzip.compress(b"two\n")
-    storage = memory_storage.MemoryStorage({"mem://x": content})
-    with gzip.open(storage_lib.open_stream(storage, "mem://x", 5), "rt") as file:
-      self.assertEqual(file.readlines(), ["one\n", "two\n"])
-
-  def test_the_error_of_the_storage_comes_through(self):
-    with self.assertRaisesRegex(CorpusError, "no mem://y"):
-      storage_lib.open_stream(memory_storage.MemoryStorage({}), "mem://y").read()
 
 
 if __name__ == "__main__":
