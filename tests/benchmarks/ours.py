@@ -19,7 +19,6 @@ import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.loader import iterator
-from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import prefetch
@@ -164,15 +163,8 @@ def _masked(spec: Spec) -> iterator.BatchIterator:
     np.ones(entry.n_tokens, np.uint8).tofile(path)
   rows = _MaskedWindows(index, segments.SegmentRule("after_eos", spec["eos_id"]), masks)
   stream = stream_lib.train_stream(index, order="feistel", seed=0)
-  schedule, content = options.schedule(), wiring.content(options)
-  return iterator.BatchIterator(
-      rows,
-      reader.FileReader(token_files.TokenFiles.of_index(index)),
-      resume.find_start(options, stream, schedule, content.record(rows.segment_rule)),
-      wiring.train_layouts(options, _mesh(), schedule),
-      content=content,
-      prefetch=wiring.prefetch(options),
-  )
+  files = reader.FileReader(token_files.TokenFiles.of_index(index))
+  return wiring.train_iterator(options, _mesh(), rows, files, stream)
 
 
 def open_devices(spec: Spec) -> child.Loader:
