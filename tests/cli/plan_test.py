@@ -40,8 +40,8 @@ class PlanTest(absltest.TestCase):
     stream = mixture.mixture_stream(
         index, {"label-0": 2, "label-1": 0.5}, "epochs", order="feistel", seed=9
     )
-    labels = np.array(stream.order.labels_at(np.arange(200)))
     ids = stream.instance_ids(np.arange(200))
+    labels = np.array([index.files[file].label for file in index.locate(ids)[0]])
     for label in ("label-0", "label-1"):
       count = int((labels == label).sum())
       _, tokens, _, seen, epochs, after = self.cells(out, label)
