@@ -193,10 +193,9 @@ class RowMaker:
 
   def make(self) -> RowDataset:
     """Makes the rows: random access if their number follows from the lengths of the documents."""
-    shares = [self._share(host) for host in range(self.hosts)]
-    epochs = self.num_epochs
+    share, epochs = self._share(self.host), self.num_epochs
     host_rows: tuple[int, ...] = ()
-    if not shares[self.host] and (epochs is None or self.packing == "planned"):
+    if not share and (epochs is None or self.packing == "planned"):
       raise ConfigError(
           f"Host {self.host} of {self.hosts} has no document to make rows of: there are only"
           f" {len(self.documents)}. Use fewer hosts, or shard='batch'."
@@ -215,9 +214,9 @@ class RowMaker:
       if epochs is not None and self.hosts > 1:
         host_rows = tuple(self._plan(host).count(epochs) for host in range(self.hosts))
     elif not self._packed:
-      rows = row_source.MapRows(self._records().map(self._to_row), len(shares[self.host]))
+      rows = row_source.MapRows(self._records().map(self._to_row), len(share))
       if epochs is not None:
-        host_rows = tuple(epochs * len(share) for share in shares)
+        host_rows = tuple(epochs * len(self._share(host)) for host in range(self.hosts))
     info = RowInfo(
         length=self.length if self.pad or self.packing else None,
         shard=self.shard,

@@ -260,6 +260,10 @@ class RowMakerTest(parameterized.TestCase):
         _maker(2, host=2, hosts=3, **values).make()
     self.assertEmpty(list(_maker(2, host=2, hosts=3).make()))
 
+  def test_a_host_that_does_not_exist_is_an_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "no host 3 of 3"):
+      _maker(host=3, hosts=3).make()
+
   def test_the_identity_names_all_that_decides_which_row_comes_when(self):
     first = _maker(packing="planned")
     others = [
