@@ -86,16 +86,16 @@ def panels(documents: int, length: int) -> list[Panel]:
   ]
   for name in packing.STREAMING:
     stream = grain.MapDataset.source(records).to_iter_dataset()
-    rows = packing.pack_stream(stream, name, length=length, bins=8, shuffle=False, seed=0)
+    rows = records_lib.pack_stream(stream, name, length=length, bins=8, shuffle=False, seed=0)
     found.append(Panel(name, [row["inputs"].tolist() for row in rows]))
   parts = row_source.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=documents, seed=0)
   plan = planned_lib.PackingPlan(
       parts.lengths, order, identity="picture", row_length=length, window=documents
   )
-  planned = row_source.PlannedRows(parts, plan, length, shift=row_source.Shift(None), num_epochs=1)
-  rows = planned.rows(np.arange(plan.count(1)))["inputs"]
-  found.append(Panel("planned", rows.tolist()))
+  planned = row_source.PlannedRows(parts, plan, length, shift=None, num_epochs=1)
+  rows = planned.rows(np.arange(plan.count(1)))
+  found.append(Panel("planned", [row["inputs"].tolist() for row in rows]))
   return found
 
 

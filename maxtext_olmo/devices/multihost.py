@@ -15,7 +15,7 @@ leaves the others waiting, so its stream must be endless or exactly as long as t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
@@ -281,31 +281,31 @@ def _next_global_batch(
     tail: Callable[[], PyTree] | None = None,
 ) -> PyTree:
   if not compare or jax.process_count() == 1:
-    paths, arrays, structure = _load(local_iterator)
+    paths, local = _load(local_iterator)
+    arrays: Sequence[np.ndarray] = local.arrays
   else:
     try:
-      paths, arrays, structure = _load(local_iterator)
-      local = collectives.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+      paths, local = _load(local_iterator)
     except Exception as error:
       local = collectives.LocalBatch(trouble=error)
     if tail is not None and collectives.anyone_has_data(local):
       if isinstance(local.trouble, StopIteration):
-        paths, arrays, structure = _load(iter([tail()]))
-        local = collectives.LocalBatch(tuple(map(_name, paths)), tuple(arrays), structure)
+        paths, local = _load(iter([tail()]))
       pad = True
     shapes = collectives.common_shapes(local, pad=pad, when=when)
-    arrays = [_pad_array_to_shape(pair, pad_value) for pair in zip(arrays, shapes)]
+    arrays = [_pad_array_to_shape(pair, pad_value) for pair in zip(local.arrays, shapes)]
   placed = [
       _form_global_array(path, array, global_mesh, data_sharding)
       for path, array in zip(paths, arrays)
   ]
-  return jax.tree_util.tree_unflatten(structure, placed)
+  return jax.tree_util.tree_unflatten(local.structure, placed)
 
 
-def _load(local_iterator: Iterator[PyTree]) -> tuple[list[KeyPath], list[np.ndarray], Any]:
+def _load(local_iterator: Iterator[PyTree]) -> tuple[list[KeyPath], collectives.LocalBatch]:
   leaves, structure = jax.tree_util.tree_flatten_with_path(next(local_iterator))
   paths = [path for path, _ in leaves]
-  return paths, [_host_array(path, leaf) for path, leaf in leaves], structure
+  arrays = tuple(_host_array(path, leaf) for path, leaf in leaves)
+  return paths, collectives.LocalBatch(tuple(map(_name, paths)), arrays, structure)
 
 
 def _pad_array_to_shape(

@@ -1,5 +1,10 @@
 """The iterator that the `make_grain_llm_*` functions return: global batches, epochs, and a state.
 
+`Batches` says what this host's batches hold: mixing, the batch schedule, prefetching, and the end
+of the data. If all members are random access, the rows of step k follow from k alone, and worker
+processes make whole batches. Otherwise rows are taken one after the other, and worker processes
+read the documents that they are made of.
+
 The state is that of `devices.grain_state`, with the rows taken as `position`. Its identity names
 the stream of the whole run, so it is the same on all hosts. If rows are random access, a run may
 resume from the position with another batch size.
@@ -8,70 +13,257 @@ resume from the position with another batch size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import grain
 import jax
+import numpy as np
 
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import grain_state
+from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import multihost
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
+from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import prefetch
 
-# Makes this host's batches for a schedule, from step 0 on.
-MakeLoader = Callable[[schedule_lib.BatchSchedule], Iterable[Any]]
+# A plan of up to this many documents is counted at construction, which takes seconds.
+COUNTED_AT_ONCE = 1_000_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Lengths:
-  """How long an iterator is.
+def rampup_schedule(
+    batch_size: int, factors: Mapping[int, float] | None
+) -> schedule_lib.BatchSchedule:
+  """Returns the schedule of a batch size times the factor of the last boundary that was reached."""
+  stages = {0: batch_size}
+  for step, factor in sorted((factors or {}).items()):
+    size = int(batch_size * factor)
+    if step < 0 or size < 1:
+      raise ConfigError(
+          f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have"
+          f" {size} rows."
+      )
+    stages[step] = size
+  return schedule_lib.BatchSchedule(tuple(sorted(stages.items())))
 
-  Attributes:
-    epoch: Maps a schedule and a first step to the steps of an epoch that begins there; None if
-      unknown.
-    rest: Maps a schedule and a first step to the steps to the end of the data; None if it has not
-      been counted yet, or if there is no end.
-    settled: Whether `epoch` is known now, and hence on all hosts. Only then do epochs end by it;
-      otherwise only the data ends them.
-    unknown: Returns why the length is not known.
+
+def collate(arrays: dict[str, np.ndarray], batch_class: type) -> Any:
+  """Turns a dict of arrays into a batch class, which takes the fields it has; `dict` takes all."""
+  if batch_class is dict:
+    return arrays
+  names = {field.name for field in dataclasses.fields(batch_class)}
+  return batch_class(**{name: values for name, values in arrays.items() if name in names})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batches:
+  """The batches that the arguments of `make_grain_multihost_iterator` ask for.
+
+  Schedules here count the rows that this host's batches take: from the stream that all hosts share,
+  or, if each has a share of the documents, from its own. `ahead` is 0 if nothing is prefetched.
   """
 
-  epoch: Callable[[schedule_lib.BatchSchedule, int], int | None]
-  rest: Callable[[schedule_lib.BatchSchedule, int], int | None]
-  settled: bool
-  unknown: Callable[[], str]
+  datasets: list[grain.IterDataset]
+  weights: list[float]
+  lengths: list[int] | None
+  mesh: jax.sharding.Mesh
+  global_schedule: schedule_lib.BatchSchedule
+  hosts: int
+  workers: int
+  ahead: int
+  drop_remainder: bool
+  batch_class: type
+  repeat: bool
+  spec: jax.sharding.PartitionSpec
 
-  def of_epoch(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
-    """Returns the number of steps after which an epoch ends."""
-    return self.epoch(schedule, first) if self.settled else None
+  def __post_init__(self):
+    if self.batch_class is not dict and not dataclasses.is_dataclass(self.batch_class):
+      raise ConfigError(f"batch_class must be dict or a data class, got {self.batch_class!r}.")
 
+  @functools.cached_property
+  def _infos(self) -> list[row_dataset.RowInfo]:
+    return [
+        dataset.info if isinstance(dataset, row_dataset.RowDataset) else row_dataset.RowInfo()
+        for dataset in self.datasets
+    ]
 
-@dataclasses.dataclass(frozen=True)
-class Stream:
-  """The stream that an iterator's state belongs to.
+  @functools.cached_property
+  def info(self) -> row_dataset.RowInfo:
+    """What holds for all members together."""
+    each = self._infos
+    for name in ("shard", "length"):
+      values = {getattr(info, name) for info in each}
+      if len(values) > 1:
+        raise ConfigError(
+            f"All datasets of a mix must have one {name}, found {sorted(map(str, values))}."
+        )
+    if len(each) == 1:
+      return each[0]
+    counts = mixture.counts_of_weights(self.weights)
+    hosts = max(len(info.version_1) for info in each)
+    old = [[info.version_1[host % len(info.version_1)] for info in each] for host in range(hosts)]
+    return row_dataset.RowInfo(
+        length=each[0].length,
+        shard=each[0].shard,
+        packed=any(info.packed for info in each),
+        endless=(any if self.repeat else all)(info.endless for info in each),
+        identity={"mix": list(counts), "members": [dict(info.identity) for info in each]},
+        version_1=tuple(f"mix by {counts} of: {'; '.join(members)}" for members in old),
+        host=max(info.host for info in each),
+    )
 
-  Attributes:
-    identity: What decides which row comes at which position, for the run as a whole.
-    version_1: The identities that states of version 1 may have.
-    per_process: Whether each process has a stream, and so a state, of its own.
-  """
+  @functools.cached_property
+  def rows(self) -> row_source.RowSource | None:
+    """The rows, mixed, if they are random access."""
+    sources: list[Any] = [getattr(dataset, "rows", None) for dataset in self.datasets]
+    if None in sources:
+      return None
+    if len(sources) == 1:
+      return sources[0]
+    return row_source.MixedRows(sources, self.weights, repeat=self.repeat)
 
-  identity: Mapping[str, Any]
-  version_1: frozenset[str]
-  per_process: bool
+  @property
+  def _own_rows(self) -> bool:
+    """Whether each of several hosts has rows of its own."""
+    return self.info.shard == "slice" and self.hosts > 1
+
+  @functools.cached_property
+  def schedule(self) -> schedule_lib.BatchSchedule:
+    """The schedule that a run begins with."""
+    if self.info.shard == "batch":
+      return self.global_schedule
+    stages = []
+    for step, size in self.global_schedule.stages:
+      if size % self.hosts:
+        raise ConfigError(
+            f"A batch of {size} rows (from step {step} on) does not divide over {self.hosts} hosts."
+        )
+      stages.append((step, size // self.hosts))
+    return schedule_lib.BatchSchedule(tuple(stages))
+
+  @functools.cached_property
+  def _mine(self) -> dict[int, np.ndarray]:
+    """The rows of a batch that this host holds, for each size of the schedule."""
+    rows_spec = jax.sharding.PartitionSpec(*self.spec[:1])
+    sizes = self.global_schedule.sizes
+    layouts = [layout_lib.BatchLayout(self.mesh, rows_spec, size, 1) for size in sizes]
+    if self.info.shard == "batch":
+      return {layout.batch: layout.rows for layout in layouts}
+    return {size: np.arange(size) for size in self.schedule.sizes}
+
+  def loader(self, schedule: schedule_lib.BatchSchedule) -> grain.IterDataset:
+    """Returns this host's batches for a schedule, from step 0 on."""
+    batching = row_source.Batching(schedule, self._mine, self.info.length, self.drop_remainder)
+    collated = functools.partial(collate, batch_class=self.batch_class)
+    if self.rows is not None:
+      batches = row_source.RowBatches(self.rows, batching, self.num_steps(schedule))
+      made = prefetch.PrefetchedDataset(batches, workers=self.workers, ahead=self.ahead)
+      return made.map(collated)
+    streams = [
+        dataset.open(self.workers, self.ahead)
+        if isinstance(dataset, row_dataset.RowDataset)
+        else dataset
+        for dataset in self.datasets
+    ]
+    if self.repeat:
+      streams = [grain.experimental.RepeatIterDataset(stream) for stream in streams]
+    stream = streams[0] if len(streams) == 1 else grain.IterDataset.mix(streams, self.weights)
+    made = row_dataset.StreamBatches(stream, batching).map(collated)
+    if not self.ahead:
+      return made
+    return grain.experimental.ThreadPrefetchIterDataset(made, prefetch_buffer_size=self.ahead)
+
+  @property
+  def tail(self) -> Callable[[], Any] | None:
+    """Makes a batch without rows if hosts may end at different steps; padding gives it rows."""
+    if self.rows is not None or not self._own_rows or self.info.endless:
+      return None
+    return lambda: collate(records_lib.stack([], 0, self.info.length), self.batch_class)
+
+  @functools.cached_property
+  def settled(self) -> bool:
+    """Whether the length of an epoch is known now, and hence on all hosts, or never will be.
+
+    Only then do epochs end by it; otherwise only the data ends them.
+    """
+    if self.rows is None:
+      return True
+    # Hosts that pack documents of their own have epochs of unequal length, so none ends a batch.
+    return self.rows.settle(COUNTED_AT_ONCE) and not (self.info.packed and self._own_rows)
+
+  def num_steps(self, schedule: schedule_lib.BatchSchedule) -> int | None:
+    """Returns the steps until the end, which all hosts find alike from the rows of all hosts.
+
+    None if there is no end, or if it is not known.
+    """
+    rows = self.rows
+    if rows is None or rows.endless:
+      return None
+    counts = [rows.num_rows]
+    if self._own_rows:
+      counts = [self._rows_of_host(rows, host) for host in range(self.hosts)]
+    if counts[0] is None:
+      return None
+    steps = [row_source.steps_of(schedule, n or 0, self.drop_remainder) for n in counts]
+    return min(steps) if self.drop_remainder else max(steps)
+
+  def _rows_of_host(self, rows: row_source.RowSource, host: int) -> int | None:
+    counts = [None if info.endless else info.host_rows[host] for info in self._infos]
+    return rows.total(counts) if isinstance(rows, row_source.MixedRows) else counts[0]
+
+  def epoch_steps(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
+    """Returns the steps of an epoch that begins with a step; no more than there is data for.
+
+    None if that is not known.
+    """
+    count: int | None = None
+    if self.info.packed and self.rows is not None:
+      count = self.rows.epoch_rows
+    elif self.lengths is not None and not self.info.packed:
+      total = sum(self.weights)
+      count = max(int(n / (w / total)) for n, w in zip(self.lengths, self.weights))
+    if count is None:
+      return None
+    # Counted in rows of all hosts, of which a host's own are a fixed part.
+    scale = 1 if self.info.shard == "batch" else self.hosts
+    end = schedule.start(first) * scale + count
+    end = end // scale if self.drop_remainder else -(-end // scale)
+    last = row_source.steps_of(schedule, end, self.drop_remainder)
+    steps = self.num_steps(schedule)
+    return max(0, (last if steps is None else min(last, steps)) - first)
+
+  def why_no_length(self) -> str:
+    """Returns why the length of an epoch is not known."""
+    if not self.info.packed:
+      return "it was made without dataset_lengths."
+    if self.rows is None:
+      return (
+          "how many rows documents make is known only once they are packed, split or filtered."
+          " packing='planned' knows it; otherwise count steps yourself."
+      )
+    if self.info.endless:
+      return "the data has no end, and is too large to count its epochs before the first batch."
+    return "the packing plan is still being counted; ask again later."
 
   def check(self, saved: grain_state.GrainState) -> None:
     """Raises ResumeError if a state belongs to another stream."""
-    was = saved.identity
+    info, was = self.info, saved.identity
     if isinstance(was, str):
-      if was in self.version_1:
+      # The state of random-access rows is the same on all hosts, so any host's may be read.
+      known = info.version_1 if self.rows is not None else (info.version_1[info.host],)
+      if was in known:
         return
-      lines = [f"  it was saved by {was}", f"  this is {' or '.join(sorted(self.version_1))}"]
+      lines = [f"  it was saved by {was}", f"  this is {' or '.join(sorted(set(known)))}"]
     else:
-      now, was = dict(self.identity), dict(was or {})
+      now, was = dict(info.identity), dict(was or {})
       lines = [
           f"  {name}: the state has {was.get(name)!r}, this run has {now.get(name)!r}"
           for name in sorted({*now, *was})
@@ -90,35 +282,23 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
   """Global batches of a language-model pipeline, epoch after epoch.
 
   Args:
-    make_loader: Makes this host's batches for a schedule.
-    schedule: The rows that this host's batches take from its stream.
-    global_mesh: The mesh to shard over.
-    lengths: How long an epoch is.
-    stream: What a state must belong to.
-    rows: The rows if they are random access; then the batch sizes of a state and of this run may
-      differ.
+    batches: What they hold.
     **kwargs: As for `MultiHostDataLoadIterator`.
   """
 
-  def __init__(
-      self,
-      make_loader: MakeLoader,
-      schedule: schedule_lib.BatchSchedule,
-      global_mesh: jax.sharding.Mesh,
-      *,
-      lengths: Lengths,
-      stream: Stream,
-      rows: row_source.RowSource | None,
-      **kwargs: Any,
-  ):
-    self._make_loader = make_loader
-    self._schedule = schedule
-    self._lengths = lengths
-    self._stream = stream
-    self._rows = rows
+  def __init__(self, batches: Batches, **kwargs: Any):
+    self._batches = batches
+    self._schedule = batches.schedule
     self._metrics = metrics_lib.Metrics()
+    length = self._epoch_length(0)  # Counts a plan, whose end the loader then knows.
     super().__init__(
-        make_loader(schedule), global_mesh, iterator_length=lengths.of_epoch(schedule, 0), **kwargs
+        batches.loader(self._schedule),
+        batches.mesh,
+        length,
+        None if batches.lengths is None else sum(batches.lengths),
+        data_sharding=batches.spec,
+        tail=batches.tail,
+        **kwargs,
     )
 
   @property
@@ -140,19 +320,19 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
 
   def __len__(self) -> int:
     self._count_ahead()
-    length = self.iterator_length
-    if length is None:
-      length = self._lengths.rest(self._schedule, self._epoch_start)
-    if length is None:
-      raise TypeError(f"This iterator has no length: {self._lengths.unknown()}")
-    return length
+    if self.iterator_length is not None:
+      return self.iterator_length
+    steps = self._batches.num_steps(self._schedule)
+    if steps is None:
+      raise TypeError(f"This iterator has no length: {self._batches.why_no_length()}")
+    return max(0, steps - self._epoch_start)
 
   def reset(self) -> None:
     """Starts an epoch: the next one or, with `reset_after_epoch`, the first one again."""
     if self.reset_after_epoch:
       self._close_loader()
     super().reset()
-    self.iterator_length = self._lengths.of_epoch(self._schedule, self._epoch_start)
+    self.iterator_length = self._epoch_length(self._epoch_start)
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Moves to where `get_state` was called; ResumeError, and no change, for another stream."""
@@ -161,35 +341,39 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       raise ResumeError(
           "The state has no identity or no position: it was not saved by this kind of iterator."
       )
-    self._stream.check(saved)
-    schedule = self._schedule
-    if schedule.start(saved.step) != saved.position and self._rows is not None:
-      schedule = schedule.anchored(saved.step, saved.position)
+    self._batches.check(saved)
+    if self._schedule.start(saved.step) != saved.position and self._batches.rows is not None:
+      self._schedule = self._schedule.anchored(saved.step, saved.position)
       self._close_loader()
-      self.dataloader = self._make_loader(schedule)
+      self.dataloader = self._batches.loader(self._schedule)
       self.local_iterator = iter(self.dataloader)
       # The epoch of other batch sizes ends here, at the end of one of its batches.
       saved = dataclasses.replace(saved, epoch_start=saved.step)
-    length = self._lengths.of_epoch(schedule, saved.epoch_start)
     self._move_to(saved)
-    self._schedule, self.iterator_length = schedule, length
+    self.iterator_length = self._epoch_length(saved.epoch_start)
 
   def close(self) -> None:
     """Stops worker processes and threads; idempotent."""
     self._close_loader()
-    if self._rows is not None:
-      self._rows.close()
+    if self._batches.rows is not None:
+      self._batches.rows.close()
 
   @property
   def _own_iterator(self) -> bool:
-    return self._stream.per_process
+    return self._batches.rows is None and self._batches.info.shard == "slice"
 
   def _state(self) -> grain_state.GrainState:
-    return dataclasses.replace(super()._state(), identity=dict(self._stream.identity))
+    return dataclasses.replace(super()._state(), identity=dict(self._batches.info.identity))
+
+  def _epoch_length(self, first: int) -> int | None:
+    """Returns the number of steps after which an epoch that begins with step `first` ends."""
+    if not self._batches.settled:
+      return None
+    return self._batches.epoch_steps(self._schedule, first)
 
   def _count_ahead(self) -> None:
-    if self._rows is not None:
-      self._rows.count_ahead(self.position)
+    if self._batches.rows is not None:
+      self._batches.rows.count_ahead(self.position)
 
   def _close_loader(self) -> None:
     super().close()
@@ -197,14 +381,10 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     self.local_iterator = _Closed()
 
 
-class _Closed:
+class _Closed(Iterator[Any]):
   """Stands in for a data iterator that was closed."""
-
-  def __iter__(self) -> _Closed:
-    return self
 
   def __next__(self) -> Any:
     raise ValueError("This iterator has been closed.")
 
-  def get_state(self) -> Any:
-    raise ValueError("This iterator has been closed.")
+  get_state = __next__

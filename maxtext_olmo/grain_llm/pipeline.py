@@ -18,12 +18,10 @@ from typing import Any
 import grain
 import jax
 
+from maxtext_olmo.devices import layout
 from maxtext_olmo.errors import ConfigError
-from maxtext_olmo.grain_llm import batches as batches_lib
 from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import row_dataset
-from maxtext_olmo.grain_llm import row_maker
-from maxtext_olmo.grain_llm import row_source
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing as packing_lib
 
@@ -33,8 +31,8 @@ SHARDS = ("slice", "batch")
 def shard_grain_dataset(
     grain_dataset: grain.MapDataset, dataloading_host_index: int, dataloading_host_count: int
 ) -> grain.MapDataset:
-  """Returns this host's contiguous share ; the first hosts may have one element more."""
-  bounds = row_maker.shard_bounds(
+  """Returns this host's contiguous share; the first hosts may have one element more."""
+  bounds = row_dataset.shard_bounds(
       len(grain_dataset), dataloading_host_index, dataloading_host_count
   )
   return grain_dataset.slice(slice(*bounds))
@@ -110,7 +108,7 @@ def make_grain_llm_dataset(
   if grain_packing_bin_count is None:
     local = max(1, global_batch_size // dataloading_host_count)
     grain_packing_bin_count = 1024 if packing == "planned" else local
-  return row_maker.RowMaker(
+  return row_dataset.RowMaker(
       dataset=dataset,
       documents=documents,
       operations=tuple(operations or ()),
@@ -122,9 +120,8 @@ def make_grain_llm_dataset(
       length=max_target_length,
       packing=packing,
       bins=grain_packing_bin_count,
-      shift=row_source.Shift(
-          None if not shift else "left" if shift_target else "right", eod_token_id
-      ),
+      shift=None if not shift else "left" if shift_target else "right",
+      eod_token_id=eod_token_id,
       pad=apply_padding,
       shard=shard,
       long_documents=long_documents,
@@ -191,22 +188,29 @@ def make_grain_multihost_iterator(
         f" {len(weights)} weights, {'no' if dataset_lengths is None else len(dataset_lengths)}"
         " lengths."
     )
-  return batches_lib.BatchMaker(
+  ahead = max(1, worker_buffer_size) if worker_count else 0
+  if use_thread_prefetch:
+    # Threads get the buffer that the processes would have had together.
+    ahead = max(1, worker_buffer_size * max(1, worker_count))
+  batches = iterator_lib.Batches(
       datasets=datasets,
       weights=weights,
       lengths=None if dataset_lengths is None else list(dataset_lengths),
       mesh=global_mesh,
-      schedule=batches_lib.rampup_schedule(global_batch_size, batch_rampup_factors),
+      global_schedule=iterator_lib.rampup_schedule(global_batch_size, batch_rampup_factors),
       hosts=dataloading_host_count,
       workers=0 if use_thread_prefetch else worker_count,
-      # Threads get the buffer that the processes would have had together.
-      ahead=worker_buffer_size * (max(1, worker_count) if use_thread_prefetch else 1),
-      threads=use_thread_prefetch,
+      ahead=ahead,
       drop_remainder=drop_remainder,
       batch_class=batch_class,
       repeat=when_exhausted == "repeat",
-      data_sharding=data_sharding,
-  ).make(reset_after_epoch=reset_after_epoch, pad_shapes=pad_shapes)
+      spec=layout.partition_spec(global_mesh, data_sharding),
+  )
+  # Rows without a common length are as long on each host as its longest.
+  pad_shapes = pad_shapes or (batches.info.length is None and dataloading_host_count > 1)
+  return iterator_lib.LLMIterator(
+      batches, reset_after_epoch=reset_after_epoch, pad_shapes=pad_shapes
+  )
 
 
 def make_grain_llm_iterator(

@@ -1,4 +1,4 @@
-"""Records of tokens → rows of a language model: fit, pad, shift, segment.
+"""Records of tokens → rows of a language model: fit, pad or pack, shift, segment.
 
 No function here changes its input. A record has `inputs` (token ids). It may have `targets`
 (otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 where
@@ -17,7 +17,8 @@ it. Padding is identified by its segment, never by its id, so EOD and padding ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -25,8 +26,10 @@ import numpy as np
 
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.rows import segments as segments_lib
+from maxtext_olmo.rows.batch import NAMES
+from maxtext_olmo.rows.batch import SIDES
 
-SIDES = ("inputs", "targets")
 _INT32 = np.iinfo(np.int32)
 
 Record = dict[str, np.ndarray]
@@ -81,24 +84,28 @@ def padded(record: Record, length: int | None) -> Record:
   size = len(record["inputs"])
   row = {}
   for side in SIDES:
-    segments = record.get(f"{side}_segmentation")
-    row[side] = _pad(record[side], length)
-    row[f"{side}_segmentation"] = _pad(
-        np.ones(size, np.int32) if segments is None else (segments != 0).astype(np.int32), length
-    )
-    row[f"{side}_position"] = _pad(np.arange(size, dtype=np.int32), length)
-  return row
+    segments = record.get(f"{side}_segmentation", np.ones(size, np.int32))
+    row[side] = record[side]
+    row[f"{side}_segmentation"] = (segments != 0).astype(np.int32)
+    row[f"{side}_position"] = np.arange(size, dtype=np.int32)
+  return {name: values[0] for name, values in stack([row], 1, length).items()}
 
 
-def shifted(rows: Record, *, shift_target: bool, eod_token_id: int) -> Record:
-  """Shifts rows (or one row) by one: targets to the left, or inputs to the right after an EOD."""
+def shifted(rows: Record, direction: str | None, eod_token_id: int) -> Record:
+  """Shifts rows (or one row) by one.
+
+  Args:
+    rows: The six arrays.
+    direction: `left` moves the targets, `right` moves the inputs, after an EOD; None neither.
+    eod_token_id: The EOD.
+  """
   rows = dict(rows)
-  if shift_target:
+  if direction == "left":
     for name in ("targets", "targets_segmentation"):
       moved = np.zeros_like(rows[name])
       moved[..., :-1] = rows[name][..., 1:]
       rows[name] = moved
-  else:
+  elif direction == "right":
     # The segments of the inputs stay: an EOD belongs to the document that is predicted from it.
     moved = np.full_like(rows["inputs"], eod_token_id)
     moved[..., 1:] = rows["inputs"][..., :-1]
@@ -106,23 +113,104 @@ def shifted(rows: Record, *, shift_target: bool, eod_token_id: int) -> Record:
   return rows
 
 
-def segmented(rows: Record, eod_token_id: int) -> Record:
-  """Numbers the documents of rows (or one row), which begin at the EODs among the inputs."""
-  rows = dict(rows)
-  inputs = rows["inputs"]
-  if not inputs.size:
-    return rows
-  real = rows["inputs_segmentation"] != 0
-  opens = (inputs == eod_token_id) & real
-  documents = np.cumsum(opens, axis=-1, dtype=np.int32) + (1 - opens[..., :1].astype(np.int32))
-  places = np.arange(inputs.shape[-1], dtype=np.int32)
-  begun = np.maximum.accumulate(np.where(opens, places, 0), axis=-1)
-  position = np.where(real, places - begun, 0).astype(np.int32)
+def segmented(row: Record, eod_token_id: int) -> Record:
+  """Numbers the documents of a row, which begin at the EODs among the inputs."""
+  tokens = row["inputs"][np.newaxis]
+  real = row["inputs_segmentation"] != 0
+  full = np.array([tokens.size])
+  rule = segments_lib.SegmentRule("at_eos", eod_token_id)
+  starts = segments_lib.segment_starts(tokens, full, rule) & real
+  (documents,), (positions,) = segments_lib.segments_and_positions(starts, full)
+  row = dict(row)
   for side in SIDES:
-    segments = rows[f"{side}_segmentation"]
-    rows[f"{side}_segmentation"] = np.where(segments != 0, documents, 0).astype(np.int32)
-    rows[f"{side}_position"] = position
-  return rows
+    row[f"{side}_segmentation"] = documents * (row[f"{side}_segmentation"] != 0)
+    row[f"{side}_position"] = positions * real
+  return row
+
+
+def to_row(
+    record: Record,
+    *,
+    length: int,
+    long_documents: str,
+    pad: bool,
+    shift: str | None,
+    eod_token_id: int,
+) -> Record:
+  """Turns a record into a row: cut if asked, padded, shifted, its documents numbered."""
+  (record,) = fit(record, length, long_documents)
+  row = padded(record, length if pad else None)
+  return segmented(shifted(row, shift, eod_token_id), eod_token_id)
+
+
+class SplitDocuments(grain.experimental.FlatMapTransform):
+  """Divides or cuts documents that are longer than a row."""
+
+  max_fan_out = 1 << 20
+
+  def __init__(self, length: int, long_documents: str):
+    self._length = length
+    self._long_documents = long_documents
+
+  def flat_map(self, element: Record) -> list[Record]:
+    return fit(element, self._length, self._long_documents)
+
+
+def pack_stream(
+    documents: grain.IterDataset,
+    packing: str,
+    *,
+    length: int,
+    bins: int,
+    shuffle: bool,
+    seed: int,
+    masks: tuple[str, ...] = (),
+) -> grain.IterDataset:
+  """Returns rows of documents, packed by Grain, as the six arrays of a row before the shift.
+
+  Args:
+    documents: Records, none longer than `length` unless it is concat_then_split.
+    packing: One of `packing.STREAMING`.
+    length: Tokens of a row.
+    bins: Rows that are filled at a time.
+    shuffle: Whether rows that were filled together come in random order.
+    seed: The seed of that order.
+    masks: The sides whose records have a segmentation of their own.
+  """
+  lengths = dict.fromkeys((*SIDES, *(f"{side}_mask" for side in masks)), length)
+  # An empty document would take a segment number and hold nothing.
+  documents = documents.filter(lambda record: len(record["inputs"]) > 0)
+  documents = documents.map(functools.partial(_name_masks, masks=masks))
+  if packing == "concat_then_split":
+    rows = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
+  else:
+    packer: Callable[..., grain.IterDataset] = {
+        "first_fit": grain.experimental.FirstFitPackIterDataset,
+        "best_fit": grain.experimental.BestFitPackIterDataset,
+    }[packing]
+    rows = packer(
+        documents, length_struct=lengths, num_packing_bins=bins, shuffle_bins=shuffle, seed=seed
+    )
+  return rows.map(functools.partial(_name_arrays, masks=masks))
+
+
+def _name_masks(record: Record, masks: tuple[str, ...]) -> Record:
+  """Renames the segmentations that records have, so that Grain packs them as it packs tokens."""
+  tokens = {side: record[side] for side in SIDES}
+  return tokens | {f"{side}_mask": record[f"{side}_segmentation"] for side in masks}
+
+
+def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
+  """Grain's names of segments and positions → ours; what a record masked stays masked."""
+  row = {}
+  for side in SIDES:
+    segments = packed[f"{side}_segment_ids"]
+    if side in masks:
+      segments = np.where(packed[f"{side}_mask"] != 0, segments, 0).astype(np.int32)
+    row[side] = packed[side]
+    row[f"{side}_segmentation"] = segments
+    row[f"{side}_position"] = packed[f"{side}_positions"]
+  return row
 
 
 def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
@@ -130,11 +218,8 @@ def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
 
   Missing rows are padding.
   """
-  names = [f"{side}{suffix}" for side in SIDES for suffix in ("", "_position", "_segmentation")]
-  if rows:
-    names = list(rows[0])
   batch = {}
-  for name in names:
+  for name in rows[0] if rows else NAMES:
     arrays = [np.asarray(row[name]) for row in rows] or [np.zeros(length or 0, np.int32)]
     shape = tuple(max(sizes) for sizes in zip(*(array.shape for array in arrays)))
     if length is not None and len(shape) == 1:
@@ -203,11 +288,3 @@ def _int32(name: str, values: Any) -> np.ndarray:
   if int(array.max()) > _INT32.max or int(array.min()) < _INT32.min:
     raise CorpusError(f"{name!r} of a record has the id {array.max()}, which does not fit int32.")
   return array.astype(np.int32)
-
-
-def _pad(values: np.ndarray, length: int | None) -> np.ndarray:
-  if length is None or len(values) >= length:
-    return values
-  row = np.zeros(length, np.int32)
-  row[: len(values)] = values
-  return row

@@ -1,25 +1,31 @@
-"""Rows of a language model as a Grain dataset, and batches of rows that come one after the other.
+"""What `make_grain_llm_dataset` returns, and how its rows are made.
 
-`RowDataset` is what `make_grain_llm_dataset` returns: an `IterDataset` of rows. If its rows are
-random access, it also has them as `rows`, so that batches and mixtures need not stream. If they are
-packed as they come, `open` returns the stream, read by any number of worker processes.
+`RowDataset` is an `IterDataset` of rows. If its rows are random access (padded, or packed by a
+plan), it also has them as `rows`, so that batches and mixtures need not stream. If they are packed
+as they come, `open` returns the stream, read by any number of worker processes, and `StreamBatches`
+makes batches of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
-import numpy as np
 
+from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.devices import grain_state
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_source
-from maxtext_olmo.grain_llm import steps as steps_lib
-from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.grain_llm.records import Record
+from maxtext_olmo.order import base
+from maxtext_olmo.order import mixture as mixture_lib
+from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import prefetch
 
 
@@ -41,18 +47,24 @@ class RowInfo:
     host: Which of them this host is.
   """
 
-  length: int | None
-  shard: str
-  packed: bool
-  endless: bool
+  length: int | None = None
+  shard: str = "slice"
+  packed: bool = False
+  endless: bool = False
   host_rows: tuple[int, ...] = ()
   identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   version_1: tuple[str, ...] = ("",)
   host: int = 0
 
 
-class RowDataset(grain.IterDataset[dict[str, np.ndarray]]):
-  """Rows, one at a time."""
+class RowDataset(grain.IterDataset[Record]):
+  """Rows, one at a time.
+
+  Args:
+    info: What is known of them.
+    rows: The rows, if they are random access.
+    open_stream: Otherwise, opens the stream, with a number of workers and of elements ahead.
+  """
 
   def __init__(
       self,
@@ -70,93 +82,54 @@ class RowDataset(grain.IterDataset[dict[str, np.ndarray]]):
     """Returns the rows as a stream, the same for any number of processes that read documents."""
     if self._open_stream is not None:
       return self._open_stream(workers, ahead)
-    return prefetch.PrefetchedDataset(_Single(self.rows), workers=workers, ahead=ahead)
+    return prefetch.PrefetchedDataset(self.rows, workers=workers, ahead=ahead)
 
-  def __iter__(self) -> grain.DatasetIterator[dict[str, np.ndarray]]:
+  def __iter__(self) -> grain.DatasetIterator[Record]:
     return iter(self.open())
 
 
-class _Single(grain.MapDataset[dict[str, np.ndarray]]):
-  """Random-access rows one by one."""
-
-  def __init__(self, rows: Any):
-    super().__init__()
-    one = schedule_lib.BatchSchedule.constant(1)
-    self._steps = steps_lib.RowStepDataset(rows, one, {1: np.zeros(1, np.int64)}, length=None)
-
-  def __len__(self) -> int:
-    return len(self._steps)
-
-  def __getitem__(self, index):
-    if isinstance(index, slice):
-      return self.slice(index)
-    return {name: values[0] for name, values in self._steps[index].items()}
-
-
-class StreamBatches(grain.IterDataset[dict[str, np.ndarray]]):
+class StreamBatches(grain.IterDataset[Record]):
   """Batches of rows that come one after the other; the state is the step and that of the rows.
 
   Args:
     rows: The stream.
-    schedule: How many rows each step takes from it.
-    mine: For each batch size, the rows that this host keeps.
-    length: Tokens of a row; None pads to the longest of a batch.
-    drop_remainder: Whether a last batch that is not full is dropped; otherwise it is padded.
+    batching: Which of them make up a batch.
   """
 
-  def __init__(
-      self,
-      rows: grain.IterDataset,
-      schedule: schedule_lib.BatchSchedule,
-      mine: Mapping[int, np.ndarray],
-      *,
-      length: int | None,
-      drop_remainder: bool,
-  ):
+  def __init__(self, rows: grain.IterDataset, batching: row_source.Batching):
     super().__init__(rows)
-    self._schedule = schedule
-    self._mine = dict(mine)
-    self._length = length
-    self._drop_remainder = drop_remainder
+    self._batching = batching
 
-  def __iter__(self) -> grain.DatasetIterator[dict[str, np.ndarray]]:
-    return _StreamBatchesIterator(
-        iter(self._parent), self._schedule, self._mine, self._length, self._drop_remainder
-    )
+  def __iter__(self) -> grain.DatasetIterator[Record]:
+    return _StreamBatchesIterator(iter(self._parent), self._batching)
 
 
-class _StreamBatchesIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
+class _StreamBatchesIterator(grain.DatasetIterator[Record]):
 
-  def __init__(self, parent, schedule, mine, length, drop_remainder):
+  def __init__(self, parent: grain.DatasetIterator, batching: row_source.Batching):
     super().__init__(parent)
-    self._schedule = schedule
-    self._mine = mine
-    self._length = length
-    self._drop_remainder = drop_remainder
+    self._batching = batching
     self._step = 0
     self._ended = False
 
-  def __next__(self) -> dict[str, np.ndarray]:
-    if self._ended:
-      raise StopIteration
-    size = self._schedule.size(self._step)
-    rows = []
-    for _ in range(size):
+  def __next__(self) -> Record:
+    batching = self._batching
+    size = batching.schedule.size(self._step)
+    rows: list[Record] = []
+    while not self._ended and len(rows) < size:
       try:
         rows.append(next(self._parent))
       except StopIteration:
         self._ended = True
-        break
-    if not rows or (self._ended and self._drop_remainder):
-      self._ended = True
+    if not rows or (self._ended and batching.drop_remainder):
       raise StopIteration
     self._step += 1
-    mine = self._mine[size]
-    kept = [rows[i] for i in mine.tolist() if i < len(rows)]
-    length = self._length
+    length = batching.length
     if length is None:
       # Over all rows, not only this host's, so that hosts that share a batch agree on its length.
       length = max(len(row["inputs"]) for row in rows)
+    mine = batching.mine[size]
+    kept = [rows[i] for i in mine.tolist() if i < len(rows)]
     return records_lib.stack(kept, len(mine), length)
 
   def get_state(self) -> dict[str, Any]:
@@ -174,46 +147,206 @@ class _StreamBatchesIterator(grain.DatasetIterator[dict[str, np.ndarray]]):
     self._ended = False
 
 
-class SplitDocuments(grain.experimental.FlatMapTransform):
-  """Divides or cuts documents that are longer than a row."""
+def shard_bounds(count: int, host: int, hosts: int) -> tuple[int, int]:
+  """Returns the bounds [start, end) of a host's contiguous share.
 
-  max_fan_out = 1 << 20
-
-  def __init__(self, length: int, long_documents: str):
-    self._length = length
-    self._long_documents = long_documents
-
-  def flat_map(self, element: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    return records_lib.fit(element, self._length, self._long_documents)
-
-
-class ToRecord(grain.transforms.Map):
-  """Turns any element with tokens into a record with arrays of its own."""
-
-  def map(self, element: Any) -> dict[str, np.ndarray]:
-    return records_lib.record_of(element)
+  If shares cannot be equal, the first hosts get one element more.
+  """
+  if hosts < 1 or not 0 <= host < hosts:
+    raise ConfigError(f"There is no host {host} of {hosts}.")
+  size, rest = divmod(count, hosts)
+  start = host * size + min(host, rest)
+  return start, start + size + (host < rest)
 
 
-class ToRow(grain.transforms.Map):
-  """Turns a record into a row: cut if asked, padded, shifted, its documents numbered."""
-
-  def __init__(self, length: int, long_documents: str, pad: bool, shift: row_source.Shift):
-    self._length = length
-    self._long_documents = long_documents
-    self._pad = pad
-    self._shift = shift
-
-  def map(self, element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    (record,) = records_lib.fit(element, self._length, self._long_documents)
-    row = records_lib.padded(record, self._length if self._pad else None)
-    return records_lib.segmented(self._shift.apply(row), self._shift.eod_token_id)
+def window_of(source: Any, num_documents: int, bins: int, length: int) -> int:
+  """Returns how many documents make about `bins` rows, judged by their mean length."""
+  is_corpus = isinstance(source, source_lib.OlmoDocumentSource)
+  tokens = source.documents.num_tokens if is_corpus else source.num_tokens
+  return max(1, round(bins * length * num_documents / max(1, tokens)))
 
 
-class ShiftRow(grain.transforms.Map):
-  """Shifts a packed row."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowMaker:
+  """Makes the rows that the arguments of `make_grain_llm_dataset` ask for.
 
-  def __init__(self, shift: row_source.Shift):
-    self._shift = shift
+  `hosts` is 1 if all hosts share one stream; `shift` is that of `records.shifted`.
+  """
 
-  def map(self, element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return self._shift.apply(element)
+  dataset: Any
+  documents: grain.MapDataset
+  operations: tuple[Any, ...]
+  host: int
+  hosts: int
+  order: str
+  seed: int
+  num_epochs: int | None
+  length: int
+  packing: str | None
+  bins: int
+  shift: str | None
+  eod_token_id: int
+  pad: bool
+  shard: str
+  long_documents: str
+  counts_path: str | None
+
+  def make(self) -> RowDataset:
+    """Makes the rows: random access if their number follows from the lengths of the documents."""
+    share, epochs = self._share(self.host), self.num_epochs
+    host_rows: tuple[int, ...] = ()
+    if not share and (epochs is None or self.packing == "planned"):
+      raise ConfigError(
+          f"Host {self.host} of {self.hosts} has no document to make rows of: there are only"
+          f" {len(self.documents)}. Use fewer hosts, or shard='batch'."
+      )
+    rows: row_source.RowSource | None = None
+    if self.packing == "planned":
+      rows = row_source.PlannedRows(
+          self._source,
+          self._plan(self.host),
+          self.length,
+          shift=self.shift,
+          eod_token_id=self.eod_token_id,
+          num_epochs=epochs,
+      )
+      # Every host counts the rows of all, so they agree without talking.
+      if epochs is not None and self.hosts > 1:
+        host_rows = tuple(self._plan(host).count(epochs) for host in range(self.hosts))
+    elif not self._packed:
+      rows = row_source.MapRows(self._records().map(self._to_row), len(share))
+      if epochs is not None:
+        host_rows = tuple(epochs * len(self._share(host)) for host in range(self.hosts))
+    info = RowInfo(
+        length=self.length if self.pad or self.packing else None,
+        shard=self.shard,
+        packed=self._packed,
+        endless=epochs is None,
+        host_rows=host_rows,
+        identity=self._identity(),
+        version_1=tuple(map(self._identity_of_version_1, range(self.hosts))),
+        host=self.host,
+    )
+    return RowDataset(info, rows=rows, open_stream=self._stream if rows is None else None)
+
+  @property
+  def _packed(self) -> bool:
+    filters = (grain.transforms.Filter, grain.experimental.FlatMapTransform)
+    return (
+        self.packing is not None
+        or self.long_documents == "split"
+        or any(isinstance(operation, filters) for operation in self.operations)
+    )
+
+  def _share(self, host: int) -> range:
+    return range(*shard_bounds(len(self.documents), host, self.hosts))
+
+  @property
+  def _what(self) -> str:
+    what = (
+        repr(self.dataset) if hasattr(self.dataset, "read_parts") else type(self.dataset).__name__
+    )
+    return f"{what} of {len(self.documents)} documents"
+
+  def _identity(self) -> dict[str, Any]:
+    return {
+        "documents": self._what,
+        "order": self.order,
+        "seed": self.seed,
+        "hosts": f"{self.hosts} with a share each" if self.hosts > 1 else "any",
+        "packing": self.packing or "none",
+        "row_length": self.length,
+        "bins": self.bins if self.packing else None,
+        "long_documents": self.long_documents,
+    }
+
+  def _identity_of_version_1(self, host: int) -> str:
+    """Returns what states of version 1, and the counts of a plan, name a host's rows by."""
+    fields = [
+        self._what,
+        f"{self.order} {self.seed}",
+        f"host {host} of {self.hosts}" if self.hosts > 1 else "all hosts",
+        f"{self.packing or 'unpacked'} rows of {self.length}",
+        f"bins {self.bins}" if self.packing else "",
+        f"long documents {self.long_documents}",
+    ]
+    return ", ".join(filter(None, fields))
+
+  def _make_order(self, host: int) -> base.Order:
+    share = self._share(host)
+    text = f"{self.seed}\x1f{host}\x1f{self.hosts}"
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+    return mixture_lib.RangesOrder(
+        mixture_lib.Ranges([(share.start, share.stop)]), self.order, seed
+    )
+
+  def _records(self) -> grain.MapDataset:
+    """Returns this host's documents, in order, epoch after epoch, as records."""
+    if not self._share(self.host):
+      return self.documents.slice(slice(0, 0))
+    order = self._make_order(self.host)
+    ordered = row_source.OrderedDataset(self.documents, order, self.num_epochs)
+    return ordered.seed(self.seed).apply(self.operations).map(records_lib.record_of)
+
+  @property
+  def _to_row(self) -> Callable[[Record], Record]:
+    return functools.partial(
+        records_lib.to_row,
+        length=self.length,
+        long_documents=self.long_documents,
+        pad=self.pad,
+        shift=self.shift,
+        eod_token_id=self.eod_token_id,
+    )
+
+  def _stream(self, workers: int, ahead: int) -> grain.IterDataset:
+    documents = prefetch.PrefetchedDataset(
+        self._records(), workers=workers, ahead=max(ahead, 2 * self.bins) if workers else ahead
+    )
+    if self.packing != "concat_then_split" or self.long_documents != "split":
+      documents = grain.experimental.FlatMapIterDataset(
+          documents, records_lib.SplitDocuments(self.length, self.long_documents)
+      )
+    if self.packing is None:
+      return documents.map(self._to_row)
+    rows = records_lib.pack_stream(
+        documents,
+        self.packing,
+        length=self.length,
+        bins=self.bins,
+        shuffle=self.order != "sequential",
+        seed=self.seed % (1 << 32),
+        masks=self._masks(),
+    )
+    return rows.map(
+        functools.partial(records_lib.shifted, direction=self.shift, eod_token_id=self.eod_token_id)
+    )
+
+  def _masks(self) -> tuple[str, ...]:
+    """Returns the sides for which records have a segmentation of their own.
+
+    The first record that is not filtered out decides for all.
+    """
+    for element in self.documents.seed(self.seed).apply(self.operations):
+      record = records_lib.record_of(element)
+      return tuple(side for side in records_lib.SIDES if f"{side}_segmentation" in record)
+    return ()
+
+  @functools.cached_property
+  def _source(self) -> source_lib.OlmoDocumentSource | row_source.RecordParts:
+    # A corpus knows the lengths of its documents and reads parts of them; else, records are read.
+    is_corpus = isinstance(self.dataset, source_lib.OlmoDocumentSource)
+    if is_corpus and not self.operations:
+      return self.dataset
+    return row_source.RecordParts(self.documents.seed(self.seed).apply(self.operations))
+
+  def _plan(self, host: int) -> planned.PackingPlan:
+    return planned.PackingPlan(
+        self._source.lengths,
+        self._make_order(host),
+        identity=self._identity_of_version_1(self.host),
+        row_length=self.length,
+        window=window_of(self._source, len(self.documents), self.bins, self.length),
+        long_documents=self.long_documents,
+        counts_path=self.counts_path,
+    )

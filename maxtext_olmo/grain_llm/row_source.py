@@ -1,76 +1,82 @@
-"""Rows by position: the random-access rows of the Grain LLM pipelines.
+"""Rows by position: the random-access rows of the Grain LLM pipelines, and batches of them.
 
-A row source returns the six arrays of any rows at once, by position, and knows how many there are
-(`steps` makes batches of them):
+    MapRows       one row per document, padded
+    PlannedRows   documents packed by a plan
+    MixedRows     rows of several sources, by weight. With weights 2 and 1:
 
-    records   one row per document, padded          MapRows
-    plan      documents packed by a plan            PlannedRows
-    mixture   rows of several sources, by weight    mixed_rows.MixedRows
+                  position    0   1   2   3   4   5
+                  row         a0  b0  a1  a2  b1  a3
+
+Step k of `RowBatches` takes the rows from `schedule.start(k)` on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import grain
 import numpy as np
 
+from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm.records import Record
 from maxtext_olmo.order import base
+from maxtext_olmo.order import mixture
+from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments as segments_lib
 
-Rows = dict[str, np.ndarray]
 
+class RowSource(grain.MapDataset[Record]):
+  """Maps positions to rows; an element past the end is {}.
 
-class RowSource(Protocol):
-  """Maps positions to rows."""
+  Attributes:
+    endless: Whether there is no end.
+  """
+
+  endless: bool
 
   @property
   def num_rows(self) -> int | None:
     """Rows in all; None if there is no end, or if it has not been counted yet."""
+    raise NotImplementedError
 
   @property
   def epoch_rows(self) -> int | None:
     """Rows of an epoch; None if they have not been counted yet."""
+    raise NotImplementedError
 
-  @property
-  def endless(self) -> bool:
-    """Whether there is no end."""
+  def rows(self, positions: np.ndarray) -> list[Record]:
+    """Returns the rows at some positions, all of which must be there."""
+    raise NotImplementedError
 
   def has(self, position: int) -> bool:
     """Returns whether there is a row at a position."""
-
-  def rows(self, positions: np.ndarray) -> Rows:
-    """Returns the six arrays, (positions, L) each."""
+    return self.endless or position < (self.num_rows or 0)
 
   def count_ahead(self, position: int) -> None:
     """Starts counting, in the background, what a resume near a position would have to count."""
 
   def settle(self, limit: int) -> bool:
     """Counts the rows if that means packing at most `limit` documents; returns whether it did."""
+    del limit
+    return True
 
   def close(self) -> None:
     """Stops what runs in the background."""
 
+  def __len__(self) -> int:
+    count = self.num_rows
+    return sys.maxsize if count is None else count
 
-@dataclasses.dataclass(frozen=True)
-class Shift:
-  """How rows are shifted: `left` moves the targets, `right` moves the inputs, None neither."""
-
-  direction: str | None = "left"
-  eod_token_id: int = 0
-
-  def apply(self, rows: Rows) -> Rows:
-    """Returns shifted rows."""
-    if self.direction is None:
-      return rows
-    return records_lib.shifted(
-        rows, shift_target=self.direction == "left", eod_token_id=self.eod_token_id
-    )
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    return self.rows(np.array([index]))[0] if self.has(index) else {}
 
 
 class OrderedDataset(grain.MapDataset[Any]):
@@ -92,168 +98,278 @@ class OrderedDataset(grain.MapDataset[Any]):
     return self._parent[int(self._order.at(np.array([index]))[0])]
 
 
-class MapRows:
+class MapRows(RowSource):
   """The rows of a `MapDataset` of rows, `epoch_rows` of them in an epoch."""
 
-  def __init__(self, dataset: grain.MapDataset, epoch_rows: int, length: int | None):
-    self._dataset = dataset
-    self._length = length
-    self.epoch_rows = epoch_rows
-
-  @property
-  def endless(self) -> bool:
-    return len(self._dataset) == sys.maxsize
+  def __init__(self, dataset: grain.MapDataset, epoch_rows: int):
+    super().__init__(dataset)
+    self._epoch_rows = epoch_rows
+    self.endless = len(dataset) == sys.maxsize
 
   @property
   def num_rows(self) -> int | None:
-    return None if self.endless else len(self._dataset)
+    return None if self.endless else len(self._parent)
 
-  def has(self, position: int) -> bool:
-    return position < len(self._dataset)
+  @property
+  def epoch_rows(self) -> int:
+    return self._epoch_rows
 
-  def rows(self, positions: np.ndarray) -> Rows:
-    rows = [self._dataset[position] for position in positions.tolist()]
-    return records_lib.stack(rows, len(rows), self._length)
-
-  def count_ahead(self, position: int) -> None:
-    del position
-
-  def settle(self, limit: int) -> bool:
-    del limit
-    return True
-
-  def close(self) -> None:
-    pass
-
-
-class PartSource(Protocol):
-  """A source that reads parts of documents, such as `OlmoDocumentSource`."""
-
-  def read_parts(
-      self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
-  ) -> int:
-    """Reads tokens [start, start + length) of each document into its array in `out`."""
+  def rows(self, positions: np.ndarray) -> list[Record]:
+    return [self._parent[position] for position in positions.tolist()]
 
 
 class RecordParts:
-  """Parts of the records of a dataset, whose lengths are found by reading each record once."""
+  """The records of a dataset by number; their lengths are found by reading each record once."""
 
   def __init__(self, dataset: grain.MapDataset):
     self._dataset = dataset
     found = (self.record(number) for number in range(len(dataset)))
-    sizes = [0 if record is None else len(record["inputs"]) for record in found]
-    self._lengths = np.array(sizes, np.int64)
-    self.num_tokens = sum(sizes)
+    self._lengths = np.array([len(record.get("inputs", ())) for record in found], np.int64)
+    self.num_tokens = int(self._lengths.sum())
 
-  def record(self, number: int) -> records_lib.Record | None:
-    """Returns a record, or None if it was filtered out."""
+  def record(self, number: int) -> Record:
+    """Returns a record; {} if it was filtered out."""
     element = self._dataset[number]
-    return None if element is None else records_lib.record_of(element)
+    return {} if element is None else records_lib.record_of(element)
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
     """Returns the numbers of tokens of records; 0 for those that were filtered out."""
     return self._lengths[document_ids]
 
 
-class PlannedRows:
+class PlannedRows(RowSource):
   """Documents packed by a plan, shifted; the segments of a row number its documents.
 
   Args:
-    source: Where parts of documents are read from.
+    source: The documents.
     plan: Which parts make up which row.
     length: Tokens of a row.
-    shift: How inputs and targets are shifted.
+    shift: How rows are shifted (`records.shifted`).
+    eod_token_id: What inputs that are shifted begin with.
     num_epochs: Epochs until the end; None for no end.
   """
 
   def __init__(
       self,
-      source: PartSource | RecordParts,
+      source: source_lib.OlmoDocumentSource | RecordParts,
       plan: planned.PackingPlan,
       length: int,
       *,
-      shift: Shift = Shift(),
+      shift: str | None = "left",
+      eod_token_id: int = 0,
       num_epochs: int | None = None,
   ):
+    super().__init__()
     self.plan = plan
     self._source = source
     self._length = length
     self._shift = shift
-    self._num_epochs = num_epochs
+    self._eod_token_id = eod_token_id
     rows = planned.PlannedRows(plan, length, fingerprint="")
     self._stream = row_source.RowSequence(rows, name="", seed=0, num_epochs=num_epochs)
-
-  @property
-  def endless(self) -> bool:
-    return self._num_epochs is None
+    self.endless = self._stream.endless
 
   @property
   def num_rows(self) -> int | None:
-    return None if self._num_epochs is None else self.plan.num_rows(self._num_epochs)
+    return self._stream.num_positions
 
   @property
   def epoch_rows(self) -> int | None:
-    return self.plan.num_rows(1)
+    return self.plan.epoch_rows(0)
 
   def has(self, position: int) -> bool:
-    return self.plan.has_row(position, self._num_epochs)
+    return self._stream.has(position)
 
-  def rows(self, positions: np.ndarray) -> Rows:
+  def rows(self, positions: np.ndarray) -> list[Record]:
     shape = (len(positions), self._length)
     table = row_source.parts_at(self._stream.source, self._stream, positions)
     rule = segments_lib.SegmentRule("part")
     begins = segments_lib.segment_starts(np.zeros(shape, np.bool_), table.used, rule, table)
     segments, places = segments_lib.segments_and_positions(begins, table.used)
-    documents, starts, lengths = table.source, table.first, table.count
-    firsts = table.row * self._length + table.column
-    spans = [slice(a, a + n) for a, n in zip(firsts.tolist(), lengths.tolist())]
     made = {
         "inputs": np.zeros(shape, np.int32),
         "inputs_position": places,
         "inputs_segmentation": segments,
         "targets_position": places,
     }
+    firsts = table.row * self._length + table.column
+    spans = [slice(a, a + n) for a, n in zip(firsts.tolist(), table.count.tolist())]
     if isinstance(self._source, RecordParts):
-      self._read_records(made, documents, starts, lengths, spans)
+      made["targets"] = np.zeros(shape, np.int32)
+      made["targets_segmentation"] = segments.copy()
+      flat = {name: values.reshape(-1) for name, values in made.items()}
+      for document, first, span in zip(table.source.tolist(), table.first.tolist(), spans):
+        for name, values in self._source.record(document).items():
+          part = values[first : first + span.stop - span.start]
+          if name.endswith("_segmentation"):
+            flat[name][span] *= part != 0
+          else:
+            flat[name][span] = part
     else:
-      flat = made["inputs"].reshape(-1)
-      self._source.read_parts(documents, starts, lengths, [flat[span] for span in spans])
+      tokens = made["inputs"].reshape(-1)
+      out = [tokens[span] for span in spans]
+      self._source.read_parts(table.source, table.first, table.count, out)
       made["targets"], made["targets_segmentation"] = made["inputs"], segments
-    return self._shift.apply(made)
+    made = records_lib.shifted(made, self._shift, self._eod_token_id)
+    return [{name: values[i] for name, values in made.items()} for i in range(len(positions))]
 
   def count_ahead(self, position: int) -> None:
-    self.plan.count_ahead(position, self._num_epochs)
+    self._stream.look_ahead(position)
 
   def settle(self, limit: int) -> bool:
     # All hosts decide alike, because the decision depends on the number of documents alone.
-    epochs = self._num_epochs or 1
+    epochs = self._stream.num_epochs or 1
     if epochs * self.plan.num_documents > limit:
       return False
     self.plan.count(epochs)
     return True
 
   def close(self) -> None:
-    self.plan.close()
+    self._stream.close()
 
-  def _read_records(
-      self,
-      made: Rows,
-      documents: np.ndarray,
-      starts: np.ndarray,
-      lengths: np.ndarray,
-      spans: list[slice],
-  ) -> None:
-    segments = made["inputs_segmentation"]
-    made["targets"] = np.zeros_like(made["inputs"])
-    made["targets_segmentation"] = segments.copy()
-    flat = {name: values.reshape(-1) for name, values in made.items()}
-    for document, start, length, span in zip(
-        documents.tolist(), starts.tolist(), lengths.tolist(), spans
-    ):
-      record = self._source.record(document)  # type: ignore[union-attr]
-      for name, values in (record or {}).items():
-        part = values[start : start + length]
-        if name.endswith("_segmentation"):
-          flat[name][span] *= part != 0
-        else:
-          flat[name][span] = part
+
+class MixedRows(RowSource):
+  """Rows of several sources, interleaved by weight: positions in the members follow from the mix's.
+
+  Args:
+    sources: The members.
+    weights: Their shares.
+    repeat: Whether a member that ends starts again, until each has ended once; otherwise the mix
+      ends with the first member that ends.
+  """
+
+  def __init__(self, sources: Sequence[RowSource], weights: Sequence[Any], *, repeat: bool = False):
+    super().__init__()
+    self._sources = list(sources)
+    self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
+    self._repeat = repeat
+    self.endless = (any if repeat else all)(source.endless for source in self._sources)
+
+  @property
+  def num_rows(self) -> int | None:
+    counts = [source.num_rows for source in self._sources]
+    if any(n is None and not source.endless for n, source in zip(counts, self._sources)):
+      return None
+    return self.total(counts)
+
+  def total(self, counts: Sequence[int | None]) -> int | None:
+    """Returns the rows of the mix if its members have `counts` rows; None means without end."""
+    ended = [(member, count) for member, count in enumerate(counts) if count is not None]
+    if not ended or (self._repeat and None in counts):
+      return None
+    if self._repeat:
+      return max(self._rows_until(member, count) for member, count in ended)
+    return min(self._interleave.position_of(member, count) for member, count in ended)
+
+  @property
+  def epoch_rows(self) -> int | None:
+    """Rows until each member has been seen once."""
+    ends = []
+    for member, source in enumerate(self._sources):
+      count = source.epoch_rows
+      if count is None:
+        return None
+      ends.append(self._rows_until(member, count))
+    return max(ends)
+
+  def has(self, position: int) -> bool:
+    if self.endless or self.num_rows is not None:
+      return super().has(position)
+    members, indices = self._interleave.locate(np.array([position]))
+    return self._sources[int(members[0])].has(int(indices[0]))
+
+  def rows(self, positions: np.ndarray) -> list[Record]:
+    members, indices = self._interleave.locate(positions)
+    found: list[Record] = [{}] * len(positions)
+    for member in np.unique(members).tolist():
+      here = np.flatnonzero(members == member)
+      source, wanted = self._sources[member], indices[here]
+      if self._repeat and not source.endless and source.num_rows:
+        wanted = wanted % source.num_rows
+      for place, row in zip(here.tolist(), source.rows(wanted)):
+        found[place] = row
+    return found
+
+  def count_ahead(self, position: int) -> None:
+    for source, taken in zip(self._sources, self._interleave.taken(position)):
+      source.count_ahead(taken)
+
+  def settle(self, limit: int) -> bool:
+    settled = [source.settle(limit) for source in self._sources]
+    return all(settled)
+
+  def close(self) -> None:
+    for source in self._sources:
+      source.close()
+
+  def _rows_until(self, member: int, count: int) -> int:
+    """Returns the rows of the mix until a member has given `count` rows."""
+    return self._interleave.position_of(member, count - 1) + 1 if count else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+  """How rows become this host's batches.
+
+  Attributes:
+    schedule: Where each step starts and how many rows it takes.
+    mine: For each batch size, the rows of the batch that this host holds, ascending; rows at or
+      past the batch size are padding.
+    length: Tokens of a row; None pads to the longest of a batch.
+    drop_remainder: Whether a last batch that is not full is dropped; otherwise it is padded.
+  """
+
+  schedule: schedule_lib.BatchSchedule
+  mine: Mapping[int, np.ndarray]
+  length: int | None
+  drop_remainder: bool
+
+
+class RowBatches(grain.MapDataset[Record]):
+  """Maps a step to this host's rows of its batch; an element past the end is {}.
+
+  Args:
+    source: Where rows come from.
+    batching: Which of them make up a batch.
+    num_steps: Steps to the end, if all hosts have agreed on it; otherwise the source's end decides.
+  """
+
+  def __init__(self, source: RowSource, batching: Batching, num_steps: int | None = None):
+    super().__init__()
+    self._source = source
+    self._batching = batching
+    self._num_steps = num_steps
+
+  def __len__(self) -> int:
+    if self._num_steps is not None:
+      return self._num_steps
+    count, batching = self._source.num_rows, self._batching
+    if count is None:
+      return sys.maxsize
+    return steps_of(batching.schedule, count, batching.drop_remainder)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return self.slice(index)
+    batching = self._batching
+    size, start = batching.schedule.size(index), batching.schedule.start(index)
+    if self._num_steps is not None:
+      ended = index >= self._num_steps
+    else:
+      ended = not self._source.has(start + size - 1 if batching.drop_remainder else start)
+    if ended:
+      return {}
+    mine = batching.mine[size]
+    positions = start + mine[mine < size]
+    # Only the last batches of a stream reach past its end.
+    while positions.size and not self._source.has(int(positions[-1])):
+      positions = positions[:-1]
+    rows = self._source.rows(positions) if positions.size else []
+    return records_lib.stack(rows, len(mine), batching.length)
+
+
+def steps_of(schedule: schedule_lib.BatchSchedule, rows: int, drop_remainder: bool) -> int:
+  """Returns the number of steps, counted from step 0, until `rows` rows are used up."""
+  if rows <= schedule.anchor_position:
+    return schedule.anchor_step
+  return schedule.step_at(rows) if drop_remainder else schedule.step_at(rows - 1) + 1

@@ -22,7 +22,7 @@ from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from maxtext_olmo.grain_llm import row_maker
+from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import wiring
@@ -187,7 +187,7 @@ def _rows(
       order,
       identity=f"{source!r}, {len(ranges)} of them",
       row_length=length,
-      window=row_maker.window_of(source, len(source), bins, length),
+      window=row_dataset.window_of(source, len(source), bins, length),
       long_documents=options.olmo_long_documents,
       locate=source.documents.locate,
       counts_path=source.documents.path,

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from tests.grain_llm import shards as shards_lib
+from tests import shards as shards_lib
 
 
 def serve(documents, options, axes, steps=None, state=None):
@@ -35,7 +35,7 @@ def serve(documents, options, axes, steps=None, state=None):
       batch = next(iterator)
     except StopIteration:
       break
-    batches.append({name: (array.shape, shards_lib.shards(array)) for name, array in batch.items()})
+    batches.append(shards_lib.take_apart(batch))
   length = iterator.iterator_length
   found = iterator.get_state()
   iterator.close()
@@ -55,9 +55,7 @@ def mix(options, axes):
   iterator = pipeline_lib.make_grain_multihost_iterator(
       rows, [5, 9], mesh, 4, jax.process_count(), worker_count=0, batch_class=dict, **options
   )
-  batches = []
-  for batch in iterator:
-    batches.append({name: (array.shape, shards_lib.shards(array)) for name, array in batch.items()})
+  batches = [shards_lib.take_apart(batch) for batch in iterator]
   iterator.close()
   return batches
 

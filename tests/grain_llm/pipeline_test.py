@@ -21,7 +21,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.devices import multihost
-from maxtext_olmo.grain_llm import batches as batches_lib
+from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import packing
@@ -469,7 +469,7 @@ class EpochsTest(LLMCase):
         self.assertLen(list(epoch), announced)
 
   def test_the_length_of_many_planned_rows_is_there_once_they_are_counted(self):
-    self.enter_context(mock.patch.object(batches_lib, "COUNTED_AT_ONCE", 10))
+    self.enter_context(mock.patch.object(iterator_lib, "COUNTED_AT_ONCE", 10))
     with self.assertRaisesRegex(TypeError, "the data has no end"):
       len(self.make(packing="planned"))
     iterator = self.make(packing="planned", num_epochs=2, drop_remainder=False)
@@ -568,6 +568,14 @@ class MixTest(LLMCase):
     self.assertLen(iterator, 2)
     self.assertEqual(batches[1]["inputs"].tolist(), [[i] * 3 for i in range(4, 8)])
     self.assertEqual(batches[1]["extra"].tolist(), [4, 5, 6, 7])
+
+  @parameterized.parameters("stop", "repeat")
+  def test_rows_without_padding_may_be_mixed(self, when_exhausted):
+    members = [[{"inputs": [1] * 3}] * 2, [{"inputs": [2] * 5}] * 2]
+    rows = {"apply_padding": False, "num_epochs": 1}
+    (batch,) = _take(self.mix(members, None, rows=rows, when_exhausted=when_exhausted))
+    self.assertEqual(batch["inputs"].shape, (4, 5))
+    self.assertEqual(_tokens([batch]), {1: 6, 2: 10})
 
   def test_mixes_that_cannot_be_say_why(self):
     two = self.two(3, 3)

@@ -1,7 +1,9 @@
 """Records of tokens → rows."""
 
+import collections
 import copy
 
+import grain
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -11,14 +13,21 @@ from hypothesis import strategies as st
 
 from maxtext_olmo import errors
 from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.rows import packing
 
 E = 99
 
 
-def _row(record, length=7, *, left=True, eod=E):
-  row = records_lib.padded(records_lib.record_of(record), length)
-  row = records_lib.shifted(row, shift_target=left, eod_token_id=eod)
-  return {name: values.tolist() for name, values in records_lib.segmented(row, eod).items()}
+def _row(record, length=7, *, left=True, eod=E, long_documents="error"):
+  row = records_lib.to_row(
+      records_lib.record_of(record),
+      length=length,
+      long_documents=long_documents,
+      pad=True,
+      shift="left" if left else "right",
+      eod_token_id=eod,
+  )
+  return {name: values.tolist() for name, values in row.items()}
 
 
 class RowTest(parameterized.TestCase):
@@ -82,7 +91,7 @@ class RowTest(parameterized.TestCase):
     for piece in pieces:
       whole = records_lib.padded(piece, length)
       kept = copy.deepcopy(whole)
-      moved = records_lib.shifted(whole, shift_target=left, eod_token_id=3)
+      moved = records_lib.shifted(whole, "left" if left else "right", 3)
       records_lib.segmented(moved, 3)
       records_lib.AddEndOfDocument(3, length).map(whole)
       for name in kept:
@@ -99,13 +108,19 @@ class RowTest(parameterized.TestCase):
     ]
     batch = records_lib.stack(rows, 3, 6)
     self.assertEqual(batch["inputs"].tolist(), [[1, E, 2, 0, 0, 0], [E, 3, 0, 0, 0, 0], [0] * 6])
-    shifted = records_lib.segmented(
-        records_lib.shifted(batch, shift_target=False, eod_token_id=E), E
-    )
-    for number, row in enumerate(rows):
-      alone = records_lib.segmented(records_lib.shifted(row, shift_target=False, eod_token_id=E), E)
-      for name, values in alone.items():
-        np.testing.assert_array_equal(shifted[name][number], values, err_msg=name)
+    for direction in ("left", "right", None):
+      shifted = records_lib.shifted(batch, direction, E)
+      for number, row in enumerate(rows):
+        for name, values in records_lib.shifted(row, direction, E).items():
+          np.testing.assert_array_equal(shifted[name][number], values, err_msg=name)
+
+  def test_an_eod_among_inputs_that_a_record_masks_opens_no_document(self):
+    row = _row({"inputs": [1, E, 3, E, 5], "inputs_segmentation": [1, 0, 1, 1, 1]})
+    self.assertEqual(row["inputs_segmentation"], [1, 0, 1, 2, 2, 0, 0])
+    self.assertEqual(row["inputs_position"], [0, 0, 2, 0, 1, 0, 0])
+
+  def test_a_long_document_is_cut_if_asked(self):
+    self.assertEqual(_row({"inputs": [1, 2, 3]}, 2, long_documents="truncate")["inputs"], [1, 2])
 
   def test_rows_of_other_lengths_are_padded_to_the_longest_or_refused(self):
     rows = [
@@ -129,7 +144,7 @@ class FitTest(parameterized.TestCase):
     (cut,) = records_lib.fit(record, 2, "truncate")
     self.assertEqual(cut["targets_segmentation"].tolist(), [0, 1])
     with self.assertRaisesRegex(errors.CorpusError, "5 tokens, the row 2.*truncate.*split"):
-      records_lib.fit(record, 2, "error")
+      records_lib.SplitDocuments(2, "error").flat_map(record)
 
   @parameterized.parameters(
       ([1, 2], None, [1, 2, E]),
@@ -161,6 +176,66 @@ class FitTest(parameterized.TestCase):
   def test_a_record_that_is_none_says_why(self, record, message):
     with self.assertRaisesRegex(errors.CorpusError, message):
       records_lib.record_of(record)
+
+
+class PackStreamTest(parameterized.TestCase):
+
+  def rows(self, documents, name, length=8, bins=2, masks=()):
+    stream = grain.MapDataset.source(
+        [records_lib.record_of(d) for d in documents]
+    ).to_iter_dataset()
+    return list(
+        records_lib.pack_stream(
+            stream, name, length=length, bins=bins, shuffle=False, seed=0, masks=masks
+        )
+    )
+
+  @parameterized.parameters(*packing.STREAMING)
+  def test_the_example_of_the_packing_module(self, name):
+    rows = self.rows([{"inputs": [n] * n} for n in (5, 3, 6, 2)], name)
+    self.assertEqual(
+        [row["inputs"].tolist() for row in rows], [[5] * 5 + [3] * 3, [6] * 6 + [2] * 2]
+    )
+    self.assertEqual(rows[0]["inputs_segmentation"].tolist(), [1] * 5 + [2] * 3)
+    self.assertEqual(rows[0]["inputs_position"].tolist(), [0, 1, 2, 3, 4, 0, 1, 2])
+
+  @parameterized.parameters(*packing.STREAMING)
+  def test_no_token_is_lost_or_doubled_and_segments_and_positions_are_right(self, name):
+    @settings(deadline=None, max_examples=20, database=None)
+    @given(st.lists(st.integers(0, 8), min_size=1, max_size=20), st.integers(1, 4))
+    def check(lengths, bins):
+      documents, number = [], 1
+      for length in lengths:
+        documents.append({"inputs": np.arange(number, number + length)})
+        number += length
+      found = collections.Counter()
+      for row in self.rows(documents, name, bins=bins):
+        used = row["inputs_segmentation"] != 0
+        self.assertFalse((np.diff(used.astype(int)) > 0).any(), "padding before tokens")
+        found.update(row["inputs"][used].tolist())
+        np.testing.assert_array_equal(row["inputs"], row["targets"])
+        for segment in range(1, row["inputs_segmentation"].max() + 1):
+          here = np.flatnonzero(row["inputs_segmentation"] == segment)
+          self.assertTrue(len(here) and (np.diff(here) == 1).all(), "a segment is contiguous")
+          self.assertTrue((np.diff(row["inputs"][here]) == 1).all(), "and of one document")
+          self.assertEqual(row["inputs_position"][here].tolist(), list(range(len(here))))
+      self.assertEqual(found, collections.Counter(range(1, number)))
+
+    check()
+
+  def test_an_empty_document_takes_no_segment(self):
+    (row,) = self.rows([{"inputs": []}, {"inputs": [1, 2]}, {"inputs": []}], "first_fit")
+    self.assertEqual(row["inputs_segmentation"].tolist(), [1, 1] + [0] * 6)
+
+  @parameterized.parameters(*packing.STREAMING)
+  def test_what_records_mask_stays_masked(self, name):
+    documents = [
+        {"inputs": [1, 2, 3], "targets_segmentation": [0, 1, 1]},
+        {"inputs": [4, 5], "targets_segmentation": [0, 1]},
+    ]
+    (row,) = self.rows(documents, name, length=5, masks=("targets",))
+    self.assertEqual(row["targets_segmentation"].tolist(), [0, 1, 1, 0, 2])
+    self.assertEqual(row["inputs_segmentation"].tolist(), [1, 1, 1, 2, 2])
 
 
 if __name__ == "__main__":

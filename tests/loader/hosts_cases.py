@@ -1,4 +1,4 @@
-"""What the processes of hosts_test do, and how their shards become global arrays again."""
+"""What the processes of hosts_test do."""
 
 import dataclasses
 import importlib.util
@@ -11,13 +11,10 @@ import numpy as np
 import maxtext_olmo
 from maxtext_olmo import errors
 from maxtext_olmo.rows import reader as reader_lib
+from tests import shards as shards_lib
 from tests import workers as workers_lib
 from tests.loader import cases
 from tests.loader import row_sources  # noqa: F401 (it registers a dataset type)
-
-# (first row, end row, first column, end column) → the values there.
-Shards = dict[tuple[int, int, int, int], np.ndarray]
-ShardedBatch = dict[str, tuple[tuple[int, int], Shards]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +27,12 @@ class Serve:
   state: dict[str, Any] | None = None
   device_order: tuple[int, ...] | None = None
 
-  def __call__(self) -> tuple[list[ShardedBatch], dict[str, Any]]:
+  def __call__(self) -> tuple[list[shards_lib.ShardedBatch], dict[str, Any]]:
     mesh = cases.device_mesh(self.axes, self.device_order)
     iterator, _ = maxtext_olmo.create_data_iterator(cases.data_config(**self.config), mesh)
     if self.state is not None:
       iterator.set_state(self.state)
-    batches = [_shards(next(iterator)) for _ in range(self.steps)]
+    batches = [shards_lib.take_apart(next(iterator)) for _ in range(self.steps)]
     state = iterator.get_state()
     iterator.close()
     return batches, state
@@ -48,10 +45,10 @@ class Evaluate:
   config: dict[str, Any]
   axes: dict[str, int]
 
-  def __call__(self) -> list[list[ShardedBatch]]:
+  def __call__(self) -> list[list[shards_lib.ShardedBatch]]:
     config = cases.data_config(**self.config)
     train, evaluation = maxtext_olmo.create_data_iterator(config, cases.device_mesh(self.axes))
-    passes = [[_shards(batch) for batch in evaluation] for _ in range(2)]
+    passes = [[shards_lib.take_apart(batch) for batch in evaluation] for _ in range(2)]
     train.close()
     evaluation.close()
     return passes
@@ -80,32 +77,3 @@ def run_all(jobs: Sequence[Callable[[], Any]], compiled: bool = False) -> list[A
     assert reader_lib.compile_reads(np.uint16)
   with workers_lib.started_quickly():
     return [job() for job in jobs]
-
-
-def assemble(parts: Sequence[Sequence[ShardedBatch]]) -> list[cases.Batch]:
-  """Returns the global batches from the shards of all processes, which must agree."""
-  steps = []
-  for per_process in zip(*parts, strict=True):
-    arrays = {}
-    for name, (shape, _) in per_process[0].items():
-      whole = np.full(shape, -1, np.int64)
-      for batch in per_process:
-        for (top, bottom, left, right), data in batch[name][1].items():
-          before = whole[top:bottom, left:right]
-          assert ((before == -1) | (before == data)).all(), "processes disagree"
-          whole[top:bottom, left:right] = data
-      assert (whole >= 0).all(), "an element is on no process"
-      arrays[name] = whole
-    steps.append(arrays)
-  return steps
-
-
-def _shards(batch: dict[str, jax.Array]) -> ShardedBatch:
-  found: ShardedBatch = {}
-  for name, array in batch.items():
-    shards = {}
-    for shard in array.addressable_shards:
-      rows, columns = (s.indices(n) for s, n in zip(shard.index, array.shape))
-      shards[rows[0], rows[1], columns[0], columns[1]] = np.asarray(shard.data)
-    found[name] = (array.shape, shards)
-  return found

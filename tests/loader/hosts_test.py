@@ -16,6 +16,7 @@ from absl.testing import parameterized
 
 import maxtext_olmo
 from tests import distributed
+from tests import shards as shards_lib
 from tests.loader import cases
 from tests.loader import hosts_cases
 from tests.loader import row_sources
@@ -145,7 +146,7 @@ class HostsTest(parameterized.TestCase):
     states = [state for _, state in results]
     for state in states:
       self.assertEqual(state, states[0])
-    return hosts_cases.assemble([batches for batches, _ in results]), states[0]
+    return shards_lib.assemble([batches for batches, _ in results]), states[0]
 
   def assert_equal(self, got, expected, msg=""):
     self.assertLen(got, len(expected))
@@ -195,7 +196,7 @@ class HostsTest(parameterized.TestCase):
 
   def test_every_host_evaluates_the_same_number_of_batches_and_each_row_once(self):
     results = _results[2]["evaluate"]
-    first, second = (hosts_cases.assemble([passes[i] for passes in results]) for i in range(2))
+    first, second = (shards_lib.assemble([passes[i] for passes in results]) for i in range(2))
     self.assert_equal(first, second)
     real = np.concatenate([batch["inputs_segmentation"][:, 0] for batch in first])
     self.assertEqual(real.tolist(), [1] * 11 + [0] * 5)

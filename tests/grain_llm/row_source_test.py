@@ -1,0 +1,201 @@
+"""Rows by position, mixtures of them, and batches of them."""
+
+import pickle
+
+import grain
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maxtext_olmo.grain_llm import records as records_lib
+from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import schedule
+from maxtext_olmo.rows import planned
+
+
+def _map_rows(count, first=1, epochs=1, length=4):
+  records = [
+      records_lib.padded(records_lib.record_of({"inputs": [first + i] * 2}), length)
+      for i in range(count)
+  ]
+  order = permutations.SequentialOrder(num_instances=count, seed=0)
+  return row_source.MapRows(
+      row_source.OrderedDataset(grain.MapDataset.source(records), order, epochs), count
+  )
+
+
+def _planned(lengths, epochs=1, number=0):
+  records = [{"inputs": np.arange(n) + 100 * i + 1000 * number} for i, n in enumerate(lengths)]
+  parts = row_source.RecordParts(grain.MapDataset.source(records))
+  order = permutations.FeistelOrder(num_instances=len(lengths), seed=number)
+  plan = planned.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
+  return row_source.PlannedRows(parts, plan, 8, num_epochs=epochs, shift=None)
+
+
+def _steps(source, size=4, mine=None, length=4, drop_remainder=False, num_steps=None):
+  mine = {size: np.arange(size) if mine is None else mine}
+  batching = row_source.Batching(
+      schedule.BatchSchedule.constant(size), mine, length, drop_remainder
+  )
+  return row_source.RowBatches(source, batching, num_steps)
+
+
+def _first(batch):
+  return batch["inputs"][:, 0].tolist()
+
+
+def _first_of_rows(rows):
+  return np.array([row["inputs"][0] for row in rows])
+
+
+class RowSourceTest(parameterized.TestCase):
+
+  def test_rows_are_elements_and_what_is_past_the_end_is_empty(self):
+    for source in (_map_rows(3), _planned([3, 5, 8, 2, 7, 1])):
+      rows = source.rows(np.arange(3))
+      for position, row in enumerate(rows):
+        for name, values in source[position].items():
+          np.testing.assert_array_equal(row[name], values)
+      self.assertEqual(source[10**6], {})
+
+
+class MixedRowsTest(parameterized.TestCase):
+
+  def mix(self, *sources, weights=(2, 1), repeat=False):
+    return row_source.MixedRows(sources, weights, repeat=repeat)
+
+  def test_rows_of_the_members_come_in_their_order(self):
+    mixed = self.mix(_map_rows(8), _map_rows(5, 101))
+    self.assertEqual(mixed.num_rows, 12)
+    found = _first_of_rows(mixed.rows(np.arange(12)))
+    self.assertEqual(found[found < 100].tolist(), list(range(1, 9)))
+    self.assertEqual(found[found > 100].tolist(), [101, 102, 103, 104])
+
+  def test_it_ends_with_its_first_member_or_with_its_last(self):
+    stop = self.mix(_map_rows(3), _map_rows(30, 101), weights=(1, 1))
+    self.assertEqual(stop.num_rows, 6)
+    again = self.mix(_map_rows(3), _map_rows(30, 101), weights=(1, 1), repeat=True)
+    self.assertEqual(again.num_rows, 60)
+    found = _first_of_rows(again.rows(np.arange(60)))
+    self.assertEqual(found[found < 100].tolist(), [1, 2, 3] * 10)
+
+  def test_endless_members(self):
+    both = self.mix(_map_rows(3, epochs=None), _map_rows(4, 101, epochs=None))
+    self.assertTrue(both.endless)
+    self.assertIsNone(both.num_rows)
+    self.assertTrue(both.has(10**9))
+    one = self.mix(_map_rows(3, epochs=None), _map_rows(4, 101))
+    self.assertFalse(one.endless)
+    self.assertTrue(self.mix(_map_rows(3, epochs=None), _map_rows(4, 101), repeat=True).endless)
+    self.assertEqual(both.epoch_rows, 11)
+
+  def test_members_that_have_not_been_counted(self):
+    mixed = self.mix(_planned([3, 5, 8, 2], 1), _planned([4, 4, 9, 1], 2, 1))
+    self.assertIsNone(mixed.num_rows)
+    self.assertTrue(mixed.has(0))
+    self.assertIsNone(mixed.epoch_rows)
+    self.assertFalse(mixed.settle(5))
+    self.assertTrue(mixed.settle(1000))
+    self.assertIsNotNone(mixed.num_rows)
+    mixed.count_ahead(0)
+    mixed.close()
+
+  def test_it_survives_pickling(self):
+    mixed = self.mix(_planned([3, 5, 8, 2], 1), _planned([4, 4, 9, 1], 2, 1))
+    again = pickle.loads(pickle.dumps(mixed))
+    for position in range(3):
+      for name, values in mixed[position].items():
+        np.testing.assert_array_equal(again[position][name], values)
+
+  def test_rows_of_other_lengths_may_be_mixed(self):
+    mixed = self.mix(_map_rows(4, length=3), _map_rows(4, 101, length=5), weights=(1, 1))
+    batch = _steps(mixed, length=None)[0]
+    self.assertEqual(batch["inputs"].shape, (4, 5))
+    self.assertEqual(sorted(_first(batch)), [1, 2, 101, 102])
+
+
+class RowBatchesTest(parameterized.TestCase):
+
+  def test_the_rows_of_a_step_are_those_from_its_start_on(self):
+    ramped = schedule.BatchSchedule(((0, 2), (3, 4)))
+    mine = {size: np.arange(size) for size in ramped.sizes}
+    batching = row_source.Batching(ramped, mine, 4, False)
+    dataset = row_source.RowBatches(_map_rows(30), batching)
+    found = [_first(dataset[step]) for step in range(5)]
+    self.assertEqual(found, [[1, 2], [3, 4], [5, 6], [7, 8, 9, 10], [11, 12, 13, 14]])
+
+  def test_the_last_batch_is_filled_up_or_dropped(self):
+    source = _map_rows(10)
+    filled = _steps(source)
+    self.assertLen(filled, 3)
+    self.assertEqual(_first(filled[2]), [9, 10, 0, 0])
+    self.assertEqual(filled[2]["inputs_segmentation"][:, 0].tolist(), [1, 1, 0, 0])
+    self.assertLen(_steps(source, drop_remainder=True), 2)
+    self.assertEqual(filled[3], {})
+
+  def test_hosts_take_their_rows_of_a_batch(self):
+    whole = _steps(_map_rows(10))
+    for mine in (np.array([0, 1]), np.array([1, 3])):
+      part = _steps(_map_rows(10), mine=mine)
+      for step in range(3):
+        for name, values in part[step].items():
+          np.testing.assert_array_equal(values, whole[step][name][mine])
+
+  def test_rows_past_the_size_of_a_batch_are_padding(self):
+    dataset = _steps(_map_rows(10), 3, mine=np.arange(4))
+    self.assertEqual([_first(dataset[step]) for step in range(2)], [[1, 2, 3, 0], [4, 5, 6, 0]])
+    self.assertEqual(dataset[0]["targets_segmentation"][:, 0].tolist(), [1, 1, 1, 0])
+
+  def test_a_host_may_give_nothing_but_padding(self):
+    batch = _steps(_map_rows(1), num_steps=2)[1]
+    self.assertEqual(batch["inputs"].shape, (4, 4))
+    self.assertFalse(batch["inputs_segmentation"].any())
+
+  def test_an_end_that_was_not_known_is_an_empty_dict(self):
+    source = _planned([3, 5, 8, 2, 7, 1])
+    dataset = _steps(source, 2, length=8)
+    self.assertIsNone(source.num_rows)
+    found = []
+    while batch := dataset[len(found)]:
+      found.append(batch)
+    self.assertLen(found, -(-source.plan.count(1) // 2))
+    self.assertLen(dataset, len(found))
+
+  def test_what_has_no_end_has_no_last_step(self):
+    dataset = _steps(_map_rows(10, epochs=None))
+    self.assertEqual(_first(dataset[10**6]), [1, 2, 3, 4])
+
+  def test_a_slice_of_it_is_a_dataset(self):
+    part = _steps(_map_rows(10))[1:]
+    self.assertEqual(_first(part[0]), [5, 6, 7, 8])
+
+
+class StepsOfTest(absltest.TestCase):
+
+  @given(
+      sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+      count=st.integers(0, 100),
+      drop=st.booleans(),
+  )
+  def test_so_many_steps_use_up_the_rows(self, sizes, count, drop):
+    stages = schedule.BatchSchedule(tuple((4 * i, size) for i, size in enumerate(sizes)))
+    steps = row_source.steps_of(stages, count, drop)
+    if drop:
+      self.assertLessEqual(stages.start(steps), count)
+      self.assertGreater(stages.start(steps + 1), count)
+    else:
+      self.assertGreaterEqual(stages.start(steps), count)
+      self.assertTrue(steps == 0 or stages.start(steps - 1) < count)
+
+  def test_steps_before_an_anchor_are_done(self):
+    anchored = schedule.BatchSchedule.constant(4).anchored(5, 17)
+    self.assertEqual(row_source.steps_of(anchored, 17, False), 5)
+    self.assertEqual(row_source.steps_of(anchored, 18, False), 6)
+    self.assertEqual(row_source.steps_of(anchored, 18, True), 5)
+
+
+if __name__ == "__main__":
+  absltest.main()
