@@ -1,4 +1,9 @@
-"""`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost."""
+"""`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost.
+
+`python -m maxtext_olmo.cli.demo --config=…` is what it runs: the tiny trainer, which also records a
+digest of every row that each process trains on, in the directory `MAXTEXT_OLMO_DEMO_LEDGER`. With
+`MAXTEXT_OLMO_DEMO_PAUSE` set to a step, it pauses there, so that it can be killed.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,17 @@ import pathlib
 import random
 import shutil
 import signal
+import sys
 import sysconfig
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from maxtext_olmo import cli
 from maxtext_olmo import errors
 
+LEDGER_VARIABLE = "MAXTEXT_OLMO_DEMO_LEDGER"
+PAUSE_VARIABLE = "MAXTEXT_OLMO_DEMO_PAUSE"
 _SEQUENCE_LENGTH = 128
 _BATCH = 8
 _CHECKPOINT_PERIOD = 8
@@ -181,7 +190,6 @@ def _train(
 ) -> None:
   """Runs the trainer on two devices in all, and kills a process once it has reached a step."""
   from maxtext_olmo.trainers import launch
-  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 
   ledger = directory / f"ledger-{processes}-processes"
   ledger.mkdir(parents=True, exist_ok=True)
@@ -190,13 +198,13 @@ def _train(
   output = _Output(console)
   started = launch.LocalRun(
       [f"--config.{name}={value}" for name, value in flags.items()],
-      module="maxtext_olmo.trainers.tiny.ledger",
+      module="maxtext_olmo.cli.demo",
       processes=processes,
       devices=2 // processes,
       output=output,  # type: ignore[arg-type]
       env={
-          ledger_lib.LEDGER_VARIABLE: str(ledger),
-          ledger_lib.PAUSE_VARIABLE: str(-1 if kill_at is None else kill_at),
+          LEDGER_VARIABLE: str(ledger),
+          PAUSE_VARIABLE: str(-1 if kill_at is None else kill_at),
           "JAX_PLATFORMS": "cpu",
           "JAX_COMPILATION_CACHE_DIR": str(directory.parent.absolute() / "compilation-cache"),
       },
@@ -221,10 +229,9 @@ def _wait_for_step(
 ) -> None:
   """Waits until both processes pause at a step, to be killed, and there is a checkpoint."""
   from maxtext_olmo.loader import resume
-  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 
   while started.running:
-    stand = len(ledger_lib.read_ledger(ledger).get(step, {})) == _BATCH
+    stand = len(read_ledger(ledger).get(step, {})) == _BATCH
     # A checkpoint is written in the background, and the steps of this model are short.
     if stand and resume.latest_committed_step(checkpoints) is not None:
       return
@@ -241,11 +248,9 @@ def _compare(console: Any, root: pathlib.Path, steps: int, kill_at: int) -> bool
   """Prints both runs side by side; returns whether they agree and the first was really resumed."""
   from rich.table import Table
 
-  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
-
-  before = ledger_lib.read_ledger(root / "interrupted" / "ledger-2-processes")
-  after = ledger_lib.read_ledger(root / "interrupted" / "ledger-1-processes")
-  expected = ledger_lib.read_ledger(root / "untouched" / "ledger-1-processes")
+  before = read_ledger(root / "interrupted" / "ledger-2-processes")
+  after = read_ledger(root / "interrupted" / "ledger-1-processes")
+  expected = read_ledger(root / "untouched" / "ledger-1-processes")
   resumed_at = min(after)
   losses = _losses(root / "interrupted" / "metrics.jsonl")
   expected_losses = _losses(root / "untouched" / "metrics.jsonl")
@@ -320,3 +325,45 @@ class _Output:
 
   def flush(self) -> None:
     pass
+
+
+def read_ledger(directory: pathlib.Path) -> dict[int, dict[int, str]]:
+  """Returns step → row → digest over all processes of a directory; a row's last writer counts."""
+  steps: dict[int, dict[int, str]] = {}
+  for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+    for line in path.read_text().splitlines():
+      try:
+        entry = json.loads(line)
+      except ValueError:  # The line that a killed process was at.
+        continue
+      rows = {int(row): digest for row, digest in entry["rows"].items()}
+      steps.setdefault(entry["step"], {}).update(rows)
+  return steps
+
+
+def _train_with_ledger(argv: Sequence[str]) -> int:
+  import numpy as np
+  import xxhash
+
+  from maxtext_olmo.trainers.tiny import trainer
+
+  pause_at = int(os.environ.get(PAUSE_VARIABLE, "-1"))
+  path = pathlib.Path(os.environ[LEDGER_VARIABLE]) / f"{os.getpid()}.jsonl"
+  with open(path, "w", encoding="utf-8") as ledger:
+
+    def note(step: int, batch: dict[str, Any]) -> None:
+      rows = {}
+      for shard in batch["inputs"].addressable_shards:
+        first = shard.index[0].indices(batch["inputs"].shape[0])[0]
+        for i, row in enumerate(np.asarray(shard.data)):
+          rows[first + i] = xxhash.xxh3_64_hexdigest(row.tobytes())
+      ledger.write(json.dumps({"step": step, "rows": rows}) + "\n")
+      ledger.flush()
+      while step == pause_at:
+        time.sleep(0.1)
+
+    return trainer.main_from_argv(argv, on_batch=note)
+
+
+if __name__ == "__main__":
+  sys.exit(_train_with_ledger(sys.argv))
