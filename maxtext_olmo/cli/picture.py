@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import colorsys
 import dataclasses
+import functools
 import html
 from typing import Any
 
@@ -218,37 +219,31 @@ def _draw_rooms() -> list[str]:
     x = _box_left(number)
     found.append(_box(x, _BOX_TOP, _BOX_WIDTH, _BOX_HEIGHT, _BOX))
     middle = x + _BOX_WIDTH / 2
-    found.append(_text(middle, _BOX_TOP + 20, name, size=15, bold=True, anchor="middle"))
-    lines = [(line, _INK) for line in question] + [("", _INK)] + [(line, _GREY) for line in modules]
+    found.append(_centred(middle, _BOX_TOP + 20, name, size=15, bold=True))
+    lines = [(line, _INK) for line in (*question, "")] + [(line, _GREY) for line in modules]
     for place, (line, colour) in enumerate(lines):
-      found.append(_text(middle, _BOX_TOP + 40 + _LINE * place, line, colour, anchor="middle"))
+      found.append(_centred(middle, _BOX_TOP + 40 + _LINE * place, line, colour))
   for number, data in enumerate(_DATA):
     x, y = _box_left(number) + _BOX_WIDTH, _BOX_TOP + _BOX_HEIGHT / 2
     found.append(_arrow((x + 3, y), (x + _GAP - 3, y)))
     for place, line in enumerate(data):
-      found.append(_text(x + _GAP / 2, y - 8 - _LINE * (1 - place), line, anchor="middle"))
+      found.append(_centred(x + _GAP / 2, y - 8 - _LINE * (1 - place), line))
   # What skips a room: the bytes, and the state.
   left, right = _box_left(0) + _BOX_WIDTH / 2, _box_left(2) + _BOX_WIDTH / 2
-  found.append(
-      _arrow((left, bottom), (left, bottom + 24), (right, bottom + 24), (right, bottom + 3))
-  )
-  found.append(
-      _text(
-          (left + right) / 2,
-          bottom + 42,
-          "where documents lie; bytes of the files",
-          anchor="middle",
-      )
-  )
-  trainer, loader = _box_left(5), _box_left(4) + _BOX_WIDTH
+  trainer, loader = _box_left(5) - 3, _box_left(4) + _BOX_WIDTH + 3
   y = _BOX_TOP + _BOX_HEIGHT / 2 + 34
-  found += [_arrow((loader + 3, y), (trainer - 3, y)), _arrow((trainer - 3, y), (loader + 3, y))]
-  found.append(_text((loader + trainer) / 2, y - 6, "state", anchor="middle"))
+  found += [
+      _arrow((left, bottom), (left, bottom + 24), (right, bottom + 24), (right, bottom + 3)),
+      _centred((left + right) / 2, bottom + 42, "where documents lie; bytes of the files"),
+      _arrow((loader, y), (trainer, y)),
+      _arrow((trainer, y), (loader, y)),
+      _centred((loader + trainer) / 2, y - 6, "state"),
+  ]
   for name, what, number in _SIDE_ROOMS:
     middle = _box_left(number) + _BOX_WIDTH / 2
     found.append(_box(_box_left(number), bottom + 20, _BOX_WIDTH, 48, _SIDE_BOX))
-    found.append(_text(middle, bottom + 39, name, size=14, bold=True, anchor="middle"))
-    found.append(_text(middle, bottom + 57, what, _GREY, anchor="middle"))
+    found.append(_centred(middle, bottom + 39, name, size=14, bold=True))
+    found.append(_centred(middle, bottom + 57, what, _GREY))
   rule = "A room imports from rooms to its left only:"
   order = "corpus → order → rows → devices → grain_llm → loader → evaluation → trainers → cli"
   found.append(_text(_MARGIN, bottom + 98, f"{rule}  {order}"))
@@ -285,9 +280,7 @@ def _draw_row(top: int) -> list[str]:
     y = row_top + 45 + 18 * place
     found.append(_text(_MARGIN, y, name, _GREY))
     for column, value in enumerate(values):
-      found.append(
-          _text(row_left + row_cell * (column + 0.5), y, str(value), _GREY, anchor="middle")
-      )
+      found.append(_centred(row_left + row_cell * (column + 0.5), y, str(value), _GREY))
   return found + _draw_table(table, 640, top + 36)
 
 
@@ -326,7 +319,7 @@ def _box(x: float, y: float, width: float, height: float, fill: str, label: str 
       f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" fill="{fill}"'
       f' stroke="{_GREY}"/>'
   )
-  return box + (_text(x + width / 2, y + height // 2 + 4, label, anchor="middle") if label else "")
+  return box + (_centred(x + width / 2, y + height // 2 + 4, label) if label else "")
 
 
 def _arrow(*points: tuple[float, float]) -> str:
@@ -349,3 +342,6 @@ def _text(
       f'<text x="{x:g}" y="{y:g}" font-size="{size}"{weight} text-anchor="{anchor}"'
       f' fill="{colour}">{html.escape(text)}</text>'
   )
+
+
+_centred = functools.partial(_text, anchor="middle")
