@@ -38,19 +38,18 @@ _PUBLIC = {
         "make_grain_multihost_iterator",
         "shard_grain_dataset",
     ),
-    "evaluation.pipeline": (
+    "evaluation.datasets": (
         "CompleteLLMIndexedBatch",
-        "HFTokenizeLogLikelihoodRolling",
-        "JaxLM",
         "MultihostSortedRemapDataset",
         "PadBatchDataset",
         "PadSequenceInBatchDataset",
-        "ParseLMEval",
         "SortedDataset",
         "empty_llm_indexed_sample",
-        "lmeval_preprocessing_pipeline",
         "token_length",
     ),
+    "evaluation.requests": ("HFTokenizeLogLikelihoodRolling", "ParseLMEval"),
+    "evaluation.model": ("JaxLM",),
+    "evaluation.pipeline": ("lmeval_preprocessing_pipeline",),
     "loader.olmo_grain": (
         "make_olmo_grain_data_loader",
         "make_olmo_grain_eval_iterator",

@@ -18,7 +18,7 @@ class Background(Generic[F]):
   """Compiles in a thread of its own; safe for threads and forks.
 
   Args:
-    build: Compiles, or loads what was compiled before; None where that is not to be had here.
+    build: Compiles, or loads what was compiled before; None where that is not possible.
     after: How much work has to be asked for before compiling is worth a second of another core.
     what: What is compiled, for messages: "<what> stays with NumPy: ...".
   """
@@ -48,7 +48,7 @@ class Background(Generic[F]):
     return self.ready
 
   def wait(self) -> bool:
-    """Compiles now, and waits for it; False where it cannot be had."""
+    """Compiles now, and waits for it; False where that is not possible."""
     self._start()
     if self._thread is not None:
       self._thread.join()
@@ -95,7 +95,7 @@ _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 
 def _after_fork() -> None:
   # The child has the code that was ready, but not the thread of what was not, and perhaps its locks
-  # in numba: whoever began to compile anything would wait for them for ever.
+  # in numba: compiling anything would wait for them forever.
   everyone = list(_ALL)
   under_way = any(background._is_compiling for background in everyone)
   for background in everyone:

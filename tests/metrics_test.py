@@ -34,10 +34,10 @@ class MetricsTest(parameterized.TestCase):
     sums = metrics.Metrics()
     for step in range(2):
       sums.made(**_COST)
-      sums.served(step=step, asked_at=3.0, served_at=3.25, queue_depth=1)
+      sums.served(step=step, asked_at=3.0, served_at=3.25)
     found = sums.snapshot()
     self.assertEqual((found["batches"], found["bytes_read"], found["reads"]), (2, 8192, 16))
-    self.assertEqual((found["bytes_to_device"], found["queue_depth"]), (2048, 1))
+    self.assertEqual(found["bytes_to_device"], 2048)
     self.assertAlmostEqual(found["read_seconds"], 0.04)
     self.assertAlmostEqual(found["transfer_seconds"], 0.008)
     self.assertAlmostEqual(found["wait_seconds"], 0.5)

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from maxtext_olmo import cli
+
 _DESCRIPTION = """\
 Makes a corpus in OLMo's on-disk format from any text: raw token files, and a mix.txt that lists
 them.
@@ -25,77 +27,54 @@ examples:
 def add_parser(subparsers: Any) -> None:
   """Adds `corpus make`."""
   group = subparsers.add_parser("corpus", help="make a corpus from text")
-  commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
-  parser = commands.add_parser(
+  option = cli.add_command(
+      group.add_subparsers(title="commands", metavar="COMMAND", required=True),
       "make",
+      run,
       help="make token files and a mix manifest from text files",
       description=_DESCRIPTION,
       epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("inputs", nargs="+", metavar="INPUT", help="PATH or LABEL=PATH")
-  parser.add_argument(
-      "--output",
-      required=True,
-      metavar="DIR",
-      help="directory for mix.txt and TOKENIZER/LABEL/part-00000.npy (required)",
-  )
-  parser.add_argument(
+  option("INPUTS", "PATH or LABEL=PATH", nargs="+")
+  option("--output DIR", "directory for mix.txt and TOKENIZER/LABEL/part-00000.npy", required=True)
+  option(
       "--tokenizer",
+      "`bytes` (ids are UTF-8 bytes, EOS is 256), or the path of a Hugging Face tokenizer.json",
       default="bytes",
-      help=(
-          "`bytes` (ids are UTF-8 bytes, EOS is 256), or the path of a Hugging Face tokenizer.json"
-          " (default: bytes)"
-      ),
   )
-  parser.add_argument(
-      "--tokenizer-name",
-      metavar="NAME",
-      help=(
-          "what {TOKENIZER} stands for in the manifest (default: the directory of the"
-          " tokenizer.json)"
-      ),
+  option(
+      "--tokenizer-name NAME",
+      "what {TOKENIZER} stands for in the manifest",
+      otherwise="the directory of the tokenizer.json",
   )
-  parser.add_argument(
-      "--eos-token",
-      metavar="TOKEN",
-      help=(
-          "the token of a tokenizer.json that ends a document (default: a well-known one, such as"
-          " <|endoftext|>)"
-      ),
+  option(
+      "--eos-token TOKEN",
+      "the token of a tokenizer.json that ends a document",
+      otherwise="a well-known one, such as <|endoftext|>",
   )
-  parser.add_argument(
-      "--tokens-per-file",
-      type=int,
+  option(
+      "--tokens-per-file N",
+      "begin a new file after the document that reaches N tokens",
       default=1 << 28,
-      metavar="N",
-      help="begin a new file after the document that reaches N tokens (default: %(default)s)",
   )
-  parser.add_argument(
+  option(
       "--pattern",
+      "which files of a directory are taken, such as '*.txt'",
+      otherwise="all but hidden ones",
       default="*",
-      help="which files of a directory are taken, such as '*.txt' (default: all but hidden ones)",
   )
-  parser.add_argument(
-      "--separator",
-      metavar="TEXT",
-      help=(
-          "a line with just this text ends a document; '' is a blank line (default: a file is one"
-          " document)"
-      ),
+  option(
+      "--separator TEXT",
+      "a line with just this text ends a document; '' is a blank line",
+      otherwise="a file is one document",
   )
-  parser.add_argument(
-      "--text-field",
-      default="text",
-      metavar="FIELD",
-      help="the field of a .jsonl line that holds the text (default: %(default)s)",
-  )
-  parser.add_argument(
+  option("--text-field FIELD", "the field of a .jsonl line that holds the text", default="text")
+  option(
       "--overwrite",
+      "replace a corpus that is in the output directory",
+      otherwise="that is an error",
       action="store_true",
-      help="replace a corpus that is in the output directory (default: that is an error)",
   )
-  parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,27 +1,32 @@
-"""`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost."""
+"""`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost.
+
+`python -m maxtext_olmo.cli.demo --config=…` is what it runs: the tiny trainer, which also records a
+digest of every row that each process trains on, in the directory `MAXTEXT_OLMO_DEMO_LEDGER`. With
+`MAXTEXT_OLMO_DEMO_PAUSE` set to a step, it pauses there, so that it can be killed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ast
-import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import random
 import shutil
 import signal
+import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
+from maxtext_olmo import cli
 from maxtext_olmo import errors
 
-if TYPE_CHECKING:
-  from maxtext_olmo.corpus import index as index_lib
-  from maxtext_olmo.corpus import tokenize as text_lib
-
+LEDGER_VARIABLE = "MAXTEXT_OLMO_DEMO_LEDGER"
+PAUSE_VARIABLE = "MAXTEXT_OLMO_DEMO_PAUSE"
 _SEQUENCE_LENGTH = 128
 _BATCH = 8
 _CHECKPOINT_PERIOD = 8
@@ -33,10 +38,12 @@ _KINDS: dict[type, str] = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction) -> None:
-  """Adds the command."""
-  parser = subparsers.add_parser(
+def add_parser(subparsers: Any) -> None:
+  """Adds `demo`."""
+  option = cli.add_command(
+      subparsers,
       "demo",
+      run,
       help="make a corpus, train on 2 processes, kill one, resume on 1, compare",
       description=(
           "Makes a corpus of Python's own documentation strings, trains a small model on two JAX"
@@ -44,36 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
           " of it with an uninterrupted run."
       ),
   )
-  parser.add_argument(
-      "--directory", default="demo-run", help="where everything goes (default: %(default)s)"
-  )
-  parser.add_argument(
-      "--steps", type=int, default=48, help="training steps, 24 or more (default: %(default)s)"
-  )
-  parser.set_defaults(run=run)
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-  """An interrupted run beside an untouched one."""
-
-  steps: int
-  rows: int
-  differing_rows: int
-  largest_loss_difference: float
-  distinct_rows: int
-  resumed_at: int
-  kill_at: int
-
-  @property
-  def same(self) -> bool:
-    """Whether the run was resumed from before the kill, and nothing differs."""
-    resumed = 0 < self.resumed_at <= self.kill_at
-    return resumed and self.differing_rows == 0 and self.largest_loss_difference < 1e-3
+  option("--directory DIR", "where everything goes", default="demo-run")
+  option("--steps N", "training steps, 24 or more", default=48)
 
 
 def run(args: argparse.Namespace) -> int:
-  """Tells and shows the story; 0 where the two runs agree."""
+  """Runs the demo; returns 0 if the two runs agree."""
   from rich.console import Console
 
   if args.steps < 3 * _CHECKPOINT_PERIOD:
@@ -91,55 +74,43 @@ def run(args: argparse.Namespace) -> int:
   root.mkdir(parents=True)
   (root / "demo.txt").write_text("Made by `maxtext-olmo demo`; safe to delete.\n")
 
-  _heading(
-      console,
-      1,
+  numbers = itertools.count(1)
+
+  def chapter(text: str, explanation: str) -> None:
+    console.print(f"\n[bold cyan]{next(numbers)}.[/] [bold]{text}[/]\n   [dim]{explanation}[/]\n")
+
+  chapter(
       "A corpus in OLMo's format, from Python's own documentation strings",
       "Headerless token files, a mix manifest that lists them, and an index that says where each"
       " instance is.",
   )
   index_path, vocab_size = _make_corpus(console, root)
   kill_at = random.Random(time.time_ns()).randint(_CHECKPOINT_PERIOD + 2, args.steps - 6)
-
-  _heading(
-      console,
-      2,
+  chapter(
       f"Train on 2 processes; one of them is killed at step {kill_at}",
       "Each process reads the rows that its device holds. A checkpoint has the model and one small"
       " file for the data: a position, and the identity of the stream.",
   )
   flags = _flags(index_path, vocab_size, args.steps)
   _train(console, root / "interrupted", flags, processes=2, kill_at=kill_at)
-
-  _heading(
-      console,
-      3,
+  chapter(
       "Start again, on 1 process: it resumes from the last checkpoint",
       "A position counts samples, not processes, so the number of processes may change.",
   )
   _train(console, root / "interrupted", flags, processes=1)
-
-  _heading(
-      console,
-      4,
-      "The same run without an accident, on 1 process",
-      "What should have happened.",
-  )
+  chapter("The same run without an accident, on 1 process", "What should have happened.")
   _train(console, root / "untouched", flags, processes=1)
-
-  _heading(
-      console,
-      5,
+  chapter(
       "Compare",
       "Every process recorded a digest of each row that it trained on, and process 0 the loss of"
       " each step.",
   )
-  comparison = _compare(console, root, args.steps, kill_at)
+  same = _compare(console, root, args.steps, kill_at)
   console.print(f"\nAll of this took {time.monotonic() - began:.0f} s; it is in [bold]{root}[/].")
-  return 0 if comparison.same else 1
+  return 0 if same else 1
 
 
-def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
+def docstrings(limit_files: int = 700) -> dict[str, list[str]]:
   """Documentation strings of Python's standard library, by kind, read from its sources."""
   library = pathlib.Path(sysconfig.get_paths()["stdlib"])
   skipped = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
@@ -159,42 +130,33 @@ def docstrings(limit_files: int = 700) -> dict[str, Iterator[str]]:
         text = ast.get_docstring(node)
         if text:
           found[_KINDS[type(node)]].append(text)
-  return {kind: iter(texts) for kind, texts in found.items() if texts}
+  return {kind: texts for kind, texts in found.items() if texts}
 
 
-def build_corpus(
-    documents: Mapping[str, Iterable[str]], directory: pathlib.Path
-) -> tuple[text_lib.CorpusSummary, index_lib.OlmoNpyIndex]:
-  """Writes token files of documents, as bytes, and a manifest; returns a summary and an index."""
+def _make_corpus(console: Any, root: pathlib.Path) -> tuple[pathlib.Path, int]:
+  """Writes token files, a manifest and an index; returns the index's path and the vocabulary."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import manifest as manifest_lib
   from maxtext_olmo.corpus import tokenize
   from maxtext_olmo.corpus import tokenizer
 
+  directory = root / "corpus"
   made = tokenize.make_corpus(
-      documents, directory, tokenizer.ByteTokenizer(), tokens_per_file=200_000
+      docstrings(), directory, tokenizer.ByteTokenizer(), tokens_per_file=200_000
   )
   entries = manifest_lib.read_mix(made.mix_file, tokenizer=made.tokenizer)
-  base = str(directory.absolute())
   index = index_lib.build_index(
-      [(os.path.join(base, entry.path), entry.label) for entry in entries],
+      [(entry.path, entry.label) for entry in entries],
       _SEQUENCE_LENGTH,
       tokenizer=made.tokenizer,
       dtype=made.dtype,
-      base=base,
-  )
-  return made, index
-
-
-def _make_corpus(console, root: pathlib.Path) -> tuple[pathlib.Path, int]:
-  made, index = build_corpus(docstrings(), root / "corpus")
-  console.print(
-      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless"
-      f" {made.dtype} files"
+      base=str(directory.absolute()),
   )
   path = root / "index.json"
   index.save(str(path))
   console.print(
+      f"  {made.documents:,} documents, {made.tokens:,} tokens in {made.files} headerless"
+      f" {made.dtype} files\n"
       f"  index: {index.total_instances:,} instances of {_SEQUENCE_LENGTH} tokens, fingerprint"
       f" {index.fingerprint[:12]}…"
   )
@@ -219,7 +181,7 @@ def _flags(index_path: pathlib.Path, vocab_size: int, steps: int) -> dict[str, o
 
 
 def _train(
-    console,
+    console: Any,
     directory: pathlib.Path,
     flags: dict[str, object],
     *,
@@ -228,7 +190,6 @@ def _train(
 ) -> None:
   """Runs the trainer on two devices in all, and kills a process once it has reached a step."""
   from maxtext_olmo.trainers import launch
-  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 
   ledger = directory / f"ledger-{processes}-processes"
   ledger.mkdir(parents=True, exist_ok=True)
@@ -237,13 +198,13 @@ def _train(
   output = _Output(console)
   started = launch.LocalRun(
       [f"--config.{name}={value}" for name, value in flags.items()],
-      module="maxtext_olmo.trainers.tiny.ledger",
+      module="maxtext_olmo.cli.demo",
       processes=processes,
       devices=2 // processes,
       output=output,  # type: ignore[arg-type]
       env={
-          ledger_lib.LEDGER_VARIABLE: str(ledger),
-          ledger_lib.PAUSE_VARIABLE: str(-1 if kill_at is None else kill_at),
+          LEDGER_VARIABLE: str(ledger),
+          PAUSE_VARIABLE: str(-1 if kill_at is None else kill_at),
           "JAX_PLATFORMS": "cpu",
           "JAX_COMPILATION_CACHE_DIR": str(directory.parent.absolute() / "compilation-cache"),
       },
@@ -263,13 +224,14 @@ def _train(
     raise errors.MaxtextOlmoError(f"The trainer failed: {outcome.reason}.")
 
 
-def _wait_for_step(started, ledger: pathlib.Path, step: int, checkpoints: pathlib.Path) -> None:
+def _wait_for_step(
+    started: Any, ledger: pathlib.Path, step: int, checkpoints: pathlib.Path
+) -> None:
   """Waits until both processes pause at a step, to be killed, and there is a checkpoint."""
   from maxtext_olmo.loader import resume
-  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 
   while started.running:
-    stand = len(ledger_lib.read_ledger(ledger).get(step, {})) == _BATCH
+    stand = len(read_ledger(ledger).get(step, {})) == _BATCH
     # A checkpoint is written in the background, and the steps of this model are short.
     if stand and resume.latest_committed_step(checkpoints) is not None:
       return
@@ -278,29 +240,21 @@ def _wait_for_step(started, ledger: pathlib.Path, step: int, checkpoints: pathli
 
 
 def _losses(metrics: pathlib.Path) -> dict[int, float]:
-  if not metrics.exists():
-    return {}
-  losses = {}
-  for line in metrics.read_text().splitlines():
-    try:
-      entry = json.loads(line)
-    except ValueError:  # The line that is being written.
-      continue
-    losses[entry["step"]] = entry["loss"]
-  return losses
+  entries = map(json.loads, metrics.read_text().splitlines())
+  return {entry["step"]: entry["loss"] for entry in entries}
 
 
-def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Comparison:
+def _compare(console: Any, root: pathlib.Path, steps: int, kill_at: int) -> bool:
+  """Prints both runs side by side; returns whether they agree and the first was really resumed."""
   from rich.table import Table
 
-  from maxtext_olmo.trainers.tiny import ledger as ledger_lib
-
-  before = ledger_lib.read_ledger(root / "interrupted" / "ledger-2-processes")
-  after = ledger_lib.read_ledger(root / "interrupted" / "ledger-1-processes")
-  expected = ledger_lib.read_ledger(root / "untouched" / "ledger-1-processes")
+  before = read_ledger(root / "interrupted" / "ledger-2-processes")
+  after = read_ledger(root / "interrupted" / "ledger-1-processes")
+  expected = read_ledger(root / "untouched" / "ledger-1-processes")
   resumed_at = min(after)
-  interrupted_losses = _losses(root / "interrupted" / "metrics.jsonl")
-  untouched_losses = _losses(root / "untouched" / "metrics.jsonl")
+  losses = _losses(root / "interrupted" / "metrics.jsonl")
+  expected_losses = _losses(root / "untouched" / "metrics.jsonl")
+  off = [abs(losses[step] - expected_losses[step]) for step in range(steps)]
 
   table = Table(title="loss, step by step")
   for name in ("step", "killed and resumed", "untouched", "difference", "rows of the batch"):
@@ -310,44 +264,30 @@ def _compare(console, root: pathlib.Path, steps: int, kill_at: int) -> Compariso
     bad = _differing_rows(expected[step], before.get(step, {}), after.get(step), resumed_at > step)
     differing += bad
     if step % 6 == 0 or step in (resumed_at - 1, resumed_at, kill_at, steps - 1):
-      mine, theirs = interrupted_losses[step], untouched_losses[step]
       who = "2 processes" if step < resumed_at else "1 process"
       table.add_row(
           f"{step}",
-          f"{mine:.6f}  ({who})",
-          f"{theirs:.6f}",
-          f"{abs(mine - theirs):.1e}",
-          "identical" if not bad else f"[bold red]{bad} differ[/]",
+          f"{losses[step]:.6f}  ({who})",
+          f"{expected_losses[step]:.6f}",
+          f"{off[step]:.1e}",
+          _agreement(bad),
           end_section=step in (resumed_at - 1, kill_at),
       )
   console.print(table)
   rows = [digest for step in range(steps) for digest in expected[step].values()]
-  comparison = Comparison(
-      steps=steps,
-      rows=len(rows),
-      differing_rows=differing,
-      largest_loss_difference=max(
-          abs(interrupted_losses[step] - untouched_losses[step]) for step in range(steps)
-      ),
-      distinct_rows=len(set(rows)),
-      resumed_at=resumed_at,
-      kill_at=kill_at,
-  )
-  again = sorted(set(before) & set(after))
+  again = len(set(before) & set(after))
   console.print(
       f"  killed at step {kill_at}; the last checkpoint was of step {resumed_at - 1}, so step"
-      f" {resumed_at} came next; steps trained twice, because the kill undid them: {len(again)}"
+      f" {resumed_at} came next; steps trained twice, because the kill undid them: {again}\n"
+      f"  {len(rows)} rows in {steps} batches: {_agreement(differing)}, row by row;"
+      f" {len(set(rows))} distinct\n"
+      f"  losses agree {f'to {max(off):.1e}, which is rounding' if max(off) else 'exactly'}"
   )
-  mark = "[bold green]identical[/]" if not differing else f"[bold red]{differing} differ[/]"
-  console.print(
-      f"  {comparison.rows} rows in {steps} batches: {mark}, row by row;"
-      f" {comparison.distinct_rows} distinct"
-  )
-  difference = comparison.largest_loss_difference
-  console.print(
-      f"  losses agree {f'to {difference:.1e}, which is rounding' if difference else 'exactly'}"
-  )
-  return comparison
+  return 0 < resumed_at <= kill_at and not differing and max(off) < 1e-3
+
+
+def _agreement(differing: int) -> str:
+  return f"[bold red]{differing} differ[/]" if differing else "[bold green]identical[/]"
 
 
 def _differing_rows(
@@ -372,15 +312,10 @@ def _differing_rows(
   return len(wrong | {row for row, digest in before.items() if expected.get(row) != digest})
 
 
-def _heading(console, number: int, text: str, explanation: str) -> None:
-  console.print(f"\n[bold cyan]{number}.[/] [bold]{text}[/]")
-  console.print(f"   [dim]{explanation}[/]\n")
-
-
 class _Output:
   """Prints the processes' lines until the kill; the launcher reports what follows it."""
 
-  def __init__(self, console):
+  def __init__(self, console: Any):
     self._console = console
     self.silent = False
 
@@ -390,3 +325,45 @@ class _Output:
 
   def flush(self) -> None:
     pass
+
+
+def read_ledger(directory: pathlib.Path) -> dict[int, dict[int, str]]:
+  """Returns step → row → digest over all processes of a directory; a row's last writer counts."""
+  steps: dict[int, dict[int, str]] = {}
+  for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+    for line in path.read_text().splitlines():
+      try:
+        entry = json.loads(line)
+      except ValueError:  # The line that a killed process was at.
+        continue
+      rows = {int(row): digest for row, digest in entry["rows"].items()}
+      steps.setdefault(entry["step"], {}).update(rows)
+  return steps
+
+
+def _train_with_ledger(argv: Sequence[str]) -> int:
+  import numpy as np
+  import xxhash
+
+  from maxtext_olmo.trainers.tiny import trainer
+
+  pause_at = int(os.environ.get(PAUSE_VARIABLE, "-1"))
+  path = pathlib.Path(os.environ[LEDGER_VARIABLE]) / f"{os.getpid()}.jsonl"
+  with open(path, "w", encoding="utf-8") as ledger:
+
+    def note(step: int, batch: dict[str, Any]) -> None:
+      rows = {}
+      for shard in batch["inputs"].addressable_shards:
+        first = shard.index[0].indices(batch["inputs"].shape[0])[0]
+        for i, row in enumerate(np.asarray(shard.data)):
+          rows[first + i] = xxhash.xxh3_64_hexdigest(row.tobytes())
+      ledger.write(json.dumps({"step": step, "rows": rows}) + "\n")
+      ledger.flush()
+      while step == pause_at:
+        time.sleep(0.1)
+
+    return trainer.main_from_argv(argv, on_batch=note)
+
+
+if __name__ == "__main__":
+  sys.exit(_train_with_ledger(sys.argv))

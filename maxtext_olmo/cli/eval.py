@@ -8,8 +8,9 @@ import os
 import sys
 from typing import Any
 
-# The config's flags (--config, --config.KEY) are read as the trainer reads them.
-PASSES_ARGUMENTS_ON = True
+from maxtext_olmo import atomic
+from maxtext_olmo import cli
+from maxtext_olmo import errors
 
 _DESCRIPTION = """\
 Evaluates a checkpoint of the embedded trainer.
@@ -31,148 +32,90 @@ examples:
       --ppl validation/index.json
 """
 
-
 _PACKINGS = {"auto": "auto", "on": True, "off": False}
 
 
 def add_parser(subparsers: Any) -> None:
   """Adds `eval`."""
-  parser = subparsers.add_parser(
+  option = cli.add_command(
+      subparsers,
       "eval",
+      run,
       help="evaluate a checkpoint: harness tasks, perplexity",
       description=_DESCRIPTION,
       epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
+      allow_abbrev=False,
   )
-  _add_arguments(parser)
-  parser.set_defaults(run=run)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument(
-      "--config", metavar="FILE", help="a config file (default: all keys' defaults)"
-  )
-  parser.add_argument(
-      "--tasks",
+  option("--config FILE", "a config file", otherwise="all keys' defaults")
+  option(
+      "--tasks NAMES",
+      "harness tasks, by comma: names, patterns such as 'arc_*', or YAML files",
+      otherwise="none",
       default="",
-      metavar="NAMES",
-      help=(
-          "harness tasks, by comma: names, patterns such as 'arc_*', or YAML files (default: none)"
-      ),
   )
-  parser.add_argument(
-      "--task-dir",
+  option(
+      "--task-dir DIR",
+      "where task files of your own are",
+      otherwise="the harness's alone",
       default="",
-      metavar="DIR",
-      help="where task files of your own are (default: the harness's alone)",
   )
-  parser.add_argument(
-      "--ppl",
+  option(
+      "--ppl INDEX",
+      "an index JSON; may be repeated",
+      otherwise="none",
       action="append",
       default=[],
-      metavar="INDEX",
-      help="an index JSON; may be repeated (default: none)",
   )
-  parser.add_argument(
-      "--tokenizer",
-      metavar="T",
-      help=(
-          "`bytes`, a tokenizer.json, a directory with one, or a name on the Hub (default:"
-          " eval_tokenizer)"
-      ),
+  option(
+      "--tokenizer T",
+      "`bytes`, a tokenizer.json, a directory with one, or a name on the Hub",
+      otherwise="eval_tokenizer",
   )
-  parser.add_argument(
-      "--step", type=int, metavar="N", help="which checkpoint (default: the latest)"
-  )
-  parser.add_argument(
-      "--batch-size", type=int, metavar="N", help="rows, over all processes (default: 64)"
-  )
-  parser.add_argument(
-      "--max-length", type=int, metavar="N", help="tokens per row (default: max_target_length)"
-  )
-  parser.add_argument(
-      "--truncation",
+  option("--step N", "which checkpoint", otherwise="the latest", type=int)
+  option("--batch-size N", "rows, over all processes", default=64)
+  option("--max-length N", "tokens per row", otherwise="max_target_length", type=int)
+  option(
+      "--truncation HOW",
+      "of contexts that are too long: `left` drops their beginning, `error` stops",
       default="left",
-      metavar="HOW",
-      help=(
-          "of contexts that are too long: `left` drops their beginning, `error` stops (default:"
-          " left)"
-      ),
   )
-  parser.add_argument(
-      "--packing",
+  option(
+      "--packing WHEN",
+      "several requests in a row: `on`, `off`, or `auto`, which tests whether the scores stay the"
+      " same",
       default="auto",
-      metavar="WHEN",
-      help=(
-          "several requests in a row: `on`, `off`, or `auto`, which tests whether the scores stay"
-          " the same (default: auto)"
-      ),
   )
-  parser.add_argument(
-      "--limit",
+  option(
+      "--limit N",
+      "documents per task, or below 1 a share of them",
+      otherwise="all",
       type=float,
-      metavar="N",
-      help="documents per task, or below 1 a share of them (default: all)",
   )
-  parser.add_argument(
-      "--num-fewshot",
-      type=int,
-      metavar="N",
-      help="examples before each question (default: the task's own)",
-  )
-  parser.add_argument(
-      "--output",
-      metavar="FILE",
-      help="write the results here, as JSON (default: they are only printed)",
-  )
-  parser.add_argument(
+  option("--num-fewshot N", "examples before each question", otherwise="the task's own", type=int)
+  option("--output FILE", "write the results here, as JSON", otherwise="they are only printed")
+  option(
       "--log-samples",
+      "with each document and answer in the JSON",
+      otherwise="off",
       action="store_true",
-      help="with each document and answer in the JSON (default: off)",
   )
-  parser.add_argument(
-      "--cache",
-      metavar="FILE",
-      help=(
-          "keep finished requests here, so that a killed evaluation resumes (default: nothing is"
-          " kept)"
-      ),
+  option(
+      "--cache FILE",
+      "keep finished requests here, so that a killed evaluation resumes",
+      otherwise="nothing is kept",
   )
-  parser.add_argument(
-      "--processes",
-      type=int,
-      default=1,
-      metavar="N",
-      help="run on N processes of this machine (default: 1)",
-  )
+  option("--processes N", "run on N processes of this machine", default=1)
 
 
 def run(args: argparse.Namespace) -> int:
   """Evaluates, and reports on process 0."""
-  from maxtext_olmo import errors
-
-  parser = argparse.ArgumentParser(
-      prog="maxtext-olmo eval",
-      description=_DESCRIPTION,
-      epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-      allow_abbrev=False,
-  )
-  _add_arguments(parser)
-  own, rest = parser.parse_known_args(args.rest)
-  unknown = [word for word in rest if not word.startswith("--config.")]
-  if unknown:
-    parser.error(f"unknown: {' '.join(unknown)}; config keys are set with --config.KEY=VALUE")
-  if not own.tasks and not own.ppl:
-    raise errors.ConfigError("Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both.")
-  _check(own)
-  if own.processes != 1:
-    return _on_processes(own.processes, args.rest)
-  config_flags = [*([f"--config={own.config}"] if own.config else []), *rest]
+  _check(args)
+  if args.processes > 1:
+    return _on_processes(args)
   import jax
 
   try:
-    results = evaluate(own, config_flags)
+    results = evaluate(args)
   except (errors.MaxtextOlmoError, OSError) as error:
     if jax.distributed.is_initialized() and jax.process_count() > 1:
       # An ordinary exit waits for the other processes, which wait for this one in a collective.
@@ -182,26 +125,38 @@ def run(args: argparse.Namespace) -> int:
     raise
   if jax.process_index() == 0:
     _report(results)
-    if own.output:
-      _write(results, own.output)
+    if args.output:
+      _write(results, args.output)
   return 0
 
 
-def _check(own: argparse.Namespace) -> None:
-  """What can be told to be wrong before anything is loaded."""
-  from maxtext_olmo import errors
-
-  if own.packing not in _PACKINGS:
+def _check(args: argparse.Namespace) -> None:
+  """Raises ConfigError for what is wrong before anything is loaded."""
+  if not args.tasks and not args.ppl:
+    raise errors.ConfigError("Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both.")
+  if args.packing not in _PACKINGS:
     raise errors.ConfigError(
-        f"--packing={own.packing} is unknown; known are {', '.join(_PACKINGS)}."
+        f"--packing={args.packing} is unknown; known are {', '.join(_PACKINGS)}."
     )
-  for flag in ("batch_size", "max_length", "limit"):
-    value = getattr(own, flag)
+  for flag in ("batch_size", "max_length", "limit", "processes"):
+    value = getattr(args, flag)
     if value is not None and value <= 0:
       raise errors.ConfigError(f"--{flag.replace('_', '-')}={value:g} must be positive.")
 
 
-def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]:
+def _on_processes(args: argparse.Namespace) -> int:
+  from maxtext_olmo.trainers import launch
+
+  run = launch.LocalRun(
+      [*args.argv, "--processes=1"], processes=args.processes, module="maxtext_olmo"
+  )
+  outcome = run.wait()
+  if outcome.code:
+    sys.stderr.write(f"eval: {outcome.reason}\n")
+  return outcome.code
+
+
+def evaluate(args: argparse.Namespace) -> dict[str, Any]:
   """The results of the command line's tasks and corpora; each process gets them."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.evaluation import perplexity
@@ -214,18 +169,19 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
   from maxtext_olmo.trainers.tiny import trainer
 
   report.show_on_stderr(int(os.environ.get("JAX_PROCESS_ID", "0")))
-  config = config_lib.read_config(["maxtext-olmo eval", *config_flags])
+  config_file = [f"--config={args.config}"] if args.config else []
+  config = config_lib.read_config(["maxtext-olmo eval", *config_file, *args.rest])
   # What is looked for by name is looked for before the slow part begins.
-  tasks = evaluation.Tasks(own.tasks.split(","), own.task_dir) if own.tasks else None
-  indexes = {path: index_lib.load_index(path) for path in own.ppl}
-  tokenizer = tokenizer_lib.load_eval_tokenizer(own.tokenizer or config.eval_tokenizer)
+  tasks = evaluation.Tasks(args.tasks.split(","), args.task_dir) if args.tasks else None
+  indexes = {path: index_lib.load_index(path) for path in args.ppl}
+  tokenizer = tokenizer_lib.load_eval_tokenizer(args.tokenizer or config.eval_tokenizer)
   trainer.connect(config)
   mesh = model.make_mesh(config)
-  step, params = evaluation.load_params(config, mesh, own.step)
+  step, params = evaluation.load_params(config, mesh, args.step)
   options: dict[str, Any] = {
-      "batch_size": 64 if own.batch_size is None else own.batch_size,
-      "max_length": config.max_target_length if own.max_length is None else own.max_length,
-      "packing": _PACKINGS[own.packing],
+      "batch_size": args.batch_size,
+      "max_length": args.max_length or config.max_target_length,
+      "packing": _PACKINGS[args.packing],
   }
   results: dict[str, Any] = {"checkpoint": step}
   if tasks is not None:
@@ -234,12 +190,14 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
         params,
         mesh,
         tokenizer=tokenizer,
-        truncation=own.truncation,
-        cache_file=own.cache,
+        truncation=args.truncation,
+        cache_file=args.cache,
         **options,
     )
-    limit = int(own.limit) if own.limit and own.limit >= 1 else own.limit
-    results |= tasks.run(lm, limit=limit, num_fewshot=own.num_fewshot, log_samples=own.log_samples)
+    limit = int(args.limit) if args.limit and args.limit >= 1 else args.limit
+    results |= tasks.run(
+        lm, limit=limit, num_fewshot=args.num_fewshot, log_samples=args.log_samples
+    )
   if indexes:
     scorer = scoring.Scorer(evaluation.make_apply(config), mesh, padding_multiple=16, **options)
     remap = {config.olmo_path_remap_from: config.olmo_path_remap_to}
@@ -255,25 +213,6 @@ def evaluate(own: argparse.Namespace, config_flags: list[str]) -> dict[str, Any]
         for path, index in indexes.items()
     }
   return results
-
-
-def _on_processes(count: int, arguments: list[str]) -> int:
-  from maxtext_olmo import errors
-  from maxtext_olmo.trainers import launch
-
-  if count < 1:
-    raise errors.ConfigError(f"--processes={count} must be at least 1.")
-  words = iter(arguments)
-  kept = []
-  for word in words:
-    if word == "--processes":
-      next(words)
-    elif not word.startswith("--processes="):
-      kept.append(word)
-  outcome = launch.LocalRun(["eval", *kept], processes=count, module="maxtext_olmo").wait()
-  if outcome.code:
-    sys.stderr.write(f"eval: {outcome.reason}\n")
-  return outcome.code
 
 
 def _report(results: dict[str, Any]) -> None:
@@ -300,31 +239,30 @@ def _how_it_was_scored(config: dict[str, Any]) -> str:
 
 
 def _report_perplexity(path: str, labels: dict[str, Any]) -> None:
-  from maxtext_olmo.cli import tables
   from maxtext_olmo.evaluation import perplexity
 
-  table = tables.new_table("label", "documents", "tokens", "bytes", "perplexity", "bits per byte")
-  rows = list(labels.items())
-  if len(rows) > 1:
-    rows.append(("all", sum(labels.values(), perplexity.LabelScore())))
-  for label, score in rows:
-    tables.add_row(
-        table,
-        label,
-        f"{score.documents:,}",
-        f"{score.tokens:,}",
-        f"{score.bytes:,}",
-        f"{score.perplexity:.4f}",
-        f"{score.bits_per_byte:.4f}",
-        style="bold" if label == "all" else "",
-    )
-  console = tables.console()
-  console.print(path)
-  console.print(table)
+  scores = dict(labels)
+  if len(labels) > 1:
+    scores["all"] = sum(labels.values(), perplexity.LabelScore())
+  print(path)
+  cli.print_table(
+      ("label", "documents", "tokens", "bytes", "perplexity", "bits per byte"),
+      [
+          (
+              label,
+              score.documents,
+              score.tokens,
+              score.bytes,
+              f"{score.perplexity:.4f}",
+              f"{score.bits_per_byte:.4f}",
+          )
+          for label, score in scores.items()
+      ],
+      style=lambda row: "bold" if row[0] == "all" else "",
+  )
 
 
 def _write(results: dict[str, Any], path: str) -> None:
-  from maxtext_olmo import atomic
   from maxtext_olmo.evaluation import perplexity
 
   def plain(value: Any) -> Any:

@@ -1,11 +1,12 @@
-"""`maxtext-olmo index build` and `maxtext-olmo index show`."""
+"""`maxtext-olmo index build`, `index show` and `index documents`."""
 
 import argparse
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from maxtext_olmo.cli import documents
+from maxtext_olmo import cli
+from maxtext_olmo.errors import CorpusError
 
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
@@ -22,123 +23,115 @@ def add_parser(subparsers: Any) -> None:
   group = subparsers.add_parser("index", help="build an index of token files, or show one")
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_build(commands)
-  _add_show(commands)
-  documents.add_parser(commands)
-
-
-def _add_build(commands: Any) -> None:
-  parser = commands.add_parser(
-      "build",
-      help="look at the files of a mix and write their index",
-      description=(
-          "Looks at each file of a mix once (a stat and a small read) and writes the index that"
-          " training reads."
-      ),
-      epilog=_BUILD_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument(
-      "--mix-file",
-      required=True,
-      metavar="FILE",
-      help="the manifest: one `label,path` per line; AI2's own can be used as they are (required)",
-  )
-  parser.add_argument(
-      "--base",
-      metavar="DIR",
-      help=(
-          "the directory that the manifest's paths are relative to (default: the directory of the"
-          " manifest)"
-      ),
-  )
-  parser.add_argument(
-      "--tokenizer",
-      default="allenai/dolma3-tokenizer",
-      metavar="NAME",
-      help=(
-          "what {TOKENIZER} stands for in the paths; part of the fingerprint (default: %(default)s)"
-      ),
-  )
-  parser.add_argument(
-      "--sequence-length",
-      type=int,
-      required=True,
-      metavar="S",
-      help="tokens per instance (required)",
-  )
-  parser.add_argument(
-      "--max-target-sequence-length",
-      type=int,
-      metavar="M",
-      help=(
-          "cut files into windows of M tokens, a multiple of S, so that later stages with any S"
-          " that divides M see the same tokens (default: none)"
-      ),
-  )
-  parser.add_argument(
-      "--source-permutation-seed",
-      type=int,
-      metavar="SEED",
-      help="shuffle the files as OLMo-core does with this seed (default: the manifest's order)",
-  )
-  parser.add_argument(
-      "--dtype",
-      default="uint32",
-      choices=("uint8", "uint16", "uint32", "uint64"),
-      help="dtype of the token files (default: %(default)s, as AI2's are)",
-  )
-  parser.add_argument(
-      "--checksums",
-      choices=("xxh3", "sha256"),
-      help="record a checksum of each file, for `verify`; reads all data (default: none)",
-  )
-  parser.add_argument(
-      "--workers",
-      type=int,
-      default=32,
-      metavar="N",
-      help="threads that look at files (default: %(default)s)",
-  )
-  parser.add_argument(
-      "--extends",
-      metavar="INDEX",
-      help=(
-          "an older index that this mix continues with more files: its held-out split is kept"
-          " (default: the output file, if it is there already and the mix continues it)"
-      ),
-  )
-  parser.add_argument(
-      "--output", required=True, metavar="FILE", help="the index, a JSON file (required)"
-  )
-  parser.set_defaults(run=run_build)
-
-
-def _add_show(commands: Any) -> None:
-  parser = commands.add_parser(
+  option = cli.add_command(
+      commands,
       "show",
+      run_show,
       help="show what is in an index",
       description=(
           "Shows the labels of an index with their files, tokens and instances, and its"
           " fingerprint."
       ),
   )
-  parser.add_argument("index", metavar="INDEX", help="the index, a JSON file (MaxText's own too)")
-  parser.add_argument(
-      "--files", action="store_true", help="show each file (default: a line for each label)"
+  option("INDEX", "the index, a JSON file (MaxText's own too)")
+  option("--files", "show each file", otherwise="a line for each label", action="store_true")
+  _add_documents(commands)
+
+
+def _add_build(commands: Any) -> None:
+  option = cli.add_command(
+      commands,
+      "build",
+      run_build,
+      help="look at the files of a mix and write their index",
+      description=(
+          "Looks at each file of a mix once (a stat and a small read) and writes the index that"
+          " training reads."
+      ),
+      epilog=_BUILD_EPILOG,
   )
-  parser.set_defaults(run=run_show)
+  option(
+      "--mix-file FILE",
+      "the manifest: one `label,path` per line; AI2's own can be used as they are",
+      required=True,
+  )
+  option(
+      "--base DIR",
+      "the directory that the manifest's paths are relative to",
+      otherwise="the directory of the manifest",
+  )
+  option(
+      "--tokenizer NAME",
+      "what {TOKENIZER} stands for in the paths; part of the fingerprint",
+      default="allenai/dolma3-tokenizer",
+  )
+  option("--sequence-length S", "tokens per instance", required=True, type=int)
+  option(
+      "--max-target-sequence-length M",
+      "cut files into windows of M tokens, a multiple of S, so that later stages with any S that"
+      " divides M see the same tokens",
+      otherwise="none",
+      type=int,
+  )
+  option(
+      "--source-permutation-seed SEED",
+      "shuffle the files as OLMo-core does with this seed",
+      otherwise="the manifest's order",
+      type=int,
+  )
+  option(
+      "--dtype",
+      "dtype of the token files",
+      otherwise="%(default)s, as AI2's are",
+      default="uint32",
+      choices=("uint8", "uint16", "uint32", "uint64"),
+  )
+  option(
+      "--checksums",
+      "record a checksum of each file, for `verify`; reads all data",
+      otherwise="none",
+      choices=("xxh3", "sha256"),
+  )
+  option("--workers N", "threads that look at files", default=32)
+  option(
+      "--extends INDEX",
+      "an older index that this mix continues with more files: its held-out split is kept",
+      otherwise="the output file, if it is there already and the mix continues it",
+  )
+  option("--output FILE", "the index, a JSON file", required=True)
+
+
+def _add_documents(commands: Any) -> None:
+  option = cli.add_command(
+      commands,
+      "documents",
+      run_documents,
+      help="find the documents of an index, for dataset_type=olmo_documents",
+      description=(
+          "Finds the documents of a corpus by their EOS (or by dolma's csv.gz boundary files, if"
+          " they are next to the token files) and writes where each begins to a sidecar file, which"
+          " dataset_type=olmo_documents maps into memory. Reads all tokens once."
+      ),
+  )
+  option("INDEX", "the index, a JSON file")
+  option("--eos-id ID", "the token that ends a document", required=True, type=int)
+  option("--output FILE", "the sidecar file", otherwise="INDEX.documents")
+  option("--workers N", "threads that read files", otherwise="one for each core", type=int)
+  option(
+      "--verify",
+      "check the sidecar file that is there, all of it, instead of making one",
+      otherwise="off",
+      action="store_true",
+  )
 
 
 def run_build(args: argparse.Namespace) -> int:
   """Builds an index."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import manifest as manifest_lib
-  from maxtext_olmo.errors import CorpusError
   from maxtext_olmo.loader import olmo_core_import
 
-  directory = os.path.dirname(os.path.abspath(args.output))
-  if not os.path.isdir(directory):  # Better now than after an hour of checksums.
-    raise CorpusError(f"The directory of the output does not exist: {directory}.")
+  _check_directory(args.output)  # Better now than after an hour of checksums.
   if os.path.isdir(args.output):
     raise CorpusError(f"The output {args.output} is a directory: name a file, such as index.json.")
   entries = manifest_lib.read_mix(args.mix_file, tokenizer=args.tokenizer)
@@ -188,6 +181,44 @@ def run_show(args: argparse.Namespace) -> int:
   return 0
 
 
+def run_documents(args: argparse.Namespace) -> int:
+  """Builds or checks the sidecar file and says what is in it."""
+  import numpy as np
+
+  from maxtext_olmo.corpus import documents as documents_lib
+  from maxtext_olmo.corpus import index_builder as index_lib
+  from maxtext_olmo.corpus.storage import LocalStorage
+
+  index = index_lib.load_index(args.index)
+  path = args.output or documents_lib.default_path(args.index)
+  _check_directory(path)
+  if args.verify:
+    documents = documents_lib.load_documents(path, index, args.eos_id)
+    documents.verify()
+  else:
+    documents = documents_lib.build_documents(
+        index, path, args.eos_id, workers=args.workers, progress=True
+    )
+  count = documents.num_documents
+  sample = documents.lengths(np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64))
+  middle, long = np.percentile(sample, [50, 99]) if count else (0, 0)
+  print(
+      f"{count:,} documents, {documents.num_tokens:,} tokens; half of them have up to"
+      f" {middle:,.0f} tokens, 99 % up to {long:,.0f}."
+  )
+  if by_csv := documents.num_boundary_files:
+    print(f"{by_csv} of {documents.num_files} files by dolma's boundary files.")
+  done = "is whole" if args.verify else "is written"
+  print(f"{path} {done}: {LocalStorage().size(path):,} bytes.")
+  return 0
+
+
+def _check_directory(output: str) -> None:
+  directory = os.path.dirname(os.path.abspath(output))
+  if not os.path.isdir(directory):
+    raise CorpusError(f"The directory of the output does not exist: {directory}.")
+
+
 def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
   """A forgotten --dtype is the likeliest mistake, and a few bytes of a few files give it away."""
   from maxtext_olmo.corpus import verify
@@ -199,63 +230,51 @@ def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
     if other := verify.likelier_dtype(index, files, file_id):
       sys.stderr.write(
           f"warning: {files.paths[file_id]} looks like {other}, not {index.dtype}: if it is, build"
-          " the index again"
-          f" with --dtype {other}.\n"
+          f" the index again with --dtype {other}.\n"
       )
       return
 
 
 def _print_labels(index: "OlmoNpyIndex") -> None:
-  from maxtext_olmo.cli import tables
-
   sums: dict[str, list[int]] = {}
   for entry in index.files:
     numbers = sums.setdefault(entry.label, [0, 0, 0])
     for i, amount in enumerate((1, entry.n_tokens, entry.n_instances)):
       numbers[i] += amount
-  table = tables.new_table("label", "files", "tokens", "instances", "share")
-  for label, (files, tokens, instances) in sums.items():
-    share = instances / max(index.total_instances, 1)
-    tables.add_row(table, label, f"{files:,}", f"{tokens:,}", f"{instances:,}", f"{share:.2%}")
+  instances = max(index.total_instances, 1)
+  rows: list[Any] = [(name, *sums[name], f"{sums[name][2] / instances:.2%}") for name in sums]
   if len(sums) > 1:
-    table.add_section()
-    total = (len(index.files), index.total_tokens, index.total_instances)
-    tables.add_row(table, "total", *(f"{number:,}" for number in total), "")
-  console = tables.console()
-  console.print(table)
+    rows.append(("total", len(index.files), index.total_tokens, index.total_instances, None))
+  cli.print_table(
+      ("label", "files", "tokens", "instances", "share"),
+      rows,
+      style=lambda row: "bold" if row[-1] is None else "",
+  )
   longest = index.max_target_sequence_length
-  console.print(
+  print(
       f"sequence length {index.sequence_length}"
       + (f" (windows of {longest})" if longest else "")
       + f", {index.dtype}, tokenizer {index.tokenizer}\nbase"
       f" {index.base or '(none: the paths are full)'}\n"
-      f"fingerprint {index.fingerprint}",
-      markup=False,
+      f"fingerprint {index.fingerprint}"
   )
 
 
 def _print_files(index: "OlmoNpyIndex") -> None:
-  from maxtext_olmo.cli import tables
-
-  table = tables.new_table(
-      "file",
-      "path",
-      "label",
-      "bytes",
-      "offset",
-      "tokens",
-      "first instance",
-      "instances",
-      "checksum",
+  fields = {
+      "path": "path",
+      "label": "label",
+      "bytes": "size_bytes",
+      "offset": "data_offset",
+      "tokens": "n_tokens",
+      "first instance": "instance_offset",
+      "instances": "n_instances",
+      "checksum": "checksum",
+  }
+  cli.print_table(
+      ("file", *fields),
+      [
+          (str(number), *(getattr(entry, field) for field in fields.values()))
+          for number, entry in enumerate(index.files)
+      ],
   )
-  for file_id, entry in enumerate(index.files):
-    numbers = (
-        entry.size_bytes,
-        entry.data_offset,
-        entry.n_tokens,
-        entry.instance_offset,
-        entry.n_instances,
-    )
-    shown = [f"{number:,}" for number in numbers]
-    tables.add_row(table, str(file_id), entry.path, entry.label, *shown, entry.checksum or "")
-  tables.console().print(table)

@@ -1,8 +1,8 @@
 """The `maxtext-olmo` command.
 
-Each command is a module of this package, with `add_parser(subparsers)` that sets `run`, a function
-of the parsed arguments that returns the exit code. A new one is a name in `COMMANDS`. A module
-imports what is heavy when it runs, so that `--help` answers at once.
+Each command is a module of this package whose `add_parser(subparsers)` calls `cli.add_command`. A
+new one is a name in `COMMANDS`. A module imports what is heavy when it runs, so that `--help`
+answers at once.
 
 Exit codes: 0 all is well; 1 the command looked and found something wrong; 2 it could not do what
 was asked.
@@ -13,8 +13,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
+from maxtext_olmo import cli
 from maxtext_olmo.errors import MaxtextOlmoError
 
 COMMANDS = (
@@ -29,6 +29,8 @@ COMMANDS = (
     "order",
     "maxtext",
 )
+# What follows these is read by another program's parser.
+_PASSED_ON = (["train"], ["maxtext", "train"], ["maxtext", "sft"], ["maxtext", "dataloader"])
 
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.
@@ -46,11 +48,10 @@ From text to a training run:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; errors that are the user's to fix are one line on stderr, not a traceback."""
   argv = list(sys.argv[1:] if argv is None else argv)
-  modules = {name: importlib.import_module(f"maxtext_olmo.cli.{name}") for name in COMMANDS}
-  parser = make_parser(modules)
-  own, rest = _split_arguments(argv, modules)
+  parser = make_parser()
+  own, rest = _split_arguments(argv)
   args = parser.parse_args(own)
-  args.rest = rest
+  args.argv, args.rest = argv, rest
   try:
     return args.run(args)
   except BrokenPipeError:  # The reader of our output, `head` perhaps, has seen enough.
@@ -66,32 +67,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-def make_parser(modules: dict[str, ModuleType]) -> argparse.ArgumentParser:
-  """The parser of all commands."""
+def make_parser() -> argparse.ArgumentParser:
+  """Returns the parser of all commands."""
   parser = argparse.ArgumentParser(
       prog="maxtext-olmo",
       description=_DESCRIPTION,
       formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument(
-      "--debug", action="store_true", help="show the traceback of an error (default: one line)"
+  cli.add_option(
+      parser, "--debug", "show the traceback of an error", otherwise="one line", action="store_true"
   )
   subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-  for module in modules.values():
-    module.add_parser(subparsers)
+  for name in COMMANDS:
+    importlib.import_module(f"maxtext_olmo.cli.{name}").add_parser(subparsers)
   return parser
 
 
-def _split_arguments(
-    argv: list[str], modules: dict[str, ModuleType]
-) -> tuple[list[str], list[str]]:
-  """Our own arguments, and those behind a command that hands them to another program's parser."""
-  place = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
-  module = modules.get(argv[place]) if place < len(argv) else None
-  takes_all = getattr(module, "PASSES_ARGUMENTS_ON", False)
-  if takes_all and argv[place + 1 : place + 2] not in (["-h"], ["--help"]):
-    return argv[: place + 1], argv[place + 1 :]
-  return argv, []
+def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
+  """Returns our own arguments, and those that another program's parser reads."""
+  first = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+  for command in _PASSED_ON:
+    end = first + len(command)
+    if argv[first:end] == command and argv[end : end + 1] not in (["-h"], ["--help"]):
+      return argv[:end], argv[end:]
+  if argv[first : first + 1] != ["eval"]:
+    return argv, []
+  # The keys of the trainer's config are no options of ours.
+  keys = [word for word in argv if word.startswith("--config.")]
+  return [word for word in argv if word not in keys], keys
 
 
 def _one_line(error: Exception) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from maxtext_olmo import cli
+from maxtext_olmo.trainers.maxtext import adapter
+
 if TYPE_CHECKING:
   from maxtext_olmo.trainers.maxtext.migrate import Migration
-
-# Everything behind `train` and `sft` is MaxText's.
-PASSES_ARGUMENTS_ON = True
 
 _DESCRIPTION = """\
 Runs MaxText, unedited, on batches of this package, and migrates runs from MaxText's own olmo_grain
@@ -48,47 +49,52 @@ then:
 
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `maxtext`."""
-  parser = subparsers.add_parser(
+  """Adds `maxtext` with MaxText's entry points, `migrate` and `compare`."""
+  group = subparsers.add_parser(
       "maxtext",
       help="run MaxText on this data, or move a run over from its own loader",
       description=_DESCRIPTION,
       epilog=_EXAMPLE,
       formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-  """Runs what the first argument names; MaxText's own arguments follow some of them."""
-  from maxtext_olmo.trainers.maxtext import adapter
-
-  first = args.rest[0] if args.rest else None
-  if first in adapter.ENTRY_POINTS:
-    adapter.run(first, args.rest[1:])
-    return 0
-  parsed = _parser(tuple(adapter.ENTRY_POINTS)).parse_args(args.rest)
-  return parsed.run(parsed)
-
-
-def _parser(entry_points: tuple[str, ...]) -> argparse.ArgumentParser:
-  parser = argparse.ArgumentParser(
-      prog="maxtext-olmo maxtext",
-      description=_DESCRIPTION,
-      epilog=_EXAMPLE,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-  for name in entry_points:
-    commands.add_parser(name, help="arguments go to MaxText")
+  commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+  for name in adapter.ENTRY_POINTS:
+    cli.add_command(
+        commands,
+        name,
+        functools.partial(_run_maxtext, name),
+        help="arguments go to MaxText",
+        description=f"Runs MaxText's {adapter.ENTRY_POINTS[name][0]}; all arguments are its own.",
+    )
   _add_migrate(commands)
-  _add_compare(commands)
-  return parser
+  option = cli.add_command(
+      commands,
+      "compare",
+      _compare,
+      help="measure MaxText's own olmo_grain loader and this one side by side",
+      description=(
+          "Counts and times both loaders in this environment, which needs MaxText: distinct"
+          " instances in an epoch of steps on 1, 2 and 4 hosts, rows repeated and lost after a"
+          " restart, time and memory to the first batch, tokens per second. Every figure is"
+          " measured in this run."
+      ),
+  )
+  option(
+      "--instances N",
+      "sizes of the corpora for the first batch",
+      otherwise="1000000 10000000",
+      type=int,
+      nargs="+",
+      default=[1_000_000, 10_000_000],
+  )
+  option("--repeats N", "measurements of each time, taking turns", default=3)
 
 
 def _add_migrate(commands: Any) -> None:
-  parser = commands.add_parser(
+  option = cli.add_command(
+      commands,
       "migrate",
+      _migrate,
       help="continue a run that MaxText's own loader began",
       description=(
           "Works out what the model in a checkpoint was trained on, with the repetitions and gaps"
@@ -96,64 +102,45 @@ def _add_migrate(commands: Any) -> None:
           " instances of this epoch, each once, and then with whole epochs."
       ),
       epilog=_MIGRATE_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument(
-      "--run-config", required=True, metavar="FILE", help="MaxText's YAML of the run (required)"
-  )
-  parser.add_argument(
-      "--checkpoint-dir", required=True, metavar="DIR", help="checkpoints of the run (required)"
-  )
-  parser.add_argument(
-      "--devices",
+  option("--run-config FILE", "MaxText's YAML of the run", required=True)
+  option("--checkpoint-dir DIR", "checkpoints of the run", required=True)
+  option(
+      "--devices N",
+      "all devices of the run, which give its batch",
+      otherwise="taken from --log",
       type=int,
-      metavar="N",
-      help="all devices of the run, which give its batch (required without --log)",
   )
-  parser.add_argument(
-      "--hosts",
-      type=int,
-      default=1,
-      metavar="H",
-      help="hosts that loaded data (default: %(default)s)",
-  )
-  parser.add_argument(
-      "--restart",
+  option("--hosts H", "hosts that loaded data", default=1)
+  option(
+      "--restart LABEL[,hosts=H,devices=N,workers=W,data=LABEL]",
+      "a checkpoint that the run was restarted from, and what changed; once for each, in order",
+      otherwise="none",
       action="append",
       default=[],
-      metavar="LABEL[,hosts=H,devices=N,workers=W,data=LABEL]",
-      help=(
-          "a checkpoint that the run was restarted from, and what changed; once for each, in order"
-          " (default: none)"
-      ),
   )
-  parser.add_argument(
-      "--log",
+  option(
+      "--log FILE",
+      "a log of the run, which has starts, hosts and batch; once for each, in order",
+      otherwise="none",
       action="append",
       default=[],
-      metavar="FILE",
-      help=(
-          "a log of the run, which has starts, hosts and batch; once for each, in order (default:"
-          " none)"
-      ),
   )
-  parser.add_argument(
-      "--checkpoint",
-      type=int,
-      metavar="LABEL",
-      help="the checkpoint to continue from (default: the latest)",
-  )
-  parser.add_argument(
-      "--consumed",
-      metavar="FILE",
-      help="where to write the bitmap (default: INDEX.consumed-LABEL)",
-  )
-  parser.add_argument(
-      "--output",
-      metavar="FILE",
-      help="where to write the config (default: RUN_CONFIG-migrated.yml)",
-  )
-  parser.set_defaults(run=_migrate)
+  option("--checkpoint LABEL", "the checkpoint to continue from", otherwise="the latest", type=int)
+  option("--consumed FILE", "where to write the bitmap", otherwise="INDEX.consumed-LABEL")
+  option("--output FILE", "where to write the config", otherwise="RUN_CONFIG-migrated.yml")
+
+
+def _run_maxtext(entry_point: str, args: argparse.Namespace) -> int:
+  adapter.run(entry_point, args.rest)
+  return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+  from maxtext_olmo.trainers.maxtext import compare
+
+  sys.stdout.write(compare.compare(sizes=args.instances, repeats=args.repeats))
+  return 0
 
 
 def _migrate(args: argparse.Namespace) -> int:
@@ -205,38 +192,3 @@ def _report(done: Migration) -> str:
       " (the run's own arguments)",
   ]
   return "\n".join(lines) + "\n"
-
-
-def _add_compare(commands: Any) -> None:
-  parser = commands.add_parser(
-      "compare",
-      help="measure MaxText's own olmo_grain loader and this one side by side",
-      description=(
-          "Counts and times both loaders in this environment, which needs MaxText: distinct"
-          " instances in an epoch of steps on 1, 2 and 4 hosts, rows repeated and lost after a"
-          " restart, time and memory to the first batch, tokens per second. Every figure is"
-          " measured in this run."
-      ),
-  )
-  parser.add_argument(
-      "--instances",
-      type=int,
-      nargs="+",
-      default=[1_000_000, 10_000_000],
-      metavar="N",
-      help="sizes of the corpora for the first batch (default: 1000000 10000000)",
-  )
-  parser.add_argument(
-      "--repeats",
-      type=int,
-      default=3,
-      help="measurements of each time, taking turns (default: %(default)s)",
-  )
-  parser.set_defaults(run=_compare)
-
-
-def _compare(args: argparse.Namespace) -> int:
-  from maxtext_olmo.trainers.maxtext import compare
-
-  sys.stdout.write(compare.compare(sizes=args.instances, repeats=args.repeats))
-  return 0

@@ -8,6 +8,10 @@ import os
 import sys
 from typing import Any
 
+from maxtext_olmo import atomic
+from maxtext_olmo import cli
+from maxtext_olmo import errors
+
 _IMPORT_DESCRIPTION = """\
 Reads the state of OLMo-core's data loader and prints the config with which this library continues
 exactly where that run stopped.
@@ -21,7 +25,7 @@ From a checkpoint:
 _IMPORT_EPILOG = """\
 example:
   maxtext-olmo order import-olmo-core state.json --index olmo-mix-0925.json \\
-      --vocab-size 100278 --pad-id 100277 --eos-id 100257 --write go_on.py
+      --vocab-size 100278 --pad-id 100277 --eos-id 100257 --write continue.py
 """
 
 
@@ -31,72 +35,41 @@ def add_parser(subparsers: Any) -> None:
       "order", help="continue an OLMo-core run; measure how well the orders mix"
   )
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
-  _add_import(commands)
-  _add_stats(commands)
-
-
-def _add_import(commands: Any) -> None:
-  parser = commands.add_parser(
+  option = cli.add_command(
+      commands,
       "import-olmo-core",
+      run_import,
       help="the config that continues where an OLMo-core run stopped",
       description=_IMPORT_DESCRIPTION,
       epilog=_IMPORT_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("state", metavar="STATE", help="the loader's state, a JSON file")
-  parser.add_argument(
-      "--index", required=True, metavar="INDEX", help="the index of the run's files (required)"
-  )
-  parser.add_argument(
-      "--sequence-length",
+  option("STATE", "the loader's state, a JSON file")
+  option("--index INDEX", "the index of the run's files", required=True)
+  option(
+      "--sequence-length S",
+      "continue with rows of S tokens, if the run had a max_target_sequence_length",
+      otherwise="the run's",
       type=int,
-      metavar="S",
-      help=(
-          "continue with rows of S tokens, if the run had a max_target_sequence_length (default:"
-          " the run's)"
-      ),
   )
-  parser.add_argument(
-      "--batch-size",
+  option("--batch-size ROWS", "rows of a global batch", otherwise="the run's", type=int)
+  option(
+      "--vocab-size V",
+      "the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked",
+      otherwise="no check",
       type=int,
-      metavar="ROWS",
-      help="rows of a global batch (default: the run's)",
   )
-  parser.add_argument(
-      "--vocab-size",
-      type=int,
-      metavar="V",
-      help=(
-          "the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked (default:"
-          " no check)"
-      ),
+  option("--pad-id ID", "the run's padding token", otherwise="no check", type=int)
+  option("--eos-id ID", "the run's end-of-document token", otherwise="no check", type=int)
+  option("--bos-id ID", "the run's first token of a document", otherwise="it had none", type=int)
+  option(
+      "--write FILE",
+      "write the config: a .py file for the tiny trainer, a .yml file for MaxText, or a .json file",
+      otherwise="print it",
   )
-  parser.add_argument(
-      "--pad-id", type=int, metavar="ID", help="the run's padding token (default: no check)"
-  )
-  parser.add_argument(
-      "--eos-id", type=int, metavar="ID", help="the run's end-of-document token (default: no check)"
-  )
-  parser.add_argument(
-      "--bos-id",
-      type=int,
-      metavar="ID",
-      help="the run's first token of a document (default: it had none)",
-  )
-  parser.add_argument(
-      "--write",
-      metavar="FILE",
-      help=(
-          "write the config: a .py file for the tiny trainer, a .yml file for MaxText, or a .json"
-          " file (default: print it)"
-      ),
-  )
-  parser.set_defaults(run=run_import)
-
-
-def _add_stats(commands: Any) -> None:
-  parser = commands.add_parser(
+  option = cli.add_command(
+      commands,
       "stats",
+      run_stats,
       help="how well each order mixes, compared with a true shuffle",
       description=(
           "Measures displacement, serial correlation, the mixing of files within batches, and the"
@@ -105,33 +78,27 @@ def _add_stats(commands: Any) -> None:
           " give."
       ),
   )
-  parser.add_argument(
-      "--instances",
+  option(
+      "--instances N",
+      "sizes of the corpus",
+      otherwise="1000000 724000000",
       type=int,
       nargs="+",
       default=[1_000_000, 724_000_000],
-      metavar="N",
-      help="sizes of the corpus (default: 1000000 724000000)",
   )
-  parser.add_argument(
-      "--largest-stored",
-      type=int,
+  option(
+      "--largest-stored N",
+      "leave out olmo_core above this size, which takes 4 bytes per instance",
       default=50_000_000,
-      metavar="N",
-      help=(
-          "leave out olmo_core above this size, which takes 4 bytes per instance (default:"
-          " %(default)s)"
-      ),
   )
-  parser.add_argument("--seed", type=int, default=0, help="of the orders (default: %(default)s)")
-  parser.set_defaults(run=run_stats)
+  option("--seed", "of the orders", default=0)
 
 
 def run_import(args: argparse.Namespace) -> int:
   """Prints or writes the config."""
-  from maxtext_olmo import errors
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.loader import olmo_core_import
+  from maxtext_olmo.order import schedule
 
   state = olmo_core_import.LoaderState.from_json(_read_json(args.state), args.state)
   index = index_lib.load_index(args.index)
@@ -157,7 +124,8 @@ def run_import(args: argparse.Namespace) -> int:
       "global_batch_size_to_load": rows,
       "olmo_initial_position": position,
   }
-  steps = _steps(position, rows, index)
+  epochs = schedule.Epochs.constant(index.total_instances)
+  steps = schedule.BatchSchedule.constant(rows).within(epochs).step_at(position)
   said = (
       f"The run is in epoch {state.epoch} (epoch {state.epoch - 1} here),"
       f" {state.tokens_processed:,} tokens into it: position {position:,}, which is step {steps:,}"
@@ -188,8 +156,6 @@ def run_stats(args: argparse.Namespace) -> int:
 
 
 def _read_json(path: str) -> Any:
-  from maxtext_olmo import errors
-
   with open(path, encoding="utf-8") as file:
     try:
       return json.load(file)
@@ -198,7 +164,6 @@ def _read_json(path: str) -> Any:
 
 
 def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
-  from maxtext_olmo import errors
   from maxtext_olmo.loader import olmo_core_import
 
   ids = (args.vocab_size, args.pad_id, args.eos_id)
@@ -217,17 +182,7 @@ def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
   return f"The index is the run's corpus: both have OLMo-core's fingerprint {expected}."
 
 
-def _steps(position: int, rows: int, index: Any) -> int:
-  from maxtext_olmo.order import schedule
-
-  constant = schedule.BatchSchedule.constant(rows)
-  return constant.within(schedule.Epochs.constant(index.total_instances)).step_at(position)
-
-
 def _write(path: str, values: dict[str, Any], said: str) -> None:
-  from maxtext_olmo import atomic
-  from maxtext_olmo import errors
-
   if os.path.exists(path):
     raise errors.ConfigError(f"{path} is there already; choose another name, or remove it.")
   ending = os.path.splitext(path)[1]

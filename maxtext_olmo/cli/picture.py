@@ -1,20 +1,69 @@
-"""`maxtext-olmo picture`: the pictures of the guides, as SVG files."""
+"""`maxtext-olmo picture`: the pictures of the guides, as SVG files.
+
+`--of packings` shows what each packing makes of the same documents. `--of design` shows the rooms
+of this package as boxes from left to right, and below them a row of 16 tokens that is put together
+from ranges of three files.
+"""
 
 from __future__ import annotations
 
 import argparse
+import colorsys
 import dataclasses
+import functools
+import html
 from typing import Any
 
-_ROW_HEIGHT, _GAP, _WIDTH = 13, 3, 560
-_MARGIN, _TITLE, _TEXT = 16, 44, 12
-_PADDING = "#e4e4e4"
+from maxtext_olmo import atomic
+from maxtext_olmo import cli
+from maxtext_olmo import errors
+
+_INK, _GREY, _PADDING, _BOX, _SIDE_BOX = "#222222", "#666666", "#e4e4e4", "#eaf1fb", "#f3f3f3"
+
+# The packings.
+_ROW_HEIGHT, _ROW_GAP, _ROW_WIDTH = 13, 3, 560
+_ROW_MARGIN, _TITLE = 16, 44
+
+# The design.
+_WIDTH, _HEIGHT, _MARGIN = 1080, 616, 20
+_BOX_WIDTH, _BOX_HEIGHT, _BOX_TOP, _GAP = 122, 152, 56, 60
+_LINE = 15  # Distance between lines of text.
+_COLOURS = ("#8fb8e8", "#f2b880", "#9fd19f")
+
+# Name, question, and what it holds, for each room on the way of a batch.
+_ROOMS = (
+    ("corpus", ("what tokens", "are there?"), ("index", "documents", "token_files", "storage/")),
+    ("order", ("which row is at", "which position?"), ("schedule", "stream", "split", "timeline")),
+    ("rows", ("what does a", "row hold?"), ("row_source", "parts", "reader", "steps")),
+    ("devices", ("where does", "a row go?"), ("layout", "expand", "collectives")),
+    ("loader", ("what does the", "trainer hold?"), ("registry", "iterator", "state", "resume")),
+    ("trainers", ("who consumes", "batches?"), ("tiny/", "maxtext/")),
+)
+# What each room hands to the one on its right.
+_DATA = (
+    ("row", "count"),
+    ("epoch,", "rows"),
+    ("tokens,", "bits"),
+    ("global", "arrays"),
+    ("batch k", ""),
+)
+# Other rooms: name, what it serves, and below which box it is drawn.
+_SIDE_ROOMS = (
+    ("grain_llm", "any Grain source", 3),
+    ("evaluation", "requests to scores", 4),
+    ("cli", "the commands", 5),
+)
+# A row of 16 tokens: the file, the first token and the number of tokens of each part.
+_ROW_LENGTH, _FILE_LENGTH = 16, 24
+_ROW = ((3, 1, 6), (0, 9, 5), (7, 17, 3))
 
 
 def add_parser(subparsers: Any) -> None:
   """Adds `picture`."""
-  parser = subparsers.add_parser(
+  option = cli.add_command(
+      subparsers,
       "picture",
+      run,
       help="draw packed rows, or the design, as an SVG file",
       description=(
           "Packs documents of lognormal lengths in every way and draws the rows: a colour is a"
@@ -22,29 +71,18 @@ def add_parser(subparsers: Any) -> None:
           " draws the rooms of this package and a row as a list of parts."
       ),
   )
-  parser.add_argument(
-      "--of", choices=("packings", "design"), default="packings", help="(default: %(default)s)"
-  )
-  parser.add_argument("--output", required=True, metavar="FILE", help="the SVG file (required)")
-  parser.add_argument(
-      "--length", type=int, default=1024, help="tokens of a row (default: %(default)s)"
-  )
-  parser.add_argument(
-      "--documents", type=int, default=48, help="how many documents (default: %(default)s)"
-  )
-  parser.set_defaults(run=run)
+  option("--of", "what to draw", choices=("packings", "design"), default="packings")
+  option("--output FILE", "the SVG file", required=True)
+  option("--length N", "tokens of a row", default=1024)
+  option("--documents N", "how many documents", default=48)
 
 
 def run(args: argparse.Namespace) -> int:
   """Draws the picture."""
-  from maxtext_olmo import atomic
-  from maxtext_olmo.cli import design_picture
-  from maxtext_olmo.errors import ConfigError
-
   if args.length < 1 or args.documents < 1:
-    raise ConfigError("--length and --documents must be positive.")
+    raise errors.ConfigError("--length and --documents must be positive.")
   is_design = args.of == "design"
-  text = design_picture.draw() if is_design else draw(args.documents, args.length)
+  text = draw_design() if is_design else draw_packings(args.documents, args.length)
   atomic.write_atomically(args.output, text)
   print(f"{args.output} is drawn.")
   return 0
@@ -99,62 +137,211 @@ def panels(documents: int, length: int) -> list[Panel]:
   return found
 
 
-def draw(documents: int, length: int) -> str:
-  """The picture as SVG text: the unpacked rows on the left, the packings on the right."""
+def draw_packings(documents: int, length: int) -> str:
+  """Returns the picture of the packings: unpacked rows on the left, packed ones on the right."""
   made = panels(documents, length)
-  left, right = made[:1], made[1:]
-  body: list[str] = []
-  heights = []
-  for column, group in enumerate((left, right)):
-    x, y = _MARGIN + column * (_WIDTH + 2 * _MARGIN), _TITLE
-    for panel in group:
-      body += _draw_panel(panel, x, y, length)
-      y += _TEXT + 8 + len(panel.rows) * (_ROW_HEIGHT + _GAP) + 18
-    heights.append(y)
-  width, height = 2 * _WIDTH + 4 * _MARGIN, max(heights)
   title = (
       f"{documents} documents in rows of {length} tokens: a colour is a document, grey is padding"
   )
-  return "\n".join(
-      [
-          f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-          ' font-family="sans-serif">',
-          f'<rect width="{width}" height="{height}" fill="white"/>',
-          f'<text x="{_MARGIN}" y="24" font-size="16" font-weight="bold"'
-          f' fill="#222222">{title}</text>',
-          *body,
-          "</svg>\n",
-      ]
-  )
+  body = [_text(_ROW_MARGIN, 24, title, size=16, bold=True)]
+  heights = []
+  for column, group in enumerate((made[:1], made[1:])):
+    x, y = _ROW_MARGIN + column * (_ROW_WIDTH + 2 * _ROW_MARGIN), _TITLE
+    for panel in group:
+      body += _draw_panel(panel, x, y, length)
+      y += len(panel.rows) * (_ROW_HEIGHT + _ROW_GAP) + 38
+    heights.append(y)
+  return _svg(2 * _ROW_WIDTH + 4 * _ROW_MARGIN, max(heights), body)
 
 
 def _draw_panel(panel: Panel, x: int, y: int, length: int) -> list[str]:
   text = f"{panel.title}: {len(panel.rows)} rows, {panel.padding:.1%} padding"
-  lines = [f'<text x="{x}" y="{y + _TEXT}" font-size="{_TEXT + 1}" fill="#222222">{text}</text>']
-  y += _TEXT + 8
+  found = [_text(x, y + 12, text, size=13)]
+  y += 20
   for row in panel.rows:
     start = 0
     for end in range(1, length + 1):
       if end < length and row[end] == row[start]:
         continue
-      left, wide = start * _WIDTH / length, (end - start) * _WIDTH / length
+      left, wide = start * _ROW_WIDTH / length, (end - start) * _ROW_WIDTH / length
       # The gap between documents is the white of the page.
       shown = max(0.4, wide - (0.8 if row[start] else 0))
-      lines.append(
+      found.append(
           f'<rect x="{x + left:.1f}" y="{y}" width="{shown:.1f}" height="{_ROW_HEIGHT}"'
           f' fill="{_colour(row[start])}"/>'
       )
       start = end
-    y += _ROW_HEIGHT + _GAP
-  return lines
+    y += _ROW_HEIGHT + _ROW_GAP
+  return found
 
 
 def _colour(document: int) -> str:
   """Neighbours in number are far apart in hue."""
   if not document:
     return _PADDING
-  import colorsys
-
   hue = document * 0.61803398875 % 1
   light = 0.42 + 0.16 * (document % 3) / 2
   return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue, light, 0.5))
+
+
+def draw_design() -> str:
+  """Returns the picture of the design guide."""
+  return _svg(
+      _WIDTH,
+      _HEIGHT,
+      [
+          '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7"'
+          f' markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{_GREY}"/></marker>'
+          "</defs>",
+          _text(_MARGIN, 30, "From token files to the batch of a step", size=17, bold=True),
+          *_draw_rooms(),
+          *_draw_row(_BOX_TOP + _BOX_HEIGHT + 148),
+      ],
+  )
+
+
+def _svg(width: int, height: int, body: list[str]) -> str:
+  return "\n".join(
+      [
+          f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+          ' font-family="sans-serif">',
+          f'<rect width="{width}" height="{height}" fill="white"/>',
+          *body,
+          "</svg>\n",
+      ]
+  )
+
+
+def _draw_rooms() -> list[str]:
+  found = []
+  bottom = _BOX_TOP + _BOX_HEIGHT
+  for number, (name, question, modules) in enumerate(_ROOMS):
+    x = _box_left(number)
+    found.append(_box(x, _BOX_TOP, _BOX_WIDTH, _BOX_HEIGHT, _BOX))
+    middle = x + _BOX_WIDTH / 2
+    found.append(_centred(middle, _BOX_TOP + 20, name, size=15, bold=True))
+    lines = [(line, _INK) for line in (*question, "")] + [(line, _GREY) for line in modules]
+    for place, (line, colour) in enumerate(lines):
+      found.append(_centred(middle, _BOX_TOP + 40 + _LINE * place, line, colour))
+  for number, data in enumerate(_DATA):
+    x, y = _box_left(number) + _BOX_WIDTH, _BOX_TOP + _BOX_HEIGHT / 2
+    found.append(_arrow((x + 3, y), (x + _GAP - 3, y)))
+    for place, line in enumerate(data):
+      found.append(_centred(x + _GAP / 2, y - 8 - _LINE * (1 - place), line))
+  # What skips a room: the bytes, and the state.
+  left, right = _box_left(0) + _BOX_WIDTH / 2, _box_left(2) + _BOX_WIDTH / 2
+  trainer, loader = _box_left(5) - 3, _box_left(4) + _BOX_WIDTH + 3
+  y = _BOX_TOP + _BOX_HEIGHT / 2 + 34
+  found += [
+      _arrow((left, bottom), (left, bottom + 24), (right, bottom + 24), (right, bottom + 3)),
+      _centred((left + right) / 2, bottom + 42, "where documents lie; bytes of the files"),
+      _arrow((loader, y), (trainer, y)),
+      _arrow((trainer, y), (loader, y)),
+      _centred((loader + trainer) / 2, y - 6, "state"),
+  ]
+  for name, what, number in _SIDE_ROOMS:
+    middle = _box_left(number) + _BOX_WIDTH / 2
+    found.append(_box(_box_left(number), bottom + 20, _BOX_WIDTH, 48, _SIDE_BOX))
+    found.append(_centred(middle, bottom + 39, name, size=14, bold=True))
+    found.append(_centred(middle, bottom + 57, what, _GREY))
+  rule = "A room imports from rooms to its left only:"
+  order = "corpus → order → rows → devices → grain_llm → loader → evaluation → trainers → cli"
+  found.append(_text(_MARGIN, bottom + 98, f"{rule}  {order}"))
+  return found
+
+
+def _draw_row(top: int) -> list[str]:
+  from maxtext_olmo.rows import parts as parts_lib
+
+  table = parts_lib.Parts.of_rows([_ROW])
+  used = int(table.used[0])
+  found = [_text(_MARGIN, top, "A row is a list of parts", size=17, bold=True)]
+  cell, row_cell, files_left = 18, 30, _MARGIN + 52
+  row_left, row_top = files_left, top + 168
+  for number, (source, first, count) in enumerate(_ROW):
+    y = top + 22 + 34 * number
+    found.append(_text(_MARGIN, y + 14, f"file {source}"))
+    found.append(_box(files_left, y, cell * _FILE_LENGTH, 20, "white"))
+    x, width = files_left + cell * first, cell * count
+    found.append(_box(x, y, width, 20, _COLOURS[number], f"[{first}, {first + count})"))
+  found.append(_text(_MARGIN, row_top + 18, "row"))
+  for number, (column, count) in enumerate(zip(table.column.tolist(), table.count.tolist())):
+    x, width = row_left + row_cell * column, row_cell * count
+    found.append(_box(x, row_top, width, 26, _COLOURS[number], f"part {number}"))
+    first = int(table.first[number])
+    begin = (files_left + cell * (first + count / 2), top + 42 + 34 * number)
+    found.append(_arrow(begin, (x + width / 2, row_top - 3)))
+  x, width = row_left + row_cell * used, row_cell * (_ROW_LENGTH - used)
+  found.append(_box(x, row_top, width, 26, _SIDE_BOX, "padding"))
+  segments = [0] * _ROW_LENGTH
+  for column, count, segment in zip(table.column, table.count, table.segment):
+    segments[column : column + count] = [int(segment)] * int(count)
+  for place, (name, values) in enumerate((("column", range(_ROW_LENGTH)), ("segment", segments))):
+    y = row_top + 45 + 18 * place
+    found.append(_text(_MARGIN, y, name, _GREY))
+    for column, value in enumerate(values):
+      found.append(_centred(row_left + row_cell * (column + 0.5), y, str(value), _GREY))
+  return found + _draw_table(table, 640, top + 36)
+
+
+def _draw_table(table: Any, left: int, top: int) -> list[str]:
+  """Draws the columns of a table of parts as lines, with what they mean."""
+  lines = (
+      ("bounds", table.bounds.tolist(), "row r has parts bounds[r] to bounds[r + 1]"),
+      ("source", table.source.tolist(), "the file"),
+      ("first", table.first.tolist(), "the first token there"),
+      ("count", table.count.tolist(), "the number of tokens"),
+  )
+  found = [_text(left, top, "The table that says so (rows/parts.py: Parts)", bold=True)]
+  for number, (name, values, meaning) in enumerate(lines):
+    y = top + 24 + 20 * number
+    found.append(_text(left, y, name))
+    for place, value in enumerate(values):
+      found.append(_text(left + 72 + 30 * place, y, str(value), anchor="end"))
+    found.append(_text(left + 152, y, meaning, _GREY))
+  notes = (
+      "Fixed windows: one part that fills the row.",
+      "Packed documents: a part for each document, or piece of one.",
+      "One document per row: one part, then padding.",
+      "A mixture: rows of several sources, joined into one table.",
+  )
+  for number, note in enumerate(notes):
+    found.append(_text(left, top + 124 + 20 * number, note))
+  return found
+
+
+def _box_left(number: int) -> int:
+  return _MARGIN + number * (_BOX_WIDTH + _GAP)
+
+
+def _box(x: float, y: float, width: float, height: float, fill: str, label: str = "") -> str:
+  box = (
+      f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3" fill="{fill}"'
+      f' stroke="{_GREY}"/>'
+  )
+  return box + (_centred(x + width / 2, y + height // 2 + 4, label) if label else "")
+
+
+def _arrow(*points: tuple[float, float]) -> str:
+  path = " ".join(f"{x:g},{y:g}" for x, y in points)
+  return f'<polyline points="{path}" fill="none" stroke="{_GREY}" marker-end="url(#head)"/>'
+
+
+def _text(
+    x: float,
+    y: float,
+    text: str,
+    colour: str = _INK,
+    *,
+    size: int = 12,
+    bold: bool = False,
+    anchor: str = "start",
+) -> str:
+  weight = ' font-weight="bold"' if bold else ""
+  return (
+      f'<text x="{x:g}" y="{y:g}" font-size="{size}"{weight} text-anchor="{anchor}"'
+      f' fill="{colour}">{html.escape(text)}</text>'
+  )
+
+
+_centred = functools.partial(_text, anchor="middle")

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from maxtext_olmo import cli
+
 _DESCRIPTION = """\
 Prints, for each label of an index, what a run will see of it: tokens, share, epochs, and the step
 after which all of it has been seen once. Reads only the index. With --mixture the numbers are those
@@ -20,50 +22,36 @@ examples:
 
 def add_parser(subparsers: Any) -> None:
   """Adds `plan`."""
-  parser = subparsers.add_parser(
+  option = cli.add_command(
+      subparsers,
       "plan",
+      run,
       help="what a run will see of each label: tokens, share, epochs, when seen once",
       description=_DESCRIPTION,
       epilog=_EPILOG,
-      formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument("index", metavar="INDEX", help="the index, a JSON file")
-  parser.add_argument(
-      "--mixture",
+  option("INDEX", "the index, a JSON file")
+  option(
+      "--mixture LABEL=NUMBER",
+      "the mixture, as olmo_mixture: a label or a pattern, and how much of it",
+      otherwise="the corpus as it is",
       nargs="+",
       default=[],
-      metavar="LABEL=NUMBER",
-      help=(
-          "the mixture, as olmo_mixture: a label or a pattern, and how much of it (default: the"
-          " corpus as it is)"
-      ),
   )
-  parser.add_argument(
+  option(
       "--unit",
+      "what the numbers are, as olmo_mixture_unit",
       default="epochs",
       choices=("epochs", "weights", "tokens"),
-      help="what the numbers are, as olmo_mixture_unit (default: %(default)s)",
   )
-  parser.add_argument("--batch-size", type=int, required=True, help="rows per step (required)")
-  parser.add_argument(
-      "--steps", type=int, help="steps of the run (default: as many as one pass takes)"
-  )
-  parser.add_argument(
-      "--sequence-length", type=int, metavar="S", help="tokens per row (default: the index's)"
-  )
-  parser.add_argument(
-      "--held-out",
-      type=int,
-      default=0,
-      metavar="N",
-      help="instances held out, as olmo_eval_instances (default: %(default)s)",
-  )
-  parser.set_defaults(run=run)
+  option("--batch-size ROWS", "rows per step", required=True, type=int)
+  option("--steps N", "steps of the run", otherwise="as many as one pass takes", type=int)
+  option("--sequence-length S", "tokens per row", otherwise="the index's", type=int)
+  option("--held-out N", "instances held out, as olmo_eval_instances", default=0)
 
 
 def run(args: argparse.Namespace) -> int:
   """Prints the plan."""
-  from maxtext_olmo.cli import tables
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.errors import ConfigError
   from maxtext_olmo.order import mixture as mixture_lib
@@ -83,33 +71,29 @@ def run(args: argparse.Namespace) -> int:
     raise TypeError(type(order))
   steps = args.steps or -(-order.num_instances // args.batch_size)
   samples = steps * args.batch_size
-  console = tables.console()
-  table = tables.new_table(
-      "label", "tokens", "share", "tokens seen", "epochs", "all seen after step"
-  )
-  total = 0
+  rows = []
   # A sample may end inside a chunk; its label has then begun the chunk, so chunks are counted up.
   taken = order.interleave.taken(-(-samples // order.chunk_size))
   for number, (member, chunks) in enumerate(zip(order.members, taken)):
     size = len(member.chunks)
-    seen = chunks * order.chunk_size * index.sequence_length
-    total += seen
     last = order.interleave.position_of(number, size - 1) * order.chunk_size + order.chunk_size
     complete = -(-last // args.batch_size)
-    tables.add_row(
-        table,
+    row = (
         member.label,
-        f"{size * order.chunk_size * index.sequence_length:,}",
+        size * order.chunk_size * index.sequence_length,
         f"{order.interleave.counts[number] / order.interleave.period:.2%}",
-        f"{seen:,}",
+        chunks * order.chunk_size * index.sequence_length,
         f"{chunks / size:.3f}",
-        f"{complete:,}" if complete <= steps else f"not in this run ({complete:,})",
+        complete if complete <= steps else f"not in this run ({complete:,})",
     )
-  console.print(table)
+    rows.append(row)
+  cli.print_table(
+      ("label", "tokens", "share", "tokens seen", "epochs", "all seen after step"), rows
+  )
   left_out = sorted(
       {e.label for e in index.files if e.n_instances} - {m.label for m in order.members}
   )
-  console.print(
+  print(
       f"{steps:,} steps of {args.batch_size:,} × {index.sequence_length:,} ="
       f" {samples * index.sequence_length:,} tokens; one pass is {order.num_instances:,} instances,"
       f" {order.num_instances / args.batch_size:,.1f} steps."

@@ -3,14 +3,15 @@
 import argparse
 from typing import Any
 
-# The trainer has absl flags of its own; everything behind `train` is for it.
-PASSES_ARGUMENTS_ON = True
+from maxtext_olmo import cli
 
 
 def add_parser(subparsers: Any) -> None:
   """Adds `train`."""
-  parser = subparsers.add_parser(
+  cli.add_command(
+      subparsers,
       "train",
+      run,
       help="train a small language model on a corpus",
       usage="maxtext-olmo train [-h] [--config=FILE] [--config.KEY=VALUE ...]",
       description=(
@@ -18,12 +19,11 @@ def add_parser(subparsers: Any) -> None:
           " `python -m maxtext_olmo.trainers.tiny`."
       ),
       epilog=(
-          "Example: maxtext-olmo train --config=configs/tiny.py --config.steps=200. `maxtext-olmo"
-          " train --helpfull` lists every KEY with its default, as docs/guides/configuration.md"
-          " does."
+          "example: maxtext-olmo train --config=configs/tiny.py --config.steps=200\n"
+          "`maxtext-olmo train --helpfull` lists every KEY with its default, as"
+          " docs/guides/configuration.md does."
       ),
   )
-  parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,13 +7,12 @@ Rows are sorted by length over all requests, cut into global batches, and only t
     host 0 of 2                9 9       5 5       3 3
     host 1 of 2                    9 9       5 5       3 3
 
-Every host knows all lengths, so all agree on the shape of each step without a word.
+Every host knows all lengths, so all agree on the shape of each step without communication.
 """
 
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -170,11 +169,6 @@ def _pad_batch_multiple(
   return joined
 
 
-def join_rows(rows: Sequence[Sample]) -> Sample:
-  """One batch of rows that have been padded to the same length."""
-  return {name: _pad_batch_multiple([row[name] for row in rows], multiple_of=1) for name in rows[0]}
-
-
 class PadSequenceInBatchDataset(_Wrapped[Sample]):
   """Pads each element to the longest of its batch, rounded up, without making the batch.
 
@@ -186,7 +180,6 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
     batch_size: The global batch size.
     multiple_of: What the padded length shall be a multiple of.
     pad_value: What to pad with.
-    lengths: The length of each batch, where it is known already; no other element is then read.
 
   >>> padded = PadSequenceInBatchDataset(grain.MapDataset.source(
   ...     [{"a": np.array([[3, 1, 5]])},
@@ -204,46 +197,31 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
       batch_size: int,
       multiple_of: int = 64,
       pad_value: int | float = 0,
-      *,
-      lengths: Sequence[int] | None = None,
   ):
     super().__init__(dataset)
     self.batch_size = _positive("batch_size", batch_size)
     self.multiple_of = _positive("multiple_of", multiple_of)
     self.pad_value = pad_value
-    self._lengths = lengths
+    self._longest: dict[int, dict[str, int]] = {}
 
   def _get(self, index: int) -> Sample:
-    element = self.dataset[index]
-    wanted = self._group_lengths(index // self.batch_size)
+    group = index // self.batch_size
+    if group not in self._longest:
+      self._longest[group] = self._read_longest(group)
+    lengths = self._longest[group]
     return {
-        name: _pad(value, 1, wanted(name), self.pad_value) if _is_sequence(value) else value
-        for name, value in element.items()
+        name: _pad(value, 1, lengths[name], self.pad_value) if name in lengths else value
+        for name, value in self.dataset[index].items()
     }
-
-  def _group_lengths(self, group: int) -> Callable[[str], int]:
-    if self._lengths is not None:
-      length = int(self._lengths[group])
-      return lambda name: length
-    return self._longest(group).__getitem__
-
-  @functools.cached_property
-  def _longest(self) -> Callable[[int], dict[str, int]]:
-    # Elements of one batch are read one after another, by a few threads at most.
-    return functools.lru_cache(maxsize=16)(self._read_longest)
 
   def _read_longest(self, group: int) -> dict[str, int]:
     first = group * self.batch_size
-    elements = (self.dataset[i] for i in range(first, min(first + self.batch_size, len(self))))
     longest: dict[str, int] = {}
-    for element in elements:
-      for name, value in element.items():
+    for i in range(first, min(first + self.batch_size, len(self))):
+      for name, value in self.dataset[i].items():
         if _is_sequence(value):
           longest[name] = max(longest.get(name, 0), value.shape[1])
     return {name: round_up(length, self.multiple_of) for name, length in longest.items()}
-
-  def __getstate__(self) -> dict[str, Any]:
-    return {name: value for name, value in self.__dict__.items() if name != "_longest"}
 
 
 class SortedDataset(_Wrapped[T]):

@@ -20,6 +20,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
+from maxtext_olmo.evaluation import packing
+from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import scoring
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -135,7 +137,7 @@ class Generator:
     texts = [list(map(int, ids)) for ids in prompts]
     open_rows = set(range(len(numbers)))
     for step in range(generation.max_tokens):
-      batch = self._scorer.place(self._scorer.my_rows(self._batch(numbers, texts)))
+      batch = self._scorer.place(self._my_part(numbers, texts))
       drawn = np.asarray(
           self._step(params, batch, np.int32(step), np.float32(generation.temperature))
       )
@@ -158,31 +160,14 @@ class Generator:
     text = self._tokenizer.decode(np.array(made)) if until else ""
     return _cut(text, until) if any(stop in text for stop in until) else None
 
-  def _batch(
+  def _my_part(
       self, numbers: Sequence[int], texts: Sequence[Sequence[int]]
   ) -> batch_lib.LLMIndexedBatch:
-    """The whole batch, on every process alike."""
+    # The last token of a row is only a target, which nobody asks for here.
+    rows = [requests_lib.Row(np.array([*t, 0]), 0, n) for n, t in zip(numbers, texts)]
     length = self._scorer.padded_length(max(map(len, texts)))
-    rows = self._scorer.batch_size
-    inputs = np.zeros((rows, length), np.int32)
-    segments = np.zeros((rows, length), np.int32)
-    document_idx = np.zeros(rows, np.int32)
-    for row, (number, text) in enumerate(zip(numbers, texts)):
-      inputs[row, : len(text)] = text
-      segments[row, : len(text)] = 1
-      document_idx[row] = number + 1
-    position = np.tile(np.arange(length, dtype=np.int32), (rows, 1)) * segments
-    return batch_lib.LLMIndexedBatch(
-        inputs=inputs,
-        targets=np.zeros_like(inputs),
-        inputs_position=position,
-        targets_position=position,
-        inputs_segmentation=segments,
-        targets_segmentation=np.zeros_like(segments),
-        document_idx=document_idx,
-        sequence_idx=np.zeros(rows, np.int32),
-        _document_borders=np.zeros((rows, length), np.bool_),
-    )
+    step = packing.Step(length, tuple((place,) for place in range(len(rows))))
+    return self._scorer.my_part(step, rows)
 
   def _next_tokens(
       self, params: Any, batch: batch_lib.LLMIndexedBatch, step: jax.Array, temperature: jax.Array

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -170,41 +169,48 @@ class JaxLM(LM):
         )
         for _, options in arguments
     ]
-    found: list[str] = [""] * len(arguments)
-    drawn = [generation.temperature > 0 for generation in generations]
-    for is_drawn in (False, True):
-      places = [place for place, is_it in enumerate(drawn) if is_it == is_drawn]
-      run = functools.partial(self._generate, places, generations)
-      chosen = [arguments[place] for place in places]
-      # What is drawn differs from one request to its repetition: it is neither kept nor shared.
-      answers = self._answer("generate_until", chosen, run, deterministic=not is_drawn)
-      for place, text in zip(places, answers):
-        found[place] = text
-    return found
+    # What is drawn differs from one request to its repetition: it is neither kept nor shared.
+    drawn = {place for place, made in enumerate(generations) if made.temperature > 0}
+
+    def run(requests: dict[int, Arguments], keep: Keep) -> None:
+      groups: dict[generate_lib.Generation, dict[int, str]] = {}
+      for place, (context, _) in requests.items():
+        groups.setdefault(generations[place], {})[place] = context
+      for generation, contexts in groups.items():
+        for place, text in self._generator.generate(self.params, contexts, generation):
+          keep(place, text)
+
+    return self._answer("generate_until", arguments, run, drawn)
 
   def _answer(
       self,
       kind: str,
       arguments: Sequence[Arguments],
       run: Callable[[dict[int, Arguments], Keep], None],
-      deterministic: bool = True,
+      drawn: Collection[int] = (),
   ) -> list[Any]:
-    """Returns the results of all requests, in order, from the cache or by running each once."""
+    """Returns the results of all requests, in order, from the cache or by running each once.
+
+    Args:
+      kind: The name of the method.
+      arguments: The arguments of each request.
+      run: Runs requests, given by their places, and passes on each result.
+      drawn: The places of requests whose results are random.
+    """
     if not arguments:
       return []
     identity = self._identity() if self._cache_file else ""
     keys = [
-        cache_lib.make_key(identity, kind, list(request), None if deterministic else place)
+        cache_lib.make_key(identity, kind, list(request), place if place in drawn else None)
         for place, request in enumerate(arguments)
     ]
     _check_agreement(keys)
-    cache = cache_lib.RequestCache(self._cache_file if deterministic else None)
+    cache = cache_lib.RequestCache(self._cache_file)
     results = cache.lookup(keys)
-    todo = {
-        place: arguments[place]
-        for place in {key: place for place, key in reversed(list(enumerate(keys)))}.values()
-        if keys[place] not in results
-    }
+    first: dict[str, int] = {}  # The first of equal requests is run for all of them.
+    for place, key in enumerate(keys):
+      first.setdefault(key, place)
+    todo = {place: arguments[place] for key, place in first.items() if key not in results}
     try:
       with progress_lib.progress_bar(
           kind, len(todo), enabled=self._progress, unit="requests"
@@ -212,11 +218,12 @@ class JaxLM(LM):
 
         def keep(place: int, result: Any) -> None:
           results[keys[place]] = result
-          cache.add(keys[place], result)
+          if place not in drawn:
+            cache.add(keys[place], result)
           advance(1)
 
         if todo:
-          run(dict(sorted(todo.items())), keep)
+          run(todo, keep)
     finally:
       cache.close()
     return [results[key] for key in keys]
@@ -243,21 +250,6 @@ class JaxLM(LM):
         missing[score.request] -= 1
         if not missing[score.request]:
           keep(places[score.request], totals[score.request])
-
-  def _generate(
-      self,
-      places: Sequence[int],
-      generations: Sequence[generate_lib.Generation],
-      requests: dict[int, Arguments],
-      keep: Keep,
-  ) -> None:
-    groups: dict[generate_lib.Generation, dict[int, str]] = {}
-    for number, (context, _) in requests.items():
-      groups.setdefault(generations[places[number]], {})[places[number]] = context
-    back = {place: number for number, place in enumerate(places)}
-    for generation, contexts in groups.items():
-      for place, text in self._generator.generate(self.params, contexts, generation):
-        keep(back[place], text)
 
   def _identity(self) -> str:
     """Everything but the request that decides a result."""

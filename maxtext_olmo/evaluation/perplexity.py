@@ -122,8 +122,7 @@ def _documents(
     raise errors.CorpusError(
         f"Token id {tokens[place]} in {files.where(file_id, place)}, is outside the model's"
         f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file"
-        " has"
-        f" another dtype than {files.dtype.name}."
+        f" has another dtype than {files.dtype.name}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1
   return [part for part in np.split(tokens, ends) if len(part)]

@@ -1,19 +1,15 @@
-"""Evaluation with lm-evaluation-harness on many hosts: requests as global batches, and a model.
+"""Requests of lm-evaluation-harness as global batches, for an evaluation loop of your own.
 
-    lm = JaxLM(apply, params, "bytes", mesh, max_length=2048)
-    lm_eval.simple_evaluate(lm, tasks=["arc_easy"])
-
-`JaxLM` needs the extra `eval`, which is imported when it is first used.
-`lmeval_preprocessing_pipeline` makes the batches alone, for an evaluation loop of your own. Both
-make rows of all requests, sort them by length and distribute them, in few different lengths
-(`lengths`). The pipeline does so with its own datasets (`datasets`), a request in each row; `JaxLM`
-puts several into one (`packing`).
+Rows of all requests are sorted by length, padded to few different lengths, and distributed over the
+hosts, with a request in each row. `JaxLM` does the same for the harness itself, and puts several
+requests into a row. Both use the plans of `packing`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grain
 import jax
@@ -25,48 +21,11 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import multihost
-from maxtext_olmo.evaluation import datasets as datasets_lib
 from maxtext_olmo.evaluation import packing
 from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
-from maxtext_olmo.evaluation.datasets import CompleteLLMIndexedBatch
-from maxtext_olmo.evaluation.datasets import MultihostSortedRemapDataset
-from maxtext_olmo.evaluation.datasets import PadBatchDataset
-from maxtext_olmo.evaluation.datasets import PadSequenceInBatchDataset
-from maxtext_olmo.evaluation.datasets import SortedDataset
-from maxtext_olmo.evaluation.datasets import _pad_batch_multiple
-from maxtext_olmo.evaluation.datasets import empty_llm_indexed_sample
-from maxtext_olmo.evaluation.datasets import token_length
-from maxtext_olmo.evaluation.requests import HFTokenizeLogLikelihoodRolling
-from maxtext_olmo.evaluation.requests import ParseLMEval
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import prefetch
-
-if TYPE_CHECKING:
-  from maxtext_olmo.evaluation.model import JaxLM
-
-__all__ = [
-    "CompleteLLMIndexedBatch",
-    "HFTokenizeLogLikelihoodRolling",
-    "JaxLM",
-    "MultihostSortedRemapDataset",
-    "PadBatchDataset",
-    "PadSequenceInBatchDataset",
-    "ParseLMEval",
-    "SortedDataset",
-    "_pad_batch_multiple",
-    "empty_llm_indexed_sample",
-    "lmeval_preprocessing_pipeline",
-    "token_length",
-]
-
-
-def __getattr__(name: str) -> Any:
-  if name == "JaxLM":
-    from maxtext_olmo.evaluation import model as model_lib
-
-    return model_lib.JaxLM
-  raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def lmeval_preprocessing_pipeline(
@@ -156,17 +115,21 @@ def local_batches(
         f"Host {host} of {host_count}, global_batch_size={global_batch_size} and"
         f" padding_multiple={padding_multiple}: hosts count from 0, and all else is positive."
     )
-  lengths = sorted((row.length for row in rows), reverse=True)
-  plan = packing.plan_lengths(lengths[::global_batch_size], padding_multiple)
-  samples = grain.MapDataset.source(list(rows)).map(requests_lib.row_arrays)
-  samples = samples.map(CompleteLLMIndexedBatch())
-  samples = PadBatchDataset(samples, global_batch_size, 0, empty_llm_indexed_sample())
-  samples = SortedDataset(samples, token_length, reverse=True)
-  samples = PadSequenceInBatchDataset(samples, global_batch_size, padding_multiple, lengths=plan)
-  samples = MultihostSortedRemapDataset(samples, global_batch_size, host_count)
-  share = len(samples) // host_count
-  mine = samples.slice(slice(host * share, (host + 1) * share))
-  return mine.batch(global_batch_size // host_count, batch_fn=datasets_lib.join_rows).map(_to_batch)
+  if global_batch_size % host_count:
+    raise errors.ConfigError(
+        f"A global batch of {global_batch_size} rows does not divide over {host_count} hosts;"
+        f" choose a multiple of {host_count}."
+    )
+  local_rows = global_batch_size // host_count
+  lengths = [row.length for row in rows]
+  steps = packing.plan_steps(lengths, global_batch_size, padding_multiple, pack=False)
+
+  def make(step: packing.Step) -> batch.LLMIndexedBatch:
+    made = packing.step_batch(step, rows, host * local_rows, local_rows)
+    # A row is one document, so there is no border inside it.
+    return dataclasses.replace(made, _document_borders=np.zeros_like(made._document_borders))
+
+  return grain.MapDataset.source(steps).map(make)
 
 
 def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, int]:
@@ -187,7 +150,3 @@ def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, in
         " part of their rows, but not all; put whole processes along the axes that split the batch."
     )
   return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)
-
-
-def _to_batch(sample: dict[str, np.ndarray]) -> batch.LLMIndexedBatch:
-  return batch.LLMIndexedBatch(**sample)

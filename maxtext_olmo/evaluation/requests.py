@@ -195,7 +195,7 @@ def row_arrays(row: Row) -> dict[str, Any]:
 
 
 class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
-  """All rows of some requests, for models that take at most so many tokens.
+  """All rows of some requests, for models that take at most `max_length` tokens.
 
   `map` takes the requests, with one argument (a text) or two (a context and its continuation), and
   gives rows of exactly `max_length` tokens, in request order, as flat dicts of the fields of an

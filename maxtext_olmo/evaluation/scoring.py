@@ -108,7 +108,7 @@ def why_not_shared(
     found, limit = np.sqrt(np.mean(off**2)), _HALF_ROUNDING
   if not found <= limit:
     return (
-        "does not count positions by inputs_position: behind other requests, the score of a token"
+        "does not count positions by inputs_position: after other requests, the score of a token"
         f" changes by {found:.2g}"
     )
   return ""
@@ -204,7 +204,7 @@ class Scorer:
     pending = None
     for step in self._plan(params, rows):
       # The devices run a step while the results of the one before are added up here.
-      results = self.run(params, self._my_part(step, rows))
+      results = self.run(params, self.my_part(step, rows))
       self.tokens_scored += sum(rows[number].length for members in step.rows for number in members)
       if pending is not None:
         yield _read(*pending, rows)
@@ -230,10 +230,12 @@ class Scorer:
         iter([local]), self.mesh, data_sharding=self.data_sharding
     )
 
-  def my_rows(self, batch: batch_lib.LLMIndexedBatch) -> batch_lib.LLMIndexedBatch:
-    """The rows of a whole batch that this process holds."""
-    first = self._host * self._local_rows()
-    return batch[first : first + self._local_rows()]
+  def my_part(
+      self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]
+  ) -> batch_lib.LLMIndexedBatch:
+    """Makes this process's rows of a step."""
+    count = self._local_rows()
+    return packing_lib.step_batch(step, rows, self._host * count, count)
 
   def _local_rows(self) -> int:
     if self.batch_size < 1:
@@ -275,7 +277,7 @@ class Scorer:
       rows: Sequence[requests_lib.Row],
   ) -> str:
     def run(step: packing_lib.Step, rows: Sequence[requests_lib.Row]) -> list[np.ndarray]:
-      results = self.run(params, self._my_part(step, rows))
+      results = self.run(params, self.my_part(step, rows))
       found = np.asarray(results["logprobs"], np.float64).reshape(-1)
       numbers, starts = packing_lib.row_starts(step, rows)
       return [found[start : start + rows[n].length] for n, start in zip(numbers, starts)]
@@ -293,12 +295,6 @@ class Scorer:
     )
     # The same on all, as the results are; but if ever not, they would wait for each other forever.
     return collectives.from_process_0(lambda: reason, "deciding whether rows can share a sequence")
-
-  def _my_part(
-      self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]
-  ) -> batch_lib.LLMIndexedBatch:
-    count = self._local_rows()
-    return packing_lib.step_batch(step, rows, self._host * count, count)
 
   def _abstract_batch(self) -> batch_lib.LLMIndexedBatch:
     batch = batch_lib.LLMIndexedBatch.get_dtype_struct(self.batch_size, self.padding_multiple)

@@ -3,12 +3,16 @@
 import argparse
 import json
 import pathlib
+import subprocess
+import sys
 
 from absl.testing import absltest
 
 from maxtext_olmo import errors
 from maxtext_olmo.cli import demo
-from maxtext_olmo.trainers.tiny import ledger as ledger_lib
+from tests import distributed
+
+STARTS_PROCESSES = True
 
 
 class DemoTest(absltest.TestCase):
@@ -35,7 +39,32 @@ class DemoTest(absltest.TestCase):
         json.dumps({"step": 0, "rows": {"0": "a"}}) + "\n" + '{"step": 1, "ro'
     )
     (directory / "2.jsonl").write_text(json.dumps({"step": 0, "rows": {"1": "b"}}) + "\n")
-    self.assertEqual(ledger_lib.read_ledger(directory), {0: {0: "a", 1: "b"}})
+    self.assertEqual(demo.read_ledger(directory), {0: {0: "a", 1: "b"}})
+
+  def test_the_trainer_writes_down_every_row_of_every_batch(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "maxtext_olmo.cli.demo",
+            "--config.dataset_type=synthetic",
+            "--config.vocab_size=64",
+            "--config.max_target_length=16",
+            "--config.steps=3",
+            "--config.warmup_steps=1",
+        ],
+        env=distributed.child_environment({demo.LEDGER_VARIABLE: str(directory)}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    ledger = demo.read_ledger(directory)
+    self.assertEqual(sorted(ledger), [0, 1, 2])
+    for rows in ledger.values():
+      self.assertEqual(sorted(rows), list(range(8)))
+    self.assertLen({digest for rows in ledger.values() for digest in rows.values()}, 24)
 
   def test_a_step_counts_from_the_run_that_went_on(self):
     expected = {0: "a", 1: "b"}

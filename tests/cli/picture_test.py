@@ -1,7 +1,9 @@
-"""The picture of packed rows."""
+"""The pictures of the guides."""
 
 import collections
 import os
+import pathlib
+import tomllib
 import xml.etree.ElementTree as ET
 
 from absl.testing import absltest
@@ -9,8 +11,10 @@ from absl.testing import absltest
 from maxtext_olmo.cli import main as main_lib
 from maxtext_olmo.cli import picture
 
+_ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-class PictureTest(absltest.TestCase):
+
+class PackingsTest(absltest.TestCase):
 
   def test_every_packing_shows_every_token_once(self):
     made = picture.panels(20, 256)
@@ -37,9 +41,24 @@ class PictureTest(absltest.TestCase):
     self.assertEqual(main_lib.main(["picture", "--output", "/tmp/x.svg", "--documents", "0"]), 2)
 
   def test_the_picture_of_the_guide_is_what_the_command_draws(self):
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    with open(os.path.join(root, "docs", "guides", "packed_rows.svg"), encoding="utf-8") as file:
-      self.assertEqual(file.read(), picture.draw(48, 1024))
+    drawn = (_ROOT / "docs" / "guides" / "packed_rows.svg").read_text()
+    self.assertEqual(drawn, picture.draw_packings(48, 1024))
+
+
+class DesignTest(absltest.TestCase):
+
+  def test_the_picture_of_the_guide_is_what_the_command_draws(self):
+    path = os.path.join(self.create_tempdir().full_path, "a.svg")
+    self.assertEqual(main_lib.main(["picture", "--of", "design", "--output", path]), 0)
+    drawn = pathlib.Path(path).read_text()
+    self.assertEqual((_ROOT / "docs" / "guides" / "design.svg").read_text(), drawn)
+
+  def test_the_rooms_are_named_in_the_order_that_imports_follow(self):
+    contract = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [layer.removeprefix("maxtext_olmo.") for layer in contract["contracts"][0]["layers"]]
+    rooms = [name for name in reversed(layers) if "config" not in name and name != "input_pipeline"]
+    texts = [e.text for e in ET.fromstring(picture.draw_design()).iter() if e.text]
+    self.assertTrue(any(" → ".join(rooms) in text for text in texts), rooms)
 
 
 if __name__ == "__main__":

@@ -75,13 +75,6 @@ class LMEvalDatasetsTest(absltest.TestCase):
     self.assertEqual(padded[0]["n"], 3)
     np.testing.assert_array_equal(padded[0]["inputs"], [[3, 3, 3, 0, 0, 0, 0, 0]])
 
-  def test_with_given_lengths_no_other_element_is_read(self):
-    read = []
-    source = rows_of([5, 4, 3, 2]).map(lambda row: read.append(row["n"]) or row)
-    padded = datasets.PadSequenceInBatchDataset(source, batch_size=2, lengths=[7, 3])
-    self.assertEqual(padded[3]["inputs"].shape, (1, 3))
-    self.assertEqual(read, [2])
-
   def test_a_group_is_read_once_for_its_length_not_once_per_element(self):
     read = []
     source = rows_of(range(1, 17)).map(lambda row: read.append(row["n"]) or row)

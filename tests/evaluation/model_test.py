@@ -13,6 +13,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import maxtext_olmo
 from maxtext_olmo import errors
 from tests import distributed
 from tests.evaluation import pipeline_cases
@@ -200,11 +201,9 @@ class JaxLMTest(parameterized.TestCase):
       ({"tokenizer": "nowhere"}, "There is no tokenizer nowhere"),
   )
   def test_impossible_options_are_errors(self, options, message):
-    from maxtext_olmo.evaluation import pipeline as pipeline_lib
-
     tokenizer = options.pop("tokenizer", "bytes")
     with self.assertRaisesRegex(errors.ConfigError, message):
-      pipeline_lib.JaxLM(
+      maxtext_olmo.JaxLM(
           reference.apply, self.params, tokenizer, pipeline_cases.make_mesh(), **options
       )
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
+import maxtext_olmo
 from maxtext_olmo.evaluation import perplexity
 from maxtext_olmo.evaluation import pipeline as pipeline_lib
 from maxtext_olmo.evaluation import scoring
@@ -39,7 +40,7 @@ def make_lm(params, *, axes=None, data_sharding=None, ignores_segments=False, **
   }
   spec = None if data_sharding is None else jax.sharding.PartitionSpec(*data_sharding)
   apply = looks_across_borders if ignores_segments else reference.apply
-  return pipeline_lib.JaxLM(apply, params, "bytes", make_mesh(axes), data_sharding=spec, **options)
+  return maxtext_olmo.JaxLM(apply, params, "bytes", make_mesh(axes), data_sharding=spec, **options)
 
 
 def answer(params, calls, **options):

@@ -7,22 +7,11 @@ or `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, which is a
 `python -m maxtext_olmo.trainers.maxtext train ...`.
 """
 
-from maxtext_olmo.trainers.maxtext.adapter import ENTRY_POINTS
-from maxtext_olmo.trainers.maxtext.adapter import VERSIONS
-from maxtext_olmo.trainers.maxtext.adapter import check_version
-from maxtext_olmo.trainers.maxtext.adapter import install
-from maxtext_olmo.trainers.maxtext.adapter import is_installed
-from maxtext_olmo.trainers.maxtext.adapter import main
-from maxtext_olmo.trainers.maxtext.adapter import run
-from maxtext_olmo.trainers.maxtext.adapter import uninstall
-
-__all__ = [
-    "ENTRY_POINTS",
-    "VERSIONS",
-    "check_version",
-    "install",
-    "is_installed",
-    "main",
-    "run",
-    "uninstall",
-]
+from maxtext_olmo.trainers.maxtext.adapter import ENTRY_POINTS as ENTRY_POINTS
+from maxtext_olmo.trainers.maxtext.adapter import VERSIONS as VERSIONS
+from maxtext_olmo.trainers.maxtext.adapter import check_version as check_version
+from maxtext_olmo.trainers.maxtext.adapter import install as install
+from maxtext_olmo.trainers.maxtext.adapter import is_installed as is_installed
+from maxtext_olmo.trainers.maxtext.adapter import main as main
+from maxtext_olmo.trainers.maxtext.adapter import run as run
+from maxtext_olmo.trainers.maxtext.adapter import uninstall as uninstall

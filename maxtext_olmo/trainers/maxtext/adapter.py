@@ -1,10 +1,4 @@
-"""Runs this package inside MaxText: after `install()`, `dataset_type=olmo_grain` uses our batches.
-
-    from maxtext_olmo.trainers import maxtext
-    maxtext.install()                    # and then MaxText's own main, unedited
-
-or, without a launcher of your own, `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain
-...`, which is the same as `python -m maxtext_olmo.trainers.maxtext train ...`.
+"""Replaces the functions of MaxText through which its trainers get data.
 
 MaxText has no registry of data pipelines, so its functions are replaced where it looks them up:
 
@@ -41,38 +35,6 @@ ENTRY_POINTS = {
 }
 _DATASET_TYPE = "olmo_grain"
 _CREATE = ("maxtext.input_pipeline.input_pipeline_interface", "create_data_iterator")
-# Where each function is looked up, and the parameters that the replacement relies on.
-_SHAPES = {
-    _CREATE: ("config", "mesh"),
-    ("maxtext.configs.pyconfig", "_initialize_pydantic"): ("argv", "config_class", "kwargs"),
-    ("maxtext.common.checkpointing", "save_checkpoint"): (
-        "checkpoint_manager",
-        "step",
-        "state",
-        "config",
-        "data_iterator",
-        "force",
-    ),
-    ("maxtext.common.checkpointing", "load_state_if_possible"): (
-        "checkpoint_manager",
-        "data_iterator",
-        "load_full_state_from_path",
-        "step",
-        "maxtext_config",
-    ),
-    ("maxtext.common.grain_utility", "for_save"): (
-        "step",
-        "data_iterator",
-        "expansion_factor_real_data",
-    ),
-    ("maxtext.utils.train_utils", "create_dataloader"): (
-        "config",
-        "mesh",
-        "data_iterator",
-        "goodput_recorder",
-        "rampup_manager",
-    ),
-}
 # Modules that take create_data_iterator by name when they are imported.
 _BY_NAME = ("maxtext.trainers.post_train.hooks",)
 
@@ -85,12 +47,15 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-  """Puts this package behind MaxText's `dataset_type=olmo_grain`; a second call changes nothing."""
+  """Makes MaxText's `dataset_type=olmo_grain` use this package; a second call changes nothing."""
   if is_installed():
     return
   check_version()
-  found = {place: _find(*place) for place in _SHAPES}
-  replacements = {place: _make_replacement(place[1], original) for place, original in found.items()}
+  found = {place: _find(*place) for place in _REPLACEMENTS}
+  replacements = {
+      place: functools.wraps(original)(functools.partial(_REPLACEMENTS[place][0], original))
+      for place, original in found.items()
+  }
   _originals.update(found)
   for (module, name), replacement in replacements.items():
     setattr(importlib.import_module(module), name, replacement)
@@ -160,7 +125,7 @@ def _find(module: str, name: str) -> Callable:
         f"This MaxText has no function {module}.{name}, which the data pipeline has to replace. It"
         f" may have been edited: reinstall maxtext=={VERSIONS[-1]}."
     )
-  expected = _SHAPES[module, name]
+  expected = _REPLACEMENTS[module, name][1]
   found = tuple(inspect.signature(function).parameters)
   if not set(expected) <= set(found):
     raise errors.ConfigError(
@@ -177,18 +142,6 @@ def _rebind_by_name(function: Callable) -> None:
       module.create_data_iterator = function  # type: ignore[attr-defined]
 
 
-def _make_replacement(name: str, original: Callable) -> Callable:
-  makers = {
-      "create_data_iterator": _create_data_iterator,
-      "_initialize_pydantic": _initialize_pydantic,
-      "save_checkpoint": _save_checkpoint,
-      "load_state_if_possible": _load_state_if_possible,
-      "for_save": _for_save,
-      "create_dataloader": _create_dataloader,
-  }
-  return functools.wraps(original)(makers[name](original))
-
-
 def _is_ours(config: Any) -> bool:
   kind = getattr(config, "dataset_type", None)
   return str(getattr(kind, "value", kind)) == _DATASET_TYPE
@@ -200,108 +153,122 @@ def _is_our_iterator(iterator: Any) -> bool:
   return isinstance(iterator, iterator_lib.BatchIterator)
 
 
-def _create_data_iterator(original: Callable) -> Callable:
-  def create_data_iterator(config: Any, mesh: Any) -> tuple[Any, Any]:
-    if not _is_ours(config):
-      return original(config, mesh)
-    from maxtext.input_pipeline import multihost_dataloading
+def _create_data_iterator(original: Callable, config: Any, mesh: Any) -> tuple[Any, Any]:
+  if not _is_ours(config):
+    return original(config, mesh)
+  from maxtext.input_pipeline import multihost_dataloading
 
-    from maxtext_olmo.loader import registry
-    from maxtext_olmo.trainers.maxtext import config as config_lib
+  from maxtext_olmo.loader import registry
+  from maxtext_olmo.trainers.maxtext import config as config_lib
 
-    made = registry.create_data_iterator(config_lib.data_config(config), mesh)
-    for iterator in made:
-      if iterator is not None:
-        # MaxText closes the iterators it knows of before an elastic restart.
-        multihost_dataloading._GLOBAL_MULTIHOST_ITERATORS.add(iterator)
-    return made
-
-  return create_data_iterator
+  made = registry.create_data_iterator(config_lib.data_config(config), mesh)
+  for iterator in made:
+    if iterator is not None:
+      # MaxText closes the iterators it knows of before an elastic restart.
+      multihost_dataloading._GLOBAL_MULTIHOST_ITERATORS.add(iterator)
+  return made
 
 
-def _initialize_pydantic(original: Callable) -> Callable:
-  extended: dict[type, type] = {}
+def _initialize_pydantic(
+    original: Callable, argv: Any = None, config_class: Any = None, **kwargs: Any
+) -> Any:
+  from maxtext.configs import types
 
-  def initialize_pydantic(argv: Any = None, config_class: Any = None, **kwargs: Any) -> Any:
-    from maxtext.configs import types
+  from maxtext_olmo.trainers.maxtext import config as config_lib
 
-    from maxtext_olmo.trainers.maxtext import config as config_lib
-
-    base = config_class or types.MaxTextConfig
-    if base not in extended:
-      extended[base] = config_lib.extended_config_class(base)
-    return original(argv, config_class=extended[base], **kwargs)
-
-  return initialize_pydantic
+  extended = config_lib.extended_config_class(config_class or types.MaxTextConfig)
+  return original(argv, config_class=extended, **kwargs)
 
 
-def _save_checkpoint(original: Callable) -> Callable:
-  signature = inspect.signature(original)
+def _save_checkpoint(original: Callable, *args: Any, **kwargs: Any) -> Any:
+  from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 
-  def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-    from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
-
-    call = signature.bind(*args, **kwargs)
-    if _is_our_iterator(call.arguments.get("data_iterator")):
-      call.arguments["config"] = checkpoints_lib.AsGrain(call.arguments["config"])
-    return original(*call.args, **call.kwargs)
-
-  return save_checkpoint
+  call = inspect.signature(original).bind(*args, **kwargs)
+  if _is_our_iterator(call.arguments.get("data_iterator")):
+    call.arguments["config"] = checkpoints_lib.AsGrain(call.arguments["config"])
+  return original(*call.args, **call.kwargs)
 
 
-def _for_save(original: Callable) -> Callable:
-  def for_save(step: int, data_iterator: Any, expansion_factor_real_data: Any) -> Any:
-    from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
+def _for_save(original: Callable, step: int, data_iterator: Any, *rest: Any, **kwargs: Any) -> Any:
+  from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 
-    if _is_our_iterator(data_iterator):
-      return checkpoints_lib.DataState(data_iterator)
-    return original(step, data_iterator, expansion_factor_real_data)
-
-  return for_save
+  if _is_our_iterator(data_iterator):
+    return checkpoints_lib.DataState(data_iterator)
+  return original(step, data_iterator, *rest, **kwargs)
 
 
-def _load_state_if_possible(original: Callable) -> Callable:
-  signature = inspect.signature(original)
+def _load_state_if_possible(original: Callable, *args: Any, **kwargs: Any) -> Any:
+  call = inspect.signature(original).bind(*args, **kwargs)
+  call.apply_defaults()
+  given = call.arguments
+  if not _is_our_iterator(given["data_iterator"]):
+    return original(*args, **kwargs)
+  from maxtext.common import checkpointing
 
-  def load_state_if_possible(*args: Any, **kwargs: Any) -> Any:
-    call = signature.bind(*args, **kwargs)
-    call.apply_defaults()
-    given = call.arguments
-    if not _is_our_iterator(given["data_iterator"]):
-      return original(*args, **kwargs)
-    from maxtext.common import checkpointing
+  from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 
-    from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
-
-    manager = given["checkpoint_manager"]
-    label = None
-    if manager is not None:
-      label = given["step"] if given["step"] >= 0 else checkpointing.latest_step(manager)
-    result = original(*call.args, **call.kwargs)
-    checkpoints_lib.place_after_restore(
-        given["data_iterator"],
-        directory=getattr(manager, "directory", None),
-        label=label,
-        full_state_path=given["load_full_state_from_path"],
-        restored=result[0],
-        config=given["maxtext_config"],
-    )
-    return result
-
-  return load_state_if_possible
+  manager = given["checkpoint_manager"]
+  label = None
+  if manager is not None:
+    label = given["step"] if given["step"] >= 0 else checkpointing.latest_step(manager)
+  result = original(*call.args, **call.kwargs)
+  checkpoints_lib.place_after_restore(
+      given["data_iterator"],
+      directory=getattr(manager, "directory", None),
+      label=label,
+      full_state_path=given["load_full_state_from_path"],
+      restored=result[0],
+      config=given["maxtext_config"],
+  )
+  return result
 
 
-def _create_dataloader(original: Callable) -> Callable:
-  def create_dataloader(
-      config: Any, mesh: Any, data_iterator: Any, goodput_recorder: Any, rampup_manager: Any
-  ) -> Any:
-    if not _is_ours(config):
-      return original(config, mesh, data_iterator, goodput_recorder, rampup_manager)
-    from maxtext.common import data_loader
+def _create_dataloader(
+    original: Callable,
+    config: Any,
+    mesh: Any,
+    data_iterator: Any,
+    goodput_recorder: Any,
+    rampup_manager: Any,
+) -> Any:
+  if not _is_ours(config):
+    return original(config, mesh, data_iterator, goodput_recorder, rampup_manager)
+  from maxtext.common import data_loader
 
-    return data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
+  return data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
 
-  return create_dataloader
+
+# Where each function is looked up, what replaces it (with the original as its first argument), and
+# the parameters that the replacement relies on.
+_REPLACEMENTS: dict[tuple[str, str], tuple[Callable, tuple[str, ...]]] = {
+    _CREATE: (_create_data_iterator, ("config", "mesh")),
+    ("maxtext.configs.pyconfig", "_initialize_pydantic"): (
+        _initialize_pydantic,
+        ("argv", "config_class", "kwargs"),
+    ),
+    ("maxtext.common.checkpointing", "save_checkpoint"): (
+        _save_checkpoint,
+        ("checkpoint_manager", "step", "state", "config", "data_iterator", "force"),
+    ),
+    ("maxtext.common.checkpointing", "load_state_if_possible"): (
+        _load_state_if_possible,
+        (
+            "checkpoint_manager",
+            "data_iterator",
+            "load_full_state_from_path",
+            "step",
+            "maxtext_config",
+        ),
+    ),
+    ("maxtext.common.grain_utility", "for_save"): (
+        _for_save,
+        ("step", "data_iterator", "expansion_factor_real_data"),
+    ),
+    ("maxtext.utils.train_utils", "create_dataloader"): (
+        _create_dataloader,
+        ("config", "mesh", "data_iterator", "goodput_recorder", "rampup_manager"),
+    ),
+}
 
 
 def _with_config_path(args: Sequence[str], folder: str) -> list[str]:

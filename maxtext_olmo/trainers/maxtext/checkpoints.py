@@ -26,7 +26,6 @@ from etils import epath
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
 
-ITEM = "iter"
 _FILE = "process_0.json"
 
 
@@ -77,7 +76,7 @@ def place_after_restore(
     restored: Any,
     config: Any,
 ) -> None:
-  """Sets the iterator to where the restored model goes on.
+  """Sets the iterator to the step at which the restored model resumes.
 
   Args:
     iterator: Of the training data.

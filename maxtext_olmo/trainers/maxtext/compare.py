@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
+import importlib
 import itertools
 import json
 import os
@@ -34,29 +34,14 @@ _INSTANCES = 2003
 _LENGTH = 128
 _BATCH = 8
 _RESTART = 100
-_LOADERS = ("MaxText", "maxtext_olmo")
 _LONG = 2048
 _LONG_BATCH = 16
 _LONG_STEPS = 24
 _SEED = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Ledger:
-  """What was served: rows trained on before a restart, and after it."""
-
-  before: list[int]
-  after: list[int]
-
-  @property
-  def repeated(self) -> int:
-    """Rows that came twice."""
-    return len(self.before) + len(self.after) - self.distinct
-
-  @property
-  def distinct(self) -> int:
-    """Instances that came at all."""
-    return len({*self.before, *self.after})
+_MODULES = {
+    "MaxText": "maxtext.input_pipeline.olmo_grain_data_processing",
+    "maxtext_olmo": "maxtext_olmo.loader.olmo_grain",
+}
 
 
 def compare(*, sizes: Sequence[int], repeats: int) -> str:
@@ -78,22 +63,21 @@ def _ledger_table(directory: pathlib.Path) -> list[str]:
       f"{_INSTANCES} instances, batches of {_BATCH}, {steps} steps: {rows} rows, which are one"
       " epoch.",
       "",
-      "| | " + " | ".join(_LOADERS) + " |",
+      "| | " + " | ".join(_MODULES) + " |",
       "|---|---:|---:|",
   ]
-  serve = {"MaxText": _serve_theirs, "maxtext_olmo": _serve_ours}
   for hosts in (1, 2, 4):
-    found = [Ledger(serve[name](index_path, hosts, 0, steps, 0), []).distinct for name in _LOADERS]
-    table.append(f"| distinct instances, {hosts} host(s) | {found[0]} | {found[1]} |")
+    theirs, ours = (
+        len(set(serve(index_path, hosts, 0, steps))) for serve in (_serve_theirs, _serve_ours)
+    )
+    table.append(f"| distinct instances, {hosts} host(s) | {theirs} | {ours} |")
   for before, after in ((1, 1), (1, 2), (2, 1), (4, 2)):
     cells = []
-    for name in _LOADERS:
+    for serve in (_serve_theirs, _serve_ours):
       done = _RESTART + 1
-      ledger = Ledger(
-          serve[name](index_path, before, 0, done, 0),
-          serve[name](index_path, after, done, steps - done, _RESTART),
-      )
-      cells.append(f"{ledger.repeated} repeated, {rows - ledger.distinct} lost")
+      served = serve(index_path, before, 0, done) + serve(index_path, after, done, steps - done)
+      distinct = len(set(served))
+      cells.append(f"{len(served) - distinct} repeated, {rows - distinct} lost")
     table.append(
         f"| restart from checkpoint {_RESTART}, {before} → {after} host(s)"
         f" | {cells[0]} | {cells[1]} |"
@@ -101,12 +85,8 @@ def _ledger_table(directory: pathlib.Path) -> list[str]:
   return table
 
 
-def _serve_theirs(index_path: str, hosts: int, first: int, count: int, label: int) -> list[int]:
-  """Returns the instances that MaxText's loader serves in `count` steps after checkpoint `label`.
-
-  Label 0 is a run without a checkpoint.
-  """
-  del first
+def _serve_theirs(index_path: str, hosts: int, first: int, count: int) -> list[int]:
+  """Returns the instances that MaxText's loader serves in `count` steps from step `first` on."""
   from maxtext.input_pipeline import olmo_data
   from maxtext.input_pipeline import olmo_data_grain
 
@@ -121,16 +101,16 @@ def _serve_theirs(index_path: str, hosts: int, first: int, count: int, label: in
         shard_index=host,
         shard_count=hosts,
         apply_ngram_filter=False,
-        initial_step=label * rows,
+        # MaxText passes the label of the checkpoint, which is that of the last step done.
+        initial_step=max(0, first - 1) * rows,
     )
     for batch in itertools.islice(loader, count):
       served += _decode(batch["inputs"])
   return served
 
 
-def _serve_ours(index_path: str, hosts: int, first: int, count: int, label: int) -> list[int]:
-  """Instances that ours serves in `count` steps from step `first` on."""
-  del label
+def _serve_ours(index_path: str, hosts: int, first: int, count: int) -> list[int]:
+  """Returns the instances that ours serves in `count` steps from step `first` on."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import token_files
   from maxtext_olmo.order import schedule
@@ -156,35 +136,33 @@ def _serve_ours(index_path: str, hosts: int, first: int, count: int, label: int)
   return served
 
 
-def _write_corpus(directory: pathlib.Path, instances: int, length: int) -> str:
-  """Writes random rows that begin with their instance id, and MaxText's index, which both read."""
-  directory.mkdir(parents=True)
-  rng = np.random.Generator(np.random.PCG64(1))
-  rows = rng.integers(0, 50_000, size=(instances, length), dtype=np.uint32)
-  rows[:, 0], rows[:, 1] = np.divmod(np.arange(instances), 1000)
-  rows.astype("<u4").tofile(directory / "part-0.npy")
-  return _write_index(directory, length)
+def _write_corpus(
+    directory: pathlib.Path, instances: int, length: int, sparse: bool = False
+) -> str:
+  """Writes one token file, and MaxText's index, which both read; returns the index's path.
 
-
-def _write_sparse(directory: pathlib.Path, instances: int, length: int) -> str:
-  directory.mkdir(parents=True)
-  with open(directory / "part-0.npy", "wb") as file:
-    os.truncate(file.fileno(), instances * length * 4)
-  return _write_index(directory, length)
-
-
-def _write_index(directory: pathlib.Path, length: int) -> str:
-  size = (directory / "part-0.npy").stat().st_size
-  path = str(directory / "index.json")
+  Its rows are random and begin with their instance id, unless the file is to be `sparse`.
+  """
   from maxtext.input_pipeline import olmo_data
 
-  olmo_data.build_index(
-      [(str(directory / "part-0.npy"), "web")],
+  directory.mkdir(parents=True)
+  tokens = directory / "part-0.npy"
+  if sparse:
+    tokens.touch()
+    os.truncate(tokens, instances * length * 4)
+  else:
+    rng = np.random.Generator(np.random.PCG64(1))
+    rows = rng.integers(0, 50_000, size=(instances, length), dtype=np.uint32)
+    rows[:, 0], rows[:, 1] = np.divmod(np.arange(instances), 1000)
+    rows.astype("<u4").tofile(tokens)
+  index = olmo_data.build_index(
+      [(str(tokens), "web")],
       length,
       tokenizer="none",
-      header_reader=lambda _: ("uint32", (size // 4,)),
-  ).save(path)
-  return path
+      header_reader=lambda _: ("uint32", (instances * length,)),
+  )
+  index.save(str(directory / "index.json"))
+  return str(directory / "index.json")
 
 
 def _decode(rows: np.ndarray) -> list[int]:
@@ -196,24 +174,24 @@ def _speed_table(directory: pathlib.Path, sizes: Sequence[int], repeats: int) ->
       f"Medians of {repeats} fresh processes each, taking turns; {os.cpu_count()} cores,"
       f" {platform.machine()}, Python {platform.python_version()}.",
       "",
-      "| | " + " | ".join(_LOADERS) + " | ratio |",
+      "| | " + " | ".join(_MODULES) + " | ratio |",
       "|---|---:|---:|---:|",
   ]
   for size in sizes:
-    path = _write_sparse(directory / f"sparse-{size}", size, _LENGTH)
+    path = _write_corpus(directory / f"sparse-{size}", size, _LENGTH, sparse=True)
     found = _in_turns("first", path, repeats)
-    theirs, ours = (_median(found[name], "seconds") for name in _LOADERS)
+    theirs, ours = (_median(found[name], "seconds") for name in _MODULES)
     table.append(
         f"| first batch, {size:,} instances | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.1f} |"
     )
-    theirs, ours = (_median(found[name], "bytes") / 1e6 for name in _LOADERS)
+    theirs, ours = (_median(found[name], "bytes") / 1e6 for name in _MODULES)
     table.append(
         f"| memory above the imports, {size:,} instances | {theirs:.0f} MB | {ours:.0f} MB |"
         f" {theirs / ours:.1f} |"
     )
   path = _write_corpus(directory / "long", _LONG_BATCH * _LONG_STEPS, _LONG)
   found = _in_turns("rate", path, repeats)
-  theirs, ours = (_median(found[name], "tokens_per_second") for name in _LOADERS)
+  theirs, ours = (_median(found[name], "tokens_per_second") for name in _MODULES)
   table.append(
       f"| tokens per second, filter on, {_LONG_BATCH} × {_LONG} | {theirs:,.0f} | {ours:,.0f} |"
       f" {ours / theirs:.1f} |"
@@ -227,7 +205,7 @@ def _median(found: Sequence[dict[str, float]], name: str) -> float:
 
 def _in_turns(what: str, index_path: str, repeats: int) -> dict[str, list[dict[str, float]]]:
   found = collections.defaultdict(list)
-  for _, name in itertools.product(range(repeats), _LOADERS):
+  for _, name in itertools.product(range(repeats), _MODULES):
     done = subprocess.run(
         [sys.executable, "-m", __spec__.name, what, name, index_path],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE"},
@@ -262,17 +240,10 @@ def _measure(what: str, name: str, index_path: str) -> dict[str, float]:
   import jax
 
   mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-  if name == "MaxText":
-    from maxtext.input_pipeline import olmo_grain_data_processing
+  loader = importlib.import_module(_MODULES[name])
 
-    def make(config: Any) -> Iterator[Any]:
-      return olmo_grain_data_processing.make_olmo_grain_train_iterator(config, mesh, [0])
-
-  else:
-    from maxtext_olmo.loader import olmo_grain
-
-    def make(config: Any) -> Iterator[Any]:
-      return olmo_grain.make_olmo_grain_train_iterator(config, mesh)
+  def make(config: Any) -> Iterator[Any]:
+    return loader.make_olmo_grain_train_iterator(config, mesh, [0])
 
   jax.block_until_ready(jax.device_put(np.zeros(1), jax.devices()[0]))
   if what == "first":

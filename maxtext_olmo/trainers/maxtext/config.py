@@ -11,6 +11,7 @@ And some of its values have consequences for the data that the loader cannot see
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -21,6 +22,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
 
 
+@functools.cache
 def extended_config_class(base: type) -> type:
   """Returns MaxText's pydantic config class with the data keys that it lacks added."""
   import pydantic

@@ -42,7 +42,7 @@ class Migration:
   """What was found and written.
 
   Attributes:
-    label: The checkpoint from which training goes on.
+    label: The checkpoint from which training continues.
     parts: The steps in the model, by start.
     found: What they were trained on.
     num_instances: Of the corpus.
@@ -103,7 +103,7 @@ class RunConfig:
     )
 
   def batch(self, devices: int) -> tuple[int, int]:
-    """Rows loaded and rows trained on in a step, on so many devices."""
+    """Rows loaded and rows trained on in a step, on this many devices."""
     trained = int(devices * self.rows_per_device) * self.accumulation
     loaded = int(devices * max(1.0, self.rows_per_device)) * self.accumulation
     return loaded, trained
@@ -131,9 +131,9 @@ def migrate(
     hosts: Hosts that loaded data, at the first start.
     restarts: `LABEL` or `LABEL,hosts=H,devices=N,workers=W,data=LABEL` of each restart, in order.
     logs: Log files of the run, which tell the starts instead of the arguments above.
-    label: The checkpoint to go on from; None for the latest.
-    consumed_path: Of the bitmap; None for a name beside the index.
-    config_path: Of the new config; None for a name beside the old one.
+    label: The checkpoint to continue from; None for the latest.
+    consumed_path: Of the bitmap; None for a name next to the index.
+    config_path: Of the new config; None for a name next to the old one.
     progress: Whether to show it on stderr.
   """
   run = RunConfig.read(run_config)
@@ -167,7 +167,7 @@ def _find_label(checkpoint_dir: str, label: int | None) -> int:
   latest = resume.latest_committed_step(checkpoint_dir)
   if latest is None:
     raise errors.ResumeError(
-        f"{checkpoint_dir} has no committed checkpoint; without one there is nothing to go on from."
+        f"{checkpoint_dir} has no committed checkpoint; without one there is nothing to continue."
     )
   if label is None:
     label = latest

@@ -3,9 +3,7 @@
 python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
 """
 
-from maxtext_olmo.trainers.tiny.trainer import Result
-from maxtext_olmo.trainers.tiny.trainer import connect
-from maxtext_olmo.trainers.tiny.trainer import main_from_argv
-from maxtext_olmo.trainers.tiny.trainer import train
-
-__all__ = ["Result", "connect", "main_from_argv", "train"]
+from maxtext_olmo.trainers.tiny.trainer import Result as Result
+from maxtext_olmo.trainers.tiny.trainer import connect as connect
+from maxtext_olmo.trainers.tiny.trainer import main_from_argv as main_from_argv
+from maxtext_olmo.trainers.tiny.trainer import train as train

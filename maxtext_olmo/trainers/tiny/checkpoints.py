@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the model's state, and beside it where the data stands.
+"""Checkpoints of a run: the model's state, and the position of the data.
 
     checkpoint_dir/
       99/                       saved after step 99: 100 steps are done, step 100 comes next
@@ -46,14 +46,14 @@ class Checkpoints:
     """Looks for what is there.
 
     Args:
-      read_only: for a reader beside a running trainer: nothing in the directory is touched.
+      read_only: for a reader next to a running trainer: nothing in the directory is touched.
     """
     self._directory = _absolute(directory)
     self._period = period
     _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
     self.latest: int | None = collectives.from_process_0(
-        lambda: self._find_latest(tidy=not read_only), "looking for checkpoints"
+        lambda: _find_latest(self._directory, tidy=not read_only), "looking for checkpoints"
     )
     self._saved = self.latest
     self._manager = ocp.CheckpointManager(
@@ -139,11 +139,6 @@ class Checkpoints:
     self._manager.wait_until_finished()
     self._manager.close()
 
-  def _find_latest(self, *, tidy: bool) -> int | None:
-    if tidy:
-      _tidy(self._directory)
-    return resume.latest_committed_step(self._directory)
-
   def _check_shapes(self, step: int, abstract_state: Any) -> None:
     stored = _shapes(self._manager.item_metadata(step)[_STATE].tree["params"])
     wanted = _shapes(abstract_state["params"])
@@ -171,10 +166,10 @@ def _absolute(directory: str | os.PathLike[str]) -> epath.Path:
   return epath.Path(text if "://" in text else os.path.abspath(text))
 
 
-def _numbered(directory: epath.Path) -> list[epath.Path]:
-  if not directory.exists():
-    return []
-  return [path for path in directory.iterdir() if path.name.isdigit()]
+def _find_latest(directory: epath.Path, *, tidy: bool) -> int | None:
+  if tidy and directory.exists():
+    _tidy(directory)
+  return resume.latest_committed_step(directory)
 
 
 def _check_shared(directory: epath.Path) -> None:
@@ -206,13 +201,11 @@ def _check_shared(directory: epath.Path) -> None:
 
 def _tidy(directory: epath.Path) -> None:
   """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
-  for path in directory.iterdir() if directory.exists() else ():
+  for path in list(directory.iterdir()):
     if _TEMPORARY in path.name:
       path.rmtree()
-  for path in _numbered(directory):
-    if resume.is_committed(path):
-      continue
-    names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
-    aside = next(directory / name for name in names if not (directory / name).exists())
-    path.rename(aside)
-    logging.warning("%s is no committed checkpoint; moved it to %s.", path, aside.name)
+    elif path.name.isdigit() and not resume.is_committed(path):
+      names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
+      aside = next(directory / name for name in names if not (directory / name).exists())
+      path.rename(aside)
+      logging.warning("%s is no committed checkpoint; moved it to %s.", path, aside.name)

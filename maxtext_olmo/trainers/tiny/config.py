@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -115,7 +115,8 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
   except OSError as error:
-    raise errors.ConfigError(f"The config file cannot be loaded: {_last_line(error)}") from error
+    said = str(error).splitlines()[-1].strip()
+    raise errors.ConfigError(f"The config file cannot be loaded: {said}") from error
   except errors.ConfigError:
     raise
   except (flags.Error, TypeError, ValueError) as error:
@@ -137,20 +138,8 @@ def describe() -> str:
 
 def validate(config: ConfigDict) -> None:
   """Raises one ConfigError with all problems, those of the data keys included; reads no data."""
-  problems = [*_data_problems(config), *read_values(config, KEYS)[1].values()]
-
-  def check(holds: bool, problem: str) -> None:
-    if not holds:
-      problems.append(problem)
-
-  check(config.vocab_size > 0, f"vocab_size={config.vocab_size} must be at least 1.")
-  check(config.head_dim % 2 == 0, f"head_dim={config.head_dim} must be even.")
-  check(
-      not config.eval_tasks or config.eval_interval > 0,
-      f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps between evaluations.",
-  )
-  _check_mesh(config, check)
-  _check_processes(config, check)
+  wrong_values = read_values(config, KEYS)[1].values()
+  problems = [*_data_problems(config), *wrong_values, *_combinations(config)]
   if problems:
     raise errors.ConfigError(
         "The configuration cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems)
@@ -188,32 +177,30 @@ def _data_problems(config: ConfigDict) -> list[str]:
   return []
 
 
-def _check_mesh(config: ConfigDict, check: Any) -> None:
+def _combinations(config: ConfigDict) -> Iterator[str]:
+  """Yields what the checks of single keys cannot find."""
+  if config.vocab_size <= 0:
+    yield f"vocab_size={config.vocab_size} must be at least 1."
+  if config.head_dim % 2:
+    yield f"head_dim={config.head_dim} must be even."
+  if config.eval_tasks and config.eval_interval <= 0:
+    yield f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps between evaluations."
   axes, shape = tuple(config.mesh_axes), tuple(config.mesh_shape)
-  check(
-      len(axes) == len(shape) > 0,
-      f"mesh_axes={axes} and mesh_shape={shape} must name and size the same axes.",
-  )
-  check(len(set(axes)) == len(axes), f"mesh_axes={axes} names an axis twice.")
-  check(
-      all(size == -1 or size > 0 for size in shape) and shape.count(-1) <= 1,
-      f"mesh_shape={shape} must be positive sizes, of which one may be -1.",
-  )
-
-
-def _check_processes(config: ConfigDict, check: Any) -> None:
+  if not len(axes) == len(shape) > 0:
+    yield f"mesh_axes={axes} and mesh_shape={shape} must name and size the same axes."
+  if len(set(axes)) < len(axes):
+    yield f"mesh_axes={axes} names an axis twice."
+  if any(size != -1 and size <= 0 for size in shape) or shape.count(-1) > 1:
+    yield f"mesh_shape={shape} must be positive sizes, of which one may be -1."
   count, this = config.num_processes, config.process_id
-  if count or this >= 0:
-    check(
-        0 <= this < count,
+  if (count or this >= 0) and not 0 <= this < count:
+    yield (
         f"process_id={this} must be at least 0 and less than num_processes={count}; set both or"
-        " neither.",
+        " neither."
     )
-    address = config.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    check(
-        count <= 1 or bool(address),
-        f"num_processes={count} needs coordinator_address, the host:port of process 0.",
-    )
+  address = config.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+  if count > 1 and not address:
+    yield f"num_processes={count} needs coordinator_address, the host:port of process 0."
 
 
 def _unknown_key(error: AttributeError) -> str:
@@ -224,7 +211,3 @@ def _unknown_key(error: AttributeError) -> str:
   near = difflib.get_close_matches(name, known, n=1)
   hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}."
   return f"The config has no key {name!r}; {hint}"
-
-
-def _last_line(error: OSError) -> str:
-  return str(error).splitlines()[-1].strip()

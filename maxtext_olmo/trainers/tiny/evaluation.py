@@ -112,7 +112,7 @@ class Tasks:
     """The harness's results; all processes call it together, and each gets them.
 
     Args:
-      limit: so many documents of each task, or below 1 this share of them.
+      limit: documents of each task, or a share of them if below 1.
       num_fewshot: examples before each question, where the task does not say.
     """
     with _harness():

@@ -27,7 +27,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import AxisType
 from jax.sharding import Mesh
@@ -118,11 +117,6 @@ def loss_sum(params: Params, batch: Batch, config: ModelConfig) -> tuple[jax.Arr
   counts = batch["targets_segmentation"] != 0
   losses = jnp.where(counts, jax.nn.logsumexp(logits, axis=-1) - target, 0.0)
   return losses.sum(), counts.sum()
-
-
-def parameter_count(params: Params) -> int:
-  """How many numbers the parameters are."""
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> jax.Array:
@@ -222,7 +216,7 @@ class Learner:
   @property
   def parameter_count(self) -> int:
     """How many numbers are learnt."""
-    return parameter_count(self.abstract_state["params"])
+    return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_state["params"]))
 
   def _init(self) -> State:
     params = init(jax.random.key(self._init_seed), self._config)
@@ -290,8 +284,3 @@ def _sharding(mesh: Mesh, path: tuple[Any, ...], leaf: Any) -> NamedSharding:
     if axes:
       spec[max(axes, key=lambda axis: leaf.shape[axis])] = _FSDP
   return NamedSharding(mesh, PartitionSpec(*spec))
-
-
-def to_numbers(metrics: dict[str, jax.Array]) -> dict[str, float]:
-  """Metrics as Python numbers; waits for the step that makes them."""
-  return {name: np.asarray(value).item() for name, value in metrics.items()}

@@ -165,7 +165,7 @@ def _start(
     checkpoints: checkpoints_lib.Checkpoints | None,
     batches: Any,
 ) -> tuple[model.State, int]:
-  """The state to go on with, and the step to run next; moves the data to where it belongs."""
+  """Returns the state to resume with and the next step; sets the data to its position."""
   if checkpoints is None or checkpoints.latest is None:
     if checkpoints is None:
       logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
@@ -230,7 +230,8 @@ class _Run:
         tokens = batch["inputs"].size
         state, metrics = self.learner.train_step(state, batch)
         if step == first_step:
-          self._say_compiled(metrics, began)
+          jax.block_until_ready(metrics)
+          logging.info("compiled, and ran the first step, in %.1f s", time.monotonic() - began)
           report.restart_clock()
           tokens, waited = 0, 0.0
         if pending is not None:
@@ -254,7 +255,7 @@ class _Run:
   def _finish(
       self, pending: _Pending, report: report_lib.Report, last: bool = False
   ) -> dict[str, float]:
-    metrics = {**model.to_numbers(pending.metrics), **pending.extra}
+    metrics = {name: value.item() for name, value in pending.metrics.items()} | pending.extra
     report.step(pending.step, metrics, tokens=pending.tokens, waited=pending.waited, last=last)
     if self.on_step is not None:
       self.on_step(pending.step, metrics)
@@ -276,7 +277,3 @@ class _Run:
       if number + 1 == self.config.eval_steps:
         break
     return total / max(count, 1.0)
-
-  def _say_compiled(self, metrics: dict[str, jax.Array], began: float) -> None:
-    jax.block_until_ready(metrics)
-    logging.info("compiled, and ran the first step, in %.1f s", time.monotonic() - began)

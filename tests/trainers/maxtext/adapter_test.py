@@ -203,7 +203,7 @@ class InstallTest(absltest.TestCase):
   def _places(self) -> dict[tuple[str, str], object]:
     return {
         (module, name): getattr(importlib.import_module(module), name)
-        for module, name in adapter._SHAPES
+        for module, name in adapter._REPLACEMENTS
     }
 
   def test_install_replaces_and_uninstall_gives_back(self):

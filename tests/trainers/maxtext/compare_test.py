@@ -9,13 +9,6 @@ from maxtext_olmo.trainers.maxtext import compare
 from tests.trainers.maxtext import runs
 
 
-class LedgerTest(absltest.TestCase):
-
-  def test_rows_are_repeated_or_distinct(self):
-    ledger = compare.Ledger([1, 2, 3], [3, 4])
-    self.assertEqual((ledger.repeated, ledger.distinct), (1, 4))
-
-
 @runs.needs_maxtext
 class CompareTest(absltest.TestCase):
 

@@ -19,12 +19,12 @@ import xxhash
 from absl import logging
 from absl.testing import absltest
 
+from maxtext_olmo.cli import demo
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.loader import resume
 from maxtext_olmo.order import permutations
 from maxtext_olmo.trainers import launch
-from maxtext_olmo.trainers.tiny import ledger as ledger_lib
 from tests import corpora
 from tests import distributed
 from tests.trainers.tiny import train_cases
@@ -91,8 +91,8 @@ class KillTest(absltest.TestCase):
     run = launch.LocalRun(
         [f"--config.{name}={value}" for name, value in config.items()],
         processes=processes,
-        module=ledger_lib.__name__,
-        env={**self.env, ledger_lib.LEDGER_VARIABLE: str(ledger)},
+        module=demo.__name__,
+        env={**self.env, demo.LEDGER_VARIABLE: str(ledger)},
         output=output,
     )
     self.addCleanup(run.stop)
@@ -150,7 +150,7 @@ class KillTest(absltest.TestCase):
     taken: list[int] = []
     ends = [first for first, _, _ in self.attempts[1:]] + [self.steps_done()]
     for (first, size, directory), end in zip(self.attempts, ends):
-      ledger = ledger_lib.read_ledger(directory)
+      ledger = demo.read_ledger(directory)
       for step in range(first, end):
         self.assertEqual(sorted(ledger[step]), list(range(size)))
         taken += [digests[ledger[step][row]] for row in range(size)]
