@@ -175,7 +175,7 @@ class PlannedRows(RowSource):
 
   @property
   def epoch_rows(self) -> int | None:
-    return self.plan.epoch_rows(0)
+    return self.plan.num_rows(0)
 
   def has(self, position: int) -> bool:
     return self._stream.has(position)
