@@ -8,9 +8,9 @@ all problems in one error before any data is read:
     options.olmo_order                    # each key is an attribute
     options.schedule().start(11)          # and some things follow from several keys
 
-To add a key, add it to `KEYS`, and nowhere else: trainers build their configs from this table, and
-the configuration guide prints it. An `olmo_*` key that is set although the chosen dataset type does
-not read it is an error.
+To add a key, add it to `KEYS`; values that cannot work together are found by `config_key.problems`.
+Trainers build their configs from this table, and the configuration guide prints it. An `olmo_*` key
+that is set although the chosen dataset type does not read it is an error.
 """
 
 from __future__ import annotations

@@ -42,6 +42,9 @@ class RowSource(Protocol):
     block_rows: For how many rows of global batches parts are asked for at once, about: an order
       costs much the same for 64 places as for a thousand, and a packing plan pauses to pack.
     fingerprint: Names the data that rows are made of; a state of other data is refused.
+
+  A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
+  that works in the background `look_ahead(position, num_epochs)` and `close()` (`planned`).
   """
 
   @property
