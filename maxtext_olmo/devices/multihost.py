@@ -8,7 +8,7 @@
 host into global arrays, divides an endless stream into epochs, and saves and restores its place.
 
 With `iterator_length`, `pad_shapes` or `tail`, the hosts compare notes before each step
-(`batch_agreement`, a small all-gather), so that a host that runs out of data, fails, or delivers
+(`collectives`, a small all-gather), so that a host that runs out of data, fails, or delivers
 another shape stops all of them. Without them there is no such exchange: a host that ends early
 leaves the others waiting, so its stream must be endless or exactly as long as theirs.
 """

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ def rampup_schedule(
   """Returns the schedule of a batch size times the factor of the last boundary that was reached."""
   stages = {0: batch_size}
   for step, factor in sorted((factors or {}).items()):
-    size = int(batch_size * factor)
+    size = math.floor(batch_size * factor + 1e-6)  # Factors such as 488 / 56 are not exact.
     if step < 0 or size < 1:
       raise ConfigError(
           f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have"
@@ -332,6 +333,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
   def reset(self) -> None:
     """Starts an epoch: the next one or, with `reset_after_epoch`, the first one again."""
     if self.reset_after_epoch:
+      self._use(self._batches.schedule)
       self._close_loader()
     super().reset()
     self.iterator_length = self._epoch_length(self._epoch_start)
@@ -344,13 +346,12 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
           "The state has no identity or no position: it was not saved by this kind of iterator."
       )
     self._batches.check(saved)
-    if self._schedule.start(saved.step) != saved.position and self._batches.rows is not None:
-      self._schedule = self._schedule.anchored(saved.step, saved.position)
-      self._close_loader()
-      self.dataloader = self._batches.loader(self._schedule)
-      self.local_iterator = iter(self.dataloader)
+    schedule = self._batches.schedule
+    if schedule.start(saved.step) != saved.position and self._batches.rows is not None:
+      schedule = schedule.anchored(saved.step, saved.position)
       # The epoch of other batch sizes ends here, at the end of one of its batches.
       saved = dataclasses.replace(saved, epoch_start=saved.step)
+    self._use(schedule)
     self._move_to(saved)
     self.iterator_length = self._epoch_length(saved.epoch_start)
 
@@ -376,6 +377,14 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
   def _count_ahead(self) -> None:
     if self._batches.rows is not None:
       self._batches.rows.count_ahead(self.position)
+
+  def _use(self, schedule: schedule_lib.BatchSchedule) -> None:
+    """Loads batches by another schedule."""
+    if schedule != self._schedule:
+      self._close_loader()
+      self._schedule = schedule
+      self.dataloader = self._batches.loader(schedule)
+      self.local_iterator = iter(self.dataloader)
 
   def _close_loader(self) -> None:
     super().close()

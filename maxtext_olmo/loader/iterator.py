@@ -262,11 +262,13 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     A trainer that restored a model from a checkpoint without a data state knows the step, and
     nothing else.
     """
-    schedule = self._start.schedule
+    schedule, history = self._start.schedule, self._history.until(step)
+    if position is None and history is not None and history.present is not self._history.present:
+      position = history.present.schedule.position(step)  # Another schedule was in force then.
     if position is not None:
       schedule = schedule.anchored(step, position)
     schedule.start(step)
-    self._move_to(state_lib.Start(step, schedule, self._start.stream))
+    self._move_to(state_lib.Start(step, schedule, self._start.stream, history))
 
   def reset(self) -> None:
     """Returns to where this iterator began."""

@@ -132,7 +132,9 @@ def _stream(
   kind += f", long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}"
   if options.olmo_mixture:
     mixed, name = _mixed_rows(options, source, order)
-    return row_source.RowSequence(mixed, name=f"{name}, {kind}", seed=seed)
+    return row_source.RowSequence(
+        mixed, name=f"{name}, {kind}", seed=seed, documents=source.documents.checksum
+    )
   ranges = mixture_lib.Ranges([(0, len(source))])
   return _rows(options, source, ranges, order, seed, num_epochs, name=f"{order}, {kind}")
 
@@ -180,12 +182,19 @@ def _rows(
         options.olmo_long_documents,
         rule,
     )
-    return row_source.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs, order=order)
+    return row_source.RowSequence(
+        rows,
+        name=name,
+        seed=seed,
+        num_epochs=num_epochs,
+        order=order,
+        documents=source.documents.checksum,
+    )
   bins = options.olmo_packing_bins or _PLANNED_BINS
   plan = planned.PackingPlan(
       source.lengths,
       order,
-      identity=f"{source!r}, {len(ranges)} of them",
+      identity=f"{source!r}, {source.documents.checksum}, {len(ranges)} of them",
       row_length=length,
       window=row_dataset.window_of(source, len(source), bins, length),
       long_documents=options.olmo_long_documents,
@@ -194,7 +203,9 @@ def _rows(
       writes_counts=jax.process_index() == 0,
   )
   rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule)
-  return row_source.RowSequence(rows, name=name, seed=seed, num_epochs=num_epochs)
+  return row_source.RowSequence(
+      rows, name=name, seed=seed, num_epochs=num_epochs, documents=source.documents.checksum
+  )
 
 
 def _streaming(

@@ -136,8 +136,12 @@ def latest_committed_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
   directory = epath.Path(checkpoint_dir)
   if not directory.exists():
     return None
-  found = [p for p in directory.iterdir() if p.name.isdigit() and is_committed(p)]
-  return max((int(path.name) for path in found), default=None)
+  return max((int(path.name) for path in _steps_in(directory) if is_committed(path)), default=None)
+
+
+def _steps_in(directory: epath.Path) -> list[epath.Path]:
+  """The checkpoints of a directory; Orbax may pad the steps in their names with zeros."""
+  return [p for p in directory.iterdir() if p.name.isascii() and p.name.isdigit()]
 
 
 def is_committed(path: epath.Path) -> bool:
@@ -154,10 +158,11 @@ def is_committed(path: epath.Path) -> bool:
 
 def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
   """The data state inside a checkpoint, or None where it has none that this library saved."""
-  for item in _DATA_ITEMS:
-    state = find_state(epath.Path(checkpoint_dir) / str(step) / item)
-    if state is not None:
-      return state
+  for path in _steps_in(epath.Path(checkpoint_dir)):
+    for item in _DATA_ITEMS if int(path.name) == step else ():
+      state = find_state(path / item)
+      if state is not None:
+        return state
   return None
 
 

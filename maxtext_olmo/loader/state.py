@@ -211,6 +211,8 @@ def _check_identity(
   checked = ["fingerprint"] if corpus is not None else []  # The policy has looked at it.
   if corpus is not None and corpus.allow == "any" and was.get("fingerprint") != now["fingerprint"]:
     checked.append("split")
+  if "documents" not in was:  # Saved before states named the documents.
+    checked.append("documents")
   differing = [name for name in now if name not in checked and was.get(name) != now[name]]
   if not differing:
     return

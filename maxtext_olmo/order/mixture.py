@@ -2,7 +2,7 @@
 
     olmo_mixture={"wikipedia": 2.0, "stack-edu_*": 0.5}, olmo_mixture_unit="epochs"
 
-Each label is shuffled by itself and repeats without end; `interleave` says which label a position
+Each label is shuffled by itself and repeats without end; `Interleave` says which label a position
 holds. So within a label every instance appears once per epoch of the label, independently of the
 other labels, and a pass that takes half of a label is followed by one that takes the other half.
 

@@ -148,8 +148,10 @@ class Stream:
 
   def with_history(self, index: index_lib.OlmoNpyIndex, history: Sequence[Extent]) -> Stream:
     """Returns the stream over a corpus that grew during the run; the held-out part stays fixed."""
+    if not history:  # The lengths of epochs are the order's own; a mixture's are not the corpus's.
+      return dataclasses.replace(self, history=())
     lengths = []
-    for first_epoch, num_files, _ in history or [(0, len(index.files), index.fingerprint)]:
+    for first_epoch, num_files, _ in history:
       windows = index_lib.windows_of_prefix(index, num_files) - self.split.num_held_out
       lengths.append((first_epoch, windows * self.split.chunk_size))
     epochs = schedule.Epochs(tuple(lengths))

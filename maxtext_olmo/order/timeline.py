@@ -120,6 +120,11 @@ class Timeline:
         " state was saved by an older version, which kept only what was in force."
     )
 
+  def until(self, step: int) -> Timeline | None:
+    """Returns what was in force up to a step; None if that is not known."""
+    kept = tuple(entry for entry in self.entries if entry.step <= step)
+    return Timeline(kept) if kept else None
+
   def changed(self, entry: Entry) -> Timeline:
     """Returns the timeline with an entry in force from its step on; it drops those at or after."""
     kept = tuple(old for old in self.entries if old.step < entry.step)

@@ -54,6 +54,9 @@ class ReadAhead:
   Args:
     reader: What reads.
     prepare: Step → its parts and an array to read them into; None past the end.
+
+  Attributes:
+    holds_batches: Whether coming batches may be in memory; `close` frees them.
   """
 
   def __init__(
@@ -67,10 +70,12 @@ class ReadAhead:
     self._pending: dict[int, PendingBatch] = {}
     self._recent: collections.deque[int] = collections.deque(maxlen=4)
     self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+    self.holds_batches = False
 
   def take(self, step: int) -> np.ndarray:
     """Returns the array of a step once it has been read; starts the reads of coming steps."""
     with self._lock:
+      self.holds_batches = True
       self._recent.append(step)
       batch = self._pending.pop(step, None) or self._start(step)
       stride = self._stride()
@@ -89,6 +94,7 @@ class ReadAhead:
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Drops what is pending and ends the threads."""
     with self._lock:
+      self.holds_batches = False
       self._pending.clear()
       # When the interpreter ends, its threads have ended and the names of modules may be gone.
       if self._pool is not None and not finalizing():

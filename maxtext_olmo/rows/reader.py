@@ -178,7 +178,7 @@ class RecordReader:
               f"Record {source} is too short: tokens {first} to {first + count} were expected, but"
               f" it has {len(tokens)}. The records have changed since they were counted."
           )
-        out[row, column : column + count] = tokens[first : first + count]
+        out[row, column : column + count] = _checked(tokens[first : first + count], out, source)
 
     return fill
 
@@ -192,6 +192,18 @@ class RecordReader:
 
   def close(self) -> None:
     """Does nothing: the records belong to the caller."""
+
+
+def _checked(tokens: Any, out: np.ndarray, record: int) -> np.ndarray:
+  """Returns tokens of a record; raises where the dtype of the batch cannot hold one of them."""
+  tokens = np.asarray(tokens)
+  if tokens.size and not np.can_cast(tokens.dtype, out.dtype):
+    low, high = int(tokens.min()), int(tokens.max())
+    if not np.iinfo(out.dtype).min <= low <= high <= np.iinfo(out.dtype).max:
+      raise errors.CorpusError(
+          f"Record {record} has token ids from {low} to {high}; a batch holds {out.dtype}."
+      )
+  return tokens
 
 
 def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:

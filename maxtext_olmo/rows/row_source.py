@@ -119,6 +119,8 @@ class RowSequence:
     seed: The seed of the run.
     num_epochs: Epochs until the end; None for no end.
     order: Which row comes at which place; None takes rows in sequence.
+    documents: Names the documents that rows are made of, where the fingerprint of the corpus does
+      not: their boundaries may come from other files.
   """
 
   drops_tails = False
@@ -132,12 +134,14 @@ class RowSequence:
       seed: int,
       num_epochs: int | None = None,
       order: base.Order | None = None,
+      documents: str = "",
   ):
     self.source = source
     self.name = name
     self.seed = seed
     self.num_epochs = num_epochs
     self.order = order
+    self.documents = documents
 
   @property
   def fingerprint(self) -> str:
@@ -176,7 +180,8 @@ class RowSequence:
 
   def identity(self) -> dict[str, Any]:
     """Returns what decides which row comes at which position."""
-    return {"fingerprint": self.fingerprint, "order": self.name, "seed": self.seed}
+    identity = {"fingerprint": self.fingerprint, "order": self.name, "seed": self.seed}
+    return {**identity, "documents": self.documents} if self.documents else identity
 
   def has(self, position: int) -> bool:
     """Returns whether there is a row at a position; counts rows as far as that takes."""

@@ -242,6 +242,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       tokens = self._reads.take(step)
       read = time.perf_counter()
       return tokens, self._reader.check(parts, tokens, self._checks), read
+    if self._reads.holds_batches:
+      self._reads.close()
     tokens = self._pool.take((len(parts.bounds) - 1, self._row_length), self._dtype)
     waits, began = read_ahead.waits_of_thread(), time.perf_counter()
     found = self._reader.read(parts, tokens, self._checks)

@@ -55,8 +55,21 @@ class MoveTest(cases.LoaderCase):
     iterator.go_to(100, 3)
     np.testing.assert_array_equal(cases.take_inputs(iterator, 2)[1], expected[7:11])
     self.assertEqual((iterator.step, iterator.position), (102, 11))
-    with self.assertRaisesRegex(errors.OrderError, "Step 99 lies before step 100"):
-      iterator.go_to(99)
+    iterator.go_to(99)  # The history knows where it was before.
+    self.assertEqual((iterator.step, iterator.position), (99, 396))
+
+  def test_going_to_a_step_keeps_the_history_up_to_it(self):
+    small = self.train(global_batch_size_to_load=4)
+    cases.take_inputs(small, 5)
+    iterator = self.train(global_batch_size_to_load=8)
+    iterator.set_state(small.get_state())
+    self.assertLen(iterator.history.entries, 2)
+    iterator.go_to(10)
+    self.assertEqual((iterator.position, len(iterator.history.entries)), (60, 2))
+    iterator.go_to(3)
+    self.assertEqual(iterator.position, 12)
+    state = iterator.get_state()
+    self.assertEqual([entry["step"] for entry in state["history"]], [0, 3])
 
   def test_a_refused_state_changes_nothing(self):
     expected = cases.take_inputs(self.train(), 4)

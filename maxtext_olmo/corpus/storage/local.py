@@ -30,6 +30,7 @@ from maxtext_olmo.errors import MissingFileError
 _SHARE = 0.75
 _LEAST = 16
 _NO_LIMIT = 1 << 20
+_MOST_TABLES = 4  # Token files and their loss masks, of training and of evaluation.
 # Not blocking, so that opening a FIFO returns and can be refused; regular files do not differ.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -77,15 +78,15 @@ class OpenFiles:
     """Drops all files, and makes a new lock."""
     self._lock = threading.Lock()
     self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
-    self._table: _Table | None = None
+    self._tables: dict[int, _Table] = {}  # By the identity of the list of paths.
     self._most = self._given or _room_for(self)
 
   def close(self) -> None:
     """Closes all files that nobody reads at the moment; they are opened again when needed."""
     with self._lock:
-      closing = [*self._files.values(), self._table]
+      closing = [*self._files.values(), *self._tables.values()]
       self._files.clear()
-      self._table = None
+      self._tables = {}
     closing.clear()
 
   def __len__(self) -> int:
@@ -93,6 +94,7 @@ class OpenFiles:
 
   def open(self, path: str) -> OpenFile:
     """Opens a file that is not kept; raises the OSError of opening it."""
+    _check_local(path)
     file = OpenFile(self._open_descriptor(path))
     if not stat.S_ISREG(os.fstat(file.fd).st_mode):
       raise CorpusError(f"{path} is not a regular file. Only regular files hold a corpus.")
@@ -114,8 +116,8 @@ class OpenFiles:
       file = self._files.setdefault(path, file)
       self._files.move_to_end(path)
       while len(self._files) > self._most:
-        closing.append((self._files.popitem(last=False), self._table))
-        self._table = None
+        closing.append((self._files.popitem(last=False), self._tables))
+        self._tables = {}
     return file
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
@@ -126,11 +128,11 @@ class OpenFiles:
       sources: Indices into `paths`.
     """
     with self._lock:
-      if len(paths) > self._most:
-        self._table = None
-      elif self._table is None or self._table.paths is not paths:
-        self._table = _Table(paths, self._files)
-      table = self._table
+      table = self._tables.get(id(paths))
+      if table is None and len(paths) <= self._most:
+        if len(self._tables) >= _MOST_TABLES:
+          self._tables.clear()
+        table = self._tables[id(paths)] = _Table(paths, self._files)
     try:
       if table is None:
         return self._pin_some(paths, sources)
@@ -328,7 +330,6 @@ class LocalStorage:
       raise _error("open", error.filename, error) from error
 
   def _opened(self, opener: Callable[[str], OpenFile], path: str) -> OpenFile:
-    _check_local(path)
     try:
       return opener(path)
     except OSError as error:
