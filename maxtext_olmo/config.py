@@ -8,9 +8,9 @@ all problems in one error before any data is read:
     options.olmo_order                    # each key is an attribute
     options.schedule().start(11)          # and some values are derived from several keys
 
-To add a key, add it to `KEYS`, and nowhere else: trainers build their configs from this table, and
-the configuration guide prints it. Setting an `olmo_*` key that the chosen dataset type does not
-read is an error.
+To add a key, add it to `KEYS`; `config_key.problems` finds values that cannot work together.
+Trainers build their configs from this table, and the configuration guide prints it. Setting an
+`olmo_*` key that the chosen dataset type does not read is an error.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from maxtext_olmo.order import permutations
 # Says what is wrong with a value, as in "must be at least 0"; empty for a value that is right.
 Check = Callable[[Any], str]
 
-GRAIN, DOCUMENTS, SYNTHETIC = DATASET_TYPES = ("olmo_grain", "olmo_documents", "synthetic")
+GRAIN, DOCUMENTS, SYNTHETIC = "olmo_grain", "olmo_documents", "synthetic"
+DATASET_TYPES = (GRAIN, DOCUMENTS, SYNTHETIC)
 
 _WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
 
@@ -176,11 +177,11 @@ def problems(options: Any) -> Iterator[str]:
   """Yields a sentence for each combination that cannot work, given a `config.Options`."""
   yield from _batch_sizes(options)
   yield from _schedule(options)
-  if options.dataset_type in ("olmo_grain", "olmo_documents"):
+  if options.dataset_type in (GRAIN, DOCUMENTS):
     yield from _corpus(options)
-  if options.dataset_type == "olmo_grain":
+  if options.dataset_type == GRAIN:
     yield from _windows(options)
-  if options.dataset_type == "olmo_documents":
+  if options.dataset_type == DOCUMENTS:
     yield from _documents(options)
 
 

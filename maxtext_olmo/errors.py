@@ -13,6 +13,10 @@ class CorpusError(MaxtextOlmoError, ValueError):
   """The token files, a manifest or an index are not what they should be."""
 
 
+class MissingFileError(CorpusError, FileNotFoundError):
+  """A file or directory of the corpus is not there."""
+
+
 class OrderError(MaxtextOlmoError, IndexError):
   """A position, place or instance lies outside the stream."""
 

@@ -67,3 +67,6 @@ class MemoryStorage:
     if path not in self.files:
       raise CorpusError(f"There is no {path} in this storage.")
     return self.files[path]
+
+  def close(self):
+    """Holds nothing open."""

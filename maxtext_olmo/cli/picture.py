@@ -107,7 +107,7 @@ def panels(documents: int, length: int) -> list[Panel]:
   import numpy as np
 
   from maxtext_olmo.grain_llm import records as records_lib
-  from maxtext_olmo.grain_llm import row_source
+  from maxtext_olmo.grain_llm import rows_by_position
   from maxtext_olmo.order import permutations
   from maxtext_olmo.rows import packing
   from maxtext_olmo.rows import planned as planned_lib
@@ -126,12 +126,12 @@ def panels(documents: int, length: int) -> list[Panel]:
     stream = grain.MapDataset.source(records).to_iter_dataset()
     rows = records_lib.pack_stream(stream, name, length=length, bins=8, shuffle=False, seed=0)
     found.append(Panel(name, [row["inputs"].tolist() for row in rows]))
-  parts = row_source.RecordParts(grain.MapDataset.source(records))
+  parts = rows_by_position.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=documents, seed=0)
   plan = planned_lib.PackingPlan(
       parts.lengths, order, identity="picture", row_length=length, window=documents
   )
-  planned = row_source.PlannedRows(parts, plan, length, shift=None, num_epochs=1)
+  planned = rows_by_position.PlannedRecords(parts, plan, length, shift=None, num_epochs=1)
   rows = planned.rows(np.arange(plan.count(1)))
   found.append(Panel("planned", [row["inputs"].tolist() for row in rows]))
   return found

@@ -168,7 +168,7 @@ def plan_steps(
     pack: Whether several may share a row.
     max_length: The longest row.
     known: Lengths that have been compiled already. In all there are at most
-      `lengths_lib.MAX_SHAPES`, as long as that is enough for one request per row.
+      `MAX_SHAPES`, as long as that is enough for one request per row.
     overhead: Extra runs of the shortest batch if there are shared rows at all.
 
   >>> for step in plan_steps([16, 9, 8, 7, 4, 3, 1], 2, 8, pack=True, max_length=16):

@@ -30,7 +30,7 @@ from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
-from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import rows_by_position
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import prefetch
@@ -121,14 +121,14 @@ class Batches:
     )
 
   @functools.cached_property
-  def rows(self) -> row_source.RowSource | None:
+  def rows(self) -> rows_by_position.RowsByPosition | None:
     """The rows, mixed, if they are random access."""
     sources: list[Any] = [getattr(dataset, "rows", None) for dataset in self.datasets]
     if None in sources:
       return None
     if len(sources) == 1:
       return sources[0]
-    return row_source.MixedRows(sources, self.weights, repeat=self.repeat)
+    return rows_by_position.MixedRecords(sources, self.weights, repeat=self.repeat)
 
   @property
   def _own_rows(self) -> bool:
@@ -161,10 +161,12 @@ class Batches:
 
   def loader(self, schedule: schedule_lib.BatchSchedule) -> grain.IterDataset:
     """Returns this host's batches for a schedule, from step 0 on."""
-    batching = row_source.Batching(schedule, self._mine, self.info.length, self.drop_remainder)
+    batching = rows_by_position.Batching(
+        schedule, self._mine, self.info.length, self.drop_remainder
+    )
     collated = functools.partial(collate, batch_class=self.batch_class)
     if self.rows is not None:
-      batches = row_source.RowBatches(self.rows, batching, self.num_steps(schedule))
+      batches = rows_by_position.RowBatches(self.rows, batching, self.num_steps(schedule))
       made = prefetch.PrefetchedDataset(batches, workers=self.workers, ahead=self.ahead)
       return made.map(collated)
     streams = [
@@ -212,12 +214,12 @@ class Batches:
       counts = [self._rows_of_host(rows, host) for host in range(self.hosts)]
     if counts[0] is None:
       return None
-    steps = [row_source.steps_of(schedule, n or 0, self.drop_remainder) for n in counts]
+    steps = [rows_by_position.steps_of(schedule, n or 0, self.drop_remainder) for n in counts]
     return min(steps) if self.drop_remainder else max(steps)
 
-  def _rows_of_host(self, rows: row_source.RowSource, host: int) -> int | None:
+  def _rows_of_host(self, rows: rows_by_position.RowsByPosition, host: int) -> int | None:
     counts = [None if info.endless else info.host_rows[host] for info in self._infos]
-    return rows.total(counts) if isinstance(rows, row_source.MixedRows) else counts[0]
+    return rows.total(counts) if isinstance(rows, rows_by_position.MixedRecords) else counts[0]
 
   def epoch_steps(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
     """Returns the number of steps, as far as there is data, of an epoch that begins with a step.
@@ -236,7 +238,7 @@ class Batches:
     scale = 1 if self.info.shard == "batch" else self.hosts
     end = schedule.start(first) * scale + count
     end = end // scale if self.drop_remainder else -(-end // scale)
-    last = row_source.steps_of(schedule, end, self.drop_remainder)
+    last = rows_by_position.steps_of(schedule, end, self.drop_remainder)
     steps = self.num_steps(schedule)
     return max(0, (last if steps is None else min(last, steps)) - first)
 

@@ -21,7 +21,7 @@ from maxtext_olmo.devices import grain_state
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
-from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import rows_by_position
 from maxtext_olmo.grain_llm.records import Record
 from maxtext_olmo.order import base
 from maxtext_olmo.order import mixture as mixture_lib
@@ -71,7 +71,7 @@ class RowDataset(grain.IterDataset[Record]):
       self,
       info: RowInfo,
       *,
-      rows: row_source.RowSource | None = None,
+      rows: rows_by_position.RowsByPosition | None = None,
       open_stream: Callable[[int, int], grain.IterDataset] | None = None,
   ):
     super().__init__()
@@ -97,7 +97,7 @@ class StreamBatches(grain.IterDataset[Record]):
     batching: Which of them make up a batch.
   """
 
-  def __init__(self, rows: grain.IterDataset, batching: row_source.Batching):
+  def __init__(self, rows: grain.IterDataset, batching: rows_by_position.Batching):
     super().__init__(rows)
     self._batching = batching
 
@@ -107,7 +107,7 @@ class StreamBatches(grain.IterDataset[Record]):
 
 class _StreamBatchesIterator(grain.DatasetIterator[Record]):
 
-  def __init__(self, parent: grain.DatasetIterator, batching: row_source.Batching):
+  def __init__(self, parent: grain.DatasetIterator, batching: rows_by_position.Batching):
     super().__init__(parent)
     self._batching = batching
     self._step = 0
@@ -201,9 +201,9 @@ class RowMaker:
           f"Host {self.host} of {self.hosts} has no document to make rows of: there are only"
           f" {len(self.documents)}. Use fewer hosts, or shard='batch'."
       )
-    rows: row_source.RowSource | None = None
+    rows: rows_by_position.RowsByPosition | None = None
     if self.packing == "planned":
-      rows = row_source.PlannedRows(
+      rows = rows_by_position.PlannedRecords(
           self._source,
           self._plan(self.host),
           self.length,
@@ -215,7 +215,7 @@ class RowMaker:
       if epochs is not None and self.hosts > 1:
         host_rows = tuple(self._plan(host).count(epochs) for host in range(self.hosts))
     elif not self._packed:
-      rows = row_source.MapRows(self._records().map(self._to_row), len(share))
+      rows = rows_by_position.MapRows(self._records().map(self._to_row), len(share))
       if epochs is not None:
         host_rows = tuple(epochs * len(self._share(host)) for host in range(self.hosts))
     info = RowInfo(
@@ -286,7 +286,7 @@ class RowMaker:
     if not self._share(self.host):
       return self.documents.slice(slice(0, 0))
     order = self._make_order(self.host)
-    ordered = row_source.OrderedDataset(self.documents, order, self.num_epochs)
+    ordered = rows_by_position.OrderedDataset(self.documents, order, self.num_epochs)
     return ordered.seed(self.seed).apply(self.operations).map(records_lib.record_of)
 
   @property
@@ -334,13 +334,13 @@ class RowMaker:
     return ()
 
   @functools.cached_property
-  def _source(self) -> source_lib.OlmoDocumentSource | row_source.RecordParts:
+  def _source(self) -> source_lib.OlmoDocumentSource | rows_by_position.RecordParts:
     # A corpus knows the lengths of its documents and reads parts of them; otherwise, whole records
     # are read.
     is_corpus = isinstance(self.dataset, source_lib.OlmoDocumentSource)
     if is_corpus and not self.operations:
       return self.dataset
-    return row_source.RecordParts(self.documents.seed(self.seed).apply(self.operations))
+    return rows_by_position.RecordParts(self.documents.seed(self.seed).apply(self.operations))
 
   def _plan(self, host: int) -> planned.PackingPlan:
     return planned.PackingPlan(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -147,6 +148,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._batches: prefetch_lib.PrefetchedIterator | None = None
     self._sent: prefetch_lib.Prefetcher[_Sent] | None = None
     self._metrics = metrics_lib.Metrics()
+    # Threads may share the iterator: each batch goes to one of them, in the order of their calls.
+    self._lock = threading.RLock()
 
   def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
@@ -154,24 +157,25 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
-    self._assert_not_closed()
-    asked_at = time.perf_counter()
-    if self._sent is None:
-      self.start_prefetch()
-    try:
-      batch = self._sent.take()()  # type: ignore[union-attr]
-    except StopIteration:
-      if not self._pad_after_end:
+    with self._lock:
+      self._assert_not_closed()
+      asked_at = time.perf_counter()
+      if self._sent is None:
+        self.start_prefetch()
+      try:
+        batch = self._sent.take()()  # type: ignore[union-attr]
+      except StopIteration:
+        if not self._pad_after_end:
+          raise
+        return self._padding_batch()
+      except BaseException:
+        # Prefetching has moved past the step that failed; a caller that tries again gets this
+        # step, or the error again.
+        self._stop()
         raise
-      return self._padding_batch()
-    except BaseException:
-      # Prefetching has moved past the step that failed; a caller that tries again gets this step,
-      # or the error again.
-      self._stop()
-      raise
-    self._metrics.served(step=self._step, asked_at=asked_at)
-    self._step += 1
-    return batch
+      self._metrics.served(step=self._step, asked_at=asked_at)
+      self._step += 1
+      return batch
 
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds of waiting, order, reads, filter, transfer; bytes; reads."""
@@ -295,15 +299,17 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._sent = prefetch_lib.Prefetcher(sender.send, ahead.on_device)
 
   def close(self) -> None:
-    """Stops the workers and threads; idempotent."""
+    """Stops the workers and threads, and closes the files; idempotent."""
     self._stop()
     self._start.stream.close()
+    self._reader.close()
     super().close()
 
   def _move_to(self, start: state_lib.Start) -> None:
-    self._stop()
-    self._start, self._step = start, start.step
-    self._history = state_lib.begin_history(start, self._record)
+    with self._lock:
+      self._stop()
+      self._start, self._step = start, start.step
+      self._history = state_lib.begin_history(start, self._record)
 
   def _stop(self) -> None:
     # The batches first: the thread that sends may be waiting for the next one.

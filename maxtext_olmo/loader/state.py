@@ -118,12 +118,13 @@ def read_state(
     stream = corpus.stream_for(entry, stream, position_here)
   _check_identity(entry.identity, stream, corpus)
   for name, value in content.items():
-    if entry.content.get(name) != value:
+    saved = entry.content.get(name, value)  # Older states lack what was recorded later.
+    if saved != value:
       logging.warning(
           "The checkpoint was saved with %s=%s, this run has %s: the same rows come in the same"
           " order, but their content differs from here on.",
           name,
-          entry.content.get(name),
+          saved,
           value,
       )
   here = position_here()

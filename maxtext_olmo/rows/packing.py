@@ -5,7 +5,7 @@
     first_fit           |5 5 5 5 5 3 3 3|  |6 6 6 6 6 6 2 2|     the first row with room
     best_fit            the row with the least room that is enough; the same result here
     concat_then_split   one long line cut every 8 tokens: no padding, but documents are cut too
-    planned             best fit over a window of documents, longest first; any row at once
+    planned             best fit over a window of documents, longest first (`planned`)
 
 The first three are Grain's (`grain_llm.records`) and stream: a row depends on all documents before
 it.

@@ -21,7 +21,6 @@ epoch starts at once.
 
 from __future__ import annotations
 
-import bisect
 import collections
 import dataclasses
 import hashlib
@@ -116,19 +115,6 @@ class PackingPlan:
     self.__dict__.update(state)
     self._make_caches()
 
-  def locate(self, position: int) -> tuple[int, int, int]:
-    """The epoch, window and row within it of a position that counts rows over all epochs."""
-    epoch, start = 0, 0
-    while True:
-      ends = self._counted(epoch, position - start)
-      if position - start < ends[-1]:
-        number = bisect.bisect_right(ends, position - start)
-        return epoch, number, position - start - (ends[number - 1] if number else 0)
-      if not ends[-1]:
-        raise CorpusError("No document of the corpus has a token: there is nothing to pack.")
-      start += ends[-1]
-      epoch += 1
-
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
     """Returns the parts of some rows of an epoch; counts as far as the last of them."""
     ends = np.array(self._counted(epoch, int(rows.max(initial=-1))), np.int64)
@@ -155,17 +141,7 @@ class PackingPlan:
         self._packed.popitem(last=False)
     return found
 
-  def num_rows(self, epochs: int) -> int | None:
-    """Rows of the first so many epochs, or None while they have not all been counted."""
-    total = 0
-    for epoch in range(epochs):
-      ends = self._known(epoch)
-      if len(ends) < self.num_windows:
-        return None
-      total += ends[-1]
-    return total
-
-  def epoch_rows(self, epoch: int) -> int | None:
+  def num_rows(self, epoch: int) -> int | None:
     """Returns the rows of an epoch, or None while they have not all been counted."""
     ends = self._known(epoch)
     return ends[-1] if len(ends) == self.num_windows else None
@@ -174,22 +150,9 @@ class PackingPlan:
     """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
     return self._counted(epoch, row)[-1]
 
-  def windows_counted(self, epochs: int) -> int:
-    """How many windows of the first so many epochs have been counted."""
-    return sum(len(self._known(epoch)) for epoch in range(epochs))
-
-  def has_row(self, position: int, epochs: int | None) -> bool:
-    """Whether a position lies within the first epochs; counts as far as it takes to know."""
-    if epochs is None:
-      return True
-    total = self.num_rows(epochs)
-    return position < total if total is not None else self.locate(position)[0] < epochs
-
   def count(self, epochs: int) -> int:
-    """Counts the rows of the first so many epochs now, and gives their number."""
-    for epoch in range(epochs):
-      self._counted(epoch, None)
-    return self.num_rows(epochs) or 0
+    """Counts the rows of the first epochs now, and returns their number."""
+    return sum(self._counted(epoch, None)[-1] for epoch in range(epochs))
 
   def count_in_background(self, epoch: int) -> threading.Thread | None:
     """Starts a thread that counts an epoch; None if one is running, or all rows are counted."""
@@ -212,7 +175,8 @@ class PackingPlan:
   def count_ahead(self, position: int, epochs: int | None) -> None:
     """Counts the epoch of a position, and the one after it, in the background."""
     epoch = 0
-    while (before := self.num_rows(epoch + 1)) is not None and position >= before > 0:
+    while (rows := self.num_rows(epoch)) and position >= rows:
+      position -= rows
       epoch += 1
     for ahead in (epoch, epoch + 1):
       if epochs is None or ahead < epochs:
@@ -361,7 +325,7 @@ class PlannedRows(row_source.RowSourceDefaults):
 
   def num_rows(self, epoch: int) -> int | None:
     """Returns the number of rows of an epoch; None until all have been counted."""
-    return self.plan.epoch_rows(epoch)
+    return self.plan.num_rows(epoch)
 
   def count_rows(self, epoch: int, row: int) -> int:
     """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""

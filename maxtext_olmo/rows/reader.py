@@ -76,6 +76,9 @@ class Reader(Protocol):
   def where(self, source: int, token: int) -> str:
     """Names a token, for error messages."""
 
+  def close(self) -> None:
+    """Closes open files; the reader stays usable."""
+
 
 class FileReader:
   """Reads parts of token files.
@@ -135,6 +138,10 @@ class FileReader:
     """Returns the file and the byte of a token."""
     return self.files.where(source, token)
 
+  def close(self) -> None:
+    """Closes the files that the storage keeps open."""
+    self.files.storage.close()
+
   def _offsets(self, parts: parts_lib.Parts) -> np.ndarray:
     return self.files.data_offsets[parts.source] + parts.first * self.files.dtype.itemsize
 
@@ -182,6 +189,9 @@ class RecordReader:
   def where(self, source: int, token: int) -> str:
     """Returns the record of a token."""
     return f"record {source}, token {token}"
+
+  def close(self) -> None:
+    """Does nothing: the records belong to the caller."""
 
 
 def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:

@@ -42,6 +42,9 @@ class RowSource(Protocol):
     block_rows: About how many rows of global batches to request parts for at once: an order costs
       nearly the same for 64 places as for a thousand, and a packing plan pauses to pack.
     fingerprint: Identifies the data that rows are made of; a state of other data is refused.
+
+  A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
+  that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`).
   """
 
   @property

@@ -15,7 +15,6 @@ token: whether a segment begins there (`pack_bits`).
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import numpy as np
@@ -115,22 +114,3 @@ def unpack_bits(words: np.ndarray, length: int) -> np.ndarray:
   """Returns the booleans that `pack_bits` packed."""
   octets = np.ascontiguousarray(words).view(np.uint8)
   return np.unpackbits(octets, axis=1, count=length, bitorder="little").view(np.bool_)
-
-
-def segment_ids(tokens: np.ndarray, eos_id: int) -> np.ndarray:
-  """Returns, for each token, 1 + the number of EOS before it in its window, as int32."""
-  return _of_windows(tokens, eos_id)[0]
-
-
-def positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
-  """Returns each token's place in the part of its document that is in the window, as int32."""
-  return _of_windows(tokens, eos_id)[1]
-
-
-def _of_windows(tokens: np.ndarray, eos_id: int) -> tuple[np.ndarray, np.ndarray]:
-  tokens = np.asarray(tokens)
-  rows = tokens.reshape(math.prod(tokens.shape[:-1]), tokens.shape[-1])
-  used = np.full(len(rows), rows.shape[1])
-  starts = segment_starts(rows, used, SegmentRule("after_eos", eos_id))
-  segments, places = segments_and_positions(starts, used)
-  return segments.reshape(tokens.shape), places.reshape(tokens.shape)

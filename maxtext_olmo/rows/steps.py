@@ -212,8 +212,10 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       batch["starts"] = segments_lib.pack_bits(starts)
     if self._masks is not None:
       batch["loss"] = self._masks.read(parts, tokens.shape)
-    for name in self._content.extras:
-      batch[name] = numbers.astype(np.int32) if name == "row_ids" else self._labels_of(parts)
+    if "row_ids" in self._content.extras:
+      batch["row_ids"] = numbers.astype(np.int32)
+    if "labels" in self._content.extras:
+      batch["labels"] = self._labels_of(parts)
     done = time.perf_counter()
     size = int(used.sum()) * tokens.itemsize
     cost = (ordered - began, read - ordered, done - read, size, len(parts.source))

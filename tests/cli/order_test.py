@@ -126,7 +126,7 @@ class StatsTest(absltest.TestCase):
   def test_it_shows_each_order_beside_the_others(self):
     code, out, _ = runner.run("order", "stats", "--instances", 20_000, "--largest-stored", 30_000)
     self.assertEqual(code, 0)
-    self.assertIn("| | feistel | olmo_core | Grain's shuffle |", out)
+    self.assertIn("|  | feistel | olmo_core | Grain's shuffle |", out)
     self.assertIn("| correlation, 1 apart |", out)
 
 

@@ -17,7 +17,7 @@ from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
-from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import rows_by_position
 from maxtext_olmo.order import schedule as schedule_lib
 from tests import corpora
 from tests import workers as workers_lib
@@ -48,7 +48,7 @@ def _numbered(lengths):
 def _batches(rows, sizes=((0, 4),), mine=None, length=8, drop_remainder=True):
   schedule = schedule_lib.BatchSchedule(sizes)
   mine = mine or {size: np.arange(size) for size in schedule.sizes}
-  batching = row_source.Batching(schedule, mine, length, drop_remainder)
+  batching = rows_by_position.Batching(schedule, mine, length, drop_remainder)
   return row_dataset.StreamBatches(rows, batching)
 
 
@@ -203,7 +203,7 @@ class ShardBoundsTest(absltest.TestCase):
 class WindowTest(absltest.TestCase):
 
   def test_a_window_is_about_as_many_rows_as_asked_for(self):
-    records = row_source.RecordParts(grain.MapDataset.source([{"inputs": [1] * 4}] * 100))
+    records = rows_by_position.RecordParts(grain.MapDataset.source([{"inputs": [1] * 4}] * 100))
     self.assertEqual(row_dataset.window_of(records, 100, bins=5, length=8), 10)
     # Documents longer than five rows would each be a window.
     self.assertEqual(row_dataset.window_of(records, 100, bins=1, length=1), 1)

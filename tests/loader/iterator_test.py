@@ -1,5 +1,6 @@
 """Tests of the iterator that a trainer holds, over windows and over documents."""
 
+import concurrent.futures
 import gc
 import json
 import os
@@ -74,6 +75,26 @@ class MoveTest(cases.LoaderCase):
     iterator.close()
     with self.assertRaisesRegex(ValueError, "closed"):
       next(iterator)
+
+  def test_closing_it_closes_its_token_files(self):
+    def opened():
+      files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+      return [path for path in files if path.endswith(".npy")]
+
+    before = len(opened())
+    iterator = self.train()
+    next(iterator)
+    self.assertGreater(len(opened()), before)
+    iterator.close()
+    self.assertLen(opened(), before)
+
+  def test_threads_that_share_it_get_each_batch_once(self):
+    expected = cases.take_inputs(self.train(), 40)
+    iterator = self.train()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+      found = list(pool.map(lambda _: np.asarray(next(iterator)["inputs"]), range(40)))
+    self.assertEqual(iterator.step, 40)
+    self.assertCountEqual([x.tobytes() for x in found], [x.tobytes() for x in expected])
 
   def test_it_is_what_a_trainers_checkpointing_holds_on_to(self):
     iterator = self.train()

@@ -117,8 +117,8 @@ def _plan(lengths, *, length=8, window=5, seed=3, order="feistel", **kwargs):
 
 def _row(plan, position):
   """The documents, first tokens and lengths of the parts of a row."""
-  epoch, window, row = plan.locate(position)
-  parts = plan.window(epoch, window).rows(row, row + 1)
+  stream = row_source.RowSequence(planned.PlannedRows(plan, 1000, "test"), name="", seed=0)
+  parts = row_source.parts_at(stream.source, stream, np.array([position]))
   return parts.source, parts.first, parts.count
 
 
@@ -164,7 +164,7 @@ class PackingPlanTest(parameterized.TestCase):
   def test_parts_of_rows_are_those_of_their_windows(self, lengths, window, data):
     plan = _plan(lengths, window=window)
     first = plan.count(1)
-    self.assertEqual((plan.epoch_rows(0), plan.epoch_rows(1)), (first, None))
+    self.assertEqual((plan.num_rows(0), plan.num_rows(1)), (first, None))
     rows = data.draw(st.lists(st.integers(0, first - 1), max_size=6))
     parts = plan.parts(0, np.array(rows, np.int64))
     self.assertEqual(parts.num_rows, len(rows))
@@ -223,14 +223,10 @@ class PackingPlanTest(parameterized.TestCase):
   def test_the_number_of_rows_is_none_until_all_have_been_counted(self):
     plan = _plan(np.full(40, 3), window=10)
     _row(plan, 0)
-    self.assertIsNone(plan.num_rows(1))
-    self.assertEqual(plan.windows_counted(1), 1)
+    self.assertIsNone(plan.num_rows(0))
     self.assertEqual(plan.count(1), 20)
-    self.assertEqual(plan.num_rows(1), 20)
-    self.assertIsNone(plan.num_rows(2))
-    self.assertTrue(plan.has_row(19, 1))
-    self.assertFalse(plan.has_row(20, 1))
-    self.assertTrue(plan.has_row(10**6, None))
+    self.assertEqual(plan.num_rows(0), 20)
+    self.assertIsNone(plan.num_rows(1))
 
   def test_counts_that_were_kept_need_no_packing(self):
     path = os.path.join(self.create_tempdir().full_path, "index")
@@ -239,29 +235,28 @@ class PackingPlanTest(parameterized.TestCase):
     plan.count_in_background(0).join()
     plan.count_in_background(1).join()
     self.assertIsNone(plan.count_in_background(0))
-    total = plan.num_rows(2)
+    total = plan.count(2)
     lengths = Lengths(sizes)
     again = _plan(lengths, counts_path=path)
-    self.assertEqual(again.num_rows(2), total)
+    self.assertEqual(again.count(2), total)
     self.assertEqual(lengths.asked, 0)
     _row(again, total - 1)
     self.assertEqual(lengths.asked, 5)
     other = _plan(sizes, counts_path=path, seed=4)
-    self.assertIsNone(other.num_rows(1))
+    self.assertIsNone(other.num_rows(0))
 
-  def test_an_interrupted_count_goes_on_where_it_was(self):
+  def test_an_interrupted_count_continues_where_it_was(self):
     path = os.path.join(self.create_tempdir().full_path, "index")
     sizes = np.random.default_rng(5).integers(1, 20, 300)
     plan = _plan(sizes, counts_path=path)
-    plan.locate(30)
+    plan.count_rows(0, 30)
     thread = plan.count_in_background(0)
     plan.close()
     thread.join()
-    counted = plan.windows_counted(1)
-    again = _plan(sizes, counts_path=path)
-    self.assertEqual(again.windows_counted(1), counted)
-    self.assertGreaterEqual(counted, 1)
+    lengths = Lengths(sizes)
+    again = _plan(lengths, counts_path=path)
     self.assertEqual(again.count(1), _plan(sizes).count(1))
+    self.assertLess(lengths.asked, len(sizes))
 
   def test_damaged_counts_are_counted_again(self):
     directory = self.create_tempdir().full_path
@@ -272,7 +267,7 @@ class PackingPlanTest(parameterized.TestCase):
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with self.assertLogs(level="WARNING") as logs:
       again = _plan(np.arange(1, 50), counts_path=os.path.join(directory, "index"))
-      self.assertIsNone(again.num_rows(1))
+      self.assertIsNone(again.num_rows(0))
     self.assertIn("counted again", "".join(logs.output))
     self.assertEqual(again.count(1), plan.count(1))
 
@@ -310,7 +305,7 @@ class PackingPlanTest(parameterized.TestCase):
 
   def test_documents_without_any_token_are_an_error_not_an_endless_search(self):
     with self.assertRaisesRegex(errors.CorpusError, "nothing to pack"):
-      _plan([0, 0]).locate(0)
+      _row(_plan([0, 0]), 0)
 
 
 if __name__ == "__main__":

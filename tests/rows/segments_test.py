@@ -163,16 +163,11 @@ class WindowsTest(parameterized.TestCase):
       ("nothing", [], [], []),
   )
   def test_an_eos_ends_its_document_and_belongs_to_it(self, tokens, segments, positions):
-    tokens = np.array(tokens, np.uint32)
-    np.testing.assert_array_equal(segments_lib.segment_ids(tokens, 0), segments)
-    np.testing.assert_array_equal(segments_lib.positions(tokens, 0), positions)
-
-  def test_windows_may_be_stacked(self):
-    tokens = np.random.default_rng(0).integers(0, 4, (2, 3, 9))
-    segments, positions = segments_lib.segment_ids(tokens, 0), segments_lib.positions(tokens, 0)
-    for i, j in np.ndindex(2, 3):
-      np.testing.assert_array_equal(segments[i, j], segments_lib.segment_ids(tokens[i, j], 0))
-      np.testing.assert_array_equal(positions[i, j], segments_lib.positions(tokens[i, j], 0))
+    tokens, used = np.array([tokens], np.uint32), np.array([len(tokens)])
+    starts = segments_lib.segment_starts(tokens, used, segments_lib.SegmentRule("after_eos", 0))
+    found = segments_lib.segments_and_positions(starts, used)
+    np.testing.assert_array_equal(found[0], [segments])
+    np.testing.assert_array_equal(found[1], [positions])
 
 
 if __name__ == "__main__":

@@ -89,3 +89,6 @@ class Storage(Protocol):
     Fastest where `paths` is the same object in every call. Returns None where the storage has no
     descriptors, or where more files are needed than may be open: use `fill` then.
     """
+
+  def close(self) -> None:
+    """Lets go of open files and connections; the storage stays usable."""

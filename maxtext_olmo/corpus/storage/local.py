@@ -2,7 +2,8 @@
 
 Files stay open: opening one costs as much as reading a window, and on a mount much more. Where all
 files of a corpus may be open at once, the descriptors of a batch are one array lookup, however many
-files there are. Where they may not, the least recently used file is closed first.
+files there are. Where they may not, the least recently used file is closed first; when it is opened
+again, it must still be the file that it was.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import functools
 import os
 import resource
+import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +24,14 @@ from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 
 # The share of free descriptors to use; checkpoints, sockets and the like need some later.
 _SHARE = 0.75
 _LEAST = 16
 _NO_LIMIT = 1 << 20
+# Not blocking, so that opening a FIFO returns and can be refused; regular files do not differ.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class OpenFile:
@@ -63,6 +68,7 @@ class OpenFiles:
 
   def __init__(self, most: int | None):
     self._given = most
+    self._first_seen: dict[str, tuple[int, ...]] = {}
     self.forget()
     with _all_lock:
       _ALL.add(self)
@@ -74,12 +80,23 @@ class OpenFiles:
     self._table: _Table | None = None
     self._most = self._given or _room_for(self)
 
+  def close(self) -> None:
+    """Closes all files that nobody reads at the moment; they are opened again when needed."""
+    with self._lock:
+      closing = [*self._files.values(), self._table]
+      self._files.clear()
+      self._table = None
+    closing.clear()
+
   def __len__(self) -> int:
     return len(self._files)
 
   def open(self, path: str) -> OpenFile:
     """Opens a file that is not kept; raises the OSError of opening it."""
-    return OpenFile(self._open_descriptor(path))
+    file = OpenFile(self._open_descriptor(path))
+    if not stat.S_ISREG(os.fstat(file.fd).st_mode):
+      raise CorpusError(f"{path} is not a regular file. Only regular files hold a corpus.")
+    return file
 
   def get(self, path: str) -> OpenFile:
     """Returns an open file, which is kept; raises the OSError of opening it."""
@@ -90,6 +107,7 @@ class OpenFiles:
         return file
     # Not under the lock: on a network mount, opening takes milliseconds.
     file = self.open(path)
+    self._compare_with_first(file, path)
     self._most = self._given or _room_for(self)
     closing = []  # Closed when this function has returned, not under the lock either.
     with self._lock:
@@ -137,6 +155,18 @@ class OpenFiles:
           table.files[number] = file
           table.descriptors[number] = file.fd
 
+  def _compare_with_first(self, file: OpenFile, path: str) -> None:
+    """Raises where a file is not the one that was first opened under its path."""
+    found = os.fstat(file.fd)
+    now = (found.st_size, found.st_ino, found.st_mtime_ns)
+    first = self._first_seen.setdefault(path, now)
+    if now != first:
+      raise CorpusError(
+          f"{path} was replaced or changed while it was in use: it had {first[0]} bytes (inode"
+          f" {first[1]}), and now has {now[0]} (inode {now[1]}). Restore the file, or build the"
+          " index again and start a new run."
+      )
+
   def _pin_some(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
     """Pins where not all files can stay open."""
     numbers, places = np.unique(sources, return_inverse=True)
@@ -148,18 +178,14 @@ class OpenFiles:
 
   def _open_descriptor(self, path: str) -> int:
     try:
-      return os.open(path, os.O_RDONLY)
+      return os.open(path, _FLAGS)
     except OSError as error:
       if error.errno != errno.EMFILE:
         raise
     # The process has no descriptor left, and this cache may hold many: opening files again later
     # is better than stopping.
-    with self._lock:
-      closing = [*self._files.values(), self._table]
-      self._files.clear()
-      self._table = None
-    closing.clear()
-    return os.open(path, os.O_RDONLY)
+    self.close()
+    return os.open(path, _FLAGS)
 
 
 _ALL: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
@@ -220,13 +246,17 @@ class LocalStorage:
   def __repr__(self) -> str:
     return f"{type(self).__name__}(max_open_files={self.max_open_files})"
 
+  def close(self) -> None:
+    """Closes the files that are kept open; the storage stays usable."""
+    self._files.close()
+
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes."""
     _check_local(path)
     try:
       return os.stat(path).st_size
     except OSError as error:
-      raise CorpusError(_cannot("find the size of", path, error)) from error
+      raise _error("find the size of", path, error) from error
 
   def exists(self, path: str) -> bool:
     """Returns whether there is a file at `path`."""
@@ -295,14 +325,14 @@ class LocalStorage:
     try:
       return self._files.pin(paths, sources)
     except OSError as error:
-      raise CorpusError(_cannot("open", error.filename, error)) from error
+      raise _error("open", error.filename, error) from error
 
   def _opened(self, opener: Callable[[str], OpenFile], path: str) -> OpenFile:
     _check_local(path)
     try:
       return opener(path)
     except OSError as error:
-      raise CorpusError(_cannot("open", path, error)) from error
+      raise _error("open", path, error) from error
 
 
 def _check_local(path: str) -> None:
@@ -323,7 +353,7 @@ def _read_into(file: OpenFile, path: str, offset: int, view: memoryview) -> None
         break
       done += got
   except OSError as error:
-    raise CorpusError(_cannot("read", path, error, offset, len(view))) from error
+    raise _error("read", path, error, offset, len(view)) from error
   if done < len(view):
     raise _too_short(file, path, offset, len(view))
 
@@ -336,7 +366,7 @@ def _too_short(file: OpenFile, path: str, offset: int, size: int) -> CorpusError
   )
 
 
-def _cannot(verb: str, path: str, error: OSError, offset: int = 0, size: int = 0) -> str:
+def _error(verb: str, path: str, error: OSError, offset: int = 0, size: int = 0) -> CorpusError:
   where = f"bytes {offset} to {offset + size} of {path}" if size else path
   if error.errno == errno.EMFILE:
     remedy = (
@@ -350,4 +380,5 @@ def _cannot(verb: str, path: str, error: OSError, offset: int = 0, size: int = 0
     )
   else:
     remedy = "Check the disk or the mount."
-  return f"Cannot {verb} {where}: {error.strerror}. {remedy}"
+  kind = MissingFileError if error.errno == errno.ENOENT else CorpusError
+  return kind(f"Cannot {verb} {where}: {error.strerror}. {remedy}")

@@ -259,16 +259,49 @@ class LocalStorageTest(parameterized.TestCase):
     ):
       storage.size("/no/x")
 
-  def test_what_cannot_be_read_is_an_error_with_the_range(self):
+  def test_a_missing_file_is_a_file_not_found_error_too(self):
+    for read in (storage_lib.LocalStorage().size, storage_lib.LocalStorage().read):
+      with self.assertRaises(FileNotFoundError) as raised:
+        read("/no/x")
+      self.assertIsInstance(pickle.loads(pickle.dumps(raised.exception)), CorpusError)
+
+  def test_what_is_no_regular_file_is_refused(self):
+    os.mkfifo(self.dir / "fifo")
     storage = storage_lib.LocalStorage()
+    for path in (str(self.dir), str(self.dir / "fifo"), "/dev/zero"):
+      with self.assertRaisesRegex(CorpusError, f"^{path} is not a regular file"):
+        _fill(storage, [path], [0], [2], 4)
+      with self.assertRaisesRegex(CorpusError, f"^{path} is not a regular file"):
+        storage.read(path, 2, 4)
+      with self.assertRaisesRegex(CorpusError, f"^{path} is not a regular file"):
+        storage.pin([path], np.array([0]))
+
+  def test_a_file_that_is_opened_again_must_be_the_same(self):
+    first, second = (str(self.dir / name) for name in ("first", "second"))
+    for path in (first, second):
+      pathlib.Path(path).write_bytes(bytes(64))
+    storage = storage_lib.LocalStorage(max_open_files=1)
+    _fill(storage, [first, second], [0, 1], [0, 0], 4)
+    replacement = self.dir / "replacement"
+    replacement.write_bytes(b"x" * 64)
+    os.replace(replacement, first)
     for read in (
-        lambda: _fill(storage, [str(self.dir)], [0], [2], 4),
-        lambda: storage.read(str(self.dir), 2, 4),
+        lambda: _fill(storage, [first, second], [0], [0], 4),
+        lambda: storage.pin([first, second], np.array([0])),
     ):
-      with self.assertRaisesRegex(
-          CorpusError, "^Cannot read bytes 2 to 6 of .*: Is a directory. Check the disk"
-      ):
+      with self.assertRaisesRegex(CorpusError, "first was replaced or changed while it was in use"):
         read()
+    _fill(storage, [first, second], [1], [0], 4)
+
+  def test_closing_closes_the_files_and_leaves_it_usable(self):
+    path = self.dir / "file"
+    path.write_bytes(b"abcdefgh")
+    storage = storage_lib.LocalStorage()
+    for _ in range(2):
+      self.assertEqual(_fill(storage, [str(path)], [0], [2], 4), b"cdef")
+      self.assertEqual(_open_files_below(self.dir), 1)
+      storage.close()
+      self.assertEqual(_open_files_below(self.dir), 0)
 
   def test_where_descriptors_run_out_the_cache_gives_its_own_back_first(self):
     paths = []

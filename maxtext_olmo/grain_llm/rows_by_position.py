@@ -1,11 +1,11 @@
 """Rows by position: the random-access rows of the Grain LLM pipelines, and batches of them.
 
-    MapRows       one row per document, padded
-    PlannedRows   documents packed by a plan
-    MixedRows     rows of several sources, by weight. With weights 2 and 1:
+    MapRows          one row per document, padded
+    PlannedRecords   documents packed by a plan
+    MixedRecords     rows of several sources, by weight. With weights 2 and 1:
 
-                  position    0   1   2   3   4   5
-                  row         a0  b0  a1  a2  b1  a3
+                     position    0   1   2   3   4   5
+                     row         a0  b0  a1  a2  b1  a3
 
 Step k of `RowBatches` takes the rows from `schedule.start(k)` on.
 """
@@ -31,7 +31,7 @@ from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments as segments_lib
 
 
-class RowSource(grain.MapDataset[Record]):
+class RowsByPosition(grain.MapDataset[Record]):
   """Maps positions to rows; an element past the end is {}.
 
   Attributes:
@@ -98,7 +98,7 @@ class OrderedDataset(grain.MapDataset[Any]):
     return self._parent[int(self._order.at(np.array([index]))[0])]
 
 
-class MapRows(RowSource):
+class MapRows(RowsByPosition):
   """The rows of a `MapDataset` of rows, `epoch_rows` of them in an epoch."""
 
   def __init__(self, dataset: grain.MapDataset, epoch_rows: int):
@@ -137,7 +137,7 @@ class RecordParts:
     return self._lengths[document_ids]
 
 
-class PlannedRows(RowSource):
+class PlannedRecords(RowsByPosition):
   """Documents packed by a plan, shifted; the segments of a row number its documents.
 
   Args:
@@ -175,7 +175,7 @@ class PlannedRows(RowSource):
 
   @property
   def epoch_rows(self) -> int | None:
-    return self.plan.epoch_rows(0)
+    return self.plan.num_rows(0)
 
   def has(self, position: int) -> bool:
     return self._stream.has(position)
@@ -228,7 +228,7 @@ class PlannedRows(RowSource):
     self._stream.close()
 
 
-class MixedRows(RowSource):
+class MixedRecords(RowsByPosition):
   """Rows of several sources, interleaved by weight: positions in the members follow from the mix's.
 
   Args:
@@ -238,7 +238,9 @@ class MixedRows(RowSource):
       ends with the first member that ends.
   """
 
-  def __init__(self, sources: Sequence[RowSource], weights: Sequence[Any], *, repeat: bool = False):
+  def __init__(
+      self, sources: Sequence[RowsByPosition], weights: Sequence[Any], *, repeat: bool = False
+  ):
     super().__init__()
     self._sources = list(sources)
     self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
@@ -334,7 +336,7 @@ class RowBatches(grain.MapDataset[Record]):
     num_steps: Steps to the end, if all hosts have agreed on it; otherwise the source's end decides.
   """
 
-  def __init__(self, source: RowSource, batching: Batching, num_steps: int | None = None):
+  def __init__(self, source: RowsByPosition, batching: Batching, num_steps: int | None = None):
     super().__init__()
     self._source = source
     self._batching = batching

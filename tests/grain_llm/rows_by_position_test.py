@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxtext_olmo.grain_llm import records as records_lib
-from maxtext_olmo.grain_llm import row_source
+from maxtext_olmo.grain_llm import rows_by_position
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule
 from maxtext_olmo.rows import planned
@@ -22,25 +22,25 @@ def _map_rows(count, first=1, epochs=1, length=4):
       for i in range(count)
   ]
   order = permutations.SequentialOrder(num_instances=count, seed=0)
-  return row_source.MapRows(
-      row_source.OrderedDataset(grain.MapDataset.source(records), order, epochs), count
+  return rows_by_position.MapRows(
+      rows_by_position.OrderedDataset(grain.MapDataset.source(records), order, epochs), count
   )
 
 
 def _planned(lengths, epochs=1, number=0):
   records = [{"inputs": np.arange(n) + 100 * i + 1000 * number} for i, n in enumerate(lengths)]
-  parts = row_source.RecordParts(grain.MapDataset.source(records))
+  parts = rows_by_position.RecordParts(grain.MapDataset.source(records))
   order = permutations.FeistelOrder(num_instances=len(lengths), seed=number)
   plan = planned.PackingPlan(parts.lengths, order, identity="t", row_length=8, window=4)
-  return row_source.PlannedRows(parts, plan, 8, num_epochs=epochs, shift=None)
+  return rows_by_position.PlannedRecords(parts, plan, 8, num_epochs=epochs, shift=None)
 
 
 def _steps(source, size=4, mine=None, length=4, drop_remainder=False, num_steps=None):
   mine = {size: np.arange(size) if mine is None else mine}
-  batching = row_source.Batching(
+  batching = rows_by_position.Batching(
       schedule.BatchSchedule.constant(size), mine, length, drop_remainder
   )
-  return row_source.RowBatches(source, batching, num_steps)
+  return rows_by_position.RowBatches(source, batching, num_steps)
 
 
 def _first(batch):
@@ -65,7 +65,7 @@ class RowSourceTest(parameterized.TestCase):
 class MixedRowsTest(parameterized.TestCase):
 
   def mix(self, *sources, weights=(2, 1), repeat=False):
-    return row_source.MixedRows(sources, weights, repeat=repeat)
+    return rows_by_position.MixedRecords(sources, weights, repeat=repeat)
 
   def test_rows_of_the_members_come_in_their_order(self):
     mixed = self.mix(_map_rows(8), _map_rows(5, 101))
@@ -122,8 +122,8 @@ class RowBatchesTest(parameterized.TestCase):
   def test_the_rows_of_a_step_are_those_from_its_start_on(self):
     ramped = schedule.BatchSchedule(((0, 2), (3, 4)))
     mine = {size: np.arange(size) for size in ramped.sizes}
-    batching = row_source.Batching(ramped, mine, 4, False)
-    dataset = row_source.RowBatches(_map_rows(30), batching)
+    batching = rows_by_position.Batching(ramped, mine, 4, False)
+    dataset = rows_by_position.RowBatches(_map_rows(30), batching)
     found = [_first(dataset[step]) for step in range(5)]
     self.assertEqual(found, [[1, 2], [3, 4], [5, 6], [7, 8, 9, 10], [11, 12, 13, 14]])
 
@@ -182,7 +182,7 @@ class StepsOfTest(absltest.TestCase):
   )
   def test_so_many_steps_use_up_the_rows(self, sizes, count, drop):
     stages = schedule.BatchSchedule(tuple((4 * i, size) for i, size in enumerate(sizes)))
-    steps = row_source.steps_of(stages, count, drop)
+    steps = rows_by_position.steps_of(stages, count, drop)
     if drop:
       self.assertLessEqual(stages.start(steps), count)
       self.assertGreater(stages.start(steps + 1), count)
@@ -192,9 +192,9 @@ class StepsOfTest(absltest.TestCase):
 
   def test_steps_before_an_anchor_are_done(self):
     anchored = schedule.BatchSchedule.constant(4).anchored(5, 17)
-    self.assertEqual(row_source.steps_of(anchored, 17, False), 5)
-    self.assertEqual(row_source.steps_of(anchored, 18, False), 6)
-    self.assertEqual(row_source.steps_of(anchored, 18, True), 5)
+    self.assertEqual(rows_by_position.steps_of(anchored, 17, False), 5)
+    self.assertEqual(rows_by_position.steps_of(anchored, 18, False), 6)
+    self.assertEqual(rows_by_position.steps_of(anchored, 18, True), 5)
 
 
 if __name__ == "__main__":
