@@ -1,4 +1,4 @@
-"""The configuration of the data path: `KEYS` is the one table of all keys, `Options` their values.
+"""The configuration of the data path: `KEYS` is the table of all keys, `Options` their values.
 
 A config is any object with the keys as attributes: an `ml_collections.ConfigDict`, MaxText's
 config, a `types.SimpleNamespace`. `Options.read` fills in defaults, checks every value, and reports
@@ -6,11 +6,11 @@ all problems in one error before any data is read:
 
     options = Options.read(config)
     options.olmo_order                    # each key is an attribute
-    options.schedule().start(11)          # and some things follow from several keys
+    options.schedule().start(11)          # and some values are derived from several keys
 
-To add a key, add it to `KEYS`; values that cannot work together are found by `config_key.problems`.
-Trainers build their configs from this table, and the configuration guide prints it. An `olmo_*` key
-that is set although the chosen dataset type does not read it is an error.
+To add a key, add it to `KEYS`; `config_key.problems` finds values that cannot work together.
+Trainers build their configs from this table, and the configuration guide prints it. Setting an
+`olmo_*` key that the chosen dataset type does not read is an error.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ KEYS: tuple[Key, ...] = (
         read_by=(GRAIN,)),
     # The order.
     Key("olmo_order", "feistel",
-        f"Order of the instances: {', '.join(ORDERS)}. Documents have feistel and sequential.",
+        f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
         "Where the olmo_core and maxtext orders are stored, 4 bytes per instance and epoch. Empty:"
@@ -149,7 +149,7 @@ KEYS: tuple[Key, ...] = (
         "Epochs to train for; padding completes the last batch. 0: no end.", at_least(0),
         read_by=_CORPUS),
     Key("olmo_initial_position", -1,
-        "Samples consumed before this run, if they do not follow from initial_step. -1: they do.",
+        "Samples consumed before this run. -1: they follow from initial_step.",
         at_least(-1)),
     Key("olmo_consumed_path", "",
         "Bitmap of instances consumed before this run, which the first epoch leaves out.", _exists,
@@ -239,14 +239,14 @@ class Options(types.SimpleNamespace):
 
   @classmethod
   def read(cls, config: Any) -> Options:
-    """Reads the keys of a config, with defaults for those it lacks or has as None.
+    """Reads the keys of a config, with defaults for those that are missing or None.
 
     Raises:
       ConfigError: An error that lists all problems.
     """
     values, problems = read_values(config, KEYS)
     name = values["dataset_type"]
-    if name in DATASET_TYPES:  # For other types the registry checks what they declare to read.
+    if name in DATASET_TYPES:  # For other types, the registry checks the keys that they declare.
       unread = _unread_keys(config, name, [key.name for key in KEYS if name in key.read_by])
       values.update({key: defaults()[key] for key in unread})
       problems.update(unread)
@@ -333,5 +333,5 @@ def _unread_keys(config: Any, dataset_type: str, reads: Collection[str]) -> dict
 
 def _config_error(problems: Iterable[str]) -> errors.ConfigError:
   return errors.ConfigError(
-      "The configuration cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems)
+      "The configuration is invalid:\n" + "\n".join(f"  - {problem}" for problem in problems)
   )

@@ -106,7 +106,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-  """A key.
+  """A configuration key.
 
   Attributes:
     name: Its name.
@@ -115,7 +115,7 @@ class Key:
     check: Says what is wrong with a value of the right type.
     read_by: The dataset types of this package that read it; not used for a trainer's own keys.
     per_host: Whether the hosts of a run may have different values.
-    kind: The type of its values; unless given, that of the default.
+    kind: The type of its values; by default, the type of `default`.
     default_by_type: For a key whose default is None, what that means for each dataset type.
   """
 
@@ -140,7 +140,7 @@ class Key:
     return ", ".join(by_type) or f"`{self.default!r}`"
 
   def is_set(self, config: Any) -> bool:
-    """Returns whether a config has another value than the default."""
+    """Returns whether a config sets a value other than the default."""
     value = getattr(config, self.name, None)
     try:
       return value is not None and self.kind.read(value) != self.default
@@ -149,7 +149,7 @@ class Key:
 
 
 def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[str, str]]:
-  """Reads keys of a config, with defaults for those it lacks or has as None.
+  """Reads keys of a config, with defaults for those that are missing or None.
 
   Returns:
     The values by name, and the problems by name. A value of the wrong type becomes the default, so
@@ -196,7 +196,7 @@ def _batch_sizes(options: Any) -> Iterator[str]:
 
 def _schedule(options: Any) -> Iterator[str]:
   if options.olmo_batch_schedule and options.olmo_batch_rampup_factors:
-    yield "olmo_batch_schedule and olmo_batch_rampup_factors are both set; a run takes one."
+    yield "olmo_batch_schedule and olmo_batch_rampup_factors are both set; set only one."
   name = "olmo_batch_schedule" if options.olmo_batch_schedule else "olmo_batch_rampup_factors"
   try:
     options.schedule()
@@ -235,7 +235,7 @@ def _windows(options: Any) -> Iterator[str]:
         f"eval_interval={options.eval_interval} needs olmo_eval_index_path or olmo_eval_instances."
     )
   if options.olmo_eval_instances and options.olmo_eval_index_path:
-    yield "olmo_eval_index_path and olmo_eval_instances are both set; evaluation takes one."
+    yield "olmo_eval_index_path and olmo_eval_instances are both set; set only one."
   known = order in permutations.order_names()
   if options.olmo_eval_instances and known and permutations.order_class(order).foreign:
     yield (
@@ -252,14 +252,14 @@ def _windows(options: Any) -> Iterator[str]:
   if options.olmo_mixture and options.olmo_allow_corpus_change != "no":
     yield (
         "olmo_mixture needs olmo_allow_corpus_change='no', not"
-        f" {options.olmo_allow_corpus_change!r}: another corpus has labels of other sizes, and so"
+        f" {options.olmo_allow_corpus_change!r}: a changed corpus has labels of other sizes, and so"
         " another order."
     )
 
 
 def _documents(options: Any) -> Iterator[str]:
   if options.order_name not in ("feistel", "sequential"):
-    yield f"olmo_order={options.olmo_order!r}: documents have feistel and sequential."
+    yield f"olmo_order={options.olmo_order!r}: olmo_documents needs feistel or sequential."
   if options.olmo_eos_id < 0:
     yield "dataset_type=olmo_documents needs olmo_eos_id, the token that ends a document."
   if options.eval_interval > 0 and not options.olmo_eval_index_path:
@@ -268,7 +268,7 @@ def _documents(options: Any) -> Iterator[str]:
     yield "olmo_mixture over documents has no end: it needs olmo_num_epochs=0."
   if options.random_access_documents:
     return
-  # What is left streams: a row depends on all rows before it, so it has no position of its own.
+  # All other packings stream: a row depends on the rows before it and has no position of its own.
   needs_positions = {
       "initial_step": options.initial_step > 0,
       "olmo_initial_position": options.olmo_initial_position > 0,

@@ -22,7 +22,7 @@ class OrderError(MaxtextOlmoError, IndexError):
 
 
 class ConfigError(MaxtextOlmoError, ValueError):
-  """The configuration cannot work; nothing has been read yet."""
+  """The configuration is invalid; nothing has been read yet."""
 
 
 class ResumeError(MaxtextOlmoError, ValueError):

@@ -137,7 +137,7 @@ class ChecksTest(parameterized.TestCase):
       ({"olmo_batch_rampup_factors": ((0, 0.01),)}, "at least one row: 8 rows times 0.01 are 0"),
       (
           {"olmo_batch_rampup_factors": ((0, 2),), "olmo_batch_schedule": ((0, 4),)},
-          "both set; a run takes one",
+          "olmo_batch_rampup_factors are both set; set only one",
       ),
       (
           {"olmo_order_resume": "olmo_core"},
@@ -153,7 +153,7 @@ class ChecksTest(parameterized.TestCase):
       ({"eval_interval": 10}, "eval_interval=10 needs olmo_eval_index_path or olmo_eval_instances"),
       (
           {"olmo_eval_instances": 4, "olmo_eval_index_path": __file__},
-          "both set; evaluation takes one",
+          "olmo_eval_instances are both set; set only one",
       ),
       (
           {"olmo_consumed_path": __file__, "olmo_eval_instances": 4},
@@ -171,7 +171,7 @@ class ChecksTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({"olmo_eos_id": -1}, "needs olmo_eos_id"),
-      ({"olmo_order": "maxtext"}, "olmo_order='maxtext': documents have feistel and sequential"),
+      ({"olmo_order": "maxtext"}, "'maxtext': olmo_documents needs feistel or sequential"),
       ({"eval_interval": 5}, "eval_interval=5 needs olmo_eval_index_path"),
       ({"olmo_num_epochs": 1, "olmo_mixture": {"*": 1.0}}, "needs olmo_num_epochs=0"),
       (

@@ -140,7 +140,7 @@ class OptionsTest(parameterized.TestCase):
     self.assertSameElements(
         str(caught.exception).splitlines(),
         [
-            "The configuration cannot work:",
+            "The configuration is invalid:",
             "  - max_target_length=0 must be at least 1.",
             "  - olmo_order='alphabetic' must be one of feistel, sequential, olmo_core, maxtext.",
             "  - olmo_document_mask needs olmo_eos_id, the token that ends a document.",

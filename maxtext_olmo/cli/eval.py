@@ -136,7 +136,7 @@ def _check(args: argparse.Namespace) -> None:
     raise errors.ConfigError("Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both.")
   if args.packing not in _PACKINGS:
     raise errors.ConfigError(
-        f"--packing={args.packing} is unknown; known are {', '.join(_PACKINGS)}."
+        f"--packing={args.packing} is unknown; choose from {', '.join(_PACKINGS)}."
     )
   for flag in ("batch_size", "max_length", "limit", "processes"):
     value = getattr(args, flag)

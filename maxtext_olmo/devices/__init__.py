@@ -1,1 +1,1 @@
-"""Where a batch goes on the mesh."""
+"""The placement of batches on the mesh."""

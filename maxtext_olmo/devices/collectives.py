@@ -1,11 +1,11 @@
-"""Steps that all processes of a run take as one: they succeed, fail and decide together.
+"""Collective operations, in which all processes of a run succeed, fail and decide together.
 
 A process that raises while the others wait in a collective leaves them waiting until a heartbeat
 times out. Anything that can fail on one process alone, such as opening a file on a mount that is
 missing there, therefore runs first, and its outcome is exchanged: all processes continue or none.
 
-The same holds for a batch that only its host knows. Each host sends its status in a few integers
-before any of them uses the batch, and all draw the same conclusion:
+The same holds for a batch that only its host knows. Before any host uses a batch, all hosts
+exchange their status in a few integers and draw the same conclusion:
 
     process 0      process 1
     (2, 128)       (2, 128)        continue
@@ -13,7 +13,7 @@ before any of them uses the batch, and all draw the same conclusion:
     (2, 128)       out of data     an error on both that names process 1
     out of data    out of data     the end of the data on both
 
-The exchange is an all-gather on the devices, so it waits for the steps sent to them before it.
+The exchange is an all-gather on the devices, so it waits for the steps dispatched before it.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class LocalBatch:
 
   @property
   def kind(self) -> str:
-    """Everything but the sizes."""
+    """A description of everything but the sizes."""
     leaves = [f"{n}: {a.dtype}, {a.ndim} axes" for n, a in zip(self.names, self.arrays)]
     return f"{'; '.join(leaves)} in {self.structure}"
 
@@ -155,8 +155,8 @@ def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int,
   """Returns the common shape of each leaf if all hosts have a batch; otherwise raises on all.
 
   Args:
-    pad: take the largest of unequal shapes, instead of raising.
-    when: names the step in errors.
+    pad: Whether to take the largest of unequal shapes, instead of raising.
+    when: Names the step in errors.
   """
   notes = _gather(
       np.array(
@@ -167,9 +167,9 @@ def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int,
   others = notes[:, 1] != notes[0, 1]
   if others.any():
     raise errors.CorpusError(
-        f"At {when}, {_processes(others)} of {len(notes)} delivered a batch of another structure"
-        f" than process 0; process {jax.process_index()} has {local.kind}. Names, dtypes and ranks"
-        " must be the same on every process."
+        f"At {when}, {_processes(others)} of {len(notes)} delivered a batch of a different"
+        f" structure than process 0; process {jax.process_index()} has {local.kind}. Names, dtypes"
+        " and ranks must be the same on every process."
     )
   others = notes[:, 2] != notes[0, 2]
   if not others.any():
@@ -179,9 +179,9 @@ def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int,
     name, shapes = next((n, s) for n, s in zip(local.names, every) if (s != s[0]).any())
     odd = int(np.argmax((shapes != shapes[0]).any(axis=1)))
     raise errors.CorpusError(
-        f"At {when}, {_processes(others)} of {len(notes)} delivered other shapes than process 0:"
-        f" {name} is {tuple(shapes[0].tolist())} on process 0 and {tuple(shapes[odd].tolist())} on"
-        f" process {odd}. Set pad_shapes=True, or make the shapes equal."
+        f"At {when}, {_processes(others)} of {len(notes)} delivered different shapes than process"
+        f" 0: {name} is {tuple(shapes[0].tolist())} on process 0 and {tuple(shapes[odd].tolist())}"
+        f" on process {odd}. Set pad_shapes=True, or make the shapes equal."
     )
   return [tuple(shapes.max(axis=0).tolist()) for shapes in every]
 

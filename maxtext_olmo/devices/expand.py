@@ -1,4 +1,4 @@
-"""From a compact batch to what a trainer takes, on the devices: only tokens and bits cross.
+"""Expands compact batches into the arrays of a batch on the devices; only tokens and bits are sent.
 
 A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers
 per row, and a bit per token where segments begin or loss is masked:
@@ -6,27 +6,27 @@ per row, and a bit per token where segments begin or loss is masked:
     tokens  5 7 0 9     inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
     trained             targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
 
-So the tokens cross as they lie in the files, 4 bytes each or 2, the arrays are made of them on each
-device by a program that runs on that device alone (no process waits for another), and what does not
-depend on the data is made once and used again. Where each row's tokens lie on several devices, a
-device does not see its neighbour's first token, and the host makes all six.
+So the tokens are sent as they are stored, in 2 or 4 bytes each. A program on each device makes the
+arrays from them; it runs on that device alone, so no process waits for another. Arrays that do not
+depend on the data are made once and reused. If the tokens of a row are split over several devices,
+a device does not see its neighbour's first token, so the host makes all six arrays.
 
 Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step,
-and the next one gets fresh arrays; one that keeps an earlier batch while it donates a later one has
-to copy what it keeps.
+and the next batch gets new arrays. A trainer that keeps an earlier batch while it donates a later
+one has to copy what it keeps.
 
-Segments and positions come from one bit per token, without a scan over the tokens. Sums and maxima
-that run along a row are what a compiler does badly: on a CPU each takes log(L) passes over the row.
-The host sends where segments begin as words of 32 bits, and the scans run over the words. What is
-left is arithmetic on each token's word:
+Segments and positions come from one bit per token, without a scan over the tokens. Compilers handle
+cumulative sums and maxima along a row badly: on a CPU each takes log(L) passes over the row. So the
+host sends the starts of segments as 32-bit words, and the scans run over the words. The rest is
+arithmetic on each token's word:
 
     starts      . . . 1 . 1 1 .     one bit each; column 0 begins segment 1 without one
     segments    1 + the bits set in the words before + the bits set up to here in this one
     positions   counted from the last bit set up to here, or from where the last segment of the
                 words before began
 
-The scans over words are a program of their own: in one with what follows, XLA for CPUs makes them
-again for every token.
+The scans over words are a separate program: in one program with what follows, XLA for CPUs would
+repeat them for every token.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BITS = 32
 
 
 class Starts(NamedTuple):
-  """Where segments begin, in words of 32 tokens: arrays (rows, words).
+  """The starts of segments, in words of 32 tokens: arrays (rows, words).
 
   Attributes:
     bits: Whether a segment begins at a token, the first token of the word in the lowest bit.
@@ -62,7 +62,7 @@ class Starts(NamedTuple):
 
 @jax.jit
 def scan_words(bits: jax.Array) -> Starts:
-  """Returns the bits with what the words before each word contain."""
+  """Returns the bits, with a summary of the words before each word."""
   counts = lax.population_count(bits).astype(jnp.int32)
   last = jnp.where(bits != 0, _word_columns(bits.shape[1]) + _last_bit(bits), 0)
   latest = lax.cummax(last, axis=1)
@@ -99,14 +99,14 @@ def _last_bit(bits: jax.Array) -> jax.Array:
 
 
 class Placed(NamedTuple):
-  """A batch on its way to the devices: its own arrays, and how many bytes crossed for them."""
+  """A batch that is being sent to the devices: its own arrays, and the number of bytes sent."""
 
   arrays: dict[str, jax.Array]
   bytes_crossed: int
 
 
 class Expander:
-  """Compact batches → dicts of global arrays, for one layout."""
+  """Expands compact batches into dicts of global arrays, for one layout."""
 
   def __init__(self, layout: layout_lib.BatchLayout, shift: batch_lib.Shift = batch_lib.Shift()):
     self._layout = layout
@@ -114,7 +114,7 @@ class Expander:
     self._constants: dict[str, jax.Array] = {}
 
   def place(self, batch: Mapping[str, np.ndarray]) -> Placed:
-    """Sends a batch to the devices and starts what is to be computed there; returns at once."""
+    """Sends a batch to the devices and starts the computation there; returns at once."""
     if self._layout.splits_rows:
       made = batch_lib.to_arrays(batch, self._shift)
       return Placed(self._layout.place(made), sum(array.nbytes for array in made.values()))
@@ -142,7 +142,7 @@ class Expander:
     return Placed(arrays, crossed)
 
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
-    """Returns the arrays of a batch; shared ones are made anew once a trainer has donated them."""
+    """Returns the arrays of a batch; shared ones are made again if a trainer has donated them."""
     own, made = placed.arrays, {}
     for name in batch_lib.NAMES:
       value = own.get(name)
@@ -161,7 +161,7 @@ class Expander:
 
 
 def _besides_tokens(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-  """Returns what has to cross besides the tokens: numbers per row where rows differ, and bits."""
+  """Returns what must be sent besides the tokens: numbers per row if rows differ, and bits."""
   found = {}
   if not (batch["used"] == length).all():
     found["used"] = batch["used"].astype(np.int32)
@@ -209,15 +209,15 @@ def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> d
   """Returns the arrays of a batch, apart from those that all batches like it share.
 
   Args:
-    tokens: Of this device's rows.
-    own: What crossed besides: `used` and `trained` per row, `starts` and `loss` in bits.
+    tokens: The tokens of this device's rows.
+    own: What else was sent: `used` and `trained` per row, `starts` and `loss` in bits.
     shift: How inputs and targets are offset.
   """
   rows, length = tokens.shape
   ids = tokens.astype(jnp.int32)
   used = own.get("used")
   if used is not None:
-    # Only a padding row is zero throughout; the padding of a row keeps its id.
+    # Only a padding row is zero throughout; padding within a row keeps its id.
     ids = jnp.where(used[:, None] > 0, ids, 0)
   arrays = {}
   if shift.direction == "left":
@@ -247,6 +247,6 @@ def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> d
     counted = counted * own["trained"][:, None].astype(jnp.int32)
   made = _arrays_from_segments(segments, positions, counted, shift)
   if used is None and "starts" not in own:
-    # Only the loss knows of what is masked; the rest is shared with other batches.
+    # Masking affects only the loss; the rest is shared with other batches.
     return arrays | {batch_lib.TARGETS_SEGMENTATION: made[batch_lib.TARGETS_SEGMENTATION]}
   return arrays | made

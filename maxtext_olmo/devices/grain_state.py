@@ -6,10 +6,10 @@
 `step` counts the steps done in all epochs and `epoch_start` those done when the epoch began.
 `iterator` is the state of the wrapped data iterator. If each process has one of its own,
 `iterators` lists all of them instead. So a state is always the same on all processes and fits in
-one file, but one with `iterators` restores only into as many processes.
+one file, but one with `iterators` restores only into the same number of processes.
 
-A state of version 1 has no "format". Its `step` counts within the epoch, its identity is a text or
-missing, and `iterator` belongs to the process that saved it.
+A state of version 1 has no "format". Its `step` counts within the epoch, its identity is a string
+or missing, and `iterator` belongs to the process that saved it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _BYTES = "__bytes__"
 
 @dataclasses.dataclass(frozen=True)
 class GrainState:
-  """Where an iterator stands.
+  """The state of an iterator.
 
   Attributes:
     step: Steps done in all epochs.
     epoch_start: Steps that were done when the epoch began.
     iterator_length: Steps of an epoch; None if only the data ends it.
     position: Samples taken; None if unknown.
-    identity: What decides which sample comes at which position; a text in version 1, None if
+    identity: What decides which sample is at which position; a string in version 1, None if
       nothing is known.
     iterator: The state of this process's data iterator; None if it has none.
   """
@@ -125,7 +125,7 @@ def is_state(value: Any) -> bool:
 
 
 def is_of_one_process(state: Mapping[str, Any]) -> bool:
-  """Returns whether nothing says for which processes the iterator of a version 1 state holds."""
+  """Returns whether a version 1 state has an iterator but does not say which process's it is."""
   return "format" not in state and "identity" not in state and "iterator" in state
 
 

@@ -62,16 +62,16 @@ def _names(part: Any) -> tuple[str, ...]:
 
 
 def _ways(mesh: jax.sharding.Mesh, part: Any) -> int:
-  """Returns into how many shards a dimension of a partition is split."""
+  """Returns the number of shards into which a dimension of a partition is split."""
   return math.prod(mesh.shape[name] for name in _names(part))
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-  """How the arrays of a batch are laid out on a mesh, as seen from this process.
+  """The layout of the arrays of a batch on a mesh, as seen from this process.
 
-  Axis 0 of every array is the batch, axis 1, if there is one, the length; further axes are whole on
-  every device.
+  Axis 0 of every array is the batch, and axis 1, if there is one, the length; further axes are not
+  split.
   """
 
   mesh: jax.sharding.Mesh
@@ -133,10 +133,10 @@ class BatchLayout:
     return columns.stop - columns.start < self.length
 
   def send(self, local: np.ndarray) -> jax.Array:
-    """Returns the global array of which this process has these rows; transfers continue after the
-    call.
+    """Returns a global array, given this process's rows of it; transfers may outlast the call.
 
-    An array with other columns than the batch's tokens, or with none, is split by rows alone.
+    An array whose number of columns is not the batch's length, or that has none, is split only by
+    rows.
     """
     shape = (self.batch, *local.shape[1:])
 
@@ -144,7 +144,7 @@ class BatchLayout:
       rows, *columns = index
       return local[(self._local_rows[rows.start or 0], *columns)]
 
-    # One call for all devices, with far less Python in it than putting each part and joining them.
+    # One call for all devices takes far less Python than placing each part and joining them.
     by_rows = local.ndim == 1 or (local.ndim == 2 and local.shape[1] != self.length)
     sharding = self._sharding_of_rows if by_rows else self.sharding
     return jax.make_array_from_callback(shape, sharding, part)
@@ -171,7 +171,7 @@ class BatchLayout:
 
 @functools.lru_cache(maxsize=64)
 def row_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> tuple[int, tuple[int, ...]]:
-  """Returns into how many shards axis 0 is split, and which of them this process holds."""
+  """Returns the number of shards of axis 0, and which of them this process holds."""
   rows = jax.sharding.PartitionSpec(*partition_spec(mesh, data_sharding)[:1])
   total = math.prod(_ways(mesh, part) for part in rows)
   held: dict[int, set[int]] = {}
@@ -181,14 +181,14 @@ def row_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> tuple[int, tuple[
   if len({len(shards) for shards in held.values()}) > 1 or jax.process_index() not in held:
     counts = {process: len(shards) for process, shards in sorted(held.items())}
     raise errors.ConfigError(
-        "Every process must hold equally many shards of the batch, but with data_sharding"
+        "Every process must hold the same number of shards of the batch, but with data_sharding"
         f" {data_sharding} on the mesh {dict(mesh.shape)} they hold {counts} (process: shards)."
     )
   return total, tuple(sorted(held[jax.process_index()]))
 
 
 def local_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> list[int]:
-  """Returns into how many shards each axis of this process's rows is split."""
+  """Returns the number of shards into which each axis of this process's rows is split."""
   _, mine = row_shards(mesh, data_sharding)
   return [len(mine), *(_ways(mesh, part) for part in partition_spec(mesh, data_sharding)[1:])]
 
@@ -197,7 +197,7 @@ def local_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> list[int]:
 def layout_of_local(
     mesh: jax.sharding.Mesh, data_sharding: Any, local_shape: tuple[int, ...]
 ) -> BatchLayout:
-  """Returns the layout of the global array to which every process brings rows of this shape."""
+  """Returns the layout of the global array to which each process contributes rows of this shape."""
   total, mine = row_shards(mesh, data_sharding)
   return BatchLayout(
       mesh,

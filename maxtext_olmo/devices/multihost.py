@@ -7,7 +7,7 @@
 `MultiHostDataLoadIterator` takes any iterable of pytrees of arrays, turns what it yields on each
 host into global arrays, divides an endless stream into epochs, and saves and restores its place.
 
-With `iterator_length`, `pad_shapes` or `tail`, the hosts compare notes before each step
+With `iterator_length`, `pad_shapes` or `tail`, the hosts compare their status before each step
 (`collectives`, a small all-gather), so that a host that runs out of data, fails, or delivers
 another shape stops all of them. Without them there is no such exchange: a host that ends early
 leaves the others waiting, so its stream must be endless or exactly as long as theirs.
@@ -51,8 +51,8 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     pad_value: The value to pad with.
     data_sharding: How a batch is laid out on the mesh; by default axis 0 is split over all mesh
       axes. Hosts that hold the same rows must deliver the same rows.
-    tail: Makes what a host delivers after its own end while another host still has data. Without
-      it, hosts that do not end at the same step are an error.
+    tail: Makes the batch that a host delivers after its own data has ended while another host still
+      has some. Without it, hosts that do not end at the same step are an error.
   """
 
   def __init__(
@@ -149,7 +149,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
 
   @property
   def position(self) -> int:
-    """How far the data has been read, in batches: nothing is known here of the samples in them."""
+    """The number of batches read; how many samples they hold is not known here."""
     return self.step
 
   def get_dataset_size(self) -> int | None:
@@ -176,13 +176,13 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     return self._state().write(own_iterator=self._own_iterator)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Moves to where `get_state` was called; a data iterator without a state cannot, and warns."""
+    """Moves to where `get_state` was called; only warns if the data iterator has no state."""
     saved = grain_state.read(state)
     self._check(saved)
     self._move_to(saved)
 
   def start_prefetch(self) -> None:
-    """Starts preparing batches, if the data iterator does that ahead."""
+    """Starts preparing batches, if the data iterator can do that in advance."""
     if hasattr(self.local_iterator, "start_prefetch"):
       self.local_iterator.start_prefetch()
 
@@ -256,7 +256,7 @@ def get_next_batch_sharded(
 ) -> PyTree:
   """Returns the next batch of every host as one global batch; `pad` first makes shapes equal.
 
-  Only with `pad` do the hosts compare notes, so that one that has run out stops the others too.
+  The hosts compare their status only with `pad`; then a host that runs out of data stops all.
   """
   return _next_global_batch(
       local_iterator,

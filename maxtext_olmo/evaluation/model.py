@@ -83,7 +83,8 @@ class JaxLM(LM):
     super().__init__()
     if truncation not in requests_lib.TRUNCATIONS:
       raise errors.ConfigError(
-          f"truncation={truncation!r} is unknown; known are {', '.join(requests_lib.TRUNCATIONS)}."
+          f"truncation={truncation!r} is unknown; choose from"
+          f" {', '.join(requests_lib.TRUNCATIONS)}."
       )
     if max_length is not None and max_length < 1:
       raise errors.ConfigError(f"max_length={max_length} must be positive, or None for no limit.")

@@ -178,7 +178,7 @@ class Scorer:
   ):
     if packing not in PACKINGS:
       raise errors.ConfigError(
-          f"packing={packing!r} is unknown; known are {', '.join(map(repr, PACKINGS))}."
+          f"packing={packing!r} is unknown; choose from {', '.join(map(repr, PACKINGS))}."
       )
     self.mesh = mesh
     self.batch_size = batch_size

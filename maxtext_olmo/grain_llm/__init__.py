@@ -1,1 +1,1 @@
-"""The seed's Grain LLM iterators, over any Grain source of documents."""
+"""The Grain LLM iterators, over any Grain source of documents."""

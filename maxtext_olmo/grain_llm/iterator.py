@@ -98,13 +98,13 @@ class Batches:
 
   @functools.cached_property
   def info(self) -> row_dataset.RowInfo:
-    """What holds for all members together."""
+    """The properties of all members together."""
     each = self._infos
     for name in ("shard", "length"):
       values = {getattr(info, name) for info in each}
       if len(values) > 1:
         raise ConfigError(
-            f"All datasets of a mix must have one {name}, found {sorted(map(str, values))}."
+            f"All datasets of a mix must have the same {name}, found {sorted(map(str, values))}."
         )
     if len(each) == 1:
       return each[0]
@@ -199,11 +199,11 @@ class Batches:
     """
     if self.rows is None:
       return True
-    # Hosts that pack documents of their own have epochs of unequal length, so none ends a batch.
+    # Hosts that pack their own documents have epochs of unequal length, so only the data ends them.
     return self.rows.settle(COUNTED_AT_ONCE) and not (self.info.packed and self._own_rows)
 
   def num_steps(self, schedule: schedule_lib.BatchSchedule) -> int | None:
-    """Returns the steps until the end, which all hosts find alike from the rows of all hosts.
+    """Returns the number of steps until the end, which is the same on all hosts.
 
     None if there is no end, or if it is not known.
     """
@@ -223,7 +223,7 @@ class Batches:
     return rows.total(counts) if isinstance(rows, rows_by_position.MixedRecords) else counts[0]
 
   def epoch_steps(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
-    """Returns the steps of an epoch that begins with a step; no more than there is data for.
+    """Returns the number of steps, as far as there is data, of an epoch that begins with a step.
 
     None if that is not known.
     """
@@ -235,7 +235,7 @@ class Batches:
       count = max(int(n / (w / total)) for n, w in zip(self.lengths, self.weights))
     if count is None:
       return None
-    # Counted in rows of all hosts, of which a host's own are a fixed part.
+    # Counted in rows of all hosts, of which each host has a fixed share.
     scale = 1 if self.info.shard == "batch" else self.hosts
     end = schedule.start(first) * scale + count
     end = end // scale if self.drop_remainder else -(-end // scale)
@@ -293,7 +293,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     self._batches = batches
     self._schedule = batches.schedule
     self._metrics = metrics_lib.Metrics()
-    length = self._epoch_length(0)  # Counts a plan, whose end the loader then knows.
+    length = self._epoch_length(0)  # May count a plan, so that the loader knows its end.
     super().__init__(
         batches.loader(self._schedule),
         batches.mesh,
@@ -339,7 +339,11 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     self.iterator_length = self._epoch_length(self._epoch_start)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Moves to where `get_state` was called; ResumeError, and no change, for another stream."""
+    """Moves to where `get_state` was called.
+
+    Raises:
+      ResumeError: The state belongs to another stream; the iterator is unchanged.
+    """
     saved = grain_state.read(state)
     if saved.identity is None or saved.position is None:
       raise ResumeError(
@@ -349,7 +353,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     schedule = self._batches.schedule
     if schedule.start(saved.step) != saved.position and self._batches.rows is not None:
       schedule = schedule.anchored(saved.step, saved.position)
-      # The epoch of other batch sizes ends here, at the end of one of its batches.
+      # The epoch with the old batch sizes ends here, at the end of one of its batches.
       saved = dataclasses.replace(saved, epoch_start=saved.step)
     self._use(schedule)
     self._move_to(saved)

@@ -5,9 +5,9 @@
     make_grain_llm_iterator         both in one
 
 Rows that are random access (padded ones, and those packed by a plan) stay so through mixing and
-batching: a batch is a function of its step, and the state is one number. Rows that Grain packs as
-they come are read by worker processes but packed in one place, so that the number of workers does
-not change them either.
+batching: a batch is a function of its step, and the state is one number. For rows that Grain packs
+as they stream, worker processes read the documents but one process packs them, so the number of
+workers does not change these rows either.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ def make_grain_llm_dataset(
     dataset: Anything with `__len__` and `__getitem__` whose elements (after `operations`) have
       token ids under `inputs`.
     global_batch_size: Rows of a batch over all hosts.
-    max_target_length: Tokens of a row.
-    shuffle: Whether documents come in random order, another one in each epoch.
+    max_target_length: Tokens per row.
+    shuffle: Whether documents come in random order, a different one in each epoch.
     data_shuffle_seed: The seed of that order.
-    num_epochs: None repeats without end; 0 is one pass. Batches run over the end of an epoch.
+    num_epochs: None repeats without end; 0 is one pass. Batches may span the end of an epoch.
     operations: Grain transforms that are applied to each element first.
     grain_packing: Whether several documents share a row; first-fit, unless `packing` is given.
     grain_packing_bin_count: Rows that are filled at a time; by default as many as a host's batch
       has (with a plan, 1024).
-    shift: Whether targets and inputs are shifted against each other by one.
-    shift_target: Whether the targets move left; otherwise the inputs move right after an
-      `eod_token_id`.
+    shift: Whether targets and inputs are offset from each other by one.
+    shift_target: Whether the targets move left; otherwise the inputs move right, with an
+      `eod_token_id` before them.
     eod_token_id: The token that ends a document.
     apply_padding: Whether rows that are not packed are padded to `max_target_length`.
     packing: `first_fit`, `best_fit`, `concat_then_split` or `planned`; the last is random access.
@@ -87,8 +87,8 @@ def make_grain_llm_dataset(
       the number of hosts.
     long_documents: What to do with documents longer than a row: `error`, `truncate`, or `split`
       them into pieces.
-    packing_counts_path: Where a plan stores its numbers of rows, so that a resume need not count
-      them; None stores none.
+    packing_counts_path: Where a plan stores its row counts, so that a resume need not count again;
+      None stores none.
   """
   if grain_packing and packing is None:
     packing = "first_fit"
@@ -160,15 +160,15 @@ def make_grain_multihost_iterator(
     dataloading_host_count: How many hosts load data.
     dataset_weights: The shares of the mix; equal by default.
     worker_count: Processes that prepare batches; 0 prepares them in this process.
-    worker_buffer_size: Batches that each worker prepares ahead.
+    worker_buffer_size: Batches that each worker prepares in advance.
     drop_remainder: Whether the very last batch of all epochs together is dropped if it is not full;
       otherwise it is filled with rows of padding.
     batch_class: The class of a batch: `LLMBatch`, another data class with such fields, or `dict`.
     reset_after_epoch: Whether each epoch starts with the first row again; otherwise it continues
       where the last one stopped.
     use_thread_prefetch: Whether threads prepare batches, instead of processes.
-    batch_rampup_factors: Maps a step to the factor on the batch size from that step on; factors do
-      not multiply.
+    batch_rampup_factors: Maps a step to the factor by which the batch size is multiplied from that
+      step on; factors do not accumulate.
     when_exhausted: `stop` ends the mix with its first member that ends; `repeat` starts such a
       member again, until each has ended once.
     pad_shapes: Whether arrays are padded to the largest shape that any host has for a batch.
@@ -206,7 +206,7 @@ def make_grain_multihost_iterator(
       repeat=when_exhausted == "repeat",
       spec=layout.partition_spec(global_mesh, data_sharding),
   )
-  # Rows without a common length are as long on each host as its longest.
+  # Rows without a common length are padded to the longest row of each host, which may differ.
   pad_shapes = pad_shapes or (batches.info.length is None and dataloading_host_count > 1)
   return iterator_lib.LLMIterator(
       batches, reset_after_epoch=reset_after_epoch, pad_shapes=pad_shapes
@@ -288,4 +288,4 @@ def make_grain_llm_iterator(
 
 def _check_choice(name: str, value: Any, known: Sequence[Any]) -> None:
   if value not in known:
-    raise ConfigError(f"{name}={value!r} is unknown; known are {', '.join(map(repr, known))}.")
+    raise ConfigError(f"{name}={value!r} is unknown; choose from {', '.join(map(repr, known))}.")

@@ -1,4 +1,4 @@
-"""Records of tokens → rows of a language model: fit, pad or pack, shift, segment.
+"""Turns records of tokens into rows of a language model: fit, pad or pack, shift, segment.
 
 No function here changes its input. A record has `inputs` (token ids). It may have `targets`
 (otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 where
@@ -53,7 +53,7 @@ def record_of(element: Mapping[str, Any]) -> Record:
       record[name] = _int32(name, element[name])
   lengths = {name: len(values) for name, values in record.items()}
   if len(set(lengths.values())) > 1:
-    raise CorpusError(f"The arrays of a record must have one length, found {lengths}.")
+    raise CorpusError(f"The arrays of a record must have equal lengths, found {lengths}.")
   return record
 
 
@@ -67,9 +67,9 @@ def fit(record: Record, length: int, long_documents: str) -> list[Record]:
     return [record]
   if long_documents == "error":
     raise CorpusError(
-        f"A document has {size} tokens, the row {length}. Choose what to do with long ones:"
-        " long_documents='truncate' (olmo_long_documents in a config) drops the rest, 'split' gives"
-        " it rows of its own."
+        f"A document has {size} tokens, but a row holds {length}. Set long_documents"
+        " (olmo_long_documents in a config): 'truncate' drops the rest, 'split' divides the"
+        " document."
     )
   pieces = []
   for start in range(0, size, length):
@@ -96,8 +96,9 @@ def shifted(rows: Record, direction: str | None, eod_token_id: int) -> Record:
 
   Args:
     rows: The six arrays.
-    direction: `left` moves the targets, `right` moves the inputs, after an EOD; None neither.
-    eod_token_id: The EOD.
+    direction: `left` moves the targets; `right` moves the inputs and puts an EOD before them; None
+      moves neither.
+    eod_token_id: The EOD token.
   """
   rows = dict(rows)
   if direction == "left":
@@ -169,9 +170,9 @@ def pack_stream(
   """Returns rows of documents, packed by Grain, as the six arrays of a row before the shift.
 
   Args:
-    documents: Records, none longer than `length` unless it is concat_then_split.
+    documents: Records, none longer than `length` unless the packing is concat_then_split.
     packing: One of `packing.STREAMING`.
-    length: Tokens of a row.
+    length: Tokens per row.
     bins: Rows that are filled at a time.
     shuffle: Whether rows that were filled together come in random order.
     seed: The seed of that order.
@@ -201,7 +202,7 @@ def _name_masks(record: Record, masks: tuple[str, ...]) -> Record:
 
 
 def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
-  """Grain's names of segments and positions → ours; what a record masked stays masked."""
+  """Renames Grain's segments and positions to ours; what a record masks stays masked."""
   row = {}
   for side in SIDES:
     segments = packed[f"{side}_segment_ids"]

@@ -31,20 +31,20 @@ from maxtext_olmo.rows import prefetch
 
 @dataclasses.dataclass(frozen=True)
 class RowInfo:
-  """What is known of the rows of a dataset.
+  """The properties of the rows of a dataset.
 
   Attributes:
-    length: Tokens of a row; None if rows are not padded.
+    length: Tokens per row; None if rows are not padded.
     shard: `slice` if each host has rows of its own, `batch` if all hosts share one stream, of which
       each takes its rows of a batch.
     packed: Whether the number of rows does not follow from the number of documents, because rows
       are packed, split or filtered.
     endless: Whether rows never end.
     host_rows: The rows of each host until the end; empty if unknown or without end.
-    identity: What decides which row comes at which position, for all hosts together; empty if
+    identity: What decides which row is at which position, for all hosts together; empty if
       unknown.
-    version_1: The identity of each host in states of version 1; `host` is this host's.
-    host: Which of them this host is.
+    version_1: The identity of each host in states of version 1.
+    host: The index of this host in `version_1`.
   """
 
   length: int | None = None
@@ -61,9 +61,10 @@ class RowDataset(grain.IterDataset[Record]):
   """Rows, one at a time.
 
   Args:
-    info: What is known of them.
+    info: Their properties.
     rows: The rows, if they are random access.
-    open_stream: Otherwise, opens the stream, with a number of workers and of elements ahead.
+    open_stream: Otherwise, opens the stream, given the number of workers and of elements to
+      prefetch.
   """
 
   def __init__(
@@ -210,7 +211,7 @@ class RowMaker:
           eod_token_id=self.eod_token_id,
           num_epochs=epochs,
       )
-      # Every host counts the rows of all, so they agree without talking.
+      # Every host counts the rows of all hosts, so they agree without communicating.
       if epochs is not None and self.hosts > 1:
         host_rows = tuple(self._plan(host).count(epochs) for host in range(self.hosts))
     elif not self._packed:
@@ -261,7 +262,7 @@ class RowMaker:
     }
 
   def _identity_of_version_1(self, host: int) -> str:
-    """Returns what states of version 1, and the counts of a plan, name a host's rows by."""
+    """Returns the name of a host's rows in states of version 1 and in the counts of a plan."""
     fields = [
         self._what,
         f"{self.order} {self.seed}",
@@ -334,7 +335,8 @@ class RowMaker:
 
   @functools.cached_property
   def _source(self) -> source_lib.OlmoDocumentSource | rows_by_position.RecordParts:
-    # A corpus knows the lengths of its documents and reads parts of them; else, records are read.
+    # A corpus knows the lengths of its documents and reads parts of them; otherwise, whole records
+    # are read.
     is_corpus = isinstance(self.dataset, source_lib.OlmoDocumentSource)
     if is_corpus and not self.operations:
       return self.dataset

@@ -42,7 +42,7 @@ class RowsByPosition(grain.MapDataset[Record]):
 
   @property
   def num_rows(self) -> int | None:
-    """Rows in all; None if there is no end, or if it has not been counted yet."""
+    """The total number of rows; None if there is no end, or if it has not been counted yet."""
     raise NotImplementedError
 
   @property
@@ -51,7 +51,7 @@ class RowsByPosition(grain.MapDataset[Record]):
     raise NotImplementedError
 
   def rows(self, positions: np.ndarray) -> list[Record]:
-    """Returns the rows at some positions, all of which must be there."""
+    """Returns the rows at some positions, all of which must exist."""
     raise NotImplementedError
 
   def has(self, position: int) -> bool:
@@ -67,7 +67,7 @@ class RowsByPosition(grain.MapDataset[Record]):
     return True
 
   def close(self) -> None:
-    """Stops what runs in the background."""
+    """Stops background work."""
 
   def __len__(self) -> int:
     count = self.num_rows
@@ -133,7 +133,7 @@ class RecordParts:
     return {} if element is None else records_lib.record_of(element)
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """Returns the numbers of tokens of records; 0 for those that were filtered out."""
+    """Returns the number of tokens of each record; 0 for those that were filtered out."""
     return self._lengths[document_ids]
 
 
@@ -142,10 +142,10 @@ class PlannedRecords(RowsByPosition):
 
   Args:
     source: The documents.
-    plan: Which parts make up which row.
-    length: Tokens of a row.
+    plan: Says which parts make up which row.
+    length: Tokens per row.
     shift: How rows are shifted (`records.shifted`).
-    eod_token_id: What inputs that are shifted begin with.
+    eod_token_id: The first input, if inputs are shifted.
     num_epochs: Epochs until the end; None for no end.
   """
 
@@ -217,7 +217,7 @@ class PlannedRecords(RowsByPosition):
     self._stream.look_ahead(position)
 
   def settle(self, limit: int) -> bool:
-    # All hosts decide alike, because the decision depends on the number of documents alone.
+    # All hosts decide the same, because the decision depends only on the number of documents.
     epochs = self._stream.num_epochs or 1
     if epochs * self.plan.num_documents > limit:
       return False
@@ -311,13 +311,13 @@ class MixedRecords(RowsByPosition):
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-  """How rows become this host's batches.
+  """The division of rows into this host's batches.
 
   Attributes:
     schedule: Where each step starts and how many rows it takes.
     mine: For each batch size, the rows of the batch that this host holds, ascending; rows at or
       past the batch size are padding.
-    length: Tokens of a row; None pads to the longest of a batch.
+    length: Tokens per row; None pads to the longest row of a batch.
     drop_remainder: Whether a last batch that is not full is dropped; otherwise it is padded.
   """
 
@@ -331,8 +331,8 @@ class RowBatches(grain.MapDataset[Record]):
   """Maps a step to this host's rows of its batch; an element past the end is {}.
 
   Args:
-    source: Where rows come from.
-    batching: Which of them make up a batch.
+    source: Provides the rows.
+    batching: Says which of them make up a batch.
     num_steps: Steps to the end, if all hosts have agreed on it; otherwise the source's end decides.
   """
 

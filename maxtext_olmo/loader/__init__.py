@@ -1,1 +1,1 @@
-"""What a trainer holds: dataset types, the iterator, its state, and resume."""
+"""The trainer's view of the data: dataset types, the iterator, its state, and resume."""

@@ -1,13 +1,13 @@
-"""What happens when the corpus is no longer the one that a run was begun with.
+"""The policy for a corpus that changed since a run was started.
 
 A run keeps a copy of its index next to its checkpoints, so that a later mismatch can be reported
 file by file. Then `olmo_allow_corpus_change` decides:
 
-    no       the run is refused, with the list of what changed
-    extend   files appended at the end take part from the next epoch; the held-out part stays
+    no       the run is refused, with a list of what changed
+    extend   files appended at the end are used from the next epoch on; the held-out part stays
     any      the run continues at its position in the new corpus, after a warning
 
-An extended run's state carries the extents that its corpus has had, `[first epoch, files,
+The state of an extended run lists the extents that its corpus has had, `[first epoch, files,
 fingerprint]`. Each can be checked against the index alone, because the fingerprint of the first k
 files follows from the index.
 """
@@ -33,12 +33,12 @@ _COPIES = "olmo_corpus"
 
 @dataclasses.dataclass(frozen=True)
 class CorpusPolicy:
-  """Brings the stream of a run together with the state of an earlier one.
+  """Decides with which stream a run resumes if its corpus may have changed.
 
   Attributes:
     index: The corpus as it is now.
     allow: "no", "extend" or "any".
-    checkpoint_dir: Where copies of indexes are kept; empty where there is none.
+    checkpoint_dir: Where copies of indexes are kept; empty if there is none.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -48,12 +48,12 @@ class CorpusPolicy:
   def stream_for(
       self, entry: timeline.Entry, stream: stream_lib.Stream, position: Callable[[], int]
   ) -> stream_lib.Stream:
-    """Returns the stream to continue with; ResumeError where the change is not allowed.
+    """Returns the stream to continue with; raises ResumeError if the change is not allowed.
 
     Args:
       entry: What was in force when the state was saved.
       stream: The stream of the corpus as it is now.
-      position: Gives the position of the state, in samples of this stream.
+      position: Returns the position of the state, in samples of this stream.
     """
     was = str(entry.identity.get("fingerprint", ""))
     extents = list(entry.extents)
@@ -66,9 +66,8 @@ class CorpusPolicy:
     if self.allow == "any":
       logging.warning(
           "The corpus has changed since the checkpoint:\n%s\nolmo_allow_corpus_change=any: the run"
-          " continues at position %d of a new order over %d instances. Of what this epoch has"
-          " trained on already, some comes again, and some of the rest not before the next"
-          " epoch%s.",
+          " continues at position %d of a new order over %d instances. In this epoch, some data"
+          " that was already trained on is repeated, and some of the rest is skipped%s.",
           what,
           position(),
           stream.order.num_instances,
@@ -94,7 +93,7 @@ class CorpusPolicy:
     path = self._copy(self.index.fingerprint)
     if not path.exists() or (resumed and self.allow == "any"):
       path.parent.mkdir(parents=True, exist_ok=True)
-      # By epath, since checkpoints may be in an object store.
+      # With epath, because checkpoints may be in an object store.
       temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
       temporary.write_text(index_builder.dump_index(self.index))
       temporary.replace(path)
@@ -123,7 +122,7 @@ class CorpusPolicy:
     logging.warning(
         "The corpus has been extended since the checkpoint:\n%s\nEpoch %d (counted from 0) is the"
         " first with the new files, and has %d instances; until then nothing changes, and the"
-        " held-out part stays as it was.",
+        " held-out part stays the same.",
         what,
         first,
         extended.order.num_instances,
@@ -133,12 +132,12 @@ class CorpusPolicy:
   def _check_extents(
       self, extents: Sequence[stream_lib.Extent], last_must_be_present: bool = True
   ) -> None:
-    """Each extent must be a beginning of this corpus."""
+    """Raises ResumeError unless each extent is a prefix of this corpus."""
     for _, num_files, fingerprint in extents:
       if index_lib.find_prefix(self.index, fingerprint) != num_files:
         raise errors.ResumeError(
             f"The checkpoint's run had a corpus of {num_files} files with the fingerprint"
-            f" {fingerprint} in earlier epochs, and the first files of this index make another. Use"
+            f" {fingerprint} in earlier epochs, but the first files of this index have another. Use"
             " the index that the run was extended with."
         )
     if extents and last_must_be_present and extents[-1][1] != len(self.index.files):
@@ -148,7 +147,7 @@ class CorpusPolicy:
       )
 
   def _check_content(self, fingerprint: str) -> None:
-    """Where both indexes have checksums, files of the same size must be the same files."""
+    """Raises ResumeError, or warns, if checksums show that files of the same size were replaced."""
     old = self._old_index(fingerprint)
     found = index_lib.describe_changes(old, self.index) if old is not None else []
     if not found:
@@ -157,7 +156,7 @@ class CorpusPolicy:
     if self.allow == "any":
       logging.warning(
           "Files of the corpus were replaced since the checkpoint:\n%s\n"
-          "olmo_allow_corpus_change=any: the same instances come in the same order, with other"
+          "olmo_allow_corpus_change=any: the same instances come in the same order, with different"
           " tokens.",
           what,
       )
@@ -177,8 +176,8 @@ class CorpusPolicy:
     if index.max_target_sequence_length is None and sequence_length != index.sequence_length:
       lines.append(
           f"windows: the run had rows of {sequence_length} tokens, this index cuts files into"
-          f" {index.sequence_length} and has no max_target_sequence_length, so its instances are"
-          " others, in another order"
+          f" {index.sequence_length} and has no max_target_sequence_length, so its instances and"
+          " their order differ"
       )
     return [
         *lines,
@@ -201,18 +200,18 @@ def _indented(lines: Sequence[str]) -> str:
 
 
 def _advice(allow: str, appended: bool) -> str:
-  lines = ["Give the run the corpus that it was begun with, or, to continue with this one:"]
+  lines = ["Use the corpus that the run was started with, or, to continue with this one:"]
   if appended:
     lines.append(
-        "  olmo_allow_corpus_change=extend   the new files take part from the next epoch; nothing"
-        " repeats or is skipped"
+        "  olmo_allow_corpus_change=extend   the new files are used from the next epoch on; nothing"
+        " is repeated or skipped"
     )
   elif allow == "extend":
     lines = [
-        "olmo_allow_corpus_change=extend allows new files after the old ones, which stay as they"
-        " are. Or:"
+        "olmo_allow_corpus_change=extend allows new files only after the old ones, which must not"
+        " change. Or:"
     ]
   lines.append(
-      "  olmo_allow_corpus_change=any      some data of this epoch repeats, some is skipped"
+      "  olmo_allow_corpus_change=any      some data of this epoch is repeated, some is skipped"
   )
   return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""The iterator that a trainer holds: step after step, the global batch of that step.
+"""The iterator that a trainer holds, over the global batches of its steps.
 
 Its whole state is the number of steps done, the schedule that turns it into a position, and the
-run's history. What was made ahead is made anew from the position after a restore, so the state does
-not depend on workers or threads.
+run's history. After a restore, prefetched batches are made again from the position, so the state
+does not depend on workers or threads.
 
     step dataset ──▶ threads or workers make compact batches ──▶ a thread sends them ──▶ next()
 """
@@ -36,10 +36,10 @@ from maxtext_olmo.rows import steps
 
 @dataclasses.dataclass(frozen=True)
 class Prefetch:
-  """How batches are made ahead.
+  """The number of batches to make in advance.
 
-  Either `workers` processes have `per_worker` batches each ready, or threads have `batches`.
-  Up to `on_device` further batches are on the devices, or on their way, while the trainer is at an
+  Either `workers` processes keep `per_worker` batches ready each, or threads keep `batches` ready.
+  Up to `on_device` further batches are on the devices, or being sent, while the trainer is at an
   earlier step.
   """
 
@@ -50,11 +50,11 @@ class Prefetch:
 
   @property
   def threads(self) -> int:
-    """The threads that make batches: where cores allow, one reads while another checks."""
+    """The number of threads that make batches; of two, one reads while the other checks."""
     return min(2, max(1, cores.available_cores() - 1))
 
 
-# A batch on its way to the devices: called, it gives the arrays.
+# A batch that is being sent to the devices; calling it returns the arrays.
 _Sent = Callable[[], dict[str, jax.Array]]
 
 
@@ -62,8 +62,7 @@ _Sent = Callable[[], dict[str, jax.Array]]
 class _Sender:
   """Takes compact batches and sends them to the devices, one step after the other.
 
-  It refers to what it needs and not to the iterator, so that its thread does not keep a dropped
-  iterator alive.
+  It does not reference the iterator, so that its thread does not keep a dropped iterator alive.
   """
 
   batches: prefetch_lib.PrefetchedIterator
@@ -95,20 +94,20 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   """Global batches of a stream of rows, as dicts of six (batch, length) int32 arrays on a mesh.
 
   Args:
-    source: What rows are made of.
-    reader: What reads them.
+    source: Says what rows are made of.
+    reader: Reads the rows.
     start: Where it begins: the steps done, the schedule, the stream, and the history of the run.
-    layouts: For each batch size of the schedule, how the arrays lie on the mesh.
-    content: What is done with the tokens.
-    prefetch: How batches are made ahead.
-    restart_on_iter: Whether `iter()` starts again, as evaluation does; a train iterator's never
-      moves.
+    layouts: For each batch size of the schedule, how the arrays are laid out on the mesh.
+    content: How tokens are processed.
+    prefetch: How many batches are made in advance.
+    restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation; in
+      training, `iter()` does not move the iterator.
     pad_after_end: Whether padding batches follow a finite stream.
     corpus: Policy for a corpus that changed since a state was saved; None requires an identical
       corpus.
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
-    labels: For each file, the number of its label, where batches have the extra array `labels`.
+    labels: For each file, the number of its label, if batches have the extra array `labels`.
   """
 
   def __init__(
@@ -170,7 +169,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
           raise
         return self._padding_batch()
       except BaseException:
-        # What is ahead has moved past the step that failed; a caller that tries again gets this
+        # Prefetching has moved past the step that failed; a caller that tries again gets this
         # step, or the error again.
         self._stop()
         raise
@@ -184,7 +183,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return {**self._metrics.snapshot(), "queue_depth": ready}
 
   def __len__(self) -> int:
-    """Returns the steps from this iterator's beginning to the stream's end; TypeError if none."""
+    """Returns the number of steps from where this iterator began to the end of the stream.
+
+    Raises:
+      TypeError: The stream has no end, or its length is not known yet.
+    """
     stream = self._start.stream
     if stream.endless:
       raise TypeError("This stream has no end (olmo_num_epochs=0), so it has no length.")
@@ -203,17 +206,17 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def position(self) -> int:
-    """Positions consumed."""
+    """Samples consumed, over all hosts."""
     return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
 
   @property
   def stream(self) -> Any:
-    """Which row each position holds."""
+    """The stream, which says which row each position holds."""
     return self._start.stream
 
   @property
   def history(self) -> timeline.Timeline:
-    """What was in force at each step of the run so far."""
+    """The history: what was in force at each step of the run so far."""
     return self._history
 
   @property
@@ -223,11 +226,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def local_iterator(self) -> BatchIterator:
-    """What a trainer's checkpointing holds: this object, as the state is the same on all hosts."""
+    """The object whose state is checkpointed: this one, as the state is the same on all hosts."""
     return self
 
   def host_batches(self, first_step: int | None = None) -> steps.StepDataset:
-    """Returns this host's compact batches from `first_step`, by default the next step, on."""
+    """Returns this host's compact batches from `first_step` on; by default, from the next step."""
     step = self._step if first_step is None else first_step
     return self._make_dataset(self._start._replace(step=step))
 
@@ -241,7 +244,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return state_lib.make_state(self._history, self._start.stream, self._start.schedule, self._step)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues where the state was taken; ResumeError, and no change, for another stream's."""
+    """Continues after a saved state.
+
+    Raises:
+      ResumeError: The state belongs to another stream; the iterator is unchanged.
+    """
     first = self._beginning
     self._move_to(
         state_lib.read_state(
@@ -257,10 +264,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._corpus.keep_copy(resumed=True)
 
   def go_to(self, step: int, position: int | None = None) -> None:
-    """Continues with a step: where the schedule has it, or at `position`, counting from there.
+    """Continues with a step, at the position where the schedule puts it or at `position`.
 
-    A trainer that restored a model from a checkpoint without a data state knows the step, and
-    nothing else.
+    This serves a trainer that restored a model from a checkpoint without a data state, and so knows
+    only the step.
     """
     schedule, history = self._start.schedule, self._history.until(step)
     if position is None and history is not None and history.present is not self._history.present:
@@ -275,7 +282,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._move_to(self._beginning)
 
   def start_prefetch(self) -> None:
-    """Starts to prepare batches, so that the first one is there when it is asked for."""
+    """Starts preparing batches, so that the first one is ready when it is requested."""
     if self._sent is not None:
       return
     start = self._start._replace(step=self._step)
@@ -294,7 +301,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._sent = prefetch_lib.Prefetcher(sender.send, ahead.on_device)
 
   def close(self) -> None:
-    """Ends the workers and threads, and closes the files; idempotent."""
+    """Stops the workers and threads, and closes the files; idempotent."""
     self._stop()
     self._start.stream.close()
     self._reader.close()

@@ -1,15 +1,14 @@
-"""What ties a corpus and a position to a run of OLMo-core: its order of files, its fingerprint, its
-loader's state.
+"""Import of OLMo-core runs: their order of files, their fingerprint, and the state of their loader.
 
-OLMo-core's data loader keeps where it stands as a small dict:
+OLMo-core's data loader saves its place as a small dict:
 
     {"dataset_fingerprint": "…", "dataset_fingerprint_version": "v2.0", "dataset_type": "fsl",
     "seed": 34521, "epoch": 1,
      "batches_processed": 5, "tokens_processed": 2560, "sequence_length": 64,
      "max_target_sequence_length": null}
 
-Epochs count from 1, both counters begin anew with each epoch, and the tokens are what decides. Here
-that is one number: the epochs before are whole, and tokens are samples times the sequence length.
+Epochs count from 1, both counters restart with each epoch, and the number of tokens decides. Here
+that is one number: earlier epochs are complete, and tokens are samples times the sequence length.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 
 def permute_sources(files: Sequence[T], seed: int) -> list[T]:
-  """The files in the order that OLMo-core's `source_permutation_seed` gives them."""
+  """Returns the files in the order that OLMo-core's `source_permutation_seed` gives them."""
   places = list(range(len(files)))
   random.Random(seed).shuffle(places)
   return [files[place] for place in places]
@@ -44,7 +43,7 @@ def fingerprint(
     eos_id: int,
     bos_id: int | None = None,
 ) -> str:
-  """The fingerprint that OLMo-core 3 gives a fixed-length dataset of these files."""
+  """Returns the fingerprint that OLMo-core 3 gives a fixed-length dataset of these files."""
   head = (
       f"class=NumpyFSLDatasetvocab_size={vocab_size},pad_token_id={pad_id},eos_token_id={eos_id},"
       f"dtype=<class 'numpy.{index.dtype}'>,"
@@ -59,7 +58,7 @@ def fingerprint(
 
 @dataclasses.dataclass(frozen=True)
 class LoaderState:
-  """Where a data loader of OLMo-core stands, as its `state_dict` says."""
+  """The state of an OLMo-core data loader, from its `state_dict`."""
 
   seed: int
   epoch: int
@@ -73,57 +72,57 @@ class LoaderState:
 
   @classmethod
   def from_json(cls, values: Any, where: str) -> LoaderState:
-    """From the loader's `state_dict`, or a trainer's that has it as `data_loader`."""
+    """Parses the loader's `state_dict`, or a trainer's that has it as `data_loader`."""
     if isinstance(values, dict) and isinstance(values.get("data_loader"), dict):
       values = values["data_loader"]
     if not isinstance(values, dict):
-      raise errors.ResumeError(f"{where} is no state of OLMo-core's data loader: not an object.")
+      raise errors.ResumeError(f"{where} is not a state of OLMo-core's data loader: not an object.")
     values = {"max_target_sequence_length": None, **values}
     for name, kind in typing.get_type_hints(cls).items():
       if not isinstance(values.get(name, ...), kind) or isinstance(values[name], bool):
         raise errors.ResumeError(
-            f"{where} is no state of OLMo-core's data loader: {name} is"
+            f"{where} is not a state of OLMo-core's data loader: {name} is"
             f" {values.get(name, 'missing')!r}. Save `data_loader.state_dict()` as JSON."
         )
     state = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
     if state.dataset_type != "fsl":
       raise errors.ResumeError(
           f"{where} is of a dataset of type {state.dataset_type!r}; only 'fsl' (NumpyFSLDataset)"
-          " has the order that olmo_core is."
+          " has the olmo_core order."
       )
     if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
-      raise errors.ResumeError(f"{where} has numbers that no loader has: {state}.")
+      raise errors.ResumeError(f"{where} has numbers that are impossible: {state}.")
     return state
 
   @property
   def rows(self) -> int | None:
-    """Rows of a global batch, as far as the counters tell."""
+    """Rows of a global batch; None if they do not follow from the counters."""
     if not self.batches_processed:
       return None
     rows, rest = divmod(self.tokens_processed, self.batches_processed * self.sequence_length)
     return rows if not rest else None
 
   def position(self, index: index_lib.OlmoNpyIndex) -> int:
-    """The same place as a position in the `olmo_core` order over an index."""
+    """Returns the loader's place as a position in the `olmo_core` order over an index."""
     if index.max_target_sequence_length != self.max_target_sequence_length:
       raise errors.ResumeError(
           f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index"
-          f" has {index.max_target_sequence_length}: the instances are others. Build the index with"
-          " --max-target-sequence-length as the run had it."
+          f" has {index.max_target_sequence_length}: the instances differ. Build the index with the"
+          " run's --max-target-sequence-length."
       )
     if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
       raise errors.ResumeError(
           f"The loader had a sequence length of {self.sequence_length}, the index has"
           f" {index.sequence_length}. Without max_target_sequence_length that is another order,"
-          " which OLMo-core would continue with in silence: build the index with --sequence-length"
+          " with which OLMo-core would silently continue: build the index with --sequence-length"
           f" {self.sequence_length}."
       )
     samples, rest = divmod(self.tokens_processed, index.sequence_length)
     if rest:
       raise errors.ResumeError(
-          f"The loader stands at token {self.tokens_processed} of its epoch, inside an instance of"
-          f" {index.sequence_length} tokens; continue with a sequence length that divides"
-          " it."
+          f"The loader is at token {self.tokens_processed} of its epoch, inside an instance of"
+          f" {index.sequence_length} tokens; continue with a sequence length that divides that"
+          " number."
       )
     if samples > index.total_instances:
       raise errors.ResumeError(
@@ -133,10 +132,10 @@ class LoaderState:
     return (self.epoch - 1) * index.total_instances + samples
 
   def check_fingerprint(self, expected: str) -> None:
-    """ResumeError where the loader's dataset is not the one of a fingerprint."""
+    """Raises ResumeError if the loader's dataset does not have the expected fingerprint."""
     if self.dataset_fingerprint_version != _FINGERPRINT_VERSION:
       raise errors.ResumeError(
-          f"The state has a fingerprint of version {self.dataset_fingerprint_version!r};"
+          f"The state has a fingerprint of version {self.dataset_fingerprint_version!r}; only"
           f" {_FINGERPRINT_VERSION!r} can be checked. Leave out --vocab-size to skip the check."
       )
     if self.dataset_fingerprint != expected:

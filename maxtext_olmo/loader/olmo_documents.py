@@ -1,9 +1,9 @@
-"""`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one to a row.
+"""`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one per row.
 
-With `olmo_packing=planned` (or `none` where long documents are not split) and `olmo_shard=batch`, a
-row is a function of its position, and all that holds for `olmo_grain` holds here: the same stream
-on any number of hosts, a state of one integer, resumes with other batch sizes. The other packings
-stream, as Grain packs, through `make_grain_llm_iterator`.
+With `olmo_packing=planned` (or `none` if long documents are not split) and `olmo_shard=batch`, a
+row is a function of its position, and everything that holds for `olmo_grain` holds here too: the
+same stream on any number of hosts, a state of one integer, resumes with other batch sizes. The
+other packings stream, as Grain packs them, through `make_grain_llm_iterator`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
 def make_documents_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
-  """Returns one pass over the documents of another index, always from its beginning."""
+  """Returns an iterator over one pass of another index's documents, always from its beginning."""
   options = config_lib.Options.read(config)
   source = open_documents(options.olmo_eval_index_path, "", options)
   packing = options.olmo_packing if options.random_access_documents else "planned"
@@ -83,8 +83,10 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 def open_documents(
     index_path: str, documents_path: str, options: config_lib.Options
 ) -> source_lib.OlmoDocumentSource:
-  """The documents of an index; they are found now where that has not been done, by process 0
-  before the others look."""
+  """Returns the documents of an index, and builds its document index if there is none.
+
+  Process 0 builds it before the other processes look for it.
+  """
   index = collectives.run_on_all_processes(
       lambda: _open_index(index_path, options), "opening the corpus"
   )
@@ -102,7 +104,7 @@ def open_documents(
   collectives.run_on_all_processes(build, "finding the documents")
   documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
   if not documents.num_documents:
-    raise errors.CorpusError(f"The index {index_path} has no document.")
+    raise errors.CorpusError(f"The index {index_path} has no documents.")
   return source_lib.OlmoDocumentSource(
       index,
       documents,
@@ -124,7 +126,7 @@ def _stream(
     order: str,
     num_epochs: int | None,
 ) -> row_source.RowSequence:
-  """Returns the rows of all documents in one order, or of each label in one of its own, mixed."""
+  """Returns the rows of all documents in one order, or a mixture with an order for each label."""
   seed = options.data_shuffle_seed
   kind = f"{options.olmo_packing} rows of {options.max_target_length}"
   if options.olmo_packing == "planned":
@@ -144,7 +146,7 @@ def _mixed_rows(
 ) -> tuple[mixture_rows.MixedRows, str]:
   packed = options.olmo_packing == "planned"
   ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
-  # Rows of a plan are full, so shares of tokens are shares of rows; unpacked, a row is a document.
+  # Planned rows are full, so shares of tokens are shares of rows; unpacked, a row is a document.
   sizes = dict.fromkeys(ranges, 0)
   for entry in source.index.files:
     sizes[entry.label] += entry.n_tokens
@@ -213,8 +215,7 @@ def _streaming(
     mesh: jax.sharding.Mesh,
     source: source_lib.OlmoDocumentSource,
 ) -> Any:
-  """Rows packed as they come, or of each host's own documents; the iterator's state says where
-  it is."""
+  """Returns an iterator over rows that are packed as they stream, or from each host's documents."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
   return pipeline_lib.make_grain_llm_iterator(

@@ -1,4 +1,4 @@
-"""`dataset_type=olmo_grain`: an OLMo corpus, in an order, as batches on a mesh."""
+"""`dataset_type=olmo_grain`: the instances of an OLMo corpus, in an order, as batches on a mesh."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from maxtext_olmo.rows import windows
 def make_olmo_grain_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
 ) -> iterator_lib.BatchIterator:
-  """The train iterator, at the step where the run goes on.
+  """Returns the train iterator, at the step where the run resumes.
 
   Args:
     config: Any object with the data keys as attributes.
     global_mesh: The trainer's mesh.
-    process_indices: Accepted for MaxText's call; which rows a process loads follows from the mesh.
+    process_indices: Not used; MaxText passes it, but the mesh decides which rows a process loads.
   """
   del process_indices
   options = config_lib.Options.read(config)
@@ -53,7 +53,7 @@ def make_olmo_grain_train_iterator(
 def make_olmo_grain_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
 ) -> iterator_lib.BatchIterator:
-  """One pass over the held-out instances, or another index, always from its beginning."""
+  """Returns an iterator over the held-out instances, or another index, from its beginning."""
   del process_indices
   options = config_lib.Options.read(config)
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
@@ -68,7 +68,7 @@ def make_olmo_grain_eval_iterator(
 def _make_both(
     config: Any, mesh: jax.sharding.Mesh
 ) -> tuple[iterator_lib.BatchIterator, iterator_lib.BatchIterator]:
-  """Both iterators; where they share an index, its files are looked at once."""
+  """Returns both iterators; if they share an index, its files are checked once."""
   options = config_lib.Options.read(config)
 
   def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
@@ -147,28 +147,27 @@ def make_olmo_grain_data_loader(
     order: str = "feistel",
     order_cache_dir: str | None = None,
 ) -> grain.DataLoader:
-  """A `grain.DataLoader` over an OLMo corpus, record by record, whose batches no worker count
-  changes.
+  """Returns a `grain.DataLoader` over an OLMo corpus, with the same batches for any worker count.
 
   Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size
-  rows, in the order that `create_data_iterator` has too. Resume with `initial_step`, with any
-  number of workers and hosts; Grain's own state restores only into the same number of workers.
+  rows, in the same order as `create_data_iterator`. Resume with `initial_step`, with any number of
+  workers and hosts; Grain's own state restores only into the same number of workers.
 
   Args:
     index: The corpus.
-    seed: Of the order.
+    seed: Seed of the order.
     batch_size: Rows per batch on this host.
     shard_index: This host among those that load data.
     shard_count: Hosts that load data.
-    apply_ngram_filter: Mask rows with long repetitions out of the loss.
-    shift_to_inputs_targets: Give inputs and targets; else the tokens as they are.
-    path_remap: Rewrites of the token files' paths, by prefix.
+    apply_ngram_filter: Whether to mask rows with long repetitions out of the loss.
+    shift_to_inputs_targets: Whether to return inputs and targets; otherwise the tokens as they are.
+    path_remap: Replacements of path prefixes of token files.
     grain_worker_count: Worker processes; 0 reads in this process.
-    grain_worker_buffer_size: Batches each worker prepares ahead.
-    initial_step: Records this host has taken already: steps done times `batch_size`.
+    grain_worker_buffer_size: Batches that each worker prepares in advance.
+    initial_step: Records that this host has taken already: steps done times `batch_size`.
     order: See `OlmoIndexSampler`.
-    order_cache_dir: Where `olmo_core` and `maxtext` keep their arrays; the user's cache directory
-      unless given.
+    order_cache_dir: Where `olmo_core` and `maxtext` store their arrays; by default, the user's
+      cache directory.
   """
   operations: list[Any] = []
   if apply_ngram_filter:
@@ -194,8 +193,8 @@ def make_olmo_grain_data_loader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,
       operations=operations,
-      # The sampler knows the shards; were Grain told of them too, it would stride over what is
-      # sharded already.
+      # The sampler knows the shards; if Grain knew them too, it would stride over data that is
+      # already sharded.
       shard_options=grain.sharding.NoSharding(),
       worker_count=grain_worker_count,
       worker_buffer_size=grain_worker_buffer_size,
@@ -203,8 +202,7 @@ def make_olmo_grain_data_loader(
 
 
 def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
-  """Loads an index, brings it to the run's sequence length, and checks that its files are the
-  ones it describes."""
+  """Loads an index, adapts it to the run's sequence length, and checks the sizes of its files."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
     index = index.with_sequence_length(options.max_target_length)
@@ -219,7 +217,7 @@ def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyInde
 def _rows(
     index: index_lib.OlmoNpyIndex, options: config_lib.Options
 ) -> tuple[windows.WindowRows, reader.FileReader]:
-  """Returns the rows of an index, and what reads them."""
+  """Returns the rows of an index, and their reader."""
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
@@ -230,7 +228,7 @@ def _rows(
 
 
 def _short(value: Any) -> str:
-  """A value with long hashes cut, enough to tell two apart by eye."""
+  """Returns a value as text, with long hashes cut to what tells two apart by eye."""
   return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))
 
 
@@ -240,8 +238,8 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
   left_out = sorted({entry.label for entry in index.files if entry.n_instances} - mixed)
   if left_out:
     logging.warning(
-        "olmo_mixture leaves out %d labels, which never come: %s%s. '*' would take in all that are"
-        " not named.",
+        "olmo_mixture leaves out %d labels, which are never read: %s%s. Add '*' to include all that"
+        " are not named.",
         len(left_out),
         ", ".join(left_out[:10]),
         ", …" if len(left_out) > 10 else "",
@@ -249,7 +247,7 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
 
 
 def _announce(iterator: iterator_lib.BatchIterator) -> None:
-  """One line that says where the run goes on, so that two runs can be compared by eye."""
+  """Logs one line that says where the run resumes, so that two runs can be compared by eye."""
   position = iterator.position
   epoch, place = iterator.stream.order.locate(np.array([position]))
   end = iterator.stream.num_positions

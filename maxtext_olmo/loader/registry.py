@@ -80,7 +80,7 @@ MakeIterator = Callable[[Any, jax.sharding.Mesh], Any]
 
 
 class DatasetType(NamedTuple):
-  """How to make the iterators of a dataset type from a config and a mesh.
+  """The functions that make the iterators of a dataset type from a config and a mesh.
 
   Attributes:
     make_train: Makes the train iterator, a `DataIterator`.
@@ -108,7 +108,7 @@ def register_dataset_type(
   """Registers a dataset type, in place of any earlier one of that name.
 
   Args:
-    name: The value of `config.dataset_type` that selects it. The rest is as in `DatasetType`.
+    name: The value of `config.dataset_type` that selects it. See `DatasetType` for the rest.
   """
   _REGISTERED[name] = DatasetType(make_train, make_eval, reads=reads)
 
@@ -183,7 +183,7 @@ def _find(name: str) -> tuple[DatasetType, bool]:
   """Returns a dataset type, and whether it is one of this package's own."""
   if name in _REGISTERED:
     return _REGISTERED[name], False
-  if name in config_lib.DATASET_TYPES:  # Each is a module here, which imports this one.
+  if name in config_lib.DATASET_TYPES:  # Imported late: each is a module that imports this one.
     return importlib.import_module(f"maxtext_olmo.loader.{name}").DATASET_TYPE, True
   if name in _entry_points():
     return _entry_points()[name].load(), False

@@ -1,4 +1,4 @@
-"""The iterator in an Orbax checkpoint, and where a run resumes.
+"""Saving the iterator in an Orbax checkpoint, and finding where a run resumes.
 
     manager.save(step, args=ocp.args.Composite(
         state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
@@ -6,8 +6,8 @@
         state=ocp.args.StandardRestore(abstract), data=maxtext_olmo.IteratorRestore(train)))
 
 The state is the same on all processes, so process 0 writes one small file and all processes read
-it. States that Grain's handler wrote, one file per process, are read too, and so is a JSON item of
-Orbax.
+it. States that Grain's handler wrote, one file per process, can be read too, and so can JSON items
+of Orbax.
 
 A run resumes at a step, at a position, or after the latest committed checkpoint. A checkpoint
 labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next. Only committed
@@ -38,7 +38,7 @@ from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
 _FILE = "olmo_state.json"
-# Ours, that of Orbax's JSON handler, and those of Grain's handler, which all hold the same state.
+# Our file, that of Orbax's JSON handler, and those of Grain's handler; all hold the same state.
 _KNOWN = re.compile(r"olmo_state\.json|metadata|process_\d+(-of-\d+)?\.json")
 # The items under which a trainer keeps the iterator: this package's, then MaxText's.
 _DATA_ITEMS = ("data", "iter")
@@ -75,17 +75,17 @@ def _is_state(value: Any) -> bool:
 
 
 class IteratorCheckpointHandler(ocp.CheckpointHandler):
-  """Saves and restores an iterator of this library; it has no state itself."""
+  """Saves and restores an iterator of this library; the handler itself is stateless."""
 
   def save(self, directory: epath.Path, args: IteratorSave) -> None:
     """Writes the state, on process 0."""
-    # On all processes: some iterators gather what each process has.
+    # Called on all processes, because some iterators gather the states of all.
     state = args.item.get_state()
     if jax.process_index() == 0:
       (directory / _FILE).write_text(json.dumps(grain_state.jsonable(state)))
 
   def restore(self, directory: epath.Path, args: IteratorRestore) -> Any:
-    """Moves the iterator to where the state was taken, and returns it."""
+    """Moves the iterator to where the state was saved, and returns it."""
     state = find_state(directory)
     if state is None:
       raise errors.ResumeError(
@@ -95,7 +95,7 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
     if jax.process_count() > 1 and grain_state.is_of_one_process(state):
       raise errors.ResumeError(
           f"{directory} holds the state of one process's data, saved by an earlier release, and"
-          f" this run has {jax.process_count()}. If it holds for all of them, read the file and"
+          f" this run has {jax.process_count()}. If it is valid for all of them, read the file and"
           " pass it to set_state on each process."
       )
     args.item.set_state(state)
@@ -132,7 +132,7 @@ class IteratorRestore(ocp.args.CheckpointArgs):
 
 
 def latest_committed_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
-  """The largest step with a committed checkpoint, or None."""
+  """Returns the largest step with a committed checkpoint, or None."""
   directory = epath.Path(checkpoint_dir)
   if not directory.exists():
     return None
@@ -145,19 +145,19 @@ def _steps_in(directory: epath.Path) -> list[epath.Path]:
 
 
 def is_committed(path: epath.Path) -> bool:
-  """Whether a save ran to its end here; Orbax notes that in one of two ways, by kind of storage."""
+  """Returns whether a save was completed here; Orbax marks that in a way that suits the storage."""
   if (path / "commit_success.txt").exists():
     return True
   try:
     metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text())
   except (OSError, ValueError):
     return False
-  # Where a save writes in place, the file is there from its beginning, without the time of its end.
+  # A save that writes in place creates the file when it begins, without a commit time.
   return isinstance(metadata, dict) and bool(metadata.get("commit_timestamp_nsecs"))
 
 
 def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
-  """The data state inside a checkpoint, or None where it has none that this library saved."""
+  """Returns the data state in a checkpoint, or None if it has none that this library saved."""
   for path in _steps_in(epath.Path(checkpoint_dir)):
     for item in _DATA_ITEMS if int(path.name) == step else ():
       state = find_state(path / item)
@@ -174,7 +174,7 @@ def find_start(
     *,
     corpus: corpus_change.CorpusPolicy | None = None,
 ) -> state_lib.Start:
-  """Where the run goes on; process 0 decides for all."""
+  """Returns where the run resumes; process 0 decides for all."""
   decision = collectives.from_process_0(
       lambda: _decide(options), "looking for the step to resume at"
   )

@@ -1,16 +1,16 @@
-"""The state of a run: one position, and the run's history, which says what the position counts in.
+"""The state of a run: its position, and a history that says what the position counts.
 
     {"format": 2, "kind": "stream", "step": 200, "position": 102400,
      "history": [{"step": 0, "position": 0, "sequence_length": 8192, "schedule": {…},
                   "identity": {…}, "content": {…}, …}]}
 
-The position decides where a run resumes. The step is what the trainer counts; where the schedule in
-force puts that step elsewhere, it is anchored anew at the position. The identity of the last entry
-must agree with the run's; what happens where the corpus has changed is up to `corpus_change`. The
-content may change, with a warning. Whatever changed is a new entry of the history.
+The position decides where a run resumes. The step is what the trainer counts; if the schedule in
+force puts that step elsewhere, the schedule is anchored again, at the position. The identity of the
+last entry must match the run's; if the corpus has changed, `corpus_change` decides. The content may
+change, with a warning. Every change adds an entry to the history.
 
 Later releases read states of all earlier formats (docs/guides/resume.md has the policy). Format 1
-has no history: of its run only what was in force when it was saved is known.
+has no history: it records only what was in force when it was saved.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DAMAGED = "Restore another checkpoint, or set initial_step or olmo_initial_posi
 
 
 class Start(NamedTuple):
-  """Where a run resumes, and what is known of it before."""
+  """The point where a run resumes, and the history up to it."""
 
   step: int
   schedule: schedule_lib.BatchSchedule
@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 _ADVICE = {
-    "fingerprint": "the data is another than the run was begun with",
+    "fingerprint": "the data is not the data that the run started with",
     "order": "set olmo_order, olmo_mixture, olmo_consumed_path and enable_data_shuffling back",
     "seed": "set data_shuffle_seed back",
     "split": "set olmo_eval_instances back",
@@ -48,14 +48,14 @@ _ADVICE = {
 
 
 def position_after(stream: Any, schedule: schedule_lib.BatchSchedule, step: int) -> int:
-  """Returns the positions that `step` steps have consumed; the padding of a last batch was none."""
+  """Returns the position after `step` steps; the padding of a last batch does not count."""
   position = schedule.position(step)
   end = stream.num_positions
   return position if end is None else min(position, end)
 
 
 def begin_history(start: Start, content: dict[str, Any]) -> timeline_lib.Timeline:
-  """Returns the history of a run up to a start: what it was, and what is in force from here on."""
+  """Returns the history of a run up to its start, and what is in force from there on."""
   schedule = start.schedule
   step, position = schedule.anchor_step, schedule.anchor_position
   if start.history is not None:
@@ -98,11 +98,11 @@ def read_state(
     corpus: corpus_change.CorpusPolicy | None = None,
     whole_batches: bool = False,
 ) -> Start:
-  """Returns where the run resumes; ResumeError where the state belongs to another stream.
+  """Returns where the run resumes; raises ResumeError if the state belongs to another stream.
 
   Args:
-    state: As `make_state` gave it, perhaps in another run or an earlier release.
-    content: What this run does with tokens, as a state records it.
+    state: A result of `make_state`, perhaps from another run or an earlier release.
+    content: How this run processes tokens, as a state records it.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical
       corpus.
     whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core
@@ -122,7 +122,7 @@ def read_state(
     if saved != value:
       logging.warning(
           "The checkpoint was saved with %s=%s, this run has %s: the same rows come in the same"
-          " order, but what is in them differs from here on.",
+          " order, but their content differs from here on.",
           name,
           saved,
           value,
@@ -137,7 +137,7 @@ def read_state(
 
 def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
   """Returns the step, the position and the history of a state of any format."""
-  state = grain_state.jsonable(state)  # Some frameworks hand NumPy integers back.
+  state = grain_state.jsonable(state)  # Some frameworks restore integers as NumPy's.
   if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
     raise errors.ResumeError(
         f"This is not a data state that this library saved: {str(state)[:200]!r}. Expected a dict"
@@ -160,7 +160,7 @@ def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
 
 
 def _history_of_format_1(state: dict[str, Any]) -> timeline_lib.Timeline:
-  """Returns what a state of format 1 knows of its run: nothing of the steps before it."""
+  """Returns the history in a state of format 1, which knows nothing of the steps before it."""
   here = [state["step"], state["position"]]
   values = {
       "step": state["step"],
@@ -195,8 +195,8 @@ def _whole_batches(position: int, stream: Any, size: int) -> int:
   repeated = (position - start) % size
   if repeated:
     logging.warning(
-        "olmo_order_resume=olmo_core: position %d is no whole number of batches of %d; %d samples"
-        " are repeated, as OLMo-core repeats them.",
+        "olmo_order_resume=olmo_core: position %d is not a whole number of batches of %d in its"
+        " epoch; %d samples are repeated, as in OLMo-core.",
         position,
         size,
         repeated,
@@ -208,7 +208,7 @@ def _check_identity(
     was: dict[str, Any], stream: Any, corpus: corpus_change.CorpusPolicy | None
 ) -> None:
   now = stream.identity()
-  checked = ["fingerprint"] if corpus is not None else []  # The policy has looked at it.
+  checked = ["fingerprint"] if corpus is not None else []  # The policy has checked it.
   if corpus is not None and corpus.allow == "any" and was.get("fingerprint") != now["fingerprint"]:
     checked.append("split")
   if "documents" not in was:  # Saved before states named the documents.
@@ -235,12 +235,12 @@ def _advice(name: str, was: dict[str, Any], stream: Any) -> str:
   split = getattr(stream, "split", None)
   if name == "split" and windows.isdigit() and split is not None:
     count = int(windows) * split.chunk_size
-    return f"set olmo_eval_instances={count}, which is as much at {stream.sequence_length} tokens"
-  return _ADVICE.get(name, "they must agree")
+    return f"set olmo_eval_instances={count}, the same amount at {stream.sequence_length} tokens"
+  return _ADVICE.get(name, "they must be the same")
 
 
 def _in_samples(position: int, length: int, now: int) -> int:
-  """Returns a position in samples of another length; the fingerprint shows the tokens are equal."""
+  """Converts a position to samples of another length; equal fingerprints mean equal tokens."""
   if length == now:
     return position
   converted, rest = divmod(position * length, now)

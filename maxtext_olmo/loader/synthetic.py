@@ -1,7 +1,6 @@
-"""`dataset_type=synthetic`: random tokens that need no files, through the same stream, schedule and
-iterator.
+"""`dataset_type=synthetic`: random tokens, without files, from the same kind of iterator.
 
-For measuring a trainer without data, and for trying a mesh. Instance i is a pure function of the
+Use it to measure a trainer without data, or to try out a mesh. Instance i is a pure function of the
 seed and i, so the laws hold here too: a resumed run has the same tokens on any number of hosts.
 """
 
@@ -43,7 +42,7 @@ class SyntheticRecords:
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticRows(row_source.RowSourceDefaults):
-  """Row i is record i, whole."""
+  """Rows of one record each: row i is the whole of record i."""
 
   row_length: int
   count: int
@@ -64,7 +63,7 @@ class SyntheticRows(row_source.RowSourceDefaults):
 def make_synthetic_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
-  """Returns random tokens without end."""
+  """Returns an endless iterator over batches of random tokens."""
   options = config_lib.Options.read(config)
   made = _stream(options, _TRAIN_INSTANCES, "train", None)
   return wiring.train_iterator(options, global_mesh, *made, content=_CONTENT)
@@ -73,7 +72,7 @@ def make_synthetic_train_iterator(
 def make_synthetic_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
-  """Returns a few batches of random tokens, the same each time."""
+  """Returns an iterator over a few batches of random tokens, the same each time."""
   options = config_lib.Options.read(config)
   made = _stream(options, _EVAL_BATCHES * options.global_batch_size_to_eval_on, "eval", 1)
   return wiring.eval_iterator(options, global_mesh, *made, content=_CONTENT)

@@ -1,4 +1,4 @@
-"""The iterators of any dataset type, from its rows, its stream and the options."""
+"""Builds the iterators of any dataset type from its rows, its stream and the options."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def train_iterator(
   """Returns the iterator over training batches, at the step where the run resumes.
 
   Args:
-    stream: Which row each position holds.
-    content: What is done with the tokens, if not what the options say.
+    stream: Says which row each position holds.
+    content: How tokens are processed; by default, as the options say.
     index: The corpus, whose labels a batch may have as an extra array.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
   """
@@ -79,7 +79,7 @@ def eval_iterator(
     content: steps.Content | None = None,
     index: index_lib.OlmoNpyIndex | None = None,
 ) -> iterator_lib.BatchIterator:
-  """Returns the iterator over evaluation batches, which always begins at the stream's beginning."""
+  """Returns the iterator over evaluation batches, which always starts at the stream's beginning."""
   size = options.global_batch_size_to_eval_on
   layout = _layout(options, mesh, options.global_batch_size_to_load_eval)
   _check_agreement(options, stream)
@@ -97,7 +97,7 @@ def eval_iterator(
 
 
 def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
-  """Returns for each file the number of its label, in the order in which labels first appear."""
+  """Returns the label number of each file; labels are numbered in order of first appearance."""
   numbers: dict[str, int] = {}
   return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
 
@@ -128,5 +128,5 @@ def _prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:
 
 
 def _check_agreement(options: config_lib.Options, stream: Any) -> None:
-  """Raises on all processes where they were given different runs."""
+  """Raises ConfigError on all processes if their options or streams differ."""
   collectives.check_equal({**options.run_options(), **stream.identity()})

@@ -315,7 +315,7 @@ def share_values(
   """
   if unit not in UNITS:
     raise errors.ConfigError(
-        f"olmo_mixture_unit={unit!r} is unknown; known are {', '.join(UNITS)}."
+        f"olmo_mixture_unit={unit!r} is unknown; choose from {', '.join(UNITS)}."
     )
   named = labels_of(mixture, sizes)
   found = {}

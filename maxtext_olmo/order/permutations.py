@@ -61,7 +61,7 @@ def order_class(name: str) -> type[base.Order]:
   """Returns the class of the order of that name."""
   if name not in _ORDERS:
     raise errors.ConfigError(
-        f"olmo_order={name!r} is not a known order; known are {', '.join(order_names())}."
+        f"olmo_order={name!r} is not a known order; choose from {', '.join(order_names())}."
     )
   return _ORDERS[name]
 

@@ -1,1 +1,1 @@
-"""What a row, and a batch, holds."""
+"""Rows and batches: what they hold, and how they are read."""

@@ -1,7 +1,7 @@
 """The arrays of a batch: their names, and how they follow from tokens.
 
-A row keeps its full length, since attention kernels want round ones: the target of a token is the
-token after it, and the last one, which has none, is masked. The loss counts where
+A row keeps its full length, because attention kernels prefer round lengths. The target of a token
+is the token after it; the last token has none and is masked. Loss is taken where
 `targets_segmentation` is not 0.
 
     tokens                 5  6  0  7  8                  the same with segments after each 0
@@ -12,13 +12,13 @@ token after it, and the last one, which has none, is masked. The loss counts whe
     inputs_segmentation    1  1  1  1  1                  1  1  1  2  2
     targets_segmentation   1  1  1  1  0                  1  1  2  2  0
 
-With a shift to the right, the tokens are the targets, and the inputs are the same one place later,
-after an EOS. A row that the repetition filter rejects has `targets_segmentation` all 0; in a
-padding row everything is 0.
+With a right shift, the tokens are the targets, and the inputs are the same tokens one place later,
+after an EOS. A row that the repetition filter rejects has 0 throughout `targets_segmentation`; a
+padding row is 0 throughout.
 
-The step dataset makes compact batches, from which a device or `to_arrays` makes these:
+A device, or `to_arrays`, makes these arrays from the compact batches of the step dataset:
 
-    tokens    (rows, length) as they lie in the files
+    tokens    (rows, length) as they are stored in the files
     used      (rows,)        the number of tokens that are not padding
     trained   (rows,)        False where the filter rejects the row
     starts    (rows, words)  a bit where a segment begins, or absent
@@ -29,9 +29,9 @@ L); `LLMIndexedBatch` also says which request each row answers. They work with N
 alike, and pass through `jit`, `device_put` and `tree.map`. Importing this module starts no JAX
 backend.
 
-Segmentation 0 is padding, documents count from 1, and the loss counts where `targets_segmentation`
-is not 0. A recurrent model starts afresh at document borders. Cutting a batch along the sequence
-must not invent any, so the borders of the whole are kept with its parts:
+Segmentation 0 is padding, and documents count from 1. A recurrent model resets its state at
+document borders. Slicing a batch along the sequence must not add borders, so a slice keeps those of
+the whole batch:
 
     inputs_segmentation                  1 1 1 2 2 2
     batch.get_document_borders()         1 0 0 1 0 0
@@ -61,9 +61,9 @@ NAMES = (
     "targets_segmentation",
 )
 TARGETS_SEGMENTATION = NAMES[-1]
-# Arrays with one value per row that a batch has on request.
+# Optional arrays of a batch, with one value per row.
 EXTRAS = ("row_ids", "labels")
-# What making a batch took, in the order of a compact batch's `cost`.
+# What making a batch cost, in the order of a compact batch's `cost`.
 COST = ("order_seconds", "read_seconds", "filter_seconds", "bytes_read", "reads")
 
 _INT32 = np.iinfo(np.int32)
@@ -71,11 +71,11 @@ _INT32 = np.iinfo(np.int32)
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-  """How inputs and targets are offset by one token.
+  """The offset of one token between inputs and targets.
 
   Attributes:
     direction: `left` moves the targets, `right` the inputs.
-    first_id: What the inputs begin with where they are moved.
+    first_id: The first input, if the inputs are moved.
   """
 
   direction: str = "left"
@@ -85,11 +85,11 @@ class Shift:
 def to_arrays(batch: Mapping[str, np.ndarray], shift: Shift = Shift()) -> dict[str, np.ndarray]:
   """Returns the arrays of a compact batch, made on the host.
 
-  `inputs` may share the memory of the tokens, and where all rows of an array are the same they are
-  read-only views of one: copy before writing.
+  `inputs` may share memory with the tokens, and an array whose rows are all the same may be a
+  read-only view of one row: copy before writing.
 
   Args:
-    batch: As the step dataset makes it.
+    batch: A compact batch, as the step dataset makes it.
     shift: How inputs and targets are offset.
   """
   tokens, used, trained = _as_int32(batch["tokens"]), batch["used"], batch["trained"]
@@ -137,8 +137,8 @@ def make_rows(
   Args:
     tokens: Token ids (n, L), of any integer dtype.
     keep: The filter's verdict (n,), False where a row is rejected; None keeps all.
-    real: False where a row is padding (n,); None where none is.
-    eos_id: Ends a document; segments and positions then follow the documents.
+    real: False where a row is padding (n,); None if no row is.
+    eos_id: The token that ends a document; if given, segments and positions follow documents.
   """
   tokens = np.asarray(tokens)
   if tokens.ndim != 2:
@@ -175,7 +175,7 @@ class ShiftToInputsTargets(grain.transforms.Map):
 
 
 def _as_int32(tokens: np.ndarray) -> np.ndarray:
-  """Returns the same ids as int32, without a copy where the bytes are the same."""
+  """Returns the same ids as int32, without a copy if the bytes are the same."""
   if not np.issubdtype(tokens.dtype, np.integer):
     raise CorpusError(f"Token ids must be integers, found an array of {tokens.dtype}.")
   if np.can_cast(tokens.dtype, np.int32):
@@ -225,13 +225,13 @@ class LLMBatch:
   inputs_segmentation: Array
   targets_position: Array
   targets_segmentation: Array
-  # (B, L) bool, or None, which is no leaf, where the segmentation tells.
+  # (B, L) bool; None, which is not a pytree leaf, if the segmentation shows the borders.
   _document_borders: Array | None = None
 
   _ROW_FIELDS: ClassVar[tuple[str, ...]] = ()  # one value per row, (B,)
 
   def get_document_borders(self) -> Array:
-    """True where a token is the first of its document, of the padding, or of the row."""
+    """Returns True where a token is the first of its document, of the padding, or of the row."""
     if self._document_borders is not None:
       return self._document_borders
     segments = self.inputs_segmentation
@@ -240,7 +240,7 @@ class LLMBatch:
     return xp.concatenate([xp.ones_like(segments[..., :1], dtype=bool), changes], axis=-1)
 
   def __getitem__(self: _Batch, key: Any) -> _Batch:
-    """Indexes every array; of a tuple, an array takes as many parts as it has axes."""
+    """Indexes every array; an array uses as many items of a tuple as it has axes."""
     whole = dataclasses.replace(self, _document_borders=self.get_document_borders())
     return tree_util.tree_map(
         lambda array: array[key[: array.ndim] if isinstance(key, tuple) else key], whole
@@ -250,13 +250,13 @@ class LLMBatch:
   def from_inputs(
       cls: type[_Batch], inputs: Array, targets: Array | None = None, **row_fields: Array
   ) -> _Batch:
-    """One document per row; without `targets`, `inputs` are predicted, each from those before.
+    """Makes a batch with one document per row; without `targets`, the inputs are predicted.
 
     Args:
       inputs: Token ids (B, L). Without `targets` they become the targets, and the inputs are the
-        same shifted right by one, behind a 0.
+        same ids shifted right by one, after a 0.
       targets: Token ids (B, L).
-      **row_fields: The fields of shape (B,), where the class has any.
+      **row_fields: The fields of shape (B,), if the class has any.
     """
     xp: Any = inputs.__array_namespace__()
     if targets is None:
@@ -272,7 +272,7 @@ class LLMBatch:
 
   @classmethod
   def get_dtype_struct(cls: type[_Batch], batch_size: int, max_length: int) -> _Batch:
-    """Shapes and dtypes of a batch, as `jax.ShapeDtypeStruct`s."""
+    """Returns the shapes and dtypes of a batch, as `jax.ShapeDtypeStruct`s."""
     import jax
 
     return tree_util.tree_map(
@@ -282,7 +282,7 @@ class LLMBatch:
 
   @classmethod
   def get_sample(cls: type[_Batch], batch_size: int, max_length: int) -> _Batch:
-    """A batch of zeros, in NumPy."""
+    """Returns a batch of zeros, as NumPy arrays."""
     arrays: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
       if field.name in cls._ROW_FIELDS:

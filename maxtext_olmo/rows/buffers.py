@@ -1,13 +1,13 @@
-"""Page-aligned arrays whose memory is used again once nobody holds them.
+"""Page-aligned arrays whose memory is reused once nothing references them.
 
-A fresh large array costs a page fault every 4 KiB, and one that does not begin where a page begins
-copies several times slower. So a batch's memory comes from a pool, and goes back to it by itself:
+A new large array costs a page fault every 4 KiB, and an array that is not page-aligned copies
+several times slower. So a batch's memory comes from a pool, and returns to it automatically:
 
     array ──base──▶ lease ──owns──▶ memory
                       │
-                      └── when the last of them is gone, the memory returns to the pool
+                      └── when nothing references the lease, the memory returns to the pool
 
-The base of a view is the lease too, and so is what a JAX array on the CPU holds that shares the
+A view of the array references the lease too, and so does a JAX array on the CPU that shares the
 memory instead of copying it.
 """
 
@@ -25,14 +25,14 @@ import numpy as np
 
 
 class _Memory(NamedTuple):
-  """A piece of memory, and where it begins."""
+  """A block of memory, and the address where it begins."""
 
   pages: mmap.mmap
   address: int
 
 
 class _Lease:
-  """Owns a piece of memory while arrays refer to it."""
+  """Owns a block of memory while arrays refer to it."""
 
   __slots__ = ("__array_interface__", "_memory", "_pool")
 
@@ -46,9 +46,9 @@ class _Lease:
 
 
 class BufferPool:
-  """Arrays of any shape, over memory that is used again.
+  """A pool of reusable memory for arrays of any shape.
 
-  Safe for threads, and empty after pickling or a fork.
+  Thread-safe, and empty after pickling or a fork.
   """
 
   def __init__(self, max_free: int = 8):
@@ -63,7 +63,7 @@ class BufferPool:
     self.made = 0
 
   def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An array with arbitrary content, page-aligned, that nobody else refers to."""
+    """Returns a page-aligned array with arbitrary content that nothing else references."""
     dtype = np.dtype(dtype)
     pages = -(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE)
     size = max(1, pages) * mmap.PAGESIZE
@@ -85,14 +85,14 @@ class BufferPool:
     return np.asarray(_Lease(self, memory, interface))
 
   def clear(self) -> None:
-    """Lets go of the memory that nobody holds."""
+    """Frees the memory that is not in use."""
     with self._lock:
       for free in self._free.values():
         free.clear()
 
   def _give_back(self, memory: _Memory, *, getpid=os.getpid) -> None:
-    # Bound as a default, because at interpreter exit the module's names may be gone before the last
-    # array is.
+    # `getpid` is bound as a default, because at interpreter exit the module's names may be gone
+    # before the last array is.
     if self._pid != getpid():
       return
     with self._lock:
@@ -105,10 +105,10 @@ class BufferPool:
 
 
 def _map(size: int) -> _Memory:
-  # Private, so that what a forked child does to its copy stays there.
+  # Private, so that a forked child writes only to its own copy.
   memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   if size >= 1 << 21:
-    # Large pages spare faults and look-ups; a kernel without them is no reason to stop.
+    # Huge pages save page faults and look-ups, but not every kernel has them.
     with contextlib.suppress(OSError, AttributeError):
       memory.madvise(mmap.MADV_HUGEPAGE)
   return _Memory(memory, np.frombuffer(memory, np.uint8, 1).ctypes.data)

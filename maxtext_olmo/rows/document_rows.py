@@ -18,8 +18,8 @@ class DocumentRows(row_source.RowSourceDefaults):
   """The documents of a corpus as rows.
 
   Attributes:
-    documents: Where they lie.
-    row_length: Tokens of a row.
+    documents: The index of the documents.
+    row_length: Tokens per row.
     long_documents: What happens to a document that does not fit: `truncate` or `error`.
     segment_rule: Where segments begin within a document.
   """
@@ -46,8 +46,8 @@ class DocumentRows(row_source.RowSourceDefaults):
     if self.long_documents == "error" and lengths.max(initial=0) > self.row_length:
       worst = int(np.argmax(lengths))
       raise errors.CorpusError(
-          f"Document {rows[worst]} has {lengths[worst]} tokens, a row {self.row_length}. Set"
-          " olmo_long_documents='truncate' to drop the rest of such documents."
+          f"Document {rows[worst]} has {lengths[worst]} tokens, but a row holds {self.row_length}."
+          " Set olmo_long_documents='truncate' to drop the rest of such documents."
       )
     files, first = self.documents.locate(rows)
     count = np.minimum(lengths, self.row_length)

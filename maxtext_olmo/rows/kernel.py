@@ -1,12 +1,12 @@
-"""What numba compiles (extra `[fast]`): reading a table of parts, the repetition search, packing.
+"""Functions that numba compiles (extra `[fast]`): reading parts, the repetition search, packing.
 
-A batch is larger than the processor's cache, so a row is read, padded and checked while it is in
-the cache. Each function has a NumPy twin with equal results (`reader`, `repetition`, `packing`),
-which serves until the compiled one is ready.
+A batch is larger than the processor's cache, so each row is read, padded and checked while it is in
+the cache. Each function has a counterpart without numba that gives the same results (`reader`,
+`repetition`, `packing`) and is used until the compiled one is ready.
 
-Only builders that run in a thread of their own import this module, since importing numba takes a
-while. Everything is in one file, because numba's cache notices a change in the file of a compiled
-function, not in the files of what it calls.
+Importing numba takes a while, so only builders that run in background threads import this module.
+Everything is in one file, because numba's cache notices a change in the file of a compiled
+function, but not in the files of the functions that it calls.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 import numba
 import numpy as np
 
-# Any: what numba's compiler makes of these is not what a type checker sees.
+# Typed as Any, because type checkers do not understand what numba makes of these.
 _types: Any = numba.types
 
 
 def _jit(function: Callable) -> Any:
   try:
     return numba.njit(nogil=True, cache=True)(function)
-  except RuntimeError:  # The package lies where nothing can be cached.
+  except RuntimeError:  # The package is installed where nothing can be cached.
     return numba.njit(nogil=True)(function)
 
 
@@ -35,7 +35,7 @@ _pread: Any = _types.ExternalFunction(
 
 
 def can_read() -> bool:
-  """Returns whether `pread` of the C library looks here as it is declared above."""
+  """Returns whether the C library's `pread` has the signature declared above."""
   return sys.maxsize > 2**32 and sys.platform.startswith("linux")
 
 
@@ -44,10 +44,10 @@ def is_clean(row, length, min_period, max_period, repeats):
   """Returns whether no period repeats for `repeats * period` places in `row[:length]`.
 
   A run of R places that equal the place one period before covers one place in every R. The last
-  place of a possible run is tried first: where it differs, no run covers it, and the next possible
+  place of a possible run is tested first: if it differs, no run covers it, and the next possible
   run begins after it.
   """
-  # Unsigned, because an index that may be negative costs a test.
+  # Unsigned, because an index that may be negative costs an extra test.
   one, end = np.uint64(1), np.uint64(length)
   for number in range(min_period, min(max_period, length // 3) + 1):
     period = np.uint64(number)
@@ -77,19 +77,19 @@ def execute(bounds, descriptors, offsets, counts, out, pad, search, sees_padding
   """Reads the parts of each row, pads the rest, and checks the row.
 
   Args:
-    bounds: Of the table.
-    descriptors: An open file for each part; -1 where its tokens are in `out` already.
+    bounds: The bounds of the table of parts.
+    descriptors: An open file for each part; -1 if its tokens are in `out` already.
     offsets: The byte at which each part begins.
-    counts: Its tokens.
-    out: What is filled, (rows, length).
-    pad: What follows the parts of a row.
+    counts: The number of tokens of each part.
+    out: The array to fill, (rows, length).
+    pad: The id that fills a row after its parts.
     search: Shortest and longest period, and repeats; a longest period of 0 finds nothing.
-    sees_padding: Whether the search takes padding for tokens.
-    highest: Gets the highest id of each row, padding apart.
-    clean: Gets for each row whether the search keeps it.
+    sees_padding: Whether the search treats padding as tokens.
+    highest: Receives the highest id of each row, excluding padding.
+    clean: Receives, for each row, whether the search keeps it.
 
   Returns:
-    A part that could not be read whole, or -1.
+    The number of a part that could not be read in full, or -1.
   """
   width = out.itemsize
   min_period, max_period, repeats = search
@@ -113,7 +113,7 @@ def execute(bounds, descriptors, offsets, counts, out, pad, search, sees_padding
           return part
       column += count
       part = following
-    top = row.dtype.type(0)  # Of the tokens' own type, so that a register takes many of them.
+    top = row.dtype.type(0)  # In the tokens' own type, so that a register holds many of them.
     for i in range(column):
       top = max(top, row[i])
     highest[r] = top
@@ -125,7 +125,7 @@ def execute(bounds, descriptors, offsets, counts, out, pad, search, sees_padding
 
 @_jit
 def best_fit(lengths, capacity, bins):
-  """Puts each piece, in the given order, into the bin that it fills best; returns the bins' number.
+  """Puts each piece, in the given order, into the bin it fills best; returns the number of bins.
 
   Bins with equal room are a stack, linked through `below`; the bits of `rooms` say which stacks are
   not empty.
@@ -164,7 +164,7 @@ def best_fit(lengths, capacity, bins):
 
 
 def build_execute(itemsize: int) -> Callable[..., int] | None:
-  """Compiles `execute` for tokens of a size; None where it cannot read here."""
+  """Compiles `execute` for tokens of a size; returns None if it cannot read on this platform."""
   if not can_read():
     return None
   tokens = np.zeros((1, 2), f"u{itemsize}")

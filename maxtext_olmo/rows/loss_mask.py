@@ -1,6 +1,6 @@
 """Loss masks: for each token file, a file with a byte per token, 0 where no loss is taken on it.
 
-Masks are read by the same parts as tokens, and cross to the devices as one bit per token.
+Masks are read with the same parts as tokens, and sent to the devices as one bit per token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MaskReader:
 
   Args:
     reader: Reads bytes of mask files.
-    pool: Where buffers come from.
+    pool: Provides the buffers.
   """
 
   def __init__(self, reader: reader_lib.FileReader, pool: buffers.BufferPool):
@@ -33,7 +33,7 @@ class MaskReader:
   def of(
       cls, source: row_source.RowSource, reader: reader_lib.Reader, pool: buffers.BufferPool
   ) -> MaskReader | None:
-    """Returns a reader of the source's masks; None where it has none."""
+    """Returns a reader of the source's masks; None if it has none."""
     if source.mask_paths is None:
       return None
     if not isinstance(reader, reader_lib.FileReader):
@@ -46,7 +46,7 @@ class MaskReader:
     return cls(reader_lib.mask_reader(reader.files, source.mask_paths), pool)
 
   def read(self, parts: parts_lib.Parts, shape: tuple[int, int]) -> np.ndarray:
-    """Returns the masks of some rows as words of 32 bits (rows, words)."""
+    """Returns the masks of some rows as 32-bit words (rows, words)."""
     masks = self._pool.take(shape, np.uint8)
     self._reader.read(parts, masks, _CHECKS)
     return segments.pack_bits(masks != 0)

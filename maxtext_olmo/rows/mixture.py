@@ -46,7 +46,7 @@ class MixedRows:
         "fingerprint",
     ):
       if any(getattr(member.source, name) != getattr(first, name) for member in self.members):
-        raise errors.ConfigError(f"The members of a mixture must have one {name}.")
+        raise errors.ConfigError(f"All members of a mixture must have the same {name}.")
     self.row_length = first.row_length
     self.pad_id = first.pad_id
     self.segment_rule = first.segment_rule
@@ -72,12 +72,12 @@ class MixedRows:
     return parts_lib.join(tables, places, len(rows))
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
-    """Prepares in the background what members need soon."""
+    """Prepares, in the background, what members will need soon."""
     del num_epochs
     for member, taken in zip(self.members, self._interleave.taken(position)):
       member.look_ahead(taken)
 
   def close(self) -> None:
-    """Ends what members run in the background."""
+    """Stops what members run in the background."""
     for member in self.members:
       member.close()

@@ -3,11 +3,11 @@
     documents of 5, 3, 6 and 2 tokens in rows of 8
 
     first_fit           |5 5 5 5 5 3 3 3|  |6 6 6 6 6 6 2 2|     the first row with room
-    best_fit            the row with the least room that suffices; the same here
+    best_fit            the row with the least room that is enough; the same result here
     concat_then_split   one long line cut every 8 tokens: no padding, but documents are cut too
     planned             best fit over a window of documents, longest first (`planned`)
 
-The first three are Grain's (`grain_llm.records`), and stream: a row depends on all documents before
+The first three are Grain's (`grain_llm.records`) and stream: a row depends on all documents before
 it.
 """
 
@@ -24,7 +24,7 @@ STREAMING = ("first_fit", "best_fit", "concat_then_split")
 PACKINGS = (*STREAMING, "planned")
 LONG_DOCUMENTS = ("error", "truncate", "split")
 
-# How many pieces are packed before compiling is worth a second of another core.
+# Compiling takes a second of another core, which is worth it only after this many pieces.
 _COMPILE_AFTER_PIECES = 20_000
 
 
@@ -32,7 +32,7 @@ def check_long_documents(choice: str) -> None:
   """Raises ConfigError unless `choice` is one of `LONG_DOCUMENTS`."""
   if choice not in LONG_DOCUMENTS:
     raise ConfigError(
-        f"long_documents={choice!r} is unknown; known are {', '.join(LONG_DOCUMENTS)}."
+        f"long_documents={choice!r} is unknown; choose from {', '.join(LONG_DOCUMENTS)}."
     )
 
 
@@ -45,7 +45,7 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
   lengths = np.asarray(lengths, np.int64)
   if lengths.size and not (lengths.min() > 0 and lengths.max() <= capacity):
     raise ConfigError(
-        f"Pieces of 1 to {capacity} tokens can be packed, found {lengths.min()} to {lengths.max()}."
+        f"Expected pieces of 1 to {capacity} tokens, found {lengths.min()} to {lengths.max()}."
     )
   order = np.argsort(-lengths, kind="stable")
   bins = np.empty(len(lengths), np.int64)
@@ -57,15 +57,15 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
 
 
 def compile_best_fit() -> bool:
-  """Waits until best fit is compiled; False where Python must do without it."""
+  """Waits until best fit is compiled; returns False if it cannot be."""
   return _COMPILED.wait()
 
 
 def _best_fit(lengths: np.ndarray, capacity: int, bins: np.ndarray) -> int:
   """Packs pieces in the given order.
 
-  Bins with equal room are on one stack, and the bits of an integer say which stacks are not empty,
-  so the best bin is found with a shift.
+  Bins with equal room share a stack, and the bits of an integer say which stacks are not empty, so
+  a shift finds the best bin.
   """
   stacks: list[list[int]] = [[] for _ in range(capacity + 1)]
   rooms = 0  # Bit r: some bin has room for r tokens.

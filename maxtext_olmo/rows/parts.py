@@ -13,8 +13,7 @@ The parts of a row fill it from column 0 without gaps; what follows them is padd
 column and the segment (its number in the row, from 1) of a part follow from the table. No part is
 empty and none crosses a file.
 
-A table for a block of steps is built at once, and `rows` gives the part of it that belongs to one
-step, as a view.
+A table is built for a block of steps at once, and `rows` returns the lines of one step as a view.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Parts:
     ([8, 7, 0], [0, 1, 1], [0, 0, 3], [1, 1, 2])
 
   Attributes:
-    bounds: Where the parts of each row begin, and the number of parts at the end (rows + 1, int64).
+    bounds: Where the parts of each row begin, followed by the number of parts (rows + 1, int64).
     source: The file or record of each part (int32).
     first: Its first token there (int64).
     count: Its number of tokens (int32).
@@ -83,7 +82,7 @@ class Parts:
 
   @property
   def used(self) -> np.ndarray:
-    """The number of tokens in each row, padding apart."""
+    """The number of tokens in each row, excluding padding."""
     if len(self.count) == self.num_rows and self.bounds[-1] == self.num_rows:
       sizes = np.diff(self.bounds)
       if sizes.size and sizes.min() == 1:
@@ -91,7 +90,7 @@ class Parts:
     return np.diff(self._before()[self.bounds])
 
   def _before(self) -> np.ndarray:
-    """The number of tokens before each part, and of all parts at the end."""
+    """Returns the number of tokens before each part, followed by the total."""
     before = np.zeros(len(self.count) + 1, np.int64)
     np.cumsum(self.count, out=before[1:])
     return before
@@ -109,7 +108,7 @@ class Parts:
 
   def take(self, rows: np.ndarray) -> Parts:
     """Returns some rows, in the given order; -1 stands for a padding row."""
-    sizes = np.diff(self.bounds, append=self.bounds[-1:])[rows]  # the last one, of -1, is 0
+    sizes = np.diff(self.bounds, append=self.bounds[-1:])[rows]  # -1 selects the appended size, 0.
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
     here = np.arange(bounds[-1]) + np.repeat(self.bounds[rows] - bounds[:-1], sizes)
@@ -117,10 +116,10 @@ class Parts:
 
 
 def join(tables: Sequence[Parts], places: Sequence[np.ndarray], num_rows: int) -> Parts:
-  """Joins tables: row r of table t becomes row `places[t][r]`; rows that none takes are padding.
+  """Joins tables: row r of table t becomes row `places[t][r]`; rows that none fills are padding.
 
   Args:
-    tables: What to join.
+    tables: The tables to join.
     places: For each table, where its rows go; no place is given twice.
     num_rows: Rows of the result.
   """
@@ -137,7 +136,7 @@ def join(tables: Sequence[Parts], places: Sequence[np.ndarray], num_rows: int) -
 
 
 def _shifted_bounds(tables: Sequence[Parts]) -> list[np.ndarray]:
-  """The bounds of each table but the first 0, counted through all tables."""
+  """Returns the bounds of each table without the first 0, offset by the parts of earlier tables."""
   found, before = [], 0
   for table in tables:
     found.append(table.bounds[1:] + before)

@@ -1,22 +1,22 @@
-"""Planned packing: documents in rows, of which any is found without packing those before it.
+"""Planned packing: rows of packed documents, any of which is found without packing earlier rows.
 
-The number of rows depends on how the documents of an epoch fit together, so it is unknown until it
-is counted. The packing plan says which parts of which documents lie in row k.
+The packing plan says which parts of which documents are in row k. The number of rows depends on how
+the documents of an epoch fit together, so it is unknown until it is counted.
 
-The documents of an epoch, in their shuffled order, are cut into windows, and each window is packed
-by itself:
+The documents of an epoch, in their shuffled order, are divided into windows, and each window is
+packed by itself:
 
     order of the epoch    d7 d2 d9 d4 | d0 d8 d1 d5 | d3 d6
     window                0           | 1           | 2
     rows of a window      3           | 2           | 1          → row 4 is row 1 of window 1
 
-So row k is a bisection over the numbers of rows, and the packing of one window. Within a window the
-rows come in random order, and the parts of a row in the order of their documents, so that the
-longest is not always the first.
+So finding row k takes a bisection over the row counts, and the packing of one window. Within a
+window the rows come in random order, and the parts of a row in the order of their documents, so
+that the longest is not always the first.
 
-The numbers of rows are found by packing the windows in turn, as far as rows are asked for. Where a
-path is given, a thread counts ahead and keeps them in a file, so that a run that resumes in the
-middle of an epoch starts at once.
+Rows are counted by packing the windows in turn, as far as they are needed. If a path is given, a
+thread counts ahead and stores the counts in a file, so that a run that resumes in the middle of an
+epoch starts at once.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ _SECONDS_BETWEEN_WRITES = 20.0
 
 
 class PackingPlan:
-  """Row of an epoch → parts of documents.
+  """Maps the rows of an epoch to parts of documents.
 
   Args:
-    lengths: Document numbers → their lengths.
-    order: Which document comes at which place of which epoch.
-    identity: Names the documents, so that counts are never taken from those of others.
-    row_length: Tokens of a row.
+    lengths: Returns the lengths of documents, given their numbers.
+    order: Says which document is at which place of which epoch.
+    identity: Names the documents, so that counts of other documents are never used.
+    row_length: Tokens per row.
     window: Documents that are packed together.
-    long_documents: What becomes of documents longer than a row: truncate, split or error.
-    locate: Document numbers → the file and the first token of each; None takes documents for
-      records, read from token 0.
-    counts_path: Where numbers of rows are kept, without the epoch's ending; None keeps none.
-    writes_counts: Whether they are written there too, which one process should do; else they are
-      only read.
+    long_documents: What happens to documents longer than a row: truncate, split or error.
+    locate: Returns the file and the first token of documents, given their numbers; None treats
+      documents as records, read from token 0.
+    counts_path: Where row counts are stored, without the suffix of the epoch; None stores none.
+    writes_counts: Whether counts are also written there, which one process should do; otherwise
+      they are only read.
   """
 
   def __init__(
@@ -103,7 +103,7 @@ class PackingPlan:
     )
     self._ends: dict[int, list[int]] = (
         {}
-    )  # per epoch: rows up to and with each window counted so far
+    )  # per epoch: rows up to and including each window counted so far
     self._counting: set[int] = set()
     self._closed = threading.Event()
 
@@ -155,7 +155,7 @@ class PackingPlan:
     return sum(self._counted(epoch, None)[-1] for epoch in range(epochs))
 
   def count_in_background(self, epoch: int) -> threading.Thread | None:
-    """Starts a thread that counts an epoch; None where one does, or all has been counted."""
+    """Starts a thread that counts an epoch; None if one is running, or all rows are counted."""
     with self._lock:
       if epoch in self._counting or len(self._known(epoch)) == self.num_windows:
         return None
@@ -191,7 +191,7 @@ class PackingPlan:
       self._count_until(epoch, closed)
       self._write(epoch)
     except CorpusError as error:
-      # Whoever asks for the row will get the same error where it can be seen.
+      # A caller that requests the row gets the same error, where it can be seen.
       logging.warning("The packing plan cannot be counted: %s", error)
     finally:
       with self._lock:
@@ -211,7 +211,7 @@ class PackingPlan:
         written = time.monotonic()
 
   def _counted(self, epoch: int, row: int | None) -> list[int]:
-    """The ends of an epoch's windows, counted as far as a row needs, or all of them."""
+    """Returns the ends of an epoch's windows, counted as far as a row, or all for None."""
     while True:
       with self._lock:
         ends = self._known(epoch)
@@ -254,14 +254,14 @@ class PackingPlan:
   def _parts(
       self, documents: np.ndarray, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Documents cut to the row; empty ones have no part."""
+    """Cuts documents into parts that fit a row; empty documents have none."""
     length = self._row_length
     if self._long_documents == "error" and lengths.max(initial=0) > length:
       worst = int(np.argmax(lengths))
       raise CorpusError(
-          f"Document {documents[worst]} has {lengths[worst]} tokens, the row {length}. Choose what"
-          " to do with long ones: long_documents='truncate' (olmo_long_documents in a config) drops"
-          " the rest, 'split' gives it rows of its own."
+          f"Document {documents[worst]} has {lengths[worst]} tokens, but a row holds {length}. Set"
+          " long_documents (olmo_long_documents in a config): 'truncate' drops the rest, 'split'"
+          " divides the document."
       )
     if self._long_documents == "truncate":
       lengths = np.minimum(lengths, length)
@@ -284,14 +284,14 @@ class PackingPlan:
       atomic.write_atomically(self._file(epoch), json.dumps(header).encode() + b"\n" + counts)
     except OSError as error:
       logging.warning(
-          "The rows of the packing plan cannot be kept in %s (%s): a resume in the middle of an"
-          " epoch will pack what comes before it again.",
+          "The row counts of the packing plan cannot be stored in %s (%s): a resume in the middle"
+          " of an epoch will have to count the rows before it again.",
           self._file(epoch),
           error.strerror,
       )
 
   def _read(self, epoch: int) -> list[int]:
-    """The counts that were kept, as far as they go."""
+    """Returns the stored counts, as far as they go."""
     if self._counts_path is None or not os.path.exists(self._file(epoch)):
       return []
     try:
@@ -299,7 +299,7 @@ class PackingPlan:
         head, counts = file.read().split(b"\n", 1)
       expected = {"identity": self.identity, "epoch": epoch, "crc32": zlib.crc32(counts)}
       if json.loads(head) != expected:
-        raise ValueError("its checksum or what it counts is another")
+        raise ValueError("its checksum or identity does not match")
     except (OSError, ValueError) as error:
       logging.warning("%s is not used (%s); its rows are counted again.", self._file(epoch), error)
       return []
@@ -311,8 +311,8 @@ class PlannedRows(row_source.RowSourceDefaults):
   """Rows of packed documents; each document, or piece of one, is a segment.
 
   Attributes:
-    plan: Which documents are in which row.
-    row_length: Tokens of a row.
+    plan: Says which documents are in which row.
+    row_length: Tokens per row.
     fingerprint: The fingerprint of the corpus.
   """
 
@@ -324,7 +324,7 @@ class PlannedRows(row_source.RowSourceDefaults):
   segment_rule: segments.SegmentRule = segments.SegmentRule("part")
 
   def num_rows(self, epoch: int) -> int | None:
-    """Returns the rows of an epoch; None while they have not all been counted."""
+    """Returns the number of rows of an epoch; None until all have been counted."""
     return self.plan.num_rows(epoch)
 
   def count_rows(self, epoch: int, row: int) -> int:

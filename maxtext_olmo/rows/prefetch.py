@@ -1,9 +1,9 @@
-"""Prefetching: threads or worker processes make what comes next while the trainer is busy.
+"""Prefetching: threads or worker processes make the next elements while the trainer is busy.
 
-Threads are the default: a batch is one call that holds no lock of the interpreter for long. Worker
-processes are Grain's, and end with their trainer. Grain's own state of several workers restores
-only into as many workers; here the state is how many elements were taken, and a restore opens the
-dataset there anew, so a run may change its workers, and the elements are the same for any number.
+Threads are the default: making a batch is one call, which does not hold the GIL for long. Worker
+processes are Grain's, and exit with their trainer. Grain's own state restores only into the same
+number of workers. Here the state is the number of elements taken, and a restore reopens the dataset
+there, so a run may change its number of workers and still gets the same elements.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-  """The results of `make(first)`, `make(first + 1)`, … in order, made ahead by threads.
+  """The results of `make(first)`, `make(first + 1)`, … in order, made in advance by threads.
 
-  An exception ends the sequence: it reaches the caller of `take`, and every later call gets it too.
-  An interrupt does not: the next call continues.
+  An exception ends the sequence: `take` raises it, and so does every later call. An interrupt does
+  not: the next call continues.
 
   Example:
     >>> with contextlib.closing(Prefetcher(lambda number: number**2, ahead=2)) as squares:
@@ -42,10 +42,10 @@ class Prefetcher(Generic[T]):
     [0, 1, 4, 9]
 
   Args:
-    make: Makes a result; it must not refer to the holder of this object, or neither would ever be
-      collected.
-    ahead: How many results are ready or being made; 0 makes each when it is asked for.
-    threads: How many threads make them.
+    make: Makes a result; it must not reference the owner of this object, or neither would ever be
+      garbage-collected.
+    ahead: The number of results that are ready or being made; 0 makes each on request.
+    threads: The number of threads that make them.
     first: The first number.
   """
 
@@ -82,13 +82,13 @@ class Prefetcher(Generic[T]):
 
   @property
   def ready(self) -> int:
-    """The number of results that wait to be taken."""
+    """The number of results that are ready to be taken."""
     return sum(result.done() for result in self._results)
 
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Cancels what has not begun, and waits for what has."""
     self._error = self._error or RuntimeError("This prefetcher has been closed.")
-    # When the interpreter ends, its threads have ended and the names of modules may be gone.
+    # At interpreter exit, the threads have ended and the names of modules may be gone.
     if self._pool is not None and not finalizing():
       self._pool.shutdown(cancel_futures=True)
       self._results.clear()
@@ -105,10 +105,9 @@ class PrefetchedDataset(grain.IterDataset[Any]):
   """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it.
 
   Args:
-    dataset: Any element must be the same for every caller.
-    workers: Processes that prepare elements; 0 leaves it to a thread.
-    ahead: Elements that each process, or the thread, prepares ahead; 0 makes each when it is asked
-      for.
+    dataset: The elements, which must be the same for every caller.
+    workers: Processes that prepare elements; 0 uses a thread.
+    ahead: Elements that each process, or the thread, prepares in advance; 0 makes each on request.
   """
 
   def __init__(self, dataset: grain.MapDataset, *, workers: int = 0, ahead: int = 1):
@@ -131,8 +130,8 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
   Args:
     dataset: The elements.
     workers: Processes that prepare elements.
-    ahead: Elements that are prepared ahead.
-    threads: Threads that prepare elements where there are no workers.
+    ahead: Elements that are prepared in advance.
+    threads: Threads that prepare elements if there are no workers.
   """
 
   def __init__(self, dataset: grain.MapDataset, workers: int, ahead: int, threads: int = 1):
@@ -158,7 +157,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
         return element
 
   def start_prefetch(self) -> None:
-    """Starts to prepare elements, so that the first one is there when it is asked for."""
+    """Starts preparing elements, so that the first one is ready when it is requested."""
     if self._take is not None:
       return
     if self._workers:
@@ -178,7 +177,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
   def set_state(self, state: dict[str, Any]) -> None:
     taken = state.get("next_index") if isinstance(state, dict) else None
-    # NumPy's integers too: a checkpoint may bring them back in place of Python's.
+    # Includes NumPy's integers, which a checkpoint may restore in place of Python's.
     if isinstance(taken, bool) or not isinstance(taken, (int, np.integer)) or taken < 0:
       raise ResumeError(
           f"Expected the state of a prefetched dataset, {{'next_index': n}}, found {state!r}."
@@ -198,18 +197,18 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Wrapped:
-  """An element of a worker that Grain does not look into, as it does into tuples and dicts.
+  """A worker's element, wrapped because Grain looks inside tuples and dicts.
 
-  One that is None it would skip, and lose count. Arrays of a worker it would put into shared
-  memory, and those on their way when the iterator is closed would stay there until the interpreter
-  exits and complains of them.
+  Grain would skip an element that is None, and lose count. It would put a worker's arrays into
+  shared memory, and those in transit when the iterator is closed would stay there until the
+  interpreter exits and reports them as leaked.
   """
 
   value: Any
 
 
 class _From(grain.MapDataset[_Wrapped]):
-  """A dataset from some element on."""
+  """The elements of a dataset from `first` on."""
 
   def __init__(self, dataset: grain.MapDataset, first: int):
     super().__init__(dataset)
@@ -225,7 +224,7 @@ class _From(grain.MapDataset[_Wrapped]):
 
 
 def _element(dataset: grain.MapDataset, length: int, index: int) -> Any:
-  """Returns an element; StopIteration past the end."""
+  """Returns an element; raises StopIteration past the end."""
   if index >= length:
     raise StopIteration
   return dataset[index]
@@ -235,9 +234,9 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
   """Returns a dataset whose elements are made by worker processes, in turn.
 
   Args:
-    dataset: What they make.
-    workers: How many processes.
-    ahead: How many elements each of them has ready.
+    dataset: The elements to make.
+    workers: The number of processes.
+    ahead: The number of elements that each of them prepares in advance.
   """
   parse_grain_flags()
   options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
@@ -245,13 +244,13 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
 
 
 def parse_grain_flags() -> None:
-  """Marks absl's flags as parsed: Grain's workers read them, also in scripts without app.run."""
+  """Marks absl's flags as parsed: Grain's workers read them, even in scripts without app.run."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
 
 
 def _end_with_parent(worker: int, count: int) -> None:
-  """Ends this worker when its trainer does, even if it was killed and could not say so."""
+  """Makes this worker exit when its trainer does, even if the trainer is killed."""
   del worker, count
   parent = multiprocessing.parent_process()
   if parent is None:

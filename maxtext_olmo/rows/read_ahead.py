@@ -1,13 +1,13 @@
-"""Reads ahead: many reads in flight, where the storage takes long to answer.
+"""Read-ahead: many reads in flight, for storage with high latency.
 
-Reads from the page cache take microseconds, and the thread that makes a batch does them itself. A
-storage that answers after milliseconds is as fast as the number of reads in flight. Which parts
-coming steps need is known, so their reads are started too:
+Reads from the page cache take microseconds, and the thread that makes a batch does them itself. If
+reads take milliseconds, throughput grows with the number of reads in flight. The parts of coming
+steps are known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
-A storage that wants concurrency gets it from the first step, a local file system once two batches
-were slow.
+A storage that wants concurrency gets it from the first step, a local file system after two slow
+batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from maxtext_olmo.rows import reader as reader_lib
 _STEPS_AHEAD = 4
 _MAX_THREADS = 256
 _MAX_BYTES_AHEAD = 1 << 28
-# A local batch that takes longer, and waits for most of its parts, is slow.
+# A local batch that takes longer than this, and waits for at least half of its parts, is slow.
 SLOW_SECONDS_PER_PART = 1e-4
 _SLOW_BATCHES = 2
 _FIRST_STEPS_AHEAD = 64
@@ -49,11 +49,11 @@ class PendingBatch(NamedTuple):
 
 
 class ReadAhead:
-  """Reads the parts of steps, those of coming steps ahead; safe for threads.
+  """Reads the parts of steps, and those of coming steps in advance; thread-safe.
 
   Args:
-    reader: What reads.
-    prepare: Step → its parts and an array to read them into; None past the end.
+    reader: Reads the parts.
+    prepare: Returns the parts of a step and an array to read them into; None past the end.
 
   Attributes:
     holds_batches: Whether coming batches may be in memory; `close` frees them.
@@ -80,7 +80,7 @@ class ReadAhead:
       batch = self._pending.pop(step, None) or self._start(step)
       stride = self._stride()
       for other in [s for s in self._pending if not step - 8 * stride <= s <= step + 16 * stride]:
-        del self._pending[other]  # The reader has jumped elsewhere.
+        del self._pending[other]  # The caller has jumped to other steps.
       held = sum(pending.out.nbytes for pending in self._pending.values())
       for coming in range(step + stride, step + (_STEPS_AHEAD + 1) * stride, stride):
         if coming in self._pending or held + batch.out.nbytes > _MAX_BYTES_AHEAD:
@@ -92,11 +92,11 @@ class ReadAhead:
     return batch.out
 
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Drops what is pending and ends the threads."""
+    """Drops what is pending and stops the threads."""
     with self._lock:
       self.holds_batches = False
       self._pending.clear()
-      # When the interpreter ends, its threads have ended and the names of modules may be gone.
+      # At interpreter exit, the threads have ended and the names of modules may be gone.
       if self._pool is not None and not finalizing():
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = None
@@ -115,7 +115,7 @@ class ReadAhead:
     return PendingBatch(parts, out, reads)
 
   def _stride(self) -> int:
-    """Returns how far apart the steps asked for are: a worker process makes every n-th one."""
+    """Returns the distance between requested steps: a worker process makes every n-th one."""
     recent = sorted(set(self._recent))
     return min((b - a for a, b in itertools.pairwise(recent)), default=1)
 
@@ -127,8 +127,8 @@ class LocalReads:
   still slow, it lasts twice as long the next time.
 
   Attributes:
-    slow_batches: The slow batches in a row so far.
-    ahead_until: The step before which steps are read ahead.
+    slow_batches: The number of slow batches in a row so far.
+    ahead_until: Steps before this one are read ahead.
   """
 
   def __init__(self):
@@ -137,13 +137,13 @@ class LocalReads:
     self._steps_ahead = _FIRST_STEPS_AHEAD
 
   def slow_batch(self, step: int, waits: int, parts: int) -> None:
-    """Takes note of a batch that took long.
+    """Records a batch that took long.
 
     Args:
       step: The step.
       waits: How often its thread gave up the processor. On a busy machine all reads are slow, but
         only a thread that waits for a disk gives it up.
-      parts: How many parts it read.
+      parts: The number of parts it read.
     """
     self.slow_batches = self.slow_batches + 1 if waits >= parts / 2 else 0
     if self.slow_batches >= _SLOW_BATCHES:

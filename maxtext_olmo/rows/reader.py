@@ -1,9 +1,9 @@
-"""Readers: execute a table of parts into one array, padding included, and check what was read.
+"""Readers, which read a table of parts into one array, pad it, and check the tokens.
 
 `FileReader` reads token files through a storage, in one call per batch. For local files a compiled
 kernel reads and checks each row while it is in the cache; otherwise the storage fills the array
-first, and the same kernel, or NumPy, checks it. The results are equal. `RecordReader` takes tokens
-from any random-access source of records.
+first, and the same kernel, or NumPy, checks it. The results are the same. `RecordReader` takes
+tokens from any random-access source of records.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import repetition
 
 _COMPILE_AFTER_TOKENS = 1 << 22
-_NO_SEARCH = (1, 0, 1)  # Shortest and longest period, and repeats, that find nothing.
+_NO_SEARCH = (1, 0, 1)  # A shortest and longest period, and repeats, that find nothing.
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """What was found in some rows.
+  """The results of checking some rows.
 
   Attributes:
-    highest: The highest id, padding apart; 0 where there are no tokens.
-    clean: For each row, whether the repetition filter keeps it; None where it did not look.
+    highest: The highest id, excluding padding; 0 if there are no tokens.
+    clean: For each row, whether the repetition filter keeps it; None if the filter did not run.
   """
 
   highest: int
@@ -40,12 +40,12 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-  """What is done with the tokens of a row when they have been read.
+  """The padding and checks that follow the reading of rows.
 
   Attributes:
-    pad_id: What follows the parts of a row.
-    ngram_filter: Whether the repetition filter looks at the row.
-    filter_sees_padding: Whether it takes padding for tokens.
+    pad_id: The id that fills a row after its parts.
+    ngram_filter: Whether the repetition filter runs.
+    filter_sees_padding: Whether it treats padding as tokens.
   """
 
   pad_id: int = 0
@@ -54,7 +54,7 @@ class Checks:
 
 
 class Reader(Protocol):
-  """Parts → tokens."""
+  """Reads the tokens of parts."""
 
   @property
   def dtype(self) -> np.dtype:
@@ -68,7 +68,7 @@ class Reader(Protocol):
     """Fills `out`, an array (rows, length), and checks it."""
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns what reads some parts into `out`, without padding or checks; safe for threads."""
+    """Returns a thread-safe function that reads parts into `out`, without padding or checks."""
 
   def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Pads and checks rows whose parts have been read."""
@@ -77,7 +77,7 @@ class Reader(Protocol):
     """Names a token, for error messages."""
 
   def close(self) -> None:
-    """Lets go of open files; the reader stays usable."""
+    """Closes open files; the reader stays usable."""
 
 
 class FileReader:
@@ -97,7 +97,7 @@ class FileReader:
 
   @property
   def wants_concurrency(self) -> bool:
-    """Whether the storage answers many reads at once better than one after the other."""
+    """Whether the storage is faster with many reads in flight."""
     return self.files.storage.wants_concurrency
 
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
@@ -110,13 +110,13 @@ class FileReader:
       found = _execute(kernel, parts, pinned.descriptors, self._offsets(parts), out, checks)
       if found is not None:
         return found
-    # Also after a read that was interrupted or failed: here it is completed, or an error says what
-    # is wrong.
+    # Also runs after a compiled read that was interrupted or failed: it completes the read, or
+    # raises an error that says what is wrong.
     self.filler(parts, out)(slice(None))
     return self.check(parts, out, checks)
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns what reads some of the parts through the storage."""
+    """Returns a function that reads some of the parts through the storage."""
     width, length = out.itemsize, out.shape[1]
     files, octets = self.files, out.reshape(-1).view(np.uint8)
     sizes = parts.count.astype(np.int64) * width
@@ -147,7 +147,7 @@ class FileReader:
 
 
 class RecordReader:
-  """Takes parts of records: `source` is a record's number, and its tokens are under `inputs`.
+  """Reads parts of records: `source` is the number of a record, whose tokens are under `inputs`.
 
   Args:
     records: Anything with `__getitem__`, such as a Grain data source.
@@ -166,7 +166,7 @@ class RecordReader:
     return self.check(parts, out, checks)
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns what copies the tokens of some of the parts."""
+    """Returns a function that copies the tokens of some of the parts."""
     table = (parts.row, parts.column, parts.source, parts.first, parts.count)
 
     def fill(some: slice) -> None:
@@ -223,7 +223,7 @@ def as_unsigned(tokens: np.ndarray) -> np.ndarray:
 
 
 def compile_reads(dtype: Any = np.uint32) -> bool:
-  """Waits until reading tokens of a dtype is compiled; False where NumPy must do without it."""
+  """Waits until reading tokens of a dtype is compiled; returns False if it cannot be."""
   return _kernel(np.dtype(dtype).itemsize).wait()
 
 
@@ -235,7 +235,7 @@ def _execute(
     out: np.ndarray,
     checks: Checks,
 ) -> Findings | None:
-  """Runs the kernel; None where a part could not be read whole."""
+  """Runs the kernel; returns None if a part could not be read in full."""
   rows = len(out)
   highest, clean = np.empty(rows, np.uint64), np.empty(rows, np.bool_)
   search = repetition.SEARCH if checks.ngram_filter else _NO_SEARCH
@@ -258,7 +258,7 @@ def _execute(
 
 
 def _check_with_numpy(used: np.ndarray, out: np.ndarray, checks: Checks) -> Findings:
-  """Does what the kernel does after reading."""
+  """Pads and checks rows as the kernel does after reading."""
   rows, length = out.shape
   full = used == length
   out = as_unsigned(out)
@@ -287,7 +287,7 @@ def _kernel(itemsize: int) -> compiled.Background[Callable[..., int]]:
 
 
 def mask_reader(files: token_files.TokenFiles, paths: Sequence[str]) -> FileReader:
-  """Returns a reader of loss masks: files of a byte per token, one for each token file."""
+  """Returns a reader of loss masks: files with a byte per token, one for each token file."""
   return FileReader(
       token_files.TokenFiles(
           tuple(paths), np.zeros(len(paths), np.int64), np.dtype(np.uint8), files.storage

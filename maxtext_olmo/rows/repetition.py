@@ -1,7 +1,7 @@
-"""The repetition filter: which windows repeat one n-gram too often.
+"""The repetition filter, which finds windows that repeat an n-gram too often.
 
-A window that says the same few tokens dozens of times in a row teaches a model to do the same, so
-OLMo's pretraining keeps such windows in the batch and takes them out of the loss. The rule, for
+A window that repeats the same few tokens dozens of times in a row teaches a model to do the same,
+so OLMo's pretraining keeps such windows in the batch but masks them out of the loss. The rule, for
 one period p:
 
     tokens        7 1 2 1 2 1 2 1 2 5        L = 10, p = 2
@@ -9,14 +9,14 @@ one period p:
                         └─────────┘          the longest run: 6 places, [3, 9)
 
 A run [a, b) is the repetition (start = a - p, end = b, period = p, times = (end - start) // p),
-here (1, 9, 2, 4). A window is rejected where for some period a run has (count - 1) * p places or
-more, that is, where an n-gram of p tokens comes count times in a row. Fewer than three times is
-no repetition, so counts below 3 act as 3.
+here (1, 9, 2, 4). A window is rejected if for some period a run has (count - 1) * p places or more,
+that is, if an n-gram of p tokens occurs count times in a row. Fewer than three times is not a
+repetition, so counts below 3 act as 3.
 
-`clean_rows` gives that verdict for a whole batch without looking at most of it: any run of R
-places covers one of the places R apart, so these are tried first, and only where one is equal is
-there more to see. With numba (extra `[fast]`) the search is compiled, in the background, while
-NumPy serves.
+`clean_rows` decides this for a whole batch without looking at most of it: any run of R places
+covers one of the places R apart, so these are tested first, and the rest only if one of them is
+equal. With numba (extra `[fast]`) the search is compiled in the background; until then NumPy does
+the work.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from maxtext_olmo.errors import CorpusError
 # The compiled search or NumPy's: (rows, min_period, max_period, repeats) -> keep.
 _Search = Callable[[np.ndarray, int, int, int], np.ndarray]
 
-# How many tokens are filtered before numba is worth a second of another core.
+# Compiling takes a second of another core, which is worth it only after this many tokens.
 _COMPILE_AFTER = 1 << 20
-# OLMo's own filter, as the kernel takes it: shortest and longest period, and equal places per
+# OLMo's own filter, as arguments of the kernel: shortest and longest period, and equal places per
 # period.
 SEARCH = (1, 13, 31)
 
@@ -58,8 +58,8 @@ def find_periodic_sequences(
 
   Args:
     arr: One window of token ids, of any integer dtype.
-    max_period: The longest n-gram looked for; no longer than a third of the window.
-    min_period: The shortest.
+    max_period: The longest n-gram to look for; never more than a third of the window.
+    min_period: The shortest n-gram to look for.
     mask_value: An id that stands for no token and must not occur.
   """
   arr = _check_window(arr, mask_value)
@@ -84,7 +84,7 @@ def is_clean_instance(
     repetition_max_count: int = 32,
     mask_value: int = -1,
 ) -> bool:
-  """Whether no n-gram of the given lengths comes `repetition_max_count` times in a row."""
+  """Returns whether no n-gram of these lengths occurs `repetition_max_count` times in a row."""
   window = _check_window(input_ids, mask_value)
   keep = clean_rows(
       window[np.newaxis],
@@ -98,7 +98,7 @@ def is_clean_instance(
 def clean_rows(
     tokens: np.ndarray, *, max_period: int = 13, min_period: int = 1, max_count: int = 32
 ) -> np.ndarray:
-  """The filter's verdict on each row of `tokens` (n, L): True to keep it."""
+  """Returns the filter's verdict on each row of `tokens` (n, L): True to keep it."""
   tokens = np.asarray(tokens)
   if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
     raise CorpusError(
@@ -107,7 +107,7 @@ def clean_rows(
     )
   _check_periods(min_period)
   length = tokens.shape[1]
-  # Only equality matters, so neither sign nor byte order does: one search for each item size.
+  # Only equality matters, not sign or byte order, so there is one search for each item size.
   rows = np.require(tokens, requirements=["C", "A"]).view(f"u{tokens.dtype.itemsize}")
   search = _compiled(tokens.dtype.itemsize).get(tokens.size) or _search_with_numpy
   return search(rows, *search_bounds(length, max_period, min_period, max_count))
@@ -116,14 +116,14 @@ def clean_rows(
 def search_bounds(
     length: int, max_period: int = 13, min_period: int = 1, max_count: int = 32
 ) -> tuple[int, int, int]:
-  """The shortest and longest period, and the equal places per period, of a search of rows."""
+  """Returns the shortest and longest period, and the equal places per period, of a search."""
   # Nothing longer than the row is ever found; the bounds keep every product within 64 bits.
   repeats = min(max(max_count, 3) - 1, length + 1)
   return min(min_period, length + 1), min(max_period, length // 3), repeats
 
 
 def compile_filter(dtype: Any = np.uint32) -> bool:
-  """Waits until the compiled search for `dtype` is ready; False where NumPy must do without it."""
+  """Waits until the search for `dtype` is compiled; returns False if it cannot be."""
   return _compiled(np.dtype(dtype).itemsize).wait()
 
 
@@ -176,7 +176,7 @@ def _check_periods(min_period: int) -> None:
 def _search_with_numpy(
     rows: np.ndarray, min_period: int, max_period: int, repeats: int
 ) -> np.ndarray:
-  """Does what the compiled search does; rows without a repetition cost little here too."""
+  """Gives the results of the compiled search; rows without a repetition cost little here too."""
   keep = np.ones(len(rows), np.bool_)
   length = rows.shape[1]
   for period in range(min_period, max_period + 1):

@@ -1,4 +1,4 @@
-"""The row source: what a dataset type has to say about its rows, and nothing more.
+"""The row source: the one thing in which dataset types differ.
 
 A row source maps row numbers to parts. Orders, batches, prefetch, state, resume and metrics are
 written once and work for every row source: fixed windows (`windows`), packed documents (`planned`),
@@ -6,8 +6,8 @@ one document per row (`document_rows`), and mixtures of these (`mixture`). `docs
 shows how to write another.
 
 A stream of rows says which row of which epoch each position of a run holds. `order.stream.Stream`
-shuffles rows whose number is known. `RowSequence` takes rows in sequence, as a packing plan wants
-it, whose rows are counted as they are needed:
+shuffles rows whose number is known. `RowSequence` takes rows in sequence, as a packing plan needs,
+because its rows are counted only as far as they are needed:
 
     rows of epochs 0, 1, 2   3, 4, not counted yet     position   0  1  2  3  4  5  6  7
                                                        epoch      0  0  0  1  1  1  1  2
@@ -30,21 +30,21 @@ from maxtext_olmo.rows import segments
 
 @runtime_checkable
 class RowSource(Protocol):
-  """Row number → parts; the same on every host, safe for threads, and picklable.
+  """Maps row numbers to parts; the same on every host, thread-safe, and picklable.
 
   Attributes:
-    row_length: Tokens of a row, padding included.
-    pad_id: What follows the parts of a row that is not full.
+    row_length: Tokens per row, padding included.
+    pad_id: The id that fills a row after its parts.
     segment_rule: Where segments begin.
-    filter_sees_padding: Whether the repetition filter takes padding for tokens.
+    filter_sees_padding: Whether the repetition filter treats padding as tokens.
     mask_paths: For each token file, the file of its loss mask: a byte per token, 0 where no loss is
-      taken on the token. None where every token counts.
-    block_rows: For how many rows of global batches parts are asked for at once, about: an order
-      costs much the same for 64 places as for a thousand, and a packing plan pauses to pack.
-    fingerprint: Names the data that rows are made of; a state of other data is refused.
+      taken on the token. None if every token counts.
+    block_rows: About how many rows of global batches to request parts for at once: an order costs
+      nearly the same for 64 places as for a thousand, and a packing plan pauses to pack.
+    fingerprint: Identifies the data that rows are made of; a state of other data is refused.
 
   A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
-  that works in the background `look_ahead(position, num_epochs)` and `close()` (`planned`).
+  that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`).
   """
 
   @property
@@ -76,7 +76,7 @@ class RowSource(Protocol):
     ...
 
   def num_rows(self, epoch: int) -> int | None:
-    """Returns the number of rows of an epoch; None while it has not been counted."""
+    """Returns the number of rows of an epoch; None if it has not been counted yet."""
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
     """Returns the parts of some rows of an epoch, in the given order."""
@@ -93,7 +93,7 @@ class RowSourceDefaults:
 
 
 class RowStream(Protocol):
-  """Position → (epoch, row)."""
+  """Maps positions to epochs and rows."""
 
   @property
   def endless(self) -> bool:
@@ -101,7 +101,7 @@ class RowStream(Protocol):
 
   @property
   def num_positions(self) -> int | None:
-    """The number of positions until the end; None where there is none, or it is not counted."""
+    """The number of positions until the end; None if there is none, or it is not counted yet."""
 
   def has(self, position: int) -> bool:
     """Returns whether there is a row at a position."""
@@ -115,10 +115,10 @@ class RowSequence:
 
   Args:
     source: The rows.
-    name: What decides which row comes at which position, for the identity of the stream.
+    name: Names what decides which row is at which position, for the identity of the stream.
     seed: The seed of the run.
     num_epochs: Epochs until the end; None for no end.
-    order: Which row comes at which place; None takes rows in sequence.
+    order: Says which row is at which place; None takes rows in sequence.
     documents: Names the documents that rows are made of, where the fingerprint of the corpus does
       not: their boundaries may come from other files.
   """
@@ -150,7 +150,7 @@ class RowSequence:
 
   @property
   def sequence_length(self) -> int:
-    """Tokens of a row."""
+    """Tokens per row."""
     return self.source.row_length
 
   @property
@@ -160,7 +160,7 @@ class RowSequence:
 
   @property
   def num_positions(self) -> int | None:
-    """The number of rows until the end; None where there is no end, or it has not been counted."""
+    """The number of rows until the end; None if there is no end, or it is not counted yet."""
     if self.num_epochs is None:
       return None
     if self.order is not None:
@@ -175,16 +175,16 @@ class RowSequence:
 
   @property
   def epochs(self) -> schedule.Epochs | None:
-    """The lengths of epochs, where they are known for good."""
+    """The lengths of epochs; None if rows are counted as they are needed."""
     return None if self.order is None else self.order.epochs
 
   def identity(self) -> dict[str, Any]:
-    """Returns what decides which row comes at which position."""
+    """Returns what decides which row is at which position."""
     identity = {"fingerprint": self.fingerprint, "order": self.name, "seed": self.seed}
     return {**identity, "documents": self.documents} if self.documents else identity
 
   def has(self, position: int) -> bool:
-    """Returns whether there is a row at a position; counts rows as far as that takes."""
+    """Returns whether there is a row at a position; counts rows as far as needed."""
     if self.num_epochs is None:
       return True
     end = self.num_positions
@@ -220,22 +220,22 @@ class RowSequence:
     return epochs, rows
 
   def prepare(self, position: int) -> None:
-    """Does nothing: what rows need is counted when they are asked for."""
+    """Does nothing: rows are counted when they are requested."""
 
   def look_ahead(self, position: int) -> None:
-    """Lets the source prepare in the background what a resume near a position would need."""
+    """Lets the source prepare, in the background, what a resume near a position would need."""
     look_ahead = getattr(self.source, "look_ahead", None)
     if look_ahead is not None:
       look_ahead(position, self.num_epochs)
 
   def close(self) -> None:
-    """Ends what the source runs in the background."""
+    """Stops what the source runs in the background."""
     close = getattr(self.source, "close", None)
     if close is not None:
       close()
 
   def _count(self, epoch: int, row: int) -> int:
-    """Returns the rows of an epoch, or, where they are not all counted, a number above `row`."""
+    """Returns the number of rows of an epoch or, if not all are counted, one above `row`."""
     count = self.source.num_rows(epoch)
     if count is None:
       counter = getattr(self.source, "count_rows", None)
@@ -251,7 +251,7 @@ def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> par
 
 
 def parts_of(source: RowSource, epochs: np.ndarray, rows: np.ndarray) -> parts_lib.Parts:
-  """Returns the parts of rows of some epochs; a row of number -1 is padding."""
+  """Returns the parts of rows of some epochs; row number -1 is padding."""
   real = rows >= 0
   if len(rows) and real.all() and epochs.min() == epochs.max():
     return _parts_of_epoch(source, int(epochs[0]), rows)
@@ -264,13 +264,13 @@ def parts_of(source: RowSource, epochs: np.ndarray, rows: np.ndarray) -> parts_l
 
 
 def _parts_of_epoch(source: RowSource, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-  """Asks a row source for parts; raises where it does not give what the protocol promises."""
+  """Returns the parts of rows of one epoch; raises if the row source violates the protocol."""
   parts = source.parts(epoch, rows)
   longest, shortest = int(parts.used.max(initial=0)), int(parts.count.min(initial=1))
   if parts.num_rows != len(rows):
-    wrong = f"{parts.num_rows} rows where {len(rows)} were asked for"
+    wrong = f"{parts.num_rows} rows, but {len(rows)} were requested"
   elif shortest < 1:
-    wrong = f"a part of {shortest} tokens; an empty part has to be left out"
+    wrong = f"a part of {shortest} tokens; empty parts must be left out"
   elif longest > source.row_length:
     wrong = f"a row of {longest} tokens; its rows have {source.row_length}"
   else:

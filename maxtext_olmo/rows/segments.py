@@ -26,13 +26,13 @@ _WORD_BITS = 32
 
 @dataclasses.dataclass(frozen=True)
 class SegmentRule:
-  """Where segments begin.
+  """The rule for where segments begin.
 
   Attributes:
     begins: `nowhere` (a row is one segment), `part`, `after_eos`, `at_eos`, or
       `after_eos_before_bos`.
-    eos_id: The token that ends a document, where the rule needs it.
-    bos_id: The token that begins one, where the rule needs it.
+    eos_id: The token that ends a document, if the rule needs it.
+    bos_id: The token that begins one, if the rule needs it.
   """
 
   begins: Literal["nowhere", "part", "after_eos", "at_eos", "after_eos_before_bos"] = "nowhere"
@@ -43,7 +43,7 @@ class SegmentRule:
 def segment_starts(
     tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
 ) -> np.ndarray:
-  """Returns where segments begin, apart from column 0, as booleans (rows, length).
+  """Returns where segments begin, except at column 0, as booleans (rows, length).
 
   Args:
     tokens: Token ids (rows, length).

@@ -7,14 +7,14 @@ workers or threads make batches, and reading it is one call:
     rows       this host holds rows 4..7 of the global batch             → positions 44..47
     stream     positions 44..47 are rows 17, 3, 98, 61 of epoch 0
     source     the parts of these rows, for a block of steps at once
-    reader     the parts of this step, into one (4, L) array whose memory is used again
+    reader     the parts of this step, into one (4, L) array whose memory is reused
 
 Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
 source. An element is a compact batch (see `batch`).
 
 Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of
-the stream are padding: zero everywhere, so no loss is taken on them. Where a stream's end is not
-known yet, elements past it are empty dicts.
+the stream are padding: zero everywhere, so no loss is taken on them. If a stream's end is not known
+yet, elements past it are empty dicts.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CompactBatch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-  """What is done with the tokens of a row; it changes what a row holds, never which row it is.
+  """The processing of a row's tokens; it changes what a row holds, never which row it is.
 
   Attributes:
     vocab_size: Ids at or above it stop the run; 0 checks only that ids fit into int32.
     ngram_filter: Whether rows with long repetitions are masked out of the loss.
     shift: How inputs and targets are offset.
-    extras: Arrays with one value per row that a batch has on request (`batch.EXTRAS`).
+    extras: Optional arrays with one value per row (`batch.EXTRAS`).
   """
 
   vocab_size: int = 0
@@ -61,14 +61,14 @@ class Content:
   extras: tuple[str, ...] = ()
 
   def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | None]:
-    """Returns the part that a checkpoint records, so that a change is noticed."""
+    """Returns what a checkpoint records of this, so that a change is noticed."""
     eos_id = None if rule.begins == "nowhere" else rule.eos_id
     return {"ngram_filter": self.ngram_filter, "document_eos_id": eos_id}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Block:
-  """The rows of some steps on this host: parts, numbers (-1 for a padding row), and tokens."""
+  """The rows of some steps on this host: parts, numbers (-1 for padding), and used lengths."""
 
   parts: parts_lib.Parts
   numbers: np.ndarray
@@ -82,18 +82,18 @@ class _Block:
 
 
 class StepDataset(grain.MapDataset[CompactBatch]):
-  """Step → this host's rows of the global batch, as a compact batch with its `cost`.
+  """Maps a step to this host's rows of the global batch, as a compact batch with its `cost`.
 
   Args:
-    source: What rows are made of.
-    reader: What reads their parts.
-    stream: Which row each position holds.
-    schedule: Where each step starts and how many samples it takes.
+    source: Says what rows are made of.
+    reader: Reads their parts.
+    stream: Says which row each position holds.
+    schedule: Says where each step starts and how many samples it takes.
     rows: For each batch size of the schedule, the rows of the global batch that this host holds.
-    first_step: The step that element 0 is.
-    content: What is done with the tokens.
+    first_step: The step of element 0.
+    content: How tokens are processed.
     labels: For each file, the number of its label; needed for the extra array `labels`.
-    block_steps: Steps whose parts are found at once; 0 for as many as suit the row source.
+    block_steps: Steps whose parts are located at once; 0 chooses what suits the row source.
   """
 
   def __init__(
@@ -121,8 +121,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._checks = reader_lib.Checks(
         source.pad_id, content.ngram_filter, source.filter_sees_padding
     )
-    # By the size of global batches, because a packing plan works through all rows, whichever host
-    # they are on; and no more than an epoch, because each has an order to find.
+    # Counted in global batches, because a packing plan packs the rows of all hosts; at most an
+    # epoch, because each epoch has its own order to compute.
     block_rows = min(source.block_rows, source.num_rows(0) or source.block_rows)
     self._block_steps = block_steps or max(1, block_rows // max(self._rows))
     self._end_is_open = stream.num_positions is None and not stream.endless
@@ -147,7 +147,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       )
 
   def _connect(self) -> None:
-    """Makes what belongs to one process."""
+    """Creates the members that belong to one process and are not pickled."""
     self._blocks: dict[int, _Block] = {}
     self._pool = buffers.BufferPool()
     self._always_ahead = self._reader.wants_concurrency
@@ -164,7 +164,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._connect()
 
   def close(self) -> None:
-    """Ends the threads that read, and frees what they have read; the dataset stays usable."""
+    """Stops the reading threads and frees what they have read; the dataset stays usable."""
     self._reads.close()
     self._pool.clear()
     self._blocks = {}
@@ -176,7 +176,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     if end <= self._schedule.start(self._first_step):
       return 0
     last = self._schedule.step_at(end - 1)
-    # The last places may be passed over, and the step after them starts after the end.
+    # If the schedule skips the last places, the step after them starts after the end.
     return last - self._first_step + (1 if self._schedule.start(last) < end else 0)
 
   def __len__(self) -> int:
@@ -237,7 +237,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _read(
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
-    """Returns the tokens of a step, what was found in them, and when they had been read."""
+    """Returns the tokens of a step, what was found in them, and the time when reading ended."""
     if self._always_ahead or step < self._local.ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
@@ -266,15 +266,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _raise_outside_stream(self, step: int) -> None:
     first, length = self._first_step, self._length
     what = f"has steps {first} to {first + length - 1}" if length else f"ends before step {first}"
-    raise errors.OrderError(f"Step {step} lies outside the stream, which {what}.")
+    raise errors.OrderError(f"Step {step} is outside the stream, which {what}.")
 
   def _step(self, step: int) -> tuple[parts_lib.Parts, np.ndarray, np.ndarray]:
     number, place = divmod(step - self._first_step, self._block_steps)
     block = self._blocks.get(number)
     if block is None:
       block = self._make_block(number)
-      # Threads prefetch a few steps around the current one, so two blocks serve; rebinding needs no
-      # lock.
+      # Threads prefetch a few steps around the current one, so two blocks are enough; rebinding
+      # needs no lock.
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
     return block.step(place)
 
@@ -312,7 +312,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     if end is not None:
       real &= positions < end
     elif real.any() and not self._stream.has(int(positions.max())):
-      # The end lies in this block, so now all rows have been counted as far as it.
+      # The end is in this block, so by now all rows up to it have been counted.
       end = self._stream.num_positions
       real &= positions < (end if end is not None else 0)
     return real
@@ -339,6 +339,6 @@ class StepDataset(grain.MapDataset[CompactBatch]):
         f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is"
         f" outside the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the"
         " corpus)."
-        " Either vocab_size is wrong, or the file has another dtype than"
+        " Either vocab_size is wrong, or the dtype of the file is not"
         f" {self._reader.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
     )

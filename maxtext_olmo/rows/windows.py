@@ -27,7 +27,7 @@ class WindowRows(row_source.RowSourceDefaults):
 
   @property
   def row_length(self) -> int:
-    """Tokens of an instance."""
+    """Tokens per instance."""
     return self.index.sequence_length
 
   @property
@@ -40,7 +40,7 @@ class WindowRows(row_source.RowSourceDefaults):
     return np.array([entry.data_offset for entry in self.index.files], np.int64)
 
   def num_rows(self, epoch: int) -> int:
-    """Returns the number of instances; it is the same in each epoch."""
+    """Returns the number of instances, which is the same in each epoch."""
     del epoch
     return self.index.total_instances
 

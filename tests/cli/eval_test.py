@@ -159,7 +159,7 @@ class EvalTest(absltest.TestCase):
         ((f"--ppl={self.index_path}", "--limit=0"), "--limit=0 must be positive"),
         ((f"--ppl={self.index_path}", "--batch-size=-3"), "--batch-size=-3 must be positive"),
         ((f"--ppl={self.index_path}", "--max-length=0"), "--max-length=0 must be positive"),
-        ((f"--ppl={self.index_path}", "--packing=yes"), "unknown; known are auto, on, off"),
+        ((f"--ppl={self.index_path}", "--packing=yes"), "unknown; choose from auto, on, off"),
     ):
       code, out, err = self.run_command(*arguments)
       self.assertEqual(code, 2, arguments)

@@ -117,7 +117,7 @@ class AgreementBatchAgreementTest(parameterized.TestCase):
     results = _outcomes([_batch(1, rows=2)], [_batch(1, rows=1)], iterator_length=1)
     self.assertEqual(results[0], results[1])
     self.assertIn(
-        "CorpusError: At step 0 of 1, process 1 of 2 delivered other shapes than process 0:"
+        "CorpusError: At step 0 of 1, process 1 of 2 delivered different shapes than process 0:"
         " batch['x'] is (2, 2) on process 0 and (1, 2) on process 1. Set pad_shapes=True",
         results[0][1],
     )
@@ -125,7 +125,7 @@ class AgreementBatchAgreementTest(parameterized.TestCase):
   def test_unequal_structures_stop_all(self):
     results = _outcomes([_batch(1)], [{"y": np.zeros((1, 2), np.int32)}], pad_shapes=True)
     for process, (_, text) in enumerate(results):
-      self.assertIn("process 1 of 2 delivered a batch of another structure than process 0", text)
+      self.assertIn("process 1 of 2 delivered a batch of a different structure than process", text)
       self.assertIn(f"process {process} has batch['{'xy'[process]}']: int32, 2 axes", text)
 
   def test_an_error_of_one_host_reaches_the_others_with_its_text(self):

@@ -195,9 +195,9 @@ class JaxLMTest(parameterized.TestCase):
     self.assertAlmostEqual(lm.padding_share, 1 - 21 / 64)
 
   @parameterized.parameters(
-      ({"truncation": "right"}, "truncation='right' is unknown; known are left, error"),
+      ({"truncation": "right"}, "truncation='right' is unknown; choose from left, error"),
       ({"max_length": 0}, "max_length=0 must be positive"),
-      ({"packing": "never"}, "packing='never' is unknown; known are 'auto', True, False"),
+      ({"packing": "never"}, "packing='never' is unknown; choose from 'auto', True, False"),
       ({"tokenizer": "nowhere"}, "There is no tokenizer nowhere"),
   )
   def test_impossible_options_are_errors(self, options, message):

@@ -130,7 +130,7 @@ class LMEvalScoringTest(parameterized.TestCase):
   def test_a_batch_that_no_process_can_hold_is_an_error_at_once(self):
     with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 must be positive"):
       make_scorer(batch_size=0)
-    with self.assertRaisesRegex(errors.ConfigError, "packing='on' is unknown; known are 'auto', T"):
+    with self.assertRaisesRegex(errors.ConfigError, "packing='on' is unknown; choose from 'auto'"):
       make_scorer(packing="on")
     with self.assertRaisesRegex(errors.ConfigError, "'model'"):
       make_scorer(data_sharding=PartitionSpec("model"))

@@ -252,7 +252,7 @@ class RowsTest(LLMCase):
   def test_long_documents_are_cut_divided_or_refused(self, name):
     documents = [{"inputs": np.arange(100, 140)}, {"inputs": np.arange(200, 203)}]
     kwargs = {"packing": name, "num_epochs": 1, "drop_remainder": False, "shift": False}
-    with self.assertRaisesRegex(errors.CorpusError, "40 tokens, the row 16"):
+    with self.assertRaisesRegex(errors.CorpusError, "40 tokens, but a row holds 16"):
       _take(self.make(documents, **kwargs))
     split = _take(self.make(documents, long_documents="split", **kwargs))
     self.assertEqual(_tokens(split), _expected(documents))
@@ -315,8 +315,8 @@ class RowsTest(LLMCase):
 
   def test_choices_that_are_none_say_what_there_is(self):
     for kwargs, message in (
-        ({"packing": "tetris"}, "packing='tetris' is unknown; known are None, 'first_fit'"),
-        ({"shard": "file"}, "shard='file' is unknown; known are 'slice', 'batch'"),
+        ({"packing": "tetris"}, "packing='tetris' is unknown; choose from None, 'first_fit'"),
+        ({"shard": "file"}, "shard='file' is unknown; choose from 'slice', 'batch'"),
         ({"long_documents": "wrap"}, "long_documents='wrap'"),
         ({"num_epochs": -1}, "num_epochs=-1"),
         ({"max_target_length": 0}, "must be positive"),

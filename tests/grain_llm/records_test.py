@@ -143,7 +143,7 @@ class FitTest(parameterized.TestCase):
     )
     (cut,) = records_lib.fit(record, 2, "truncate")
     self.assertEqual(cut["targets_segmentation"].tolist(), [0, 1])
-    with self.assertRaisesRegex(errors.CorpusError, "5 tokens, the row 2.*truncate.*split"):
+    with self.assertRaisesRegex(errors.CorpusError, "5 tokens, but a row holds 2.*truncate.*split"):
       records_lib.SplitDocuments(2, "error").flat_map(record)
 
   @parameterized.parameters(
@@ -171,7 +171,7 @@ class FitTest(parameterized.TestCase):
       ({"inputs": [[1]]}, "list of integers"),
       ({"inputs": [1.5]}, "list of integers"),
       ({"inputs": [1 << 31]}, "does not fit int32"),
-      ({"inputs": [1], "targets": [1, 2]}, "one length"),
+      ({"inputs": [1], "targets": [1, 2]}, "equal lengths"),
   )
   def test_a_record_that_is_none_says_why(self, record, message):
     with self.assertRaisesRegex(errors.CorpusError, message):

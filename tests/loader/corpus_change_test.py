@@ -101,7 +101,7 @@ class CorpusChangeTest(parameterized.TestCase):
     with self.assertLogs(level="WARNING") as logs:
       again = self.iterator(olmo_allow_corpus_change="any")
     self.assertRegex(logs.output[0], message)
-    self.assertIn("some comes again", logs.output[0].replace("\n", " "))
+    self.assertIn("some data that was already trained on", logs.output[0].replace("\n", " "))
     self.assertEqual((again.step, again.position), (4, 12))
     next(again)
     # The state is now of the new corpus, and needs no permission any more.
@@ -119,7 +119,7 @@ class CorpusChangeTest(parameterized.TestCase):
       self.iterator()
     with self.assertLogs(level="WARNING") as logs:
       self.iterator(olmo_allow_corpus_change="any")
-    self.assertIn("with other tokens", logs.output[0].replace("\n", " "))
+    self.assertIn("with different tokens", logs.output[0].replace("\n", " "))
     self.iterator()
 
   def test_a_replaced_file_is_noticed_by_a_trainer_that_restores_the_state_itself(self):
@@ -133,7 +133,7 @@ class CorpusChangeTest(parameterized.TestCase):
     iterator = self.iterator(initial_step=0, olmo_allow_corpus_change="any")
     with self.assertLogs(level="WARNING") as logs:
       iterator.set_state(state)
-    self.assertIn("with other tokens", logs.output[0].replace("\n", " "))
+    self.assertIn("with different tokens", logs.output[0].replace("\n", " "))
     self.iterator(initial_step=0).set_state(state)
 
   @parameterized.product(order=("feistel", "olmo_core"), held_out=(0, 3))
@@ -219,7 +219,7 @@ class CorpusChangeTest(parameterized.TestCase):
     iterator = self.iterator()
     state = iterator.get_state()
     state["history"][-1]["extents"] = [[0, 2, "sha256:00"], [1, 3, self.old.fingerprint]]
-    with self.assertRaisesRegex(errors.ResumeError, "the first files of this index make another"):
+    with self.assertRaisesRegex(errors.ResumeError, "the first files of this index have another"):
       iterator.set_state(state)
 
   def test_without_a_copy_the_fingerprints_are_named(self):

@@ -128,7 +128,7 @@ class RowNumbersTest(cases.LoaderCase):
   def test_a_step_outside_the_stream_is_an_error(self):
     iterator = self.train(olmo_num_epochs=1)
     for step in (31, 500):
-      with self.assertRaisesRegex(errors.OrderError, f"Step {step} lies outside the stream"):
+      with self.assertRaisesRegex(errors.OrderError, f"Step {step} is outside the stream"):
         iterator.row_numbers(step)
 
   def test_batches_have_them_and_their_labels_on_request(self):

@@ -167,7 +167,7 @@ class MixtureTest(OlmoCase):
   def test_labels_that_a_mixture_leaves_out_are_named_in_the_log(self):
     with self.assertLogs(level="WARNING") as logs:
       self.train(olmo_mixture={"label-1": 1.0})
-    self.assertIn("leaves out 1 labels, which never come: label-0", "".join(logs.output))
+    self.assertIn("leaves out 1 labels, which are never read: label-0", "".join(logs.output))
 
 
 class EvalTest(OlmoCase):

@@ -150,7 +150,7 @@ class StateTest(parameterized.TestCase):
         self.index.with_sequence_length(16), order="feistel", seed=3, held_out_instances=8
     )
     with self.assertRaisesRegex(
-        errors.ResumeError, "set olmo_eval_instances=4, which is as much at 16"
+        errors.ResumeError, "set olmo_eval_instances=4, the same amount at 16"
     ):
       self.read(self.make(4, stream=held), stream=longer)
 

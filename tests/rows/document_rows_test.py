@@ -56,7 +56,7 @@ class DocumentRowsTest(absltest.TestCase):
     worst = int(np.argmax(self.lengths))
     with self.assertRaisesRegex(
         errors.CorpusError,
-        f"Document {worst} has {self.longest} tokens, a row {self.longest - 1}.*truncate",
+        f"Document {worst} has {self.longest} tokens, but a row holds {self.longest - 1}.*truncate",
     ):
       source.parts(0, np.arange(self.count))
     source.parts(0, np.flatnonzero(self.lengths < self.longest))

@@ -98,7 +98,7 @@ class MixedRowsTest(parameterized.TestCase):
   def test_members_must_agree(self, name, value):
     other = _Rows(1, 4)
     setattr(other, name, value)
-    with self.assertRaisesRegex(errors.ConfigError, f"must have one {name}"):
+    with self.assertRaisesRegex(errors.ConfigError, f"must have the same {name}"):
       _mixed(_Rows(0, 3), other)
     both = _Rows(0, 3)
     setattr(both, name, value)

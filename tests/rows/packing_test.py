@@ -44,7 +44,7 @@ class BestFitTest(absltest.TestCase):
 
   def test_a_piece_longer_than_a_bin_is_an_error(self):
     for wrong in (9, 0):
-      with self.assertRaisesRegex(errors.ConfigError, "Pieces of 1 to 8"):
+      with self.assertRaisesRegex(errors.ConfigError, "pieces of 1 to 8"):
         packing.best_fit(np.array([wrong]), 8)
 
 

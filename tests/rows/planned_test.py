@@ -290,7 +290,7 @@ class PackingPlanTest(parameterized.TestCase):
     plan = _plan(np.full(10, 3), counts_path="/nowhere/at/all")
     with self.assertLogs(level="WARNING") as logs:
       plan.count_in_background(0).join()
-    self.assertIn("cannot be kept", "".join(logs.output))
+    self.assertIn("cannot be stored", "".join(logs.output))
 
   def test_it_survives_pickling(self):
     plan = _plan(np.arange(1, 50))
@@ -300,7 +300,7 @@ class PackingPlanTest(parameterized.TestCase):
       np.testing.assert_array_equal(got, expected)
 
   def test_a_long_document_is_an_error_where_that_was_chosen(self):
-    with self.assertRaisesRegex(errors.CorpusError, "Document 1 has 9 tokens, the row 8"):
+    with self.assertRaisesRegex(errors.CorpusError, "Document 1 has 9 tokens, but a row holds 8"):
       _plan([3, 9], long_documents="error").count(1)
 
   def test_documents_without_any_token_are_an_error_not_an_endless_search(self):

@@ -217,7 +217,7 @@ class WindowStepsTest(parameterized.TestCase):
     self.assertEqual((ids < 0).sum(), -len(self.rows) % 10)
     last = batch_lib.to_arrays(dataset[len(dataset) - 1])
     self.assertFalse(any(array[-1].any() for array in last.values()))
-    with self.assertRaisesRegex(errors.OrderError, "lies outside the stream"):
+    with self.assertRaisesRegex(errors.OrderError, "is outside the stream"):
       dataset[len(dataset)]
     self.assertEmpty(self._dataset(stream=stream, first_step=len(dataset)))
 
@@ -462,7 +462,7 @@ class RowSourceStepsTest(parameterized.TestCase):
   def test_so_are_more_rows_than_were_asked_for(self, num_epochs):
     source = PairRows(5)
     source.parts = lambda epoch, rows: parts_lib.Parts.of_rows([[(0, 0, 1)]] * (len(rows) + 1))
-    with self.assertRaisesRegex(errors.CorpusError, r"PairRows made \d+ rows .* were asked for"):
+    with self.assertRaisesRegex(errors.CorpusError, r"PairRows made \d+ rows, .* were requested"):
       self._dataset(source, num_epochs=num_epochs)[0]
 
   def test_a_token_of_a_packed_row_outside_the_vocabulary_is_found(self):

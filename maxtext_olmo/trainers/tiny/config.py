@@ -142,7 +142,7 @@ def validate(config: ConfigDict) -> None:
   problems = [*_data_problems(config), *wrong_values, *_combinations(config)]
   if problems:
     raise errors.ConfigError(
-        "The configuration cannot work:\n" + "\n".join(f"  - {problem}" for problem in problems)
+        "The configuration is invalid:\n" + "\n".join(f"  - {problem}" for problem in problems)
     )
 
 
@@ -209,5 +209,5 @@ def _unknown_key(error: AttributeError) -> str:
     return f"The config cannot be read: {error}"
   name, known = found[1], list(get_config())
   near = difflib.get_close_matches(name, known, n=1)
-  hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}."
+  hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}."
   return f"The config has no key {name!r}; {hint}"

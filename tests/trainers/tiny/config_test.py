@@ -54,7 +54,7 @@ class ConfigTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("misspelt", ["--config.stpes=3"], "no key 'stpes'; did you mean 'steps'?"),
-      ("unknown", ["--config.zzz=3"], "no key 'zzz'; known are adam_b1, "),
+      ("unknown", ["--config.zzz=3"], "no key 'zzz'; known keys: adam_b1, "),
       ("not_a_number", ["--config.steps=many"], "--config.steps=many: invalid literal"),
       ("no_file", ["--config=/nowhere/x.py"], "No such file or directory: '/nowhere/x.py'"),
       ("not_a_flag", ["steps=3"], "'steps=3' is not a flag; set keys with --config.KEY=VALUE"),
@@ -105,7 +105,7 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(
         str(raised.exception).splitlines(),
         [
-            "The configuration cannot work:",
+            "The configuration is invalid:",
             "  - max_target_length=0 must be at least 1.",
             "  - steps=-1 must be at least 1.",
             "  - dtype='float8' must be one of float32, bfloat16.",
