@@ -33,7 +33,11 @@ _COLOURS = ("#8fb8e8", "#f2b880", "#9fd19f")
 # Name, question, and what it holds, for each room on the way of a batch.
 _ROOMS = (
     ("corpus", ("what tokens", "are there?"), ("index", "documents", "token_files", "storage/")),
-    ("order", ("which row is at", "which position?"), ("schedule", "stream", "split", "timeline")),
+    (
+        "order",
+        ("which row is at", "which position?"),
+        ("schedule", "stream", "permutations", "timeline"),
+    ),
     ("rows", ("what does a", "row hold?"), ("row_source", "parts", "reader", "steps")),
     ("devices", ("where does", "a row go?"), ("layout", "expand", "collectives")),
     ("loader", ("what does the", "trainer hold?"), ("registry", "iterator", "state", "resume")),

@@ -143,7 +143,7 @@ class ScanTest(parameterized.TestCase):
       scan.checksum_files(["/no/such"], [1], "md5", _LOCAL, workers=None, progress=False)
 
   def test_a_directory_is_not_a_token_file(self):
-    with self.assertRaisesRegex(CorpusError, ": Is a directory"):
+    with self.assertRaisesRegex(CorpusError, "is not a regular file"):
       scan.scan_file(str(self.dir), _U4, _LOCAL)
 
 

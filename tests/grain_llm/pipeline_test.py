@@ -589,7 +589,7 @@ class MixTest(LLMCase):
         pipeline_lib.make_grain_llm_dataset(0, 1, two[0], 4, L, True, 3, shard=shard)
         for shard in ("slice", "batch")
     ]
-    with self.assertRaisesRegex(errors.ConfigError, "one shard"):
+    with self.assertRaisesRegex(errors.ConfigError, "the same shard"):
       pipeline_lib.make_grain_multihost_iterator(rows, [3, 3], _mesh(), 4, 1)
 
 
@@ -605,8 +605,25 @@ class StateTest(LLMCase):
     with self.assertRaisesRegex(errors.ResumeError, "not saved by this kind"):
       other.set_state({"step": 1})
 
+  @parameterized.parameters(None, "planned")
+  def test_after_another_batch_size_it_can_go_back_and_start_again(self, name):
+    kwargs = {"packing": name, "shard": "batch", "grain_packing_bin_count": 4}
+    first = self.make(**kwargs)
+    states = []
+    for _ in range(4):
+      next(first)
+      states.append(json.loads(json.dumps(first.get_state())))
+    second = self.make(**kwargs, global_batch_size=2, reset_after_epoch=True)
+    beginning = _take(self.make(**kwargs, global_batch_size=2), 2)
+    for state, position in ((states[3], 16), (states[1], 8)):
+      second.set_state(state)
+      self.assertEqual(second.position, position)
+    second.reset()
+    for got, expected in zip(_take(second, 2), beginning):
+      np.testing.assert_array_equal(got["inputs"], expected["inputs"])
+
   @parameterized.parameters(None, "planned", "first_fit")
-  def test_a_run_may_go_on_with_another_batch_size(self, name):
+  def test_a_run_may_continue_with_another_batch_size(self, name):
     kwargs = {"packing": name, "shard": "batch", "grain_packing_bin_count": 4}
     expected = np.concatenate([b["inputs"] for b in _take(self.make(**kwargs), 5)])
     first = self.make(**kwargs)

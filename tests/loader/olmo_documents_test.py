@@ -55,6 +55,16 @@ class TrainTest(cases.DocumentsCase):
           self.assertEqual(batch["inputs_position"][row, here].tolist(), list(range(len(here))))
           self.assertNotIn(0, batch["inputs"][row, here[:-1]])
 
+  @parameterized.parameters("planned", "none")
+  def test_other_documents_of_the_same_files_are_another_stream(self, packing):
+    values = {"olmo_packing": packing, "olmo_long_documents": "truncate"}
+    state = self.train(**values).get_state()
+    del state["history"][0]["identity"]["documents"]  # As it was saved by an earlier release.
+    self.train(**values).set_state(state)
+    state["history"][0]["identity"]["documents"] = "other boundaries"
+    with self.assertRaisesRegex(errors.ResumeError, "documents: the checkpoint has 'other"):
+      self.train(**values).set_state(state)
+
   @parameterized.parameters(
       {"olmo_packing": "planned"},
       {"olmo_packing": "none", "olmo_long_documents": "truncate"},

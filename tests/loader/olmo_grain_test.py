@@ -160,6 +160,9 @@ class MixtureTest(OlmoCase):
     self.assertEqual(first.sum(), 2 * sizes["label-0"])
     self.assertEqual((~first).sum(), round(0.5 * sizes["label-1"]))
     state = self.train(**values, initial_step=5).get_state()
+    again = self.train(**values)
+    again.set_state(state)
+    self.assertLen(again, len(train))
     other = self.train(olmo_mixture={"label-0": 2.0, "label-1": 0.25})
     with self.assertRaisesRegex(errors.ResumeError, "mixture"):
       other.set_state(state)

@@ -98,6 +98,12 @@ class ResumeTest(cases.LoaderCase):
     self.assertEqual(resume.latest_committed_step(str(self.checkpoints)), 3)
     self.assertEqual(self.start(), (4, 32))
 
+  def test_names_may_be_padded_with_zeros(self):
+    self.save(3, data=ocp.args.JsonSave(self.state(4, size=2)))
+    (self.checkpoints / "3").rename(self.checkpoints / "000003")
+    (self.checkpoints / "²").mkdir()
+    self.assertEqual(self.start(), (4, 8))
+
   def test_a_disabled_checkpoint_directory_is_not_looked_into(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4)))
     self.assertEqual(self.start(enable_checkpointing=False), (0, 0))

@@ -243,6 +243,13 @@ class RecordReaderTest(parameterized.TestCase):
     self.assertEqual(reader.where(2, 5), "record 2, token 5")
     self.assertFalse(reader.wants_concurrency)
 
+  def test_an_id_that_a_batch_cannot_hold_is_an_error(self):
+    for dtype, tokens in (("int32", [1, 2**32 + 5]), ("uint16", [-1, 3])):
+      reader = reader_lib.RecordReader([{"inputs": np.array(tokens)}], np.dtype(dtype))
+      parts = parts_lib.Parts.of_rows([[(0, 0, 2)]])
+      with self.assertRaisesRegex(errors.CorpusError, f"a batch holds {dtype}"):
+        reader.read(parts, np.empty((1, 2), dtype), reader_lib.Checks())
+
   @parameterized.parameters(True, False)
   def test_a_negative_id_is_above_every_vocabulary(self, compiled):
     parts = parts_lib.Parts.of_rows([[(0, 0, 3)]])

@@ -1,7 +1,7 @@
 """The `Storage` protocol: the only way the library reads the files of a corpus.
 
-Token files, boundary files, indexes, manifests and document sidecars all come through it, so that
-they may lie on a disk, on a mount or in an object store.
+Token files, boundary files, indexes, manifests and the headers of document sidecars come through
+it, so that they may lie on a disk, on a mount or in an object store.
 """
 
 from collections.abc import Iterator, Sequence
