@@ -259,7 +259,7 @@ class Options(types.SimpleNamespace):
     values["global_batch_size_to_train_on"] = values["global_batch_size_to_train_on"] or load
     values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
     options = cls(**values)
-    found = [*problems.values(), *config_key.problems(options)]
+    found = [*problems.values(), *config_key.problems(options, defaults())]
     if found:
       raise _config_error(found)
     return options

@@ -173,8 +173,13 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
   return values, problems
 
 
-def problems(options: Any) -> Iterator[str]:
-  """Yields a sentence for each combination that cannot work, given a `config.Options`."""
+def problems(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
+  """Yields a sentence for each combination that cannot work.
+
+  Args:
+    options: A `config.Options`.
+    defaults: The default of each key.
+  """
   yield from _batch_sizes(options)
   yield from _schedule(options)
   if options.dataset_type in (GRAIN, DOCUMENTS):
@@ -182,7 +187,7 @@ def problems(options: Any) -> Iterator[str]:
   if options.dataset_type == GRAIN:
     yield from _windows(options)
   if options.dataset_type == DOCUMENTS:
-    yield from _documents(options)
+    yield from _documents(options, defaults)
 
 
 def _batch_sizes(options: Any) -> Iterator[str]:
@@ -257,7 +262,7 @@ def _windows(options: Any) -> Iterator[str]:
     )
 
 
-def _documents(options: Any) -> Iterator[str]:
+def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
   if options.order_name not in ("feistel", "sequential"):
     yield f"olmo_order={options.olmo_order!r}: olmo_documents needs feistel or sequential."
   if options.olmo_eos_id < 0:
@@ -275,7 +280,14 @@ def _documents(options: Any) -> Iterator[str]:
       "olmo_mixture": bool(options.olmo_mixture),
       "olmo_apply_ngram_filter": options.olmo_apply_ngram_filter,
       "olmo_batch_extras": bool(options.olmo_batch_extras),
+      "olmo_batch_schedule_unit": options.olmo_batch_schedule_unit == "tokens",
+      "generate_padding_batch_train": options.generate_padding_batch_train,
+      "global_batch_size_to_train_on": (
+          options.global_batch_size_to_train_on != options.global_batch_size_to_load
+      ),
   }
+  for name in ("olmo_prefetch_batches", "olmo_device_prefetch"):
+    needs_positions[name] = getattr(options, name) != defaults[name]
   for name in (name for name, needed in needs_positions.items() if needed):
     yield (
         f"{name}={getattr(options, name)!r} needs rows that are addressed by position:"

@@ -185,6 +185,28 @@ class ChecksTest(parameterized.TestCase):
           "olmo_apply_ngram_filter=True needs rows",
       ),
       ({"olmo_packing": "none", "olmo_batch_extras": ["row_ids"]}, "olmo_batch_extras=.* needs"),
+      ({"olmo_packing": "first_fit", "olmo_prefetch_batches": 7}, "olmo_prefetch_batches=7 needs"),
+      ({"olmo_packing": "first_fit", "olmo_device_prefetch": 5}, "olmo_device_prefetch=5 needs"),
+      (
+          {"olmo_packing": "first_fit", "generate_padding_batch_train": True},
+          "generate_padding_batch_train=True needs rows",
+      ),
+      (
+          {
+              "olmo_packing": "best_fit",
+              "global_batch_size_to_load": 8,
+              "global_batch_size_to_train_on": 4,
+          },
+          "global_batch_size_to_train_on=4 needs rows",
+      ),
+      (
+          {
+              "olmo_packing": "first_fit",
+              "olmo_batch_schedule": ((0, 8), (25600, 8)),
+              "olmo_batch_schedule_unit": "tokens",
+          },
+          "olmo_batch_schedule_unit='tokens' needs rows",
+      ),
   )
   def test_documents(self, values, message):
     with self.assertRaisesRegex(errors.ConfigError, message):

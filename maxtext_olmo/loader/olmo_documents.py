@@ -25,6 +25,7 @@ from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.rows import document_rows
@@ -218,7 +219,7 @@ def _streaming(
   """Returns an iterator over rows that are packed as they stream, or from each host's documents."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
-  return pipeline_lib.make_grain_llm_iterator(
+  iterator = pipeline_lib.make_grain_llm_iterator(
       jax.process_index(),
       jax.process_count(),
       mesh,
@@ -242,3 +243,5 @@ def _streaming(
       long_documents=options.olmo_long_documents,
       data_sharding=options.data_sharding or None,
   )
+  resume.restore_latest(options, iterator)
+  return iterator

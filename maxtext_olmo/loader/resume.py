@@ -195,6 +195,22 @@ def find_start(
   return state_lib.Start(step, schedule.anchored(step, position), stream)
 
 
+def restore_latest(options: config_lib.Options, iterator: Any) -> None:
+  """Moves an iterator whose rows have no positions to the state in the latest checkpoint."""
+  decision = collectives.from_process_0(
+      lambda: _decide(options), "looking for the step to resume at"
+  )
+  if decision["state"] is not None:
+    iterator.set_state(decision["state"])
+  elif decision["step"]:
+    raise errors.ResumeError(
+        f"{options.checkpoint_dir} has checkpoints of {decision['step']} steps without a data state"
+        f" of this library, and olmo_packing={options.olmo_packing!r} cannot resume by step. Save"
+        " the iterator with IteratorSave, use olmo_packing='planned', or set initial_step=0 to"
+        " begin the data again."
+    )
+
+
 def _decide(options: config_lib.Options) -> dict[str, Any]:
   decision: dict[str, Any] = {"step": max(0, options.initial_step), "state": None}
   if options.initial_step >= 0 or not (options.enable_checkpointing and options.checkpoint_dir):

@@ -55,6 +55,24 @@ class TrainTest(cases.DocumentsCase):
           self.assertEqual(batch["inputs_position"][row, here].tolist(), list(range(len(here))))
           self.assertNotIn(0, batch["inputs"][row, here[:-1]])
 
+  @parameterized.parameters("first_fit", "planned")
+  def test_a_restart_finds_the_latest_checkpoint_by_itself(self, packing):
+    values = {"olmo_packing": packing, "checkpoint_dir": self.create_tempdir().full_path}
+    train = self.train(**values)
+    cases.take(train, 3)
+    with ocp.CheckpointManager(values["checkpoint_dir"]) as manager:
+      manager.save(2, args=ocp.args.Composite(data=maxtext_olmo.IteratorSave(train)))
+    self.assert_equal_batches(cases.take(self.train(**values), 2), cases.take(train, 2))
+    again = cases.take(self.train(**values, initial_step=0), 1)
+    self.assert_equal_batches(again, cases.take(self.train(olmo_packing=packing), 1))
+
+  def test_a_packing_that_streams_cannot_resume_by_step(self):
+    directory = self.create_tempdir().full_path
+    with ocp.CheckpointManager(directory) as manager:
+      manager.save(2, args=ocp.args.Composite(model=ocp.args.JsonSave({"a": 1})))
+    with self.assertRaisesRegex(errors.ResumeError, "'first_fit' cannot resume by step"):
+      self.train(olmo_packing="first_fit", checkpoint_dir=directory)
+
   @parameterized.parameters("planned", "none")
   def test_other_documents_of_the_same_files_are_another_stream(self, packing):
     values = {"olmo_packing": packing, "olmo_long_documents": "truncate"}
