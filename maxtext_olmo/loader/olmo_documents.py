@@ -103,7 +103,10 @@ def open_documents(
   collectives.from_process_0(build, "finding the documents")
   # Again on each process, for file systems that process 0 does not share.
   collectives.run_on_all_processes(build, "finding the documents")
-  documents = documents_lib.load_documents(path, index, options.olmo_eos_id)
+  documents = collectives.run_on_all_processes(
+      lambda: documents_lib.load_documents(path, index, options.olmo_eos_id),
+      "opening the document index",
+  )
   if not documents.num_documents:
     raise errors.CorpusError(f"The index {index_path} has no documents.")
   return source_lib.OlmoDocumentSource(

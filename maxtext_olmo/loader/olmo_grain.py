@@ -105,11 +105,14 @@ def _train(
     )
     _say_left_out(index, stream)
   else:
-    stream = stream_lib.train_stream(
-        index,
-        cache_dir=options.olmo_order_cache_dir or None,
-        consumed_path=options.olmo_consumed_path,
-        **how,
+    stream = collectives.run_on_all_processes(
+        lambda: stream_lib.train_stream(
+            index,
+            cache_dir=options.olmo_order_cache_dir or None,
+            consumed_path=options.olmo_consumed_path,
+            **how,
+        ),
+        "opening the order",
     )
   corpus = corpus_change.CorpusPolicy(
       index,

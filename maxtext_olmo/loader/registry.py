@@ -17,6 +17,7 @@ import jax
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo.devices import collectives
 
 
 @runtime_checkable
@@ -133,7 +134,12 @@ def create_data_iterator(
   name = config_lib.read_value(config, "dataset_type")
   wants_eval = config_lib.read_value(config, "eval_interval") > 0
   dataset_type, built_in = _find(name)
-  if not built_in:  # Types of this package read `config_lib.Options`, which checks this itself.
+  if built_in:
+    # What is wrong on one host alone, such as a path that is not there, must stop all of them.
+    collectives.run_on_all_processes(
+        lambda: config_lib.Options.read(config), "reading the configuration"
+    )
+  else:
     config_lib.check_all_read(config, name, dataset_type.reads)
   if not wants_eval:
     made = (dataset_type.make_train(config, mesh), None)

@@ -111,6 +111,12 @@ def _jobs_of_two_processes() -> dict[Any, Any]:
     jobs["refuse", number] = hosts_cases.Refuse([usual, _config("windows", **change)], {"data": 4})
   elsewhere = _config("windows", olmo_path_remap_from=_directory, olmo_path_remap_to="/nowhere")
   jobs["missing"] = hosts_cases.Refuse([usual, elsewhere], {"data": 4})
+  no_index = _config("windows", olmo_index_path="/nowhere/index.json")
+  jobs["no index"] = hosts_cases.Refuse([usual, no_index], {"data": 4})
+  damaged = pathlib.Path(_directory, "damaged.documents")
+  damaged.write_bytes(b"{}")
+  documents = [_config("planned"), _config("planned", olmo_documents_path=str(damaged))]
+  jobs["damaged documents"] = hosts_cases.Refuse(documents, {"data": 4})
   return jobs
 
 
@@ -219,6 +225,14 @@ class HostsTest(parameterized.TestCase):
     self.assertEqual(theirs[0], "CorpusError")
     self.assertIn(str(pathlib.Path("/nowhere")), theirs[1])
     self.assertIn("Process 1 of 2 failed while opening the corpus", mine[1])
+
+  def test_what_only_one_host_finds_wrong_stops_all(self):
+    mine, theirs = _results[2]["no index"]
+    self.assertEqual(theirs[0], "ConfigError")
+    self.assertIn("Process 1 of 2 failed while reading the configuration", mine[1])
+    mine, theirs = _results[2]["damaged documents"]
+    self.assertEqual(theirs[0], "CorpusError")
+    self.assertIn("Process 1 of 2 failed while opening the document index", mine[1])
 
 
 if __name__ == "__main__":
