@@ -55,6 +55,9 @@ class PrefetcherTest(parameterized.TestCase):
     self.assertEqual([prefetcher.take() for _ in range(30)], list(range(5, 35)))
 
   def test_an_interrupt_while_it_waits_loses_nothing(self):
+    # A process that was started in the background ignores interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, before)
     asked, interrupted = threading.Event(), threading.Event()
 
     def make(number):
