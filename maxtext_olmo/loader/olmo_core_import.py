@@ -3,9 +3,8 @@
 OLMo-core's data loader saves its place as a small dict:
 
     {"dataset_fingerprint": "…", "dataset_fingerprint_version": "v2.0", "dataset_type": "fsl",
-    "seed": 34521, "epoch": 1,
-     "batches_processed": 5, "tokens_processed": 2560, "sequence_length": 64,
-     "max_target_sequence_length": null}
+     "seed": 34521, "epoch": 1, "batches_processed": 5, "tokens_processed": 2560,
+     "sequence_length": 64, "max_target_sequence_length": null}
 
 Epochs count from 1, both counters restart with each epoch, and the number of tokens decides. Here
 that is one number: earlier epochs are complete, and tokens are samples times the sequence length.

@@ -211,7 +211,7 @@ def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyInde
     index = index.with_sequence_length(options.max_target_length)
   if index.total_instances == 0:
     raise errors.CorpusError(
-        f"The index {path} has no instance: no file holds" f" {index.window} tokens."
+        f"The index {path} has no instance: no file holds {index.window} tokens."
     )
   verify.check_sizes(index, path_remap=options.path_remap)
   return index

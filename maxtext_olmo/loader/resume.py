@@ -175,9 +175,7 @@ def find_start(
     corpus: corpus_change.CorpusPolicy | None = None,
 ) -> state_lib.Start:
   """Returns where the run resumes; process 0 decides for all."""
-  decision = collectives.from_process_0(
-      lambda: _decide(options), "looking for the step to resume at"
-  )
+  decision = _decide_on_process_0(options)
   if decision["state"] is not None:
     return state_lib.read_state(
         decision["state"],
@@ -197,9 +195,7 @@ def find_start(
 
 def restore_latest(options: config_lib.Options, iterator: Any) -> None:
   """Moves an iterator whose rows have no positions to the state in the latest checkpoint."""
-  decision = collectives.from_process_0(
-      lambda: _decide(options), "looking for the step to resume at"
-  )
+  decision = _decide_on_process_0(options)
   if decision["state"] is not None:
     iterator.set_state(decision["state"])
   elif decision["step"]:
@@ -209,6 +205,10 @@ def restore_latest(options: config_lib.Options, iterator: Any) -> None:
         " the iterator with IteratorSave, use olmo_packing='planned', or set initial_step=0 to"
         " begin the data again."
     )
+
+
+def _decide_on_process_0(options: config_lib.Options) -> dict[str, Any]:
+  return collectives.from_process_0(lambda: _decide(options), "looking for the step to resume at")
 
 
 def _decide(options: config_lib.Options) -> dict[str, Any]:

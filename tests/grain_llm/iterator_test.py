@@ -436,6 +436,8 @@ class RampupTest(parameterized.TestCase):
     self.assertEqual(schedule.stages, ((0, 8), (5, 12), (10, 16)))
     self.assertEqual(iterator_lib.rampup_schedule(8, {0: 0.5}).stages, ((0, 4),))
     self.assertEqual(iterator_lib.rampup_schedule(8, None).stages, ((0, 8),))
+    exact = iterator_lib.rampup_schedule(56, {100: 488 / 56})
+    self.assertEqual(exact.stages, ((0, 56), (100, 488)))
 
   def test_a_batch_that_does_not_divide_over_hosts_is_an_error(self):
     rows = pipeline_lib.make_grain_llm_dataset(0, 2, _documents(9), 6, 16, True, 3)

@@ -8,7 +8,7 @@ from tests import shards as shards_lib
 
 
 def serve(documents, options, axes, steps=None, state=None):
-  """Takes batches until the end of an epoch, or so many; returns this process's parts, the
+  """Takes batches until the end of an epoch, or a number of them; returns this process's parts, the
   length, and the state."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
   iterator = pipeline_lib.make_grain_llm_iterator(

@@ -521,7 +521,7 @@ class RowSourceStepsTest(parameterized.TestCase):
     self.assertFalse(found[-1]["used"][numbers[-4:] < 0].any())
     for step in (len(found), len(found) + 1, 10**9):
       self.assertEqual(dataset[step], {})
-    # Now that all rows have been counted, the end is known to whoever asks.
+    # Now that all rows have been counted, the end is known.
     self.assertLen(self._dataset(source, files=corpus.files, num_epochs=num_epochs), len(found))
 
   def test_planned_rows_are_the_documents_of_their_parts(self):

@@ -34,7 +34,7 @@ def _trained_ids(run_steps: dict[int, runs.Step]) -> list[int]:
 
 
 class StartTest(parameterized.TestCase):
-  """Where the data begins, before MaxText has restored anything."""
+  """Returns where the data begins, before MaxText has restored anything."""
 
   def start(self, **values):
     config = types.SimpleNamespace(**config_lib.defaults())
