@@ -56,14 +56,6 @@ def rampup_schedule(
   return schedule_lib.BatchSchedule(tuple(sorted(stages.items())))
 
 
-def collate(arrays: dict[str, np.ndarray], batch_class: type) -> Any:
-  """Turns a dict of arrays into a batch class, which takes the fields it has; `dict` takes all."""
-  if batch_class is dict:
-    return arrays
-  names = {field.name for field in dataclasses.fields(batch_class)}
-  return batch_class(**{name: values for name, values in arrays.items() if name in names})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batches:
   """The batches that the arguments of `make_grain_multihost_iterator` ask for.
@@ -165,7 +157,7 @@ class Batches:
     batching = rows_by_position.Batching(
         schedule, self._mine, self.info.length, self.drop_remainder
     )
-    collated = functools.partial(collate, batch_class=self.batch_class)
+    collated = functools.partial(records_lib.collate, batch_class=self.batch_class)
     if self.rows is not None:
       batches = rows_by_position.RowBatches(self.rows, batching, self.num_steps(schedule))
       made = prefetch.PrefetchedDataset(batches, workers=self.workers, ahead=self.ahead)
@@ -189,7 +181,7 @@ class Batches:
     """Makes a batch without rows if hosts may end at different steps; padding gives it rows."""
     if self.rows is not None or not self._own_rows or self.info.endless:
       return None
-    return lambda: collate(records_lib.stack([], 0, self.info.length), self.batch_class)
+    return lambda: records_lib.collate(records_lib.stack([], 0, self.info.length), self.batch_class)
 
   @functools.cached_property
   def settled(self) -> bool:

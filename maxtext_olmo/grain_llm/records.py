@@ -17,6 +17,7 @@ it. Padding is identified by its segment, never by its id, so EOD and padding ma
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -289,3 +290,11 @@ def _int32(name: str, values: Any) -> np.ndarray:
   if int(array.max()) > _INT32.max or int(array.min()) < _INT32.min:
     raise CorpusError(f"{name!r} of a record has the id {array.max()}, which does not fit int32.")
   return array.astype(np.int32)
+
+
+def collate(arrays: dict[str, np.ndarray], batch_class: type) -> Any:
+  """Turns a dict of arrays into a batch class, which takes the fields it has; `dict` takes all."""
+  if batch_class is dict:
+    return arrays
+  names = {field.name for field in dataclasses.fields(batch_class)}
+  return batch_class(**{name: values for name, values in arrays.items() if name in names})
