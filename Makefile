@@ -14,7 +14,7 @@ MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
 .PHONY: help install demo test test-fast test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval bench-calls clean
+  bench-packing bench-lmeval bench-calls bench-maxtext pictures clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,19 +73,20 @@ else
 test-maxtext: $(MAXTEXT_VENV)/.installed ## Run the tests inside the real MaxText trainer, on Python 3.12.
 	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$(MAXTEXT_VENV)/programs \
 	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) tests/trainers/maxtext tests/cli/maxtext_test.py \
+	  tests/benchmarks/maxtext_loader_test.py \
 	  tests/input_pipeline tests/order tests/rows/steps_test.py tests/devices/expand_test.py \
 	  $(addprefix tests/loader/,laws_test.py olmo_grain_test.py resume_test.py checkpoint_item_test.py)
 endif
 
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
-	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs
-	$(BIN)/pyink --check --quiet maxtext_olmo tests configs
+	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
+	$(BIN)/pyink --check --quiet maxtext_olmo tests configs docs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 format: $(VENV)/.installed-lint ## Format the code.
-	$(BIN)/ruff check --fix --quiet maxtext_olmo tests configs
-	$(BIN)/pyink --quiet maxtext_olmo tests configs
+	$(BIN)/ruff check --fix --quiet maxtext_olmo tests configs docs
+	$(BIN)/pyink --quiet maxtext_olmo tests configs docs
 
 bench: $(VENV)/.installed ## Throughput compared with yardsticks and other loaders, bytes sent, waits: about 8 minutes.
 	$(BIN)/python tests/benchmarks/throughput.py
@@ -106,6 +107,12 @@ bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation batc
 
 bench-calls: $(VENV)/.installed ## Python calls and objects per step of a trainer.
 	$(BIN)/python tests/benchmarks/calls.py
+
+bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader and this one.
+	PYTHONPATH=. $(MAXTEXT_BIN)/python tests/benchmarks/maxtext_loader.py
+
+pictures: $(VENV)/.installed ## Draw the pictures of the guides.
+	$(BIN)/python docs/pictures.py
 
 clean: ## Remove the virtual environments and caches.
 	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -22,7 +22,6 @@ COMMANDS = (
     "index",
     "verify",
     "plan",
-    "picture",
     "train",
     "eval",
     "demo",

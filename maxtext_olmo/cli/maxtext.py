@@ -22,7 +22,6 @@ loader.
   dataloader CONFIG.yml key=value ...   its standalone data loader: batches without a model's step
   migrate --run-config FILE --checkpoint-dir DIR ...
                                         continue a run that MaxText's own loader began
-  compare                               measure MaxText's own loader and this one side by side
 
 A bare name such as base.yml is looked up among MaxText's configs.
 """
@@ -49,7 +48,7 @@ then:
 
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `maxtext` with MaxText's entry points, `migrate` and `compare`."""
+  """Adds `maxtext` with MaxText's entry points and `migrate`."""
   group = subparsers.add_parser(
       "maxtext",
       help="run MaxText on this data, or move a run over from its own loader",
@@ -67,27 +66,6 @@ def add_parser(subparsers: Any) -> None:
         description=f"Runs MaxText's {adapter.ENTRY_POINTS[name][0]}; all arguments are its own.",
     )
   _add_migrate(commands)
-  option = cli.add_command(
-      commands,
-      "compare",
-      _compare,
-      help="measure MaxText's own olmo_grain loader and this one side by side",
-      description=(
-          "Counts and times both loaders in this environment, which needs MaxText: distinct"
-          " instances in an epoch of steps on 1, 2 and 4 hosts, rows repeated and lost after a"
-          " restart, time and memory to the first batch, tokens per second. Every figure is"
-          " measured in this run."
-      ),
-  )
-  option(
-      "--instances N",
-      "sizes of the corpora for the first batch",
-      otherwise="1000000 10000000",
-      type=int,
-      nargs="+",
-      default=[1_000_000, 10_000_000],
-  )
-  option("--repeats N", "measurements of each time, taking turns", default=3)
 
 
 def _add_migrate(commands: Any) -> None:
@@ -133,13 +111,6 @@ def _add_migrate(commands: Any) -> None:
 
 def _run_maxtext(entry_point: str, args: argparse.Namespace) -> int:
   adapter.run(entry_point, args.rest)
-  return 0
-
-
-def _compare(args: argparse.Namespace) -> int:
-  from maxtext_olmo.trainers.maxtext import compare
-
-  sys.stdout.write(compare.compare(sizes=args.instances, repeats=args.repeats))
   return 0
 
 

@@ -6,8 +6,7 @@ loaders with their own shard of the same batches, as in each process of a job. T
 from fresh processes that take turns.
 """
 
-from __future__ import annotations
-
+import argparse
 import collections
 import contextlib
 import importlib
@@ -27,8 +26,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
-from maxtext_olmo import errors
 
 _INSTANCES = 2003
 _LENGTH = 128
@@ -207,14 +204,14 @@ def _in_turns(what: str, index_path: str, repeats: int) -> dict[str, list[dict[s
   found = collections.defaultdict(list)
   for _, name in itertools.product(range(repeats), _MODULES):
     done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, what, name, index_path],
+        [sys.executable, "-P", __file__, what, name, index_path],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "DECOUPLE_GCLOUD": "TRUE"},
         capture_output=True,
         text=True,
         check=False,
     )
     if done.returncode:
-      raise errors.MaxtextOlmoError(f"{name}'s loader failed:\n{done.stderr[-2000:]}")
+      raise RuntimeError(f"{name}'s loader failed:\n{done.stderr[-2000:]}")
     found[name].append(json.loads(done.stdout.splitlines()[-1]))
   return found
 
@@ -278,9 +275,21 @@ def _peak_bytes() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def main() -> None:
+  """Measures one loader if arguments name it, and otherwise both."""
+  if len(sys.argv) == 4:
+    sys.stdout.write("\n" + json.dumps(_measure(*sys.argv[1:])) + "\n")
+    sys.stdout.flush()
+    # Neither loader's threads have anything left to do.
+    os._exit(0)
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+  sizes = [1_000_000, 10_000_000]
+  add = parser.add_argument
+  add("--instances", type=int, nargs="+", default=sizes, help="sizes (default: %(default)s)")
+  add("--repeats", type=int, default=3, help="measurements of each time (default: %(default)s)")
+  args = parser.parse_args()
+  print(compare(sizes=args.instances, repeats=args.repeats))
+
+
 if __name__ == "__main__":
-  measured = _measure(*sys.argv[1:])
-  sys.stdout.write("\n" + json.dumps(measured) + "\n")
-  sys.stdout.flush()
-  # Neither loader's threads have anything left to do.
-  os._exit(0)
+  main()

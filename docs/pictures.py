@@ -1,22 +1,18 @@
-"""`maxtext-olmo picture`: the pictures of the guides, as SVG files.
+"""Draws the pictures of the guides as SVG files (`make pictures`).
 
-`--of packings` shows what each packing makes of the same documents. `--of design` shows the rooms
+`packed_rows.svg` shows what each packing makes of the same documents. `design.svg` shows the rooms
 of this package as boxes from left to right, and below them a row of 16 tokens that is put together
 from ranges of three files.
 """
 
 from __future__ import annotations
 
-import argparse
 import colorsys
 import dataclasses
 import functools
 import html
+import pathlib
 from typing import Any
-
-from maxtext_olmo import atomic
-from maxtext_olmo import cli
-from maxtext_olmo import errors
 
 _INK, _GREY, _PADDING, _BOX, _SIDE_BOX = "#222222", "#666666", "#e4e4e4", "#eaf1fb", "#f3f3f3"
 
@@ -60,36 +56,6 @@ _SIDE_ROOMS = (
 # A row of 16 tokens: the file, the first token and the number of tokens of each part.
 _ROW_LENGTH, _FILE_LENGTH = 16, 24
 _ROW = ((3, 1, 6), (0, 9, 5), (7, 17, 3))
-
-
-def add_parser(subparsers: Any) -> None:
-  """Adds `picture`."""
-  option = cli.add_command(
-      subparsers,
-      "picture",
-      run,
-      help="draw packed rows, or the design, as an SVG file",
-      description=(
-          "Packs documents of lognormal lengths in every way and draws the rows: a colour is a"
-          " document, grey is padding, a white line is where a document begins. With --of design,"
-          " draws the rooms of this package and a row as a list of parts."
-      ),
-  )
-  option("--of", "what to draw", choices=("packings", "design"), default="packings")
-  option("--output FILE", "the SVG file", required=True)
-  option("--length N", "tokens of a row", default=1024)
-  option("--documents N", "how many documents", default=48)
-
-
-def run(args: argparse.Namespace) -> int:
-  """Draws the picture."""
-  if args.length < 1 or args.documents < 1:
-    raise errors.ConfigError("--length and --documents must be positive.")
-  is_design = args.of == "design"
-  text = draw_design() if is_design else draw_packings(args.documents, args.length)
-  atomic.write_atomically(args.output, text)
-  print(f"{args.output} is drawn.")
-  return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,3 +315,14 @@ def _text(
 
 
 _centred = functools.partial(_text, anchor="middle")
+
+
+def main() -> None:
+  """Draws all pictures."""
+  guides = pathlib.Path(__file__).parent / "guides"
+  (guides / "packed_rows.svg").write_text(draw_packings(48, 1024))
+  (guides / "design.svg").write_text(draw_design())
+
+
+if __name__ == "__main__":
+  main()

@@ -5,7 +5,7 @@ import re
 
 from absl.testing import absltest
 
-from maxtext_olmo.trainers.maxtext import compare
+from tests.benchmarks import maxtext_loader
 from tests.trainers.maxtext import runs
 
 
@@ -14,7 +14,7 @@ class CompareTest(absltest.TestCase):
 
   def test_the_tables_show_what_both_loaders_do(self):
     os.environ["DECOUPLE_GCLOUD"] = "TRUE"
-    text = compare.compare(sizes=[20_000], repeats=1)
+    text = maxtext_loader.compare(sizes=[20_000], repeats=1)
 
     def row(beginning: str) -> list[str]:
       line = next(line for line in text.splitlines() if line.startswith(f"| {beginning}"))
