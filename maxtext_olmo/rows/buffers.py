@@ -70,18 +70,14 @@ class BufferPool:
     if self._pid != os.getpid():
       self._empty()
     with self._lock:
-      free = self._free.setdefault(size, collections.deque())
+      free = self._free.get(size)
       memory = free.pop() if free else None
       if memory is None:
         self.made += 1
     if memory is None:
       memory = _map(size)
-    interface = {
-        "version": 3,
-        "data": (memory.address, False),
-        "shape": tuple(shape),
-        "typestr": dtype.str,
-    }
+    data = (memory.address, False)
+    interface = {"version": 3, "data": data, "shape": shape, "typestr": dtype.str}
     return np.asarray(_Lease(self, memory, interface))
 
   def clear(self) -> None:
@@ -96,7 +92,7 @@ class BufferPool:
     if self._pid != getpid():
       return
     with self._lock:
-      free = self._free[len(memory.pages)]
+      free = self._free.setdefault(len(memory.pages), collections.deque())
       if len(free) < self._max_free:
         free.append(memory)
 

@@ -73,54 +73,58 @@ def search_rows(rows, min_period, max_period, repeats, keep):
 
 
 @_jit
-def execute(bounds, descriptors, offsets, counts, out, pad, search, sees_padding, highest, clean):
+def execute(
+    bounds, sources, firsts, counts, descriptors, offsets, out, pad, search, sees_padding, clean
+):
   """Reads the parts of each row, pads the rest, and checks the row.
 
   Args:
-    bounds: The bounds of the table of parts.
-    descriptors: An open file for each part; -1 if its tokens are in `out` already.
-    offsets: The byte at which each part begins.
-    counts: The number of tokens of each part.
+    bounds: Where the parts of each row begin in the next three arrays, the table of parts.
+    sources: The file of each part.
+    firsts: Its first token there.
+    counts: Its number of tokens.
+    descriptors: The open files, by number; empty if all tokens are in `out` already.
+    offsets: The byte at which the tokens of each file begin.
     out: The array to fill, (rows, length).
     pad: The id that fills a row after its parts.
     search: Shortest and longest period, and repeats; a longest period of 0 finds nothing.
     sees_padding: Whether the search treats padding as tokens.
-    highest: Receives the highest id of each row, excluding padding.
     clean: Receives, for each row, whether the search keeps it.
 
   Returns:
-    The number of a part that could not be read in full, or -1.
+    The number of a part that could not be read in full, or -1; the highest id, excluding padding.
   """
   width = out.itemsize
   min_period, max_period, repeats = search
+  top = out.dtype.type(0)  # In the tokens' own type, so that a register holds many of them.
   for r in range(out.shape[0]):
     row = out[r]
     column: Any = 0
     part = bounds[r]
     while part < bounds[r + 1]:
-      count = np.int64(counts[part])
+      source, first, count = sources[part], firsts[part], np.int64(counts[part])
       following = part + 1
       while (
           following < bounds[r + 1]
-          and descriptors[following] == descriptors[part]
-          and offsets[following] == offsets[part] + count * width
+          and sources[following] == source
+          and firsts[following] == first + count
       ):
         count += counts[following]
         following += 1
-      if descriptors[part] >= 0:
-        size = count * width
-        if _pread(descriptors[part], row[column:].ctypes, size, offsets[part]) != size:
-          return part
+      if len(descriptors):
+        if not 0 <= source < len(descriptors):
+          return part, top
+        size, offset = count * width, offsets[source] + first * width
+        if _pread(descriptors[source], row[column:].ctypes, size, offset) != size:
+          return part, top
       column += count
       part = following
-    top = row.dtype.type(0)  # In the tokens' own type, so that a register holds many of them.
     for i in range(column):
       top = max(top, row[i])
-    highest[r] = top
     row[column:] = pad
     length = row.shape[0] if sees_padding and column else column
     clean[r] = is_clean(row, length, min_period, max_period, repeats)
-  return -1
+  return -1, top
 
 
 @_jit
@@ -163,15 +167,15 @@ def best_fit(lengths, capacity, bins):
   return number_of_bins
 
 
-def build_execute(itemsize: int) -> Callable[..., int] | None:
+def build_execute(itemsize: int) -> Callable[..., tuple[int, int]] | None:
   """Compiles `execute` for tokens of a size; returns None if it cannot read on this platform."""
   if not can_read():
     return None
   tokens = np.zeros((1, 2), f"u{itemsize}")
-  no_parts = np.zeros(0, np.int64)
-  arrays = np.zeros(2, np.int64), no_parts.astype(np.int32), no_parts, no_parts.astype(np.int32)
-  found = np.zeros(1, np.uint64), np.zeros(1, np.bool_)
-  execute(*arrays, tokens, tokens.dtype.type(0), (1, 0, 1), False, *found)
+  int32, int64 = np.zeros(0, np.int32), np.zeros(0, np.int64)
+  parts = np.zeros(2, np.int64), int32, int64, int32
+  pad = tokens.dtype.type(0)
+  execute(*parts, int32, int64, tokens, pad, (1, 0, 1), False, np.zeros(1, np.bool_))
   return execute
 
 

@@ -13,12 +13,13 @@ The parts of a row fill it from column 0 without gaps; what follows them is padd
 column and the segment (its number in the row, from 1) of a part follow from the table. No part is
 empty and none crosses a file.
 
-A table is built for a block of steps at once, and `rows` returns the lines of one step as a view.
+A table is built for a block of steps at once, and `split` returns the lines of each as views.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,16 +96,14 @@ class Parts:
     np.cumsum(self.count, out=before[1:])
     return before
 
-  def rows(self, start: int, stop: int) -> Parts:
-    """Returns the rows from `start` to `stop`, as views."""
-    low, high = int(self.bounds[start]), int(self.bounds[stop])
-    bounds = self.bounds[start : stop + 1]
-    return Parts(
-        bounds - low if low else bounds,
-        self.source[low:high],
-        self.first[low:high],
-        self.count[low:high],
-    )
+  def split(self, ends: np.ndarray) -> list[Parts]:
+    """Returns a table for the rows from each of `ends` to the next, as views of this one."""
+    bounds, source, first, count = self.bounds, self.source, self.first, self.count
+    rows, parts = itertools.pairwise(ends.tolist()), itertools.pairwise(bounds[ends].tolist())
+    return [
+        Parts(bounds[start : end + 1] - low, source[low:high], first[low:high], count[low:high])
+        for (start, end), (low, high) in zip(rows, parts)
+    ]
 
   def take(self, rows: np.ndarray) -> Parts:
     """Returns some rows, in the given order; -1 stands for a padding row."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,20 +22,20 @@ from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import repetition
 
 _COMPILE_AFTER_TOKENS = 1 << 22
+_NO_FILES, _NO_OFFSETS = np.zeros(0, np.int32), np.zeros(0, np.int64)
 _NO_SEARCH = (1, 0, 1)  # A shortest and longest period, and repeats, that find nothing.
 
 
-@dataclasses.dataclass(frozen=True)
-class Findings:
+class Findings(NamedTuple):
   """The results of checking some rows.
 
   Attributes:
     highest: The highest id, excluding padding; 0 if there are no tokens.
-    clean: For each row, whether the repetition filter keeps it; None if the filter did not run.
+    clean: For each row, whether the repetition filter keeps it; True if the filter did not run.
   """
 
   highest: int
-  clean: np.ndarray | None
+  clean: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class FileReader:
     kernel = background.ready or background.get(out.size)
     pinned = files.storage.pin(files.paths, parts.source) if kernel is not None else None
     if kernel is not None and pinned is not None:
-      found = _execute(kernel, parts, pinned.descriptors, self._offsets(parts), out, checks)
+      found = _execute(kernel, parts, pinned.descriptors, files.data_offsets, out, checks)
       if found is not None:
         return found
     # Also runs after a compiled read that was interrupted or failed: it completes the read, or
@@ -210,8 +210,7 @@ def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findi
   """Pads rows whose parts have been read, and finds their highest id and which are clean."""
   kernel = _kernel(out.itemsize).get(out.size)
   if kernel is not None:
-    nowhere = np.full(len(parts.source), -1, np.int32)
-    found = _execute(kernel, parts, nowhere, np.zeros(len(nowhere), np.int64), out, checks)
+    found = _execute(kernel, parts, _NO_FILES, _NO_OFFSETS, out, checks)
     if found is not None:
       return found
   return _check_with_numpy(parts.used, out, checks)
@@ -228,33 +227,31 @@ def compile_reads(dtype: Any = np.uint32) -> bool:
 
 
 def _execute(
-    kernel: Callable[..., int],
+    kernel: Callable[..., tuple[int, int]],
     parts: parts_lib.Parts,
     descriptors: np.ndarray,
-    offsets: np.ndarray,
+    data_offsets: np.ndarray,
     out: np.ndarray,
     checks: Checks,
 ) -> Findings | None:
   """Runs the kernel; returns None if a part could not be read in full."""
-  rows = len(out)
-  highest, clean = np.empty(rows, np.uint64), np.empty(rows, np.bool_)
+  clean = np.empty(len(out), np.bool_)
   search = repetition.SEARCH if checks.ngram_filter else _NO_SEARCH
   unsigned = as_unsigned(out)
-  failed = kernel(
+  failed, highest = kernel(
       parts.bounds,
-      descriptors,
-      offsets,
+      parts.source,
+      parts.first,
       parts.count,
+      descriptors,
+      data_offsets,
       unsigned,
       unsigned.dtype.type(checks.pad_id),
       search,
       checks.filter_sees_padding,
-      highest,
       clean,
   )
-  if failed >= 0:
-    return None
-  return Findings(int(highest.max(initial=0)), clean if checks.ngram_filter else None)
+  return None if failed >= 0 else Findings(highest, clean)
 
 
 def _check_with_numpy(used: np.ndarray, out: np.ndarray, checks: Checks) -> Findings:
@@ -273,12 +270,12 @@ def _check_with_numpy(used: np.ndarray, out: np.ndarray, checks: Checks) -> Find
   if checks.ngram_filter:
     whole = (used > 0) if checks.filter_sees_padding else full
     clean[whole] = repetition.clean_rows(out[whole])
-  return Findings(highest, clean if checks.ngram_filter else None)
+  return Findings(highest, clean)
 
 
 @functools.cache
-def _kernel(itemsize: int) -> compiled.Background[Callable[..., int]]:
-  def build() -> Callable[..., int] | None:
+def _kernel(itemsize: int) -> compiled.Background[Callable[..., tuple[int, int]]]:
+  def build() -> Callable[..., tuple[int, int]] | None:
     from maxtext_olmo.rows import kernel
 
     return kernel.build_execute(itemsize)

@@ -253,13 +253,15 @@ def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> par
 def parts_of(source: RowSource, epochs: np.ndarray, rows: np.ndarray) -> parts_lib.Parts:
   """Returns the parts of rows of some epochs; row number -1 is padding."""
   real = rows >= 0
-  if len(rows) and real.all() and epochs.min() == epochs.max():
-    return _parts_of_epoch(source, int(epochs[0]), rows)
+  first, last = (int(epochs.min()), int(epochs.max())) if len(rows) else (0, -1)
+  if first == last and real.all():
+    return _parts_of_epoch(source, first, rows)
   tables, places = [], []
-  for epoch in np.unique(epochs[real]).tolist():
+  for epoch in range(first, last + 1):
     here = np.flatnonzero((epochs == epoch) & real)
-    tables.append(_parts_of_epoch(source, epoch, rows[here]))
-    places.append(here)
+    if len(here):
+      tables.append(_parts_of_epoch(source, epoch, rows[here]))
+      places.append(here)
   return parts_lib.join(tables, places, len(rows))
 
 

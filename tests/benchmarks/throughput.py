@@ -172,7 +172,7 @@ def main() -> None:
   add("--rounds", type=int, default=5, help="runs of each candidate (default: %(default)s)")
   add("--seconds", type=float, default=1.0, help="length of a run (default: %(default)s)")
   add("--corpus", metavar="DIR", help="make or reuse the corpus here (default: a temporary one)")
-  add("--megabytes", type=int, default=400, help="size of a new corpus (default: %(default)s)")
+  add("--megabytes", type=int, default=1000, help="size of a new corpus (default: %(default)s)")
   add("--output", metavar="FILE", help="write all runs and goals as JSON (default: no file)")
   args = parser.parse_args()
   words = [word.strip().lower() for word in args.only.split(",")]

@@ -95,37 +95,43 @@ class ExecuteTest(absltest.TestCase):
     self.file = os.open(self.path, os.O_RDONLY)
     self.addCleanup(os.close, self.file)
 
-  def _execute(self, bounds, offsets, counts, *, pad=7, file=None):
+  def _execute(self, bounds, firsts, counts, *, source=0, descriptors=None):
     rows = len(bounds) - 1
-    out, highest = np.full((rows, 8), 99, np.uint16), np.zeros(rows, np.uint64)
-    failed = kernel.build_execute(2)(
+    out = np.full((rows, 8), 99, np.uint16)
+    failed, highest = kernel.build_execute(2)(
         np.array(bounds),
-        np.full(len(counts), self.file if file is None else file, np.int32),
-        np.array(offsets, np.int64),
+        np.full(len(counts), source, np.int32),
+        np.array(firsts, np.int64),
         np.array(counts, np.int32),
+        np.array([self.file] if descriptors is None else descriptors, np.int32),
+        np.array([4]),
         out,
-        np.uint16(pad),
+        np.uint16(7),
         (1, 0, 1),
         False,
-        highest,
         np.zeros(rows, bool),
     )
-    return failed, out.tolist(), highest.tolist()
+    return failed, out.tolist(), highest
 
   def test_parts_fill_rows_and_the_rest_is_padding(self):
-    failed, out, highest = self._execute([0, 2, 2, 3], [20, 4, 100], [3, 2, 8])
+    failed, out, highest = self._execute([0, 2, 2, 3], [8, 0, 48], [3, 2, 8])
     self.assertEqual(failed, -1)
     self.assertEqual(out, [[10, 11, 12, 2, 3, 7, 7, 7], [7] * 8, [50, 51, 52, 53, 54, 55, 56, 57]])
-    self.assertEqual(highest, [12, 0, 57])
+    self.assertEqual(highest, 57)
 
   def test_the_part_that_cannot_be_read_whole_is_named(self):
-    self.assertEqual(self._execute([0, 1, 3], [0, 8, 194], [8, 3, 5])[0], 2)
+    self.assertEqual(self._execute([0, 1, 3], [0, 2, 95], [8, 3, 5])[0], 2)
     # Of parts that are read together, the first.
-    self.assertEqual(self._execute([0, 3], [0, 190, 196], [2, 3, 3])[0], 1)
+    self.assertEqual(self._execute([0, 3], [0, 93, 96], [2, 3, 3])[0], 1)
 
-  def test_a_descriptor_of_minus_one_leaves_the_tokens_that_are_there(self):
-    failed, out, highest = self._execute([0, 1], [0], [3], file=-1)
-    self.assertEqual((failed, out, highest), (-1, [[99, 99, 99, 7, 7, 7, 7, 7]], [99]))
+  def test_a_file_that_is_not_open_or_does_not_exist_fails(self):
+    self.assertEqual(self._execute([0, 1], [0], [3], descriptors=[-1])[0], 0)
+    self.assertEqual(self._execute([0, 1], [0], [3], source=1)[0], 0)
+    self.assertEqual(self._execute([0, 1], [0], [3], source=-1)[0], 0)
+
+  def test_without_descriptors_the_tokens_that_are_there_are_checked(self):
+    failed, out, highest = self._execute([0, 1], [0], [3], descriptors=[])
+    self.assertEqual((failed, out, highest), (-1, [[99, 99, 99, 7, 7, 7, 7, 7]], 99))
 
 
 if __name__ == "__main__":

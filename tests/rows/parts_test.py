@@ -1,6 +1,7 @@
 """Tests of the table of parts."""
 
 import doctest
+import itertools
 
 import numpy as np
 from absl.testing import absltest
@@ -66,18 +67,17 @@ class PartsTest(absltest.TestCase):
 
   @given(tables.rows(), st.data())
   @settings(max_examples=50, deadline=None)
-  def test_rows_are_the_same_rows_as_views(self, rows, data):
+  def test_split_gives_the_same_rows_as_views(self, rows, data):
     parts = parts_lib.Parts.of_rows(rows)
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
-    some = parts.rows(start, stop)
-    self.assertEqual(_as_lists(some), rows[start:stop])
-    self.assertEqual(some.used.tolist(), parts.used[start:stop].tolist())
-    for name in ("source", "first", "count"):
-      view = getattr(some, name)
-      self.assertTrue(not view.size or np.shares_memory(view, getattr(parts, name)))
-    inner = data.draw(st.integers(0, stop - start))
-    self.assertEqual(_as_lists(some.rows(inner, stop - start)), rows[start + inner : stop])
+    ends = sorted(data.draw(st.lists(st.integers(0, len(rows)), min_size=1, max_size=4)))
+    split = parts.split(np.array(ends))
+    self.assertLen(split, len(ends) - 1)
+    for table, (start, stop) in zip(split, itertools.pairwise(ends)):
+      self.assertEqual(_as_lists(table), rows[start:stop])
+      self.assertEqual(table.used.tolist(), parts.used[start:stop].tolist())
+      for name in ("source", "first", "count"):
+        view = getattr(table, name)
+        self.assertTrue(not view.size or np.shares_memory(view, getattr(parts, name)))
 
   @given(tables.rows(), st.data())
   @settings(max_examples=50, deadline=None)

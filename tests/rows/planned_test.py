@@ -169,7 +169,7 @@ class PackingPlanTest(parameterized.TestCase):
     parts = plan.parts(0, np.array(rows, np.int64))
     self.assertEqual(parts.num_rows, len(rows))
     for number, row in enumerate(rows):
-      found = parts.rows(number, number + 1)
+      found = parts.take(np.array([number]))
       for got, expected in zip((found.source, found.first, found.count), _row(plan, row)):
         np.testing.assert_array_equal(got, expected)
 

@@ -18,7 +18,8 @@ class Pinned(NamedTuple):
   """Open descriptors for code that reads by itself.
 
   Attributes:
-    descriptors: int32, one per range to read. They stay open while this object is referenced.
+    descriptors: int32, one per file of the list of paths; those of files that were not asked for
+      may be -1. They stay open while this object is referenced.
     files: the objects that keep the descriptors open.
   """
 
@@ -84,7 +85,7 @@ class Storage(Protocol):
     """
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> Pinned | None:
-    """Returns a descriptor for each entry of `sources`, which index `paths`.
+    """Returns the descriptors of the files that `sources` names by their numbers in `paths`.
 
     Fastest where `paths` is the same object in every call. Returns None where the storage has no
     descriptors, or where more files are needed than may be open: use `fill` then.

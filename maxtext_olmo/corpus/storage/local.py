@@ -51,12 +51,19 @@ class OpenFile:
 
 
 class _Table:
-  """The open files of a list of paths, by number; they stay open while the table exists."""
+  """The open files of a list of paths, by number; they stay open while the table exists.
+
+  Attributes:
+    files: The open file of each path, or None.
+    descriptors: The descriptor of each path, or -1.
+    missing: How many files are not open yet.
+  """
 
   def __init__(self, paths: Sequence[str], opened: Mapping[str, OpenFile]):
     self.paths = paths
     self.files = [opened.get(path) for path in paths]
     self.descriptors = np.array([-1 if file is None else file.fd for file in self.files], np.int32)
+    self.missing = self.files.count(None)
 
 
 class OpenFiles:
@@ -121,12 +128,15 @@ class OpenFiles:
     return file
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
-    """Returns a descriptor per source; None where more files are needed than may be open.
+    """Returns a descriptor per path; None where more files are needed than may be open.
 
     Args:
       paths: Of all files; fastest where it is the same object each time.
-      sources: Indices into `paths`.
+      sources: The files to open, as indices into `paths`.
     """
+    table = self._tables.get(id(paths))
+    if table is not None and not table.missing:
+      return base.Pinned(table.descriptors, table.files)
     with self._lock:
       table = self._tables.get(id(paths))
       if table is None and len(paths) <= self._most:
@@ -143,11 +153,10 @@ class OpenFiles:
       raise
 
   def _pin_table(self, table: _Table, sources: np.ndarray) -> base.Pinned:
-    descriptors = table.descriptors[sources]
-    if len(descriptors) and descriptors.min() < 0:
-      self._open_missing(table, np.unique(sources[descriptors < 0]).tolist())
-      descriptors = table.descriptors[sources]
-    return base.Pinned(descriptors, table.files)
+    missing = table.descriptors[sources] < 0
+    if missing.any():
+      self._open_missing(table, np.unique(sources[missing]).tolist())
+    return base.Pinned(table.descriptors, table.files)
 
   def _open_missing(self, table: _Table, numbers: list[int]) -> None:
     for number in numbers:
@@ -156,6 +165,7 @@ class OpenFiles:
         if table.files[number] is None:
           table.files[number] = file
           table.descriptors[number] = file.fd
+          table.missing -= 1
 
   def _compare_with_first(self, file: OpenFile, path: str) -> None:
     """Raises where a file is not the one that was first opened under its path."""
@@ -171,12 +181,13 @@ class OpenFiles:
 
   def _pin_some(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
     """Pins where not all files can stay open."""
-    numbers, places = np.unique(sources, return_inverse=True)
+    numbers = np.unique(sources)
     if len(numbers) > self._most:
       return None
-    files: list[OpenFile | None] = [self.get(paths[number]) for number in numbers.tolist()]
-    descriptors = np.array([file.fd for file in files if file is not None], np.int32)
-    return base.Pinned(descriptors[places], files)
+    files = [self.get(paths[number]) for number in numbers.tolist()]
+    descriptors = np.full(len(paths), -1, np.int32)
+    descriptors[numbers] = [file.fd for file in files]
+    return base.Pinned(descriptors, files)
 
   def _open_descriptor(self, path: str) -> int:
     try:
