@@ -8,17 +8,22 @@ A test file that starts processes (subprocesses, Grain's workers, `tests.distrib
 `STARTS_PROCESSES = True`, and `--fast` leaves it out. A file without that line fails under `--fast`
 if it starts a process. Files share an interpreter if they set the same number of CPU devices with
 `jax.config.update("jax_num_cpu_devices", …)`; a file that sets none gets one device.
+
+A file that does not end within `--hang-seconds` is stopped with a traceback of all its threads, and
+fails, so that one hang neither hides the other results nor uses up the time of CI.
 """
 
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import queue
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +36,7 @@ _SHARED_INTERPRETER = _ROOT / "tests" / "shared_interpreter.py"
 _STARTS_PROCESSES = re.compile(r"^STARTS_PROCESSES = True$", re.MULTILINE)
 _DEVICES = re.compile(r"""jax\.config\.update\(["']jax_num_cpu_devices["'], (\d+)\)""")
 _NUM_SLOWEST = 10
+_RUNNING: set[int] = set()  # The process groups of the test files that run alone.
 # With JAX_COMPILATION_CACHE_DIR set, JAX keeps programs of any size for later runs.
 _KEEP_ALL_PROGRAMS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -64,23 +70,42 @@ def _environment() -> dict[str, str]:
   return {**os.environ, "PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"}
 
 
-def _run_alone(path: pathlib.Path) -> Outcome:
+def _run_alone(path: pathlib.Path, hang_seconds: float) -> Outcome:
   """Runs a test file in a process of its own."""
   began = time.monotonic()
-  done = subprocess.run(
-      [sys.executable, str(path)],
-      cwd=_ROOT,
-      env=_environment(),
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      errors="replace",
-      check=False,
-  )
-  ran, failed, skipped = _counts(done.stdout)
+  with tempfile.TemporaryFile() as file:
+    # A file instead of a pipe: a child that a test leaves behind would keep the pipe open.
+    process = subprocess.Popen(
+        [sys.executable, str(path)],
+        cwd=_ROOT,
+        env={**_environment(), "PYTHONFAULTHANDLER": "1"},
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    _RUNNING.add(process.pid)
+    try:
+      code = process.wait(hang_seconds)
+      ending = ""
+    except subprocess.TimeoutExpired:
+      process.send_signal(signal.SIGABRT)  # Prints the tracebacks.
+      code = process.wait()
+      ending = f"\n{path} was stopped, because it had not ended after {hang_seconds:g} s.\n"
+    finally:
+      _RUNNING.discard(process.pid)
+      _end_group(process.pid)
+    file.seek(0)
+    output = file.read().decode(errors="replace") + ending
+  ran, failed, skipped = _counts(output)
   # A file that dies has failed even where no test says so.
-  failed = failed or int(done.returncode != 0)
-  return Outcome(path, ran, failed, skipped, done.stdout, time.monotonic() - began)
+  failed = failed or int(code != 0)
+  return Outcome(path, ran, failed, skipped, output, time.monotonic() - began)
+
+
+def _end_group(group: int) -> None:
+  """Kills whatever a test file has left running."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(group, signal.SIGKILL)
 
 
 def _counts(output: str) -> tuple[int, int, int]:
@@ -195,10 +220,19 @@ class _SharedRun:
       return devices, pending[devices].popleft()
 
 
-def _run_each_alone(files: Sequence[pathlib.Path], jobs: int) -> Iterator[Outcome]:
+def _run_each_alone(
+    files: Sequence[pathlib.Path], jobs: int, hang_seconds: float
+) -> Iterator[Outcome]:
   with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-    for done in concurrent.futures.as_completed([pool.submit(_run_alone, path) for path in files]):
-      yield done.result()
+    running = [pool.submit(_run_alone, path, hang_seconds) for path in files]
+    try:
+      for done in concurrent.futures.as_completed(running):
+        yield done.result()
+    except BaseException:  # An interrupt does not reach the files: each leads a group of its own.
+      pool.shutdown(wait=False, cancel_futures=True)
+      for group in tuple(_RUNNING):
+        _end_group(group)
+      raise
 
 
 def main() -> int:
@@ -211,6 +245,12 @@ def main() -> int:
       action="store_true",
       help="run the files that start no process, in as many shared interpreters as jobs",
   )
+  parser.add_argument(
+      "--hang-seconds",
+      type=float,
+      default=900,
+      help="stop a file that runs alone after this many seconds (default: %(default)s)",
+  )
   args = parser.parse_args()
   files: list[pathlib.Path] = []
   for path in map(pathlib.Path, args.paths):
@@ -220,7 +260,7 @@ def main() -> int:
     print(f"{len(files) - len(chosen)} of {len(files)} test files start processes: left out.")
     outcomes = _SharedRun(chosen).outcomes(args.jobs)
   else:
-    outcomes = _run_each_alone(files, args.jobs)
+    outcomes = _run_each_alone(files, args.jobs, args.hang_seconds)
   done: list[Outcome] = []
   for outcome in outcomes:
     done.append(outcome)

@@ -46,6 +46,21 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(done.stderr, "")
     return done.returncode, done.stdout
 
+  def test_a_file_that_hangs_is_stopped_with_a_traceback_and_fails(self):
+    self.write("good", _PASSES)
+    self.write("stuck", "def test_waits(self): __import__('threading').Event().wait()")
+    code, output = self.run_tests("--hang-seconds", "5")
+    self.assertEqual(code, 1, output)
+    self.assertIn("in test_waits", output)
+    self.assertIn("had not ended after 5 s", output)
+    self.assertEqual(output.splitlines()[-1], "1 passed, 1 failed")
+
+  def test_a_file_that_leaves_a_child_behind_does_not_hang(self):
+    leaves = "def test_leaves(self): subprocess.Popen(['sleep', '1000'])"
+    self.write("leaving", leaves)
+    code, output = self.run_tests()
+    self.assertEqual(code, 0, output)
+
   @parameterized.named_parameters(*_ALONE_AND_SHARED)
   def test_counts_end_the_output_after_the_slowest_files(self, *options):
     self.write("good", _PASSES)
