@@ -164,9 +164,8 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
       elements = _From(self._dataset, self._taken)
       single = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
       made = elements.to_iter_dataset(single)
-      opened = iter(in_workers(made, workers=self._workers, ahead=self._ahead))
-      opened.start_prefetch()
-      self._take, self._close = lambda: next(opened).value, opened.close
+      opened = _FromWorkers(iter(in_workers(made, workers=self._workers, ahead=self._ahead)))
+      self._take, self._close = opened.take, opened.close
     else:
       make = functools.partial(_element, self._dataset, len(self._dataset))
       prefetcher = Prefetcher(make, self._ahead, self._threads, self._taken)
@@ -205,6 +204,30 @@ class _Wrapped:
   """
 
   value: Any
+
+
+class _FromWorkers:
+  """The elements that worker processes make; one thread may close it while another takes one."""
+
+  def __init__(self, elements: grain.DatasetIterator[_Wrapped]):
+    self._elements = elements
+    self._lock = threading.Lock()
+    self._closed = False
+    elements.start_prefetch()
+
+  def take(self) -> Any:
+    """Returns the next element."""
+    with self._lock:
+      if self._closed:
+        raise RuntimeError("This prefetcher has been closed.")
+      return next(self._elements).value
+
+  def close(self) -> None:
+    """Stops the workers."""
+    # If it stopped them while another thread waits for an element, that thread would wait forever.
+    with self._lock:
+      self._closed = True
+      self._elements.close()
 
 
 class _From(grain.MapDataset[_Wrapped]):

@@ -1,5 +1,7 @@
 """Tests of elements that worker processes make."""
 
+import concurrent.futures
+import functools
 import mmap
 import os
 import signal
@@ -29,6 +31,12 @@ def _element(i):
 
 def _end_after_four(i):
   return {"i": i} if i < 4 else {}
+
+
+def _wait_until(path, i):
+  while i and not os.path.exists(path):
+    time.sleep(0.01)
+  return i
 
 
 def _dataset(n=20):
@@ -69,6 +77,20 @@ class PrefetchProcessesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.enter_context(workers_lib.started_quickly())
+
+  def test_closing_ends_even_while_another_thread_waits_for_an_element(self):
+    path = self.create_tempdir().full_path + "/released"
+    dataset = grain.MapDataset.range(10**6).map(functools.partial(_wait_until, path))
+    iterator = iter(prefetch.PrefetchedDataset(dataset, workers=1, ahead=1))
+    self.assertEqual(next(iterator), 0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      waiting = pool.submit(next, iterator)
+      closing = pool.submit(iterator.close)
+      open(path, "w").close()
+      closing.result()
+      self.assertIn(type(waiting.exception()), (type(None), RuntimeError, ValueError))
+    with self.assertRaisesRegex(ValueError, "closed"):
+      next(iterator)
 
   @parameterized.parameters((1, 1), (2, 3))
   def test_elements_and_states_do_not_depend_on_who_prepares_them(self, workers, ahead):
