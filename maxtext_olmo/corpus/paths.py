@@ -10,6 +10,14 @@ def is_url(path: str) -> bool:
   return "://" in path
 
 
+def is_valid(path: str) -> bool:
+  """Returns whether a file could have this path: no NUL, and nothing that no encoding has."""
+  try:
+    return b"\0" not in os.fsencode(path)
+  except UnicodeEncodeError:
+    return False
+
+
 def absolute(path: str | os.PathLike[str]) -> str:
   """Returns the absolute path, without a trailing slash."""
   path = os.fspath(path)
