@@ -84,7 +84,7 @@ def check_sizes(
 
   results, errors = scan.map_files(check, len(index.files), workers=workers)
   if errors:
-    raise CorpusError(
+    raise scan.kind_of(errors)(
         f"{len(errors)} of {len(results)} files of the corpus are not what the index says:\n"
         f"{scan.list_errors(errors)}\n"
         f"The index expects them below {index.base or '/'}. If the corpus has moved, remap its"

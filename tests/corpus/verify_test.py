@@ -13,6 +13,7 @@ from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 from tests import corpora
 
 
@@ -40,7 +41,7 @@ class CheckSizesTest(VerifyTestCase):
     os.unlink(self.data / "part-000.npy")
     with open(self.data / "part-002.npy", "ab") as file:
       file.write(b"x")
-    with self.assertRaises(CorpusError) as caught:
+    with self.assertRaises(MissingFileError) as caught:
       verify.check_sizes(self.index)
     self.assertEqual(
         str(caught.exception),
@@ -60,6 +61,15 @@ class CheckSizesTest(VerifyTestCase):
     os.truncate(self.data / "part-000.npy", 600)
     with self.assertRaisesRegex(CorpusError, r"(?s)^30 of 30 files .*\n  … and 20 more\n"):
       verify.check_sizes(index)
+
+  def test_what_is_no_regular_file_is_named(self):
+    for make in (os.mkdir, os.mkfifo):
+      path = self.data / "part-002.npy"
+      os.rename(path, self.dir / f"before-{make.__name__}")
+      make(path)
+      with self.assertRaisesRegex(CorpusError, "part-002.npy is not a regular file"):
+        verify.check_sizes(self.index)
+      self.assertRegex(self._findings()[0][2], "is not a regular file")
 
   def test_a_remap_is_followed(self):
     shutil.move(self.data, self.dir / "moved")
