@@ -272,7 +272,9 @@ def _prefix_fingerprints(
   )
   yield f"sha256:{digest.hexdigest()}"
   for f in files:
-    digest.update(f"{json.dumps(f.path)} {f.size_bytes} {f.data_offset}\n".encode())
+    # MaxText's entries have no size, which then follows from their tokens.
+    size = f.size_bytes or (f.n_tokens and f.data_offset + f.n_tokens * token_dtype(dtype).itemsize)
+    digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}\n".encode())
     yield f"sha256:{digest.hexdigest()}"
 
 

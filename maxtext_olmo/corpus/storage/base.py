@@ -40,7 +40,7 @@ class Storage(Protocol):
   """Reads files by path; can be pickled, shared by threads, and used after a fork.
 
   All methods that fail raise a CorpusError that names the file, and the byte range where there is
-  one.
+  one; where there is no file, a MissingFileError.
   """
 
   @property
