@@ -351,4 +351,6 @@ def _maxtext_fingerprint(index: OlmoNpyIndex) -> str:
   fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
   for entry in index.files:
     fields += [entry.path, str(entry.n_tokens)]
-  return "sha256:" + hashlib.sha256("".join(f + "\0" for f in fields).encode(errors="surrogatepass")).hexdigest()
+  # Names that are not UTF-8 on disk are lone surrogates here.
+  text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
+  return "sha256:" + hashlib.sha256(text).hexdigest()

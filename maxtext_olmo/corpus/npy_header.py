@@ -87,7 +87,7 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:
-  """Reads until there are `size` bytes or the stream ends; a raw stream may return fewer at once."""
+  """Reads `size` bytes, or all there are; a raw stream may return fewer at once."""
   data = b""
   while len(data) < size and (more := stream.read(size - len(data))):
     data += more

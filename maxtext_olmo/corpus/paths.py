@@ -43,6 +43,12 @@ def relative_to(base: str, path: str) -> str:
   return path[len(prefix) :] if base and path.startswith(prefix) else path
 
 
+def leaves(base: str, path: str) -> bool:
+  """Returns whether a path lies outside its base; symbolic links are not looked at."""
+  relative = relative_to(base, path)
+  return relative.startswith("/") or is_url(relative) or ".." in relative.split("/")
+
+
 def common_base(paths: Iterable[str]) -> str:
   """Returns the deepest directory that holds all the paths, or "" where there is none."""
   common: list[str] | None = None
