@@ -24,6 +24,8 @@ class VerifyTestCase(parameterized.TestCase):
     self.dir = pathlib.Path(self.create_tempdir().full_path)
     path, _ = corpora.write_corpus(self.dir)
     self.data = self.dir / "data"
+    for file in self.data.iterdir():
+      corpora.end_documents(file)
     self.index = index_lib.load_index(path)
 
   def _findings(self, index=None, **kwargs) -> list[tuple[str, str, str]]:
@@ -194,6 +196,23 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertEqual(
         report.findings,
         (verify.Finding("error", "", "no file holds the EOS id 70000: is it this tokenizer's?"),),
+    )
+
+  @parameterized.parameters(True, False)
+  def test_an_id_that_merely_occurs_is_no_eos(self, at_the_end):
+    for path in self.data.iterdir():
+      tokens = np.fromfile(path, np.uint16)
+      tokens[9::30] = 10
+      if at_the_end:
+        tokens[-1] = 10
+      tokens.tofile(path)
+    report = verify.verify_corpus(self.index, eos_id=10)
+    self.assertTrue(report.ok)
+    self.assertRegex(
+        report.warnings[-1].message,
+        "^id 10 may not be the EOS, because "
+        + ("" if at_the_end else "most files do not end with it and ")
+        + "most documents would be very short: .* documents, median about 30 tokens, longest ",
     )
 
   def test_an_empty_file_needs_no_eos(self):
