@@ -120,6 +120,9 @@ def scan_file(path: str, dtype: np.dtype, storage: Storage) -> FileInfo:
   if 4 <= size < len(npy_header.NPY_MAGIC) and npy_header.NPY_MAGIC.startswith(first):
     raise CorpusError(f"{path} ends within the magic of a .npy file. Copy it again.")
   if not npy_header.has_npy_magic(first):
+    # No sequence of wider tokens spells this.
+    if dtype.itemsize > 1 and b"'fortran_order'" in first:
+      raise CorpusError(f"{path} holds a .npy header, but does not begin with one. Copy it again.")
     return FileInfo(size_bytes=size, data_offset=0, n_tokens=size // dtype.itemsize)
   try:
     header = npy_header.read_header(io.BytesIO(first), path)
