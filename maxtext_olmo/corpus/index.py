@@ -157,9 +157,15 @@ class OlmoNpyIndex:
         self, sequence_length=sequence_length, files=files, total_instances=_count(files)
     )
 
+  @property
+  def annotations(self) -> str:
+    """A hash of what the fingerprint leaves out: labels, which mixtures go by, and checksums."""
+    lines = json.dumps([[entry.label, entry.checksum] for entry in self.files])
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
   def to_json_dict(self) -> dict:
     """Returns the index as it is stored."""
-    values = self.__getstate__()
+    values = self.__getstate__() | {"annotations": self.annotations}
     values["files"] = [
         {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
         for entry in self.files

@@ -213,6 +213,7 @@ def parse_index(
 
 
 def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
+  annotations = values.pop("annotations", None)  # Indexes of the first releases have none.
   index = _parse(name, values)
   # The index again, from what the fingerprint covers.
   itemsize = token_dtype(index.dtype).itemsize
@@ -235,6 +236,11 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
         f"The index {name} is damaged: the split key {index.split_key!r} over"
         f" {index.split_windows} windows is neither that of its files, nor of the first of them."
         f" {_REBUILD}"
+    )
+  if annotations not in (None, index.annotations):
+    raise CorpusError(
+        f"The index {name} is damaged or was edited by hand: its labels and checksums have the hash"
+        f" {index.annotations}, but it says {annotations}. {_REBUILD}"
     )
   return index
 

@@ -466,6 +466,15 @@ class OwnFormatTest(IndexFileTest):
         with contextlib.suppress(CorpusError):
           index_lib.load_index(path)
 
+  @parameterized.parameters("label", "checksum")
+  def test_what_the_fingerprint_leaves_out_is_covered_too(self, field):
+    change = lambda v: v["files"][1].update({field: "other"})  # noqa: E731
+    self.assertRegex(self._error(self._changed(change)), "its labels and checksums have the hash")
+
+  def test_an_index_of_the_first_releases_is_read(self):
+    path = self._changed(lambda v: v.pop("annotations"))
+    self.assertEqual(index_lib.load_index(path), index_lib.load_index(self.dir / "index.json"))
+
   def test_a_directory_or_fifo_is_no_index(self):
     os.mkfifo(self.dir / "fifo")
     for path in (self.dir, self.dir / "fifo"):
