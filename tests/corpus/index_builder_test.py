@@ -466,6 +466,18 @@ class OwnFormatTest(IndexFileTest):
         with contextlib.suppress(CorpusError):
           index_lib.load_index(path)
 
+  def test_a_flipped_bit_changes_nothing_but_the_base(self):
+    whole = self._saved().read_bytes()
+    index = index_lib.load_index(self.dir / "index.json")
+    path = self.dir / "flipped.json"
+    for bit in np.random.default_rng(0).integers(0, 8 * len(whole), 100).tolist():
+      flipped = bytearray(whole)
+      flipped[bit // 8] ^= 1 << bit % 8
+      path.write_bytes(flipped)
+      with contextlib.suppress(CorpusError):
+        found = index_lib.load_index(path)
+        self.assertEqual(dataclasses.replace(found, base=index.base), index)
+
   @parameterized.parameters("label", "checksum")
   def test_what_the_fingerprint_leaves_out_is_covered_too(self, field):
     change = lambda v: v["files"][1].update({field: "other"})  # noqa: E731
