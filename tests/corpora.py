@@ -21,6 +21,14 @@ def write_tokens(
   return tokens
 
 
+def end_documents(path: pathlib.Path, length: int = 100) -> None:
+  """Gives a headerless file of uint16 the documents of a real one: EOS (id 0) ends it, and each."""
+  tokens = np.fromfile(path, np.uint16)
+  tokens[tokens == 0] = 1
+  tokens[length - 1 :: length] = tokens[-1:] = 0
+  tokens.tofile(path)
+
+
 def write_corpus(
     directory: str | pathlib.Path,
     *,

@@ -6,6 +6,7 @@ import numpy as np
 
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 
 
 class MemoryStorage:
@@ -65,7 +66,7 @@ class MemoryStorage:
 
   def _content(self, path: str) -> bytes:
     if path not in self.files:
-      raise CorpusError(f"There is no {path} in this storage.")
+      raise MissingFileError(f"There is no {path} in this storage.")
     return self.files[path]
 
   def close(self):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.index_builder import OlmoNpyIndex
@@ -59,6 +60,13 @@ def _add_build(commands: Any) -> None:
       "--base DIR",
       "the directory that the manifest's paths are relative to",
       otherwise="the directory of the manifest",
+  )
+  option(
+      "--allow-outside",
+      "use files that do not lie below the base: absolute paths, and paths that lead out of it by"
+      " `..`",
+      otherwise="they are refused",
+      action="store_true",
   )
   option(
       "--tokenizer NAME",
@@ -129,15 +137,18 @@ def run_build(args: argparse.Namespace) -> int:
   """Builds an index."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import manifest as manifest_lib
+  from maxtext_olmo.corpus import paths
   from maxtext_olmo.loader import olmo_core_import
 
   _check_directory(args.output)  # Better now than after an hour of checksums.
   if os.path.isdir(args.output):
     raise CorpusError(f"The output {args.output} is a directory: name a file, such as index.json.")
   entries = manifest_lib.read_mix(args.mix_file, tokenizer=args.tokenizer)
+  base = paths.absolute(args.base or os.path.dirname(os.path.abspath(args.mix_file)))
+  if not args.allow_outside:
+    manifest_lib.check_inside(entries, args.mix_file, base)
   if args.source_permutation_seed is not None:
     entries = tuple(olmo_core_import.permute_sources(entries, args.source_permutation_seed))
-  base = args.base or os.path.dirname(os.path.abspath(args.mix_file))
   index = index_lib.build_index(
       [(entry.path, entry.label) for entry in entries],
       args.sequence_length,
@@ -165,6 +176,8 @@ def run_build(args: argparse.Namespace) -> int:
   index.save(args.output)
   _print_labels(index)
   print(f"Wrote {args.output}.", flush=True)
+  if repeats := manifest_lib.describe_repeats(entries):
+    sys.stderr.write(f"note: {repeats}\n")
   _warn_of_dtype(index)
   return 0
 
@@ -216,7 +229,7 @@ def run_documents(args: argparse.Namespace) -> int:
 def _check_directory(output: str) -> None:
   directory = os.path.dirname(os.path.abspath(output))
   if not os.path.isdir(directory):
-    raise CorpusError(f"The directory of the output does not exist: {directory}.")
+    raise MissingFileError(f"The directory of the output does not exist: {directory}.")
 
 
 def _warn_of_dtype(index: "OlmoNpyIndex") -> None:

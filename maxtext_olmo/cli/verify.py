@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
   option("--vocab-size N", "token ids must be below N", otherwise="ids are not checked", type=int)
   option(
       "--eos-id ID",
-      "the id that ends documents, which must occur",
+      "the id that ends documents: it must occur, and documents of unlikely lengths are a warning",
       otherwise="not looked for",
       type=int,
   )
@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     )
   print(f"{report.files:,} files, {report.tokens:,} tokens")
   print("checked: " + ", ".join(report.checks))
+  if report.documents:
+    print(f"documents: {report.documents}")
   for reason in report.unchecked:
     print(f"not checked: {reason}")
   counts = ", ".join(

@@ -8,7 +8,8 @@ begins there. With EOS = 0:
 
 so documents cover their files without gaps, and two EOS in a row make a document of one token.
 Where dolma has left a `part.csv.gz` next to `part.npy`, whose lines begin with the first and the
-end token of each document, that is used instead, and the tokens are not read.
+end token of each document, that is used instead, and the tokens are not read. It must account for
+the file up to its last token.
 
 The file has a JSON header in its first 4096 bytes, then `file_offsets` (int64: the first document
 of each file), `starts` (uint64: a document's first token in its file) and `lengths` (uint32).
@@ -25,12 +26,14 @@ import gzip
 import io
 import json
 import os
+import reprlib
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import xxhash
+from absl import logging
 
 from maxtext_olmo import atomic
 from maxtext_olmo.cores import available_cores
@@ -50,6 +53,7 @@ _COPY_BYTES = 16 << 20
 # A smaller file is checked whole when it is opened; a larger one with `verify`.
 _CHECKED_AT_OPENING = 64 << 20
 _REBUILD = "Build it again with `maxtext-olmo index documents`."
+_USE_EOS = "Copy it again, or remove it to find the documents by their EOS."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +147,7 @@ def load_documents(
     size = storage.size(path)
     header = storage.read(path, 0, min(size, _HEADER_BYTES))
   except CorpusError as error:
-    raise CorpusError(
+    raise type(error)(
         f"Cannot read the document index {path}: {reason(error).rstrip('.')}."
         " `maxtext-olmo index documents` makes one."
     ) from error
@@ -155,7 +159,7 @@ def load_documents(
         count * np.dtype(dtype).itemsize
         for dtype, count in _layout(values["num_files"], values["num_documents"])
     )
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     raise CorpusError(f"{path} is not a document index ({error}). {_REBUILD}") from error
   if size != needed:
     raise CorpusError(
@@ -294,33 +298,50 @@ def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int
 
 
 def _spans_of_csv(storage: Storage, path: str, n_tokens: int) -> Spans:
+  """Yields the documents of a boundary file, which must reach the end of the token file.
+
+  Tokens between documents belong to none, as in OLMo-core; dolma leaves none.
+  """
   block: list[tuple[int, int]] = []
-  before = 0
-  try:
-    with gzip.open(io.BytesIO(storage.read(path)), "rt", encoding="utf-8", newline="") as file:
-      for number, line in enumerate(csv.reader(file), start=1):
-        start, end = int(line[0]), int(line[1])
-        if not before <= start <= end <= n_tokens:
-          raise CorpusError(
-              f"{path}:{number}: a document from token {start} to {end} does not lie after the one"
-              f" before it (to {before}) and within the {n_tokens} tokens of the file. Remove this"
-              " boundary file to find the documents by their EOS."
-          )
-        block.append((start, end - start))
-        before = end
-        if len(block) == 1 << 16:
-          spans = np.array(block, np.int64)
-          yield spans[:, 0], spans[:, 1], 0
-          block = []
-  except CorpusError:
-    raise
-  except (OSError, EOFError, ValueError, IndexError, zlib.error, csv.Error) as error:
+  end, outside = 0, 0
+  for number, line in enumerate(_csv_lines(storage, path), start=1):
+    before = end
+    try:
+      start, end = int(line[0]), int(line[1])
+    except (ValueError, IndexError):
+      start, end = -1, -1
+    if not before <= start <= end <= n_tokens:
+      raise CorpusError(
+          f"{path}:{number}: expected the first token and the end of a document after token"
+          f" {before} and within the {n_tokens} tokens of the file, found"
+          f" {reprlib.repr(','.join(line[:2]))}. {_USE_EOS}"
+      )
+    block.append((start, end - start))
+    outside += start - before
+    if len(block) == 1 << 16:
+      spans = np.array(block, np.int64)
+      yield spans[:, 0], spans[:, 1], 0
+      block = []
+  if end != n_tokens:
     raise CorpusError(
-        f"The boundary file {path} cannot be read: {error}. Remove it to find the documents by"
-        " their EOS."
-    ) from error
+        f"The boundary file {path} ends with a document up to token {end}, but the token file has"
+        f" {n_tokens} tokens: it is cut off, or belongs to another file. {_USE_EOS}"
+    )
+  if outside:
+    logging.warning(
+        "%s: %d of %d tokens lie between documents and are left out.", path, outside, n_tokens
+    )
   spans = np.array(block, np.int64).reshape(-1, 2)
   yield spans[:, 0], spans[:, 1], n_tokens
+
+
+def _csv_lines(storage: Storage, path: str) -> Iterator[list[str]]:
+  data = storage.read(path)
+  try:
+    with gzip.open(io.BytesIO(data), "rt", encoding="utf-8", newline="") as file:
+      yield from csv.reader(file)
+  except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
+    raise CorpusError(f"The boundary file {path} cannot be read: {error}. {_USE_EOS}") from error
 
 
 def _check_lengths(lengths: np.ndarray, path: str) -> None:

@@ -157,9 +157,15 @@ class OlmoNpyIndex:
         self, sequence_length=sequence_length, files=files, total_instances=_count(files)
     )
 
+  @property
+  def annotations(self) -> str:
+    """A hash of what the fingerprint leaves out: labels, which mixtures go by, and checksums."""
+    lines = json.dumps([[entry.label, entry.checksum] for entry in self.files])
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
+
   def to_json_dict(self) -> dict:
     """Returns the index as it is stored."""
-    values = self.__getstate__()
+    values = self.__getstate__() | {"annotations": self.annotations}
     values["files"] = [
         {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
         for entry in self.files
@@ -272,7 +278,9 @@ def _prefix_fingerprints(
   )
   yield f"sha256:{digest.hexdigest()}"
   for f in files:
-    digest.update(f"{json.dumps(f.path)} {f.size_bytes} {f.data_offset}\n".encode())
+    # MaxText's entries have no size, which then follows from their tokens.
+    size = f.size_bytes or (f.n_tokens and f.data_offset + f.n_tokens * token_dtype(dtype).itemsize)
+    digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}\n".encode())
     yield f"sha256:{digest.hexdigest()}"
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -176,7 +177,7 @@ def load_index(
   try:
     text = storage.read(name)
   except CorpusError as error:
-    raise CorpusError(
+    raise type(error)(
         f"Cannot read the index {name}: {reason(error).rstrip('.')}. `maxtext-olmo index build`"
         " makes one."
     ) from error
@@ -189,7 +190,7 @@ def parse_index(
   """Returns the index of the text of an index file, whose name is `name` in errors."""
   try:
     values = json.loads(text)
-  except ValueError as error:  # Not JSON, or not even text.
+  except (ValueError, RecursionError) as error:  # Not JSON, not even text, or nested too deep.
     raise CorpusError(f"The index {name} is not valid JSON: {error}. {_REBUILD}") from error
   if not isinstance(values, dict) or not isinstance(values.get("files"), list):
     raise CorpusError(
@@ -212,6 +213,7 @@ def parse_index(
 
 
 def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
+  annotations = values.pop("annotations", None)  # Indexes of the first releases have none.
   index = _parse(name, values)
   # The index again, from what the fingerprint covers.
   itemsize = token_dtype(index.dtype).itemsize
@@ -234,6 +236,11 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
         f"The index {name} is damaged: the split key {index.split_key!r} over"
         f" {index.split_windows} windows is neither that of its files, nor of the first of them."
         f" {_REBUILD}"
+    )
+  if annotations not in (None, index.annotations):
+    raise CorpusError(
+        f"The index {name} is damaged or was edited by hand: its labels and checksums have the hash"
+        f" {index.annotations}, but it says {annotations}. {_REBUILD}"
     )
   return index
 
@@ -305,13 +312,14 @@ def _parse(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
 def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
   """Makes a data class of JSON values, after checking the type of each."""
   if not isinstance(values, dict):
-    raise CorpusError(f"Expected an object for {where}, found {values!r}. {_REBUILD}")
+    found = reprlib.repr(values)
+    raise CorpusError(f"Expected an object for {where}, found {found}. {_REBUILD}")
   for field, value in values.items():
     expected = types.get(field)
     if expected is None:
       raise CorpusError(f"Unknown field {field!r} in {where}. A newer version may have written it.")
-    if not isinstance(value, expected) or (isinstance(value, int) and value < 0):
-      raise CorpusError(f"{field!r} cannot be {value!r} in {where}. {_REBUILD}")
+    if not isinstance(value, expected) or not _is_possible(value):
+      raise CorpusError(f"{field!r} cannot be {reprlib.repr(value)} in {where}. {_REBUILD}")
   try:
     return cls(**values)
   except TypeError as error:
@@ -319,6 +327,13 @@ def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
     missing = ", ".join(name for name in required if name not in values)
     raise CorpusError(f"Missing in {where}: {missing}. {_REBUILD}") from error
+
+
+def _is_possible(value: Any) -> bool:
+  """Returns whether a value of the right type can be in an index."""
+  if isinstance(value, int):
+    return not isinstance(value, bool) and 0 <= value < 1 << 63
+  return not isinstance(value, str) or paths.is_valid(value)
 
 
 def _types(cls: type) -> dict[str, Any]:
@@ -342,4 +357,6 @@ def _maxtext_fingerprint(index: OlmoNpyIndex) -> str:
   fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
   for entry in index.files:
     fields += [entry.path, str(entry.n_tokens)]
-  return "sha256:" + hashlib.sha256("".join(f + "\0" for f in fields).encode()).hexdigest()
+  # Names that are not UTF-8 on disk are lone surrogates here.
+  text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
+  return "sha256:" + hashlib.sha256(text).hexdigest()

@@ -9,10 +9,14 @@ ignored:
 `{TOKENIZER}` stands for the tokenizer's name. The order of the lines is the order of the instances.
 """
 
+import collections
 import dataclasses
 import os
+import posixpath
 import re
+from collections.abc import Sequence
 
+from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
@@ -44,9 +48,10 @@ def read_mix(
   try:
     data = storage.read(name)
   except CorpusError as error:
-    raise CorpusError(f"Cannot read the mix file {name}: {reason(error).rstrip('.')}.") from error
+    why = reason(error).rstrip(".")
+    raise type(error)(f"Cannot read the mix file {name}: {why}.") from error
   try:
-    lines = data.decode("utf-8").splitlines()
+    lines = data.decode("utf-8-sig").splitlines()  # Some editors begin a text with a BOM.
   except UnicodeDecodeError as error:
     raise CorpusError(
         f"The mix file {name} is not UTF-8 text (byte {error.start}): is it a token file?"
@@ -62,19 +67,48 @@ def read_mix(
     except CorpusError as error:
       problems.append(f"  {name}:{number}: {error}")
   if problems:
-    shown = problems[:_SHOWN]
-    if len(problems) > _SHOWN:
-      shown.append(f"  … and {len(problems) - _SHOWN} more")
     count = "1 malformed line" if len(problems) == 1 else f"{len(problems)} malformed lines"
     raise CorpusError(
-        f"The mix file {name} has {count}; each line must be `label,path`:\n" + "\n".join(shown)
+        f"The mix file {name} has {count}; each line must be `label,path`:\n{_listed(problems)}"
     )
   if not entries:
     raise CorpusError(f"The mix file {name} names no files: each line must be `label,path`.")
   return tuple(entries)
 
 
+def check_inside(entries: Sequence[MixEntry], name: str, base: str) -> None:
+  """Raises where a line of the manifest `name` names a file that does not lie below the base."""
+  outside = [entry for entry in entries if paths.leaves(base, entry.path)]
+  if outside:
+    lines = _listed([f"  {name}:{entry.line}: {entry.path}" for entry in outside])
+    raise CorpusError(
+        f"The mix file {name} names {len(outside)} of its {len(entries)} files outside the base"
+        f" {base}:\n{lines}\nGive the directory that holds them all (--base), or, if you trust the"
+        " mix file, allow it (--allow-outside)."
+    )
+
+
+def describe_repeats(entries: Sequence[MixEntry]) -> str:
+  """Returns a sentence about the files that are named more than once; "" where there are none."""
+  counts = collections.Counter(posixpath.normpath(entry.path) for entry in entries)
+  path, most = counts.most_common(1)[0]
+  if most == 1:
+    return ""
+  repeated = sum(count > 1 for count in counts.values())
+  return (
+      f"{repeated:,} of {len(counts):,} files are named more than once, {path} {most} times: each"
+      " is read as often as it is named."
+  )
+
+
+def _listed(lines: Sequence[str]) -> str:
+  more = [f"  … and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+  return "\n".join([*lines[:_SHOWN], *more])
+
+
 def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:
+  if "\0" in line:
+    raise CorpusError(f"a NUL, which neither a label nor a path can have: {line!r}")
   if (commas := line.count(",")) != 1:
     raise CorpusError(f"expected exactly one comma, found {commas}: {line!r}")
   label, path = (part.strip() for part in line.split(","))

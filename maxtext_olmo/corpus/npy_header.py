@@ -40,7 +40,7 @@ def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
   """Returns the little-endian dtype of token files; signed integers count as unsigned."""
   try:
     parsed = np.dtype(dtype)
-  except TypeError:
+  except Exception:  # NumPy reads a small language here, with the errors of Python's parser.
     parsed = None
   if parsed is not None and parsed.kind in "iu" and parsed.newbyteorder("<") == parsed:
     return np.dtype(f"<u{parsed.itemsize}")
@@ -57,7 +57,7 @@ def has_npy_magic(first_bytes: bytes) -> bool:
 
 def read_header(stream: BinaryIO, where: str) -> NpyHeader:
   """Reads the header at the beginning of a stream; `where` names the file in errors."""
-  start = stream.read(8)
+  start = _read_up_to(stream, 8)
   if not has_npy_magic(start):
     raise CorpusError(
         f"{where} has no .npy header: expected it to begin with {NPY_MAGIC!r}, found"
@@ -78,7 +78,20 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
         f"{where} begins like a .npy file, but its header cannot be read: {error}. The file is"
         " damaged; copy it again."
     ) from error
+  if any(length < 0 for length in shape):
+    raise CorpusError(
+        f"{where} has a .npy header that says shape {shape}; expected no negative length. The file"
+        " is damaged; copy it again."
+    )
   return NpyHeader(dtype, shape, fortran_order, stream.tell())
+
+
+def _read_up_to(stream: BinaryIO, size: int) -> bytes:
+  """Reads `size` bytes, or all there are; a raw stream may return fewer at once."""
+  data = b""
+  while len(data) < size and (more := stream.read(size - len(data))):
+    data += more
+  return data
 
 
 def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:

@@ -10,6 +10,14 @@ def is_url(path: str) -> bool:
   return "://" in path
 
 
+def is_valid(path: str) -> bool:
+  """Returns whether a file could have this path: no NUL, and nothing that no encoding has."""
+  try:
+    return b"\0" not in os.fsencode(path)
+  except UnicodeEncodeError:
+    return False
+
+
 def absolute(path: str | os.PathLike[str]) -> str:
   """Returns the absolute path, without a trailing slash."""
   path = os.fspath(path)
@@ -33,6 +41,12 @@ def relative_to(base: str, path: str) -> str:
     path = posixpath.normpath(join(base, path) if base and not is_url(base) else path)
   prefix = base if base.endswith("/") else base + "/"
   return path[len(prefix) :] if base and path.startswith(prefix) else path
+
+
+def leaves(base: str, path: str) -> bool:
+  """Returns whether a path lies outside its base; symbolic links are not looked at."""
+  relative = relative_to(base, path)
+  return relative.startswith("/") or is_url(relative) or ".." in relative.split("/")
 
 
 def common_base(paths: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 from maxtext_olmo.progress import progress_bar
 
 CHECKSUMS = ("xxh3", "sha256")
@@ -88,7 +89,13 @@ def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], wha
     message += (
         "\nCheck the base (--base), the tokenizer's name in the paths (--tokenizer), and the mount."
     )
-  raise CorpusError(message)
+  raise kind_of(errors)(message)
+
+
+def kind_of(errors: Sequence[CorpusError]) -> type[CorpusError]:
+  """Returns the type of an error that sums up others: a missing file stays a missing file."""
+  missing = any(isinstance(error, MissingFileError) for error in errors)
+  return MissingFileError if missing else CorpusError
 
 
 def list_errors(errors: Sequence[CorpusError]) -> str:
@@ -110,7 +117,12 @@ def scan_file(path: str, dtype: np.dtype, storage: Storage) -> FileInfo:
   """Finds how many tokens a file has and where they begin, with one small read."""
   size = storage.size(path)
   first = storage.read(path, 0, min(size, _FIRST_BYTES))
+  if 4 <= size < len(npy_header.NPY_MAGIC) and npy_header.NPY_MAGIC.startswith(first):
+    raise CorpusError(f"{path} ends within the magic of a .npy file. Copy it again.")
   if not npy_header.has_npy_magic(first):
+    # No sequence of wider tokens spells this.
+    if dtype.itemsize > 1 and b"'fortran_order'" in first:
+      raise CorpusError(f"{path} holds a .npy header, but does not begin with one. Copy it again.")
     return FileInfo(size_bytes=size, data_offset=0, n_tokens=size // dtype.itemsize)
   try:
     header = npy_header.read_header(io.BytesIO(first), path)

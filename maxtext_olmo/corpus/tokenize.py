@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO
 
@@ -26,6 +27,7 @@ from maxtext_olmo import atomic
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 from maxtext_olmo.progress import progress_bar
 
 DEFAULT_TOKENS_PER_FILE = 1 << 28
@@ -122,7 +124,7 @@ def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[st
   path = os.fspath(path)
   if not os.path.isdir(path):
     if not os.path.exists(path):
-      raise CorpusError(f"There is no file or directory {path}.")
+      raise MissingFileError(f"There is no file or directory {path}.")
     return [path]
   found = []
   for directory, subdirectories, names in os.walk(path):
@@ -149,6 +151,8 @@ def read_documents(
       `.jsonl`.
     text_field: the field of a `.jsonl` line that holds the text.
   """
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise CorpusError(f"{path} is not a regular file.")
   try:
     # Only "\n" ends a line, and nothing is translated: the corpus has the bytes of the file.
     with _open_text(path) as file:
@@ -163,7 +167,7 @@ def read_documents(
         f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} in it). Convert it, or"
         " leave it out (--pattern)."
     ) from error
-  except (OSError, EOFError) as error:
+  except (OSError, EOFError, zlib.error) as error:
     raise CorpusError(f"Cannot read {path}: {error}.") from error
 
 
@@ -254,7 +258,7 @@ def _json_documents(file: IO[str], path: str, text_field: str) -> Iterator[str]:
       if not isinstance(text, str):
         raise TypeError(f"{text_field!r} is not text")
       text.encode()  # JSON can hold lone surrogates, which no tokenizer accepts.
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
       raise CorpusError(
           f"{path}:{number}: expected a JSON object with text in the field {text_field!r}:"
           f" {type(error).__name__}: {error}."

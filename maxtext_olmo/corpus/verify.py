@@ -12,6 +12,7 @@ import numpy as np
 
 from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus.document_lengths import DocumentLengths
 from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
@@ -42,6 +43,7 @@ class VerifyReport:
   Attributes:
     checks: what was checked, in words.
     unchecked: what was not, and why.
+    documents: the figures of the documents that the EOS makes; "" where none was given.
   """
 
   files: int
@@ -49,6 +51,7 @@ class VerifyReport:
   findings: tuple[Finding, ...]
   checks: tuple[str, ...] = ()
   unchecked: tuple[str, ...] = ()
+  documents: str = ""
 
   def _of(self, level: str) -> tuple[Finding, ...]:
     return tuple(finding for finding in self.findings if finding.level == level)
@@ -84,7 +87,7 @@ def check_sizes(
 
   results, errors = scan.map_files(check, len(index.files), workers=workers)
   if errors:
-    raise CorpusError(
+    raise scan.kind_of(errors)(
         f"{len(errors)} of {len(results)} files of the corpus are not what the index says:\n"
         f"{scan.list_errors(errors)}\n"
         f"The index expects them below {index.base or '/'}. If the corpus has moved, remap its"
@@ -128,7 +131,9 @@ def verify_corpus(
     )
   outcomes = [outcome for outcome in results if outcome is not None]
   findings = [finding for outcome in outcomes for finding in outcome.findings]
-  findings += _eos_findings(task, outcomes)
+  lengths = [outcome.lengths for outcome in outcomes if outcome.lengths is not None]
+  documents = DocumentLengths.total(lengths)
+  findings += _eos_findings(task, outcomes, documents)
   sums = sum(entry.checksum is not None for entry in index.files)
   ids, eos = vocab_size is not None, eos_id is not None
   optional = [
@@ -147,6 +152,7 @@ def verify_corpus(
           *(yes for done, yes, _ in optional if done),
       ),
       unchecked=tuple(no for done, _, no in optional if not done),
+      documents=documents.describe() if documents.documents else "",
   )
 
 
@@ -220,10 +226,10 @@ class _Task:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outcome:
-  """The result for one file; `has_eos` is None where it was not checked."""
+  """The result for one file; `lengths` is None where no EOS was looked for."""
 
   findings: list[Finding]
-  has_eos: bool | None = None
+  lengths: DocumentLengths | None = None
 
 
 def _check_size(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> None:
@@ -277,7 +283,7 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
   entry, dtype = task.index.files[file_id], task.index.token_dtype
   algorithm, _, expected = (entry.checksum or "").partition(":")
   digest = scan.new_hash(algorithm) if algorithm else None
-  place, bad_count, first_bad, has_eos = 0, 0, None, False
+  place, bad_count, first_bad, lengths = 0, 0, None, DocumentLengths()
   if digest is not None and entry.data_offset:
     digest.update(storage.read(path, 0, entry.data_offset))
   rest = task.index.expected_size(file_id) - entry.data_offset
@@ -290,8 +296,8 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
       bad_count += len(bad)
       if first_bad is None:
         first_bad = place + int(bad[0]), int(tokens[bad[0]])
-    if task.eos_id is not None and not has_eos:
-      has_eos = bool((tokens == task.eos_id).any())
+    if task.eos_id is not None:
+      lengths.add(tokens == task.eos_id)
     place += tokens.size
     advance(len(piece))
   findings = []
@@ -310,15 +316,23 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
     )
     findings.append(_finding("error", path, message))
   looked = task.eos_id is not None and entry.n_tokens > 0
-  return _Outcome(findings, has_eos if looked else None)
+  return _Outcome(findings, lengths if looked else None)
 
 
-def _eos_findings(task: _Task, outcomes: list[_Outcome]) -> list[Finding]:
-  """Returns an error where no file has an EOS (a wrong id), and a warning for single files."""
-  looked = [i for i, outcome in enumerate(outcomes) if outcome.has_eos is not None]
-  without = [i for i in looked if not outcomes[i].has_eos]
-  if without and len(without) == len(looked):
+def _eos_findings(
+    task: _Task, outcomes: list[_Outcome], documents: DocumentLengths
+) -> list[Finding]:
+  """Returns an error where no file has an EOS, and warnings where it is unlikely to be one."""
+  if documents.files and not documents.documents:
     message = f"no file holds the EOS id {task.eos_id}: is it this tokenizer's?"
     return [Finding("error", "", message)]
   message = f"holds no EOS id {task.eos_id}: no document ends in this file"
-  return [Finding("warning", task.files.paths[i], message) for i in without]
+  findings = [
+      Finding("warning", task.files.paths[i], message)
+      for i, outcome in enumerate(outcomes)
+      if outcome.lengths is not None and not outcome.lengths.documents
+  ]
+  if doubts := documents.doubts():
+    message = f"id {task.eos_id} may not be the EOS, because {' and '.join(doubts)}"
+    findings.append(Finding("warning", "", f"{message}: {documents.describe()}"))
+  return findings

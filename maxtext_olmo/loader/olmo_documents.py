@@ -19,6 +19,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
@@ -88,7 +89,7 @@ def open_documents(
 
   Process 0 builds it before the other processes look for it.
   """
-  index = collectives.run_on_all_processes(
+  index, storage = collectives.run_on_all_processes(
       lambda: _open_index(index_path, options), "opening the corpus"
   )
   path = documents_path or documents_lib.default_path(index_path)
@@ -113,15 +114,19 @@ def open_documents(
       index,
       documents,
       path_remap=options.path_remap,
-      max_open_files=options.olmo_max_open_files or None,
+      storage=storage,
       vocab_size=options.vocab_size,
   )
 
 
-def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
+def _open_index(
+    path: str, options: config_lib.Options
+) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
+  """Loads an index, and returns it with the storage that checked the sizes of its files."""
   index = index_lib.load_index(path)
-  verify.check_sizes(index, path_remap=options.path_remap)
-  return index
+  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+  return index, storage
 
 
 def _stream(

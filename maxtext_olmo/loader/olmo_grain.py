@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -14,6 +15,7 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
@@ -31,6 +33,8 @@ from maxtext_olmo.rows import repetition
 from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import windows
 
+_Opened = tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]
+
 
 def make_olmo_grain_train_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
@@ -44,10 +48,10 @@ def make_olmo_grain_train_iterator(
   """
   del process_indices
   options = config_lib.Options.read(config)
-  index = collectives.run_on_all_processes(
+  index, storage = collectives.run_on_all_processes(
       lambda: _open_index(options.olmo_index_path, options), "opening the corpus"
   )
-  return _train(options, global_mesh, index)
+  return _train(options, global_mesh, index, storage)
 
 
 def make_olmo_grain_eval_iterator(
@@ -59,10 +63,10 @@ def make_olmo_grain_eval_iterator(
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
     raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
   path = options.olmo_eval_index_path or options.olmo_index_path
-  index = collectives.run_on_all_processes(
+  index, storage = collectives.run_on_all_processes(
       lambda: _open_index(path, options), "opening the corpus of evaluation"
   )
-  return _eval(options, global_mesh, index)
+  return _eval(options, global_mesh, index, storage)
 
 
 def _make_both(
@@ -71,15 +75,15 @@ def _make_both(
   """Returns both iterators; if they share an index, its files are checked once."""
   options = config_lib.Options.read(config)
 
-  def open_indexes() -> tuple[index_lib.OlmoNpyIndex, index_lib.OlmoNpyIndex]:
-    train = _open_index(options.olmo_index_path, options)
+  def open_indexes() -> tuple[_Opened, _Opened]:
+    train = index, storage = _open_index(options.olmo_index_path, options)
     other = options.olmo_eval_index_path
-    return train, _open_index(other, options) if other else train
+    return train, _open_index(other, options) if other else (index, copy.copy(storage))
 
-  train_index, eval_index = collectives.run_on_all_processes(open_indexes, "opening the corpus")
-  train = _train(options, mesh, train_index)
+  opened, eval_opened = collectives.run_on_all_processes(open_indexes, "opening the corpus")
+  train = _train(options, mesh, *opened)
   try:
-    return train, _eval(options, mesh, eval_index)
+    return train, _eval(options, mesh, *eval_opened)
   except BaseException:
     train.close()
     raise
@@ -91,7 +95,10 @@ DATASET_TYPE = registry.DatasetType(
 
 
 def _train(
-    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+    options: config_lib.Options,
+    mesh: jax.sharding.Mesh,
+    index: index_lib.OlmoNpyIndex,
+    storage: storage_lib.Storage,
 ) -> iterator_lib.BatchIterator:
   how: dict[str, Any] = {
       "order": options.order_name,
@@ -120,18 +127,21 @@ def _train(
       options.checkpoint_dir if options.enable_checkpointing else "",
   )
   iterator = wiring.train_iterator(
-      options, mesh, *_rows(index, options), stream, index=index, corpus=corpus
+      options, mesh, *_rows(index, options, storage), stream, index=index, corpus=corpus
   )
   _announce(iterator)
   return iterator
 
 
 def _eval(
-    options: config_lib.Options, mesh: jax.sharding.Mesh, index: index_lib.OlmoNpyIndex
+    options: config_lib.Options,
+    mesh: jax.sharding.Mesh,
+    index: index_lib.OlmoNpyIndex,
+    storage: storage_lib.Storage,
 ) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
-  return wiring.eval_iterator(options, mesh, *_rows(index, options), stream, index=index)
+  return wiring.eval_iterator(options, mesh, *_rows(index, options, storage), stream, index=index)
 
 
 def make_olmo_grain_data_loader(
@@ -204,8 +214,12 @@ def make_olmo_grain_data_loader(
   )
 
 
-def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
-  """Loads an index, adapts it to the run's sequence length, and checks the sizes of its files."""
+def _open_index(path: str, options: config_lib.Options) -> _Opened:
+  """Loads an index, adapts it to the run's sequence length, and checks the sizes of its files.
+
+  Returns:
+    The index, and the storage that checked its files, which refuses one that is replaced later.
+  """
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
     index = index.with_sequence_length(options.max_target_length)
@@ -213,20 +227,19 @@ def _open_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyInde
     raise errors.CorpusError(
         f"The index {path} has no instance: no file holds {index.window} tokens."
     )
-  verify.check_sizes(index, path_remap=options.path_remap)
-  return index
+  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+  return index, storage
 
 
 def _rows(
-    index: index_lib.OlmoNpyIndex, options: config_lib.Options
+    index: index_lib.OlmoNpyIndex, options: config_lib.Options, storage: storage_lib.Storage
 ) -> tuple[windows.WindowRows, reader.FileReader]:
   """Returns the rows of an index, and their reader."""
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
-  files = token_files.TokenFiles.of_index(
-      index, path_remap=options.path_remap, max_open_files=options.olmo_max_open_files or None
-  )
+  files = token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
   return windows.WindowRows(index, rule), reader.FileReader(files)
 
 

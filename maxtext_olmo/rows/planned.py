@@ -36,6 +36,7 @@ import numpy as np
 from absl import logging
 
 from maxtext_olmo import atomic
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
@@ -295,12 +296,11 @@ class PackingPlan:
     if self._counts_path is None or not os.path.exists(self._file(epoch)):
       return []
     try:
-      with open(self._file(epoch), "rb") as file:
-        head, counts = file.read().split(b"\n", 1)
+      head, counts = storage_lib.LocalStorage().read(self._file(epoch)).split(b"\n", 1)
       expected = {"identity": self.identity, "epoch": epoch, "crc32": zlib.crc32(counts)}
       if json.loads(head) != expected:
         raise ValueError("its checksum or identity does not match")
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:  # A CorpusError too.
       logging.warning("%s is not used (%s); its rows are counted again.", self._file(epoch), error)
       return []
     return np.cumsum(np.frombuffer(counts, "<u4").astype(np.int64)).tolist()

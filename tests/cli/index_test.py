@@ -161,6 +161,24 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertIn(f"{self.mix}:2: expected exactly one comma, found 0: 'oops'", err)
 
+  def test_files_outside_the_base_are_used_only_where_that_is_allowed(self):
+    arguments = ("--base", self.dir / "tok")
+    self.mix.write_text(f"l,0.npy\nl,{self.dir}/tok/1.npy\nl,../tok/0.npy\n")
+    self.assertEqual(self._build(*arguments)[0], 0)
+    corpora.write_tokens(self.dir / "2.npy", 20, seed=0, dtype="uint32")
+    self.mix.write_text("l,0.npy\nl,../2.npy\n")
+    code, _, err = self._build(*arguments)
+    self.assertEqual(code, 2)
+    self.assertIn(f"{self.mix}:2: ../2.npy\n", err)
+    self.assertEqual(self._build(*arguments, "--allow-outside")[0], 0)
+    self.assertEqual(index_lib.load_index(self.output).files[1].path, f"{self.dir}/2.npy")
+
+  def test_files_that_are_named_again_are_said(self):
+    self.mix.write_text("l,tok/0.npy\nl,tok/1.npy\nl,tok/0.npy\n")
+    code, _, err = self._build()
+    self.assertEqual(code, 0)
+    self.assertStartsWith(err, "note: 1 of 2 files are named more than once, tok/0.npy 2 times")
+
   def test_an_output_that_cannot_be_written_is_an_error_before_the_scan(self):
     code, _, err = self._build("--output", self.dir / "none" / "x.json", "--tokenizer", "other")
     self.assertEqual(

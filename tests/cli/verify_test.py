@@ -19,6 +19,8 @@ class VerifyTest(parameterized.TestCase):
     self.dir = pathlib.Path(self.create_tempdir().full_path)
     self.index, _ = corpora.write_corpus(self.dir)
     self.data = self.dir / "data"
+    for path in self.data.iterdir():
+      corpora.end_documents(path)
 
   def test_a_good_corpus_exits_with_0(self):
     code, out, err = runner.run(
@@ -29,6 +31,8 @@ class VerifyTest(parameterized.TestCase):
         out,
         "4 files, 1,004 tokens\n"
         "checked: sizes, data offsets, dtype (from samples), ids (vocab_size 100), EOS (id 0)\n"
+        "documents: 13 documents, median about 100 tokens, longest 100; 0 of 4 files do not end"
+        " with the EOS, 0.0% of the tokens come after the last one\n"
         "not checked: checksums: the index has none\n"
         "ok: 0 errors, 0 warnings\n",
     )
@@ -41,11 +45,16 @@ class VerifyTest(parameterized.TestCase):
     self.assertEndsWith(out, "NOT OK: 1 error, 0 warnings\n")
 
   def test_warnings_exit_with_0(self):
-    np.full(333, 5, np.uint16).tofile(self.data / "part-000.npy")
+    np.full(7, 5, np.uint16).tofile(self.data / "part-002.npy")
     code, out, _ = runner.run("verify", self.index, "--eos-id", 0)
     self.assertEqual(code, 0)
     self.assertIn("│ warning │", out)
     self.assertEndsWith(out, "ok: 0 errors, 1 warning\n")
+
+  def test_an_id_that_merely_occurs_is_doubted(self):
+    code, out, _ = runner.run("verify", self.index, "--eos-id", 10)
+    self.assertEqual(code, 0)
+    self.assertRegex(out, r"│ warning │ \(all files\) +│ id 10 may not be the EOS, because most")
 
   def test_a_finding_about_all_files(self):
     code, out, _ = runner.run("verify", self.index, "--eos-id", 500)

@@ -80,19 +80,62 @@ class DocumentIndexTest(parameterized.TestCase):
     self.assertEqual(_spans(documents), [(0, 0, 3), (0, 3, 3), (1, 0, 2), (1, 2, 2)])
     self.assertEqual(documents.num_boundary_files, 1)
 
-  @parameterized.parameters("0,9,a\n", "3,2,a\n", "0,3,a\n2,4,b\n", "zero,3\n", "4\n")
-  def test_a_boundary_file_that_does_not_fit_is_named_with_its_line(self, text):
+  @parameterized.parameters(
+      ("0,9,a\n", "1: .*after token 0 and within the 6 tokens of the file, found '0,9'"),
+      ("3,2,a\n", "1: .*found '3,2'"),
+      ("0,3,a\n2,4,b\n", "2: .*after token 3 .*found '2,4'"),
+      ("-1,3\n", "1: .*found '-1,3'"),
+      ("zero,3\n", "1: .*found 'zero,3'"),
+      ("0,3\n4\n", "2: .*found '4'"),
+      ("0,3\n\n3,6\n", "2: .*found ''"),
+      ("0,9" + 5000 * "9" + "\n", "1: .*found '0,9"),
+  )
+  def test_a_boundary_file_that_does_not_fit_is_named_with_its_line(self, text, message):
     index = _write(self.directory, [[5, 6, 1, 7, 1, 8]])
     with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
       file.write(text)
-    with self.assertRaisesRegex(errors.CorpusError, "part-0.csv.gz"):
+    with self.assertRaisesRegex(errors.CorpusError, "part-0.csv.gz:" + message):
       documents_lib.build_documents(index, self.path, 1)
     self.assertFalse(os.path.exists(self.path))
+
+  @parameterized.parameters((b"", 0), (gzip.compress(b""), 0), (gzip.compress(b"0,3,a\n"), 3))
+  def test_a_boundary_file_must_reach_the_end_of_its_tokens(self, content, end):
+    index = _write(self.directory, [[5, 6, 1, 7, 1, 8]])
+    pathlib.Path(self.directory, "data", "part-0.csv.gz").write_bytes(content)
+    with self.assertRaisesRegex(
+        errors.CorpusError, f"part-0.csv.gz ends with a document up to token {end}, but .* 6 tokens"
+    ):
+      documents_lib.build_documents(index, self.path, 1)
+
+  def test_an_empty_file_may_have_an_empty_boundary_file(self):
+    index = _write(self.directory, [[], [5, 1]])
+    pathlib.Path(self.directory, "data", "part-0.csv.gz").write_bytes(gzip.compress(b""))
+    self.assertEqual(_spans(documents_lib.build_documents(index, self.path, 1)), [(1, 0, 2)])
+
+  def test_tokens_between_documents_are_counted(self):
+    index = _write(self.directory, [[5, 6, 1, 7, 1, 8]])
+    with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
+      file.write("1,3\n5,6\n")
+    with self.assertLogs(level="WARNING") as logs:
+      documents = documents_lib.build_documents(index, self.path, 1)
+    self.assertEqual(_spans(documents), [(0, 1, 2), (0, 5, 1)])
+    self.assertRegex(logs.output[0], "part-0.csv.gz: 3 of 6 tokens lie between documents")
+
+  def test_no_directory_or_fifo_is_a_boundary_file(self):
+    index = _write(self.directory, [[5, 6, 1]])
+    boundaries = pathlib.Path(self.directory, "data", "part-0.csv.gz")
+    for make in (os.mkdir, os.mkfifo):
+      make(boundaries)
+      with self.assertRaisesRegex(errors.CorpusError, "part-0.csv.gz is not a regular file"):
+        documents_lib.build_documents(index, self.path, 1)
+      os.rename(boundaries, boundaries.with_name(make.__name__))
 
   @parameterized.named_parameters(
       ("no_gzip", lambda content: b"0,3\n"),
       ("cut_off", lambda content: content[:-12]),
       ("damaged_block", lambda content: content[:10] + b"\xff" + content[11:]),
+      ("no_utf_8", lambda content: gzip.compress(b"0,6,\xff\n")),
+      ("no_csv", lambda content: gzip.compress(b'0,6,"' + 200_000 * b"x" + b'"\n')),
       ("other_checksum", lambda content: content[:-8] + bytes(4) + content[-4:]),
   )
   def test_a_damaged_boundary_file_is_named(self, damage):
@@ -131,6 +174,7 @@ class DocumentIndexTest(parameterized.TestCase):
         whole.replace(b'"eos_id": 0', b'"eos_id": 1', 1),
         b"",
         b"{}",
+        4000 * b"[",
     ):
       pathlib.Path(self.path).write_bytes(damaged)
       with self.assertRaisesRegex(errors.CorpusError, "index documents"):
@@ -144,7 +188,7 @@ class DocumentIndexTest(parameterized.TestCase):
       documents_lib.load_documents(self.path, other, 0)
     with self.assertRaisesRegex(errors.CorpusError, "made with EOS 0.*olmo_eos_id=2"):
       documents_lib.load_documents(self.path, one, 2)
-    with self.assertRaisesRegex(errors.CorpusError, "index documents.*makes one"):
+    with self.assertRaisesRegex(errors.MissingFileError, "index documents.*makes one"):
       documents_lib.load_documents(self.path + "x", one, 2)
 
   def test_an_eos_that_no_token_can_be_is_an_error(self):

@@ -1,5 +1,6 @@
 """Tests of building an index, and of index files."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,6 +18,7 @@ from maxtext_olmo.corpus import npy_header
 from maxtext_olmo.corpus.index import compute_fingerprint
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 from tests import corpora
 
 _MAXTEXT = pathlib.Path(__file__).parent.parent / "testdata" / "maxtext_index_v1.json"
@@ -112,6 +114,21 @@ class BuildIndexTest(parameterized.TestCase):
         "sha256:f6d8cf186030d074c27b9fc44df98d5646341442c7861d45403ecf3f39527f43",
     )
 
+  def test_the_fingerprint_covers_the_tokens_of_entries_without_a_size(self):
+    prints = [
+        compute_fingerprint(4, "uint32", "t", [index_lib.OlmoNpyFileEntry("a", "l", n, 0, 0)])
+        for n in (0, 3, 4)
+    ]
+    self.assertLen(set(prints), 3)
+    sized = index_lib.OlmoNpyFileEntry("a", "l", 4, 0, 0, size_bytes=16)
+    self.assertEqual(compute_fingerprint(4, "uint32", "t", [sized]), prints[2])
+
+  def test_only_regular_files_are_indexed(self):
+    os.mkfifo(self.dir / "fifo")
+    for path in (self.dir, self.dir / "fifo", "/dev/zero"):
+      with self.assertRaisesRegex(CorpusError, f"{path} is not a regular file"):
+        index_lib.build_index([(str(path), "l")], 4, tokenizer="t")
+
   @parameterized.parameters("uint8", "uint16", "uint32", "uint64")
   def test_every_dtype_and_odd_bytes_at_the_end(self, dtype):
     itemsize = np.dtype(dtype).itemsize
@@ -186,7 +203,7 @@ class BuildIndexTest(parameterized.TestCase):
 
   def test_missing_files_are_all_named(self):
     with self.assertRaisesRegex(
-        CorpusError, r"(?s)\(2 of 2 files\).*/no/a: No such.*/no/b: No such"
+        MissingFileError, r"(?s)\(2 of 2 files\).*/no/a: No such.*/no/b: No such"
     ):
       index_lib.build_index([("/no/a", "l"), ("/no/b", "l")], 4, tokenizer="t")
 
@@ -406,6 +423,14 @@ class OwnFormatTest(IndexFileTest):
           "^'n_tokens' cannot be -1 in file 0 of the index",
       ),
       (lambda v: v["files"][0].update(path=None), "^'path' cannot be None in file 0"),
+      (lambda v: v["files"][0].update(path="a\0b"), "^'path' cannot be .* in file 0"),
+      (lambda v: v["files"][0].update(path="\ud800"), "^'path' cannot be .* in file 0"),
+      (lambda v: v["files"][0].update(n_tokens=True), "^'n_tokens' cannot be True in file 0"),
+      (lambda v: v["files"][0].update(size_bytes=1 << 63), "^'size_bytes' cannot be 9223"),
+      (lambda v: v["files"][0].update(n_tokens=1.5), "^'n_tokens' cannot be 1.5 in file 0"),
+      (lambda v: v.update(dtype="(1,i4"), "is damaged: Token files cannot have dtype"),
+      (lambda v: v.update(files={}), "is not an index: expected an object with `files`"),
+      (lambda v: v["files"].append([[[]]]), "^Expected an object for file 4"),
       (
           lambda v: v["files"].append("x"),
           "^Expected an object for file 4 of the index .*, found 'x'",
@@ -419,13 +444,57 @@ class OwnFormatTest(IndexFileTest):
   def test_fields_that_cannot_be_are_found(self, change, message):
     self.assertRegex(self._error(self._changed(change)), message)
 
-  @parameterized.parameters("", "{", "[]", "\x00\x01")
+  @parameterized.parameters("", "{", "[]", "7", "\x00\x01", 100_000 * "[", 100_000 * '{"files":')
   def test_what_is_no_index_is_an_error(self, content):
     path = self.dir / "x.json"
     path.write_text(content)
     self.assertRegex(self._error(path), r"^The index .*x\.json is not (valid JSON|an index): ")
 
+  @parameterized.parameters("1", "2")
+  def test_any_value_of_any_field_is_read_or_refused(self, version):
+    source = self._saved() if version == "2" else _MAXTEXT
+    values = json.loads(source.read_text())
+    odd = (None, True, -1, 0, 1, 1 << 70, 1.5, float("inf"), "", "\0", "\ud800", [], {}, [[]])
+    for field in values:
+      for value in odd:
+        path = self._changed(lambda v, f=field, o=value: v.update({f: o}), source)
+        with contextlib.suppress(CorpusError):
+          index_lib.load_index(path)
+    for field in values["files"][0]:
+      for value in odd:
+        path = self._changed(lambda v, f=field, o=value: v["files"][0].update({f: o}), source)
+        with contextlib.suppress(CorpusError):
+          index_lib.load_index(path)
+
+  def test_a_flipped_bit_changes_nothing_but_the_base(self):
+    whole = self._saved().read_bytes()
+    index = index_lib.load_index(self.dir / "index.json")
+    path = self.dir / "flipped.json"
+    for bit in np.random.default_rng(0).integers(0, 8 * len(whole), 100).tolist():
+      flipped = bytearray(whole)
+      flipped[bit // 8] ^= 1 << bit % 8
+      path.write_bytes(flipped)
+      with contextlib.suppress(CorpusError):
+        found = index_lib.load_index(path)
+        self.assertEqual(dataclasses.replace(found, base=index.base), index)
+
+  @parameterized.parameters("label", "checksum")
+  def test_what_the_fingerprint_leaves_out_is_covered_too(self, field):
+    change = lambda v: v["files"][1].update({field: "other"})  # noqa: E731
+    self.assertRegex(self._error(self._changed(change)), "its labels and checksums have the hash")
+
+  def test_an_index_of_the_first_releases_is_read(self):
+    path = self._changed(lambda v: v.pop("annotations"))
+    self.assertEqual(index_lib.load_index(path), index_lib.load_index(self.dir / "index.json"))
+
+  def test_a_directory_or_fifo_is_no_index(self):
+    os.mkfifo(self.dir / "fifo")
+    for path in (self.dir, self.dir / "fifo"):
+      self.assertRegex(self._error(path), "^Cannot read the index .* is not a regular file")
+
   def test_a_missing_index_is_an_error(self):
+    with self.assertRaises(FileNotFoundError):
+      index_lib.load_index(self.dir / "none" / "none.json")
     self.assertRegex(
         self._error(self.dir / "none.json"),
         r"^Cannot read the index .*none\.json: No such file or directory\. `maxtext-olmo index"

@@ -1,5 +1,6 @@
 """Tests of mix manifests."""
 
+import os
 import pathlib
 
 from absl.testing import absltest
@@ -7,6 +8,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo.corpus import manifest as manifest_lib
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 
 _TESTDATA = pathlib.Path(__file__).parent.parent / "testdata"
 
@@ -55,6 +57,7 @@ class MixTest(parameterized.TestCase):
   @parameterized.parameters(
       ("wiki", "expected exactly one comma, found 0: 'wiki'"),
       ("a,b,c", "expected exactly one comma, found 2: 'a,b,c'"),
+      ("a,b\0c", "a NUL, which neither a label nor a path can have: 'a,b\\x00c'"),
       (",b", "the label before the comma is empty: ',b'"),
       ("a,", "the path after the comma is empty: 'a,'"),
       ("a,x/{TOKEN}/y", "unknown placeholder {TOKEN}, only {TOKENIZER} is known: 'a,x/{TOKEN}/y'"),
@@ -80,8 +83,47 @@ class MixTest(parameterized.TestCase):
   def test_a_manifest_without_files_is_an_error(self):
     self.assertRegex(self._error("# nothing\n"), r"mix\.txt names no files")
 
+  def test_a_byte_order_mark_is_skipped(self):
+    entries = manifest_lib.read_mix(self._write("\ufeffa,x.npy\n"))
+    self.assertEqual(entries, (manifest_lib.MixEntry("a", "x.npy", 1),))
+    self.assertLen(manifest_lib.read_mix(self._write("\ufeff# note\na,x.npy\n")), 1)
+
+  def test_files_outside_the_base_are_named_with_their_lines(self):
+    inside = "a,x.npy\na,b/../x.npy\na,/base/y.npy\na,b/..c/x.npy\n"
+    manifest_lib.check_inside(manifest_lib.read_mix(self._write(inside)), "mix", "/base")
+    outside = "b,../x.npy\nb,a/../../x.npy\nb,/bases/x.npy\nb,gs://base/x.npy\n"
+    with self.assertRaises(CorpusError) as caught:
+      entries = manifest_lib.read_mix(self._write(inside + outside))
+      manifest_lib.check_inside(entries, "mix", "/base")
+    self.assertRegex(
+        str(caught.exception),
+        "^The mix file mix names 4 of its 8 files outside the base /base:\n  mix:5: ../x.npy\n"
+        r"(?s:.*)\(--allow-outside\)\.$",
+    )
+
+  @parameterized.parameters("../x.npy", "gs://other/x.npy", "gs://base/../x.npy", "/x.npy")
+  def test_a_store_can_be_left_too(self, path):
+    entries = manifest_lib.read_mix(self._write(f"a,x.npy\na,gs://base/x.npy\na,{path}\n"))
+    with self.assertRaisesRegex(CorpusError, "names 1 of its 3 files outside"):
+      manifest_lib.check_inside(entries, "mix", "gs://base")
+
+  def test_files_that_are_named_again_are_counted(self):
+    entries = manifest_lib.read_mix(self._write("a,x\na,y\nb,./x\na,z\na,y\na,x\n"))
+    self.assertEqual(
+        manifest_lib.describe_repeats(entries),
+        "2 of 3 files are named more than once, x 3 times: each is read as often as it is named.",
+    )
+    self.assertEqual(manifest_lib.describe_repeats(entries[:2]), "")
+
+  def test_a_fifo_is_no_manifest(self):
+    path = pathlib.Path(self.create_tempdir().full_path, "mix.txt")
+    os.mkfifo(path)
+    with self.assertRaisesRegex(CorpusError, "Cannot read the mix file .* is not a regular file"):
+      manifest_lib.read_mix(path)
+
   def test_a_missing_manifest_is_an_error(self):
-    with self.assertRaisesRegex(CorpusError, "Cannot read the mix file /no/such.txt: No such file"):
+    message = "Cannot read the mix file /no/such.txt: No such file"
+    with self.assertRaisesRegex(MissingFileError, message):
       manifest_lib.read_mix("/no/such.txt")
 
   def test_a_token_file_in_place_of_a_manifest_is_an_error(self):

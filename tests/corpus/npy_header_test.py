@@ -18,6 +18,18 @@ def _saved(array: np.ndarray, version: tuple[int, int] | None = None) -> bytes:
   return stream.getvalue()
 
 
+class _RawStream(io.BytesIO):
+  """A stream that returns a byte at a time, as a socket may."""
+
+  def read(self, size=-1):
+    return super().read(min(size, 1))
+
+
+def _with_shape(shape: str) -> bytes:
+  header = f"{{'descr': '<u4', 'fortran_order': False, 'shape': {shape}}}".encode()
+  return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
 class NpyHeaderTest(parameterized.TestCase):
 
   @parameterized.product(
@@ -28,6 +40,30 @@ class NpyHeaderTest(parameterized.TestCase):
     self.assertEqual(npy_header.parse_npy_header(io.BytesIO(content)), (dtype, (5,)))
     header = npy_header.read_header(io.BytesIO(content), "x")
     self.assertEqual(content[header.data_offset :], np.arange(5, dtype=dtype).tobytes())
+
+  def test_short_reads_hide_no_header(self):
+    content = _saved(np.arange(5, dtype=np.uint16))
+    self.assertEqual(npy_header.parse_npy_header(_RawStream(content)), ("uint16", (5,)))
+
+  @parameterized.parameters(
+      ("(-4,)", r"says shape \(-4,\); expected no negative"),
+      ("(1e999,)", "cannot be read: shape is not valid"),
+      ("(1.5,)", "cannot be read: shape is not valid"),
+      ("('4',)", "cannot be read: shape is not valid"),
+      ("None", "cannot be read: shape is not valid"),
+      ("4", "cannot be read: shape is not valid"),
+      ("(" * 3000 + "4" + ")" * 3000, "cannot be read"),
+      ("__import__('os')", "cannot be read"),
+  )
+  def test_an_impossible_shape_is_an_error(self, shape, message):
+    with self.assertRaisesRegex(CorpusError, f"(?s)^f .*{message}"):
+      npy_header.read_header(io.BytesIO(_with_shape(shape)), "f")
+
+  def test_a_huge_shape_does_not_fit_the_file(self):
+    content = _with_shape("(10**400,)".replace("10**400", "1" + "0" * 400))
+    header = npy_header.read_header(io.BytesIO(content), "f")
+    with self.assertRaisesRegex(CorpusError, "f has a .npy header that says 1000+ tokens"):
+      npy_header.check_header(header, np.dtype("<u4"), len(content), "f")
 
   def test_a_path_is_read(self):
     path = os.path.join(self.create_tempdir().full_path, "x.npy")
@@ -98,12 +134,12 @@ class NpyHeaderTest(parameterized.TestCase):
     self.assertEqual(npy_header.token_dtype(np.int16).name, "uint16")
     self.assertEqual(npy_header.token_dtype("<u4").name, "uint32")
 
-  @parameterized.parameters("float32", ">u4", "nonsense", "bool")
+  @parameterized.parameters("float32", ">u4", "nonsense", "bool", "i4,i4", r"\(1,i4", r"\(-1,\)i4")
   def test_other_dtypes_are_refused(self, dtype):
     with self.assertRaisesRegex(
         ConfigError, f"cannot have dtype '{dtype}': it must be one of uint8, uint16"
     ):
-      npy_header.token_dtype(dtype)
+      npy_header.token_dtype(dtype.replace("\\", ""))
 
 
 if __name__ == "__main__":

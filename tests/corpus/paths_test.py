@@ -36,6 +36,27 @@ class PathsTest(parameterized.TestCase):
   def test_relative_to(self, base, path, expected):
     self.assertEqual(paths.relative_to(base, path), expected)
 
+  @parameterized.parameters(
+      ("/d", "a/x", False),
+      ("/d", "a/../x", False),
+      ("/d", "/d/x", False),
+      ("/d", "../d/x", False),
+      ("/d", "../x", True),
+      ("/d", "/dd/x", True),
+      ("/d", "gs://b/x", True),
+      ("/", "/x", False),
+      ("gs://b", "x", False),
+      ("gs://b", "../x", True),
+      ("gs://b", "gs://b/../x", True),
+      ("gs://b", "/x", True),
+  )
+  def test_leaves(self, base, path, expected):
+    self.assertEqual(paths.leaves(base, path), expected)
+
+  @parameterized.parameters(("a b", True), ("\udcff", True), ("a\0b", False), ("\ud800", False))
+  def test_is_valid(self, path, expected):
+    self.assertEqual(paths.is_valid(path), expected)
+
   def test_absolute_leaves_urls_alone(self):
     self.assertEqual(paths.absolute("gs://b/p/"), "gs://b/p")
     self.assertEqual(paths.absolute("/d/../e/"), "/e")

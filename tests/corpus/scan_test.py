@@ -147,5 +147,30 @@ class ScanTest(parameterized.TestCase):
       scan.scan_file(str(self.dir), _U4, _LOCAL)
 
 
+class ShortReadsTest(parameterized.TestCase):
+
+  def test_a_header_is_found_though_each_read_returns_one_byte(self):
+    path = os.path.join(self.create_tempdir().full_path, "x.npy")
+    np.save(path, np.arange(9, dtype=np.uint32))
+    original = os.preadv
+    self.addCleanup(setattr, os, "preadv", original)
+    os.preadv = lambda fd, buffers, *args: original(fd, [buffers[0][:1]], *args)
+    self.assertEqual(scan.scan_file(path, _U4, LocalStorage()), scan.FileInfo(164, 128, 9))
+
+  def test_a_header_with_a_damaged_beginning_holds_no_tokens(self):
+    path = pathlib.Path(self.create_tempdir().full_path, "x.npy")
+    np.save(path, np.arange(9, dtype=np.uint32))
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    with self.assertRaisesRegex(CorpusError, "holds a .npy header, but does not begin with one"):
+      scan.scan_file(str(path), _U4, LocalStorage())
+    self.assertEqual(scan.scan_file(str(path), np.dtype("u1"), LocalStorage()).n_tokens, 164)
+
+  @parameterized.parameters(4, 5)
+  def test_a_file_cut_within_the_magic_holds_no_tokens(self, size):
+    path = self.create_tempfile("x.npy", content=b"\x93NUMPY"[:size], mode="wb").full_path
+    with self.assertRaisesRegex(CorpusError, "ends within the magic of a .npy file"):
+      scan.scan_file(path, np.dtype("u1"), LocalStorage())
+
+
 if __name__ == "__main__":
   absltest.main()

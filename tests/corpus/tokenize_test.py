@@ -18,6 +18,7 @@ from maxtext_olmo.corpus import tokenize
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 
 _BYTES = tokenizer_lib.ByteTokenizer()
 
@@ -167,6 +168,7 @@ class ReadDocumentsTest(parameterized.TestCase):
       (b'{"text": 3}', "TypeError: 'text' is not text"),
       (b"[1]", "TypeError: "),
       (b"{", "JSONDecodeError: "),
+      (100_000 * b"[", "RecursionError: "),
       (b'{"text": "\\ud800"}', "UnicodeEncodeError: "),
   )
   def test_a_bad_line_is_an_error_with_file_and_line(self, line, message):
@@ -191,6 +193,12 @@ class ReadDocumentsTest(parameterized.TestCase):
     (self.dir / "cut.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
     with self.assertRaisesRegex(CorpusError, r"cut\.gz"):
       list(tokenize.read_documents(str(self.dir / "cut.gz")))
+    (self.dir / "bad.gz").write_bytes(gzip.compress(b"")[:10] + 20 * b"\xff")
+    with self.assertRaisesRegex(CorpusError, r"Cannot read .*bad\.gz"):
+      list(tokenize.read_documents(str(self.dir / "bad.gz")))
+    os.mkfifo(self.dir / "fifo")
+    with self.assertRaisesRegex(CorpusError, "fifo is not a regular file"):
+      list(tokenize.read_documents(str(self.dir / "fifo")))
 
 
 class FindTextFilesTest(absltest.TestCase):
@@ -208,7 +216,7 @@ class FindTextFilesTest(absltest.TestCase):
     self.assertEqual(tokenize.find_text_files(directory / "b.txt"), [str(directory / "b.txt")])
     with self.assertRaisesRegex(CorpusError, r"No file below .* fits the pattern '\*\.rst'"):
       found("*.rst")
-    with self.assertRaisesRegex(CorpusError, "There is no file or directory .*none"):
+    with self.assertRaisesRegex(MissingFileError, "There is no file or directory .*none"):
       tokenize.find_text_files(directory / "none")
 
 

@@ -13,6 +13,7 @@ from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
 from tests import corpora
 
 
@@ -23,6 +24,8 @@ class VerifyTestCase(parameterized.TestCase):
     self.dir = pathlib.Path(self.create_tempdir().full_path)
     path, _ = corpora.write_corpus(self.dir)
     self.data = self.dir / "data"
+    for file in self.data.iterdir():
+      corpora.end_documents(file)
     self.index = index_lib.load_index(path)
 
   def _findings(self, index=None, **kwargs) -> list[tuple[str, str, str]]:
@@ -40,7 +43,7 @@ class CheckSizesTest(VerifyTestCase):
     os.unlink(self.data / "part-000.npy")
     with open(self.data / "part-002.npy", "ab") as file:
       file.write(b"x")
-    with self.assertRaises(CorpusError) as caught:
+    with self.assertRaises(MissingFileError) as caught:
       verify.check_sizes(self.index)
     self.assertEqual(
         str(caught.exception),
@@ -60,6 +63,15 @@ class CheckSizesTest(VerifyTestCase):
     os.truncate(self.data / "part-000.npy", 600)
     with self.assertRaisesRegex(CorpusError, r"(?s)^30 of 30 files .*\n  … and 20 more\n"):
       verify.check_sizes(index)
+
+  def test_what_is_no_regular_file_is_named(self):
+    for make in (os.mkdir, os.mkfifo):
+      path = self.data / "part-002.npy"
+      os.rename(path, self.dir / f"before-{make.__name__}")
+      make(path)
+      with self.assertRaisesRegex(CorpusError, "part-002.npy is not a regular file"):
+        verify.check_sizes(self.index)
+      self.assertRegex(self._findings()[0][2], "is not a regular file")
 
   def test_a_remap_is_followed(self):
     shutil.move(self.data, self.dir / "moved")
@@ -184,6 +196,23 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertEqual(
         report.findings,
         (verify.Finding("error", "", "no file holds the EOS id 70000: is it this tokenizer's?"),),
+    )
+
+  @parameterized.parameters(True, False)
+  def test_an_id_that_merely_occurs_is_no_eos(self, at_the_end):
+    for path in self.data.iterdir():
+      tokens = np.fromfile(path, np.uint16)
+      tokens[9::30] = 10
+      if at_the_end:
+        tokens[-1] = 10
+      tokens.tofile(path)
+    report = verify.verify_corpus(self.index, eos_id=10)
+    self.assertTrue(report.ok)
+    self.assertRegex(
+        report.warnings[-1].message,
+        "^id 10 may not be the EOS, because "
+        + ("" if at_the_end else "most files do not end with it and ")
+        + "most documents would be very short: .* documents, median about 30 tokens, longest ",
     )
 
   def test_an_empty_file_needs_no_eos(self):

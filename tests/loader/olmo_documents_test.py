@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 import maxtext_olmo
 from maxtext_olmo import errors
+from tests import corpora
 from tests import distributed
 from tests.loader import cases
 
@@ -181,6 +182,16 @@ class TrainTest(cases.DocumentsCase):
   def test_a_token_outside_the_vocabulary_stops_the_run(self):
     with self.assertRaisesRegex(errors.CorpusError, "outside the vocabulary of 50.*byte"):
       cases.take(self.train(vocab_size=50), 5)
+
+  def test_a_file_replaced_after_the_start_stops_the_run(self):
+    directory = self.create_tempdir().full_path
+    path, _ = corpora.write_corpus(directory)
+    iterator = self.train(olmo_index_path=path, olmo_packing="none", enable_data_shuffling=False)
+    data = pathlib.Path(directory, "data")
+    np.zeros(514, np.uint16).tofile(data / "new")
+    os.replace(data / "new", data / "part-003.npy")
+    with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy was replaced or changed"):
+      cases.take(iterator, 40)
 
   def test_evaluation_is_one_pass_from_the_beginning(self):
     train, evaluation = self.make(eval_interval=1, olmo_eval_index_path=self.index_path)

@@ -289,6 +289,20 @@ class FilesTest(OlmoCase):
     with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy"):
       self.take(iterator, 60)
 
+  @parameterized.parameters(False, True)
+  def test_a_file_replaced_between_the_start_and_its_first_read_stops_the_run(self, evaluation):
+    iterator = self.make(
+        enable_data_shuffling=False,
+        olmo_prefetch_batches=1,
+        eval_interval=5,
+        olmo_eval_index_path=self.index_path,
+    )[evaluation]
+    path = self.data / "part-003.npy"
+    np.zeros(514, np.uint16).tofile(self.data / "new")
+    os.replace(self.data / "new", path)
+    with self.assertRaisesRegex(errors.CorpusError, r"part-003\.npy was replaced or changed"):
+      self.take(iter(iterator), 25)
+
   def test_data_that_moved_is_found_by_a_remap(self):
     expected = self.take(self.train(), 2)
     moved = self.create_tempdir().full_path + "/elsewhere"

@@ -264,12 +264,20 @@ class PackingPlanTest(parameterized.TestCase):
     plan.count_in_background(0).join()
     (name,) = os.listdir(directory)
     path = pathlib.Path(directory, name)
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with self.assertLogs(level="WARNING") as logs:
-      again = _plan(np.arange(1, 50), counts_path=os.path.join(directory, "index"))
-      self.assertIsNone(again.num_rows(0))
-    self.assertIn("counted again", "".join(logs.output))
-    self.assertEqual(again.count(1), plan.count(1))
+    whole = path.read_bytes()
+    for damage in (
+        lambda: path.write_bytes(whole[:-1] + b"x"),
+        lambda: path.write_bytes(100_000 * b"[" + b"\n"),
+        lambda: os.mkfifo(path),
+        lambda: os.mkdir(path),
+    ):
+      path.unlink()
+      damage()
+      with self.assertLogs(level="WARNING") as logs:
+        again = _plan(np.arange(1, 50), counts_path=os.path.join(directory, "index"))
+        self.assertIsNone(again.num_rows(0))
+      self.assertIn("counted again", "".join(logs.output))
+      self.assertEqual(again.count(1), plan.count(1))
 
   def test_counting_ahead_begins_with_the_epoch_of_the_position(self):
     directory = self.create_tempdir().full_path

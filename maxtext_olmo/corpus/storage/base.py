@@ -40,7 +40,7 @@ class Storage(Protocol):
   """Reads files by path; can be pickled, shared by threads, and used after a fork.
 
   All methods that fail raise a CorpusError that names the file, and the byte range where there is
-  one.
+  one; where there is no file, a MissingFileError.
   """
 
   @property
@@ -48,7 +48,11 @@ class Storage(Protocol):
     """Whether reads have so much latency that many should be in flight at once."""
 
   def size(self, path: str) -> int:
-    """Returns the size of a file in bytes."""
+    """Returns the size of a file in bytes.
+
+    From then on, `fill` and `pin` of this storage, of its copies and of those pickled from it raise
+    a CorpusError where the file has been replaced, as far as the storage can tell.
+    """
 
   def exists(self, path: str) -> bool:
     """Returns whether there is a file at `path`."""

@@ -48,7 +48,6 @@ _ALLOWED = {
     "loader/resume.py": "reads a checkpoint",
     "order/consumed.py": "maps the bitmap's arrays",
     "order/stored.py": "maps order files, which it writes and locks itself",
-    "rows/planned.py": "reads row counts that it keeps itself",
     "trainers/*": "reads configs, logs, metrics and checkpoints of a run",
     "cli/demo.py": "reads the metrics of a run",
     "cli/main.py": "opens /dev/null",

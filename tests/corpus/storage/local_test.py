@@ -2,12 +2,11 @@
 
 import concurrent.futures
 import contextlib
-import gc
+import copy
 import multiprocessing
 import os
 import pathlib
 import pickle
-import resource
 import subprocess
 import sys
 import threading
@@ -19,10 +18,8 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo.corpus import storage as storage_lib
-from maxtext_olmo.corpus.storage import local
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
-from tests import distributed
 
 STARTS_PROCESSES = True
 
@@ -275,6 +272,53 @@ class LocalStorageTest(parameterized.TestCase):
         storage.read(path, 2, 4)
       with self.assertRaisesRegex(CorpusError, f"^{path} is not a regular file"):
         storage.pin([path], np.array([0]))
+      with self.assertRaisesRegex(CorpusError, f"^{path} is not a regular file"):
+        storage.size(path)
+
+  @parameterized.parameters("a\0b", "\ud800")
+  def test_what_no_file_can_be_called_is_no_path(self, path):
+    storage = storage_lib.LocalStorage()
+    for read in (
+        lambda: storage.size(path),
+        lambda: storage.read(path),
+        lambda: storage.pin([path], np.array([0])),
+        lambda: _fill(storage, [path], [0], [0], 4),
+    ):
+      with self.assertRaisesRegex(CorpusError, "is not a path"):
+        read()
+    self.assertFalse(storage.exists(path))
+
+  def test_a_file_that_cannot_be_looked_for_may_exist(self):
+    with self.assertRaisesRegex(CorpusError, "Cannot look for .*: File name too long"):
+      storage_lib.LocalStorage().exists(str(self.dir / ("x" * 300)))
+
+  @parameterized.named_parameters(
+      ("itself", lambda storage: storage),
+      ("a_copy", copy.copy),
+      ("one_in_a_worker", lambda storage: pickle.loads(pickle.dumps(storage))),
+  )
+  def test_a_file_replaced_after_its_size_was_asked_for_is_refused(self, of):
+    storage = storage_lib.LocalStorage()
+    for path in self.paths:
+      storage.size(path)
+    storage = of(storage)
+    replacement = self.dir / "replacement"
+    replacement.write_bytes(bytes(len(self.contents[3])))
+    status = os.stat(self.paths[3])
+    os.utime(replacement, ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.replace(replacement, self.paths[3])
+    with self.assertRaisesRegex(CorpusError, r"3\.npy was replaced or changed"):
+      _fill(storage, self.paths, [3], [0], 4)
+    with self.assertRaisesRegex(CorpusError, r"3\.npy was replaced or changed"):
+      storage.pin(self.paths, np.array([2, 3]))
+    self.assertEqual(_fill(storage, self.paths, [2], [0], 4), self.contents[2][:4])
+
+  def test_a_file_that_was_only_linked_or_made_read_only_is_the_same(self):
+    storage = storage_lib.LocalStorage()
+    storage.size(self.paths[0])
+    os.link(self.paths[0], self.dir / "link")
+    os.chmod(self.paths[0], 0o400)
+    self.assertEqual(_fill(storage, self.paths, [0], [0], 4), self.contents[0][:4])
 
   def test_a_file_that_is_opened_again_must_be_the_same(self):
     first, second = (str(self.dir / name) for name in ("first", "second"))
@@ -353,172 +397,6 @@ class LocalStorageTest(parameterized.TestCase):
   def test_at_least_one_file_must_be_open(self):
     with self.assertRaisesRegex(ConfigError, "max_open_files must be at least 1, got 0"):
       storage_lib.LocalStorage(0)
-
-
-_COUNT = 12
-
-
-class OpenFilesTest(absltest.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.dir = pathlib.Path(self.create_tempdir().full_path)
-    self.paths = [str(self.dir / f"{i}.npy") for i in range(_COUNT)]
-    for i, path in enumerate(self.paths):
-      pathlib.Path(path).write_bytes(bytes([i]))
-
-  def _open_here(self):
-    names = []
-    for name in os.listdir("/proc/self/fd"):
-      try:
-        names.append(os.readlink(f"/proc/self/fd/{name}"))
-      except OSError:
-        continue
-    return sum(name.startswith(str(self.dir)) for name in names)
-
-  def _check(self, pinned, sources):
-    descriptors = pinned.descriptors[sources].tolist()
-    self.assertEqual([os.pread(fd, 1, 0)[0] for fd in descriptors], list(sources))
-
-  def test_sources_get_the_descriptors_of_their_files(self):
-    files, rng = local.OpenFiles(None), np.random.default_rng(0)
-    for _ in range(20):
-      sources = rng.integers(0, _COUNT, 8)
-      self._check(files.pin(self.paths, sources), sources)
-    self.assertEqual(self._open_here(), len(files))
-
-  def test_where_all_files_may_be_open_none_is_opened_twice(self):
-    files = local.OpenFiles(None)
-    everything = np.arange(_COUNT)
-    first = files.pin(self.paths, everything).descriptors.copy()
-    np.testing.assert_array_equal(files.pin(self.paths, everything).descriptors, first)
-    self.assertEqual(self._open_here(), _COUNT)
-
-  def test_files_that_are_open_already_are_taken_over(self):
-    files = local.OpenFiles(None)
-    alone = [files.get(path).fd for path in self.paths[:4]]
-    pinned = files.pin(self.paths, np.array([0, 3, 5]))
-    self.assertEqual(pinned.descriptors[[0, 3]].tolist(), [alone[0], alone[3]])
-    self.assertEqual(self._open_here(), 5)
-
-  def test_where_some_may_be_open_the_others_are_closed_once_nobody_holds_them(self):
-    files = local.OpenFiles(5)
-    held = files.pin(self.paths, np.array([0, 1, 2, 3, 0]))
-    for first in range(4, 10, 2):
-      sources = np.array([first, first + 1])
-      self._check(files.pin(self.paths, sources), sources)
-    self._check(held, [0, 1, 2, 3, 0])
-    del held
-    self.assertEqual(self._open_here(), 5)
-
-  def test_more_files_than_may_be_open_are_refused(self):
-    self.assertIsNone(local.OpenFiles(2).pin(self.paths, np.arange(3)))
-
-  def test_another_list_of_paths_is_another_corpus(self):
-    files = local.OpenFiles(None)
-    files.pin(self.paths, np.arange(_COUNT))
-    descriptors = files.pin(self.paths[::-1], np.array([0, 1])).descriptors.tolist()
-    found = [os.pread(fd, 1, 0)[0] for fd in descriptors[:2]]
-    self.assertEqual(found, [_COUNT - 1, _COUNT - 2])
-
-  def test_a_missing_file_is_named(self):
-    files = local.OpenFiles(None)
-    with self.assertRaisesRegex(FileNotFoundError, "/no/x"):
-      files.pin([*self.paths, "/no/x"], np.array([0, _COUNT]))
-
-  def test_those_without_a_number_share_what_the_process_can_spare(self):
-    one = local.OpenFiles(None)
-    gc.collect()
-    before = local._room_for(one)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    self.assertLessEqual(before, 0.75 * soft)
-    other = local.OpenFiles(None)
-    other.pin(self.paths, np.arange(_COUNT))
-    self.assertEqual(local._room_for(one), before - _COUNT)
-    del other
-    gc.collect()
-    self.assertEqual(local._room_for(one), before)
-
-  def test_a_low_limit_of_the_process_is_kept_and_files_are_opened_again(self):
-    # Ten names for each file.
-    many = [f"{self.dir}/{'./' * k}{i}.npy" for i in range(_COUNT) for k in range(10)]
-    code = (
-        "import os, resource, numpy as np\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "from maxtext_olmo.corpus.storage import local\n"
-        f"many = {many!r}\n"
-        "files = local.OpenFiles(None)\n"
-        "for step in range(60):\n"
-        "  ids = (np.arange(8) + 8 * step) % len(many)\n"
-        "  pinned = files.pin(many, ids)\n"
-        "  for fd, i in zip(pinned.descriptors[ids].tolist(), ids.tolist()):\n"
-        "    if os.pread(fd, 1, 0)[0] != i // 10: raise SystemExit('wrong file')\n"
-        "print(len(many), len(files), len(os.listdir('/proc/self/fd')))\n"
-    )
-    done = distributed.run_python(code)
-    self.assertEqual(done.returncode, 0, done.stderr)
-    many, kept, held = map(int, done.stdout.split())
-    self.assertEqual(many, 10 * _COUNT)
-    self.assertBetween(kept, 16, 48)
-    self.assertLess(held, 64)
-
-  def test_where_descriptors_run_out_while_not_all_files_fit_nothing_is_pinned(self):
-    code = (
-        "import resource, numpy as np\n"
-        "from maxtext_olmo.corpus.storage import local\n"
-        f"paths = {self.paths!r}\n"
-        "files = local.OpenFiles(len(paths) - 1)\n"
-        "others = []\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
-        "try:\n"
-        "  while True: others.append(open(paths[0]))\n"
-        "except OSError: pass\n"
-        "del others[:2]\n"
-        "print(files.pin(paths, np.arange(6)))\n"
-        "print((files.pin(paths, np.arange(2)).descriptors >= 0).sum())\n"
-    )
-    done = distributed.run_python(code)
-    self.assertEqual(done.stdout, "None\n2\n", done.stderr)
-
-  def test_where_descriptors_run_out_all_files_are_dropped(self):
-    code = (
-        "import errno, resource, numpy as np\n"
-        "from maxtext_olmo.corpus.storage import local\n"
-        f"paths = {self.paths!r}\n"
-        "files = local.OpenFiles(1000)\n"
-        "files.pin(paths, np.arange(6))\n"
-        "others = []\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
-        "try:\n"
-        "  while True: others.append(open(paths[0]))\n"
-        "except OSError: pass\n"
-        "while files.pin(paths, np.array([7, 8])) is None: print('again')\n"
-        "print(len(files))\n"
-    )
-    done = distributed.run_python(code)
-    self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertEqual(done.stdout, "again\n2\n")
-
-  def test_threads_share_a_table(self):
-    files, wrong = local.OpenFiles(None), []
-    ready = threading.Barrier(6)
-
-    def work(seed):
-      rng = np.random.default_rng(seed)
-      ready.wait()
-      for _ in range(200):
-        sources = rng.integers(0, _COUNT, 6)
-        pinned = files.pin(self.paths, sources)
-        got = [os.pread(fd, 1, 0)[0] for fd in pinned.descriptors[sources].tolist()]
-        wrong.extend([got] if got != sources.tolist() else [])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
-    self.assertEmpty(wrong)
-    self.assertEqual(self._open_here(), _COUNT)
 
 
 if __name__ == "__main__":

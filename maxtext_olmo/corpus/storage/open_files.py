@@ -1,0 +1,275 @@
+"""Files that stay open: opening one costs as much as reading a window, and on a mount much more.
+
+Where all files of a corpus may be open at once, the descriptors of a batch are one array lookup,
+however many files there are. Where they may not, the least recently used file is closed first.
+Whenever a file is opened, it must be the one that was first found under its path.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import functools
+import os
+import resource
+import stat
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus.storage import base
+from maxtext_olmo.errors import CorpusError
+
+# The share of free descriptors to use; checkpoints, sockets and the like need some later.
+_SHARE = 0.75
+_LEAST = 16
+_NO_LIMIT = 1 << 20
+_MOST_TABLES = 4  # Token files and their loss masks, of training and of evaluation.
+# Not blocking, so that opening a FIFO returns and can be refused; regular files do not differ.
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class FileId(NamedTuple):
+  """What tells a file from another one that has taken its name."""
+
+  size: int
+  mtime_ns: int
+  inode: int
+  ctime_ns: int
+
+  @classmethod
+  def of(cls, found: os.stat_result) -> FileId:
+    """Returns the id of a file from its `stat`."""
+    return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+
+  def matches(self, other: FileId) -> bool:
+    """Returns whether both are the same file, unchanged."""
+    # Mounts of object stores may number a file anew each time that they look it up, but then their
+    # change time is that of the object. A new link or another mode changes only the change time.
+    same = self.inode == other.inode or self.ctime_ns == other.ctime_ns
+    return same and (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
+
+
+class OpenFile:
+  """An open descriptor that is closed when nothing refers to it any more.
+
+  So a thread can read from a file that another thread evicts from the cache at the same time.
+  """
+
+  __slots__ = ("fd",)
+
+  def __init__(self, fd: int):
+    self.fd = fd
+
+  def __del__(self, close=os.close) -> None:
+    close(self.fd)
+
+
+class _Table:
+  """The open files of a list of paths, by number; they stay open while the table exists.
+
+  Attributes:
+    files: The open file of each path, or None.
+    descriptors: The descriptor of each path, or -1.
+    missing: How many files are not open yet.
+  """
+
+  def __init__(self, paths: Sequence[str], opened: Mapping[str, OpenFile]):
+    self.paths = paths
+    self.files = [opened.get(path) for path in paths]
+    self.descriptors = np.array([-1 if file is None else file.fd for file in self.files], np.int32)
+    self.missing = self.files.count(None)
+
+
+class OpenFiles:
+  """Open files by path; safe for threads, and empty after a fork.
+
+  Args:
+    most: How many stay open. None means as many as the process can spare, shared with all other
+      objects of this class that were given None.
+    seen: The files that are known already, by path.
+
+  Attributes:
+    seen: The file that was first found under each path.
+  """
+
+  def __init__(self, most: int | None, seen: Mapping[str, FileId] | None = None):
+    self._given = most
+    self.seen: dict[str, FileId] = dict(seen or {})
+    self.forget()
+    with _all_lock:
+      _ALL.add(self)
+
+  def forget(self) -> None:
+    """Drops all files, and makes a new lock."""
+    self._lock = threading.Lock()
+    self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
+    self._tables: dict[int, _Table] = {}  # By the identity of the list of paths.
+    self._most = self._given or _room_for(self)
+
+  def close(self) -> None:
+    """Closes all files that nobody reads at the moment; they are opened again when needed."""
+    with self._lock:
+      closing = [*self._files.values(), *self._tables.values()]
+      self._files.clear()
+      self._tables = {}
+    closing.clear()
+
+  def __len__(self) -> int:
+    return len(self._files)
+
+  def open(self, path: str) -> OpenFile:
+    """Opens a file that is not kept; raises the OSError of opening it."""
+    check_path(path)
+    file = OpenFile(self._open_descriptor(path))
+    check_regular(path, os.fstat(file.fd))
+    return file
+
+  def get(self, path: str) -> OpenFile:
+    """Returns an open file, which is kept; raises the OSError of opening it."""
+    with self._lock:
+      file = self._files.get(path)
+      if file is not None:
+        self._files.move_to_end(path)
+        return file
+    # Not under the lock: on a network mount, opening takes milliseconds.
+    file = self.open(path)
+    self._compare_with_first(file, path)
+    self._most = self._given or _room_for(self)
+    closing = []  # Closed when this function has returned, not under the lock either.
+    with self._lock:
+      file = self._files.setdefault(path, file)
+      self._files.move_to_end(path)
+      while len(self._files) > self._most:
+        closing.append((self._files.popitem(last=False), self._tables))
+        self._tables = {}
+    return file
+
+  def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
+    """Returns a descriptor per path; None where more files are needed than may be open.
+
+    Args:
+      paths: Of all files; fastest where it is the same object each time.
+      sources: The files to open, as indices into `paths`.
+    """
+    table = self._tables.get(id(paths))
+    if table is not None and not table.missing:
+      return base.Pinned(table.descriptors, table.files)
+    with self._lock:
+      table = self._tables.get(id(paths))
+      if table is None and len(paths) <= self._most:
+        if len(self._tables) >= _MOST_TABLES:
+          self._tables.clear()
+        table = self._tables[id(paths)] = _Table(paths, self._files)
+    try:
+      if table is None:
+        return self._pin_some(paths, sources)
+      return self._pin_table(table, sources)
+    except OSError as error:
+      if error.errno == errno.EMFILE:  # The files opened so far are all in use.
+        return None
+      raise
+
+  def _pin_table(self, table: _Table, sources: np.ndarray) -> base.Pinned:
+    missing = table.descriptors[sources] < 0
+    if missing.any():
+      self._open_missing(table, np.unique(sources[missing]).tolist())
+    return base.Pinned(table.descriptors, table.files)
+
+  def _open_missing(self, table: _Table, numbers: list[int]) -> None:
+    for number in numbers:
+      file = self.get(table.paths[number])
+      with self._lock:
+        if table.files[number] is None:
+          table.files[number] = file
+          table.descriptors[number] = file.fd
+          table.missing -= 1
+
+  def _compare_with_first(self, file: OpenFile, path: str) -> None:
+    """Raises where a file is not the one that was first found under its path."""
+    now = FileId.of(os.fstat(file.fd))
+    first = self.seen.setdefault(path, now)
+    if not now.matches(first):
+      raise CorpusError(
+          f"{path} was replaced or changed while it was in use: it had {first.size} bytes (inode"
+          f" {first.inode}), and now has {now.size} (inode {now.inode}). Restore the file, or build"
+          " the index again and start a new run."
+      )
+
+  def _pin_some(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
+    """Pins where not all files can stay open."""
+    numbers = np.unique(sources)
+    if len(numbers) > self._most:
+      return None
+    files = [self.get(paths[number]) for number in numbers.tolist()]
+    descriptors = np.full(len(paths), -1, np.int32)
+    descriptors[numbers] = [file.fd for file in files]
+    return base.Pinned(descriptors, files)
+
+  def _open_descriptor(self, path: str) -> int:
+    try:
+      return os.open(path, _FLAGS)
+    except OSError as error:
+      if error.errno != errno.EMFILE:
+        raise
+    # The process has no descriptor left, and this cache may hold many: opening files again later
+    # is better than stopping.
+    self.close()
+    return os.open(path, _FLAGS)
+
+
+_ALL: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
+_all_lock = threading.Lock()
+
+
+def _room_for(files: OpenFiles) -> int:
+  """Returns how many files `files` may keep open, given what the other caches hold."""
+  with _all_lock:
+    others = sum(len(other) for other in _ALL if other is not files)
+  return max(_LEAST, int(_SHARE * (_descriptor_limit() - _held_at_first())) - others)
+
+
+def _descriptor_limit() -> int:
+  soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return _NO_LIMIT if soft == resource.RLIM_INFINITY else soft
+
+
+@functools.cache
+def _held_at_first() -> int:
+  """Returns how many descriptors the process held before any file was opened here."""
+  try:
+    return len(os.listdir("/proc/self/fd"))
+  except OSError:
+    return 0
+
+
+def _forget_after_fork() -> None:
+  # A thread of the parent may have held a lock at the fork; nothing would release it here.
+  global _all_lock
+  _all_lock = threading.Lock()
+  for files in list(_ALL):
+    files.forget()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def check_path(path: str) -> None:
+  """Raises where a path cannot be that of a local file."""
+  if paths_lib.is_url(path):
+    raise CorpusError(
+        f"{path}: only local files can be read. Mount the store and give the mount as base, or"
+        " remap the path to it."
+    )
+  if not paths_lib.is_valid(path):
+    raise CorpusError(f"{path!r} is not a path: it holds a character that no file name can have.")
+
+
+def check_regular(path: str, found: os.stat_result) -> None:
+  """Raises where a path is that of a directory, a FIFO or a device."""
+  if not stat.S_ISREG(found.st_mode):
+    raise CorpusError(f"{path} is not a regular file. Only regular files hold a corpus.")
