@@ -18,6 +18,7 @@ grow with the number of documents.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -202,7 +203,9 @@ def build_documents(
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
   directory = os.path.dirname(path) or "."
-  with tempfile.TemporaryDirectory(prefix=".documents_", dir=directory) as folder:
+  with contextlib.ExitStack() as stack:
+    with atomic.write_errors(path):
+      folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".documents_", dir=directory))
     with progress_bar("Finding documents", total, enabled=progress, unit="bytes") as advance:
 
       def find(i: int) -> tuple[int, bool]:
@@ -214,10 +217,11 @@ def build_documents(
         else:
           spans = _spans_of_tokens(files, i, entry.n_tokens, eos_id)
         count = 0
-        with open(os.path.join(folder, str(i)), "wb") as file:
+        part = os.path.join(folder, str(i))
+        with atomic.write_errors(part), open(part, "wb") as file:
           for starts, lengths, read in spans:
             _check_lengths(lengths, files.paths[i])
-            np.stack([starts, lengths], axis=1).astype("<u8").tofile(file)
+            file.write(np.stack([starts, lengths], axis=1).astype("<u8").tobytes())
             count += len(starts)
             advance(read * index.token_dtype.itemsize)
         return count, has_boundary

@@ -199,7 +199,8 @@ class OrderFile:
     for left_over in glob.glob(
         os.path.join(glob.escape(self.directory), f".{os.path.basename(self.path)}.*.tmp")
     ):
-      os.unlink(left_over)
+      with atomic.write_errors(left_over):
+        os.unlink(left_over)
     if os.path.exists(self.path):
       logging.warning("%s is damaged, or does not match its name; rebuilding it.", self.path)
     began = time.monotonic()
@@ -211,11 +212,10 @@ class OrderFile:
       with atomic.atomic_writer(self.path) as file:
         file.write(header.encode().ljust(HEADER_BYTES - 1) + b"\n")
         file.write(numbers.data)
-    except OSError as error:
-      raise errors.OrderError(
-          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be"
-          f" written: {error.strerror}. Set olmo_order_cache_dir to a directory with room for it,"
-          " one file per epoch."
+    except errors.WriteError as error:
+      raise errors.WriteError(
+          f"{error} A stored order takes {HEADER_BYTES + 4 * self.n:,} bytes per epoch; set"
+          " olmo_order_cache_dir to a directory with room for it."
       ) from error
     if self.n >= _LOG_FROM:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
@@ -225,11 +225,11 @@ class OrderFile:
     """Waits for the lock of this file and holds it; the lock of a process that dies is released."""
     try:
       os.makedirs(self.directory, exist_ok=True)
-      lock = open(self.path + ".lock", "ab")  # noqa: SIM115
-    except OSError as error:
+      lock = open(self.path + ".lock", "ab", opener=_open_at_once)  # noqa: SIM115
+    except (OSError, ValueError) as error:
       raise errors.ConfigError(
-          f"The directory of stored orders, {self.directory}, cannot be written:"
-          f" {error.strerror}. Set olmo_order_cache_dir to a directory that can."
+          f"The directory of stored orders, {self.directory!r}, cannot be written: {error}. Set"
+          " olmo_order_cache_dir to a directory that can."
       ) from error
     with lock:
       try:
@@ -240,6 +240,11 @@ class OrderFile:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
           raise
       yield
+
+
+def _open_at_once(path: str, flags: int) -> int:
+  # A FIFO would block until somebody reads from it; this way it is refused.
+  return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def _checksum(pieces: Iterable[bytes | memoryview]) -> str:

@@ -288,6 +288,27 @@ print(json.dumps([built, memory('RssAnon') - before]))
     with self.assertRaisesRegex(errors.ConfigError, "olmo_order_cache_dir"):
       dataclasses.replace(self.file, directory=os.path.join(blocked, "cache")).open()
 
+  @parameterized.named_parameters(
+      ("directory", os.mkdir),
+      ("fifo", os.mkfifo),
+      ("link_to_itself", lambda path: os.symlink(path, path)),
+  )
+  def test_what_is_not_a_regular_file_is_refused_and_left_alone(self, make):
+    make(self.file.path)
+    before = os.lstat(self.file.path)
+    with self.assertRaisesRegex(errors.WriteError, "Cannot write .*order: .*olmo_order_cache_dir"):
+      self.file.open()
+    self.assertEqual(os.lstat(self.file.path), before)
+
+  def test_a_lock_that_is_a_fifo_is_an_error_and_not_a_hang(self):
+    os.mkfifo(self.file.path + ".lock")
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_order_cache_dir"):
+      self.file.open()
+
+  def test_a_directory_with_a_nul_is_an_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_order_cache_dir"):
+      dataclasses.replace(self.file, directory="a\0b").open()
+
   def test_the_default_is_the_users_cache_directory(self):
     self.assertEndsWith(stored.default_cache_dir(), "maxtext_olmo/orders")
 
