@@ -21,6 +21,10 @@ class WriteError(MaxtextOlmoError, OSError):
   """A file cannot be written: no space, no permission, or something else has its name."""
 
 
+class WorkerError(MaxtextOlmoError, RuntimeError):
+  """A worker process that prepares batches has died."""
+
+
 class OrderError(MaxtextOlmoError, IndexError):
   """A position, place or instance lies outside the stream."""
 
