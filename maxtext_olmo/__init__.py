@@ -16,6 +16,8 @@ _PUBLIC = {
         "MaxtextOlmoError",
         "OrderError",
         "ResumeError",
+        "WorkerError",
+        "WriteError",
     ),
     "corpus.index": ("OlmoNpyFileEntry", "OlmoNpyIndex", "global_to_local"),
     "corpus.index_builder": ("build_index", "load_index"),

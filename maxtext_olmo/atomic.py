@@ -1,15 +1,23 @@
-"""Files that are whole or not there at all.
+"""The one way to write files: whole, or line by line, with errors that name the file.
 
 A reader never sees a half-written file, and a killed writer leaves the old file as it was: the
 bytes go to a temporary name in the same directory, reach the disk, and only then take the real
-name.
+name. Only regular files are replaced or appended to.
+
+What the system refuses (no space, no permission, a read-only mount) becomes a `WriteError`.
 """
 
 import contextlib
+import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from typing import BinaryIO
+
+from maxtext_olmo import errors
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -18,16 +26,18 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
   path = os.fspath(path)
   directory, name = os.path.split(path)
   temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex}.tmp")
-  try:
-    with open(temporary, "xb") as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(temporary)
-    raise
+  with write_errors(path):
+    _check_regular(path)
+    try:
+      with open(temporary, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(temporary, path)
+    except BaseException:
+      with contextlib.suppress(OSError, ValueError):
+        os.unlink(temporary)
+      raise
   _sync_directory(directory or ".")
 
 
@@ -35,6 +45,83 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
   """Writes a whole file at once; text is UTF-8."""
   with atomic_writer(path) as file:
     file.write(content.encode() if isinstance(content, str) else content)
+
+
+class LineWriter:
+  """A text file to which whole lines are appended, each handed to the operating system at once.
+
+  Its directory is made if it is missing.
+  """
+
+  def __init__(self, path: str | os.PathLike[str]):
+    self.path = os.fspath(path)
+    with write_errors(self.path):
+      os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+      _check_regular(self.path)
+      self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
+      end = self._file.seek(0, os.SEEK_END)
+      self._ends_in_line = not end or os.pread(self._file.fileno(), 1, end - 1) == b"\n"
+
+  def write(self, line: str) -> None:
+    """Appends a line; if the file ends in half a line, which a killed process left, after it."""
+    data = ("" if self._ends_in_line else "\n").encode() + line.encode() + b"\n"
+    with write_errors(self.path):
+      self._ends_in_line = False
+      while data:
+        data = data[self._file.write(data) :]
+      self._ends_in_line = True
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+@contextlib.contextmanager
+def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Turns the system's errors in a block that writes `path` into a `WriteError`."""
+  try:
+    yield
+  except errors.MaxtextOlmoError:
+    raise
+  except OSError as error:
+    raise errors.WriteError(_message(os.fspath(path), error)) from error
+  except ValueError as error:
+    if "\0" not in os.fspath(path):
+      raise
+    raise errors.WriteError(f"Cannot write {os.fspath(path)!r}: a path has no NUL.") from error
+
+
+def _message(path: str, error: OSError) -> str:
+  why = (error.strerror or str(error)).rstrip(".")
+  if error.errno in _FULL:
+    remedy = "Make room, or choose another directory."
+  elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    remedy = "Choose a directory that this user may write to."
+  else:
+    remedy = "Choose another path."
+  return f"Cannot write {path}: {why}.{_free_space(path)} {remedy}"
+
+
+def _free_space(path: str) -> str:
+  """Says how much space is free in the nearest directory that exists; nothing if none is known."""
+  directory = os.path.dirname(os.path.abspath(path))
+  while not os.path.isdir(directory) and directory != os.path.dirname(directory):
+    directory = os.path.dirname(directory)
+  try:
+    found = os.statvfs(directory)
+  except OSError:
+    return ""
+  return f" {directory} has {found.f_bavail * found.f_frsize:,} bytes of free space."
+
+
+def _check_regular(path: str) -> None:
+  """Raises unless `path` is a regular file or a new name."""
+  try:
+    mode = os.stat(path).st_mode
+  except FileNotFoundError:
+    return
+  if not stat.S_ISREG(mode):
+    raise errors.WriteError(f"Cannot write {path}: it exists and is not a regular file.")
 
 
 def _sync_directory(directory: str) -> None:

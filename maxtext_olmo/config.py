@@ -26,6 +26,7 @@ from maxtext_olmo.config_key import BOOLEAN
 from maxtext_olmo.config_key import DATASET_TYPES
 from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
+from maxtext_olmo.config_key import MOST_ROWS
 from maxtext_olmo.config_key import Key
 from maxtext_olmo.config_key import Kind
 from maxtext_olmo.config_key import at_least
@@ -41,21 +42,39 @@ from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing
 
 _CORPUS = (GRAIN, DOCUMENTS)
+_MOST_WORKERS = 512
+_MOST_AHEAD = 1024
 
 ORDERS = permutations.order_names()
 PACKINGS = (*packing.PACKINGS, "none")
 CORPUS_CHANGES = ("no", "extend", "any")
 
 
-def _exists(path: str) -> str:
-  return "" if not path or os.path.exists(path) else "does not exist"
+def _is_file(path: str) -> str:
+  if not path or os.path.isfile(path):
+    return ""
+  return "is not a regular file" if os.path.exists(path) else "does not exist"
+
+
+def _is_directory(path: str) -> str:
+  return "is not a directory" if os.path.exists(path) and not os.path.isdir(path) else ""
 
 
 def _fits_int32(vocab_size: int) -> str:
   return "" if 0 <= vocab_size <= 2**31 else "must be from 0 to 2**31: batches are int32 arrays"
 
 
-_MESH_AXES = Kind("mesh axes", list, lambda value: value)
+def _read_mesh_axes(value: Any) -> Any:
+  """Returns the value as it is: mesh axes per dimension, each a name, a list of names, or None."""
+  dimensions = [value] if isinstance(value, str) else list(value)
+  for axes in dimensions:
+    for name in axes if isinstance(axes, (list, tuple)) else [axes]:
+      if not isinstance(name, str) and axes is not None:
+        raise TypeError(f"{name!r} is not the name of an axis.")
+  return value
+
+
+_MESH_AXES = Kind("a list of mesh axes, or of lists of them", list, _read_mesh_axes)
 _MIXTURE = Kind(
     "a dict from label to number",
     dict,
@@ -81,14 +100,17 @@ KEYS: tuple[Key, ...] = (
         " documents, packed or one per row), synthetic (random tokens), or a registered type."),
     Key("max_target_length", 2048,
         "Tokens per row. For olmo_grain, the sequence length of the index or a divisor of its"
-        " max_target_sequence_length.", at_least(1)),
-    Key("global_batch_size_to_load", 8, "Rows of the global batch arrays.", at_least(1)),
+        " max_target_sequence_length.", at_least(1, 2**26)),
+    Key("global_batch_size_to_load", 8, "Rows of the global batch arrays.", at_least(1, MOST_ROWS)),
     Key("global_batch_size_to_train_on", 0,
-        "Rows that are trained on; the remaining rows are padding. 0: all rows.", at_least(0)),
+        "Rows that are trained on; the remaining rows are padding. 0: all rows.",
+        at_least(0, MOST_ROWS)),
     Key("global_batch_size_to_load_eval", 0,
-        "Rows of the global batch arrays in evaluation. 0: as in training.", at_least(0)),
+        "Rows of the global batch arrays in evaluation. 0: as in training.",
+        at_least(0, MOST_ROWS)),
     Key("global_batch_size_to_eval_on", 0,
-        "Rows that are evaluated; the remaining rows are padding. 0: all rows.", at_least(0)),
+        "Rows that are evaluated; the remaining rows are padding. 0: all rows.",
+        at_least(0, MOST_ROWS)),
     Key("vocab_size", 0,
         "Token ids at or above this stop the run. 0: only ids that do not fit int32 do.",
         _fits_int32),
@@ -100,9 +122,10 @@ KEYS: tuple[Key, ...] = (
         kind=_MESH_AXES),
     Key("grain_worker_count", 0,
         "Worker processes that prepare batches. 0 or less: threads of the trainer's process, which"
-        " is fastest.", per_host=True),
+        " is fastest.", at_least(-_MOST_WORKERS, _MOST_WORKERS), per_host=True),
     Key("grain_per_worker_buffer_size", 1,
-        "Batches that each worker process prepares in advance.", at_least(0), per_host=True),
+        "Batches that each worker process prepares in advance.",
+        at_least(0, _MOST_AHEAD), per_host=True),
     Key("generate_padding_batch_train", False,
         "Continue with padding batches when the training data is exhausted.", read_by=_CORPUS),
     Key("generate_padding_batch_eval", False,
@@ -110,12 +133,12 @@ KEYS: tuple[Key, ...] = (
     Key("eval_interval", -1,
         "Steps between evaluations. 0 or less: create_data_iterator makes no eval iterator."),
     Key("enable_checkpointing", True, "Whether initial_step=-1 looks in checkpoint_dir."),
-    Key("checkpoint_dir", "", "Directory of the checkpoints.", per_host=True),
+    Key("checkpoint_dir", "", "Directory of the checkpoints.", _is_directory, per_host=True),
     Key("initial_step", -1,
         "Steps done before this run. -1: as in the latest committed checkpoint, or 0 without one.",
-        at_least(-1)),
+        at_least(-1, 2**32)),
     # The corpus.
-    Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _exists,
+    Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _is_file,
         read_by=_CORPUS, per_host=True),
     Key("olmo_path_remap_from", "",
         "Token files whose path starts with this are read from olmo_path_remap_to instead.",
@@ -129,7 +152,7 @@ KEYS: tuple[Key, ...] = (
         "Policy for a corpus that changed since the checkpoint: 'no' refuses to resume, 'extend'"
         " accepts appended files from the next epoch on, 'any' continues at the same position.",
         one_of(*CORPUS_CHANGES), read_by=(GRAIN,)),
-    Key("olmo_eval_index_path", "", "Index file of the evaluation data.", _exists,
+    Key("olmo_eval_index_path", "", "Index file of the evaluation data.", _is_file,
         read_by=_CORPUS, per_host=True),
     Key("olmo_eval_instances", 0,
         "Instances held out of training for evaluation, the same ones in every run.", at_least(0),
@@ -140,19 +163,19 @@ KEYS: tuple[Key, ...] = (
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
         "Where the olmo_core and maxtext orders are stored, 4 bytes per instance and epoch. Empty:"
-        " the user's cache directory.", read_by=(GRAIN,), per_host=True),
+        " the user's cache directory.", _is_directory, read_by=(GRAIN,), per_host=True),
     Key("olmo_order_resume", "exact",
         "When the restored position is not a multiple of the batch size: 'exact' continues there,"
         " 'olmo_core' rounds down as OLMo-core does.", one_of("exact", "olmo_core"),
         read_by=(GRAIN,)),
     Key("olmo_num_epochs", 0,
-        "Epochs to train for; padding completes the last batch. 0: no end.", at_least(0),
+        "Epochs to train for; padding completes the last batch. 0: no end.", at_least(0, 10**6),
         read_by=_CORPUS),
     Key("olmo_initial_position", -1,
         "Samples consumed before this run. -1: they follow from initial_step.",
         at_least(-1)),
     Key("olmo_consumed_path", "",
-        "Bitmap of instances consumed before this run, which the first epoch leaves out.", _exists,
+        "Bitmap of instances consumed before this run, which the first epoch leaves out.", _is_file,
         read_by=(GRAIN,), per_host=True),
     Key("olmo_mixture", {},
         "How much to read of each label or label pattern: {'wiki': 2.0, 'web-*': 0.5}. Empty: the"
@@ -185,7 +208,7 @@ KEYS: tuple[Key, ...] = (
         " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),
     Key("olmo_packing_bins", 0,
         "Rows that are packed at a time. 0: 1024 for 'planned', otherwise the batch of one host.",
-        at_least(0), read_by=(DOCUMENTS,)),
+        at_least(0, 2**20), read_by=(DOCUMENTS,)),
     Key("olmo_long_documents", "split",
         f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}.",
         one_of(*packing.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
@@ -200,11 +223,11 @@ KEYS: tuple[Key, ...] = (
         f"Additional arrays in each batch, one value per row: {', '.join(batch.EXTRAS)}.",
         some_of(*batch.EXTRAS), read_by=_CORPUS),
     Key("olmo_prefetch_batches", 2,
-        "Batches that threads prepare in advance. 0: each batch is made on request.", at_least(0),
-        per_host=True),
+        "Batches that threads prepare in advance. 0: each batch is made on request.",
+        at_least(0, _MOST_AHEAD), per_host=True),
     Key("olmo_device_prefetch", 1,
-        "Batches sent to the devices in advance. 0: each batch is sent on request.", at_least(0),
-        per_host=True),
+        "Batches sent to the devices in advance. 0: each batch is sent on request.",
+        at_least(0, _MOST_AHEAD), per_host=True),
 )  # fmt: skip
 
 

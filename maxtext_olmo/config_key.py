@@ -27,9 +27,22 @@ DATASET_TYPES = (GRAIN, DOCUMENTS, SYNTHETIC)
 _WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
 
 
-def at_least(bound: float) -> Check:
-  """Checks a lower bound."""
-  return lambda value: "" if value >= bound else f"must be at least {bound}"
+# More than any run has; sums and products of a few such numbers still fit into 64 bits.
+_MOST = 2**53
+_MOST_TEXT = 4096
+MOST_ROWS = 2**24
+MOST_TOKENS = 2**32
+
+
+def at_least(bound: float, most: float = _MOST) -> Check:
+  """Checks a lower bound, and an upper one that only mistakes exceed."""
+
+  def check(value: float) -> str:
+    if value > most:
+      return f"must be at most {most}"
+    return "" if value >= bound else f"must be at least {bound}"
+
+  return check
 
 
 def more_than(bound: float) -> Check:
@@ -44,7 +57,8 @@ def one_of(*choices: str) -> Check:
 
 def some_of(*choices: str) -> Check:
   """Checks that every item of a list is among some choices."""
-  return lambda value: "" if set(value) <= {*choices} else f"may list only {', '.join(choices)}"
+  expected = f"may list only {', '.join(choices)}"
+  return lambda value: "" if all(item in choices for item in value) else expected
 
 
 class Kind(NamedTuple):
@@ -70,8 +84,8 @@ def read_number(value: Any) -> float:
 
 def read_whole_number(value: Any) -> int:
   """Converts an int, or a float without a fraction, NumPy's included, to an int."""
-  if read_number(value) != int(value):
-    raise ValueError(f"{value!r} is not a whole number.")
+  if read_number(value) != int(value) or abs(int(value)) >= 2**64:
+    raise ValueError(f"{value!r} is not a whole number below 2**64.")
   return int(value)
 
 
@@ -83,8 +97,8 @@ def _read_boolean(value: Any) -> bool:
 
 def _read_text(value: Any) -> str:
   text = os.fspath(value.value if isinstance(value, enum.Enum) else value)
-  if not isinstance(text, str):
-    raise TypeError(f"{value!r} is not text.")
+  if not isinstance(text, str) or "\0" in text or len(text) > _MOST_TEXT:
+    raise TypeError("This is no text, or holds a NUL, or is too long for a path.")
   return text
 
 
@@ -94,12 +108,18 @@ def _read_list(value: Any) -> tuple[Any, ...]:
   return tuple(value)
 
 
+def show(value: Any) -> str:
+  """Returns a value as an error shows it: at most 200 characters of it."""
+  text = repr(value)
+  return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
+
+
 BOOLEAN = Kind("true or false", bool, _read_boolean)
 _KINDS = {
     bool: BOOLEAN,
-    int: Kind("a whole number", int, read_whole_number),
+    int: Kind("a whole number below 2**64", int, read_whole_number),
     float: Kind("a number", float, read_number),
-    str: Kind("text", str, _read_text),
+    str: Kind(f"text of at most {_MOST_TEXT} characters, without NUL", str, _read_text),
     tuple: Kind("a list", list, _read_list),
 }
 
@@ -165,11 +185,11 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
     try:
       values[key.name] = key.kind.read(value)
     except _WRONG_TYPE:
-      problems[key.name] = f"{key.name}={value!r} should be {key.kind.description}."
+      problems[key.name] = f"{key.name}={show(value)} should be {key.kind.description}."
       continue
     problem = key.check(values[key.name]) if key.check else ""
     if problem:
-      problems[key.name] = f"{key.name}={values[key.name]!r} {problem}."
+      problems[key.name] = f"{key.name}={show(values[key.name])} {problem}."
   return values, problems
 
 
@@ -197,6 +217,12 @@ def _batch_sizes(options: Any) -> Iterator[str]:
   ):
     if getattr(options, used) > getattr(options, loaded):
       yield f"{used}={getattr(options, used)} exceeds {loaded}={getattr(options, loaded)}."
+    tokens = getattr(options, loaded) * options.max_target_length
+    if tokens > MOST_TOKENS:
+      yield (
+          f"{loaded}={getattr(options, loaded)} rows of max_target_length="
+          f"{options.max_target_length} are {tokens} tokens; a batch has at most {MOST_TOKENS}."
+      )
 
 
 def _schedule(options: Any) -> Iterator[str]:
@@ -204,7 +230,9 @@ def _schedule(options: Any) -> Iterator[str]:
     yield "olmo_batch_schedule and olmo_batch_rampup_factors are both set; set only one."
   name = "olmo_batch_schedule" if options.olmo_batch_schedule else "olmo_batch_rampup_factors"
   try:
-    options.schedule()
+    largest = options.schedule().sizes[-1]
+    if largest * options.max_target_length > MOST_TOKENS:
+      yield f"{name}: a batch of {largest} rows has more than {MOST_TOKENS} tokens."
   except errors.ConfigError as error:
     yield f"{name}: {error}"
   trained, loaded = options.global_batch_size_to_train_on, options.global_batch_size_to_load
@@ -218,8 +246,11 @@ def _schedule(options: Any) -> Iterator[str]:
 def _corpus(options: Any) -> Iterator[str]:
   if not options.olmo_index_path:
     yield "olmo_index_path is empty; build an index with `maxtext-olmo index build`."
-  if options.olmo_path_remap_to and not options.olmo_path_remap_from:
-    yield "olmo_path_remap_to is set without olmo_path_remap_from."
+  for one, other in (("to", "from"), ("from", "to")):
+    if getattr(options, f"olmo_path_remap_{one}") and not getattr(
+        options, f"olmo_path_remap_{other}"
+    ):
+      yield f"olmo_path_remap_{one} is set without olmo_path_remap_{other}; set both or neither."
   if options.vocab_size and options.olmo_eos_id >= options.vocab_size:
     yield (
         f"olmo_eos_id={options.olmo_eos_id} is outside the vocabulary: vocab_size="

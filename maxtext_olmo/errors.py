@@ -17,6 +17,14 @@ class MissingFileError(CorpusError, FileNotFoundError):
   """A file or directory of the corpus is not there."""
 
 
+class WriteError(MaxtextOlmoError, OSError):
+  """A file cannot be written: no space, no permission, or something else has its name."""
+
+
+class WorkerError(MaxtextOlmoError, RuntimeError):
+  """A worker process that prepares batches has died."""
+
+
 class OrderError(MaxtextOlmoError, IndexError):
   """A position, place or instance lies outside the stream."""
 

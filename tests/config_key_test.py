@@ -56,15 +56,19 @@ class ReadValuesTest(parameterized.TestCase):
     self.assertIs(type(found), kind)
 
   @parameterized.parameters(
-      (5, "3", "k='3' should be a whole number."),
-      (5, 3.5, "k=3.5 should be a whole number."),
-      (5, float("inf"), "k=inf should be a whole number."),
-      (5, float("nan"), "k=nan should be a whole number."),
-      (5, True, "k=True should be a whole number."),
+      (5, "3", "k='3' should be a whole number below 2**64."),
+      (5, 3.5, "k=3.5 should be a whole number below 2**64."),
+      (5, float("inf"), "k=inf should be a whole number below 2**64."),
+      (5, float("nan"), "k=nan should be a whole number below 2**64."),
+      (5, 2**70, f"k={2**70} should be a whole number below 2**64."),
+      (5, -(2**70), f"k={-2**70} should be a whole number below 2**64."),
+      (5, b"5", "k=b'5' should be a whole number below 2**64."),
+      (5, True, "k=True should be a whole number below 2**64."),
       (0.5, "x", "k='x' should be a number."),
       (True, 1, "k=1 should be true or false."),
-      ("text", 3, "k=3 should be text."),
-      ("text", b"bytes", "k=b'bytes' should be text."),
+      ("text", 3, "k=3 should be text of at most 4096 characters, without NUL."),
+      ("text", b"bytes", "k=b'bytes' should be text of at most 4096 characters, without NUL."),
+      ("text", "a\0b", r"k='a\x00b' should be text of at most 4096 characters, without NUL."),
       ((), "abc", "k='abc' should be a list."),
       ((), 3, "k=3 should be a list."),
   )
@@ -75,6 +79,9 @@ class ReadValuesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (5, at_least(1), 0, "k=0 must be at least 1."),
+      (5, at_least(1, 9), 10, "k=10 must be at most 9."),
+      (5, at_least(1), 2**60, f"k={2**60} must be at most {2**53}."),
+      ((), some_of("a", "b"), [["a"]], "k=(['a'],) may list only a, b."),
       (0.5, more_than(0), 0, "k=0.0 must be more than 0."),
       ("a", one_of("a", "b"), "c", "k='c' must be one of a, b."),
       ((), some_of("a", "b"), ["a", "c"], "k=('a', 'c') may list only a, b."),
@@ -85,6 +92,10 @@ class ReadValuesTest(parameterized.TestCase):
     found, problem = _read(Key("k", default, "Help.", check), value)
     self.assertEqual(problem, expected)
     self.assertEqual(found, tuple(value) if isinstance(value, list) else value)
+
+  def test_a_long_value_is_shown_in_part(self):
+    _, problem = _read(Key("k", 5, "Help."), "[" * 100_000)
+    self.assertLess(len(problem), 400)
 
   def test_keys_that_a_config_lacks_or_has_as_none_have_their_default(self):
     keys = [Key("a", 1, "Help."), Key("b", "x", "Help.", one_of("y"))]
@@ -148,7 +159,8 @@ class ChecksTest(parameterized.TestCase):
           "cannot be held out of the olmo_core order.*olmo_eval_index_path",
       ),
       ({"vocab_size": 100, "olmo_eos_id": 100}, "olmo_eos_id=100 is outside the vocabulary"),
-      ({"olmo_path_remap_to": "/mnt"}, "olmo_path_remap_to is set without"),
+      ({"olmo_path_remap_to": "/mnt"}, "olmo_path_remap_to is set without olmo_path_remap_from"),
+      ({"olmo_path_remap_from": "/mnt"}, "olmo_path_remap_from is set without olmo_path_remap_to"),
       ({"olmo_document_mask": True}, "olmo_document_mask needs olmo_eos_id"),
       ({"eval_interval": 10}, "eval_interval=10 needs olmo_eval_index_path or olmo_eval_instances"),
       (

@@ -66,9 +66,57 @@ class KeysTest(parameterized.TestCase):
     for key in config_lib.KEYS:
       if key.check is None or key.name == "olmo_batch_extras":
         continue
-      wrong = "no such thing" if isinstance(key.default, str) else -2
-      with self.assertRaisesRegex(errors.ConfigError, f"{key.name}={wrong!r} (must|does not)"):
+      wrong = "no such thing" if isinstance(key.default, str) else -(2**60)
+      if key.name in ("checkpoint_dir", "olmo_order_cache_dir"):
+        wrong = __file__
+      with self.assertRaisesRegex(errors.ConfigError, f"{key.name}={wrong!r} (must|does not|is)"):
         _read(**{"dataset_type": key.read_by[-1], "olmo_index_path": "", key.name: wrong})
+
+
+_HOSTILE = (
+    float("inf"), float("-inf"), float("nan"), 2**70, -(2**70), 2**62, 1.5, True, None, b"x", "x",
+    "a\0b", "[" * 100_000, [None, 1], [["data", "data"]], ((0, float("inf")),),
+    ((0, float("nan")),), ((0, 2**70),), ((0, -1),), ((0, 1.5),), (("0", "1"),), ((2**70, 1),),
+    {"a": float("nan")}, {1: 2}, object(), len,
+)  # fmt: skip
+
+
+class HostileValuesTest(parameterized.TestCase):
+
+  @parameterized.parameters(*((key.name, key.read_by[0]) for key in config_lib.KEYS))
+  def test_any_value_of_any_key_is_accepted_or_named_in_a_config_error(self, name, dataset_type):
+    for value in _HOSTILE:
+      values = {"dataset_type": dataset_type, "olmo_index_path": __file__, "olmo_eos_id": 0}
+      values[name] = value
+      try:
+        config_lib.Options.read(types.SimpleNamespace(**values)).schedule()
+      except errors.ConfigError as error:
+        self.assertIn(name, str(error))
+        self.assertLess(len(str(error)), 2000)
+
+  @parameterized.parameters(
+      {"olmo_batch_schedule": ((0, float("inf")),)},
+      {"olmo_batch_schedule": ((0, float("nan")),)},
+      {"olmo_batch_schedule": ((0, 1.5),)},
+      {"olmo_batch_schedule": ((0, -1),)},
+      {"olmo_batch_schedule": (("0", "1"),)},
+      {"olmo_batch_schedule": ((0, 2**40),)},
+      {"olmo_batch_rampup_factors": ((0, 1e300),)},
+      {"grain_worker_count": 2**70},
+      {"grain_worker_count": 2**20},
+      {"olmo_prefetch_batches": 2**31},
+      {"global_batch_size_to_load": 2**31},
+      {"global_batch_size_to_load": 2**24, "max_target_length": 2**20},
+      {"data_sharding": [1, 2]},
+      {"data_sharding": [["data", None]]},
+      {"data_sharding": 3},
+      {"olmo_documents_path": "a\0b", "dataset_type": "olmo_documents", "olmo_eos_id": 0},
+      {"olmo_index_path": "/dev/null"},
+      {"checkpoint_dir": __file__},
+  )
+  def test_a_mistake_is_refused_before_anything_is_allocated(self, **values):
+    with self.assertRaisesRegex(errors.ConfigError, next(iter(values))):
+      _read(**values)
 
 
 class UnreadKeysTest(absltest.TestCase):

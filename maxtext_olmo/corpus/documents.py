@@ -1,4 +1,4 @@
-"""The document index: where each document of a corpus lies, in a memory-mapped sidecar file.
+"""The document index: where each document of a corpus lies, in a sidecar file.
 
 A document ends with its EOS token, which belongs to it, or at the end of its file; the next one
 begins there. With EOS = 0:
@@ -13,12 +13,13 @@ the file up to its last token.
 
 The file has a JSON header in its first 4096 bytes, then `file_offsets` (int64: the first document
 of each file), `starts` (uint64: a document's first token in its file) and `lengths` (uint32).
-Opening it reads only the header, and looking up a document touches only the pages it is on: memory
-does not grow with the number of documents.
+Opening it reads only the header, and looking up documents reads only their numbers: memory does not
+grow with the number of documents.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -30,6 +31,7 @@ import reprlib
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -37,6 +39,7 @@ from absl import logging
 
 from maxtext_olmo import atomic
 from maxtext_olmo.cores import available_cores
+from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.storage import LocalStorage
@@ -49,7 +52,6 @@ from maxtext_olmo.progress import progress_bar
 
 _FORMAT = "maxtext-olmo documents 1"
 _HEADER_BYTES = 4096
-_COPY_BYTES = 16 << 20
 # A smaller file is checked whole when it is opened; a larger one with `verify`.
 _CHECKED_AT_OPENING = 64 << 20
 _REBUILD = "Build it again with `maxtext-olmo index documents`."
@@ -58,7 +60,7 @@ _USE_EOS = "Copy it again, or remove it to find the documents by their EOS."
 
 @dataclasses.dataclass(frozen=True)
 class DocumentIndex:
-  """The documents of a corpus, by number; its arrays are mapped, not loaded.
+  """The documents of a corpus, by number; its arrays are read as they are needed.
 
   Attributes:
     path: Of the sidecar file.
@@ -68,6 +70,7 @@ class DocumentIndex:
     num_tokens: In all documents.
     num_boundary_files: How many files have a boundary file of dolma.
     checksum: Of the arrays, as hex.
+    storage: Where the sidecar file is read from.
   """
 
   path: str
@@ -78,44 +81,40 @@ class DocumentIndex:
   num_files: int
   num_boundary_files: int
   checksum: str
+  storage: Storage = dataclasses.field(default_factory=LocalStorage, compare=False, repr=False)
 
   def __getstate__(self):
-    # The arrays are mapped again in each process.
+    # The files are opened again in each process.
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   @functools.cached_property
-  def _maps(self) -> list[np.ndarray]:
-    # Mapped, not read through a storage: the arrays of a large corpus have gigabytes, and a batch
-    # looks at a few pages of them.
+  def _arrays(self) -> list[file_array.FileArray]:
     found, offset = [], _HEADER_BYTES
     for dtype, count in _layout(self.num_files, self.num_documents):
-      empty = np.zeros(0, dtype)
-      found.append(np.memmap(self.path, dtype, "r", offset, (count,)) if count else empty)
-      offset += count * empty.itemsize
+      found.append(file_array.FileArray(self.storage, self.path, dtype, offset, count))
+      offset += count * np.dtype(dtype).itemsize
     return found
 
-  @property
+  @functools.cached_property
   def file_offsets(self) -> np.ndarray:
     """The first document of each file, then the number of all documents."""
-    return self._maps[0]
+    return self._arrays[0].load()
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
     """Returns how many tokens each document has (int64)."""
-    return self._maps[2][document_ids].astype(np.int64)
+    return self._arrays[2][document_ids].astype(np.int64)
 
   def locate(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the file of each document, and its first token in it (int64)."""
-    offsets, starts, _ = self._maps
     # Files without documents share their offset with the next file; the last of equals has the
     # document.
-    file_ids = np.searchsorted(offsets, document_ids, side="right") - 1
-    return file_ids, starts[document_ids].astype(np.int64)
+    file_ids = np.searchsorted(self.file_offsets, document_ids, side="right") - 1
+    return file_ids, self._arrays[1][document_ids].astype(np.int64)
 
-  def verify(self, storage: Storage | None = None) -> None:
+  def verify(self) -> None:
     """Reads the whole file and compares its checksum."""
-    storage = LocalStorage() if storage is None else storage
     digest = xxhash.xxh3_128()
-    for piece in storage.pieces(self.path, _HEADER_BYTES):
+    for piece in self.storage.pieces(self.path, _HEADER_BYTES):
       digest.update(piece)
     if digest.hexdigest() != self.checksum:
       raise CorpusError(
@@ -139,7 +138,7 @@ def load_documents(
   """Opens a sidecar file, which must belong to the index and, where one is given, to the EOS.
 
   Args:
-    storage: where header and checksum are read from; local files unless given.
+    storage: where the file is read from; local files unless given.
   """
   path = os.fspath(path)
   storage = LocalStorage() if storage is None else storage
@@ -155,17 +154,21 @@ def load_documents(
     values = json.loads(header)
     if values.pop("format") != _FORMAT or values.pop("header") != _digest_of(values):
       raise ValueError("another format, or a header that was changed")
+    wrong = {name: value for name, value in values.items() if not _fits(name, value)}
+    if wrong:
+      raise ValueError(f"values of the wrong type in its header: {wrong}")
     needed = _HEADER_BYTES + sum(
         count * np.dtype(dtype).itemsize
         for dtype, count in _layout(values["num_files"], values["num_documents"])
     )
+    documents = DocumentIndex(path=path, storage=storage, **values)
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
     raise CorpusError(f"{path} is not a document index ({error}). {_REBUILD}") from error
   if size != needed:
     raise CorpusError(
         f"The document index {path} is damaged: expected {needed} bytes, found {size}. {_REBUILD}"
     )
-  if values["fingerprint"] != index.fingerprint:
+  if values["fingerprint"] != index.fingerprint or values["num_files"] != len(index.files):
     raise CorpusError(
         f"The document index {path} belongs to another corpus: it was made for"
         f" {values['fingerprint']}, the index is {index.fingerprint}. {_REBUILD}"
@@ -176,9 +179,8 @@ def load_documents(
         f" olmo_eos_id={eos_id}. Set it back, or build the document index again with"
         " `maxtext-olmo index documents`."
     )
-  documents = DocumentIndex(path=path, **values)
   if size <= _CHECKED_AT_OPENING:
-    documents.verify(storage)
+    documents.verify()
   return documents
 
 
@@ -205,7 +207,9 @@ def build_documents(
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
   directory = os.path.dirname(path) or "."
-  with tempfile.TemporaryDirectory(prefix=".documents_", dir=directory) as folder:
+  with contextlib.ExitStack() as stack:
+    with atomic.write_errors(path):
+      folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".documents_", dir=directory))
     with progress_bar("Finding documents", total, enabled=progress, unit="bytes") as advance:
 
       def find(i: int) -> tuple[int, bool]:
@@ -217,10 +221,11 @@ def build_documents(
         else:
           spans = _spans_of_tokens(files, i, entry.n_tokens, eos_id)
         count = 0
-        with open(os.path.join(folder, str(i)), "wb") as file:
+        part = os.path.join(folder, str(i))
+        with atomic.write_errors(part), open(part, "wb") as file:
           for starts, lengths, read in spans:
             _check_lengths(lengths, files.paths[i])
-            np.stack([starts, lengths], axis=1).astype("<u8").tofile(file)
+            file.write(np.stack([starts, lengths], axis=1).astype("<u8").tobytes())
             count += len(starts)
             advance(read * index.token_dtype.itemsize)
         return count, has_boundary
@@ -242,6 +247,7 @@ def _assemble(
   counts = [count for count, _ in found]
   offsets = np.concatenate([[0], np.cumsum(counts)]).astype("<i8")
   tokens = 0
+  spans = LocalStorage()
   digest = xxhash.xxh3_128()
   with atomic.atomic_writer(path) as file:
     file.write(b" " * _HEADER_BYTES)
@@ -256,9 +262,8 @@ def _assemble(
       for i, count in enumerate(counts):
         if not count:
           continue
-        spans = np.memmap(os.path.join(folder, str(i)), "<u8", "r", shape=(count, 2))
-        for start in range(0, count, _COPY_BYTES // 16):
-          part = spans[start : start + _COPY_BYTES // 16, column]
+        for piece in spans.pieces(os.path.join(folder, str(i))):
+          part = np.frombuffer(piece, "<u8").reshape(-1, 2)[:, column]
           tokens += int(part.sum()) if column else 0
           put(part.astype(dtype))
     values = {
@@ -354,6 +359,11 @@ def _check_lengths(lengths: np.ndarray, path: str) -> None:
 
 def _layout(num_files: int, num_documents: int) -> tuple[tuple[str, int], ...]:
   return ("<i8", num_files + 1), ("<u8", num_documents), ("<u4", num_documents)
+
+
+def _fits(name: str, value: Any) -> bool:
+  """Returns whether a value of the header has the type of its field."""
+  return isinstance(value, str if name in ("fingerprint", "checksum") else int)
 
 
 def _digest_of(values: dict) -> str:

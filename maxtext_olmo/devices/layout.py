@@ -43,6 +43,10 @@ def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.
         )
     )
   named = [name for part in spec for name in _names(part)]
+  if len(set(named)) < len(named):
+    raise errors.ConfigError(
+        f"data_sharding={data_sharding!r} names a mesh axis twice; each axis splits one dimension."
+    )
   unknown = sorted(set(named) - set(mesh.axis_names))
   if unknown:
     raise errors.ConfigError(

@@ -17,29 +17,35 @@ from typing import IO, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
+from maxtext_olmo import atomic
+from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 
 
 class RequestCache:
-  """The finished requests; all processes call `lookup` together.
+  """The finished requests; all processes make one together, and call `lookup` together.
 
   Args:
     path: The file; without one nothing is kept.
   """
 
   def __init__(self, path: str | os.PathLike[str] | None):
-    self._enabled = bool(path)
+    self._path = os.fspath(path) if path else ""
     self._found: dict[str, Any] = {}
-    self._file: IO[str] | None = None
-    if path and jax.process_index() == 0:
-      os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-      self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - open until close()
-      self._found = _read(self._file)
+    self._file: atomic.LineWriter | None = None
+    if self._path:
+      collectives.from_process_0(self._open, "opening the cache of results")
+
+  def _open(self) -> None:
+    self._file = atomic.LineWriter(self._path)
+    with open(self._path, encoding="utf-8", errors="replace") as file:
+      self._found = _read(file)
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:
     """The results that are there already; what process 0 found, on all."""
-    if not self._enabled:
+    if not self._path:
       return {}
     return collectives.from_process_0(
         lambda: {key: self._found[key] for key in keys if key in self._found},
@@ -47,13 +53,15 @@ class RequestCache:
     )
 
   def add(self, key: str, result: Any) -> None:
-    """Keeps a result."""
+    """Keeps a result; a file that cannot be written any more only loses the cache, with a word."""
     if self._file is None:
       return
     self._found[key] = result
-    self._file.write(json.dumps({"key": key, "result": result}) + "\n")
-    # With the operating system, a line outlives this process.
-    self._file.flush()
+    try:
+      self._file.write(json.dumps({"key": key, "result": result}))
+    except errors.WriteError as error:
+      logging.warning("Results are no longer cached: %s", error)
+      self.close()
 
   def close(self) -> None:
     """Closes the file."""
@@ -105,16 +113,11 @@ def _checksum(array: jax.Array) -> jax.Array:
 
 def _read(file: IO[str]) -> dict[str, Any]:
   found = {}
-  file.seek(0)
-  whole = True
   for line in file:
-    whole = line.endswith("\n")
     try:
       entry = json.loads(line)
       found[entry["key"]] = entry["result"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
       # A killed process may have left half a line.
       continue
-  if not whole:
-    file.write("\n")
   return found

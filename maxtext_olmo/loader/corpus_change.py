@@ -22,6 +22,7 @@ import jax
 from absl import logging
 from etils import epath
 
+from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
@@ -91,12 +92,20 @@ class CorpusPolicy:
     if jax.process_index() != 0 or not self.checkpoint_dir:
       return
     path = self._copy(self.index.fingerprint)
-    if not path.exists() or (resumed and self.allow == "any"):
-      path.parent.mkdir(parents=True, exist_ok=True)
-      # With epath, because checkpoints may be in an object store.
-      temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with atomic.write_errors(path):
+      if not path.exists() or (resumed and self.allow == "any"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write_copy(path)
+
+  def _write_copy(self, path: epath.Path) -> None:
+    # With epath, because checkpoints may be in an object store.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
       temporary.write_text(index_builder.dump_index(self.index))
       temporary.replace(path)
+    except BaseException:
+      temporary.unlink(missing_ok=True)
+      raise
 
   def _copy(self, fingerprint: str) -> epath.Path:
     name = fingerprint.rpartition(":")[2] + ".json"

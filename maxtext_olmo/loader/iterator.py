@@ -303,7 +303,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def close(self) -> None:
     """Stops the workers and threads, and closes the files; idempotent."""
     self._stop()
-    self._start.stream.close()
+    for start in (self._beginning, self._start):
+      start.stream.close()
     self._reader.close()
     super().close()
 

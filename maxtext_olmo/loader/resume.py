@@ -29,6 +29,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
+from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
@@ -82,7 +83,8 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
     # Called on all processes, because some iterators gather the states of all.
     state = args.item.get_state()
     if jax.process_index() == 0:
-      (directory / _FILE).write_text(json.dumps(grain_state.jsonable(state)))
+      with atomic.write_errors(directory / _FILE):
+        (directory / _FILE).write_text(json.dumps(grain_state.jsonable(state)))
 
   def restore(self, directory: epath.Path, args: IteratorRestore) -> Any:
     """Moves the iterator to where the state was saved, and returns it."""

@@ -105,6 +105,9 @@ class Order(abc.ABC):
   def prepare(self, position: int) -> None:  # noqa: B027
     """Prepares for workers that read from a position on; a computed order has nothing to do."""
 
+  def close(self) -> None:  # noqa: B027
+    """Closes files, which are opened again when they are needed; a computed order has none."""
+
   def __repr__(self) -> str:
     return (
         f"{type(self).__name__}(num_instances={self.num_instances}, seed={self.seed},"

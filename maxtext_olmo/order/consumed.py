@@ -1,8 +1,7 @@
 """The instances of a corpus that a run has trained on: a bitmap file, and the k-th unset instance.
 
 A run that comes from another loader may have seen any subset of an epoch. One bit per instance says
-which. The file stays on disk, mapped, and a small table after the bits makes finding the k-th clear
-bit cheap:
+which. The bits stay on disk, and a small table after them makes finding the k-th clear bit cheap:
 
     bits     1 1 0 1 | 0 0 1 1 | 1 0 0 0        blocks of 4 here, of 4096 in the file
     table    0         1         3              clear bits before each block
@@ -12,7 +11,8 @@ The table of a billion instances takes 2 MB, and a lookup reads one block.
 
 The file, little-endian: 8 bytes of magic, then as 64-bit numbers the format, the instances and the
 clear bits; the SHA-256 of what follows the header; the SHA-256 of the corpus's fingerprint; 32 zero
-bytes; the words of bits; the table.
+bytes; the words of bits; the table. Every number of the header is compared with the index or with
+the bits when the file is opened, so a damaged header is found too.
 
 `RemainderOrder` is the rest of an epoch that another loader began, and then the epochs of a plain
 order. Epoch 0 has only the instances that were not consumed, each once, shuffled. From epoch 1 on,
@@ -35,6 +35,7 @@ import numpy as np
 
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.order import base
@@ -43,7 +44,8 @@ from maxtext_olmo.order import schedule
 
 _MAGIC = b"OLMOSEEN"
 _FORMAT = 1
-_HEADER = struct.Struct("<8sQQQ32s32s32x")
+_HEADER = struct.Struct("<8sQQQ32s32s32s")
+_ZEROS = bytes(32)
 _WORD = 64
 _WORDS_PER_BLOCK = 64
 _BLOCK = _WORD * _WORDS_PER_BLOCK
@@ -64,7 +66,7 @@ def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerpri
   digest = hashlib.sha256(bits.tobytes())
   digest.update(table.tobytes())
   header = _HEADER.pack(
-      _MAGIC, _FORMAT, count, int(clear.sum()), digest.digest(), _sha256(fingerprint)
+      _MAGIC, _FORMAT, count, int(clear.sum()), digest.digest(), _sha256(fingerprint), _ZEROS
   )
   with atomic.atomic_writer(path) as file:
     file.write(header)
@@ -84,14 +86,15 @@ class Consumed:
       storage: Storage | None = None,
   ):
     self._path = os.fspath(path)
-    storage = LocalStorage() if storage is None else storage
-    header = storage.read(self._path, 0, min(storage.size(self._path), _HEADER.size))
+    self._storage = LocalStorage() if storage is None else storage
+    size = self._storage.size(self._path)
+    header = self._storage.read(self._path, 0, min(size, _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
       raise errors.CorpusError(
           f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext"
           " migrate` writes."
       )
-    _, version, count, remaining, digest, corpus = _HEADER.unpack(header)
+    _, version, count, remaining, digest, corpus, zeros = _HEADER.unpack(header)
     if version != _FORMAT:
       raise errors.CorpusError(
           f"{self._path} has format {version}; this version reads format {_FORMAT}."
@@ -102,29 +105,48 @@ class Consumed:
           f" {num_instances} and the fingerprint {fingerprint}. Set olmo_consumed_path to the file"
           " made for this index, or migrate again."
       )
+    self.num_instances: int = count
+    self.digest: str = digest.hex()
+    words, blocks = -(-count // _WORD), -(-count // _BLOCK)
+    if size != _HEADER.size + 8 * (words + blocks):
+      raise self._damaged("size in bytes", size, _HEADER.size + 8 * (words + blocks))
     found = hashlib.sha256()
-    for piece in storage.pieces(self._path, _HEADER.size):
+    for piece in self._storage.pieces(self._path, _HEADER.size):
       found.update(piece)
     if found.digest() != digest:
-      raise errors.CorpusError(
-          f"{self._path} is damaged: its SHA-256 is {found.hexdigest()}, recorded is"
-          f" {digest.hex()}. Migrate again."
-      )
-    self.num_instances: int = count
-    self.num_remaining: int = remaining
-    self.digest: str = digest.hex()
+      raise self._damaged("SHA-256", found.hexdigest(), self.digest)
+    self._words = file_array.FileArray(
+        self._storage, self._path, "<u8", _HEADER.size, words, block_bytes=8 * _WORDS_PER_BLOCK
+    )
+    self.num_remaining = 0
+    if count:
+      clear = _clear_bits(self._words[np.arange((blocks - 1) * _WORDS_PER_BLOCK, words)])
+      self.num_remaining = int(self._table[-1]) + int(clear[0])
+    if remaining != self.num_remaining:
+      raise self._damaged("number of clear bits", self.num_remaining, remaining)
+    if zeros != _ZEROS:
+      raise self._damaged("padding", zeros.hex(), _ZEROS.hex())
+
+  def _damaged(self, what: str, found: Any, recorded: Any) -> errors.CorpusError:
+    return errors.CorpusError(
+        f"{self._path} is damaged: its {what} is {found}, recorded or expected is {recorded}."
+        " Migrate again."
+    )
 
   @functools.cached_property
-  def _maps(self) -> tuple[np.ndarray, np.ndarray]:
-    """The words of bits, and the table."""
-    # Mapped, not read through the storage: a lookup touches one block of a file that may be large.
-    words = -(-self.num_instances // _WORD)
-    numbers = np.memmap(self._path, "<u8", "r", _HEADER.size)
-    return numbers[:words], numbers[words:]
+  def _table(self) -> np.ndarray:
+    """The clear bits before each block."""
+    offset = _HEADER.size + 8 * len(self._words)
+    blocks = -(-self.num_instances // _BLOCK)
+    return file_array.FileArray(self._storage, self._path, "<u8", offset, blocks).load()
 
   def __getstate__(self) -> dict[str, Any]:
-    # A mapped array would be pickled to a worker as a copy of the whole file.
-    return {k: v for k, v in self.__dict__.items() if k != "_maps"}
+    # A worker reads the table again; for a large corpus that is faster than pickling it.
+    return {k: v for k, v in self.__dict__.items() if k != "_table"}
+
+  def close(self) -> None:
+    """Closes the file; it is opened again when it is needed."""
+    self._storage.close()
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
     """Returns the instances (int64) at some ranks of those not consumed, in corpus order."""
@@ -136,13 +158,14 @@ class Consumed:
           f"{self.num_remaining} instances are left; there is none at"
           f" {ranks.min()} to {ranks.max()}."
       )
-    words, table = self._maps
+    words, table = self._words, self._table
     block = np.searchsorted(table, ranks.astype(np.uint64), side="right") - 1
     rest = ranks - table[block].astype(np.int64)
-    at = block[:, None] * _WORDS_PER_BLOCK + np.arange(_WORDS_PER_BLOCK)
-    inside = at < len(words)
-    clear = ~words[np.where(inside, at, 0)]
+    needed, which = np.unique(block, return_inverse=True)
+    clear = ~words.blocks(needed)
+    inside = needed[:, None] * _WORDS_PER_BLOCK + np.arange(_WORDS_PER_BLOCK) < len(words)
     clear[~inside] = 0
+    clear = clear[which]
     upto = np.cumsum(np.bitwise_count(clear), axis=1, dtype=np.int64)
     word = (upto <= rest[:, None]).sum(axis=1)
     rows = np.arange(len(ranks))
@@ -210,6 +233,11 @@ class RemainderOrder(base.Order):
     if epoch > 0:
       return self._plain.ids(epoch, places)
     return self._consumed.select(self._shuffle(places))
+
+  def close(self) -> None:
+    """Closes the files of the bitmap and of the plain order."""
+    self._consumed.close()
+    self._plain.close()
 
   def with_epochs(self, epochs: schedule.Epochs) -> Self:
     """Returns this order: its bitmap belongs to one extent of the corpus, the present one."""

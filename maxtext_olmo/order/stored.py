@@ -5,8 +5,8 @@ added, chunks of `max_target_sequence_length` stay together, and no batch crosse
 epoch. `maxtext` is the order of MaxText's `olmo_grain` documentation, which that loader serves on
 one host only.
 
-The arrays are files that all processes of a host map into memory, so an order can be pickled to
-workers and takes no memory in any of them:
+The arrays are files that all processes of a host read from, so an order can be pickled to workers
+and takes no memory in any of them:
 
     4096 bytes   a line of JSON, padded: kind, size, seed, epoch, and the checksum of the rest
     4 · n bytes  the permutation, uint32, little endian
@@ -14,8 +14,7 @@ workers and takes no memory in any of them:
 A file is built once per host, when it is first needed: the first process holds a lock and builds
 it, the others wait. It is written under a temporary name and renamed, so it is either complete or
 absent; a file that does not match its name (another size, header or checksum) is rebuilt. Building
-takes the memory of one array. Reading takes none: the pages of a mapped file belong to the
-operating system, which drops and reads them as needed.
+takes the memory of one array, reading that of the places read.
 
 Both orders come from NumPy's shuffle as it is today. NumPy promises the raw 64-bit outputs of PCG64
 for all versions, but not what `Generator.shuffle` makes of them, which is:
@@ -37,7 +36,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,6 +45,8 @@ from absl import logging
 
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import file_array
+from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.order import base
 
 MAX_SIZE = (1 << 32) - 1
@@ -98,7 +99,6 @@ def with_python(n: int, seed: int) -> np.ndarray:
 HEADER_BYTES = 4096
 _MAGIC = "maxtext_olmo order"
 _VERSION = 1
-_SLICE = 1 << 24
 _LOG_FROM = 50_000_000
 
 # Inode, size and time of change: identifies a file that was verified and has not changed since.
@@ -145,8 +145,8 @@ class OrderFile:
     digest = hashlib.sha256(f"olmo-shuffle:{self.seed}:{self.epoch}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
-  def open(self, trusted: FileId | None = None) -> tuple[np.ndarray, FileId]:
-    """Maps the permutation, and builds the file first if it is missing or wrong.
+  def open(self, trusted: FileId | None = None) -> tuple[file_array.FileArray, FileId]:
+    """Opens the permutation, and builds the file first if it is missing or wrong.
 
     Args:
       trusted: The id that an earlier `open`, perhaps in a parent process, returned: the checksum of
@@ -155,15 +155,15 @@ class OrderFile:
     Returns:
       The permutation, and the id of the file to pass as `trusted` later.
     """
-    found = self._map(trusted)
+    found = self._find(trusted)
     if found is not None:
       return found
     with self._lock():
       # The previous holder of the lock may have built it.
-      found = self._map(trusted)
+      found = self._find(trusted)
       if found is None:
         self._build()
-        found = self._map(None)
+        found = self._find(None)
     if found is None:
       raise errors.OrderError(
           f"{self.path} does not read back as it was written: its disk is damaged, or another"
@@ -171,24 +171,23 @@ class OrderFile:
       )
     return found
 
-  def _map(self, trusted: FileId | None) -> tuple[np.ndarray, FileId] | None:
-    """Maps the permutation if file and header are those of this order."""
+  def _find(self, trusted: FileId | None) -> tuple[file_array.FileArray, FileId] | None:
+    """Opens the permutation if file and header are those of this order."""
+    storage = LocalStorage(max_open_files=1)
     try:
-      with open(self.path, "rb") as file:
-        stat = os.fstat(file.fileno())
-        header = json.loads(file.read(HEADER_BYTES))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-      return None
+      stat = os.stat(self.path)
+      header = json.loads(storage.read(self.path, 0, HEADER_BYTES))
+    except (OSError, errors.CorpusError, ValueError, RecursionError):
+      return None  # Nothing is there, or what is there is not an order file, which `_build` finds.
     if stat.st_size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
       return None
     checksum = header.get("checksum")
     if header != {**self._description(), "checksum": checksum}:
       return None
     found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    numbers = np.memmap(self.path, "<u4", "r", HEADER_BYTES, (self.n,))
-    if found != trusted and _checksum(numbers) != checksum:
+    if found != trusted and _checksum(storage.pieces(self.path, HEADER_BYTES)) != checksum:
       return None
-    return numbers.view(np.ndarray), found
+    return file_array.FileArray(storage, self.path, "<u4", HEADER_BYTES, self.n), found
 
   def _description(self) -> dict[str, Any]:
     values = dataclasses.asdict(self)
@@ -200,24 +199,23 @@ class OrderFile:
     for left_over in glob.glob(
         os.path.join(glob.escape(self.directory), f".{os.path.basename(self.path)}.*.tmp")
     ):
-      os.unlink(left_over)
+      with atomic.write_errors(left_over):
+        os.unlink(left_over)
     if os.path.exists(self.path):
       logging.warning("%s is damaged, or does not match its name; rebuilding it.", self.path)
     began = time.monotonic()
     if self.n >= _LOG_FROM:
       logging.info("Building the %s order of epoch %d: %s", self.kind, self.epoch, self.path)
-    numbers = shuffled(self.n, self.shuffle_seed)
-    header = json.dumps({**self._description(), "checksum": _checksum(numbers)})
+    numbers = shuffled(self.n, self.shuffle_seed).astype("<u4", copy=False)
+    header = json.dumps({**self._description(), "checksum": _checksum([numbers.data])})
     try:
       with atomic.atomic_writer(self.path) as file:
         file.write(header.encode().ljust(HEADER_BYTES - 1) + b"\n")
-        for start in range(0, self.n, _SLICE):
-          file.write(numbers[start : start + _SLICE].astype("<u4", copy=False).data)
-    except OSError as error:
-      raise errors.OrderError(
-          f"The stored order {self.path} ({(HEADER_BYTES + 4 * self.n) / 1e9:.2f} GB) cannot be"
-          f" written: {error.strerror}. Set olmo_order_cache_dir to a directory with room for it,"
-          " one file per epoch."
+        file.write(numbers.data)
+    except errors.WriteError as error:
+      raise errors.WriteError(
+          f"{error} A stored order takes {HEADER_BYTES + 4 * self.n:,} bytes per epoch; set"
+          " olmo_order_cache_dir to a directory with room for it."
       ) from error
     if self.n >= _LOG_FROM:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
@@ -227,11 +225,11 @@ class OrderFile:
     """Waits for the lock of this file and holds it; the lock of a process that dies is released."""
     try:
       os.makedirs(self.directory, exist_ok=True)
-      lock = open(self.path + ".lock", "ab")  # noqa: SIM115
-    except OSError as error:
+      lock = open(self.path + ".lock", "ab", opener=_open_at_once)  # noqa: SIM115
+    except (OSError, ValueError) as error:
       raise errors.ConfigError(
-          f"The directory of stored orders, {self.directory}, cannot be written:"
-          f" {error.strerror}. Set olmo_order_cache_dir to a directory that can."
+          f"The directory of stored orders, {self.directory!r}, cannot be written: {error}. Set"
+          " olmo_order_cache_dir to a directory that can."
       ) from error
     with lock:
       try:
@@ -244,10 +242,15 @@ class OrderFile:
       yield
 
 
-def _checksum(numbers: np.ndarray) -> str:
+def _open_at_once(path: str, flags: int) -> int:
+  # A FIFO would block until somebody reads from it; this way it is refused.
+  return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+def _checksum(pieces: Iterable[bytes | memoryview]) -> str:
   hashed = xxhash.xxh3_64()
-  for start in range(0, len(numbers), _SLICE):
-    hashed.update(np.ascontiguousarray(numbers[start : start + _SLICE], "<u4").data)
+  for piece in pieces:
+    hashed.update(piece)
   return "xxh3:" + hashed.hexdigest()
 
 
@@ -260,10 +263,21 @@ class StoredOrder(base.Order):
       raise errors.ConfigError(f"The {self.name} order needs a seed of 0 or more, got {seed}.")
     self.cache_dir = default_cache_dir()
     self._trusted: dict[int, FileId] = {}
-    self._arrays: dict[int, np.ndarray] = {}
+    self._arrays: dict[int, file_array.FileArray] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    return self._open(epoch)[places].astype(np.int64)
+    try:
+      return self._open(epoch)[places].astype(np.int64)
+    except errors.CorpusError as error:
+      first, last = HEADER_BYTES + 4 * int(places.min()), HEADER_BYTES + 4 * int(places.max()) + 4
+      raise errors.OrderError(
+          f"{self.file(epoch).path} changed while it was in use: bytes {first} to {last} can no"
+          " longer be read. Resume the run, which builds the file again."
+      ) from error
+
+  def close(self) -> None:
+    """Closes the files."""
+    self._arrays = {}
 
   def prepare(self, position: int) -> None:
     """Opens the array of a position's epoch, so that later workers trust it without a checksum."""
@@ -280,7 +294,7 @@ class StoredOrder(base.Order):
         directory=self.cache_dir,
     )
 
-  def _open(self, epoch: int) -> np.ndarray:
+  def _open(self, epoch: int) -> file_array.FileArray:
     if (found := self._arrays.get(epoch)) is not None:
       return found
     array, trusted = self.file(epoch).open(self._trusted.get(epoch))

@@ -288,7 +288,7 @@ class PackingPlan:
           "The row counts of the packing plan cannot be stored in %s (%s): a resume in the middle"
           " of an epoch will have to count the rows before it again.",
           self._file(epoch),
-          error.strerror,
+          error,
       )
 
   def _read(self, epoch: int) -> list[int]:
@@ -300,7 +300,7 @@ class PackingPlan:
       expected = {"identity": self.identity, "epoch": epoch, "crc32": zlib.crc32(counts)}
       if json.loads(head) != expected:
         raise ValueError("its checksum or identity does not match")
-    except (ValueError, RecursionError) as error:  # A CorpusError too.
+    except (OSError, ValueError, RecursionError) as error:
       logging.warning("%s is not used (%s); its rows are counted again.", self._file(epoch), error)
       return []
     return np.cumsum(np.frombuffer(counts, "<u4").astype(np.int64)).tolist()

@@ -110,6 +110,10 @@ class RowStream(Protocol):
     """Returns the epochs and the rows at some positions."""
 
 
+# A jump over more epochs than this would take minutes of counting: its position is a mistake.
+_MOST_EPOCHS_AT_ONCE = 10_000
+
+
 class RowSequence:
   """The rows of a source in sequence, or in an order, epoch after epoch.
 
@@ -211,9 +215,16 @@ class RowSequence:
     rows = positions.copy()
     last = int(positions.max(initial=0))
     epoch, start = 0, 0
+    counted = 0
     while last - start >= (count := self._count(epoch, last - start)):
       start += count
       epoch += 1
+      counted += self.source.num_rows(epoch) is None
+      if counted > _MOST_EPOCHS_AT_ONCE:
+        raise errors.OrderError(
+            f"Position {last} lies more than {_MOST_EPOCHS_AT_ONCE} epochs ahead, and these rows"
+            " are counted epoch by epoch. Check initial_step and olmo_initial_position."
+        )
       later = positions >= start
       epochs[later] = epoch
       rows[later] = positions[later] - start

@@ -1,11 +1,13 @@
 """Where documents lie."""
 
 import gzip
+import json
 import os
 import pathlib
 import pickle
 
 import numpy as np
+import xxhash
 from absl.testing import absltest
 from absl.testing import parameterized
 from hypothesis import given
@@ -179,6 +181,57 @@ class DocumentIndexTest(parameterized.TestCase):
       pathlib.Path(self.path).write_bytes(damaged)
       with self.assertRaisesRegex(errors.CorpusError, "index documents"):
         documents_lib.load_documents(self.path, index, 0)
+
+  def test_a_flipped_bit_in_any_byte_of_the_header_is_found(self):
+    index = _write(self.directory, [[1, 2, 0, 4]])
+    documents_lib.build_documents(index, self.path, 0)
+    whole = pathlib.Path(self.path).read_bytes()
+    for place in range(whole.index(b"}") + 1):
+      damaged = bytearray(whole)
+      damaged[place] ^= 1 << place % 8
+      pathlib.Path(self.path).write_bytes(damaged)
+      with self.assertRaises(errors.CorpusError, msg=f"byte {place}"):
+        documents_lib.load_documents(self.path, index, 0)
+
+  @parameterized.parameters(
+      ("checksum", None),
+      ("num_tokens", None),
+      ("num_files", "1"),
+      ("num_files", 7),
+      ("num_documents", float("inf")),
+      ("num_documents", -1),
+      ("surplus", 1),
+      ("path", "elsewhere"),
+  )
+  def test_a_header_with_another_field_is_refused_even_if_its_checksum_is_right(self, name, value):
+    index = _write(self.directory, [[1, 2, 0, 4]])
+    documents_lib.build_documents(index, self.path, 0)
+    whole = pathlib.Path(self.path).read_bytes()
+    values = json.loads(whole[:4096])
+    del values["header"], values["format"]
+    values.pop(name, None)
+    values.update({} if value is None else {name: value})
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
+    header = {"format": "maxtext-olmo documents 1", "header": digest, **values}
+    data = json.dumps(header).encode().ljust(4096) + whole[4096:]
+    pathlib.Path(self.path).write_bytes(data)
+    with self.assertRaisesRegex(errors.CorpusError, "index documents"):
+      documents_lib.load_documents(self.path, index, 0)
+
+  def test_a_deeply_nested_header_is_refused(self):
+    index = _write(self.directory, [[1, 2, 0, 4]])
+    pathlib.Path(self.path).write_bytes(b"[" * 5000)
+    with self.assertRaisesRegex(errors.CorpusError, "not a document index"):
+      documents_lib.load_documents(self.path, index, 0)
+
+  def test_a_file_that_is_cut_off_while_in_use_is_an_error_with_its_bytes(self):
+    index = _write(self.directory, [[1, 0] * 10_000])
+    documents_lib.build_documents(index, self.path, 0)
+    documents = documents_lib.load_documents(self.path, index, 0)
+    os.truncate(self.path, 4200)
+    for read in (documents.lengths, documents.locate):
+      with self.assertRaisesRegex(errors.CorpusError, "documents is too short: bytes .* byte 4200"):
+        read(np.array([9999]))
 
   def test_a_file_of_another_corpus_or_eos_is_refused(self):
     one = _write(self.directory, [[1, 2, 0]])

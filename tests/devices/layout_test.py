@@ -37,6 +37,11 @@ class PartitionSpecTest(parameterized.TestCase):
     ):
       layout_lib.partition_spec(_mesh(data=2), [["data", "model"]])
 
+  @parameterized.parameters([["data", "data"]], ["data", "data"], [["data"], "data"])
+  def test_an_axis_that_is_named_twice_is_a_config_error(self, *value):
+    with self.assertRaisesRegex(errors.ConfigError, "data_sharding=.* names a mesh axis twice"):
+      layout_lib.partition_spec(_mesh(data=2), list(value))
+
   def test_a_third_dimension_is_refused(self):
     with self.assertRaisesRegex(errors.ConfigError, "has 3 dimensions; a batch has two"):
       layout_lib.partition_spec(_mesh(data=2), [None, None, "data"])

@@ -1,6 +1,8 @@
 """Tests of what every dataset type makes of its config in the same way."""
 
+import gc
 import multiprocessing
+import os
 
 import numpy as np
 from absl.testing import absltest
@@ -48,6 +50,29 @@ class WiringTest(cases.LoaderCase):
   def test_a_sharding_that_the_mesh_does_not_have_is_refused(self, **values):
     with self.assertRaisesRegex(errors.ConfigError, "names the mesh axes .'model'."):
       self.train(**values, data_sharding=(("model",),))
+
+  @parameterized.parameters({"olmo_order": "olmo_core"}, *_TYPES)
+  def test_closing_closes_the_files_before_any_garbage_collection(self, **values):
+    if "olmo_order" in values:
+      values["olmo_order_cache_dir"] = self.create_tempdir().full_path
+    gc.disable()
+    self.addCleanup(gc.enable)
+    held = []
+    for _ in range(4):
+      iterator = self.train(**values)
+      next(iterator)
+      iterator.close()
+      held.append(iterator)  # Closed, and still referenced.
+      held.append(len(os.listdir("/proc/self/fd")))
+    self.assertEqual(held[-1], held[1])
+
+  def test_a_small_corpus_builds_the_orders_of_two_epochs_and_not_of_many(self):
+    cache = self.create_tempdir().full_path
+    iterator = self.train(olmo_order="olmo_core", olmo_order_cache_dir=cache)
+    next(iterator)
+    iterator.close()
+    built = [name for name in os.listdir(cache) if name.endswith(".order")]
+    self.assertLessEqual(len(built), 2, built)
 
   def test_labels_are_numbered_as_they_first_appear(self):
     index = maxtext_olmo.load_index(self.index_path)

@@ -82,6 +82,24 @@ class ConsumedTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, "is damaged"):
       self._open(str(path), 10_000)
 
+  def test_a_flipped_bit_in_any_byte_of_the_header_is_found(self):
+    count = 5000
+    path = pathlib.Path(self._file(np.arange(count) % 3 == 0))
+    data = path.read_bytes()
+    for place in range(128):
+      damaged = bytearray(data)
+      damaged[place] ^= 1 << place % 8
+      path.write_bytes(damaged)
+      with self.assertRaises(errors.CorpusError, msg=f"byte {place}"):
+        self._open(str(path), count)
+
+  def test_a_file_that_is_cut_off_while_in_use_is_an_error(self):
+    path = self._file(np.zeros(40_000_000, bool))
+    bitmap = self._open(path, 40_000_000)
+    os.truncate(path, 200)
+    with self.assertRaisesRegex(errors.CorpusError, "seen.bits is too short: bytes .* at byte 200"):
+      bitmap.select(np.array([39_999_999]))
+
   def test_another_kind_of_file_and_another_format_are_named(self):
     path = pathlib.Path(self.create_tempdir().full_path, "index.json")
     path.write_text("{}")

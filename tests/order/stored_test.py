@@ -25,6 +25,10 @@ _TESTDATA = pathlib.Path(__file__).parents[1] / "testdata"
 _CASES = {case["name"]: case for case in json.loads((_TESTDATA / "fsl_order.json").read_text())}
 
 
+def _descriptors():
+  return [fd for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+
+
 class StoredOrderTest(parameterized.TestCase):
 
   def setUp(self):
@@ -97,6 +101,28 @@ class StoredOrderTest(parameterized.TestCase):
     after = os.stat(order.file(1).path)
     self.assertEqual((before.st_ino, before.st_mtime_ns), (after.st_ino, after.st_mtime_ns))
 
+  def test_a_file_that_is_cut_off_while_in_use_is_an_error_with_its_bytes(self):
+    count = 2_000_000
+    order = self.make(num_instances=count, seed=1)
+    before = order.ids(0, np.arange(count - 1000, count))
+    os.truncate(order.file(0).path, 5000)
+    with self.assertRaisesRegex(
+        errors.OrderError, "epoch0.order changed while it was in use: bytes 8000096 to 8004096"
+    ):
+      order.ids(0, np.arange(count - 1000, count))
+    # A new run builds it again.
+    order = self.make(num_instances=count, seed=1)
+    np.testing.assert_array_equal(order.ids(0, np.arange(count - 1000, count)), before)
+
+  def test_closing_releases_the_descriptors(self):
+    order = self.make(num_instances=100, seed=1)
+    order.at(np.arange(200))
+    order.close()
+    self.assertNotIn(
+        self.cache, " ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors())
+    )
+    order.at(np.arange(200))
+
   def test_a_negative_seed_is_refused(self):
     with self.assertRaisesRegex(errors.ConfigError, "seed of 0 or more, got -1"):
       self.make(num_instances=10, seed=-1)
@@ -124,7 +150,7 @@ _OPEN = """
 import json, sys
 from maxtext_olmo.order import stored
 array, found = stored.OrderFile(**json.loads(sys.argv[1])).open()
-print(found[0], int(array[0]), int(array[-1]))
+print(found[0], *array.load()[[0, -1]])
 """
 
 
@@ -138,7 +164,7 @@ class OrderFilesTest(parameterized.TestCase):
 
   def open(self, trusted=None):
     array, found = self.file.open(trusted)
-    np.testing.assert_array_equal(array, self.expected)
+    np.testing.assert_array_equal(array.load(), self.expected)
     return found
 
   def test_it_is_built_when_it_is_first_needed_and_used_from_then_on(self):
@@ -175,6 +201,8 @@ class OrderFilesTest(parameterized.TestCase):
       ("damaged", lambda data: data[:6000] + bytes([data[6000] ^ 1]) + data[6001:]),
       ("no_header", lambda data: bytes(4096) + data[4096:]),
       ("a_json_list", lambda data: b"[]".ljust(4096) + data[4096:]),
+      ("no_checksum", lambda data: data.replace(b'"checksum"', b'"checksun"')),
+      ("deeply_nested", lambda data: b"[" * 4096 + data[4096:]),
   )
   def test_a_wrong_file_is_built_anew(self, change):
     self.open()
@@ -183,6 +211,17 @@ class OrderFilesTest(parameterized.TestCase):
     path.write_bytes(change(good))
     self.open()
     self.assertEqual(path.read_bytes(), good)
+
+  def test_a_flipped_bit_in_any_byte_of_the_header_is_found(self):
+    self.open()
+    path = pathlib.Path(self.file.path)
+    good = path.read_bytes()
+    for place in range(good.index(b"}") + 1):
+      damaged = bytearray(good)
+      damaged[place] ^= 1 << place % 8
+      path.write_bytes(damaged)
+      self.open()
+      self.assertEqual(path.read_bytes(), good)
 
   def test_a_verified_file_is_trusted_until_it_changes(self):
     found = self.open()
@@ -193,7 +232,7 @@ class OrderFilesTest(parameterized.TestCase):
     os.utime(self.file.path, ns=(found[2], found[2]))
     # The same inode, size and time: its checksum is not computed again, so the damage goes unseen.
     array, _ = self.file.open(found)
-    self.assertNotEqual(array.tolist(), self.expected.tolist())
+    self.assertNotEqual(array.load().tolist(), self.expected.tolist())
     os.utime(self.file.path, ns=(found[2], found[2] + 1))
     self.open(found)
 
@@ -248,6 +287,27 @@ print(json.dumps([built, memory('RssAnon') - before]))
     pathlib.Path(blocked).write_text("")
     with self.assertRaisesRegex(errors.ConfigError, "olmo_order_cache_dir"):
       dataclasses.replace(self.file, directory=os.path.join(blocked, "cache")).open()
+
+  @parameterized.named_parameters(
+      ("directory", os.mkdir),
+      ("fifo", os.mkfifo),
+      ("link_to_itself", lambda path: os.symlink(path, path)),
+  )
+  def test_what_is_not_a_regular_file_is_refused_and_left_alone(self, make):
+    make(self.file.path)
+    before = os.lstat(self.file.path)
+    with self.assertRaisesRegex(errors.WriteError, "Cannot write .*order: .*olmo_order_cache_dir"):
+      self.file.open()
+    self.assertEqual(os.lstat(self.file.path), before)
+
+  def test_a_lock_that_is_a_fifo_is_an_error_and_not_a_hang(self):
+    os.mkfifo(self.file.path + ".lock")
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_order_cache_dir"):
+      self.file.open()
+
+  def test_a_directory_with_a_nul_is_an_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_order_cache_dir"):
+      dataclasses.replace(self.file, directory="a\0b").open()
 
   def test_the_default_is_the_users_cache_directory(self):
     self.assertEndsWith(stored.default_cache_dir(), "maxtext_olmo/orders")

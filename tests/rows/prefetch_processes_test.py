@@ -14,6 +14,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import errors
 from maxtext_olmo.rows import prefetch
 from tests import distributed
 from tests import workers as workers_lib
@@ -137,6 +138,18 @@ class PrefetchProcessesTest(parameterized.TestCase):
     while isinstance(array, np.ndarray):
       array = array.base
     self.assertNotIsInstance(array, mmap.mmap)
+
+  def test_a_worker_that_is_killed_is_an_error_and_not_a_hang(self):
+    dataset = grain.MapDataset.range(10**6).map(_element)
+    iterator = iter(prefetch.PrefetchedDataset(dataset, workers=2, ahead=2))
+    pids = {int(next(iterator)["pid"]) for _ in range(4)}
+    os.kill(min(pids), signal.SIGKILL)
+    with self.assertRaisesRegex(
+        errors.WorkerError, f"process {min(pids)} with exit code -9.*grain_worker_count"
+    ):
+      for _ in range(100):
+        next(iterator)
+    iterator.close()
 
   def test_workers_end_when_their_trainer_is_killed(self):
     code = "from tests.rows import prefetch_processes_test as t; t.run_until_killed()"

@@ -23,6 +23,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from maxtext_olmo import atomic
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
 
@@ -42,7 +43,8 @@ class DataState:
     async def write() -> None:
       path = await directory.await_creation()
       if jax.process_index() == 0:
-        await asyncio.to_thread((path / _FILE).write_text, text)
+        with atomic.write_errors(path / _FILE):
+          await asyncio.to_thread((path / _FILE).write_text, text)
 
     return write()
 

@@ -12,8 +12,10 @@ name) is not restored; it is moved out of the way, since its number will be need
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
+from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import resume
@@ -98,13 +101,14 @@ class Checkpoints:
     """Saves the state after a step; returns once the arrays may be overwritten."""
     if step == self._saved:
       return
-    self._manager.save(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data_state)
-        ),
-        force=True,
-    )
+    with self._save_errors():
+      self._manager.save(
+          step,
+          args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data_state)
+          ),
+          force=True,
+      )
     self._saved = step
     logging.info("saving checkpoint %d", step)
 
@@ -136,8 +140,20 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits until all that was saved is committed."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    with self._save_errors():
+      self._manager.wait_until_finished()
+      self._manager.close()
+
+  @contextlib.contextmanager
+  def _save_errors(self) -> Iterator[None]:
+    """Turns what Orbax raises while it saves, perhaps an earlier checkpoint, into a WriteError."""
+    with atomic.write_errors(self._directory / "checkpoint"):
+      try:
+        yield
+      except (errors.MaxtextOlmoError, OSError):
+        raise
+      except Exception as error:
+        raise OSError(f"a checkpoint cannot be saved: {error}") from error
 
   def _check_shapes(self, step: int, abstract_state: Any) -> None:
     stored = _shapes(self._manager.item_metadata(step)[_STATE].tree["params"])

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from absl import logging
 
@@ -67,8 +66,7 @@ class Report:
     self._tokens += tokens
     self._waited += waited
     if self._file is not None:
-      self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-      self._file.flush()
+      self._file.write(json.dumps({"step": step, **metrics}))
     if self._enabled and ((step + 1) % self._interval == 0 or last):
       self._line(step, metrics)
     if self._enabled and "eval_loss" in metrics:
@@ -122,20 +120,18 @@ class _PlainFormatter(python_logging.Formatter):
     return text if record.levelno < python_logging.WARNING else f"{record.levelname}: {text}"
 
 
-def _open_from(path: str, first_step: int) -> Any:
+def _open_from(path: str, first_step: int) -> atomic.LineWriter:
   """Opens a metrics file to append to, with the lines of the steps before `first_step` in it."""
-  kept = []
-  if os.path.exists(path):
-    with open(path, encoding="utf-8") as file:
-      kept = [line for line in file if _step_of(line) < first_step]
-  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+  atomic.LineWriter(path).close()  # Raises unless it is a file that can be written.
+  with open(path, encoding="utf-8", errors="replace") as file:
+    kept = [line for line in file if _step_of(line) < first_step]
   atomic.write_atomically(path, "".join(kept))
-  return open(path, "a", encoding="utf-8")
+  return atomic.LineWriter(path)
 
 
 def _step_of(line: str) -> float:
   try:
     return json.loads(line)["step"]
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, RecursionError):
     # A killed run may have left half a line.
     return float("inf")

@@ -1,0 +1,108 @@
+"""Arrays in files, of which only the numbers that are needed are read.
+
+The arrays of orders, document indexes and consumed bitmaps may have gigabytes, and a batch needs a
+few numbers of them. They are read and not mapped: a mapped file that is cut off while it is in use
+ends the process with SIGBUS, where a read raises an error that names the file and the bytes.
+
+Numbers are read in blocks, so that neighbours cost one read:
+
+    blocks of 4 here, of 512 bytes in the file     places 9, 1, 8  →  blocks 0 and 2
+
+A small array is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import Storage
+
+
+class FileArray:
+  """A one-dimensional array in a file; can be pickled, and shared by threads.
+
+  Args:
+    storage: Where the file is read from; it keeps the file open until it is closed.
+    path: Of the file.
+    dtype: Of the numbers, with their byte order.
+    offset: The byte of the first number.
+    count: How many numbers there are.
+    block_bytes: How many bytes are read at once.
+    load_up_to: The bytes of the largest array that is loaded.
+  """
+
+  def __init__(
+      self,
+      storage: Storage,
+      path: str,
+      dtype: str,
+      offset: int,
+      count: int,
+      *,
+      block_bytes: int = 512,
+      load_up_to: int = 4 << 20,
+  ):
+    self._storage = storage
+    self._paths = (path,)
+    self._dtype = np.dtype(dtype)
+    self._offset = offset
+    self._count = count
+    self._block_bytes = block_bytes
+    self._load_up_to = load_up_to
+
+  def __len__(self) -> int:
+    return self._count
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {name: value for name, value in self.__dict__.items() if name != "_loaded"}
+
+  def __getitem__(self, places: np.ndarray) -> np.ndarray:
+    """Returns the numbers at some places; raises CorpusError if they cannot be read."""
+    if places.size and not (0 <= places.min() and places.max() < self._count):
+      raise errors.OrderError(
+          f"{self._paths[0]} has {self._count} numbers; there is none at {places.min()} or"
+          f" {places.max()}."
+      )
+    if self._loaded is not None:
+      return self._loaded.reshape(-1)[places]
+    numbers, within = np.divmod(places, self._per_block)
+    needed, which = np.unique(numbers, return_inverse=True)
+    return self.blocks(needed)[which, within]
+
+  def blocks(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns some blocks of numbers, one per row; zeros complete the last block of the array."""
+    return self._read(numbers) if self._loaded is None else self._loaded[numbers]
+
+  @property
+  def _per_block(self) -> int:
+    return self._block_bytes // self._dtype.itemsize
+
+  @functools.cached_property
+  def _loaded(self) -> np.ndarray | None:
+    """All blocks of a small array; None for a large one."""
+    if self._count * self._dtype.itemsize > self._load_up_to:
+      return None
+    return self._read(np.arange(-(-self._count // self._per_block)))
+
+  def _read(self, numbers: np.ndarray) -> np.ndarray:
+    starts = numbers * self._block_bytes
+    sizes = np.minimum(self._block_bytes, self._count * self._dtype.itemsize - starts)
+    found = np.zeros(len(numbers) * self._block_bytes, np.uint8)
+    self._storage.fill(
+        self._paths,
+        np.zeros(len(numbers), np.int64),
+        self._offset + starts,
+        sizes,
+        found,
+        np.arange(len(numbers)) * self._block_bytes,
+    )
+    return found.view(self._dtype).reshape(len(numbers), self._per_block)
+
+  def load(self) -> np.ndarray:
+    """Returns all numbers."""
+    size = self._count * self._dtype.itemsize
+    return np.frombuffer(self._storage.read(self._paths[0], self._offset, size), self._dtype)
