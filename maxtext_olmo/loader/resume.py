@@ -22,6 +22,7 @@ import dataclasses
 import json
 import os
 import re
+import reprlib
 from typing import Any
 
 import jax
@@ -44,27 +45,45 @@ _KNOWN = re.compile(r"olmo_state\.json|metadata|process_\d+(-of-\d+)?\.json")
 _DATA_ITEMS = ("data", "iter")
 
 
-def find_state(directory: epath.Path) -> dict[str, Any] | None:
-  """Returns the data state among the files of a checkpoint's item, or None if there is none.
+_REMEDY = (
+    "Move this checkpoint away to resume from the one before it, or set initial_step, and"
+    " olmo_initial_position if the batch size has changed."
+)
+
+
+def find_state(directory: epath.Path) -> dict[str, Any]:
+  """Returns the data state among the files of a checkpoint's item.
 
   Raises:
-    ResumeError: A file that should hold a state is not JSON.
+    ResumeError: No file holds a state, or one that should hold it cannot be read.
   """
-  if not directory.exists():
-    return None
-  for path in sorted(directory.iterdir(), key=lambda path: path.name):
-    if not _KNOWN.fullmatch(path.name):
-      continue
-    try:
-      state = json.loads(path.read_text())
-    except ValueError as error:
-      raise errors.ResumeError(
-          f"The data state {path} is not JSON ({error}). Remove this checkpoint to resume from the"
-          " one before it."
-      ) from error
+  try:
+    files = sorted(path.name for path in directory.iterdir())
+  except OSError as error:
+    raise errors.ResumeError(f"{directory} cannot be read ({error}). {_REMEDY}") from error
+  found = []
+  for name in filter(_KNOWN.fullmatch, files):
+    state = read_json(directory / name)
     if _is_state(state):
       return state
-  return None
+    found.append(f"{name} with {reprlib.repr(state)}")
+  raise errors.ResumeError(
+      f"{directory} holds no data state of this library: expected {_FILE}, or a state in the files"
+      f" of Orbax's JSON handler or Grain's; found {', '.join(found or files) or 'no file'}."
+      f" {_REMEDY}"
+  )
+
+
+def read_json(path: epath.Path) -> Any:
+  """Returns the JSON value in a file of a checkpoint; raises ResumeError if there is none."""
+  try:
+    return json.loads(path.read_text())
+  except OSError as error:
+    raise errors.ResumeError(
+        f"The data state {path} cannot be read ({error}). {_REMEDY}"
+    ) from error
+  except (ValueError, RecursionError) as error:
+    raise errors.ResumeError(f"The data state {path} is not JSON ({error}). {_REMEDY}") from error
 
 
 def _is_state(value: Any) -> bool:
@@ -87,11 +106,6 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
   def restore(self, directory: epath.Path, args: IteratorRestore) -> Any:
     """Moves the iterator to where the state was saved, and returns it."""
     state = find_state(directory)
-    if state is None:
-      raise errors.ResumeError(
-          f"{directory} holds no data state of this library: expected {_FILE}, or the files of"
-          " Grain's handler. Without one, set initial_step or olmo_initial_position."
-      )
     if jax.process_count() > 1 and grain_state.is_of_one_process(state):
       raise errors.ResumeError(
           f"{directory} holds the state of one process's data, saved by an earlier release, and"
@@ -146,23 +160,33 @@ def _steps_in(directory: epath.Path) -> list[epath.Path]:
 
 def is_committed(path: epath.Path) -> bool:
   """Returns whether a save was completed here; Orbax marks that in a way that suits the storage."""
-  if (path / "commit_success.txt").exists():
-    return True
+  # A save that writes in place creates the metadata when it begins, without a commit time.
+  return (path / "commit_success.txt").exists() or bool(
+      _metadata(path).get("commit_timestamp_nsecs")
+  )
+
+
+def _metadata(path: epath.Path) -> dict[str, Any]:
+  """What Orbax noted about a checkpoint; empty if that cannot be read."""
   try:
     metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text())
-  except (OSError, ValueError):
-    return False
-  # A save that writes in place creates the file when it begins, without a commit time.
-  return isinstance(metadata, dict) and bool(metadata.get("commit_timestamp_nsecs"))
+  except (OSError, ValueError, RecursionError):
+    return {}
+  return metadata if isinstance(metadata, dict) else {}
 
 
 def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
-  """Returns the data state in a checkpoint, or None if it has none that this library saved."""
+  """Returns the data state in a checkpoint, or None if it was saved without one.
+
+  Raises:
+    ResumeError: It was saved with one, which is lost or damaged.
+  """
   for path in _steps_in(epath.Path(checkpoint_dir)):
-    for item in _DATA_ITEMS if int(path.name) == step else ():
-      state = find_state(path / item)
-      if state is not None:
-        return state
+    if int(path.name) == step:
+      saved = _metadata(path).get("item_handlers")
+      for item in _DATA_ITEMS:
+        if (path / item).exists() or (isinstance(saved, dict) and item in saved):
+          return find_state(path / item)
   return None
 
 
@@ -221,6 +245,6 @@ def _decide(options: config_lib.Options) -> dict[str, Any]:
   state = saved_state(options.checkpoint_dir, label)
   if state is None:
     logging.info(
-        "Checkpoint %d holds no data state of this library; %d steps are done.", label, label + 1
+        "Checkpoint %d was saved without a data state; %d steps are done.", label, label + 1
     )
   return {**decision, "step": label + 1, "state": state}

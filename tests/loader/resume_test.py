@@ -2,12 +2,14 @@
 
 import json
 import pathlib
+import shutil
 from typing import Any, ClassVar
 
 import grain
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
@@ -114,6 +116,34 @@ class ResumeTest(cases.LoaderCase):
     self.save(3, data=ocp.args.JsonSave(state))
     with self.assertRaisesRegex(errors.ResumeError, "seed: the checkpoint has 5, this run has 0"):
       self.start()
+
+  @parameterized.parameters("[1]", '{"step": 4}', "{}", "null", "", "\\xff", "[" * 100_000, None)
+  def test_a_lost_data_state_is_an_error_and_not_a_resume_by_step(self, text):
+    self.save(6, items=self.model(), data=ocp.args.JsonSave(self.state(7, size=4)))
+    path = self.checkpoints / "6" / "data" / "metadata"
+    path.unlink()
+    if text is not None:
+      path.write_text(text)
+    with self.assertRaisesRegex(
+        errors.ResumeError, "6/data.*(expected|is not JSON)(.|\\n)*set initial_step"
+    ):
+      self.start()
+    self.assertEqual(self.start(initial_step=7, olmo_initial_position=28), (7, 28))
+
+  def test_a_data_item_that_was_deleted_is_an_error(self):
+    self.save(6, items=self.model(), data=ocp.args.JsonSave(self.state(7)))
+    shutil.rmtree(self.checkpoints / "6" / "data")
+    with self.assertRaisesRegex(errors.ResumeError, "6/data cannot be read"):
+      self.start()
+    (self.checkpoints / "6" / "data").write_text("a file")
+    with self.assertRaisesRegex(errors.ResumeError, "6/data cannot be read"):
+      self.start()
+
+  def test_a_checkpoint_that_never_had_a_data_item_says_so(self):
+    self.save(6, items=self.model())
+    with self.assertLogs(level="INFO") as logs:
+      self.start()
+    self.assertLen([line for line in logs.output if "without a data state" in line], 1)
 
   def test_a_damaged_state_is_named(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4)))
