@@ -14,7 +14,9 @@ files follows from the index.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import re
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -23,6 +25,7 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.order import stream as stream_lib
@@ -60,7 +63,7 @@ class CorpusPolicy:
     if was == stream.fingerprint:
       self._check_content(was)
       self._check_extents(extents)
-      return stream.with_history(self.index, extents)
+      return self._with_extents(stream, extents)
     files_then = index_lib.find_prefix(self.index, was)
     what = _indented(self._describe(was, files_then, entry.sequence_length))
     if self.allow == "any":
@@ -91,15 +94,26 @@ class CorpusPolicy:
     if jax.process_index() != 0 or not self.checkpoint_dir:
       return
     path = self._copy(self.index.fingerprint)
-    if not path.exists() or (resumed and self.allow == "any"):
+    if path.exists() and not (resumed and self.allow == "any"):
+      return
+    # With epath, because checkpoints may be in an object store.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
       path.parent.mkdir(parents=True, exist_ok=True)
-      # With epath, because checkpoints may be in an object store.
-      temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
       temporary.write_text(index_builder.dump_index(self.index))
       temporary.replace(path)
+    except OSError as error:
+      with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+      raise errors.ConfigError(
+          f"checkpoint_dir={self.checkpoint_dir} cannot be written ({error}): {path}, the copy of"
+          " the run's index. Name a directory that the run may write to, or set"
+          " enable_checkpointing=False."
+      ) from error
 
   def _copy(self, fingerprint: str) -> epath.Path:
-    name = fingerprint.rpartition(":")[2] + ".json"
+    # A fingerprint in a state may be anything, such as a path.
+    name = re.sub(r"[^0-9A-Za-z]", "_", fingerprint.rpartition(":")[2])[:100] + ".json"
     return epath.Path(self.checkpoint_dir) / _COPIES / name
 
   def _extended(
@@ -113,7 +127,7 @@ class CorpusPolicy:
   ) -> stream_lib.Stream:
     extents = list(extents) or [(0, files_then, was)]
     self._check_extents(extents, last_must_be_present=False)
-    epochs = stream.with_history(self.index, extents).order.epochs
+    epochs = self._with_extents(stream, extents).order.epochs
     epoch = epochs.epoch(position)
     first = epoch if position == epochs.start(epoch) else epoch + 1
     kept = [extent for extent in extents if extent[0] < first]
@@ -128,6 +142,14 @@ class CorpusPolicy:
         extended.order.num_instances,
     )
     return extended
+
+  def _with_extents(
+      self, stream: stream_lib.Stream, extents: Sequence[stream_lib.Extent]
+  ) -> stream_lib.Stream:
+    try:
+      return stream.with_history(self.index, extents)
+    except errors.OrderError as error:
+      raise schema.damaged(f"its corpus cannot have grown as {extents} ({error})") from error
 
   def _check_extents(
       self, extents: Sequence[stream_lib.Extent], last_must_be_present: bool = True
