@@ -18,11 +18,12 @@ elsewhere, and is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
-import reprlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from etils import epath
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
@@ -66,7 +68,7 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
     state = read_json(directory / name)
     if _is_state(state):
       return state
-    found.append(f"{name} with {reprlib.repr(state)}")
+    found.append(f"{name} with {schema.show(state)}")
   raise errors.ResumeError(
       f"{directory} holds no data state of this library: expected {_FILE}, or a state in the files"
       f" of Orbax's JSON handler or Grain's; found {', '.join(found or files) or 'no file'}."
@@ -93,6 +95,15 @@ def _is_state(value: Any) -> bool:
   return "identity" in value or {"format", "kind"} <= set(value) or grain_state.is_state(value)
 
 
+@contextlib.contextmanager
+def naming(where: Any) -> Iterator[None]:
+  """Adds to a ResumeError where the state is that causes it."""
+  try:
+    yield
+  except errors.ResumeError as error:
+    raise errors.ResumeError(f"{where}: {error}") from error
+
+
 class IteratorCheckpointHandler(ocp.CheckpointHandler):
   """Saves and restores an iterator of this library; the handler itself is stateless."""
 
@@ -112,7 +123,8 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
           f" this run has {jax.process_count()}. If it is valid for all of them, read the file and"
           " pass it to set_state on each process."
       )
-    args.item.set_state(state)
+    with naming(directory):
+      args.item.set_state(state)
     start_prefetch = getattr(args.item, "start_prefetch", None)
     if start_prefetch is not None:
       start_prefetch()
@@ -147,15 +159,27 @@ class IteratorRestore(ocp.args.CheckpointArgs):
 
 def latest_committed_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
   """Returns the largest step with a committed checkpoint, or None."""
+  return max(committed_steps(checkpoint_dir), default=None)
+
+
+def committed_steps(checkpoint_dir: str | os.PathLike[str]) -> list[int]:
+  """Returns the steps with a committed checkpoint."""
+  return [int(path.name) for path in _steps_in(checkpoint_dir) if is_committed(path)]
+
+
+def _steps_in(checkpoint_dir: str | os.PathLike[str]) -> list[epath.Path]:
   directory = epath.Path(checkpoint_dir)
-  if not directory.exists():
-    return None
-  return max((int(path.name) for path in _steps_in(directory) if is_committed(path)), default=None)
+  try:
+    return [path for path in directory.iterdir() if is_step(path)] if directory.exists() else []
+  except (OSError, ValueError) as error:
+    raise errors.ConfigError(
+        f"checkpoint_dir={directory} cannot be read ({error}). Name a directory of your own."
+    ) from error
 
 
-def _steps_in(directory: epath.Path) -> list[epath.Path]:
-  """The checkpoints of a directory; Orbax may pad the steps in their names with zeros."""
-  return [p for p in directory.iterdir() if p.name.isascii() and p.name.isdigit()]
+def is_step(path: epath.Path) -> bool:
+  """Returns whether a name is a checkpoint's; Orbax may pad the steps in names with zeros."""
+  return path.name.isascii() and path.name.isdigit()
 
 
 def is_committed(path: epath.Path) -> bool:
@@ -181,7 +205,7 @@ def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
   Raises:
     ResumeError: It was saved with one, which is lost or damaged.
   """
-  for path in _steps_in(epath.Path(checkpoint_dir)):
+  for path in _steps_in(checkpoint_dir):
     if int(path.name) == step:
       saved = _metadata(path).get("item_handlers")
       for item in _DATA_ITEMS:
@@ -201,14 +225,15 @@ def find_start(
   """Returns where the run resumes; process 0 decides for all."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
-    return state_lib.read_state(
-        decision["state"],
-        stream,
-        schedule,
-        content,
-        corpus=corpus,
-        whole_batches=options.resumes_whole_batches,
-    )
+    with naming(decision["where"]):
+      return state_lib.read_state(
+          decision["state"],
+          stream,
+          schedule,
+          content,
+          corpus=corpus,
+          whole_batches=options.resumes_whole_batches,
+      )
   step, position = decision["step"], options.olmo_initial_position
   if position < 0:
     return state_lib.Start(step, schedule, stream)
@@ -221,7 +246,8 @@ def restore_latest(options: config_lib.Options, iterator: Any) -> None:
   """Moves an iterator whose rows have no positions to the state in the latest checkpoint."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
-    iterator.set_state(decision["state"])
+    with naming(decision["where"]):
+      iterator.set_state(decision["state"])
   elif decision["step"]:
     raise errors.ResumeError(
         f"{options.checkpoint_dir} has checkpoints of {decision['step']} steps without a data state"
@@ -247,4 +273,5 @@ def _decide(options: config_lib.Options) -> dict[str, Any]:
     logging.info(
         "Checkpoint %d was saved without a data state; %d steps are done.", label, label + 1
     )
-  return {**decision, "step": label + 1, "state": state}
+  where = f"Checkpoint {label} in {options.checkpoint_dir}"
+  return {"step": label + 1, "state": state, "where": where}

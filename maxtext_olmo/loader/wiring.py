@@ -54,7 +54,9 @@ def train_iterator(
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
   if corpus is not None:
-    corpus.keep_copy(resumed=start.history is not None)
+    collectives.run_on_all_processes(
+        lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"
+    )
   return iterator_lib.BatchIterator(
       source,
       reader,

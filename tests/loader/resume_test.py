@@ -106,6 +106,13 @@ class ResumeTest(cases.LoaderCase):
     (self.checkpoints / "²").mkdir()
     self.assertEqual(self.start(), (4, 8))
 
+  @parameterized.parameters("a_file", "a_file/below", "/proc/checkpoints", "/proc/version")
+  def test_a_directory_that_cannot_be_used_is_a_config_error(self, name):
+    (self.checkpoints / "a_file").write_text("")
+    path = self.checkpoints / name
+    with self.assertRaisesRegex(errors.ConfigError, f"checkpoint_dir={path} cannot be"):
+      self.start(checkpoint_dir=str(path))
+
   def test_a_disabled_checkpoint_directory_is_not_looked_into(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4)))
     self.assertEqual(self.start(enable_checkpointing=False), (0, 0))
@@ -114,7 +121,9 @@ class ResumeTest(cases.LoaderCase):
     state = self.state(4)
     state["history"][-1]["identity"]["seed"] = 5
     self.save(3, data=ocp.args.JsonSave(state))
-    with self.assertRaisesRegex(errors.ResumeError, "seed: the checkpoint has 5, this run has 0"):
+    with self.assertRaisesRegex(
+        errors.ResumeError, "^Checkpoint 3 in (.|\n)*seed: the checkpoint has 5, this run has 0"
+    ):
       self.start()
 
   @parameterized.parameters("[1]", '{"step": 4}', "{}", "null", "", "\\xff", "[" * 100_000, None)
