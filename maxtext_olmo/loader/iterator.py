@@ -100,8 +100,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     layouts: For each batch size of the schedule, how the arrays are laid out on the mesh.
     content: How tokens are processed.
     prefetch: How many batches are made in advance.
-    restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation; in
-      training, `iter()` does not move the iterator.
+    restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation, unless a
+      state was just set; in training, `iter()` does not move the iterator.
     pad_after_end: Whether padding batches follow a finite stream.
     corpus: Policy for a corpus that changed since a state was saved; None requires an identical
       corpus.
@@ -141,6 +141,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._start = start
     self._history = state_lib.begin_history(start, self._record)
     self._step = start.step
+    self._state_set = False  # Since the last `iter()`.
     self._expanders = {
         size: expand.Expander(layout, content.shift) for size, layout in self._layouts.items()
     }
@@ -153,7 +154,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
-      self.reset()
+      # A state that was saved after the last batch is the end of a pass, so a new one begins.
+      if not self._state_set or not self._start.stream.has(self.position):
+        self.reset()
+      self._state_set = False
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
@@ -260,6 +264,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
             whole_batches=self._whole_batches,
         )
     )
+    self._state_set = True
     if self._corpus is not None:
       self._corpus.keep_copy(resumed=True)
 
@@ -279,6 +284,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def reset(self) -> None:
     """Returns to where this iterator began."""
+    self._state_set = False
     self._move_to(self._beginning)
 
   def start_prefetch(self) -> None:
