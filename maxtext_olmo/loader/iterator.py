@@ -108,6 +108,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
+    on_start: Called with the history and the step when batches are about to be read from there.
   """
 
   def __init__(
@@ -124,6 +125,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       corpus: corpus_change.CorpusPolicy | None = None,
       whole_batches: bool = False,
       labels: np.ndarray | None = None,
+      on_start: Callable[[timeline.Timeline, int], None] | None = None,
   ):
     super().__init__()
     self._source = source
@@ -136,6 +138,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._corpus = corpus
     self._whole_batches = whole_batches
     self._labels = labels
+    self._on_start = on_start
     self._record = content.record(source.segment_rule)
     self._beginning = start
     self._start = start
@@ -291,6 +294,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Starts preparing batches, so that the first one is ready when it is requested."""
     if self._sent is not None:
       return
+    if self._on_start is not None:
+      self._on_start(self._history, self._step)
     start = self._start._replace(step=self._step)
     self._dataset = self._make_dataset(start)
     if len(self._dataset):

@@ -37,6 +37,7 @@ from maxtext_olmo import schema
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -269,9 +270,18 @@ def _decide(options: config_lib.Options) -> dict[str, Any]:
   if label is None:
     return decision
   state = saved_state(options.checkpoint_dir, label)
-  if state is None:
-    logging.info(
-        "Checkpoint %d was saved without a data state; %d steps are done.", label, label + 1
-    )
   where = f"Checkpoint {label} in {options.checkpoint_dir}"
+  if state is None:
+    known = "its step alone decides"
+    if options.olmo_initial_position >= 0:
+      known = f"olmo_initial_position={options.olmo_initial_position} decides"
+    elif (state := history_file.state_at(options.checkpoint_dir, label + 1)) is not None:
+      known = f"the history of the run puts that at position {state['position']}"
+      where += f" and {history_file.NAME}"
+    logging.info(
+        "Checkpoint %d was saved without a data state; %d steps are done, and %s.",
+        label,
+        label + 1,
+        known,
+    )
   return {"step": label + 1, "state": state, "where": where}

@@ -8,7 +8,8 @@ When a run is restored,
      done exactly that many steps: the run begins new data here; or
   2. the state in the restored checkpoint (or next to that of `load_full_state_path`), or
   3. `initial_step`, if set; together with `olmo_initial_position` it is an anchor, or
-  4. the step of the restored model, as the number of steps done.
+  4. the step of the restored model, as the number of steps done; its position follows from the
+     history in the run's directory or, without one, from the batch schedule.
 
 The last case is for checkpoints of the emergency and multi-tier managers and of MaxText's own
 loader, which hold no state.
@@ -25,6 +26,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
 
@@ -102,12 +104,16 @@ def place_after_restore(
     reason = f"initial_step={given} and olmo_initial_position={position}, not a data state, decide"
   elif checkpoint is not None and resume.is_step(checkpoint):
     state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
+  where = checkpoint
+  source = "data state restored"
+  if state is None and step is not None and given < 0 and position < 0:
+    where = epath.Path(config.checkpoint_dir) if checkpoint is None else checkpoint.parent
+    state = history_file.state_at(where, step)
+    source = f"{reason}, but the run has its history"
   if state is not None:
-    with resume.naming(checkpoint):
+    with resume.naming(where):
       iterator.set_state(state)
-    logging.info(
-        "olmo_grain: data state restored, step %d, position %d.", iterator.step, iterator.position
-    )
+    logging.info("olmo_grain: %s, step %d, position %d.", source, iterator.step, iterator.position)
     return
   if step is None:
     return

@@ -74,6 +74,24 @@ class ResumeTest(parameterized.TestCase):
     run = self._start("steps=10").wait()
     self.assertEqual(_ids(self.begun["ours"][1]) + _ids(run), self._expected(0, 40))
 
+  def test_without_a_state_the_history_decides_where_the_batch_size_has_changed(self):
+    self._copy("ours", "run")
+    runs.remove_states(self.directory, "run")
+    second = self._start("steps=10", "per_device_batch_size=6").wait()
+    self.assertEqual(_ids(second), self._expected(28, 46))
+    self.assertIn("but the run has its history, step 7, position 28", second.log())
+    runs.remove_states(self.directory, "run")
+    third = self._start("steps=12").wait()
+    self.assertEqual(_ids(third), self._expected(46, 54))
+
+  def test_a_lost_data_state_stops_the_run(self):
+    for path in self._copy("ours", "run").glob("checkpoints/6/iter/*.json"):
+      path.unlink()
+    run = self._start("steps=9")
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertEmpty(run.steps())
+    self.assertIn("6/iter holds no data state of this library", run.log())
+
   def test_the_state_decides_where_the_batch_size_has_changed(self):
     second = self._go_on("ours", "steps=10", "per_device_batch_size=6")
     self.assertEqual(list(second.steps()), [7, 8, 9])
