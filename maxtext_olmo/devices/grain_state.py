@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,12 +24,20 @@ import jax
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.devices import collectives
 
 FORMAT = 2
 KIND = "grain"
 
 _BYTES = "__bytes__"
+_SCHEMA = {
+    "step": schema.Count(),
+    "iterator_length": schema.Maybe(schema.Count()),
+    "epoch_start": schema.Maybe(schema.Count()),
+    "position": schema.Maybe(schema.Count()),
+    "iterators": schema.Maybe([object]),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +89,16 @@ def read(state: Any) -> GrainState:
   """Reads a state of either version; raises ResumeError if it is damaged or of another kind."""
   if not isinstance(state, Mapping):
     raise errors.ResumeError(
-        f"A data state is a dict, found {type(state).__name__}: {str(state)[:200]!r}."
+        f"A data state is a dict, found {type(state).__name__}: {schema.show(state)}."
     )
+  state = plain(state)
   version_1 = "format" not in state
   if not version_1 and (state["format"], state.get("kind")) != (FORMAT, KIND):
     raise errors.ResumeError(
         f"Expected a data state of format {FORMAT} and kind {KIND!r}, found format"
-        f" {state['format']!r} and kind {state.get('kind')!r}: it was saved by another kind of"
-        " iterator, or by a later release. Resume with the dataset type that saved it."
+        f" {schema.show(state['format'])} and kind {schema.show(state.get('kind'))}: it was saved"
+        " by another kind of iterator, or by a later release. Resume with the dataset type that"
+        " saved it."
     )
   missing = {"step", "iterator_length"} - set(state)
   if missing:
@@ -97,20 +106,20 @@ def read(state: Any) -> GrainState:
         f"The state has no {' and no '.join(sorted(missing))}, only {sorted(map(str, state))}: it"
         " was not saved by this kind of iterator."
     )
-  length = state["iterator_length"]
-  epoch_start = _count("epoch_start", state.get("epoch_start", 0))
-  step = _count("step", state["step"]) + (epoch_start if version_1 else 0)
+  identity = state.get("identity")
+  schema.check(state, _SCHEMA)
+  if not isinstance(identity, str):
+    schema.check(identity, schema.Maybe(dict), "identity")
+  epoch_start = state.get("epoch_start") or 0
+  step = state["step"] + (epoch_start if version_1 else 0)
   if step < epoch_start:
-    raise errors.ResumeError(
-        f"The data state is damaged: it is at step {step} of an epoch that began at {epoch_start}."
-    )
-  position = state.get("position")
+    raise schema.damaged(f"it is at step {step} of an epoch that began at {epoch_start}")
   return GrainState(
       step=step,
       epoch_start=epoch_start,
-      iterator_length=None if length is None else _count("iterator_length", length),
-      position=None if position is None else _count("position", position),
-      identity=state.get("identity"),
+      iterator_length=state["iterator_length"],
+      position=state.get("position"),
+      identity=identity,
       iterator=_iterator_of_this_process(state),
   )
 
@@ -127,6 +136,14 @@ def is_state(value: Any) -> bool:
 def is_of_one_process(state: Mapping[str, Any]) -> bool:
   """Returns whether a version 1 state has an iterator but does not say which process's it is."""
   return "format" not in state and "identity" not in state and "iterator" in state
+
+
+def plain(state: Any) -> Any:
+  """Returns a state as JSON has it; frameworks may restore integers as NumPy's."""
+  try:
+    return jsonable(state)
+  except RecursionError as error:
+    raise schema.damaged("it is nested too deeply") from error
 
 
 def jsonable(value: Any) -> Any:
@@ -159,8 +176,8 @@ def from_json(value: Any, tuples: bool = False) -> Any:
 
 
 def _iterator_of_this_process(state: Mapping[str, Any]) -> Any:
-  if "iterators" not in state:
-    return from_json(state.get("iterator"))
+  if state.get("iterators") is None:
+    return _restored(state.get("iterator"))
   saved, now = len(state["iterators"]), jax.process_count()
   if saved != now:
     raise errors.ResumeError(
@@ -168,17 +185,11 @@ def _iterator_of_this_process(state: Mapping[str, Any]) -> Any:
         f" {now}. Resume with {saved} processes. To be free to change their number, use"
         " shard='batch' (olmo_shard=batch in a config) from the start of a run."
     )
-  return from_json(state["iterators"][jax.process_index()])
+  return _restored(state["iterators"][jax.process_index()])
 
 
-def _count(name: str, value: Any) -> int:
+def _restored(iterator: Any) -> Any:
   try:
-    number = operator.index(value)
-  except TypeError:
-    number = -1
-  if number < 0 or isinstance(value, bool):
-    raise errors.ResumeError(
-        f"The data state is damaged: {name!r} is {value!r}, expected a count. Restore it from"
-        " another checkpoint."
-    )
-  return number
+    return from_json(iterator)
+  except (TypeError, ValueError) as error:
+    raise schema.damaged(f"its data iterator's state has bytes that are none ({error})") from error

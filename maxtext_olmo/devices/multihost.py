@@ -240,7 +240,16 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       )
       self.state_set = False
       return
-    self.local_iterator.set_state(saved.iterator)  # type: ignore[attr-defined]
+    try:
+      self.local_iterator.set_state(saved.iterator)  # type: ignore[attr-defined]
+    except errors.ResumeError:
+      raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+      raise errors.ResumeError(
+          f"{type(self.local_iterator).__name__} cannot restore its part of the data state"
+          f" ({type(error).__name__}: {error}): it is damaged, or was saved by another dataloader."
+          " Restore another checkpoint."
+      ) from error
     self._epoch_start = saved.epoch_start
     self.step_counter = saved.step - saved.epoch_start
     self.state_set = True

@@ -15,6 +15,7 @@ files follows from the index.
 from __future__ import annotations
 
 import dataclasses
+import re
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,7 @@ from etils import epath
 
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.order import stream as stream_lib
@@ -61,7 +63,7 @@ class CorpusPolicy:
     if was == stream.fingerprint:
       self._check_content(was)
       self._check_extents(extents)
-      return stream.with_history(self.index, extents)
+      return self._with_extents(stream, extents)
     files_then = index_lib.find_prefix(self.index, was)
     what = _indented(self._describe(was, files_then, entry.sequence_length))
     if self.allow == "any":
@@ -108,7 +110,8 @@ class CorpusPolicy:
       raise
 
   def _copy(self, fingerprint: str) -> epath.Path:
-    name = fingerprint.rpartition(":")[2] + ".json"
+    # A fingerprint in a state may be anything, such as a path.
+    name = re.sub(r"[^0-9A-Za-z]", "_", fingerprint.rpartition(":")[2])[:100] + ".json"
     return epath.Path(self.checkpoint_dir) / _COPIES / name
 
   def _extended(
@@ -122,7 +125,7 @@ class CorpusPolicy:
   ) -> stream_lib.Stream:
     extents = list(extents) or [(0, files_then, was)]
     self._check_extents(extents, last_must_be_present=False)
-    epochs = stream.with_history(self.index, extents).order.epochs
+    epochs = self._with_extents(stream, extents).order.epochs
     epoch = epochs.epoch(position)
     first = epoch if position == epochs.start(epoch) else epoch + 1
     kept = [extent for extent in extents if extent[0] < first]
@@ -137,6 +140,14 @@ class CorpusPolicy:
         extended.order.num_instances,
     )
     return extended
+
+  def _with_extents(
+      self, stream: stream_lib.Stream, extents: Sequence[stream_lib.Extent]
+  ) -> stream_lib.Stream:
+    try:
+      return stream.with_history(self.index, extents)
+    except errors.OrderError as error:
+      raise schema.damaged(f"its corpus cannot have grown as {extents} ({error})") from error
 
   def _check_extents(
       self, extents: Sequence[stream_lib.Extent], last_must_be_present: bool = True

@@ -100,14 +100,15 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     layouts: For each batch size of the schedule, how the arrays are laid out on the mesh.
     content: How tokens are processed.
     prefetch: How many batches are made in advance.
-    restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation; in
-      training, `iter()` does not move the iterator.
+    restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation, unless a
+      state was just set; in training, `iter()` does not move the iterator.
     pad_after_end: Whether padding batches follow a finite stream.
     corpus: Policy for a corpus that changed since a state was saved; None requires an identical
       corpus.
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
+    on_start: Called with the history and the step when batches are about to be read from there.
   """
 
   def __init__(
@@ -124,6 +125,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       corpus: corpus_change.CorpusPolicy | None = None,
       whole_batches: bool = False,
       labels: np.ndarray | None = None,
+      on_start: Callable[[timeline.Timeline, int], None] | None = None,
   ):
     super().__init__()
     self._source = source
@@ -136,11 +138,13 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._corpus = corpus
     self._whole_batches = whole_batches
     self._labels = labels
+    self._on_start = on_start
     self._record = content.record(source.segment_rule)
     self._beginning = start
     self._start = start
     self._history = state_lib.begin_history(start, self._record)
     self._step = start.step
+    self._state_set = False  # Since the last `iter()`.
     self._expanders = {
         size: expand.Expander(layout, content.shift) for size, layout in self._layouts.items()
     }
@@ -153,7 +157,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
-      self.reset()
+      # A state that was saved after the last batch is the end of a pass, so a new one begins.
+      if not self._state_set or not self._start.stream.has(self.position):
+        self.reset()
+      self._state_set = False
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
@@ -260,6 +267,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
             whole_batches=self._whole_batches,
         )
     )
+    self._state_set = True
     if self._corpus is not None:
       self._corpus.keep_copy(resumed=True)
 
@@ -279,12 +287,15 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def reset(self) -> None:
     """Returns to where this iterator began."""
+    self._state_set = False
     self._move_to(self._beginning)
 
   def start_prefetch(self) -> None:
     """Starts preparing batches, so that the first one is ready when it is requested."""
     if self._sent is not None:
       return
+    if self._on_start is not None:
+      self._on_start(self._history, self._step)
     start = self._start._replace(step=self._step)
     self._dataset = self._make_dataset(start)
     if len(self._dataset):

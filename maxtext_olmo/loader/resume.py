@@ -18,10 +18,12 @@ elsewhere, and is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,9 +34,11 @@ from etils import epath
 from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -45,27 +49,45 @@ _KNOWN = re.compile(r"olmo_state\.json|metadata|process_\d+(-of-\d+)?\.json")
 _DATA_ITEMS = ("data", "iter")
 
 
-def find_state(directory: epath.Path) -> dict[str, Any] | None:
-  """Returns the data state among the files of a checkpoint's item, or None if there is none.
+_REMEDY = (
+    "Move this checkpoint away to resume from the one before it, or set initial_step, and"
+    " olmo_initial_position if the batch size has changed."
+)
+
+
+def find_state(directory: epath.Path) -> dict[str, Any]:
+  """Returns the data state among the files of a checkpoint's item.
 
   Raises:
-    ResumeError: A file that should hold a state is not JSON.
+    ResumeError: No file holds a state, or one that should hold it cannot be read.
   """
-  if not directory.exists():
-    return None
-  for path in sorted(directory.iterdir(), key=lambda path: path.name):
-    if not _KNOWN.fullmatch(path.name):
-      continue
-    try:
-      state = json.loads(path.read_text())
-    except ValueError as error:
-      raise errors.ResumeError(
-          f"The data state {path} is not JSON ({error}). Remove this checkpoint to resume from the"
-          " one before it."
-      ) from error
+  try:
+    files = sorted(path.name for path in directory.iterdir())
+  except OSError as error:
+    raise errors.ResumeError(f"{directory} cannot be read ({error}). {_REMEDY}") from error
+  found = []
+  for name in filter(_KNOWN.fullmatch, files):
+    state = read_json(directory / name)
     if _is_state(state):
       return state
-  return None
+    found.append(f"{name} with {schema.show(state)}")
+  raise errors.ResumeError(
+      f"{directory} holds no data state of this library: expected {_FILE}, or a state in the files"
+      f" of Orbax's JSON handler or Grain's; found {', '.join(found or files) or 'no file'}."
+      f" {_REMEDY}"
+  )
+
+
+def read_json(path: epath.Path) -> Any:
+  """Returns the JSON value in a file of a checkpoint; raises ResumeError if there is none."""
+  try:
+    return json.loads(path.read_text())
+  except OSError as error:
+    raise errors.ResumeError(
+        f"The data state {path} cannot be read ({error}). {_REMEDY}"
+    ) from error
+  except (ValueError, RecursionError) as error:
+    raise errors.ResumeError(f"The data state {path} is not JSON ({error}). {_REMEDY}") from error
 
 
 def _is_state(value: Any) -> bool:
@@ -73,6 +95,15 @@ def _is_state(value: Any) -> bool:
   if not isinstance(value, dict):
     return False
   return "identity" in value or {"format", "kind"} <= set(value) or grain_state.is_state(value)
+
+
+@contextlib.contextmanager
+def naming(where: Any) -> Iterator[None]:
+  """Adds to a ResumeError where the state is that causes it."""
+  try:
+    yield
+  except errors.ResumeError as error:
+    raise errors.ResumeError(f"{where}: {error}") from error
 
 
 class IteratorCheckpointHandler(ocp.CheckpointHandler):
@@ -89,18 +120,14 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
   def restore(self, directory: epath.Path, args: IteratorRestore) -> Any:
     """Moves the iterator to where the state was saved, and returns it."""
     state = find_state(directory)
-    if state is None:
-      raise errors.ResumeError(
-          f"{directory} holds no data state of this library: expected {_FILE}, or the files of"
-          " Grain's handler. Without one, set initial_step or olmo_initial_position."
-      )
     if jax.process_count() > 1 and grain_state.is_of_one_process(state):
       raise errors.ResumeError(
           f"{directory} holds the state of one process's data, saved by an earlier release, and"
           f" this run has {jax.process_count()}. If it is valid for all of them, read the file and"
           " pass it to set_state on each process."
       )
-    args.item.set_state(state)
+    with naming(directory):
+      args.item.set_state(state)
     start_prefetch = getattr(args.item, "start_prefetch", None)
     if start_prefetch is not None:
       start_prefetch()
@@ -135,36 +162,58 @@ class IteratorRestore(ocp.args.CheckpointArgs):
 
 def latest_committed_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
   """Returns the largest step with a committed checkpoint, or None."""
+  return max(committed_steps(checkpoint_dir), default=None)
+
+
+def committed_steps(checkpoint_dir: str | os.PathLike[str]) -> list[int]:
+  """Returns the steps with a committed checkpoint."""
+  return [int(path.name) for path in _steps_in(checkpoint_dir) if is_committed(path)]
+
+
+def _steps_in(checkpoint_dir: str | os.PathLike[str]) -> list[epath.Path]:
   directory = epath.Path(checkpoint_dir)
-  if not directory.exists():
-    return None
-  return max((int(path.name) for path in _steps_in(directory) if is_committed(path)), default=None)
+  try:
+    return [path for path in directory.iterdir() if is_step(path)] if directory.exists() else []
+  except (OSError, ValueError) as error:
+    raise errors.ConfigError(
+        f"checkpoint_dir={directory} cannot be read ({error}). Name a directory of your own."
+    ) from error
 
 
-def _steps_in(directory: epath.Path) -> list[epath.Path]:
-  """The checkpoints of a directory; Orbax may pad the steps in their names with zeros."""
-  return [p for p in directory.iterdir() if p.name.isascii() and p.name.isdigit()]
+def is_step(path: epath.Path) -> bool:
+  """Returns whether a name is a checkpoint's; Orbax may pad the steps in names with zeros."""
+  return path.name.isascii() and path.name.isdigit()
 
 
 def is_committed(path: epath.Path) -> bool:
   """Returns whether a save was completed here; Orbax marks that in a way that suits the storage."""
-  if (path / "commit_success.txt").exists():
-    return True
+  # A save that writes in place creates the metadata when it begins, without a commit time.
+  return (path / "commit_success.txt").exists() or bool(
+      _metadata(path).get("commit_timestamp_nsecs")
+  )
+
+
+def _metadata(path: epath.Path) -> dict[str, Any]:
+  """What Orbax noted about a checkpoint; empty if that cannot be read."""
   try:
     metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text())
-  except (OSError, ValueError):
-    return False
-  # A save that writes in place creates the file when it begins, without a commit time.
-  return isinstance(metadata, dict) and bool(metadata.get("commit_timestamp_nsecs"))
+  except (OSError, ValueError, RecursionError):
+    return {}
+  return metadata if isinstance(metadata, dict) else {}
 
 
 def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
-  """Returns the data state in a checkpoint, or None if it has none that this library saved."""
-  for path in _steps_in(epath.Path(checkpoint_dir)):
-    for item in _DATA_ITEMS if int(path.name) == step else ():
-      state = find_state(path / item)
-      if state is not None:
-        return state
+  """Returns the data state in a checkpoint, or None if it was saved without one.
+
+  Raises:
+    ResumeError: It was saved with one, which is lost or damaged.
+  """
+  for path in _steps_in(checkpoint_dir):
+    if int(path.name) == step:
+      saved = _metadata(path).get("item_handlers")
+      for item in _DATA_ITEMS:
+        if (path / item).exists() or (isinstance(saved, dict) and item in saved):
+          return find_state(path / item)
   return None
 
 
@@ -179,14 +228,15 @@ def find_start(
   """Returns where the run resumes; process 0 decides for all."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
-    return state_lib.read_state(
-        decision["state"],
-        stream,
-        schedule,
-        content,
-        corpus=corpus,
-        whole_batches=options.resumes_whole_batches,
-    )
+    with naming(decision["where"]):
+      return state_lib.read_state(
+          decision["state"],
+          stream,
+          schedule,
+          content,
+          corpus=corpus,
+          whole_batches=options.resumes_whole_batches,
+      )
   step, position = decision["step"], options.olmo_initial_position
   if position < 0:
     return state_lib.Start(step, schedule, stream)
@@ -199,7 +249,8 @@ def restore_latest(options: config_lib.Options, iterator: Any) -> None:
   """Moves an iterator whose rows have no positions to the state in the latest checkpoint."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
-    iterator.set_state(decision["state"])
+    with naming(decision["where"]):
+      iterator.set_state(decision["state"])
   elif decision["step"]:
     raise errors.ResumeError(
         f"{options.checkpoint_dir} has checkpoints of {decision['step']} steps without a data state"
@@ -221,8 +272,18 @@ def _decide(options: config_lib.Options) -> dict[str, Any]:
   if label is None:
     return decision
   state = saved_state(options.checkpoint_dir, label)
+  where = f"Checkpoint {label} in {options.checkpoint_dir}"
   if state is None:
+    known = "its step alone decides"
+    if options.olmo_initial_position >= 0:
+      known = f"olmo_initial_position={options.olmo_initial_position} decides"
+    elif (state := history_file.state_at(options.checkpoint_dir, label + 1)) is not None:
+      known = f"the history of the run puts that at position {state['position']}"
+      where += f" and {history_file.NAME}"
     logging.info(
-        "Checkpoint %d holds no data state of this library; %d steps are done.", label, label + 1
+        "Checkpoint %d was saved without a data state; %d steps are done, and %s.",
+        label,
+        label + 1,
+        known,
     )
-  return {**decision, "step": label + 1, "state": state}
+  return {"step": label + 1, "state": state, "where": where}

@@ -15,11 +15,13 @@ has no history: it records only what was in force when it was saved.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.order import schedule as schedule_lib
@@ -27,7 +29,17 @@ from maxtext_olmo.order import timeline as timeline_lib
 
 FORMAT = 2
 KIND = "stream"
-_DAMAGED = "Restore another checkpoint, or set initial_step or olmo_initial_position."
+
+_SCHEMA = {
+    "step": schema.Count(),
+    "position": schema.Count(),
+    "history": [timeline_lib.SCHEMA],
+}
+_SCHEMA_OF_FORMAT_1 = {
+    **{name: timeline_lib.SCHEMA[name] for name in ("step", "position", "sequence_length")},
+    **{name: timeline_lib.SCHEMA[name] for name in ("identity", "content")},
+    "history": schema.Maybe(timeline_lib.SCHEMA["extents"]),
+}
 
 
 class Start(NamedTuple):
@@ -114,6 +126,7 @@ def read_state(
   def position_here() -> int:
     return _in_samples(position, entry.sequence_length, stream.sequence_length)
 
+  _check_length(entry, stream, corpus)
   if corpus is not None:
     stream = corpus.stream_for(entry, stream, position_here)
   _check_identity(entry.identity, stream, corpus)
@@ -128,6 +141,8 @@ def read_state(
           value,
       )
   here = position_here()
+  if position < entry.schedule.position(step):
+    _check_at_end(entry, here, stream)
   if stream.drops_tails:
     schedule = schedule.within(stream.epochs)
   if whole_batches:
@@ -135,43 +150,60 @@ def read_state(
   return Start(step, _anchored(schedule, entry, step, here, stream), stream, history)
 
 
-def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
+def _parse(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
   """Returns the step, the position and the history of a state of any format."""
-  state = grain_state.jsonable(state)  # Some frameworks restore integers as NumPy's.
-  if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
+  state = grain_state.plain(state)
+  version = state.get("format") if isinstance(state, dict) else None
+  if type(version) is not int or version not in (1, FORMAT):
     raise errors.ResumeError(
-        f"This is not a data state that this library saved: {str(state)[:200]!r}. Expected a dict"
+        f"This is not a data state that this library saved: {schema.show(state)}. Expected a dict"
         f" with 'format' 1 or {FORMAT}. Without one, set initial_step or olmo_initial_position."
     )
-  if state["format"] == FORMAT and state.get("kind") != KIND:
+  if version == FORMAT and state.get("kind") != KIND:
     raise errors.ResumeError(
-        f"The data state is of kind {state.get('kind')!r}, this iterator needs {KIND!r}: it was"
-        " saved by another dataset type or packing. Set dataset_type and olmo_packing back."
+        f"The data state is of kind {schema.show(state.get('kind'))}, this iterator needs {KIND!r}:"
+        " it was saved by another dataset type or packing. Set dataset_type and olmo_packing back."
     )
-  for name in ("step", "position"):
-    value = state.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-      raise errors.ResumeError(f"The data state is damaged: {name!r} is {value!r}. {_DAMAGED}")
-  if state["format"] == 1:
-    return state["step"], state["position"], _history_of_format_1(state)
-  if not isinstance(state.get("history"), list):
-    raise errors.ResumeError(f"The data state is damaged: it has no 'history'. {_DAMAGED}")
-  return state["step"], state["position"], timeline_lib.Timeline.from_json(state["history"])
+  schema.check(state, _SCHEMA if version == FORMAT else _SCHEMA_OF_FORMAT_1)
+  entries = state["history"] if version == FORMAT else [_entry_of_format_1(state)]
+  history = timeline_lib.Timeline.from_json(entries)
+  for entry in history.entries:
+    _check_position(entry, entry.step, entry.position)
+  _check_position(history.present, state["step"], state["position"])
+  return state["step"], state["position"], history
 
 
-def _history_of_format_1(state: dict[str, Any]) -> timeline_lib.Timeline:
-  """Returns the history in a state of format 1, which knows nothing of the steps before it."""
+def _check_position(entry: timeline_lib.Entry, step: int, position: int) -> None:
+  """Raises ResumeError if the entry's own schedule does not put the step at the position."""
+  if step < max(entry.step, entry.schedule.anchor_step):
+    raise schema.damaged(f"step {step} is before step {entry.step}, the last in its history")
+  expected = entry.schedule.position(step)
+  # The last batch of a finite stream may be partly padding, which does not count.
+  least = entry.schedule.position(step - 1) + 1 if step > entry.schedule.anchor_step else expected
+  if not least <= position <= expected or position * entry.sequence_length >= 1 << 62:
+    raise schema.damaged(
+        f"it is at step {step} and position {position}, but the schedule in its history puts that"
+        f" step at position {expected}"
+    )
+
+
+def _check_at_end(entry: timeline_lib.Entry, position: int, stream: Any) -> None:
+  """Raises ResumeError unless a position inside a batch is where a finite stream may have ended."""
+  epochs = stream.epochs
+  if epochs is None or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
+    return
+  if epochs.start(epochs.epoch(position)) != position:
+    raise schema.damaged(f"position {position} is neither between two steps nor between two epochs")
+
+
+def _entry_of_format_1(state: dict[str, Any]) -> dict[str, Any]:
+  """Returns all that a state of format 1 knows: what was in force when it was saved."""
   here = [state["step"], state["position"]]
-  values = {
-      "step": state["step"],
-      "position": state["position"],
-      "sequence_length": state.get("sequence_length"),
+  return {
+      **{name: state[name] for name in _SCHEMA_OF_FORMAT_1 if name != "history"},
       "schedule": {"stages": [[0, 1]], "by_position": False, "anchor": here, "epochs": None},
-      "identity": state.get("identity"),
-      "content": state.get("content"),
-      "extents": state.get("history", []),
+      "extents": state.get("history") or [],
   }
-  return timeline_lib.Timeline.from_json([values])
 
 
 def _anchored(
@@ -233,10 +265,29 @@ def _check_identity(
 def _advice(name: str, was: dict[str, Any], stream: Any) -> str:
   windows = str(was.get("split", "")).split(" ")[0]
   split = getattr(stream, "split", None)
-  if name == "split" and windows.isdigit() and split is not None:
+  if name == "split" and re.fullmatch("[0-9]{1,18}", windows) and split is not None:
     count = int(windows) * split.chunk_size
     return f"set olmo_eval_instances={count}, the same amount at {stream.sequence_length} tokens"
   return _ADVICE.get(name, "they must be the same")
+
+
+def _check_length(
+    entry: timeline_lib.Entry, stream: Any, corpus: corpus_change.CorpusPolicy | None
+) -> None:
+  """Raises ResumeError if this corpus can have no rows of the length that the state has."""
+  was, now = entry.sequence_length, stream.sequence_length
+  if was == now or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
+    return  # Of another corpus, the policy decides.
+  if corpus is not None:
+    longest = corpus.index.max_target_sequence_length
+  else:
+    split = getattr(stream, "split", None)
+    longest = now * split.chunk_size if split is not None and split.chunk_size > 1 else None
+  if longest is None or longest % was:
+    raise schema.damaged(
+        f"it counts rows of {was} tokens, but a corpus with its fingerprint has rows of"
+        f" {now if longest is None else f'a divisor of {longest}'} tokens"
+    )
 
 
 def _in_samples(position: int, length: int, now: int) -> int:

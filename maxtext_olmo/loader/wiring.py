@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,10 +14,12 @@ from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
@@ -55,7 +59,7 @@ def train_iterator(
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
   if corpus is not None:
     collectives.run_on_all_processes(
-        lambda: corpus.keep_copy(resumed=start.history is not None), "copying the index"
+        lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"
     )
   return iterator_lib.BatchIterator(
       source,
@@ -68,6 +72,7 @@ def train_iterator(
       corpus=corpus,
       whole_batches=options.resumes_whole_batches,
       labels=None if index is None else labels(index),
+      on_start=_recorder(options),
   )
 
 
@@ -96,6 +101,13 @@ def eval_iterator(
       pad_after_end=options.generate_padding_batch_eval,
       labels=None if index is None else labels(index),
   )
+
+
+def _recorder(options: config_lib.Options) -> Callable[[timeline.Timeline, int], None] | None:
+  """Returns what keeps the history of the run in its directory, on process 0."""
+  if jax.process_index() != 0 or not (options.enable_checkpointing and options.checkpoint_dir):
+    return None
+  return functools.partial(history_file.record, options.checkpoint_dir)
 
 
 def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:

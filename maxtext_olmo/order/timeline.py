@@ -18,7 +18,25 @@ import dataclasses
 from typing import Any
 
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.order import schedule as schedule_lib
+
+_COUNT = schema.Count()
+# An entry as JSON.
+SCHEMA: dict[str, Any] = {
+    "step": _COUNT,
+    "position": _COUNT,
+    "sequence_length": schema.Count(1),
+    "schedule": {
+        "stages": [(_COUNT, schema.Count(1))],
+        "by_position": bool,
+        "anchor": (_COUNT, _COUNT),
+        "epochs": schema.Maybe([(_COUNT, schema.Count(1))]),
+    },
+    "identity": dict,
+    "content": dict,
+    "extents": [(_COUNT, schema.Count(1), str)],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,31 +85,27 @@ class Entry:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Entry:
-    """Returns the entry of a dict that `to_json` made; ResumeError where it is damaged."""
+    """Returns the entry of a dict that `to_json` made and `SCHEMA` describes."""
+    schedule = values["schedule"]
+    epochs = schedule.get("epochs")
     try:
-      schedule = values["schedule"]
-      epochs = schedule["epochs"]
       return cls(
-          step=_count(values["step"]),
-          position=_count(values["position"]),
-          sequence_length=_count(values["sequence_length"], least=1),
+          step=values["step"],
+          position=values["position"],
+          sequence_length=values["sequence_length"],
           schedule=schedule_lib.BatchSchedule(
-              _pairs(schedule["stages"]),
-              anchor_step=_count(schedule["anchor"][0]),
-              anchor_position=_count(schedule["anchor"][1]),
-              by_position=bool(schedule["by_position"]),
-              epochs=None if epochs is None else schedule_lib.Epochs(_pairs(epochs)),
+              _tuples(schedule["stages"]),
+              anchor_step=schedule["anchor"][0],
+              anchor_position=schedule["anchor"][1],
+              by_position=schedule["by_position"],
+              epochs=None if epochs is None else schedule_lib.Epochs(_tuples(epochs)),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),
-          extents=tuple((_count(a), _count(b), str(c)) for a, b, c in values["extents"]),
+          extents=_tuples(values["extents"]),
       )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-      raise errors.ResumeError(
-          f"The history in the data state is damaged ({type(error).__name__}: {error}) in"
-          f" {str(values)[:200]}. Restore another checkpoint, or set initial_step or"
-          " olmo_initial_position."
-      ) from error
+    except (errors.ConfigError, errors.OrderError) as error:
+      raise schema.damaged(f"its history has an impossible schedule ({error})") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,25 +152,16 @@ class Timeline:
 
   @classmethod
   def from_json(cls, values: list[dict[str, Any]]) -> Timeline:
-    """Returns the timeline that `to_json` made."""
-    if not isinstance(values, (list, tuple)):
-      raise errors.ResumeError(
-          f"The history in the data state is damaged: expected a list, found {str(values)[:200]}."
-      )
+    """Returns the timeline that `to_json` made; ResumeError if it is damaged."""
+    schema.check(values, [SCHEMA], "history")
+    for i, value in enumerate(values):
+      schema.check(value["identity"], {"fingerprint": str}, f"history[{i}].identity")
     entries = tuple(Entry.from_json(value) for value in values)
     steps = [entry.step for entry in entries]
     if not entries or any(a >= b for a, b in zip(steps, steps[1:])):
-      raise errors.ResumeError(
-          f"The history in the data state is damaged: its entries begin at the steps {steps}."
-      )
+      raise schema.damaged(f"the entries of its history begin at the steps {steps}")
     return cls(entries)
 
 
-def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
-  return tuple((_count(first), _count(size, least=1)) for first, size in values)
-
-
-def _count(value: Any, least: int = 0) -> int:
-  if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
-    raise ValueError(f"{value!r} is not a whole number of {least} or more")
-  return value
+def _tuples(values: Any) -> tuple[Any, ...]:
+  return tuple(tuple(value) for value in values)

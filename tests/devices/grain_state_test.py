@@ -58,6 +58,23 @@ class GrainStateTest(parameterized.TestCase):
       ("negative", {"step": -1, "iterator_length": None}, "'step' is -1"),
       ("text", {"step": "2", "iterator_length": None}, "'step' is '2'"),
       ("length", {"step": 2, "iterator_length": 2.5}, "'iterator_length' is 2.5"),
+      ("boolean", {"step": True, "iterator_length": None}, "'step' is True"),
+      ("large", {"step": 10**30, "iterator_length": None}, "'step' is 10000"),
+      ("array", {"step": np.arange(2), "iterator_length": None}, "'step' is array"),
+      ("position", {"step": 2, "iterator_length": None, "position": "2"}, "'position' is '2'"),
+      ("identity", {"step": 2, "iterator_length": None, "identity": [1]}, "'identity' is .1."),
+      ("kind", {"format": [2], "kind": {"a": 1}, "step": 2}, "found format .2."),
+      ("iterators", {"step": 2, "iterator_length": None, "iterators": 3}, "'iterators' is 3"),
+      (
+          "bytes",
+          {"step": 2, "iterator_length": None, "iterator": {"__bytes__": "a"}},
+          "bytes that are none",
+      ),
+      (
+          "no_bytes",
+          {"step": 2, "iterator_length": None, "iterator": {"__bytes__": 5}},
+          "bytes that are none",
+      ),
       (
           "order",
           {"format": 2, "kind": "grain", "step": 2, "epoch_start": 3, "iterator_length": 9},
@@ -72,6 +89,14 @@ class GrainStateTest(parameterized.TestCase):
   def test_a_state_that_cannot_be_read_says_why(self, state, message):
     with self.assertRaisesRegex(errors.ResumeError, message):
       grain_state.read(state)
+
+  def test_a_state_that_is_nested_too_deeply_is_a_resume_error(self):
+    deep = []
+    for _ in range(100_000):
+      deep = [deep]
+    for state in (deep, {"step": 2, "iterator_length": None, "iterator": deep}):
+      with self.assertRaises(errors.ResumeError):
+        grain_state.read(state)
 
   @parameterized.parameters(
       ({"step": 1, "iterator_length": None}, True),

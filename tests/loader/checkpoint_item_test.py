@@ -153,7 +153,8 @@ class OrbaxStateTest(absltest.TestCase):
         (directory / name).write_text(json.dumps(state))
         self.assertEqual(resume.find_state(directory), state)
       (directory / name).write_text(json.dumps({"next_index": 4}))
-      self.assertIsNone(resume.find_state(directory))
+      with self.assertRaisesRegex(errors.ResumeError, f"found {name} with .'next_index': 4"):
+        resume.find_state(directory)
       (directory / name).unlink()
 
   def test_a_damaged_file_is_named(self):

@@ -39,6 +39,26 @@ class MoveTest(cases.LoaderCase):
     got = cases.take_inputs(iterator, 2) + cases.take_inputs(iter(iterator), 2)
     np.testing.assert_array_equal(got, expected)
 
+  def test_an_eval_iterator_continues_after_a_state_and_then_starts_again(self):
+    _, evaluation = self.make(eval_interval=5, olmo_eval_instances=14)
+    batches = [{k: np.asarray(v) for k, v in batch.items()} for batch in evaluation]
+    self.assertLen(batches, 4)
+    cases.take(iter(evaluation), 1)
+    state, end = evaluation.get_state(), {}
+    _, other = self.make(eval_interval=5, olmo_eval_instances=14)
+    other.set_state(state)
+    for expected in (batches[1:], batches, batches):
+      got = [{k: np.asarray(v) for k, v in batch.items()} for batch in other]
+      self.assert_equal_batches(got, expected)
+      end = other.get_state()
+    # After the last batch a pass is over, and a restored iterator begins the next.
+    evaluation.set_state(end)
+    self.assert_equal_batches(cases.take(iter(evaluation), 4), batches)
+    # A reset forgets the state.
+    evaluation.set_state(state)
+    evaluation.reset()
+    self.assert_equal_batches(cases.take(iter(evaluation), 4), batches)
+
   def test_reset_returns_to_where_the_iterator_began(self):
     iterator = self.train(initial_step=3)
     first = cases.take_inputs(iterator, 3)

@@ -2,12 +2,14 @@
 
 import json
 import pathlib
+import shutil
 from typing import Any, ClassVar
 
 import grain
 import numpy as np
 import orbax.checkpoint as ocp
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
@@ -104,6 +106,13 @@ class ResumeTest(cases.LoaderCase):
     (self.checkpoints / "²").mkdir()
     self.assertEqual(self.start(), (4, 8))
 
+  @parameterized.parameters("a_file", "a_file/below", "/proc/checkpoints", "/proc/version")
+  def test_a_directory_that_cannot_be_used_is_a_config_error(self, name):
+    (self.checkpoints / "a_file").write_text("")
+    path = self.checkpoints / name
+    with self.assertRaisesRegex(errors.ConfigError, f"checkpoint_dir={path} cannot be"):
+      self.start(checkpoint_dir=str(path))
+
   def test_a_disabled_checkpoint_directory_is_not_looked_into(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4)))
     self.assertEqual(self.start(enable_checkpointing=False), (0, 0))
@@ -112,8 +121,38 @@ class ResumeTest(cases.LoaderCase):
     state = self.state(4)
     state["history"][-1]["identity"]["seed"] = 5
     self.save(3, data=ocp.args.JsonSave(state))
-    with self.assertRaisesRegex(errors.ResumeError, "seed: the checkpoint has 5, this run has 0"):
+    with self.assertRaisesRegex(
+        errors.ResumeError, "^Checkpoint 3 in (.|\n)*seed: the checkpoint has 5, this run has 0"
+    ):
       self.start()
+
+  @parameterized.parameters("[1]", '{"step": 4}', "{}", "null", "", "\\xff", "[" * 100_000, None)
+  def test_a_lost_data_state_is_an_error_and_not_a_resume_by_step(self, text):
+    self.save(6, items=self.model(), data=ocp.args.JsonSave(self.state(7, size=4)))
+    path = self.checkpoints / "6" / "data" / "metadata"
+    path.unlink()
+    if text is not None:
+      path.write_text(text)
+    with self.assertRaisesRegex(
+        errors.ResumeError, "6/data.*(expected|is not JSON)(.|\\n)*set initial_step"
+    ):
+      self.start()
+    self.assertEqual(self.start(initial_step=7, olmo_initial_position=28), (7, 28))
+
+  def test_a_data_item_that_was_deleted_is_an_error(self):
+    self.save(6, items=self.model(), data=ocp.args.JsonSave(self.state(7)))
+    shutil.rmtree(self.checkpoints / "6" / "data")
+    with self.assertRaisesRegex(errors.ResumeError, "6/data cannot be read"):
+      self.start()
+    (self.checkpoints / "6" / "data").write_text("a file")
+    with self.assertRaisesRegex(errors.ResumeError, "6/data cannot be read"):
+      self.start()
+
+  def test_a_checkpoint_that_never_had_a_data_item_says_so(self):
+    self.save(6, items=self.model())
+    with self.assertLogs(level="INFO") as logs:
+      self.start()
+    self.assertLen([line for line in logs.output if "without a data state" in line], 1)
 
   def test_a_damaged_state_is_named(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4)))

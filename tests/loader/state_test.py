@@ -10,6 +10,8 @@ from absl.testing import parameterized
 
 import maxtext_olmo
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
@@ -120,8 +122,9 @@ class StateTest(parameterized.TestCase):
 
   def test_a_position_inside_a_longer_instance_is_refused(self):
     stream = stream_lib.train_stream(self.index.with_sequence_length(16), order="feistel", seed=3)
+    state = self.make(5, schedule=self.schedule.anchored(5, 41))
     with self.assertRaisesRegex(errors.ResumeError, "sample 41 of 8 tokens, which is inside"):
-      self.read({**self.state, "position": 41}, stream=stream)
+      self.read(state, stream=stream)
 
   def test_the_anchor_of_a_state_is_kept_where_it_fits(self):
     anchored = self.schedule.anchored(5, 41)
@@ -185,15 +188,95 @@ class StateTest(parameterized.TestCase):
       if path in unused or "content" in path[:-1]:
         continue
       for value in (..., None, "text", -1, [], [[]], {"a": 1}):
-        if path[-1] == "by_position" and value is not ...:
-          continue  # Anything is true or false.
-        if (path[-1], value) in (("extents", []), ("epochs", []), ("epochs", None)):
+        if (path[-1], value) in (("extents", []), ("epochs", None), ("content", {"a": 1})):
           continue  # There may be none of these.
-        if value in ({"a": 1}, []) and path[-1] == "content":
+        if path[-1] == "epochs" and value is ...:
           continue
         damaged = _changed(state, path, value)
         with self.subTest(path=path, value=value), self.assertRaises(errors.ResumeError):
           self.read(damaged)
+
+  @parameterized.parameters(
+      ((), [1]),
+      (("step",), 10**30),
+      (("step",), np.array([1, 2])),
+      (("position",), 39),  # Step 5 is at position 40.
+      (("position",), 48),
+      (("position",), 0),
+      (("format",), True),
+      (("format",), np.array([1, 2])),
+      (("kind",), ["stream"]),
+      (("history",), []),
+      (("history",), {"0": {}}),
+      (("history", 0, "step"), 6),  # After the state's own step.
+      (("history", 0, "position"), 8),
+      (("history", 0, "sequence_length"), 0),
+      (("history", 0, "sequence_length"), 5),  # Not a divisor of 32.
+      (("history", 0, "sequence_length"), 64),
+      (("history", 0, "sequence_length"), 1 << 61),
+      (("history", 0, "schedule"), [1]),
+      (("history", 0, "schedule", "stages"), [[0, 8], [0, 4]]),
+      (("history", 0, "schedule", "stages"), [[0, 4]]),  # That is not how it came to 40.
+      (("history", 0, "schedule", "anchor"), 7),
+      (("history", 0, "schedule", "anchor"), [0]),
+      (("history", 0, "schedule", "anchor"), [6, 48]),
+      (("history", 0, "schedule", "by_position"), 1),
+      (("history", 0, "schedule", "epochs"), [[0, 4]]),
+      (("history", 0, "identity"), []),
+      (("history", 0, "identity", "fingerprint"), 5),
+      (("history", 0, "identity", "fingerprint"), ["a"]),
+      (("history", 0, "identity", "fingerprint"), "sha256:../\0" + "a" * 10_000),
+      (("history", 0, "identity", "order"), np.array([1, 2])),
+      (("history", 0, "identity", "split"), "² of"),
+      (("history", 0, "content"), []),
+      (("history", 0, "content", "ngram_filter"), np.array([1, 2])),
+      (("history", 0, "extents"), [[0, 0, "a"]]),
+      (("history", 0, "extents"), [[0, 1]]),
+      (("history", 0, "extents"), "abc"),
+  )
+  def test_a_state_that_is_wrong_somewhere_is_a_resume_error(self, path, value):
+    state = _changed(self.state, path, value) if path else value
+    with self.assertRaises(errors.ResumeError):
+      self.read(state)
+    with self.assertRaises(errors.ResumeError):
+      self.read(state, corpus=corpus_change.CorpusPolicy(self.index, "no", "/tmp"))
+
+  @parameterized.parameters([[(1, 3)]], [[(0, 3), (0, 4)]], [[(0, 1), (5, 3)]], [[(3, 4)]])
+  def test_impossible_extents_are_a_resume_error(self, extents):
+    whole = self.index
+
+    def fingerprint(files):
+      return index_lib.compute_fingerprint(
+          sequence_length=whole.sequence_length,
+          dtype=whole.dtype,
+          tokenizer=whole.tokenizer,
+          files=whole.files[:files],
+          max_target_sequence_length=whole.max_target_sequence_length,
+      )
+
+    self.assertEqual(fingerprint(4), whole.fingerprint)
+    values = [[first, files, fingerprint(files)] for first, files in extents]
+    state = _changed(self.state, ("history", 0, "extents"), values)
+    with self.assertRaises(errors.ResumeError):
+      self.read(state, corpus=corpus_change.CorpusPolicy(self.index))
+
+  def test_rows_of_a_length_that_the_index_cannot_have_are_refused(self):
+    path, _ = corpora.write_corpus(self.create_tempdir().full_path)
+    index = maxtext_olmo.load_index(path)
+    stream = stream_lib.train_stream(index, order="feistel", seed=3)
+    state = _changed(self.make(5, stream=stream), ("history", 0, "sequence_length"), 4)
+    for corpus in (None, corpus_change.CorpusPolicy(index)):
+      with self.assertRaisesRegex(errors.ResumeError, "rows of 4 tokens, but .* rows of 8 tokens"):
+        self.read(state, stream=stream, corpus=corpus)
+
+  def test_a_state_that_is_nested_too_deeply_is_a_resume_error(self):
+    deep = []
+    for _ in range(100_000):
+      deep = [deep]
+    for path in (("history",), ("history", 0, "content"), ("kind",), ("format",)):
+      for value in (deep, 10**5000):  # Python does not print the latter.
+        with self.assertRaises(errors.ResumeError):
+          self.read(_changed(self.state, path, value))
 
   def test_numpy_integers_are_integers(self):
     def with_numpy(value):

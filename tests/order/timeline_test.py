@@ -139,7 +139,7 @@ class TimelineTest(parameterized.TestCase):
     state = _RUN.to_json()
     state[1]["position"] = -4
     with self.assertRaisesRegex(
-        errors.ResumeError, "-4 is not a whole number of 0 or more.*initial_step"
+        errors.ResumeError, r"history\[1\].position' is -4, expected a whole number.*initial_step"
     ):
       timeline.Timeline.from_json(state)
 

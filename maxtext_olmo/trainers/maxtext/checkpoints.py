@@ -4,9 +4,12 @@ MaxText keeps an iterator's state for its own `grain` pipeline alone. Here a che
 `olmo_grain` run gets the same item, `iter`, with one file that any number of processes can read.
 When a run is restored,
 
-  1. the state in the restored checkpoint (or next to that of `load_full_state_path`) is used, or
-  2. `initial_step`, if set; together with `olmo_initial_position` it is an anchor, or
-  3. the step of the restored model, as the number of steps done.
+  1. `initial_step` and `olmo_initial_position` are used, if both are set and the restored model has
+     done exactly that many steps: the run begins new data here; or
+  2. the state in the restored checkpoint (or next to that of `load_full_state_path`), or
+  3. `initial_step`, if set; together with `olmo_initial_position` it is an anchor, or
+  4. the step of the restored model, as the number of steps done; its position follows from the
+     history in the run's directory or, without one, from the batch schedule.
 
 The last case is for checkpoints of the emergency and multi-tier managers and of MaxText's own
 loader, which hold no state.
@@ -24,6 +27,7 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import atomic
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
 
@@ -52,7 +56,7 @@ class DataState:
     """The coroutine that sets the iterator to the state that was saved."""
 
     async def read() -> None:
-      self._iterator.set_state(json.loads(await asyncio.to_thread((directory / _FILE).read_text)))
+      self._iterator.set_state(await asyncio.to_thread(resume.read_json, directory / _FILE))
 
     return read()
 
@@ -90,24 +94,31 @@ def place_after_restore(
   """
   if restored is None:
     return
-  state = None
+  step, given, position = model_step(restored), config.initial_step, config.olmo_initial_position
+  checkpoint = None
   if label is not None:
-    state = resume.saved_state(str(directory), label) if directory is not None else None
-  elif full_state_path and config.initial_step < 0:
-    # The path names the model's item; its checkpoint is the directory above.
-    checkpoint = epath.Path(full_state_path).parent
-    if checkpoint.name.isdigit():
-      state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
+    checkpoint = None if directory is None else epath.Path(directory) / str(label)
+  elif full_state_path:
+    checkpoint = epath.Path(full_state_path).parent  # The path names the model's item.
+  reason = "the checkpoint was saved without a data state"
+  state = None
+  if given >= 0 and (label is None or (position >= 0 and step == given)):
+    reason = f"initial_step={given} and olmo_initial_position={position}, not a data state, decide"
+  elif checkpoint is not None and resume.is_step(checkpoint):
+    state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
+  where = checkpoint
+  source = "data state restored"
+  if state is None and step is not None and given < 0 and position < 0:
+    where = epath.Path(config.checkpoint_dir) if checkpoint is None else checkpoint.parent
+    state = history_file.state_at(where, step)
+    source = f"{reason}, but the run has its history"
   if state is not None:
-    iterator.set_state(state)
-    logging.info(
-        "olmo_grain: data state restored, step %d, position %d.", iterator.step, iterator.position
-    )
+    with resume.naming(where):
+      iterator.set_state(state)
+    logging.info("olmo_grain: %s, step %d, position %d.", source, iterator.step, iterator.position)
     return
-  step = model_step(restored)
   if step is None:
     return
-  given, position = config.initial_step, config.olmo_initial_position
   if given < 0:
     iterator.go_to(step, position if position >= 0 else None)
   elif position >= 0 and step >= given:
@@ -120,7 +131,8 @@ def place_after_restore(
         given,
     )
   logging.info(
-      "olmo_grain: the checkpoint holds no data state; the data resumes with step %d, position %d.",
+      "olmo_grain: %s; the data resumes with step %d, position %d.",
+      reason,
       iterator.step,
       iterator.position,
   )

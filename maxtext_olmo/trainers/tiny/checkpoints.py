@@ -13,6 +13,7 @@ name) is not restored; it is moved out of the way, since its number will be need
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+import tensorstore
 from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
@@ -30,6 +32,7 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import resume
 
 _STATE, _DATA = "state", "data"
+_DATA_FILE = "metadata"  # as Orbax's JSON handler names it
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _ASIDE = ".uncommitted"
 
@@ -53,7 +56,8 @@ class Checkpoints:
     """
     self._directory = _absolute(directory)
     self._period = period
-    _check_shared(self._directory)
+    if not read_only:
+      _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
     self.latest: int | None = collectives.from_process_0(
         lambda: _find_latest(self._directory, tidy=not read_only), "looking for checkpoints"
@@ -121,14 +125,15 @@ class Checkpoints:
             f"The checkpoint {path} has no item {item!r}, so this trainer did not save it. Choose"
             " another checkpoint_dir, or set enable_checkpointing=False to begin anew."
         )
-    self._check_shapes(step, abstract_state)
-    restored = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()
-        ),
-    )
-    return restored[_STATE], restored[_DATA]
+    data = resume.read_json(path / _DATA / _DATA_FILE)
+    try:
+      self._check_shapes(step, abstract_state)
+      args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state))
+      return self._manager.restore(step, args=args)[_STATE], data
+    except errors.ResumeError:
+      raise
+    except Exception as error:  # Orbax and TensorStore raise all kinds, bare `Exception` included.
+      raise errors.ResumeError(self._describe_damage(step, error)) from error
 
   def __enter__(self) -> Checkpoints:
     return self
@@ -155,6 +160,20 @@ class Checkpoints:
       except Exception as error:
         raise OSError(f"a checkpoint cannot be saved: {error}") from error
 
+  def _describe_damage(self, step: int, error: Exception) -> str:
+    damage = find_damage(self._directory / str(step) / _STATE)
+    earlier = sorted((s for s in resume.committed_steps(self._directory) if s < step), reverse=True)
+    whole = (s for s in earlier if not find_damage(self._directory / str(s) / _STATE))
+    found = next(whole, None)
+    advice = "no earlier checkpoint is whole" if earlier else "there is no earlier checkpoint"
+    if found is not None:
+      advice = f"checkpoint {found} is whole, and is used once those after it are moved away"
+    return (
+        f"The model in {self._directory / str(step)} cannot be restored:"
+        f" {damage or f'{type(error).__name__}: {str(error)[:500]}'}. Copy the checkpoint again if"
+        f" you have another copy; {advice}."
+    )
+
   def _check_shapes(self, step: int, abstract_state: Any) -> None:
     stored = _shapes(self._manager.item_metadata(step)[_STATE].tree["params"])
     wanted = _shapes(abstract_state["params"])
@@ -170,6 +189,50 @@ class Checkpoints:
           + "\n".join(lines)
           + "\nSet the model's keys back, or choose another checkpoint_dir."
       )
+
+
+def find_damage(item: epath.Path) -> str:
+  """Returns which file of a saved model is missing, cut or unreadable; empty if none is.
+
+  Sizes are compared (of local files), and what describes the arrays is read; they are not.
+  """
+  described_by = [item / "_METADATA", *sorted(item.glob("array_metadatas/*"))]
+  try:
+    for path in (*described_by, item / "_sharding"):
+      if path in described_by or path.exists():
+        json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    return f"{path}: {error}"
+  if "://" in str(item):
+    return ""
+  try:
+    store = tensorstore.KvStore.open(f"file://{item}/").result()
+    nodes = [tensorstore.ocdbt.dump(store).result()["versions"][-1]["root"]["location"]]
+    while nodes:
+      node = nodes.pop()
+      if damage := _find_missing(item, node):
+        return damage
+      for entry in tensorstore.ocdbt.dump(store, node).result()["entries"]:
+        if "location" in entry:
+          nodes.append(entry["location"])
+        elif damage := _find_missing(item, entry.get("indirect_value", "")):
+          return damage
+  except (ValueError, LookupError) as error:
+    return f"{item / 'manifest.ocdbt'}: {error}"
+  return ""
+
+
+def _find_missing(item: epath.Path, reference: str) -> str:
+  """Returns what is wrong with the file of a reference `kind:directory:file:offset:length`."""
+  if not reference:
+    return ""
+  _, directory, name, offset, length = reference.split(":")
+  path, expected = item / directory / name, int(offset) + int(length)
+  try:
+    size = path.stat().length
+  except OSError as error:
+    return f"{path}: {error}"
+  return f"{path} has {size} bytes, expected {expected} or more" if size < expected else ""
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
@@ -189,14 +252,21 @@ def _find_latest(directory: epath.Path, *, tidy: bool) -> int | None:
 
 
 def _check_shared(directory: epath.Path) -> None:
-  """Raises on all processes if they do not share a directory: the first save would wait forever."""
-  if jax.process_count() == 1:
-    return
+  """Raises on all processes if process 0 cannot write to the directory, or others do not see it.
+
+  Otherwise the first save would fail, or wait forever.
+  """
 
   def mark() -> str:
-    directory.mkdir(parents=True, exist_ok=True)
     name = f".shared-{uuid.uuid4().hex}"
-    (directory / name).write_text("All processes of a run see this file; it is removed at once.")
+    try:
+      directory.mkdir(parents=True, exist_ok=True)
+      (directory / name).write_text("All processes of a run see this file; it is removed at once.")
+    except (OSError, ValueError) as error:
+      raise errors.ConfigError(
+          f"checkpoint_dir={directory} cannot be written ({error}). Name a directory that the run"
+          " may write to, or set enable_checkpointing=False."
+      ) from error
     return name
 
   name = collectives.from_process_0(mark, "writing to checkpoint_dir")
@@ -220,7 +290,7 @@ def _tidy(directory: epath.Path) -> None:
   for path in list(directory.iterdir()):
     if _TEMPORARY in path.name:
       path.rmtree()
-    elif path.name.isdigit() and not resume.is_committed(path):
+    elif resume.is_step(path) and not resume.is_committed(path):
       names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
       aside = next(directory / name for name in names if not (directory / name).exists())
       path.rename(aside)

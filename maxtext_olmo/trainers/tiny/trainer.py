@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import evaluation
@@ -172,7 +173,8 @@ def _start(
       logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
     return learner.init(), getattr(batches, "step", 0)
   state, data_state = checkpoints.restore(checkpoints.latest, learner.abstract_state)
-  batches.set_state(data_state)
+  with resume.naming(f"Checkpoint {checkpoints.latest} in {checkpoints.directory}"):
+    batches.set_state(data_state)
   logging.info(
       "restored checkpoint %d of %s; step %d comes next, at position %d of the data",
       checkpoints.latest,

@@ -66,12 +66,31 @@ class ResumeTest(parameterized.TestCase):
     run = self._go_on("own", "steps=10")
     self.assertEqual(list(run.steps()), [7, 8, 9])
     self.assertEqual(_ids(run), self._expected(28, 40))
+    self.assertIn("saved without a data state; the data resumes with step 7", run.log())
 
   def test_without_a_state_the_step_decides_and_no_row_is_left_out_or_repeated(self):
     self._copy("ours", "run")
     runs.remove_states(self.directory, "run")
     run = self._start("steps=10").wait()
     self.assertEqual(_ids(self.begun["ours"][1]) + _ids(run), self._expected(0, 40))
+
+  def test_without_a_state_the_history_decides_where_the_batch_size_has_changed(self):
+    self._copy("ours", "run")
+    runs.remove_states(self.directory, "run")
+    second = self._start("steps=10", "per_device_batch_size=6").wait()
+    self.assertEqual(_ids(second), self._expected(28, 46))
+    self.assertIn("but the run has its history, step 7, position 28", second.log())
+    runs.remove_states(self.directory, "run")
+    third = self._start("steps=12").wait()
+    self.assertEqual(_ids(third), self._expected(46, 54))
+
+  def test_a_lost_data_state_stops_the_run(self):
+    for path in self._copy("ours", "run").glob("checkpoints/6/iter/*.json"):
+      path.unlink()
+    run = self._start("steps=9")
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertEmpty(run.steps())
+    self.assertIn("6/iter holds no data state of this library", run.log())
 
   def test_the_state_decides_where_the_batch_size_has_changed(self):
     second = self._go_on("ours", "steps=10", "per_device_batch_size=6")
@@ -101,6 +120,21 @@ class ResumeTest(parameterized.TestCase):
     second = self._go_on("own", "steps=12", *anchor)
     self.assertEqual(list(second.steps()), [10, 11])
     self.assertEqual(_ids(second), self._expected(12, 20))
+
+  def test_a_restored_model_begins_a_new_corpus_in_the_same_directory(self):
+    other = self.create_tempdir().full_path
+    runs.write_corpus(other, 60)
+    new = ("initial_step=7", "olmo_initial_position=0", f"olmo_index_path={other}/index.json")
+    first = self._go_on("ours", "steps=10", *new)
+    self.assertEqual(list(first.steps()), [7, 8, 9])
+    self.assertEqual(_ids(first), runs.expected_ids(other, 12))
+    self.assertIn("initial_step=7 and olmo_initial_position=0, not a data state", first.log())
+    self.assertNotIn("without a data state", first.log())
+    # The same command again continues after the state that it has saved by then.
+    second = self._go_on("ours", "steps=12", *new)
+    self.assertEqual(list(second.steps()), [10, 11])
+    self.assertEqual(_ids(second), runs.expected_ids(other, 20)[12:])
+    self.assertIn("data state restored, step 10, position 12", second.log())
 
   def test_initial_step_alone_is_taken_at_its_word(self):
     run = self._go_on("own", "steps=9", "initial_step=0")

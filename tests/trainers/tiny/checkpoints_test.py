@@ -35,6 +35,13 @@ def _abstract(state: Any) -> Any:
   return jax.eval_shape(lambda: state)
 
 
+def _damage(path: pathlib.Path, how: str) -> None:
+  if how == "delete":
+    path.unlink()
+  else:
+    os.truncate(path, path.stat().st_size // 2)
+
+
 class CheckpointsTest(parameterized.TestCase):
 
   def setUp(self):
@@ -118,6 +125,52 @@ class CheckpointsTest(parameterized.TestCase):
     with (
         checkpoints_lib.Checkpoints(self.dir) as checkpoints,
         self.assertRaisesRegex(errors.ResumeError, "no item 'data', so this trainer did not"),
+    ):
+      checkpoints.restore(2, _abstract(_state(0)))
+
+  @parameterized.parameters("²", "٣")
+  def test_a_name_of_other_digits_is_not_a_checkpoint(self, name: str):
+    (self.dir / name).mkdir()
+    self.save(3)
+    self.assertTrue((self.dir / name).exists())
+    with checkpoints_lib.Checkpoints(self.dir) as checkpoints:
+      self.assertEqual(checkpoints.latest, 3)
+
+  @parameterized.parameters("a_file", "a_file/below", "/proc/checkpoints")
+  def test_a_directory_that_cannot_be_written_is_a_config_error(self, name: str):
+    (self.dir / "a_file").write_text("")
+    with self.assertRaisesRegex(errors.ConfigError, "checkpoint_dir=.* cannot be written"):
+      checkpoints_lib.Checkpoints(self.dir / name)
+
+  @parameterized.parameters("delete", "cut")
+  def test_a_damaged_model_is_named_with_the_checkpoint_to_use_instead(self, how: str):
+    large = {"params": {"w": jax.random.normal(jax.random.key(0), (64, 64))}, "step": jnp.int32(0)}
+    with checkpoints_lib.Checkpoints(self.dir, asynchronous=False) as checkpoints:
+      for step in (1, 2, 3):
+        checkpoints.save(step, large, {})
+    model = self.dir / "3" / "state"
+    _damage(max(model.glob("ocdbt.*/d/*"), key=lambda path: path.stat().st_size), how)
+    _damage(self.dir / "2" / "state" / "manifest.ocdbt", how)
+    for step, name in ((3, "state/ocdbt.process_0/d/[0-9a-f]+"), (2, "state/manifest.ocdbt")):
+      with (
+          checkpoints_lib.Checkpoints(self.dir) as checkpoints,
+          self.assertRaisesRegex(errors.ResumeError, f"{step}/{name}(.|\n)*checkpoint 1 is whole"),
+      ):
+        checkpoints.restore(step, _abstract(large))
+    _damage(model / "_METADATA", how)
+    with (
+        checkpoints_lib.Checkpoints(self.dir) as checkpoints,
+        self.assertRaisesRegex(errors.ResumeError, "3/state/_METADATA"),
+    ):
+      checkpoints.restore(3, _abstract(large))
+
+  @parameterized.parameters("delete", "cut")
+  def test_a_damaged_data_state_is_named(self, how: str):
+    self.save(2)
+    _damage(self.dir / "2" / "data" / "metadata", how)
+    with (
+        checkpoints_lib.Checkpoints(self.dir) as checkpoints,
+        self.assertRaisesRegex(errors.ResumeError, "The data state .*2/data/metadata"),
     ):
       checkpoints.restore(2, _abstract(_state(0)))
 

@@ -1,0 +1,131 @@
+"""The history of a run as a file in its directory, for checkpoints that hold only a step.
+
+    checkpoint_dir/olmo_history.jsonl      a line per change: an entry of the timeline, as JSON
+
+A data state has the run's position and history, so this file is not needed where there is one. A
+trainer that keeps nothing but a step (a loop of your own, MaxText with an emergency manager) still
+resumes exactly: step + history → position.
+
+Process 0 appends to the file when it starts to read batches, if anything has changed. A line drops
+the entries at or after its step, so a run that went back to an earlier step says so by a line for
+that step. A killed process may leave a last line that is cut, which does not count: no batch was
+read after it. Any other damage is a ResumeError when the file is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from absl import logging
+from etils import epath
+
+from maxtext_olmo import errors
+from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.order import timeline
+
+NAME = "olmo_history.jsonl"
+
+
+def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any] | None:
+  """Returns the data state after `step` steps of a directory's run, or None if it is not known.
+
+  Raises:
+    ResumeError: The file cannot be read, or is damaged.
+  """
+  path = epath.Path(checkpoint_dir) / NAME
+  history, _ = _read(path)
+  history = None if history is None else history.until(step)
+  if history is None:
+    return None
+  try:
+    position = history.present.schedule.position(step)
+  except errors.OrderError as error:
+    raise _damaged(path, error) from error
+  return {
+      "format": state_lib.FORMAT,
+      "kind": state_lib.KIND,
+      "step": step,
+      "position": position,
+      "history": history.to_json(),
+  }
+
+
+def record(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
+  """Appends what a run that continues with `step` changes; only warns if that is impossible.
+
+  To be called on process 0 alone.
+  """
+  path = epath.Path(checkpoint_dir) / NAME
+  now = history.present
+  here = dataclasses.replace(now, step=step, position=now.schedule.position(step))
+  try:
+    before, whole = _read(path)
+    wanted = _changed(before, (*history.entries, here))
+    if wanted == before:
+      return
+    ways = ((here,), history.entries, (*history.entries, here))
+    lines = next(entries for entries in ways if _changed(before, entries) == wanted)
+    text = "".join(json.dumps(entry.to_json()) + "\n" for entry in lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _append(path, whole, text.encode())
+  except (OSError, errors.ResumeError) as error:
+    logging.warning(
+        "The history of the run cannot be kept in %s (%s). Its data states have it; a checkpoint"
+        " without one will resume by its step alone.",
+        path,
+        error,
+    )
+
+
+def _read(path: epath.Path) -> tuple[timeline.Timeline | None, bytes]:
+  """Returns the history in a file, and the bytes of its whole lines."""
+  try:
+    if not path.exists():
+      return None, b""
+    if not path.is_file():
+      raise OSError("it is not a regular file")
+    content = path.read_bytes()
+  except OSError as error:
+    raise _damaged(path, error) from error
+  whole = content[: content.rfind(b"\n") + 1]
+  history = None
+  for number, line in enumerate(whole.splitlines(), 1):
+    try:
+      history = _changed(history, timeline.Timeline.from_json([json.loads(line)]).entries)
+    except (ValueError, RecursionError) as error:  # A ResumeError is a ValueError.
+      raise _damaged(path, f"line {number}: {error}") from error
+  return history, whole
+
+
+def _changed(
+    history: timeline.Timeline | None, entries: Iterable[timeline.Entry]
+) -> timeline.Timeline | None:
+  for entry in entries:
+    history = timeline.Timeline((entry,)) if history is None else history.changed(entry)
+  return history
+
+
+def _append(path: epath.Path, whole: bytes, more: bytes) -> None:
+  """Writes lines after the whole lines of a file, over one that was cut."""
+  if "://" in str(path):  # Object stores do not append.
+    path.write_bytes(whole + more)
+    return
+  descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+  with open(descriptor, "wb") as file:
+    file.seek(len(whole))
+    file.truncate()
+    file.write(more)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _damaged(path: epath.Path, what: Any) -> errors.ResumeError:
+  return errors.ResumeError(
+      f"The history of the run in {path} is damaged: {what}. Set initial_step and"
+      " olmo_initial_position, or move the file away to resume by the step and this run's batch"
+      " schedule alone."
+  )
