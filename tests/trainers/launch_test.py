@@ -91,6 +91,24 @@ class LaunchTest(absltest.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn("--processes=0 must be at least 1", done.stderr)
 
+  def test_python_files_in_the_working_directory_are_never_executed(self):
+    hostile = self.dir / "data"
+    index = cases.write_counting_corpus(hostile)
+    marker = self.dir / "executed"
+    for name in ("xxhash", "numpy", "json", "pickle", "signal", "socket", "absl", "grain", "yaml"):
+      (hostile / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write({name!r})\n")
+    flags = _flags(dataset_type="olmo_grain", olmo_index_path=index, grain_worker_count=1, steps=2)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", launch.__name__, "--processes=1", "--", *flags],
+        cwd=hostile,
+        env=self.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertFalse(marker.exists(), done.stderr)
+    self.assertEqual(done.returncode, 0, done.stderr)
+
   def test_ending_the_launcher_ends_its_processes(self):
     command = [sys.executable, "-m", "maxtext_olmo.trainers.launch", "--processes=2", "--"]
     flags = _flags(steps=100_000, metrics_file=str(self.dir / "metrics.jsonl"))
