@@ -1,6 +1,7 @@
 """Checkpoints of a run: the model's state, and the position of the data.
 
     checkpoint_dir/
+      .lease                    names the run that writes here, while it does (see `lease`)
       99/                       saved after step 99: 100 steps are done, step 100 comes next
         state/                  parameters and optimiser, restorable onto any mesh
         data/                   the iterator's state as JSON: one file, whatever the process count
@@ -25,6 +26,7 @@ from ml_collections import ConfigDict
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers import lease as lease_lib
 
 _STATE, _DATA = "state", "data"
 _TEMPORARY = ".orbax-checkpoint-tmp"
@@ -42,14 +44,17 @@ class Checkpoints:
       max_to_keep: int = 0,
       asynchronous: bool = True,
       read_only: bool = False,
+      lease: lease_lib.Lease | None = None,
   ):
     """Looks for what is there.
 
     Args:
       read_only: for a reader next to a running trainer: nothing in the directory is touched.
+      lease: the directory's, checked before each save and released at the end of the `with` block.
     """
     self._directory = _absolute(directory)
     self._period = period
+    self._lease = lease
     _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
     self.latest: int | None = collectives.from_process_0(
@@ -71,15 +76,25 @@ class Checkpoints:
 
   @classmethod
   def from_config(cls, config: ConfigDict) -> Checkpoints | None:
-    """Those of a run, or None where it keeps none."""
+    """Those of a run, which takes the lease of the directory, or None where it keeps none.
+
+    Raises:
+      ConfigError: Another run writes to this directory, or it cannot be written to.
+    """
     if not (config.enable_checkpointing and config.checkpoint_dir):
       return None
-    return cls(
-        config.checkpoint_dir,
-        period=config.checkpoint_period,
-        max_to_keep=config.max_checkpoints,
-        asynchronous=config.async_checkpointing,
-    )
+    lease = lease_lib.Lease(config.checkpoint_dir)
+    try:
+      return cls(
+          config.checkpoint_dir,
+          period=config.checkpoint_period,
+          max_to_keep=config.max_checkpoints,
+          asynchronous=config.async_checkpointing,
+          lease=lease,
+      )
+    except BaseException:
+      lease.release()
+      raise
 
   @property
   def directory(self) -> str:
@@ -95,9 +110,15 @@ class Checkpoints:
     return (step + 1) % self._period == 0
 
   def save(self, step: int, state: Any, data_state: dict[str, Any]) -> None:
-    """Saves the state after a step; returns once the arrays may be overwritten."""
+    """Saves the state after a step; returns once the arrays may be overwritten.
+
+    Raises:
+      ConfigError: Another run has taken over the directory.
+    """
     if step == self._saved:
       return
+    if self._lease is not None:
+      self._lease.check()
     self._manager.save(
         step,
         args=ocp.args.Composite(
@@ -131,8 +152,12 @@ class Checkpoints:
 
   def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
     # After an error, other processes may be gone, and a save that needs them would never end.
-    if error is None or jax.process_count() == 1:
-      self.close()
+    try:
+      if error is None or jax.process_count() == 1:
+        self.close()
+    finally:
+      if self._lease is not None:
+        self._lease.release()
 
   def close(self) -> None:
     """Waits until all that was saved is committed."""
