@@ -9,9 +9,12 @@ asking for the next batch.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging as python_logging
 import os
+import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +24,9 @@ from absl import logging
 
 import maxtext_olmo
 from maxtext_olmo import atomic
+from maxtext_olmo import errors
 
+_LINE = '{"step": '  # How each line of a metrics file begins.
 _PACKAGE = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
 
 
@@ -67,8 +72,9 @@ class Report:
     self._tokens += tokens
     self._waited += waited
     if self._file is not None:
-      self._file.write(json.dumps({"step": step, **metrics}) + "\n")
-      self._file.flush()
+      with _explained(self._file.name):
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
     if self._enabled and ((step + 1) % self._interval == 0 or last):
       self._line(step, metrics)
     if self._enabled and "eval_loss" in metrics:
@@ -80,7 +86,9 @@ class Report:
   def close(self) -> None:
     """Closes the file."""
     if self._file is not None:
-      self._file.close()
+      # What could not be written has been reported by then, and cannot be written now either.
+      with contextlib.suppress(OSError):
+        self._file.close()
 
   def _line(self, step: int, metrics: dict[str, float]) -> None:
     seconds = max(time.monotonic() - self._since, 1e-9)
@@ -125,17 +133,39 @@ class _PlainFormatter(python_logging.Formatter):
 def _open_from(path: str, first_step: int) -> Any:
   """Opens a metrics file to append to, with the lines of the steps before `first_step` in it."""
   kept = []
-  if os.path.exists(path):
-    with open(path, encoding="utf-8") as file:
-      kept = [line for line in file if _step_of(line) < first_step]
-  os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-  atomic.write_atomically(path, "".join(kept))
-  return open(path, "a", encoding="utf-8")
+  with _explained(path):
+    if os.path.exists(path):
+      if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("it is not a regular file")
+      with open(path, encoding="utf-8", errors="replace") as file:
+        lines = list(file)
+      # A killed run may have left less than a line.
+      if lines and not lines[0].startswith(_LINE) and not _LINE.startswith(lines[0]):
+        raise OSError("it exists and holds something else than metrics")
+      kept = [line for line in lines if _step_of(line) < first_step]
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    atomic.write_atomically(path, "".join(kept))
+    return open(path, "a", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+  """Turns what the operating system says about a metrics file into a ConfigError."""
+  try:
+    yield
+  except (OSError, ValueError) as error:
+    free = ""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+      free = f" ({shutil.disk_usage(os.path.dirname(path) or '.').free:,} bytes are free)"
+    raise errors.ConfigError(
+        f"metrics_file={path!r} cannot be written: {error}{free}. Choose another file, or make"
+        " room; the checkpoints are not affected."
+    ) from error
 
 
 def _step_of(line: str) -> float:
   try:
     return json.loads(line)["step"]
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, RecursionError):
     # A killed run may have left half a line.
     return float("inf")

@@ -23,6 +23,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from maxtext_olmo import errors
+from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import registry
 from maxtext_olmo.trainers import cluster
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
@@ -206,8 +207,12 @@ class _Run:
 
   def loop(self, state: model.State, first_step: int) -> Result:
     config = self.config
-    report = report_lib.Report(
-        config.metrics_file, first_step, config.log_interval, enabled=jax.process_index() == 0
+    first_process = jax.process_index() == 0
+    report = collectives.run_on_all_processes(
+        lambda: report_lib.Report(
+            config.metrics_file, first_step, config.log_interval, enabled=first_process
+        ),
+        "opening metrics_file",
     )
     pending: _Pending | None = None
     last_metrics: dict[str, float] = {}
