@@ -34,7 +34,8 @@ class RequestCache:
     self._file: IO[str] | None = None
     if path and jax.process_index() == 0:
       os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-      self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - open until close()
+      # A line that is not text is skipped, as one that is not JSON is.
+      self._file = open(path, "a+", encoding="utf-8", errors="replace")  # noqa: SIM115
       self._found = _read(self._file)
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def _read(file: IO[str]) -> dict[str, Any]:
     try:
       entry = json.loads(line)
       found[entry["key"]] = entry["result"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
       # A killed process may have left half a line.
       continue
   if not whole:
