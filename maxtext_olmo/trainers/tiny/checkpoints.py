@@ -13,8 +13,11 @@ name) is not restored; it is moved out of the way, since its number will be need
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -113,19 +116,20 @@ class Checkpoints:
     """Saves the state after a step; returns once the arrays may be overwritten.
 
     Raises:
-      ConfigError: Another run has taken over the directory.
+      ConfigError: Another run has taken over the directory, or it cannot be written to.
     """
     if step == self._saved:
       return
     if self._lease is not None:
       self._lease.check()
-    self._manager.save(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data_state)
-        ),
-        force=True,
-    )
+    with self._explained():
+      self._manager.save(
+          step,
+          args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state), data=ocp.args.JsonSave(data_state)
+          ),
+          force=True,
+      )
     self._saved = step
     logging.info("saving checkpoint %d", step)
 
@@ -161,8 +165,30 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits until all that was saved is committed."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    with self._explained():
+      self._manager.wait_until_finished()
+      self._manager.close()
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    """Turns what the storage says while a checkpoint is saved into a ConfigError."""
+    try:
+      yield
+    except Exception as error:
+      said = str(error).splitlines()[-1] if str(error) else type(error).__name__
+      # TensorStore's errors are ValueErrors that name the operating system's.
+      if not isinstance(error, OSError) and "os_error_code" not in said:
+        raise
+      free = ""
+      if jax.process_index() == 0 and "://" not in self.directory:
+        with contextlib.suppress(OSError):
+          _remove_unfinished(self._directory)
+          free = f" ({shutil.disk_usage(self.directory).free:,} bytes are free)"
+      raise errors.ConfigError(
+          f"A checkpoint could not be written to checkpoint_dir={self.directory!r}{free}: {said}."
+          " Make room, or lower max_checkpoints, and start again; the checkpoints before it are"
+          " whole."
+      ) from error
 
   def _check_shapes(self, step: int, abstract_state: Any) -> None:
     stored = _shapes(self._manager.item_metadata(step)[_STATE].tree["params"])
@@ -224,12 +250,17 @@ def _check_shared(directory: epath.Path) -> None:
       (directory / name).unlink(missing_ok=True)
 
 
-def _tidy(directory: epath.Path) -> None:
-  """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
+def _remove_unfinished(directory: epath.Path) -> None:
   for path in list(directory.iterdir()):
     if _TEMPORARY in path.name:
       path.rmtree()
-    elif path.name.isdigit() and not resume.is_committed(path):
+
+
+def _tidy(directory: epath.Path) -> None:
+  """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
+  _remove_unfinished(directory)
+  for path in list(directory.iterdir()):
+    if path.name.isascii() and path.name.isdigit() and not resume.is_committed(path):
       names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
       aside = next(directory / name for name in names if not (directory / name).exists())
       path.rename(aside)
