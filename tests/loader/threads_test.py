@@ -16,6 +16,8 @@ from maxtext_olmo import errors
 from maxtext_olmo.devices import multihost
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 _THREADS = 4
 _STEPS = 24
 _WINDOWS = dict(dataset_type="olmo_grain", max_target_length=8, olmo_eos_id=-1, olmo_packing_bins=0)
