@@ -159,7 +159,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
-    prefetch_lib.check_process(self._pid)
+    if os.getpid() != self._pid:
+      prefetch_lib.check_process(self._pid)
     with self._lock:
       self._assert_not_closed()
       asked_at = time.perf_counter()
