@@ -15,6 +15,8 @@ leaves the others waiting, so its stream must be endless or exactly as long as t
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.rows import prefetch
 
 PyTree = Any
 KeyPath = tuple[Any, ...]
@@ -39,7 +42,8 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
   """Iterates over the data of all hosts as global batches.
 
   `iter()` starts a new epoch, unless a state was just set. Without `reset_after_epoch`, a new epoch
-  continues in the data where the last one stopped, as suits an endless, shuffled stream.
+  continues in the data where the last one stopped, as suits an endless, shuffled stream. Threads
+  may share the iterator: each batch goes to one of them, and a state is that of a whole step.
 
   Args:
     dataloader: This host's batches, as pytrees of arrays with the batch on axis 0.
@@ -69,6 +73,8 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       tail: Callable[[], PyTree] | None = None,
   ):
     super().__init__()
+    self._lock = threading.RLock()
+    self._pid = os.getpid()
     if not isinstance(dataloader, Iterable):
       raise errors.ConfigError(
           f"A dataloader must be iterable, but {type(dataloader).__name__} is not; pass a dataset,"
@@ -102,13 +108,19 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       )
 
   def __iter__(self) -> MultiHostDataLoadIterator:
-    if not self.state_set or self.step_counter == self.iterator_length:
-      self.reset()
-    self.state_set = False
-    self._epochs_started += 1
-    return self
+    with self._lock:
+      if not self.state_set or self.step_counter == self.iterator_length:
+        self.reset()
+      self.state_set = False
+      self._epochs_started += 1
+      return self
 
   def __next__(self) -> PyTree:
+    prefetch.check_process(self._pid)
+    with self._lock:
+      return self._next()
+
+  def _next(self) -> PyTree:
     if self.iterator_length is not None and self.step_counter >= self.iterator_length:
       raise StopIteration
     length = "" if self.iterator_length is None else f" of {self.iterator_length}"
@@ -158,14 +170,15 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
 
   def reset(self) -> None:
     """Starts an epoch: at the next batch or, with `reset_after_epoch`, at the first one again."""
-    self._epoch_start = 0 if self.reset_after_epoch else self.step
-    self.step_counter = 0
-    if not self.reset_after_epoch:
-      return
-    if self.local_iterator is self.dataloader:
-      self.dataloader.reset()  # type: ignore[attr-defined]
-    else:
-      self.local_iterator = iter(self.dataloader)
+    with self._lock:
+      self._epoch_start = 0 if self.reset_after_epoch else self.step
+      self.step_counter = 0
+      if not self.reset_after_epoch:
+        return
+      if self.local_iterator is self.dataloader:
+        self.dataloader.reset()  # type: ignore[attr-defined]
+      else:
+        self.local_iterator = iter(self.dataloader)
 
   def get_state(self) -> dict[str, Any]:
     """Returns the state of all processes as a JSON-able dict (`grain_state`).
@@ -173,21 +186,30 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     The states of several processes' data iterators are gathered, so all of them must call this
     together.
     """
-    return self._state().write(own_iterator=self._own_iterator)
+    with self._lock:
+      return self._state().write(own_iterator=self._own_iterator)
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Moves to where `get_state` was called; only warns if the data iterator has no state."""
     saved = grain_state.read(state)
-    self._check(saved)
-    self._move_to(saved)
+    with self._lock:
+      self._check(saved)
+      self._move_to(saved)
 
   def start_prefetch(self) -> None:
     """Starts preparing batches, if the data iterator can do that in advance."""
-    if hasattr(self.local_iterator, "start_prefetch"):
-      self.local_iterator.start_prefetch()
+    prefetch.check_process(self._pid)
+    with self._lock:
+      if hasattr(self.local_iterator, "start_prefetch"):
+        self.local_iterator.start_prefetch()
 
   def close(self) -> None:
     """Stops what the data iterator keeps running, such as worker processes."""
+    if os.getpid() == self._pid:  # A forked child leaves it to its parent.
+      with self._lock:
+        self._close()
+
+  def _close(self) -> None:
     if hasattr(self.local_iterator, "close"):
       self.local_iterator.close()
 

@@ -301,10 +301,10 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     """Rows taken from this host's stream, or from the stream that all hosts share."""
     return self._schedule.start(self.step)
 
-  def __next__(self) -> Any:
+  def _next(self) -> Any:
     asked_at = time.perf_counter()
     self._count_ahead()
-    batch = super().__next__()
+    batch = super()._next()
     self._metrics.served(step=self.step - 1, asked_at=asked_at)
     return batch
 
@@ -314,21 +314,23 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     return {name: found[name] for name in ("batches", "wait_seconds")}
 
   def __len__(self) -> int:
-    self._count_ahead()
-    if self.iterator_length is not None:
-      return self.iterator_length
-    steps = self._batches.num_steps(self._schedule)
+    with self._lock:
+      self._count_ahead()
+      if self.iterator_length is not None:
+        return self.iterator_length
+      steps = self._batches.num_steps(self._schedule)
     if steps is None:
       raise TypeError(f"This iterator has no length: {self._batches.why_no_length()}")
     return max(0, steps - self._epoch_start)
 
   def reset(self) -> None:
     """Starts an epoch: the next one or, with `reset_after_epoch`, the first one again."""
-    if self.reset_after_epoch:
-      self._use(self._batches.schedule)
-      self._close_loader()
-    super().reset()
-    self.iterator_length = self._epoch_length(self._epoch_start)
+    with self._lock:
+      if self.reset_after_epoch:
+        self._use(self._batches.schedule)
+        self._close_loader()
+      super().reset()
+      self.iterator_length = self._epoch_length(self._epoch_start)
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Moves to where `get_state` was called.
@@ -347,12 +349,12 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       schedule = schedule.anchored(saved.step, saved.position)
       # The epoch with the old batch sizes ends here, at the end of one of its batches.
       saved = dataclasses.replace(saved, epoch_start=saved.step)
-    self._use(schedule)
-    self._move_to(saved)
-    self.iterator_length = self._epoch_length(saved.epoch_start)
+    with self._lock:
+      self._use(schedule)
+      self._move_to(saved)
+      self.iterator_length = self._epoch_length(saved.epoch_start)
 
-  def close(self) -> None:
-    """Stops worker processes and threads; idempotent."""
+  def _close(self) -> None:
     self._close_loader()
     if self._batches.rows is not None:
       self._batches.rows.close()
@@ -383,7 +385,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       self.local_iterator = iter(self.dataloader)
 
   def _close_loader(self) -> None:
-    super().close()
+    super()._close()
     # Grain's threads end now, not at interpreter exit, when what they need may be gone.
     self.local_iterator = _Closed()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -152,8 +153,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._batches: prefetch_lib.PrefetchedIterator | None = None
     self._sent: prefetch_lib.Prefetcher[_Sent] | None = None
     self._metrics = metrics_lib.Metrics()
-    # Threads may share the iterator: each batch goes to one of them, in the order of their calls.
+    # Threads may share the iterator: each batch goes to one of them, and a state is that of a step.
     self._lock = threading.RLock()
+    self._pid = os.getpid()
 
   def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
@@ -164,6 +166,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return self
 
   def __next__(self) -> dict[str, jax.Array]:
+    if os.getpid() != self._pid:
+      prefetch_lib.check_process(self._pid)
     with self._lock:
       self._assert_not_closed()
       asked_at = time.perf_counter()
@@ -186,8 +190,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds of waiting, order, reads, filter, transfer; bytes; reads."""
-    ready = 0 if self._sent is None else self._sent.ready
-    return {**self._metrics.snapshot(), "queue_depth": ready}
+    sent = self._sent
+    return {**self._metrics.snapshot(), "queue_depth": 0 if sent is None else sent.ready}
 
   def __len__(self) -> int:
     """Returns the number of steps from where this iterator began to the end of the stream.
@@ -214,7 +218,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   @property
   def position(self) -> int:
     """Samples consumed, over all hosts."""
-    return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
+    with self._lock:
+      return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
 
   @property
   def stream(self) -> Any:
@@ -248,7 +253,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def get_state(self) -> dict[str, Any]:
     """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""
-    return state_lib.make_state(self._history, self._start.stream, self._start.schedule, self._step)
+    with self._lock:
+      start = self._start
+      return state_lib.make_state(self._history, start.stream, start.schedule, self._step)
 
   def set_state(self, state: dict[str, Any]) -> None:
     """Continues after a saved state.
@@ -277,13 +284,14 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     This serves a trainer that restored a model from a checkpoint without a data state, and so knows
     only the step.
     """
-    schedule, history = self._start.schedule, self._history.until(step)
-    if position is None and history is not None and history.present is not self._history.present:
-      position = history.present.schedule.position(step)  # Another schedule was in force then.
-    if position is not None:
-      schedule = schedule.anchored(step, position)
-    schedule.start(step)
-    self._move_to(state_lib.Start(step, schedule, self._start.stream, history))
+    with self._lock:
+      schedule, history = self._start.schedule, self._history.until(step)
+      if position is None and history is not None and history.present is not self._history.present:
+        position = history.present.schedule.position(step)  # Another schedule was in force then.
+      if position is not None:
+        schedule = schedule.anchored(step, position)
+      schedule.start(step)
+      self._move_to(state_lib.Start(step, schedule, self._start.stream, history))
 
   def reset(self) -> None:
     """Returns to where this iterator began."""
@@ -292,32 +300,40 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def start_prefetch(self) -> None:
     """Starts preparing batches, so that the first one is ready when it is requested."""
-    if self._sent is not None:
-      return
-    if self._on_start is not None:
-      self._on_start(self._history, self._step)
-    start = self._start._replace(step=self._step)
-    self._dataset = self._make_dataset(start)
-    if len(self._dataset):
-      start.stream.prepare(start.schedule.start(start.step))
-    ahead = self._prefetch
-    self._batches = prefetch_lib.PrefetchedIterator(
-        self._dataset,
-        ahead.workers,
-        ahead.per_worker if ahead.workers else ahead.batches,
-        ahead.threads,
-    )
-    self._batches.start_prefetch()
-    sender = _Sender(self._batches, start, self._expanders, self._metrics)
-    self._sent = prefetch_lib.Prefetcher(sender.send, ahead.on_device)
+    prefetch_lib.check_process(self._pid)
+    with self._lock:
+      if self._sent is not None:
+        return
+      if self._on_start is not None:
+        self._on_start(self._history, self._step)
+      start = self._start._replace(step=self._step)
+      self._dataset = self._make_dataset(start)
+      if len(self._dataset):
+        start.stream.prepare(start.schedule.start(start.step))
+      ahead = self._prefetch
+      self._batches = prefetch_lib.PrefetchedIterator(
+          self._dataset,
+          ahead.workers,
+          ahead.per_worker if ahead.workers else ahead.batches,
+          ahead.threads,
+      )
+      self._batches.start_prefetch()
+      sender = _Sender(self._batches, start, self._expanders, self._metrics)
+      self._sent = prefetch_lib.Prefetcher(sender.send, ahead.on_device)
 
   def close(self) -> None:
-    """Stops the workers and threads, and closes the files; idempotent."""
-    self._stop()
-    for start in (self._beginning, self._start):
-      start.stream.close()
-    self._reader.close()
-    super().close()
+    """Stops the workers and threads, and closes the files; idempotent.
+
+    A thread that is in `next()` gets its batch first. In a forked child this does nothing.
+    """
+    if os.getpid() != self._pid:
+      return
+    with self._lock:
+      self._stop()
+      for start in (self._beginning, self._start):
+        start.stream.close()
+      self._reader.close()
+      super().close()
 
   def _move_to(self, start: state_lib.Start) -> None:
     with self._lock:

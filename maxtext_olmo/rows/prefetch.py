@@ -85,7 +85,8 @@ class Prefetcher(Generic[T]):
   @property
   def ready(self) -> int:
     """The number of results that are ready to be taken."""
-    return sum(result.done() for result in self._results)
+    # A copy, because another thread may take a result meanwhile.
+    return sum(result.done() for result in tuple(self._results))
 
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Cancels what has not begun, and waits for what has."""
@@ -94,6 +95,20 @@ class Prefetcher(Generic[T]):
     if self._pool is not None and not finalizing():
       self._pool.shutdown(cancel_futures=True)
       self._results.clear()
+
+
+def check_process(pid: int) -> None:
+  """Raises ConfigError in a process forked from the one that created an iterator.
+
+  Args:
+    pid: The id of the process that created the iterator.
+  """
+  if os.getpid() != pid:
+    raise ConfigError(
+        f"This iterator was created in process {pid} and cannot be used in process {os.getpid()},"
+        " which was forked from it without its threads. Create it in the process that uses it, or"
+        " start processes with multiprocessing's 'spawn'."
+    )
 
 
 def use_batch_scheduling() -> None:

@@ -42,7 +42,7 @@ class LocalRun:
   Args:
     trainer_args: the trainer's command line, the same for each process.
     devices: CPU devices per process; 0 leaves the choice to JAX.
-    module: what `python -m` runs; anything that trains as the environment says.
+    module: what `python -P -m` runs; anything importable that trains as the environment says.
     env: set in each process, on top of this one's.
     output: where all output goes; by default what a process writes to stdout goes to stdout, and
       stderr to stderr.
@@ -122,7 +122,8 @@ class LocalRun:
       output: IO[str] | None,
   ) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", *command],
+        # Without -P, modules in the working directory, which may hold data, would shadow real ones.
+        [sys.executable, "-P", "-m", *command],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

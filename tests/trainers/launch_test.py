@@ -16,14 +16,10 @@ from absl.testing import absltest
 from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers import launch
 from tests import distributed
+from tests.trainers import launched
 from tests.trainers.tiny import train_cases as cases
 
 STARTS_PROCESSES = True
-
-
-def _flags(**changes: object) -> list[str]:
-  values = cases.make_config(**changes).items()
-  return [f"--config.{name}={value}" for name, value in values if value is not None]
 
 
 def _is_alive(pid: int) -> bool:
@@ -51,7 +47,10 @@ class LaunchTest(absltest.TestCase):
     where = str(self.dir / "checkpoints")
     output = io.StringIO()
     run = launch.LocalRun(
-        _flags(steps=100_000, checkpoint_dir=where), processes=2, env=self.env, output=output
+        launched.flags(steps=100_000, checkpoint_dir=where),
+        processes=2,
+        env=self.env,
+        output=output,
     )
     self.addCleanup(run.stop)
     while run.running and resume.latest_committed_step(where) is None:
@@ -74,8 +73,23 @@ class LaunchTest(absltest.TestCase):
       self.assertEqual(resumed.rows[step], straight.rows[step])
       self.assertAlmostEqual(resumed.losses[step], straight.losses[step], delta=1e-3)
 
+  def test_a_second_run_in_the_same_directory_is_refused_and_the_first_goes_on(self):
+    where = str(self.dir / "checkpoints")
+    flags = launched.flags(steps=100_000, checkpoint_dir=where)
+    first = launched.start(self, flags)
+    while first.poll() is None and resume.latest_committed_step(where) is None:
+      time.sleep(0.05)
+    second = launched.start(self, flags)
+    output = second.communicate()[1]
+    self.assertEqual(second.returncode, 2, output)
+    self.assertRegex(output, rf"ConfigError: .* is in use by process {first.pid} on \S+, started")
+    step = resume.latest_committed_step(where)
+    while first.poll() is None and resume.latest_committed_step(where) == step:
+      time.sleep(0.05)
+    self.assertIsNone(first.poll())
+
   def test_a_run_that_ends_well_has_code_0(self):
-    done = self.launch("--processes=2", "--", *_flags(steps=2))
+    done = self.launch("--processes=2", "--", *launched.flags(steps=2))
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertRegex(done.stderr, r"\[0\] step     1  loss ")
     self.assertNotIn("launch:", done.stderr)
@@ -91,9 +105,29 @@ class LaunchTest(absltest.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn("--processes=0 must be at least 1", done.stderr)
 
+  def test_python_files_in_the_working_directory_are_never_executed(self):
+    hostile = self.dir / "data"
+    index = cases.write_counting_corpus(hostile)
+    marker = self.dir / "executed"
+    for name in ("xxhash", "numpy", "json", "pickle", "signal", "socket", "absl", "grain", "yaml"):
+      (hostile / f"{name}.py").write_text(f"open({str(marker)!r}, 'a').write({name!r})\n")
+    flags = launched.flags(
+        dataset_type="olmo_grain", olmo_index_path=index, grain_worker_count=1, steps=2
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", launch.__name__, "--processes=1", "--", *flags],
+        cwd=hostile,
+        env=self.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertFalse(marker.exists(), done.stderr)
+    self.assertEqual(done.returncode, 0, done.stderr)
+
   def test_ending_the_launcher_ends_its_processes(self):
     command = [sys.executable, "-m", "maxtext_olmo.trainers.launch", "--processes=2", "--"]
-    flags = _flags(steps=100_000, metrics_file=str(self.dir / "metrics.jsonl"))
+    flags = launched.flags(steps=100_000, metrics_file=str(self.dir / "metrics.jsonl"))
     launcher = subprocess.Popen([*command, *flags], env=self.env, stderr=subprocess.PIPE, text=True)
     self.addCleanup(launcher.stderr.close)
     while launcher.poll() is None and not (self.dir / "metrics.jsonl").exists():

@@ -7,6 +7,7 @@ MaxText has no registry of data pipelines, so its functions are replaced where i
   save_checkpoint, for_save                a checkpoint of olmo_grain gets the data state
   load_state_if_possible                   and a restored run continues after it
   create_dataloader                        under batch ramp-up our iterator has each step's rows
+  create_checkpoint_manager                a run takes the lease of its checkpoint directory first
 
 Each is checked before anything is replaced: another version of MaxText, or another signature of one
 of these, is refused.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from maxtext_olmo import errors
+from maxtext_olmo.trainers import lease as lease_lib
 
 VERSIONS = ("0.2.5",)
 # What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short
@@ -39,6 +41,8 @@ _CREATE = ("maxtext.input_pipeline.input_pipeline_interface", "create_data_itera
 _BY_NAME = ("maxtext.trainers.post_train.hooks",)
 
 _originals: dict[tuple[str, str], Callable] = {}
+# By directory; held until the process exits. An elastic restart in the same process keeps its own.
+_leases: dict[str, lease_lib.Lease] = {}
 
 
 def is_installed() -> bool:
@@ -185,6 +189,9 @@ def _save_checkpoint(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
   call = inspect.signature(original).bind(*args, **kwargs)
   if _is_our_iterator(call.arguments.get("data_iterator")):
+    lease = _leases.get(str(getattr(call.arguments["config"], "checkpoint_dir", "")))
+    if lease is not None:
+      lease.check()
     call.arguments["config"] = checkpoints_lib.AsGrain(call.arguments["config"])
   return original(*call.args, **call.kwargs)
 
@@ -238,6 +245,15 @@ def _create_dataloader(
   return data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
 
 
+def _create_checkpoint_manager(
+    original: Callable, config: Any, mesh: Any, init_state_fn: Any
+) -> Any:
+  directory = str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
+  if _is_ours(config) and directory and directory not in _leases:
+    _leases[directory] = lease_lib.Lease(directory)
+  return original(config, mesh, init_state_fn)
+
+
 # Where each function is looked up, what replaces it (with the original as its first argument), and
 # the parameters that the replacement relies on.
 _REPLACEMENTS: dict[tuple[str, str], tuple[Callable, tuple[str, ...]]] = {
@@ -267,6 +283,10 @@ _REPLACEMENTS: dict[tuple[str, str], tuple[Callable, tuple[str, ...]]] = {
     ("maxtext.utils.train_utils", "create_dataloader"): (
         _create_dataloader,
         ("config", "mesh", "data_iterator", "goodput_recorder", "rampup_manager"),
+    ),
+    ("maxtext.utils.train_utils", "create_checkpoint_manager"): (
+        _create_checkpoint_manager,
+        ("config", "mesh", "init_state_fn"),
     ),
 }
 

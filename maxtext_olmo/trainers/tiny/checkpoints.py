@@ -1,6 +1,7 @@
 """Checkpoints of a run: the model's state, and the position of the data.
 
     checkpoint_dir/
+      .lease                    names the run that writes here, while it does (see `lease`)
       99/                       saved after step 99: 100 steps are done, step 100 comes next
         state/                  parameters and optimiser, restorable onto any mesh
         data/                   the iterator's state as JSON: one file, whatever the process count
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -26,10 +28,10 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers import lease as lease_lib
 
 _STATE, _DATA = "state", "data"
 _DATA_FILE = "metadata"  # as Orbax's JSON handler names it
@@ -48,14 +50,17 @@ class Checkpoints:
       max_to_keep: int = 0,
       asynchronous: bool = True,
       read_only: bool = False,
+      lease: lease_lib.Lease | None = None,
   ):
     """Looks for what is there.
 
     Args:
       read_only: for a reader next to a running trainer: nothing in the directory is touched.
+      lease: the directory's, checked before each save and released at the end of the `with` block.
     """
     self._directory = _absolute(directory)
     self._period = period
+    self._lease = lease
     if not read_only:
       _check_shared(self._directory)
     # Process 0 looks for all: views of a shared disk may differ for a while.
@@ -78,15 +83,25 @@ class Checkpoints:
 
   @classmethod
   def from_config(cls, config: ConfigDict) -> Checkpoints | None:
-    """Those of a run, or None where it keeps none."""
+    """Those of a run, which takes the lease of the directory, or None where it keeps none.
+
+    Raises:
+      ConfigError: Another run writes to this directory, or it cannot be written to.
+    """
     if not (config.enable_checkpointing and config.checkpoint_dir):
       return None
-    return cls(
-        config.checkpoint_dir,
-        period=config.checkpoint_period,
-        max_to_keep=config.max_checkpoints,
-        asynchronous=config.async_checkpointing,
-    )
+    lease = lease_lib.Lease(config.checkpoint_dir)
+    try:
+      return cls(
+          config.checkpoint_dir,
+          period=config.checkpoint_period,
+          max_to_keep=config.max_checkpoints,
+          asynchronous=config.async_checkpointing,
+          lease=lease,
+      )
+    except BaseException:
+      lease.release()
+      raise
 
   @property
   def directory(self) -> str:
@@ -102,9 +117,15 @@ class Checkpoints:
     return (step + 1) % self._period == 0
 
   def save(self, step: int, state: Any, data_state: dict[str, Any]) -> None:
-    """Saves the state after a step; returns once the arrays may be overwritten."""
+    """Saves the state after a step; returns once the arrays may be overwritten.
+
+    Raises:
+      ConfigError: Another run has taken over the directory, or it cannot be written to.
+    """
     if step == self._saved:
       return
+    if self._lease is not None:
+      self._lease.check()
     with self._save_errors():
       self._manager.save(
           step,
@@ -140,8 +161,12 @@ class Checkpoints:
 
   def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
     # After an error, other processes may be gone, and a save that needs them would never end.
-    if error is None or jax.process_count() == 1:
-      self.close()
+    try:
+      if error is None or jax.process_count() == 1:
+        self.close()
+    finally:
+      if self._lease is not None:
+        self._lease.release()
 
   def close(self) -> None:
     """Waits until all that was saved is committed."""
@@ -151,14 +176,26 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _save_errors(self) -> Iterator[None]:
-    """Turns what Orbax raises while it saves, perhaps an earlier checkpoint, into a WriteError."""
-    with atomic.write_errors(self._directory / "checkpoint"):
-      try:
-        yield
-      except (errors.MaxtextOlmoError, OSError):
+    """Turns what the storage says while a checkpoint is saved into a WriteError."""
+    try:
+      yield
+    except errors.MaxtextOlmoError:
+      raise
+    except Exception as error:
+      said = str(error).splitlines()[-1] if str(error) else type(error).__name__
+      # TensorStore's errors are ValueErrors that name the operating system's.
+      if not isinstance(error, OSError) and "os_error_code" not in said:
         raise
-      except Exception as error:
-        raise OSError(f"a checkpoint cannot be saved: {error}") from error
+      free = ""
+      if jax.process_index() == 0 and "://" not in self.directory:
+        with contextlib.suppress(OSError):
+          _remove_unfinished(self._directory)
+          free = f" ({shutil.disk_usage(self.directory).free:,} bytes are free)"
+      raise errors.WriteError(
+          f"A checkpoint could not be written to checkpoint_dir={self.directory!r}{free}: {said}."
+          " Make room, or lower max_checkpoints, and start again; the checkpoints before it are"
+          " whole."
+      ) from error
 
   def _describe_damage(self, step: int, error: Exception) -> str:
     damage = find_damage(self._directory / str(step) / _STATE)
@@ -285,12 +322,17 @@ def _check_shared(directory: epath.Path) -> None:
       (directory / name).unlink(missing_ok=True)
 
 
-def _tidy(directory: epath.Path) -> None:
-  """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
+def _remove_unfinished(directory: epath.Path) -> None:
   for path in list(directory.iterdir()):
     if _TEMPORARY in path.name:
       path.rmtree()
-    elif resume.is_step(path) and not resume.is_committed(path):
+
+
+def _tidy(directory: epath.Path) -> None:
+  """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
+  _remove_unfinished(directory)
+  for path in list(directory.iterdir()):
+    if resume.is_step(path) and not resume.is_committed(path):
       names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
       aside = next(directory / name for name in names if not (directory / name).exists())
       path.rename(aside)

@@ -78,9 +78,13 @@ KEYS: tuple[Key, ...] = (
     Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as in training.", at_least(0)),
     Key("eval_limit", 0, "Documents of each task. 0: all.", at_least(0)),
     Key("metrics_file", "", "File for the metrics of every step, as JSON lines in full precision."),
-    Key("coordinator_address", "", "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS."),
-    Key("num_processes", 0, "Processes of the run. 0: $JAX_NUM_PROCESSES.", at_least(0)),
-    Key("process_id", -1, "Number of this process. -1: $JAX_PROCESS_ID."),
+    Key("coordinator_address", "",
+        "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS, or that of the cluster that JAX"
+        " detects."),
+    Key("num_processes", 0,
+        "Processes of the run. 0: $JAX_NUM_PROCESSES, or the tasks of the cluster.", at_least(0)),
+    Key("process_id", -1,
+        "Number of this process. -1: $JAX_PROCESS_ID, or that of the cluster's task."),
 )  # fmt: skip
 
 

@@ -20,7 +20,9 @@ from absl import logging
 
 import maxtext_olmo
 from maxtext_olmo import atomic
+from maxtext_olmo import errors
 
+_LINE = '{"step": '  # How each line of a metrics file begins.
 _PACKAGE = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
 
 
@@ -78,7 +80,9 @@ class Report:
   def close(self) -> None:
     """Closes the file."""
     if self._file is not None:
-      self._file.close()
+      # What could not be written has been reported by then, and cannot be written now either.
+      with contextlib.suppress(OSError):
+        self._file.close()
 
   def _line(self, step: int, metrics: dict[str, float]) -> None:
     seconds = max(time.monotonic() - self._since, 1e-9)
@@ -124,8 +128,14 @@ def _open_from(path: str, first_step: int) -> atomic.LineWriter:
   """Opens a metrics file to append to, with the lines of the steps before `first_step` in it."""
   atomic.LineWriter(path).close()  # Raises unless it is a file that can be written.
   with open(path, encoding="utf-8", errors="replace") as file:
-    kept = [line for line in file if _step_of(line) < first_step]
-  atomic.write_atomically(path, "".join(kept))
+    lines = list(file)
+  # A killed run may have left less than a line.
+  if lines and not lines[0].startswith(_LINE) and not _LINE.startswith(lines[0]):
+    raise errors.WriteError(
+        f"Cannot write metrics_file={path}: it exists and holds something else than metrics."
+        " Choose another file."
+    )
+  atomic.write_atomically(path, "".join(line for line in lines if _step_of(line) < first_step))
   return atomic.LineWriter(path)
 
 

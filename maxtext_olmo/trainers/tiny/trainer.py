@@ -26,6 +26,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers import cluster
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import evaluation
@@ -83,16 +84,12 @@ def train(
 
 
 def connect(config: ConfigDict) -> None:
-  """Joins the processes of the run, as the config or the environment says; once per process."""
-  address = config.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-  if not address or jax.distributed.is_initialized():
-    return
-  count = config.num_processes or int(os.environ.get("JAX_NUM_PROCESSES", "1"))
-  this = config.process_id if config.process_id >= 0 else int(os.environ.get("JAX_PROCESS_ID", "0"))
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  if count > 1:
-    logging.info("process %d of %d: waiting for the others at %s", this, count, address)
-  jax.distributed.initialize(address, count, this)
+  """Joins the processes of the run, as the config or the environment says; once per process.
+
+  Raises:
+    ConfigError: This is one of several tasks, and it could not join the others.
+  """
+  cluster.connect(config.coordinator_address, config.num_processes, config.process_id)
 
 
 def main_from_argv(
@@ -108,11 +105,12 @@ def main_from_argv(
   if any(arg in ("-h", "--help", "--helpfull", "--helpshort") for arg in argv[1:]):
     sys.stdout.write(f"{__doc__}\nKeys, set with --config.KEY=VALUE:\n\n{config_lib.describe()}\n")
     return 0
-  process = int(os.environ.get("JAX_PROCESS_ID", "0"))
-  report_lib.show_on_stderr(process)
+  report_lib.show_on_stderr(0)
   try:
     config = config_lib.read_config(argv)
-    report_lib.show_on_stderr(max(process, config.process_id))
+    config_lib.validate(config)
+    connect(config)
+    report_lib.show_on_stderr(jax.process_index())
     train(config, on_batch=on_batch, on_step=on_step)
   except KeyboardInterrupt:
     return _exit_code("interrupted", 130)
@@ -211,9 +209,10 @@ class _Run:
 
   def loop(self, state: model.State, first_step: int) -> Result:
     config = self.config
+    first_process = jax.process_index() == 0
     report = collectives.run_on_all_processes(
         lambda: report_lib.Report(
-            config.metrics_file, first_step, config.log_interval, enabled=jax.process_index() == 0
+            config.metrics_file, first_step, config.log_interval, enabled=first_process
         ),
         "opening metrics_file",
     )

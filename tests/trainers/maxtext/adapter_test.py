@@ -1,9 +1,12 @@
 """Tests inside the real MaxText trainer: the batches that its train step receives."""
 
 import collections
+import dataclasses
 import importlib
 import inspect
+import json
 import os
+import pathlib
 import random
 import subprocess
 import sys
@@ -13,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.trainers import lease
 from maxtext_olmo.trainers.maxtext import adapter
 from tests.trainers.maxtext import runs
 
@@ -139,6 +143,18 @@ class LedgerTest(parameterized.TestCase):
         {step: done.loss for step, done in trained.items()},
         {step: done.loss for step, done in reference.items()},
     )
+
+  def test_a_directory_that_another_run_writes_to_is_refused(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    runs.write_corpus(directory, 40)
+    checkpoints = directory / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere", machine="another")
+    (checkpoints / lease.FILE_NAME).write_text(json.dumps(dataclasses.asdict(other)))
+    run = runs.start(directory, "steps=2", "per_device_batch_size=4")
+    self.assertNotEqual(run.exit_codes(), [0])
+    self.assertRegex(run.log(), r"ConfigError: .* is in use by process \d+ on elsewhere")
+    self.assertEqual(run.labels(), [])
 
 
 @runs.needs_maxtext

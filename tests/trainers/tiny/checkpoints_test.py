@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import subprocess
 from typing import Any
 
 import jax
@@ -118,6 +119,30 @@ class CheckpointsTest(parameterized.TestCase):
     self.assertTrue((self.dir / "7.uncommitted" / "_CHECKPOINT_METADATA").exists())
     self.assertTrue((self.dir / "notes").exists())
     self.assertFalse((self.dir / "99.orbax-checkpoint-tmp").exists())
+
+  @parameterized.parameters(True, False)
+  def test_a_full_disk_is_an_error_that_leaves_the_earlier_checkpoints(self, asynchronous: bool):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", self.dir],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+      self.skipTest("A file system of its own needs root.")
+    self.addCleanup(subprocess.run, ["umount", "-l", self.dir], check=True)
+    (self.dir / "²").mkdir()  # A digit, but not a step.
+    small = {"params": {"w": jnp.zeros(10)}}
+    large = {"params": {"w": jnp.asarray(np.random.default_rng(0).random((600, 600)))}}
+    error = r"could not be written to checkpoint_dir=.* bytes are free\).*No space"
+    with (
+        self.assertRaisesRegex(errors.ConfigError, error),
+        checkpoints_lib.Checkpoints(self.dir, asynchronous=asynchronous) as checkpoints,
+    ):
+      checkpoints.save(1, small, {})
+      checkpoints.save(2, large, {})
+    self.assertCountEqual(os.listdir(self.dir), ["1", "²"])
+    with checkpoints_lib.Checkpoints(self.dir) as checkpoints:
+      self.assertEqual(checkpoints.latest, 1)
 
   def test_a_checkpoint_of_another_trainer_is_refused(self):
     self.save(2)

@@ -6,10 +6,12 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 
 from absl import logging
 from absl.testing import absltest
 
+from maxtext_olmo import errors
 from maxtext_olmo.trainers.tiny import report as report_lib
 
 _METRICS = {"loss": 1.23456789, "grad_norm": 0.5, "learning_rate": 1e-3}
@@ -53,6 +55,47 @@ class ReportTest(absltest.TestCase):
       lines = [json.loads(line) for line in file]
     self.assertEqual([line["step"] for line in lines], [0, 1, 2, 3, 4, 5])
     self.assertEqual(lines[0]["loss"], 1.23456789)
+
+  def test_a_file_that_is_something_else_is_refused_and_stays_as_it_is(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    (directory / "thesis.txt").write_bytes(b"\x93years of work")
+    os.mkfifo(directory / "pipe")
+    for path, text in (
+        (directory / "thesis.txt", "holds something else than metrics"),
+        (directory / "pipe", "is not a regular file"),
+        (directory, "is not a regular file"),
+        (directory / "thesis.txt" / "below", "cannot be written"),
+        ("/proc/none/metrics.jsonl", "metrics.jsonl' cannot be written"),
+        ("a\0b", "null"),
+    ):
+      with self.assertRaisesRegex(errors.ConfigError, text):
+        report_lib.Report(str(path), 0, 1, enabled=True)
+    self.assertEqual((directory / "thesis.txt").read_bytes(), b"\x93years of work")
+
+  def test_a_line_that_a_killed_run_left_unfinished_is_dropped(self):
+    path = pathlib.Path(self.create_tempdir().full_path, "metrics.jsonl")
+    for left in ('{"st', '{"step": 0, "lo', '{"step": 0, "loss": 1.0}\n{"step"'):
+      path.write_text(left)
+      with contextlib.closing(report_lib.Report(str(path), 1, 100, enabled=True)) as report:
+        self.steps(report, 1)
+      self.assertEqual(json.loads(path.read_text().splitlines()[-1])["step"], 1)
+
+  def test_a_write_that_fails_names_the_file_and_the_free_space(self):
+    path = pathlib.Path(self.create_tempdir().full_path, "metrics.jsonl")
+    report = report_lib.Report(str(path), 0, 100, enabled=True)
+    full = os.open("/dev/full", os.O_WRONLY)
+    with open(path) as file:
+      (here,) = (
+          int(number)
+          for number in os.listdir("/proc/self/fd")
+          if int(number) != file.fileno()
+          and os.path.realpath(f"/proc/self/fd/{number}") == os.path.realpath(path)
+      )
+    os.dup2(full, here)  # From now on, the disk is full.
+    os.close(full)
+    with self.assertRaisesRegex(errors.ConfigError, r"metrics\.jsonl.*No space.*bytes are free"):
+      self.steps(report, 0)
+    report.close()
 
   def test_time_in_a_pause_does_not_count(self):
     report = report_lib.Report("", 0, 1, enabled=True)
