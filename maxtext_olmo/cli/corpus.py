@@ -39,7 +39,8 @@ def add_parser(subparsers: Any) -> None:
   option("--output DIR", "directory for mix.txt and TOKENIZER/LABEL/part-00000.npy", required=True)
   option(
       "--tokenizer",
-      "`bytes` (ids are UTF-8 bytes, EOS is 256), or the path of a Hugging Face tokenizer.json",
+      "`bytes` (ids are UTF-8 bytes, EOS is 256), the path of a Hugging Face tokenizer.json or of a"
+      " directory with one, or `hf:NAME` on the Hugging Face Hub",
       default="bytes",
   )
   option(

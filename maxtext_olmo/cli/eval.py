@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--tokenizer T",
-      "`bytes`, a tokenizer.json, a directory with one, or a name on the Hub",
+      "`bytes`, a tokenizer.json, a directory with one, or `hf:NAME` on the Hugging Face Hub",
       otherwise="eval_tokenizer",
   )
   option("--step N", "which checkpoint", otherwise="the latest", type=int)
@@ -87,7 +87,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--limit N",
-      "documents per task, or below 1 a share of them",
+      "documents per task, and per label of each --ppl; below 1 a share of them",
       otherwise="all",
       type=float,
   )
@@ -183,6 +183,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
       "max_length": args.max_length or config.max_target_length,
       "packing": _PACKINGS[args.packing],
   }
+  limit = int(args.limit) if args.limit and args.limit >= 1 else args.limit
   results: dict[str, Any] = {"checkpoint": step}
   if tasks is not None:
     lm = evaluation.make_lm(
@@ -194,7 +195,6 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         cache_file=args.cache,
         **options,
     )
-    limit = int(args.limit) if args.limit and args.limit >= 1 else args.limit
     results |= tasks.run(
         lm, limit=limit, num_fewshot=args.num_fewshot, log_samples=args.log_samples
     )
@@ -208,6 +208,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             index,
             tokenizer,
             path_remap=remap if config.olmo_path_remap_from else None,
+            limit=limit,
             progress=True,
         )
         for path, index in indexes.items()

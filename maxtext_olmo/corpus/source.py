@@ -10,6 +10,7 @@ import grain
 import numpy as np
 
 from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.token_files import TokenFiles
@@ -80,6 +81,10 @@ class OlmoNpyDataSource(_CorpusSource):
     places = np.arange(len(out)) * sizes
     self.files.storage.fill(self.files.paths, file_ids, offsets, sizes, raw, places)
     return out
+
+  def _resolve_path(self, path: str) -> str:
+    """Returns where a path of the index lies on this machine: below its base, and remapped."""
+    return paths_lib.remap(paths_lib.join(self.index.base, path), self._path_remap)
 
   def __repr__(self) -> str:
     """Equal for equal streams on any mount: Grain compares it when it restores a state."""

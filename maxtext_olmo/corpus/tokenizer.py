@@ -1,5 +1,10 @@
-"""Text → token ids, for making corpora: plain bytes, or any Hugging Face `tokenizer.json`."""
+"""Text → token ids, for making corpora: plain bytes, or any Hugging Face `tokenizer.json`.
 
+A tokenizer is downloaded only if its name is marked as one on the Hugging Face Hub, as `hf:gpt2` or
+`hf:org/name`. A misspelt path never reaches the network.
+"""
+
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,6 +15,9 @@ from maxtext_olmo.errors import ConfigError
 
 # The names that well-known tokenizers give the token that ends a document.
 _EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>")
+
+HUB = "hf:"  # Marks a name on the Hugging Face Hub.
+_TOKENIZER, _CONFIGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class Tokenizer(Protocol):
@@ -54,11 +62,6 @@ class HuggingFaceTokenizer:
       eos_token: the token that ends a document; a well-known one unless given.
     """
     path = os.fspath(path)
-    if not os.path.isfile(path):
-      raise ConfigError(
-          f"There is no tokenizer file {path}: give the path of a tokenizer.json, or `bytes`, which"
-          " needs none."
-      )
     try:
       import tokenizers
     except ImportError as error:
@@ -104,15 +107,75 @@ class HuggingFaceTokenizer:
 def load_tokenizer(
     spec: str, *, name: str | None = None, eos_token: str | None = None
 ) -> Tokenizer:
-  """Returns the tokenizer called `bytes`, or that of a `tokenizer.json`."""
+  """Returns the tokenizer called `bytes`, that of a `tokenizer.json`, or `hf:NAME` from the Hub."""
   if spec != ByteTokenizer.name:
-    return HuggingFaceTokenizer(spec, name=name, eos_token=eos_token)
+    path, _ = find_files(spec)
+    if spec.startswith(HUB) and name is None:
+      name = spec.removeprefix(HUB)
+    return HuggingFaceTokenizer(path, name=name, eos_token=eos_token)
   if name is not None or eos_token is not None:
     raise ConfigError(
         "The tokenizer `bytes` has its own name and EOS; leave out --tokenizer-name and"
         " --eos-token."
     )
   return ByteTokenizer()
+
+
+def find_files(
+    spec: str, token: str | None = None, cache_dir: str | None = None
+) -> tuple[str, list[str]]:
+  """Returns the paths of a `tokenizer.json` and of the config files that may lie next to it.
+
+  Args:
+    spec: A `tokenizer.json`, a directory with one, or `hf:NAME` for one on the Hub.
+    token: The access token for the Hub.
+    cache_dir: Where files from the Hub are kept.
+  """
+  if spec.startswith(HUB):
+    return _download(spec.removeprefix(HUB), token, cache_dir)
+  if os.path.isdir(spec):
+    path = os.path.join(spec, _TOKENIZER)
+    if not os.path.isfile(path):
+      raise ConfigError(
+          f"The directory {spec} has no {_TOKENIZER}. Tokenizers without one (such as SentencePiece"
+          " models) must be converted: transformers' AutoTokenizer(...).save_pretrained writes it."
+      )
+    return path, [os.path.join(spec, name) for name in _CONFIGS]
+  if not os.path.isfile(spec):
+    raise ConfigError(
+        f"There is no tokenizer {spec}: expected a {_TOKENIZER}, a directory with one, or `bytes`,"
+        f" which needs none. If it is a name on the Hugging Face Hub, write {HUB}{spec}."
+    )
+  folder = os.path.dirname(os.path.abspath(spec))
+  return spec, [os.path.join(folder, name) for name in _CONFIGS]
+
+
+def _download(name: str, token: str | None, cache_dir: str | None) -> tuple[str, list[str]]:
+  try:
+    import huggingface_hub
+    from huggingface_hub import errors as hub_errors
+  except ImportError as error:
+    raise ConfigError(
+        "A tokenizer from the Hub needs the package `huggingface_hub`: pip install"
+        " 'maxtext-olmo[eval]'."
+    ) from error
+
+  def fetch(file: str) -> str:
+    return huggingface_hub.hf_hub_download(name, file, token=token or None, cache_dir=cache_dir)
+
+  configs = []
+  try:
+    path = fetch(_TOKENIZER)
+    for file in _CONFIGS:
+      with contextlib.suppress(hub_errors.EntryNotFoundError):
+        configs.append(fetch(file))
+  except Exception as error:  # Its errors come from several packages.
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise ConfigError(
+        f"{_TOKENIZER} of {name} cannot be fetched from the Hugging Face Hub: {reason} Give a"
+        " local directory, or check the name, hf_access_token and the network."
+    ) from error
+  return path, configs
 
 
 def dtype_for(vocab_size: int) -> np.dtype:

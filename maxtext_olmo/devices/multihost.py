@@ -34,6 +34,8 @@ from maxtext_olmo.devices import grain_state
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.rows import prefetch
 
+LOGGER = logging.get_absl_logger()
+
 PyTree = Any
 KeyPath = tuple[Any, ...]
 
@@ -137,7 +139,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       )
     except StopIteration:
       if self.step_counter == 0 and self._epochs_started > 1:
-        logging.warning(
+        LOGGER.warning(
             "Epoch %d has no batches: the data ended in an earlier one. Set reset_after_epoch, or"
             " repeat the data.",
             self._epochs_started,
@@ -255,7 +257,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
           " was saved by another kind of dataloader. Resume with the one that saved it."
       )
     if not restorable:
-      logging.warning(
+      LOGGER.warning(
           "%s has no set_state: its data continues where it is now, not from step %d of the state.",
           type(self.local_iterator).__name__,
           saved.step,

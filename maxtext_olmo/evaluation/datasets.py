@@ -28,7 +28,8 @@ Sample = dict[str, Any]
 class CompleteLLMIndexedBatch(grain.transforms.Map):
   """Adds to rows with an "idx", the number of their request, what an `LLMIndexedBatch` has besides.
 
-  A row is one document, whatever tokens it holds: positions run through, and no border is inside.
+  A row is one document, whatever tokens it holds: positions run through, and no border is inside,
+  unless the element says otherwise.
 
   >>> made = CompleteLLMIndexedBatch().map(
   ...     {"inputs": np.array([[1, 2]]), "targets": np.array([[1, 2]]), "idx": np.array(0)})
@@ -40,16 +41,17 @@ class CompleteLLMIndexedBatch(grain.transforms.Map):
   True
   """
 
-  def map(self, element: Sample) -> Sample:
+  @staticmethod
+  def map(item: Sample) -> Sample:  # type: ignore[override]
     """Converts an incomplete dict to one with all components; requests then count from 1."""
-    made = {name: value for name, value in element.items() if name != "idx"}
+    made = {name: value for name, value in item.items() if name != "idx"}
     rows, length = made["inputs"].shape
-    numbers = np.asarray(element["idx"], np.int32) + np.int32(1)
+    numbers = np.asarray(item["idx"], np.int32) + np.int32(1)
     made["document_idx"] = np.array(np.broadcast_to(numbers, (rows,)))
     made.setdefault("sequence_idx", np.zeros(rows, np.int32))
     for name in ("inputs_position", "targets_position"):
       made.setdefault(name, np.tile(np.arange(length, dtype=np.int32), (rows, 1)))
-    made["_document_borders"] = np.zeros((rows, length), np.bool_)
+    made.setdefault("_document_borders", np.zeros((rows, length), np.bool_))
     return made
 
 
@@ -81,7 +83,10 @@ def token_length(item: Sample) -> int:
 
 
 class _Wrapped(grain.MapDataset[T], Generic[T]):
-  """A dataset over another one; `_get` gives the element at a place from 0 to below the length."""
+  """A dataset over another one; `_get` gives the element at a place from 0 to below the length.
+
+  As with all datasets of Grain, an index is taken modulo the length, so that they repeat.
+  """
 
   def __init__(self, dataset: grain.MapDataset[T]):
     super().__init__(dataset)
@@ -93,11 +98,14 @@ class _Wrapped(grain.MapDataset[T], Generic[T]):
   def __getitem__(self, index: Any) -> Any:
     if isinstance(index, slice):
       return self.slice(index)
-    if not 0 <= index < len(self):
-      raise errors.OrderError(
-          f"{type(self).__name__} has {len(self)} elements, counted from 0; asked for {index}."
-      )
-    return self._get(int(index))
+    if not len(self):
+      raise errors.OrderError(f"{type(self).__name__} is empty; asked for element {index}.")
+    return self._get(int(index) % len(self))
+
+  @property
+  def _element_spec(self) -> Any:
+    """What `grain.experimental.get_element_spec` returns."""
+    return grain.experimental.get_element_spec(self.dataset)
 
   @abc.abstractmethod
   def _get(self, index: int) -> Any:
@@ -212,6 +220,18 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
     return {
         name: _pad(value, 1, lengths[name], self.pad_value) if name in lengths else value
         for name, value in self.dataset[index].items()
+    }
+
+  @property
+  def _element_spec(self) -> Any:
+    """That of the dataset, except for lengths that differ from batch to batch."""
+    import jax
+
+    return {
+        name: jax.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
+        if len(spec.shape) == 2
+        else spec
+        for name, spec in super()._element_spec.items()
     }
 
   def _read_longest(self, group: int) -> dict[str, int]:

@@ -68,6 +68,7 @@ def score_index(
     *,
     path_remap: Mapping[str, str] | None = None,
     storage: Storage | None = None,
+    limit: float | None = None,
     progress: bool = False,
 ) -> dict[str, LabelScore]:
   """Returns the score of each label, in the order of the index; all processes must call it.
@@ -75,6 +76,8 @@ def score_index(
   Args:
     path_remap: prefix → replacement, for paths that begin differently on this machine.
     storage: where the files are read from; local files unless given.
+    limit: score only the first documents of each label, that many; below 1, this share of the
+      documents of each file. None scores all.
     progress: whether process 0 shows a progress bar.
   """
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
@@ -88,9 +91,15 @@ def score_index(
     total = sum(entry.size_bytes for entry in index.files)
     with progress_lib.progress_bar("reading", total, enabled=show, unit="bytes") as advance:
       for file_id, entry in enumerate(index.files):
-        for document in _documents(
-            files, file_id, entry.n_tokens, eos_id=tokenizer.eos_id, vocab_size=vocab_size
-        ):
+        left = None if limit is None or limit < 1 else int(limit) - found[entry.label].documents
+        documents: list[np.ndarray] = []
+        if left != 0:
+          documents = _documents(
+              files, file_id, entry.n_tokens, eos_id=tokenizer.eos_id, vocab_size=vocab_size
+          )
+        if limit is not None and limit < 1:
+          left = math.ceil(limit * len(documents))
+        for document in documents[:left]:
           tokens = np.concatenate([[tokenizer.eos_id], document])
           rows.extend(
               requests_lib.windows(tokens, len(document), scorer.max_length, request=len(labels))

@@ -14,6 +14,7 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from absl import logging
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -26,6 +27,8 @@ from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import prefetch
+
+LOGGER = logging.get_absl_logger()
 
 
 def lmeval_preprocessing_pipeline(
@@ -57,7 +60,7 @@ def lmeval_preprocessing_pipeline(
     global_mesh: The mesh to shard the batches over.
     dataset: The requests; anything with a length and `__getitem__`.
     global_batch_size: Rows of a batch, over all hosts.
-    tokenizer_path: `bytes`, a tokenizer.json, a directory with one, or a name on the Hub.
+    tokenizer_path: `bytes`, a tokenizer.json, a directory with one, or `hf:NAME` on the Hub.
     hf_access_token: For a tokenizer on the Hub that is not public.
     tokenizer_cache_dir: Where a tokenizer from the Hub is kept.
     eos_token_id: Ends a text, instead of the tokenizer's EOS.
@@ -83,6 +86,7 @@ def lmeval_preprocessing_pipeline(
       host_count=dataloading_host_count,
       padding_multiple=padding_multiple,
   )
+  LOGGER.info("%d requests make %d batches of %d", len(arguments), len(batches), global_batch_size)
   ready: Any = batches
   if len(batches):
     ready = batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))

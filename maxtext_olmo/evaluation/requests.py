@@ -63,23 +63,28 @@ class ParseLMEval(grain.transforms.Map):
   def __init__(self, request_name: str = "req"):
     self.request_name = request_name
 
-  def map(self, element: dict[str, Any]) -> dict[str, Any]:
+  def map(self, item: dict[str, Any]) -> dict[str, Any]:
     """Maps a single request to a dictionary of prefix and text."""
-    parsed = {name: value for name, value in element.items() if name != self.request_name}
-    arguments = element[self.request_name].args
+    parsed = {name: value for name, value in item.items() if name != self.request_name}
+    arguments = item[self.request_name].args
     parsed["prefix"], parsed["text"] = ("", *arguments) if len(arguments) == 1 else arguments[:2]
     return parsed
 
 
 def encode_requests(
-    tokenizer: tokenizer_lib.EvalTokenizer, arguments: Sequence[tuple[str, ...]]
+    tokenizer: tokenizer_lib.EvalTokenizer,
+    arguments: Sequence[tuple[str, ...]],
+    *,
+    add_bos: bool = True,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
   """Returns, for each request, the ids of its context (at least one) and the ids to score.
 
   Args:
     arguments: (text,) or (context, continuation) of each, as the harness gives them.
+    add_bos: Whether the prefix token stands before a text without context. Otherwise the context
+      of such a text is its first token, which is not scored; an empty text has none.
   """
-  prefix = np.array([tokenizer.prefix_id])
+  prefix = np.array([tokenizer.prefix_id] if add_bos else [], np.int64)
   moved = [_move_spaces(*pair) if len(pair) > 1 else ("", *pair) for pair in arguments]
   is_text = [len(pair) == 1 for pair in arguments]
   wholes = iter(
@@ -104,7 +109,7 @@ def encode_requests(
       # A text that begins with the prefix token by itself needs no other.
       begins = len(ids) > 0 and ids[0] == tokenizer.prefix_id
       found.append((ids[:1], ids[1:]) if begins else (prefix, ids))
-  return found
+  return [(head, tail) if len(head) else (tail[:1], tail[1:]) for head, tail in found]
 
 
 def request_rows(
@@ -113,6 +118,7 @@ def request_rows(
     *,
     max_length: int | None = None,
     truncation: str = "left",
+    add_bos: bool = True,
     add_eos: bool = False,
 ) -> list[Row]:
   """The rows that answer some requests; none where there is nothing to score.
@@ -122,11 +128,14 @@ def request_rows(
     max_length: How many tokens go into the model at most.
     truncation: What becomes of a longer context: `left` drops its beginning, and never anything of
       the continuation; `error` raises.
+    add_bos: As for `encode_requests`.
     add_eos: Whether EOS is added to each text or continuation, and scored.
   """
   rows: list[Row] = []
   cut = 0
-  for number, (head, tail) in enumerate(encode_requests(tokenizer, arguments)):
+  for number, (head, tail) in enumerate(encode_requests(tokenizer, arguments, add_bos=add_bos)):
+    if not len(head):
+      continue
     if add_eos:
       tail = np.append(tail, tokenizer.eos_id)
     length = len(head) + len(tail) - 1
@@ -208,22 +217,24 @@ class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
     batch_size: What the number of rows shall be a multiple of.
     hf_access_token: For a tokenizer on the Hub that is not public.
     tokenizer_cache_dir: Where a tokenizer from the Hub is kept.
-    eos_token_id: Ends a text, instead of the tokenizer's EOS.
-    bos_token_id: Stands before a text without context, instead of the tokenizer's BOS or EOS.
+    add_bos_token: Whether BOS stands before a text without context. Otherwise the first token of
+      such a text is not scored.
     add_eos_token: Whether EOS is added to each text, and scored.
+    bos_token_id: Stands before a text without context, instead of the tokenizer's BOS or EOS.
+    eos_token_id: Ends a text, instead of the tokenizer's EOS.
   """
 
   def __init__(
       self,
       tokenizer_path: str,
       max_length: int,
-      batch_size: int,
-      *,
+      batch_size: int = 1,
       hf_access_token: str | None = None,
       tokenizer_cache_dir: str | None = None,
-      eos_token_id: int | None = None,
-      bos_token_id: int | None = None,
+      add_bos_token: bool = True,
       add_eos_token: bool = False,
+      bos_token_id: int | None = None,
+      eos_token_id: int | None = None,
   ):
     for name, value in (("max_length", max_length), ("batch_size", batch_size)):
       if value < 1:
@@ -237,14 +248,16 @@ class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
     )
     self.max_length = max_length
     self.batch_size = batch_size
+    self.add_bos_token = add_bos_token
     self.add_eos_token = add_eos_token
 
-  def map(self, element: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+  def map(self, requests: Sequence[Any]) -> list[dict[str, np.ndarray]]:
     """The rows of all requests."""
     rows = request_rows(
         self.tokenizer,
-        [request.args for request in element],
+        [request.args for request in requests],
         max_length=self.max_length,
+        add_bos=self.add_bos_token,
         add_eos=self.add_eos_token,
     )
     complete = datasets_lib.CompleteLLMIndexedBatch()

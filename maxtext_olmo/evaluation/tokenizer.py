@@ -1,4 +1,4 @@
-"""Tokenizers for evaluation: bytes, a `tokenizer.json`, a Hugging Face directory or a Hub name.
+"""Tokenizers for evaluation: bytes, a `tokenizer.json`, a Hugging Face directory, or `hf:NAME`.
 
 Besides ids and text, evaluation needs the token that precedes a text: BOS if the tokenizer has one,
 otherwise EOS, which is what the model saw before each document of its training.
@@ -6,18 +6,16 @@ otherwise EOS, which is what the model saw before each document of its training.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import tokenizer as tokenizers
-
-_TOKENIZER, _CONFIGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class EvalTokenizer:
@@ -84,8 +82,10 @@ def load_eval_tokenizer(
   """Loads a tokenizer.
 
   Args:
-    spec: `bytes`, a `tokenizer.json`, a directory with one, or a name on the Hugging Face Hub.
-    hf_access_token: For a name on the Hub whose repository is not public.
+    spec: `bytes`, a `tokenizer.json`, a directory with one, or `hf:NAME` for a tokenizer on the
+      Hugging Face Hub. A name without `/` and `.`, such as `gpt2`, is looked for on the Hub too,
+      unless there is such a file or directory.
+    hf_access_token: For a tokenizer on the Hub that is not public.
     tokenizer_cache_dir: Where files from the Hub are kept.
     bos_token_id: Stands before a text that has no context, instead of the tokenizer's BOS or EOS.
     eos_token_id: Ends a text, instead of the tokenizer's EOS.
@@ -93,13 +93,16 @@ def load_eval_tokenizer(
   if not spec:
     raise errors.ConfigError(
         "No tokenizer is given: `bytes`, the path of a tokenizer.json or of a directory with one,"
-        " or a name on the Hugging Face Hub."
+        " or `hf:NAME` for one on the Hugging Face Hub."
     )
   special: dict[str, str] = {}
   if spec == tokenizers.ByteTokenizer.name:
     tokenizer: Any = tokenizers.ByteTokenizer()
   else:
-    path, configs = _find(spec, hf_access_token, tokenizer_cache_dir)
+    if "/" not in spec and "." not in spec and ":" not in spec and not os.path.exists(spec):
+      logging.info("There is no file or directory %s: looking for hf:%s on the Hub", spec, spec)
+      spec = tokenizers.HUB + spec
+    path, configs = tokenizers.find_files(spec, hf_access_token, tokenizer_cache_dir)
     special = _special_tokens(configs)
     tokenizer = tokenizers.HuggingFaceTokenizer(path, eos_token=special.get("eos_token"))
   return EvalTokenizer(
@@ -108,55 +111,6 @@ def load_eval_tokenizer(
       bos_token_id=bos_token_id,
       eos_token_id=eos_token_id,
   )
-
-
-def _find(spec: str, token: str | None, cache_dir: str | None) -> tuple[str, list[str]]:
-  """The paths of the tokenizer and of those of its config files that there are."""
-  if os.path.isdir(spec):
-    path = os.path.join(spec, _TOKENIZER)
-    if not os.path.isfile(path):
-      raise errors.ConfigError(
-          f"The directory {spec} has no {_TOKENIZER}. Tokenizers without one (such as SentencePiece"
-          " models) must be converted: transformers' AutoTokenizer(...).save_pretrained writes it."
-      )
-    return path, [os.path.join(spec, name) for name in _CONFIGS]
-  if os.path.isfile(spec):
-    folder = os.path.dirname(os.path.abspath(spec))
-    return spec, [os.path.join(folder, name) for name in _CONFIGS]
-  if spec.count("/") != 1 or spec.startswith((".", "/")) or spec.endswith(".json"):
-    raise errors.ConfigError(
-        f"There is no tokenizer {spec}: no such file or directory, and no name on the Hub"
-        " (organisation/model)."
-    )
-  return _download(spec, token, cache_dir)
-
-
-def _download(name: str, token: str | None, cache_dir: str | None) -> tuple[str, list[str]]:
-  try:
-    import huggingface_hub
-    from huggingface_hub import errors as hub_errors
-  except ImportError as error:
-    raise errors.ConfigError(
-        "A tokenizer from the Hub needs the package `huggingface_hub`: pip install"
-        " 'maxtext-olmo[eval]'."
-    ) from error
-
-  def fetch(file: str) -> str:
-    return huggingface_hub.hf_hub_download(name, file, token=token, cache_dir=cache_dir)
-
-  configs = []
-  try:
-    path = fetch(_TOKENIZER)
-    for file in _CONFIGS:
-      with contextlib.suppress(hub_errors.EntryNotFoundError):
-        configs.append(fetch(file))
-  except Exception as error:  # Its errors come from several packages.
-    raise errors.ConfigError(
-        f"{_TOKENIZER} of {name} cannot be fetched from the Hugging Face Hub:"
-        f" {str(error).strip().splitlines()[0]} Give a local directory, or check the name,"
-        " hf_access_token and the network."
-    ) from error
-  return path, configs
 
 
 def _special_tokens(configs: Sequence[str]) -> dict[str, str]:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
@@ -32,28 +31,13 @@ from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import rows_by_position
+from maxtext_olmo.grain_llm import streams
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import prefetch
 
 # A plan of up to this many documents is counted at construction, which takes seconds.
 COUNTED_AT_ONCE = 1_000_000
-
-
-def rampup_schedule(
-    batch_size: int, factors: Mapping[int, float] | None
-) -> schedule_lib.BatchSchedule:
-  """Returns the schedule of a batch size times the factor of the last boundary that was reached."""
-  stages = {0: batch_size}
-  for step, factor in sorted((factors or {}).items()):
-    size = math.floor(batch_size * factor + 1e-6)  # Factors such as 488 / 56 are not exact.
-    if step < 0 or size < 1:
-      raise ConfigError(
-          f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have"
-          f" {size} rows."
-      )
-    stages[step] = size
-  return schedule_lib.BatchSchedule(tuple(sorted(stages.items())))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +91,7 @@ class Batches:
         length=each[0].length,
         shard=each[0].shard,
         packed=any(info.packed for info in each),
+        split=any(info.split for info in each),
         endless=(any if self.repeat else all)(info.endless for info in each),
         identity={"mix": list(counts), "members": [dict(info.identity) for info in each]},
         version_1=tuple(f"mix by {counts} of: {'; '.join(members)}" for members in old),
@@ -162,16 +147,16 @@ class Batches:
       batches = rows_by_position.RowBatches(self.rows, batching, self.num_steps(schedule))
       made = prefetch.PrefetchedDataset(batches, workers=self.workers, ahead=self.ahead)
       return made.map(collated)
-    streams = [
+    members = [
         dataset.open(self.workers, self.ahead)
         if isinstance(dataset, row_dataset.RowDataset)
         else dataset
         for dataset in self.datasets
     ]
     if self.repeat:
-      streams = [grain.experimental.RepeatIterDataset(stream) for stream in streams]
-    stream = streams[0] if len(streams) == 1 else grain.IterDataset.mix(streams, self.weights)
-    made = row_dataset.StreamBatches(stream, batching).map(collated)
+      members = [grain.experimental.RepeatIterDataset(stream) for stream in members]
+    stream = members[0] if len(members) == 1 else grain.IterDataset.mix(members, self.weights)
+    made = streams.StreamBatches(stream, batching).map(collated)
     if not self.ahead:
       return made
     return grain.experimental.ThreadPrefetchIterDataset(made, prefetch_buffer_size=self.ahead)
@@ -217,12 +202,15 @@ class Batches:
   def epoch_steps(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
     """Returns the number of steps, as far as there is data, of an epoch that begins with a step.
 
-    None if that is not known.
+    For rows that are packed or filtered as they stream, it is the largest possible number. None if
+    even that is not known.
     """
     count: int | None = None
+    if self.lengths is None:
+      return None
     if self.info.packed and self.rows is not None:
       count = self.rows.epoch_rows
-    elif self.lengths is not None and not self.info.packed:
+    elif not self.info.split:
       total = sum(self.weights)
       count = max(int(n / (w / total)) for n, w in zip(self.lengths, self.weights))
     if count is None:
@@ -237,12 +225,12 @@ class Batches:
 
   def why_no_length(self) -> str:
     """Returns why the length of an epoch is not known."""
-    if not self.info.packed:
+    if self.lengths is None:
       return "it was made without dataset_lengths."
     if self.rows is None:
       return (
-          "how many rows documents make is known only once they are packed, split or filtered."
-          " packing='planned' knows it; otherwise count steps yourself."
+          "how many rows documents make is known only once they are split. packing='planned' knows"
+          " it; otherwise count steps yourself."
       )
     if self.info.endless:
       return "the data has no end, and is too large to count its epochs before the first batch."
@@ -351,8 +339,13 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       saved = dataclasses.replace(saved, epoch_start=saved.step)
     with self._lock:
       self._use(schedule)
+      length = self._epoch_length(saved.epoch_start)
+      if length is not None and saved.step - saved.epoch_start > length:
+        # It was saved in an epoch that had no length then, so the next one begins here.
+        saved = dataclasses.replace(saved, epoch_start=saved.step)
+        length = self._epoch_length(saved.step)
       self._move_to(saved)
-      self.iterator_length = self._epoch_length(saved.epoch_start)
+      self.iterator_length = length
 
   def _close(self) -> None:
     self._close_loader()

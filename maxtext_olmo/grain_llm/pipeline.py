@@ -12,18 +12,25 @@ workers does not change these rows either.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
 import jax
+from absl import logging
 
 from maxtext_olmo.devices import layout
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import row_dataset
+from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing as packing_lib
+from maxtext_olmo.rows import prefetch
+
+LOGGER = logging.get_absl_logger()
 
 SHARDS = ("slice", "batch")
 
@@ -102,12 +109,20 @@ def make_grain_llm_dataset(
     )
   if num_epochs is not None and num_epochs < 0:
     raise ConfigError(f"num_epochs={num_epochs} must not be negative; None repeats without end.")
+  prefetch.parse_grain_flags()  # For a `mp_prefetch` of the caller's.
   documents = dataset if isinstance(dataset, grain.MapDataset) else grain.MapDataset.source(dataset)
   if not len(documents):
     raise ConfigError("The dataset is empty: there is nothing to make rows of.")
   if grain_packing_bin_count is None:
     local = max(1, global_batch_size // dataloading_host_count)
     grain_packing_bin_count = 1024 if packing == "planned" else local
+  LOGGER.info(
+      "Rows of %d tokens from %d documents, packing %s, shard %s",
+      max_target_length,
+      len(documents),
+      packing,
+      shard,
+  )
   return row_dataset.RowMaker(
       dataset=dataset,
       documents=documents,
@@ -130,8 +145,8 @@ def make_grain_llm_dataset(
 
 
 def make_grain_multihost_iterator(
-    grain_datasets: Sequence[grain.IterDataset],
-    dataset_lengths: Sequence[int] | None,
+    grain_datasets: Any,
+    dataset_lengths: int | Sequence[int] | None,
     global_mesh: jax.sharding.Mesh,
     global_batch_size: int,
     dataloading_host_count: int,
@@ -151,10 +166,12 @@ def make_grain_multihost_iterator(
   """Makes global batches of rows, mixed by weight if there are several datasets.
 
   Args:
-    grain_datasets: Rows as `make_grain_llm_dataset` makes them, or any `IterDataset` of dicts of
-      arrays.
+    grain_datasets: Rows as `make_grain_llm_dataset` makes them, or any dataset of Grain whose
+      elements are dicts of arrays; one dataset or a list of them.
     dataset_lengths: Rows of each dataset in an epoch, over all hosts. An epoch of the mix is over
-      when each has been seen once.
+      when each has been seen once. For rows that are packed as they stream, the number of
+      documents: a pass over the iterator then has at most as many batches as they could fill, and
+      the next pass continues there. None lets a pass last as long as the data.
     global_mesh: The mesh to shard over.
     global_batch_size: Rows of a batch over all hosts.
     dataloading_host_count: How many hosts load data.
@@ -176,7 +193,15 @@ def make_grain_multihost_iterator(
       axes by default.
   """
   _check_choice("when_exhausted", when_exhausted, ("stop", "repeat"))
-  datasets = list(grain_datasets)
+  # A single dataset is iterable too, but over its rows, which may never end.
+  if isinstance(grain_datasets, (grain.MapDataset, grain.IterDataset)):
+    grain_datasets = [grain_datasets]
+  if isinstance(dataset_lengths, numbers.Integral):
+    dataset_lengths = [int(dataset_lengths)]
+  datasets = [
+      dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
+      for dataset in grain_datasets
+  ]
   weights: list[float] = [1] * len(datasets) if dataset_weights is None else list(dataset_weights)
   if (
       not datasets
@@ -197,7 +222,7 @@ def make_grain_multihost_iterator(
       weights=weights,
       lengths=None if dataset_lengths is None else list(dataset_lengths),
       mesh=global_mesh,
-      global_schedule=iterator_lib.rampup_schedule(global_batch_size, batch_rampup_factors),
+      global_schedule=rampup_schedule(global_batch_size, batch_rampup_factors),
       hosts=dataloading_host_count,
       workers=0 if use_thread_prefetch else worker_count,
       ahead=ahead,
@@ -284,6 +309,22 @@ def make_grain_llm_iterator(
       pad_shapes=pad_shapes,
       data_sharding=data_sharding,
   )
+
+
+def rampup_schedule(
+    batch_size: int, factors: Mapping[int, float] | None
+) -> schedule_lib.BatchSchedule:
+  """Returns the schedule of a batch size times the factor of the last boundary that was reached."""
+  stages = {0: batch_size}
+  for step, factor in sorted((factors or {}).items()):
+    size = math.floor(batch_size * factor + 1e-6)  # Factors such as 488 / 56 are not exact.
+    if step < 0 or size < 1:
+      raise ConfigError(
+          f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have"
+          f" {size} rows."
+      )
+    stages[step] = size
+  return schedule_lib.BatchSchedule(tuple(sorted(stages.items())))
 
 
 def _check_choice(name: str, value: Any, known: Sequence[Any]) -> None:

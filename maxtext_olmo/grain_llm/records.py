@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from maxtext_olmo.errors import ConfigError
@@ -213,6 +214,11 @@ def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
     row[f"{side}_segmentation"] = segments
     row[f"{side}_position"] = packed[f"{side}_positions"]
   return row
+
+
+def row_spec(shape: tuple[int | None, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns the shape and dtype of the arrays of a row or batch; None is a size that varies."""
+  return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in NAMES}  # type: ignore[arg-type]
 
 
 def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:

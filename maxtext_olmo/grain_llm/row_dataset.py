@@ -2,12 +2,12 @@
 
 `RowDataset` is an `IterDataset` of rows. If its rows are random access (padded, or packed by a
 plan), it also has them as `rows`, so that batches and mixtures need not stream. If they are packed
-as they come, `open` returns the stream, read by any number of worker processes, and `StreamBatches`
-makes batches of it.
+as they come, `open` returns the stream, read by any number of worker processes.
 """
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import functools
 import hashlib
@@ -17,11 +17,10 @@ from typing import Any
 import grain
 
 from maxtext_olmo.corpus import source as source_lib
-from maxtext_olmo.devices import grain_state
 from maxtext_olmo.errors import ConfigError
-from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import rows_by_position
+from maxtext_olmo.grain_llm import streams
 from maxtext_olmo.grain_llm.records import Record
 from maxtext_olmo.order import base
 from maxtext_olmo.order import mixture as mixture_lib
@@ -39,6 +38,7 @@ class RowInfo:
       each takes its rows of a batch.
     packed: Whether the number of rows does not follow from the number of documents, because rows
       are packed, split or filtered.
+    split: Whether a document may make more than one row.
     endless: Whether rows never end.
     host_rows: The rows of each host until the end; empty if unknown or without end.
     identity: What decides which row is at which position, for all hosts together; empty if
@@ -50,6 +50,7 @@ class RowInfo:
   length: int | None = None
   shard: str = "slice"
   packed: bool = False
+  split: bool = False
   endless: bool = False
   host_rows: tuple[int, ...] = ()
   identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -58,7 +59,10 @@ class RowInfo:
 
 
 class RowDataset(grain.IterDataset[Record]):
-  """Rows, one at a time.
+  """Rows, one at a time, for `make_grain_multihost_iterator` or further transformations of Grain.
+
+  `mp_prefetch` gives the same rows, in the same order, with any number of workers. If rows are
+  packed as they come, each worker packs all of them, and keeps its own.
 
   Args:
     info: Their properties.
@@ -78,6 +82,7 @@ class RowDataset(grain.IterDataset[Record]):
     self.info = info
     self.rows = rows
     self._open_stream = open_stream
+    self._slice: builtins.slice | None = None
 
   def open(self, workers: int = 0, ahead: int = 1) -> grain.IterDataset:
     """Returns the rows as a stream, the same for any number of processes that read documents."""
@@ -85,67 +90,25 @@ class RowDataset(grain.IterDataset[Record]):
       return self._open_stream(workers, ahead)
     return prefetch.PrefetchedDataset(self.rows, workers=workers, ahead=ahead)
 
-  def __iter__(self) -> grain.DatasetIterator[Record]:
-    return iter(self.open())
+  def slice(self, sl: builtins.slice) -> grain.IterDataset:
+    """Returns the rows at some places, as for a list; places count from the first row."""
+    if self.rows is not None:
+      return prefetch.PrefetchedDataset(self.rows.slice(sl))
+    whole = RowDataset(self.info, open_stream=self._open_stream)
+    return streams.SlicedStream(whole, sl)
 
-
-class StreamBatches(grain.IterDataset[Record]):
-  """Batches of rows that come one after the other; the state is the step and that of the rows.
-
-  Args:
-    rows: The stream.
-    batching: Which of them make up a batch.
-  """
-
-  def __init__(self, rows: grain.IterDataset, batching: rows_by_position.Batching):
-    super().__init__(rows)
-    self._batching = batching
+  def set_slice(self, sl: builtins.slice, sequential_slice: bool = False) -> None:
+    """Keeps only a slice of the rows; called by the workers of Grain's `mp_prefetch`."""
+    del sequential_slice
+    self._slice = sl
 
   def __iter__(self) -> grain.DatasetIterator[Record]:
-    return _StreamBatchesIterator(iter(self._parent), self._batching)
+    return iter(self.open() if self._slice is None else self.slice(self._slice))
 
-
-class _StreamBatchesIterator(grain.DatasetIterator[Record]):
-
-  def __init__(self, parent: grain.DatasetIterator, batching: rows_by_position.Batching):
-    super().__init__(parent)
-    self._batching = batching
-    self._step = 0
-    self._ended = False
-
-  def __next__(self) -> Record:
-    batching = self._batching
-    size = batching.schedule.size(self._step)
-    rows: list[Record] = []
-    while not self._ended and len(rows) < size:
-      try:
-        rows.append(next(self._parent))
-      except StopIteration:
-        self._ended = True
-    if not rows or (self._ended and batching.drop_remainder):
-      raise StopIteration
-    self._step += 1
-    length = batching.length
-    if length is None:
-      # Over all rows, not only this host's, so that hosts that share a batch agree on its length.
-      length = max(len(row["inputs"]) for row in rows)
-    mine = batching.mine[size]
-    kept = [rows[i] for i in mine.tolist() if i < len(rows)]
-    return records_lib.stack(kept, len(mine), length)
-
-  def get_state(self) -> dict[str, Any]:
-    return {"step": self._step, "rows": self._parent.get_state()}
-
-  def set_state(self, state: dict[str, Any]) -> None:
-    if not isinstance(state, dict) or set(state) != {"step", "rows"}:
-      raise ResumeError(
-          f"Expected the state of packed batches, with 'step' and 'rows', found {state!r}: it was"
-          " saved by another kind of pipeline."
-      )
-    state = grain_state.from_json(state)
-    self._parent.set_state(state["rows"])
-    self._step = state["step"]
-    self._ended = False
+  @property
+  def _element_spec(self) -> dict[str, Any]:
+    """What `grain.experimental.get_element_spec` returns."""
+    return records_lib.row_spec((self.info.length,))
 
 
 def shard_bounds(count: int, host: int, hosts: int) -> tuple[int, int]:
@@ -215,13 +178,16 @@ class RowMaker:
       if epochs is not None and self.hosts > 1:
         host_rows = tuple(self._plan(host).count(epochs) for host in range(self.hosts))
     elif not self._packed:
-      rows = rows_by_position.MapRows(self._records().map(self._to_row), len(share))
+      rows = rows_by_position.MapRows(
+          self._records().map(self._to_row), len(share), self.length if self.pad else None
+      )
       if epochs is not None:
         host_rows = tuple(epochs * len(self._share(host)) for host in range(self.hosts))
     info = RowInfo(
         length=self.length if self.pad or self.packing else None,
         shard=self.shard,
         packed=self._packed,
+        split=self._split,
         endless=epochs is None,
         host_rows=host_rows,
         identity=self._identity(),
@@ -232,11 +198,18 @@ class RowMaker:
 
   @property
   def _packed(self) -> bool:
-    filters = (grain.transforms.Filter, grain.experimental.FlatMapTransform)
+    filters = grain.transforms.Filter
     return (
         self.packing is not None
-        or self.long_documents == "split"
+        or self._split
         or any(isinstance(operation, filters) for operation in self.operations)
+    )
+
+  @property
+  def _split(self) -> bool:
+    flat_map = grain.experimental.FlatMapTransform
+    return self.long_documents == "split" or any(
+        isinstance(operation, flat_map) for operation in self.operations
     )
 
   def _share(self, host: int) -> range:
@@ -328,7 +301,11 @@ class RowMaker:
 
     The first record that is not filtered out decides for all.
     """
-    for element in self.documents.seed(self.seed).apply(self.operations):
+    records = self.documents.seed(self.seed).apply(self.operations)
+    for number in range(len(records)):
+      element = records[number]
+      if element is None:
+        continue
       record = records_lib.record_of(element)
       return tuple(side for side in records_lib.SIDES if f"{side}_segmentation" in record)
     return ()

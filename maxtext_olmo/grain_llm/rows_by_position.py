@@ -36,9 +36,11 @@ class RowsByPosition(grain.MapDataset[Record]):
 
   Attributes:
     endless: Whether there is no end.
+    row_length: Tokens per row; None if rows are not padded.
   """
 
   endless: bool
+  row_length: int | None
 
   @property
   def num_rows(self) -> int | None:
@@ -78,6 +80,11 @@ class RowsByPosition(grain.MapDataset[Record]):
       return self.slice(index)
     return self.rows(np.array([index]))[0] if self.has(index) else {}
 
+  @property
+  def _element_spec(self) -> dict[str, Any]:
+    """What `grain.experimental.get_element_spec` returns."""
+    return records_lib.row_spec((self.row_length,))
+
 
 class OrderedDataset(grain.MapDataset[Any]):
   """A dataset in the order of each epoch, for `num_epochs` epochs; None for no end."""
@@ -97,13 +104,18 @@ class OrderedDataset(grain.MapDataset[Any]):
       return self.slice(index)
     return self._parent[int(self._order.at(np.array([index]))[0])]
 
+  @property
+  def _element_spec(self) -> Any:
+    return grain.experimental.get_element_spec(self._parent)
+
 
 class MapRows(RowsByPosition):
   """The rows of a `MapDataset` of rows, `epoch_rows` of them in an epoch."""
 
-  def __init__(self, dataset: grain.MapDataset, epoch_rows: int):
+  def __init__(self, dataset: grain.MapDataset, epoch_rows: int, row_length: int | None = None):
     super().__init__(dataset)
     self._epoch_rows = epoch_rows
+    self.row_length = row_length
     self.endless = len(dataset) == sys.maxsize
 
   @property
@@ -162,7 +174,7 @@ class PlannedRecords(RowsByPosition):
     super().__init__()
     self.plan = plan
     self._source = source
-    self._length = length
+    self.row_length = self._length = length
     self._shift = shift
     self._eod_token_id = eod_token_id
     rows = planned.PlannedRows(plan, length, fingerprint="")
@@ -245,6 +257,7 @@ class MixedRecords(RowsByPosition):
     self._sources = list(sources)
     self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
     self._repeat = repeat
+    self.row_length = self._sources[0].row_length
     self.endless = (any if repeat else all)(source.endless for source in self._sources)
 
   @property
@@ -326,6 +339,11 @@ class Batching:
   length: int | None
   drop_remainder: bool
 
+  @property
+  def spec(self) -> dict[str, Any]:
+    """The shape and dtype of the arrays of the first batch."""
+    return records_lib.row_spec((len(self.mine[self.schedule.size(0)]), self.length))
+
 
 class RowBatches(grain.MapDataset[Record]):
   """Maps a step to this host's rows of its batch; an element past the end is {}.
@@ -368,6 +386,10 @@ class RowBatches(grain.MapDataset[Record]):
       positions = positions[:-1]
     rows = self._source.rows(positions) if positions.size else []
     return records_lib.stack(rows, len(mine), batching.length)
+
+  @property
+  def _element_spec(self) -> dict[str, Any]:
+    return self._batching.spec
 
 
 def steps_of(schedule: schedule_lib.BatchSchedule, rows: int, drop_remainder: bool) -> int:

@@ -229,10 +229,9 @@ def _streaming(
   """Returns an iterator over rows that are packed as they stream, or from each host's documents."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
-  iterator = pipeline_lib.make_grain_llm_iterator(
+  rows = pipeline_lib.make_grain_llm_dataset(
       jax.process_index(),
       jax.process_count(),
-      mesh,
       source,
       base,
       options.max_target_length,
@@ -242,15 +241,23 @@ def _streaming(
       grain_packing_bin_count=options.olmo_packing_bins or None,
       shift_target=options.olmo_shift == "left",
       eod_token_id=options.olmo_eos_id,
+      packing=None if options.olmo_packing == "none" else options.olmo_packing,
+      shard=options.olmo_shard,
+      long_documents=options.olmo_long_documents,
+  )
+  # Without lengths, all epochs come in one pass over the iterator.
+  iterator = pipeline_lib.make_grain_multihost_iterator(
+      [rows],
+      None,
+      mesh,
+      base,
+      jax.process_count(),
       worker_count=max(0, options.grain_worker_count),
       worker_buffer_size=max(1, options.grain_per_worker_buffer_size),
       drop_remainder=False,
       batch_class=dict,
       use_thread_prefetch=options.grain_worker_count <= 0,
       batch_rampup_factors={step: size / base for step, size in schedule.stages},
-      packing=None if options.olmo_packing == "none" else options.olmo_packing,
-      shard=options.olmo_shard,
-      long_documents=options.olmo_long_documents,
       data_sharding=options.data_sharding or None,
   )
   resume.restore_latest(options, iterator)

@@ -127,6 +127,10 @@ class OlmoIndexSampler:
     start = self._shard_index * size
     return self.shuffled_global_indices(seed=seed, epoch=epoch)[start : start + size]
 
+  def _shard_indices_for_epoch(self, epoch: int) -> np.ndarray:
+    """Returns this host's block of the order of an epoch, by this sampler's own seed."""
+    return self.shard_indices(seed=self._seed, epoch=epoch)
+
   def __len__(self) -> int:
     # Grain probes a sampler without a length by bisection up to sys.maxsize. The stream has no end.
     return sys.maxsize

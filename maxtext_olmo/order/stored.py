@@ -96,6 +96,12 @@ def with_python(n: int, seed: int) -> np.ndarray:
   return numbers
 
 
+def combine_seed_epoch(seed: int, epoch: int) -> int:
+  """Returns the 64-bit seed that MaxText's order shuffles an epoch with."""
+  digest = hashlib.sha256(f"olmo-shuffle:{int(seed)}:{int(epoch)}".encode()).digest()
+  return int.from_bytes(digest[:8], "little")
+
+
 HEADER_BYTES = 4096
 _MAGIC = "maxtext_olmo order"
 _VERSION = 1
@@ -142,8 +148,7 @@ class OrderFile:
     """The seed of the shuffle; OLMo-core counts epochs from 1."""
     if self.kind == "olmo_core":
       return self.seed + self.epoch + 1
-    digest = hashlib.sha256(f"olmo-shuffle:{self.seed}:{self.epoch}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return combine_seed_epoch(self.seed, self.epoch)
 
   def open(self, trusted: FileId | None = None) -> tuple[file_array.FileArray, FileId]:
     """Opens the permutation, and builds the file first if it is missing or wrong.

@@ -247,23 +247,20 @@ class LLMBatch:
     )
 
   @classmethod
-  def from_inputs(
-      cls: type[_Batch], inputs: Array, targets: Array | None = None, **row_fields: Array
-  ) -> _Batch:
+  def from_inputs(cls: type[_Batch], inputs: Array, targets: Array | None = None) -> _Batch:
     """Makes a batch with one document per row; without `targets`, the inputs are predicted.
 
     Args:
       inputs: Token ids (B, L). Without `targets` they become the targets, and the inputs are the
         same ids shifted right by one, after a 0.
       targets: Token ids (B, L).
-      **row_fields: The fields of shape (B,), if the class has any.
     """
     xp: Any = inputs.__array_namespace__()
     if targets is None:
       targets = inputs
       inputs = xp.concatenate([xp.zeros_like(inputs[:, :1]), inputs[:, :-1]], axis=1)
     batch_size, length = inputs.shape
-    fields: dict[str, Any] = {"inputs": inputs, "targets": targets, **row_fields}
+    fields: dict[str, Any] = {"inputs": inputs, "targets": targets}
     for side in ("inputs", "targets"):
       position = xp.arange(length, dtype=np.int32)
       fields[f"{side}_position"] = xp.tile(position, (batch_size, 1))
@@ -301,3 +298,15 @@ class LLMIndexedBatch(LLMBatch):
   sequence_idx: Array  # which part of the request's text
 
   _ROW_FIELDS: ClassVar[tuple[str, ...]] = ("document_idx", "sequence_idx")
+
+  @classmethod
+  def from_inputs(  # type: ignore[override]
+      cls: type[_Batch],
+      inputs: Array,
+      document_idx: Array,
+      sequence_idx: Array,
+      targets: Array | None = None,
+  ) -> _Batch:
+    """Makes a batch as `LLMBatch.from_inputs` does, with the request and part of each row."""
+    plain = LLMBatch.from_inputs(inputs, targets)
+    return cls(**vars(plain), document_idx=document_idx, sequence_idx=sequence_idx)

@@ -88,12 +88,12 @@ class Prefetcher(Generic[T]):
     # A copy, because another thread may take a result meanwhile.
     return sum(result.done() for result in tuple(self._results))
 
-  def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Cancels what has not begun, and waits for what has."""
+  def close(self, *, wait: bool = True, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    """Cancels what has not begun, and waits for what has, unless told not to."""
     self._error = self._error or RuntimeError("This prefetcher has been closed.")
     # At interpreter exit, the threads have ended and the names of modules may be gone.
     if self._pool is not None and not finalizing():
-      self._pool.shutdown(cancel_futures=True)
+      self._pool.shutdown(wait, cancel_futures=True)
       self._results.clear()
 
 
@@ -140,6 +140,15 @@ class PrefetchedDataset(grain.IterDataset[Any]):
   def __iter__(self) -> PrefetchedIterator:
     return PrefetchedIterator(self._parent, self._workers, self._ahead)
 
+  def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+    """Keeps only a slice of the elements; called by the workers of Grain's `mp_prefetch`."""
+    del sequential_slice
+    self._parents = (self._parent.slice(sl),)
+
+  @property
+  def _element_spec(self) -> Any:
+    return grain.experimental.get_element_spec(self._parent)
+
 
 class PrefetchedIterator(grain.DatasetIterator[Any]):
   """The iterator of a `PrefetchedDataset`, with the number of elements taken as its state.
@@ -159,7 +168,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._threads = threads
     self._taken = 0
     self._take: Callable[[], Any] | None = None
-    self._close: Callable[[], None] | None = None
+    self._close: Callable[..., None] | None = None
 
   def __next__(self) -> Any:
     self._assert_not_closed()
@@ -205,9 +214,14 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._stop()
     super().close()
 
-  def _stop(self) -> None:
+  def __del__(self):
+    # The garbage collector may run anywhere, even in a thread that is just starting. To wait for
+    # another thread there can deadlock.
+    self._stop(wait=False)
+
+  def _stop(self, wait: bool = True) -> None:
     if self._close is not None:
-      self._close()
+      self._close(wait=wait)
     self._take = self._close = None
 
 
@@ -239,8 +253,9 @@ class _FromWorkers:
         raise RuntimeError("This prefetcher has been closed.")
       return next(self._elements).value
 
-  def close(self) -> None:
-    """Stops the workers."""
+  def close(self, *, wait: bool = True) -> None:
+    """Stops the workers; always waits for them."""
+    del wait
     # If it stopped them while another thread waits for an element, that thread would wait forever.
     with self._lock:
       self._closed = True

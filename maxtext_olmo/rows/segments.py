@@ -104,10 +104,15 @@ def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.nda
 def pack_bits(flags: np.ndarray) -> np.ndarray:
   """Packs booleans (rows, length) into 32-bit words (rows, words), the first in the lowest bit."""
   rows, length = flags.shape
-  words = -(-length // _WORD_BITS)
+  words = num_words(length)
   packed = np.zeros((rows, 4 * words), np.uint8)
   packed[:, : -(-length // 8)] = np.packbits(flags, axis=1, bitorder="little")
   return packed.view("<u4")
+
+
+def num_words(length: int) -> int:
+  """Returns the number of words that `pack_bits` packs a row of some length into."""
+  return -(-length // _WORD_BITS)
 
 
 def unpack_bits(words: np.ndarray, length: int) -> np.ndarray:

@@ -24,7 +24,7 @@ import itertools
 import sys
 import time
 from collections.abc import Mapping
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import grain
 import numpy as np
@@ -188,9 +188,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def __getitem__(self, index):
     if isinstance(index, slice):
       return self.slice(index)
-    step = self._first_step + index
-    if not 0 <= index < self._length:
-      self._raise_outside_stream(step)
+    if not self._length:
+      self._raise_outside_stream(self._first_step + index)
+    step = self._first_step + index % self._length  # As all datasets of Grain, so that they repeat.
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
@@ -215,6 +215,26 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     cost = (ordered - began, read - ordered, done - read, size, len(parts.source))
     batch["cost"] = np.array(cost)
     return batch
+
+  @property
+  def _element_spec(self) -> dict[str, Any]:
+    """What `grain.experimental.get_element_spec` returns: the arrays of the first step."""
+    import jax
+
+    rows = len(self._rows[self._schedule.size(self._first_step)])
+    words = (rows, segments_lib.num_words(self._row_length))
+    spec = {
+        "tokens": ((rows, self._row_length), self._dtype),
+        "used": ((rows,), np.int64),
+        "trained": ((rows,), np.bool_),
+        "cost": ((len(batch_lib.COST),), np.float64),
+    }
+    if self._source.segment_rule.begins != "nowhere":
+      spec["starts"] = (words, np.uint32)
+    if self._masks is not None:
+      spec["loss"] = (words, np.uint32)
+    spec |= dict.fromkeys(self._content.extras, ((rows,), np.int32))
+    return {name: jax.ShapeDtypeStruct(*shape_and_dtype) for name, shape_and_dtype in spec.items()}
 
   def parts(self, step: int) -> parts_lib.Parts:
     """Returns the parts of this host's rows at a step."""

@@ -65,6 +65,15 @@ class EvalTest(absltest.TestCase):
     code_score = results["perplexity"][self.index_path]["code"]
     self.assertEqual((code_score["tokens"], code_score["bytes"]), (6, 5))
     self.assertIn(f"{code_score['perplexity']:.4f}", out)
+    for limit, documents in (("2", 2), ("0.5", 3)):
+      code, _, err = self.run_command(
+          f"--ppl={self.index_path}", f"--output={path}", "--step=1", f"--limit={limit}"
+      )
+      self.assertEqual(code, 0, err)
+      with open(path, encoding="utf-8") as file:
+        limited = json.load(file)["perplexity"][self.index_path]
+      self.assertEqual(limited["wiki"]["documents"], documents)
+      self.assertEqual(limited["code"], code_score)
 
   def test_two_processes_report_once_and_the_same(self):
     found = {}

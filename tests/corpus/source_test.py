@@ -104,6 +104,14 @@ class SourceTest(parameterized.TestCase):
         " dtype='uint16')",
     )
 
+  def test_a_path_of_the_index_resolves_to_where_it_is_read(self):
+    index = self._source()[0].index
+    source = source_lib.OlmoNpyDataSource(index, path_remap={f"{self.dir}/data": "/mnt/olmo"})
+    for number, entry in enumerate(index.files):
+      resolved = source._resolve_path(entry.path)
+      self.assertEqual(resolved, source.files.paths[number])
+      self.assertStartsWith(resolved, "/mnt/olmo/")
+
   def test_pickling_keeps_index_remap_and_limit(self):
     path, rows = corpora.write_corpus(self.dir)
     source = source_lib.OlmoNpyDataSource(

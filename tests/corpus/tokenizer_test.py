@@ -75,8 +75,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
 
   def test_what_is_no_tokenizer_is_an_error(self):
     with self.assertRaisesRegex(
-        ConfigError,
-        "There is no tokenizer file .*none: give the path of a tokenizer.json, or `bytes`",
+        ConfigError, "There is no tokenizer .*none: expected a tokenizer.json, .*, or `bytes`"
     ):
       tokenizer_lib.load_tokenizer(str(self.dir / "none"))
     (self.dir / "x.json").write_text("{}")
@@ -98,6 +97,17 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
 
 
 class LoadTokenizerTest(parameterized.TestCase):
+
+  def test_a_directory_stands_for_the_tokenizer_in_it(self):
+    directory = pathlib.Path(self.create_tempdir().full_path, "words")
+    directory.mkdir()
+    write_tokenizer(directory / "tokenizer.json", eos="</s>")
+    self.assertEqual(tokenizer_lib.load_tokenizer(str(directory)).name, "words")
+
+  @parameterized.parameters("org/name", "gpt2", "words/tokenizer.json", "./gpt2")
+  def test_a_name_that_is_not_marked_is_a_path(self, spec):
+    with self.assertRaisesRegex(ConfigError, f"no tokenizer {spec}: .*write hf:{spec}"):
+      tokenizer_lib.load_tokenizer(spec)
 
   def test_bytes_need_no_file(self):
     self.assertIsInstance(tokenizer_lib.load_tokenizer("bytes"), tokenizer_lib.ByteTokenizer)

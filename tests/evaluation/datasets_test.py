@@ -4,6 +4,7 @@ import doctest
 import pickle
 
 import grain
+import jax
 import numpy as np
 from absl.testing import absltest
 from hypothesis import given
@@ -36,6 +37,19 @@ class LMEvalDatasetsTest(absltest.TestCase):
     for name in ("inputs_position", "targets_position", "document_idx", "sequence_idx"):
       self.assertEqual(made[name].dtype, np.int32, name)
 
+  def test_completing_needs_no_object_and_keeps_what_is_given(self):
+    given = {
+        "inputs": np.zeros((1, 2)),
+        "targets": np.zeros((1, 2)),
+        "idx": 0,
+        "inputs_position": np.array([[4, 5]]),
+        "sequence_idx": np.array([3]),
+        "_document_borders": np.array([[True, False]]),
+    }
+    made = datasets.CompleteLLMIndexedBatch.map(item=given)
+    for name in ("inputs_position", "sequence_idx", "_document_borders"):
+      np.testing.assert_array_equal(made[name], given[name])
+
   def test_completing_a_row_leaves_the_record_as_it_was(self):
     record = {"inputs": np.zeros((1, 2)), "targets": np.zeros((1, 2)), "idx": 0}
     datasets.CompleteLLMIndexedBatch().map(record)
@@ -63,8 +77,44 @@ class LMEvalDatasetsTest(absltest.TestCase):
     self.assertEqual(
         {padded[i] for i in range(size, len(padded))}, {-1} if len(padded) > size else set()
     )
-    with self.assertRaisesRegex(errors.OrderError, f"asked for {len(padded)}"):
-      padded[len(padded)]  # pylint: disable=pointless-statement
+    if len(padded):
+      self.assertEqual(padded[len(padded) + 1], padded[1 % len(padded)])
+    else:
+      with self.assertRaisesRegex(errors.OrderError, "is empty; asked for element 0"):
+        padded[0]  # pylint: disable=pointless-statement
+
+  def test_they_repeat_as_datasets_of_grain_do(self):
+    numbers = grain.MapDataset.source([3, 1, 2])
+    found = datasets.SortedDataset(numbers, lambda x: x).repeat(2)
+    self.assertEqual(found[5], 3)
+    self.assertEqual(list(found), [1, 2, 3, 1, 2, 3])
+    padded = datasets.PadBatchDataset(numbers, 4, 0, 0).repeat(2)
+    self.assertEqual(list(padded), [3, 1, 2, 0, 3, 1, 2, 0])
+    dealt = datasets.MultihostSortedRemapDataset(grain.MapDataset.range(8), 4, 2).repeat(2)
+    self.assertEqual(list(dealt)[8:], [0, 1, 4, 5, 2, 3, 6, 7])
+    rows = datasets.PadSequenceInBatchDataset(rows_of([9, 8, 3]), batch_size=2, multiple_of=2)
+    self.assertEqual([row["inputs"].shape[1] for row in rows.repeat(2)], [10, 10, 4] * 2)
+
+  def test_their_element_spec_is_that_of_the_dataset(self):
+    class Row(grain.transforms.Map):
+
+      def map(self, element):
+        return {"inputs": np.zeros((1, element + 1), np.int32), "n": np.int64(element)}
+
+      def output_spec(self, input_spec):
+        return {"inputs": jax.ShapeDtypeStruct((1, None), np.int32), "n": input_spec}
+
+    numbers = grain.MapDataset.range(8)
+    for dataset in (
+        datasets.SortedDataset(numbers, lambda x: x),
+        datasets.PadBatchDataset(numbers, 4, 0, 0),
+        datasets.MultihostSortedRemapDataset(numbers, 4, 2),
+    ):
+      spec = grain.experimental.get_element_spec(dataset)
+      self.assertEqual((spec.shape, spec.dtype), ((), np.int64))
+    padded = datasets.PadSequenceInBatchDataset(numbers.map(Row()), 2, 2)
+    spec = grain.experimental.get_element_spec(padded)
+    self.assertEqual((spec["inputs"].shape, spec["n"].shape), ((1, None), ()))
 
   def test_a_ragged_last_group_is_padded_to_its_own_longest(self):
     padded = datasets.PadSequenceInBatchDataset(rows_of([9, 8, 3]), batch_size=2, multiple_of=2)

@@ -209,6 +209,24 @@ class HFTokenizeLogLikelihoodRollingTest(parameterized.TestCase):
     self.assertEqual([int(row["sequence_idx"]) for row in rows], [0, 1, 0, 0])
     self.assertEmpty(self._rows(batch_size=4))
 
+  def test_only_a_tokenizer_and_a_length_are_needed(self):
+    rows = requests_lib.HFTokenizeLogLikelihoodRolling("bytes", 4).map(
+        requests=[Request(("abcdef",)), Request(("a",))]
+    )
+    self.assertEqual([int(row["document_idx"]) for row in rows], [1, 1, 2])
+
+  def test_without_bos_the_first_token_of_a_text_is_not_scored(self):
+    (row,) = self._rows(("abc",), add_bos_token=False)
+    np.testing.assert_array_equal(row["inputs"], [97, 98, 0, 0])
+    np.testing.assert_array_equal(row["targets"], [98, 99, 0, 0])
+    np.testing.assert_array_equal(row["targets_segmentation"], [1, 1, 0, 0])
+    (pair,) = self._rows(("a", "bc"), add_bos_token=False)
+    np.testing.assert_array_equal(pair["targets_segmentation"], [1, 1, 0, 0])
+    self.assertEmpty(self._rows(("",), ("a",), ("", ""), add_bos_token=False))
+    (added,) = self._rows(("",), ("a",), add_bos_token=False, add_eos_token=True, eos_token_id=5)
+    np.testing.assert_array_equal(added["targets"] * added["targets_segmentation"], [5, 0, 0, 0])
+    self.assertEqual(added["document_idx"], 2)
+
   def test_limits_must_be_positive(self):
     with self.assertRaisesRegex(errors.ConfigError, "max_length=0 must be positive"):
       self._rows(("a",), max_length=0)

@@ -52,7 +52,8 @@ def serve(directory, requests):
     def _answer(self, body):
       requests.append((self.path, self.headers.get("Authorization")))
       path = pathlib.Path(directory, self.path.rsplit("/", 1)[-1])
-      if self.headers.get("Authorization") != "Bearer hf_secret":
+      private = self.path.startswith("/org/")
+      if private and self.headers.get("Authorization") != "Bearer hf_secret":
         self._head(401, {"X-Error-Code": "GatedRepo"}, 0)
       elif not path.is_file():
         self._head(404, {"X-Error-Code": "EntryNotFound"}, 0)
@@ -118,38 +119,73 @@ class LMEvalTokenizerTest(absltest.TestCase):
     found = tokenizer.encode(["cat"], special_tokens=False)
     self.assertEqual(found[0].tolist(), [4])
 
-  def test_access_token_and_cache_directory_reach_the_hub(self):
+  def run_with_hub(self, code):
+    """Runs code that may ask a Hub of our own; returns what it printed, logged, and asked for."""
     directory = write_tokenizer(self.create_tempdir().full_path, config={"bos_token": "<s>"})
     requests: list = []
     server = serve(directory, requests)
     self.addCleanup(server.shutdown)
-    cache = self.create_tempdir().full_path
-    # The Hub's address is read when its package is imported, hence a process of its own.
-    code = (
+    imports = (
+        "from absl import logging\n"
         "from maxtext_olmo import errors\n"
+        "from maxtext_olmo.corpus import tokenizer as corpus_tokenizer\n"
         "from maxtext_olmo.evaluation import tokenizer\n"
+        "logging.set_verbosity(logging.INFO)\n"
         "load = tokenizer.load_eval_tokenizer\n"
-        f"options = dict(hf_access_token='hf_secret', tokenizer_cache_dir={cache!r})\n"
-        "print(load('org/name', **options).prefix_id)\n"
-        "try:\n"
-        f"  load('org/private', tokenizer_cache_dir={cache!r})\n"
-        "except errors.ConfigError as error:\n"
-        "  print(error)\n"
     )
-    env = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_DISABLE_XET": "1"}
+    # The Hub's address is read when its package is imported, hence a process of its own.
+    env = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": self.create_tempdir().full_path,
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", imports + code],
         env=distributed.child_environment(env),
+        cwd=self.create_tempdir().full_path,
         capture_output=True,
         text=True,
         check=False,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    prefix, message = done.stdout.splitlines()
-    self.assertEqual(prefix, "1")
-    self.assertIn("tokenizer.json of org/private cannot be fetched", message)
+    return done.stdout.splitlines(), done.stderr, requests
+
+  def test_a_marked_name_is_fetched_with_access_token_and_cache_directory(self):
+    cache = self.create_tempdir().full_path
+    printed, logged, requests = self.run_with_hub(
+        f"options = dict(hf_access_token='hf_secret', tokenizer_cache_dir={cache!r})\n"
+        "print(load('hf:org/name', **options).prefix_id)\n"
+        "try:\n"
+        f"  load('hf:org/private', tokenizer_cache_dir={cache!r})\n"
+        "except errors.ConfigError as error:\n"
+        "  print(error)\n"
+        "print(load('gpt2').prefix_id)\n"
+        "print(corpus_tokenizer.load_tokenizer('hf:gpt2').name)\n"
+    )
+    self.assertEqual([printed[0], *printed[2:]], ["1", "1", "gpt2"])
+    self.assertIn("tokenizer.json of org/private cannot be fetched", printed[1])
     self.assertIn(("/org/name/resolve/main/tokenizer.json", "Bearer hf_secret"), requests)
+    self.assertIn("/gpt2/resolve/main/tokenizer.json", [path for path, _ in requests])
     self.assertNotEmpty(list(pathlib.Path(cache).rglob("tokenizer.json")))
+    self.assertIn("looking for hf:gpt2 on the Hub", logged)
+
+  def test_a_misspelt_path_never_reaches_the_network(self):
+    specs = ("org/name", "models/gpt2", "./gpt2", "gpt2.json", "/models/gpt2", "a/b/c.json", "..")
+    printed, _, requests = self.run_with_hub(
+        f"for spec in {specs!r}:\n"
+        "  for function in (load, corpus_tokenizer.load_tokenizer):\n"
+        "    try:\n"
+        "      function(spec)\n"
+        "    except errors.ConfigError as error:\n"
+        "      print(error)\n"
+        "try:\n"
+        "  corpus_tokenizer.load_tokenizer('gpt2')\n"
+        "except errors.ConfigError as error:\n"
+        "  print(error)\n"
+    )
+    self.assertLen(printed, 2 * len(specs) + 1)
+    self.assertIn("write hf:org/name", printed[0])
+    self.assertEqual(requests, [])
 
   def test_what_is_no_tokenizer_is_an_error_that_says_so(self):
     empty = self.create_tempdir().full_path

@@ -11,7 +11,6 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
-from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from tests import distributed
 from tests import shards as shards_lib
@@ -429,15 +428,7 @@ class HostsTest(parameterized.TestCase):
       self.assertEqual(real, rows, options)
 
 
-class RampupTest(parameterized.TestCase):
-
-  def test_factors_become_stages(self):
-    schedule = iterator_lib.rampup_schedule(8, {10: 2.0, 5: 1.5})
-    self.assertEqual(schedule.stages, ((0, 8), (5, 12), (10, 16)))
-    self.assertEqual(iterator_lib.rampup_schedule(8, {0: 0.5}).stages, ((0, 4),))
-    self.assertEqual(iterator_lib.rampup_schedule(8, None).stages, ((0, 8),))
-    exact = iterator_lib.rampup_schedule(56, {100: 488 / 56})
-    self.assertEqual(exact.stages, ((0, 56), (100, 488)))
+class ScheduleTest(parameterized.TestCase):
 
   def test_a_batch_that_does_not_divide_over_hosts_is_an_error(self):
     rows = pipeline_lib.make_grain_llm_dataset(0, 2, _documents(9), 6, 16, True, 3)

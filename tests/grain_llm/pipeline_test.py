@@ -453,12 +453,52 @@ class EpochsTest(LLMCase):
     self.assert_batches_equal([_arrays(batch) for batch in on], first)
     self.assertFalse((next(iter(on))["inputs"] == first[0]["inputs"]).all())
 
-  def test_the_length_of_packed_rows_is_not_guessed(self):
-    for name in packing.STREAMING:
-      with self.assertRaisesRegex(TypeError, "known only once they are packed"):
-        len(self.make(packing=name))
-    with self.assertRaisesRegex(TypeError, "known only once they are packed"):
-      len(self.make(long_documents="split"))
+  @parameterized.parameters(*packing.STREAMING)
+  def test_a_pass_over_endless_packed_rows_is_as_long_as_their_documents_could_make_it(self, name):
+    # Rows hold about two documents each, so a pass of 37 // 4 batches is more than an epoch.
+    iterator = self.make(packing=name)
+    passes = [[_arrays(batch) for batch in iterator] for _ in range(3)]
+    self.assertEqual([len(batches) for batches in passes], [9, 9, 9])
+    self.assertLen(iterator, 9)
+    stream = _take(self.make(packing=name), 27)
+    self.assert_batches_equal([batch for batches in passes for batch in batches], stream)
+    ramped = self.make(packing=name, batch_rampup_factors={2: 2.0}, drop_remainder=False)
+    self.assertEqual([len(list(ramped)), len(list(ramped))], [6, 5])
+
+  @parameterized.parameters(*packing.STREAMING)
+  def test_packed_epochs_are_divided_into_passes_without_loss(self, name):
+    documents = [{"inputs": np.full(L, number)} for number in range(1, 13)]  # A row each.
+    iterator = self.make(documents, packing=name, num_epochs=3, shift=False)
+    passes = [[_arrays(batch) for batch in iterator] for _ in range(4)]
+    self.assertEqual([len(batches) for batches in passes], [3, 3, 3, 0])
+    for batches in passes[:3]:
+      self.assertEqual(_tokens(batches), _expected(documents))
+
+  def test_a_filter_leaves_at_most_as_many_rows(self):
+    class Short(grain.transforms.Filter):
+
+      def filter(self, element):
+        return len(element["inputs"]) < 9
+
+    iterator = self.make(operations=[Short()])
+    self.assertLen(iterator, 9)
+    self.assertLen(list(iterator), 9)
+
+  def test_the_number_of_rows_of_split_documents_is_not_guessed(self):
+    for name in (None, *packing.STREAMING):
+      with self.assertRaisesRegex(TypeError, "known only once they are split"):
+        len(self.make(packing=name, long_documents="split"))
+
+  def test_a_state_from_before_passes_had_a_length_continues(self):
+    iterator = self.make(packing="first_fit")
+    _take(iterator, 20)
+    state = iterator.get_state()
+    expected = _take(iterator, 12)
+    state |= {"epoch_start": 0, "iterator_length": None}
+    resumed = self.make(packing="first_fit")
+    resumed.set_state(state)
+    self.assertLen(resumed, 9)
+    self.assert_batches_equal([_arrays(next(resumed)) for _ in range(9)], expected[:9])
 
   def test_the_length_of_planned_rows_is_exact(self):
     for drop in (True, False):
@@ -481,6 +521,14 @@ class EpochsTest(LLMCase):
         self.assertIn("still being counted", str(error))
         time.sleep(0.01)
     self.assertLen(list(iterator), announced)
+
+  def test_factors_become_stages(self):
+    schedule = pipeline_lib.rampup_schedule(8, {10: 2.0, 5: 1.5})
+    self.assertEqual(schedule.stages, ((0, 8), (5, 12), (10, 16)))
+    self.assertEqual(pipeline_lib.rampup_schedule(8, {0: 0.5}).stages, ((0, 4),))
+    self.assertEqual(pipeline_lib.rampup_schedule(8, None).stages, ((0, 8),))
+    exact = pipeline_lib.rampup_schedule(56, {100: 488 / 56})
+    self.assertEqual(exact.stages, ((0, 56), (100, 488)))
 
   def test_ramp_up_factors_do_not_multiply_and_hold_from_their_step_on(self):
     batches = _take(self.make(batch_rampup_factors={2: 2.0, 4: 0.5}), 6)
@@ -576,6 +624,28 @@ class MixTest(LLMCase):
     (batch,) = _take(self.mix(members, None, rows=rows, when_exhausted=when_exhausted))
     self.assertEqual(batch["inputs"].shape, (4, 5))
     self.assertEqual(_tokens([batch]), {1: 6, 2: 10})
+
+  @parameterized.parameters(True, False)
+  def test_one_dataset_and_one_length_need_no_list(self, random_access):
+    rows = pipeline_lib.make_grain_llm_dataset(
+        0, 1, _documents(8), 4, L, False, 3, packing=None if random_access else "first_fit"
+    )
+    for datasets, lengths in ((rows, [8]), ([rows], 8), (rows, np.int64(8)), ([rows], [8])):
+      iterator = pipeline_lib.make_grain_multihost_iterator(
+          datasets, lengths, _mesh(), 4, 1, worker_count=0, batch_class=dict
+      )
+      self.addCleanup(iterator.close)
+      self.assertLen(iterator, 2)
+      self.assertEqual(next(iterator)["inputs"].shape, (4, L))
+      self.assertEqual(iterator.get_dataset_size(), 8)
+
+  def test_a_map_dataset_may_be_a_member(self):
+    rows = grain.MapDataset.source([{"inputs": np.full(3, i)} for i in range(8)])
+    for datasets in (rows, [rows]):
+      iterator = pipeline_lib.make_grain_multihost_iterator(
+          datasets, 8, _mesh(), 4, 1, worker_count=0, batch_class=dict
+      )
+      self.assertLen(list(iterator), 2)
 
   def test_mixes_that_cannot_be_say_why(self):
     two = self.two(3, 3)

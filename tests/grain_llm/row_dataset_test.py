@@ -1,6 +1,7 @@
-"""How documents become rows, and batches of rows that come one after the other."""
+"""How documents become rows."""
 
 import dataclasses
+import itertools
 import json
 
 import grain
@@ -15,10 +16,8 @@ from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import rows_by_position
-from maxtext_olmo.order import schedule as schedule_lib
 from tests import corpora
 from tests import workers as workers_lib
 
@@ -36,20 +35,6 @@ def _rows(packing, num_epochs=2, **kwargs):
   return pipeline_lib.make_grain_llm_dataset(
       0, 1, _documents(), 4, 16, True, 5, num_epochs, eod_token_id=E, packing=packing, **kwargs
   )
-
-
-def _numbered(lengths):
-  """A stream of rows, of which row i has so many tokens i + 1."""
-  records = [records_lib.record_of({"inputs": [i + 1] * n}) for i, n in enumerate(lengths)]
-  rows = [records_lib.padded(record, None) for record in records]
-  return grain.MapDataset.source(rows).to_iter_dataset()
-
-
-def _batches(rows, sizes=((0, 4),), mine=None, length=8, drop_remainder=True):
-  schedule = schedule_lib.BatchSchedule(sizes)
-  mine = mine or {size: np.arange(size) for size in schedule.sizes}
-  batching = rows_by_position.Batching(schedule, mine, length, drop_remainder)
-  return row_dataset.StreamBatches(rows, batching)
 
 
 class _KeepAll(grain.transforms.Filter):
@@ -125,62 +110,62 @@ class RowDatasetTest(RowsCase):
     self.assertEqual(opened.get_state(), {"next_index": 2})
 
 
-class StreamBatchesTest(RowsCase):
+class FurtherTransformationsTest(RowsCase):
+  """What Grain's own transformations do with the rows."""
 
-  def test_each_step_takes_the_rows_of_its_size(self):
-    found = [b["inputs"][:, 0].tolist() for b in _batches(_numbered([2] * 9), ((0, 2), (2, 4)))]
-    self.assertEqual(found, [[1, 2], [3, 4], [5, 6, 7, 8]])
+  @parameterized.parameters(None, "planned", "first_fit", "concat_then_split")
+  def test_rows_are_mapped_filtered_and_batched(self, packing):
+    expected = [row["inputs"] for row in _rows(packing)]
+    mapped = _rows(packing).map(lambda row: row["inputs"]).filter(lambda ids: ids[0] % 2 == 0)
+    even = [ids for ids in expected if ids[0] % 2 == 0]
+    np.testing.assert_array_equal(np.concatenate(list(mapped.batch(3))), even)
 
-  def test_a_host_keeps_its_rows_of_each_batch(self):
-    mine = {4: np.array([1, 3])}
-    found = [b["inputs"][:, 0].tolist() for b in _batches(_numbered([2] * 8), mine=mine)]
-    self.assertEqual(found, [[2, 4], [6, 8]])
+  @parameterized.parameters(None, "planned", "first_fit")
+  def test_a_slice_of_the_rows_is_that_of_a_list(self, packing):
+    for epochs in (2, None):
+      rows = _rows(packing, num_epochs=epochs)
+      expected = list(itertools.islice(rows, 20))
+      for sl in (slice(2, 7), slice(0, 12, 5), slice(3, 4)):
+        self.assert_equal(list(rows.slice(sl)), expected[sl])
+      self.assert_equal(list(itertools.islice(rows.slice(slice(4, None, 2)), 8)), expected[4::2])
 
-  def test_the_last_batch_is_dropped_or_filled_up_with_padding(self):
-    self.assertLen(list(_batches(_numbered([2] * 6))), 1)
-    iterator = iter(_batches(_numbered([2] * 6), drop_remainder=False))
-    _, last = next(iterator), next(iterator)
-    self.assertEqual(last["inputs"][:, 0].tolist(), [5, 6, 0, 0])
-    self.assertEqual(last["inputs_segmentation"][:, 0].tolist(), [1, 1, 0, 0])
-    for _ in range(2):
-      with self.assertRaises(StopIteration):
-        next(iterator)
+  def test_a_slice_of_a_stream_continues_from_its_state(self):
+    rows = _rows("first_fit").slice(slice(1, None, 2))
+    iterator = iter(rows)
+    next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    expected = list(iterator)
+    resumed = iter(rows)
+    resumed.set_state(state)
+    self.assert_equal(list(resumed), expected)
 
-  def test_without_a_length_all_hosts_pad_to_the_longest_row_of_the_whole_batch(self):
-    for mine in ({4: np.array([0, 1])}, {4: np.array([2, 3])}):
-      (batch,) = _batches(_numbered([1, 2, 7, 3]), mine=mine, length=None)
-      self.assertEqual(batch["inputs"].shape, (2, 7))
+  def test_workers_of_grain_give_the_same_rows(self):
+    with workers_lib.started_quickly():
+      for packing in (None, "planned", "first_fit"):
+        expected = list(itertools.islice(_rows(packing, num_epochs=None), 9))
+        options = grain.MultiprocessingOptions(num_workers=2)
+        rows = _rows(packing, num_epochs=None)
+        for dataset, first in ((rows, 0), (rows.slice(slice(1, None)), 1)):
+          opened = iter(dataset.map(dict).mp_prefetch(options))
+          found = list(itertools.islice(opened, 9 - first))
+          opened.close()
+          self.assert_equal(found, expected[first:])
 
-  @parameterized.parameters("first_fit", "best_fit", "concat_then_split")
-  def test_it_goes_on_from_any_state_that_went_through_json(self, packing):
-    def make():
-      return iter(_batches(_rows(packing, long_documents="split").open(), length=16))
-
-    iterator = make()
-    states, batches = [], []
-    while True:
-      states.append(json.loads(json.dumps(iterator.get_state())))
-      try:
-        batches.append(next(iterator))
-      except StopIteration:
-        break
-    self.assertGreater(len(batches), 5)
-    for step, state in enumerate(states):
-      self.assertEqual(state["step"], step)
-      resumed = make()
-      resumed.set_state(state)
-      self.assertEqual(json.loads(json.dumps(resumed.get_state())), state)
-      self.assert_equal(list(resumed), batches[step:])
-    # One that has come to its end can go back.
-    iterator.set_state(states[0])
-    self.assert_equal(list(iterator), batches)
-
-  def test_a_state_of_another_kind_of_pipeline_is_refused(self):
-    iterator = iter(_batches(_numbered([2] * 8)))
-    for state in ({"next_index": 3}, {"step": 1}, [1, 2]):
-      with self.assertRaisesRegex(errors.ResumeError, "another kind of pipeline"):
-        iterator.set_state(state)
-    self.assertEqual(next(iterator)["inputs"][:, 0].tolist(), [1, 2, 3, 4])
+  @parameterized.parameters(None, "planned", "first_fit")
+  def test_the_element_spec_is_that_of_the_rows(self, packing):
+    rows = _rows(packing)
+    datasets = [rows, rows.slice(slice(1, 5)), rows.batch(2, drop_remainder=True)]
+    if rows.rows is not None:
+      datasets += [rows.open(), rows.rows]
+    for dataset in datasets:
+      spec = grain.experimental.get_element_spec(dataset)
+      row = next(iter(dataset))
+      self.assertEqual(
+          {name: (value.shape, value.dtype) for name, value in spec.items()},
+          {name: (value.shape, value.dtype) for name, value in row.items()},
+      )
+    unpadded = _rows(None, apply_padding=False)
+    self.assertEqual(grain.experimental.get_element_spec(unpadded)["inputs"].shape, (None,))
 
 
 class ShardBoundsTest(absltest.TestCase):

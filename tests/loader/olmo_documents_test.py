@@ -37,9 +37,18 @@ def setUpModule():
 
 class TrainTest(cases.DocumentsCase):
 
-  @parameterized.parameters("planned", "first_fit", "best_fit", "concat_then_split")
-  def test_every_token_comes_once_per_epoch(self, packing):
-    train = self.train(olmo_packing=packing, olmo_num_epochs=2, olmo_shift="right")
+  @parameterized.product(
+      packing=("planned", "first_fit", "best_fit", "concat_then_split", "none"),
+      shard=("batch", "slice"),
+  )
+  def test_every_token_comes_once_per_epoch(self, packing, shard):
+    train = self.train(
+        olmo_packing=packing,
+        olmo_shard=shard,
+        olmo_num_epochs=2,
+        olmo_shift="right",
+        olmo_long_documents="split",
+    )
     batches = [{k: np.asarray(v) for k, v in batch.items()} for batch in train]
     found = collections.Counter()
     for batch in batches:

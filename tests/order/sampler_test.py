@@ -8,6 +8,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.input_pipeline import olmo_data_grain
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import sampler as sampler_lib
 
@@ -53,6 +54,21 @@ class BlocksTest(parameterized.TestCase):
     digest = hashlib.sha256(b"olmo-shuffle:9:0").digest()
     rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     np.testing.assert_array_equal(_keys(sampler, 50), rng.permutation(50))
+
+  def test_the_names_of_maxtexts_own_sampler_do_what_they_say(self):
+    sampler = sampler_lib.OlmoIndexSampler(
+        total_instances=20,
+        seed=9,
+        shard_index=1,
+        shard_count=3,
+        order="maxtext",
+        cache_dir=_cache(),
+    )
+    for epoch in range(2):
+      rng = np.random.default_rng(olmo_data_grain._combine_seed_epoch(9, epoch))
+      np.testing.assert_array_equal(
+          sampler._shard_indices_for_epoch(epoch), rng.permutation(20)[6:12]
+      )
 
   def test_without_shuffle_instances_come_in_corpus_order(self):
     sampler = sampler_lib.OlmoIndexSampler(

@@ -177,6 +177,11 @@ class MakingTest(parameterized.TestCase):
     np.testing.assert_array_equal(batch.sequence_idx, [0, 1])
     with self.assertRaisesRegex(TypeError, "document_idx"):
       batch_lib.LLMIndexedBatch.from_inputs(rows)
+    by_position = batch_lib.LLMIndexedBatch.from_inputs(rows, index, index - 1, rows + 1)
+    np.testing.assert_array_equal(by_position.document_idx, index)
+    np.testing.assert_array_equal(by_position.sequence_idx, index - 1)
+    np.testing.assert_array_equal(by_position.inputs, rows)
+    np.testing.assert_array_equal(by_position.targets, rows + 1)
 
   @parameterized.parameters((batch_lib.LLMBatch, 6), (batch_lib.LLMIndexedBatch, 8))
   def test_sample_and_struct_agree_and_have_no_borders(self, cls, leaves):

@@ -152,6 +152,28 @@ class PrefetcherTest(parameterized.TestCase):
     self.assertEqual(results, list(range(len(results))))
     self.assertEmpty(_threads())
 
+  def test_an_iterator_that_is_dropped_waits_for_no_thread(self):
+    # The garbage collector may run while a thread is being started, where waiting could deadlock.
+    go_on, began = threading.Event(), threading.Event()
+    self.addCleanup(go_on.set)
+
+    def make(number):
+      if number == 2:
+        began.set()
+        go_on.wait(60)
+      return number
+
+    iterator = iter(prefetch.PrefetchedDataset(grain.MapDataset.range(9).map(make), ahead=2))
+    self.assertEqual(next(iterator), 0)
+    began.wait(60)
+    del iterator
+    gc.collect()
+    self.assertNotEmpty(_threads())
+    go_on.set()
+    for thread in _threads():
+      thread.join(60)
+    self.assertEmpty(_threads())
+
   def test_closing_ends_the_threads(self):
     prefetcher = self._prefetcher(lambda number: number, ahead=4, threads=3)
     prefetcher.take()

@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 
+import grain
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -217,9 +218,25 @@ class WindowStepsTest(parameterized.TestCase):
     self.assertEqual((ids < 0).sum(), -len(self.rows) % 10)
     last = batch_lib.to_arrays(dataset[len(dataset) - 1])
     self.assertFalse(any(array[-1].any() for array in last.values()))
+    empty = self._dataset(stream=stream, first_step=len(dataset))
+    self.assertEmpty(empty)
     with self.assertRaisesRegex(errors.OrderError, "is outside the stream"):
-      dataset[len(dataset)]
-    self.assertEmpty(self._dataset(stream=stream, first_step=len(dataset)))
+      empty[0]
+
+  def test_it_repeats_and_has_an_element_spec_as_datasets_of_grain_do(self):
+    dataset = self._dataset(stream=self._stream(num_epochs=1))
+    repeated = dataset.repeat(2)
+    for name, values in repeated[len(dataset) + 3].items():
+      if name != "cost":
+        np.testing.assert_array_equal(values, dataset[3][name])
+    content = steps.Content(extras=("row_ids", "labels"))
+    labels = np.zeros(len(self.index.files), np.int32)
+    for dataset in (self._dataset(), self._dataset(content=content, labels=labels)):
+      spec = grain.experimental.get_element_spec(dataset)
+      self.assertEqual(
+          {name: (value.shape, value.dtype) for name, value in spec.items()},
+          {name: (value.shape, value.dtype) for name, value in dataset[0].items()},
+      )
 
   def test_a_host_whose_rows_are_all_padding_reads_nothing(self):
     dataset = self._dataset({10: np.array([8, 9])}, stream=self._stream(num_epochs=1))

@@ -73,7 +73,7 @@ KEYS: tuple[Key, ...] = (
         " commas."),
     Key("eval_task_dir", "", "Directory with task files of your own."),
     Key("eval_tokenizer", "bytes",
-        "Tokenizer of the tasks: `bytes`, a tokenizer.json or its directory, or a name on the"
+        "Tokenizer of the tasks: `bytes`, a tokenizer.json or its directory, or `hf:NAME` on the"
         " Hub."),
     Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as in training.", at_least(0)),
     Key("eval_limit", 0, "Documents of each task. 0: all.", at_least(0)),
