@@ -86,7 +86,16 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 _ANY_SEED = "any whole number is a seed"
 _CAPPED = "more threads than files are not started"
 _ACCEPTED: dict[tuple[str, str, str], str] = {
+    ("index build", "--source-permutation-seed", "-1"): _ANY_SEED,
     ("index build", "--source-permutation-seed", "0"): _ANY_SEED,
+    ("index documents", "--eos-id", "0"): "a token",
+    ("index documents", "--workers", "0"): "one for each core",
+    ("index documents", "--output", ""): "next to the index",
+    ("verify", "--eos-id", "0"): "a token",
+    ("plan", "--steps", "9" * 30): "any number of steps",
+    ("plan", "--sequence-length", "0"): "that of the index",
+    ("order stats", "--largest-stored", "-1"): "no stored order is measured",
+    ("corpus make", _FIRST, "deep"): "a text file",
     ("index build", "--source-permutation-seed", "9" * 30): _ANY_SEED,
     ("index build", "--workers", "9" * 30): _CAPPED,
     ("index documents", "--workers", "9" * 30): _CAPPED,

@@ -38,7 +38,7 @@ def all_cases() -> Iterator[cases.Case]:
     yield cases.Case(f"tokens/cut-in-mid-run-open-{most_open}", cut)
   yield from _header_cases()
   said = dict.fromkeys(damage.SAME_SIZE, "a mask is what its bytes say")
-  yield from damage.file_cases("masks", _read_masks, said)
+  yield from damage.file_cases("masks", _read_masks, said, damage.SHORT_LIST)
   yield from _boundary_cases()
   yield from _manifest_cases()
   yield from _sidecar_cases()
@@ -66,9 +66,7 @@ _INDEX_ACCEPTS = {
     "files.1.checksum=text": _CHECKSUM,
     "files.1.checksum=nul": _CHECKSUM,
     "files.1.data_offset=removed": _SAME,
-    "files.1.data_offset=zero": _SAME,
     "max_target_sequence_length=removed": _SAME,
-    "max_target_sequence_length=null": _SAME,
     "unknown=removed": "nothing is unknown then",
 }
 
@@ -95,7 +93,10 @@ def _read_index_with_field(folder: pathlib.Path, spoil: Callable[[Any], Any]) ->
 def _read_tokens(folder: pathlib.Path, spoil: Spoil, number: int) -> None:
   index = fixture.write(folder)
   spoil(folder / f"data/part-00{number}.npy")
-  fixture.expect_files(fixture.read(index), folder)
+  found = fixture.read(index)
+  fixture.expect_files(found, folder)
+  if len(found) != len(fixture.truth()):
+    raise cases.WrongDataError(f"{len(found)} batches instead of {len(fixture.truth())}")
 
 
 def _build(folder: pathlib.Path, **options: Any) -> str:

@@ -34,7 +34,7 @@ def all_cases() -> Iterator[cases.Case]:
 
 def _read_order(folder: pathlib.Path, spoil: Spoil, pattern: str) -> None:
   index, orders = fixture.write(folder), folder / "orders"
-  options = {**fixture.STORED, "olmo_order_cache_dir": str(orders)}
+  options = fixture.with_order_cache(folder, fixture.STORED)
   fixture.read(index, options)
   if pattern == "*.lock":  # It is taken to build a file.
     next(orders.glob("*.order")).unlink()
@@ -46,8 +46,8 @@ def _read_order(folder: pathlib.Path, spoil: Spoil, pattern: str) -> None:
 def _order_cases() -> Iterator[cases.Case]:
   def cut_in_mid_run(folder: pathlib.Path) -> None:
     index, orders = fixture.write(folder), folder / "orders"
-    options = {**fixture.STORED, **fixture.ON_REQUEST, "olmo_order_cache_dir": str(orders)}
-    with fixture.opened(index, options) as iterator:
+    options = fixture.with_order_cache(folder, fixture.STORED)
+    with fixture.opened(index, options, **fixture.ON_REQUEST) as iterator:
       found = fixture.take_all(iterator, 2)
       fixture.cut_in_place(next(orders.glob("*.order")))
       found += fixture.take_all(iterator)

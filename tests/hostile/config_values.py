@@ -35,7 +35,7 @@ class _Evil:
     return "_Evil()"
 
   def __int__(self) -> int:
-    raise ArithmeticError("no number")
+    raise ValueError("no number")
 
   __index__ = __float__ = __fspath__ = __int__
 
@@ -106,9 +106,9 @@ def _text(*choices: str) -> Accepts:
 
 
 def _one_of(*choices: Any) -> Accepts:
-  """Accepts these very objects, and empty lists and dicts."""
+  """Accepts these very objects, and whatever is empty."""
   return lambda value: any(value is c for c in choices) or (
-      isinstance(value, (list, tuple, dict)) and not value
+      isinstance(value, (str, list, tuple, dict)) and not value
   )
 
 
@@ -137,7 +137,7 @@ _RULES: dict[str, Accepts] = {
     "generate_padding_batch_eval": _boolean,
     "eval_interval": _number(),
     "enable_checkpointing": _boolean,
-    "checkpoint_dir": _path("missing", "directory"),
+    "checkpoint_dir": _path("x", "missing", "directory"),
     "initial_step": _number(-1, 2**62),
     "olmo_index_path": _path(),
     "olmo_path_remap_from": _path(),
@@ -152,10 +152,10 @@ _RULES: dict[str, Accepts] = {
     "olmo_num_epochs": _number(0),
     "olmo_initial_position": _number(-1, 2**62),
     "olmo_consumed_path": _path(),
-    "olmo_mixture": _one_of(_MIXTURES["valid"]),
+    "olmo_mixture": _one_of(_MIXTURES["valid"], _MIXTURES["tiny"]),  # A share is relative.
     "olmo_mixture_unit": _text("epochs", "tokens", "weights"),
-    "olmo_batch_schedule": _one_of(),
-    "olmo_batch_rampup_factors": _one_of(_PAIRS["ones"]),
+    "olmo_batch_schedule": _one_of(_PAIRS["ones"]),
+    "olmo_batch_rampup_factors": _one_of(_PAIRS["ones"], _PAIRS["not-from-0"]),
     "olmo_batch_schedule_unit": _text("steps", "tokens"),
     "olmo_apply_ngram_filter": _boolean,
     "olmo_document_mask": _boolean,

@@ -119,8 +119,8 @@ def _add_to_cache(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
   again = cache_lib.RequestCache(out / "cache.jsonl")
   found = again.lookup(["0", "1", "2"])
   again.close()
-  if found != {str(number): ["x" * 2000, number] for number in range(3)}:
-    raise cases.WrongDataError(f"the cache kept {len(found)} of 3 results")
+  if any(result != ["x" * 2000, int(key)] for key, result in found.items()):
+    raise cases.WrongDataError("the cache has results that nobody computed")
 
 
 def _make_corpus(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
@@ -185,7 +185,8 @@ def all_cases() -> Iterator[cases.Case]:
       attempt = functools.partial(_strike, operation=operation, how=how)
       yield cases.Case(f"writes/{fault}-{name}", attempt, "what was written is whole")
   for name, operation in _WRITERS.items():
-    yield cases.Case(f"disks/full-{name}", functools.partial(_fill_disk, operation=operation))
+    lost = "a cache that cannot be written is lost, with a word" if name == "cache" else ""
+    yield cases.Case(f"disks/full-{name}", functools.partial(_fill_disk, operation=operation), lost)
 
 
 def _strike(folder: pathlib.Path, operation: Operation, how: tuple[int, int, int]) -> None:

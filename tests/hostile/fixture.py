@@ -120,18 +120,22 @@ def read(index: str, base: dict[str, Any] = WINDOWS, **values: Any) -> list[Batc
 _TRUTH: dict[str, list[Batch]] = {}
 
 
-def truth(base: dict[str, Any] = WINDOWS, **values: Any) -> list[Batch]:
+def truth(base: dict[str, Any] = WINDOWS) -> list[Batch]:
   """Returns the batches of one epoch of the corpus as it was written."""
-  values = {**base, **values}
-  key = repr(sorted(values.items()))
+  key = repr(sorted(base.items()))
   if key not in _TRUTH:
     with tempfile.TemporaryDirectory(prefix="hostile_truth_") as name:
       folder = pathlib.Path(name)
-      if values.get("olmo_order", "feistel") != "feistel":
-        values["olmo_order_cache_dir"] = str(folder)
-      _TRUTH[key] = read(write(folder), values)
+      _TRUTH[key] = read(write(folder), with_order_cache(folder, base))
       expect_files(_TRUTH[key], folder)
   return _TRUTH[key]
+
+
+def with_order_cache(folder: pathlib.Path, base: dict[str, Any]) -> dict[str, Any]:
+  """Returns a config that keeps stored orders in a folder, if it has any."""
+  if base.get("olmo_order") != "olmo_core":
+    return base
+  return {**base, "olmo_order_cache_dir": str(folder / "orders")}
 
 
 def expect(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
@@ -144,11 +148,9 @@ def expect(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
         raise cases.WrongDataError(f"{name} of batch {step} differs")
 
 
-def expect_true(index: str, base: dict[str, Any] = WINDOWS, **values: Any) -> None:
+def expect_true(index: str, base: dict[str, Any] = WINDOWS) -> None:
   """Reads an epoch, which must be that of the corpus as it was written."""
-  found = read(index, base, **values)
-  values.pop("olmo_order_cache_dir", None)
-  expect(found, truth(base, **values))
+  expect(read(index, base), truth(base))
 
 
 def expect_files(batches: Sequence[Batch], folder: pathlib.Path) -> None:

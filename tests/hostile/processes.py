@@ -95,12 +95,6 @@ def _kill(folder: pathlib.Path, number: signal.Signals) -> None:
 # Threads.
 
 
-def _options(folder: pathlib.Path, base: dict[str, Any]) -> dict[str, Any]:
-  if base.get("olmo_order") == "olmo_core":
-    return {**base, "olmo_order_cache_dir": str(folder / "orders")}
-  return base
-
-
 def _in_threads(work: Callable[[int], None]) -> list[BaseException]:
   """Runs a function in several threads; returns what they raised."""
   raised: list[BaseException] = []
@@ -125,7 +119,7 @@ def _rows(batches: list[fixture.Batch]) -> list[bytes]:
 
 def _share(folder: pathlib.Path, base: dict[str, Any]) -> None:
   """Threads take the batches of one iterator: each batch goes to one of them."""
-  index, options = fixture.write(folder), _options(folder, base)
+  index, options = fixture.write(folder), fixture.with_order_cache(folder, base)
   with fixture.opened(index, options) as iterator:
     expected = fixture.take_all(iterator, 15)
   taken: list[fixture.Batch] = []
@@ -150,7 +144,7 @@ def _share(folder: pathlib.Path, base: dict[str, Any]) -> None:
 
 def _close_in_use(folder: pathlib.Path, base: dict[str, Any]) -> None:
   """One thread closes while others take: they end, with an error or with the end."""
-  index, options = fixture.write(folder), _options(folder, base)
+  index, options = fixture.write(folder), fixture.with_order_cache(folder, base)
   with fixture.opened(index, options) as iterator:
 
     def work(number: int) -> None:
@@ -167,7 +161,7 @@ def _close_in_use(folder: pathlib.Path, base: dict[str, Any]) -> None:
 
 def _move_in_use(folder: pathlib.Path, base: dict[str, Any]) -> None:
   """One thread goes back to a state while others take; afterwards it is where it was set to."""
-  index, options = fixture.write(folder), _options(folder, base)
+  index, options = fixture.write(folder), fixture.with_order_cache(folder, base)
   with fixture.opened(index, options) as iterator:
     fixture.take_all(iterator, 2)
     state = iterator.get_state()
@@ -190,7 +184,7 @@ def _move_in_use(folder: pathlib.Path, base: dict[str, Any]) -> None:
 
 def _fork(folder: pathlib.Path, base: dict[str, Any]) -> None:
   """After a fork, both processes read the truth; the child reads without JAX, as it must."""
-  index, options = fixture.write(folder), _options(folder, base)
+  index, options = fixture.write(folder), fixture.with_order_cache(folder, base)
   with fixture.opened(index, options) as iterator:
     expected = fixture.take_all(iterator, 8)
   rows = source_lib.OlmoNpyDataSource(loaded := maxtext_olmo.load_index(index))
@@ -243,7 +237,7 @@ def _expect_held(before: dict[str, int]) -> None:
 
 def _cycle(folder: pathlib.Path, base: dict[str, Any], count: int = _CYCLES) -> None:
   """Opens and closes often; in the end, no more is held than after the first three times."""
-  index, options = fixture.write(folder), _options(folder, base)
+  index, options = fixture.write(folder), fixture.with_order_cache(folder, base)
   for number in range(count + 3):
     with fixture.opened(index, options) as iterator:
       next(iterator)
