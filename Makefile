@@ -13,7 +13,7 @@ PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/vers
 MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
-.PHONY: help install demo test test-fast test-kill test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
+.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
   bench-packing bench-lmeval bench-calls bench-maxtext pictures clean
 
 help: ## Show this list.
@@ -61,6 +61,9 @@ test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few s
 
 test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what it was trained on.
 	KILLS=50 $(BIN)/python tests/run.py tests/trainers/tiny/kill_test.py
+
+test-hostile: $(VENV)/.installed ## Try bad files, values, faults, full disks, kills and threads; end with a table.
+	$(BIN)/python -m tests.hostile -j $(JOBS)
 
 test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
 	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py

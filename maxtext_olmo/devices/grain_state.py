@@ -1,7 +1,7 @@
 """The saved state of `MultiHostDataLoadIterator` and of the Grain LLM iterators built on it.
 
     {"format": 2, "kind": "grain", "step": 43, "position": 172, "identity": {"seed": 3, …},
-     "epoch_start": 40, "iterator_length": 20, "iterator": {…}}
+     "epoch_start": 40, "iterator_length": 20, "iterator": {…}, "checksum": "…"}
 
 `step` counts the steps done in all epochs and `epoch_start` those done when the epoch began.
 `iterator` is the state of the wrapped data iterator. If each process has one of its own,
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -78,11 +79,12 @@ class GrainState:
         "iterator_length": self.iterator_length,
     }
     if self.iterator is None:
-      return state
+      return _with_checksum(state)
     mine = jsonable(self.iterator)
     if own_iterator and jax.process_count() > 1:
-      return {**state, "iterators": [json.loads(t) for t in collectives.gather(json.dumps(mine))]}
-    return {**state, "iterator": mine}
+      gathered = [json.loads(text) for text in collectives.gather(json.dumps(mine))]
+      return _with_checksum({**state, "iterators": gathered})
+    return _with_checksum({**state, "iterator": mine})
 
 
 def read(state: Any) -> GrainState:
@@ -101,6 +103,7 @@ def read(state: Any) -> GrainState:
         " saved it."
     )
   missing = {"step", "iterator_length"} - set(state)
+  _check_checksum(state)
   if missing:
     raise errors.ResumeError(
         f"The state has no {' and no '.join(sorted(missing))}, only {sorted(map(str, state))}: it"
@@ -122,6 +125,30 @@ def read(state: Any) -> GrainState:
       identity=identity,
       iterator=_iterator_of_this_process(state),
   )
+
+
+def _with_checksum(state: dict[str, Any]) -> dict[str, Any]:
+  return {**state, "checksum": _checksum(state)}
+
+
+def _check_checksum(state: Mapping[str, Any]) -> None:
+  """Raises ResumeError if a state was changed; those of earlier releases have no checksum."""
+  if state.get("checksum") and state["checksum"] != _checksum(state):
+    raise errors.ResumeError(
+        f"The data state is damaged: its checksum is {_checksum(state)}, recorded is"
+        f" {str(state['checksum'])[:40]}. Restore another checkpoint."
+    )
+
+
+def _checksum(state: Mapping[str, Any]) -> str:
+  """Returns a hash of everything else in a state; nobody but Grain can check its iterators."""
+  values = {name: value for name, value in state.items() if name != "checksum"}
+  try:
+    # Twice, because JSON turns keys into text, which sort differently from numbers.
+    text = json.dumps(json.loads(json.dumps(jsonable(values))), sort_keys=True)
+  except (TypeError, ValueError, RecursionError):  # Nothing that was ever saved as JSON.
+    return ""
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_state(value: Any) -> bool:

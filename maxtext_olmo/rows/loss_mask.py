@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import token_files
 from maxtext_olmo.rows import buffers
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
@@ -21,13 +22,21 @@ class MaskReader:
   """Reads the loss masks of rows.
 
   Args:
+    files: The token files.
     reader: Reads bytes of mask files.
     pool: Provides the buffers.
   """
 
-  def __init__(self, reader: reader_lib.FileReader, pool: buffers.BufferPool):
+  def __init__(
+      self,
+      files: token_files.TokenFiles,
+      reader: reader_lib.FileReader,
+      pool: buffers.BufferPool,
+  ):
+    self._files = files
     self._reader = reader
     self._pool = pool
+    self._checked: frozenset[int] = frozenset()
 
   @classmethod
   def of(
@@ -43,10 +52,25 @@ class MaskReader:
       raise errors.ConfigError(
           f"The row source has {masks} mask files for {files} token files; each needs one."
       )
-    return cls(reader_lib.mask_reader(reader.files, source.mask_paths), pool)
+    return cls(reader.files, reader_lib.mask_reader(reader.files, source.mask_paths), pool)
 
   def read(self, parts: parts_lib.Parts, shape: tuple[int, int]) -> np.ndarray:
     """Returns the masks of some rows as 32-bit words (rows, words)."""
+    new = frozenset(np.unique(parts.source).tolist()) - self._checked
+    for source in new:
+      self._check_size(source)
+    self._checked |= new
     masks = self._pool.take(shape, np.uint8)
     self._reader.read(parts, masks, _CHECKS)
     return segments.pack_bits(masks != 0)
+
+  def _check_size(self, source: int) -> None:
+    """Raises CorpusError unless a mask has a byte for each token of its file."""
+    files, path = self._files, self._reader.files.paths[source]
+    size = files.storage.size(files.paths[source]) - int(files.data_offsets[source])
+    expected, found = size // files.dtype.itemsize, files.storage.size(path)
+    if found != expected:
+      raise errors.CorpusError(
+          f"The loss mask {path} has {found} bytes, expected {expected}: one for each token of"
+          f" {files.paths[source]}. Make it again."
+      )

@@ -1,5 +1,6 @@
 """Tests of the saved state of the Grain iterators."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -25,6 +26,23 @@ class GrainStateTest(parameterized.TestCase):
     written = _STATE.write(own_iterator=True)
     self.assertEqual((written["format"], written["kind"], written["step"]), (2, "grain", 23))
     self.assertEqual(grain_state.read(json.loads(json.dumps(written))), _STATE)
+
+  @parameterized.parameters(
+      {"step": 22}, {"position": 91}, {"iterator": {"next_index": 22}}, {"identity": {}}
+  )
+  def test_a_state_that_was_changed_is_damaged(self, **change):
+    written = _STATE.write(own_iterator=False)
+    with self.assertRaisesRegex(errors.ResumeError, "damaged: its checksum is"):
+      grain_state.read({**written, **change})
+
+  def test_a_state_of_an_earlier_release_has_no_checksum(self):
+    written = _STATE.write(own_iterator=False)
+    del written["checksum"]
+    self.assertEqual(grain_state.read(written), _STATE)
+
+  def test_keys_that_are_numbers_keep_the_checksum_through_json(self):
+    state = dataclasses.replace(_STATE, iterator={2: "a", 10: "b"})
+    grain_state.read(json.loads(json.dumps(state.write(own_iterator=False))))
 
   def test_a_state_of_version_1_counts_steps_within_the_epoch(self):
     found = grain_state.read(

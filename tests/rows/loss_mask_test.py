@@ -35,8 +35,11 @@ class MaskReaderTest(parameterized.TestCase):
     for path, mask in zip(self.paths, self.masks):
       mask.tofile(path)
     # Token files have headers here; mask files have none.
+    tokens = tuple(str(directory / f"{i}.npy") for i in range(2))
+    for path, mask in zip(tokens, self.masks):
+      pathlib.Path(path).write_bytes(bytes(128 + 4 * len(mask)))
     files = token_files.TokenFiles(
-        ("a.npy", "b.npy"), np.full(2, 128), np.dtype("uint32"), storage_lib.LocalStorage()
+        tokens, np.full(2, 128), np.dtype("uint32"), storage_lib.LocalStorage()
     )
     self.reader = reader_lib.FileReader(files)
 
@@ -58,9 +61,11 @@ class MaskReaderTest(parameterized.TestCase):
   def test_a_source_without_masks_has_no_reader_of_them(self):
     self.assertIsNone(self._masks(None))
 
-  def test_a_mask_that_is_too_short_is_an_error_that_names_it(self):
-    parts = parts_lib.Parts.of_rows([[(1, 30, 21)]])
-    with self.assertRaisesRegex(errors.CorpusError, r"1\.mask is too short: bytes 30 to 51"):
+  @parameterized.parameters(49, 51)
+  def test_a_mask_of_another_size_than_its_tokens_is_an_error_that_names_it(self, size):
+    np.zeros(size, np.uint8).tofile(self.paths[1])
+    parts = parts_lib.Parts.of_rows([[(1, 10, 21)]])
+    with self.assertRaisesRegex(errors.CorpusError, rf"1\.mask has {size} bytes, expected 50"):
       self._masks(self.paths).read(parts, (1, 40))
 
   def test_records_have_no_mask_files(self):

@@ -12,6 +12,8 @@ import numpy as np
 from maxtext_olmo.errors import CorpusError
 
 PIECE_BYTES = 16 << 20
+# Of a file that is read into memory: an index, a manifest, a boundary file.
+LARGEST_WHOLE = 8 << 30
 
 
 class Pinned(NamedTuple):

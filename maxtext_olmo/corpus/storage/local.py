@@ -66,6 +66,12 @@ class LocalStorage:
 
   def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
     """Returns `size` bytes from `offset`, or the rest of the file."""
+    whole = os.stat(path).st_size if size is None and os.path.isfile(path) else 0
+    if whole > base.LARGEST_WHOLE:
+      raise CorpusError(
+          f"{path} has {whole} bytes, and would be read into memory whole: indexes, manifests and"
+          f" boundary files have at most {base.LARGEST_WHOLE}. Is it the right file?"
+      )
     return b"".join(self.pieces(path, offset, size, size or base.PIECE_BYTES))
 
   def pieces(

@@ -262,6 +262,15 @@ class LocalStorageTest(parameterized.TestCase):
         read("/no/x")
       self.assertIsInstance(pickle.loads(pickle.dumps(raised.exception)), CorpusError)
 
+  def test_a_file_too_large_for_memory_is_not_read_whole(self):
+    path = self.dir / "sparse"
+    with open(path, "wb") as file:
+      file.truncate(1 << 40)
+    storage = storage_lib.LocalStorage()
+    with self.assertRaisesRegex(CorpusError, f"^{path} has {1 << 40} bytes"):
+      storage.read(str(path))
+    self.assertEqual(storage.read(str(path), 7, 2), bytes(2))
+
   def test_what_is_no_regular_file_is_refused(self):
     os.mkfifo(self.dir / "fifo")
     storage = storage_lib.LocalStorage()

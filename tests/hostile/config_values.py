@@ -1,0 +1,246 @@
+"""Every config key with hostile values: the iterator is opened, and a batch is taken.
+
+`_RULES` says for each key which of the values may be accepted. The first batch must then be that of
+the config without the key; for keys in `_OTHER_ROWS`, it must be made of ranges of the token files.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import config as config_lib
+from tests.hostile import cases
+from tests.hostile import damage
+from tests.hostile import fixture
+
+_BASES = {
+    "olmo_grain": fixture.WINDOWS,
+    "olmo_documents": fixture.DOCUMENTS,
+    "synthetic": fixture.SYNTHETIC,
+}
+# More worker processes would take the machine down if they were started for real.
+_MOST_WORKERS = 4
+
+
+class _Evil:
+  """A value whose every conversion fails."""
+
+  def __repr__(self) -> str:
+    return "_Evil()"
+
+  def __int__(self) -> int:
+    raise ValueError("no number")
+
+  __index__ = __float__ = __fspath__ = __int__
+
+
+_OF_ANY_TYPE: dict[str, Any] = {
+    "none": None, "true": True, "text": "x", "empty-text": "", "nul": "a\0b", "bytes": b"x",
+    "list": [], "dict": {"x": 1}, "set": {1}, "evil": _Evil(), "class": dict, "array": np.arange(3),
+    "nested": [[[[[[1]]]]]], "negative": -2, "zero": 0, "one": 1, "fraction": 1.5, "nan": math.nan,
+    "infinite": math.inf, "huge": 2**70,
+}  # fmt: skip
+_FOR_EACH_TYPE = ("none", "nul", "evil", "nan", "huge", "one")
+_NUMBERS: dict[str, Any] = {
+    "digits": "3", "three": 3, "minus-one": -1, "whole-float": 2.0, "numpy-int": np.int64(2),
+    "numpy-big": np.uint64(2**64 - 1), "int32": 2**31, "int63": 2**63, "complex": 1j,
+}  # fmt: skip
+_TEXTS: dict[str, Any] = {"superscript": "²", "long": "x" * 100_000, "surrogate": "\ud800"}
+# Paths are relative to the folder of the case.
+_PATHS: dict[str, Any] = {
+    name: pathlib.Path(name)
+    for name in ("missing", "directory", "fifo", "loop", "device-zero", "file", "file/x", "x" * 300)
+}
+_PATHS |= {"surrogate": "/\udcff\ud800", "proc": "/proc/nowhere", "long": "/" + "x/" * 5000}
+_BOOLEANS: dict[str, Any] = {"false": False, "text-true": "true", "numpy-true": np.bool_(True)}
+_PAIRS: dict[str, Any] = {
+    "infinite-size": ((0, math.inf),), "nan-size": ((0, math.nan),), "zero-size": ((0, 0),),
+    "negative-size": ((0, -8),), "huge-size": ((0, 2**70),), "huge-boundary": ((0, 8), (2**70, 16)),
+    "not-from-0": ((5, 8),), "unsorted": ((0, 8), (4, 8), (2, 8)), "twice": ((0, 8), (0, 8)),
+    "triple": ((0, 8, 9),), "single": ((0,),), "flat": (0, 8), "texts": (("0", "8"),),
+    "ones": ((0, 1), (2, 1)),
+}  # fmt: skip
+_MIXTURES: dict[str, Any] = {
+    "unknown-label": {"nowhere": 1.0}, "zero": {"label-0": 0.0}, "negative": {"label-0": -1.0},
+    "nan": {"label-0": math.nan}, "infinite": {"label-0": math.inf}, "huge": {"label-0": 1e300},
+    "tiny": {"label-0": 1e-300}, "text": {"label-0": "1"}, "number": {0: 1.0}, "bad": {"[": 1.0},
+    "empty": {"": 1.0}, "pairs": [("label-0", 1.0)], "valid": {"label-0": 1.0, "*": 1.0},
+}  # fmt: skip
+_AXES: dict[str, Any] = {
+    "unknown-axis": (("nowhere",),), "axis-twice": (("data", "data"),), "number": ((0,),),
+    "twice": (("data",), ("data",)), "three": (("data",), None, ("fsdp",)), "none-axis": ((None,),),
+    "deep": ((("data",),),), "valid": (("data",), None), "valid-text": ("data",),
+}  # fmt: skip
+_OF_KEY = {
+    "olmo_batch_schedule": _PAIRS, "olmo_batch_rampup_factors": _PAIRS, "olmo_mixture": _MIXTURES,
+    "data_sharding": _AXES, "olmo_path_remap_from": _PATHS, "olmo_path_remap_to": _PATHS,
+    "olmo_order": config_lib.ORDERS, "olmo_packing": config_lib.PACKINGS,
+}  # fmt: skip
+
+Accepts = Callable[[Any], bool]
+
+
+def _number(low: float = -math.inf, high: float = math.inf) -> Accepts:
+  """Accepts whole numbers within bounds."""
+
+  def accepts(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+      return False
+    return math.isfinite(value) and value == int(value) and low <= value <= high
+
+  return accepts
+
+
+def _boolean(value: Any) -> bool:
+  return isinstance(value, (bool, np.bool_))
+
+
+def _text(*choices: str) -> Accepts:
+  return lambda value: isinstance(value, str) and value in choices
+
+
+def _one_of(*choices: Any) -> Accepts:
+  """Accepts these very objects, and whatever is empty."""
+  return lambda value: any(value is c for c in choices) or (
+      isinstance(value, (str, list, tuple, dict)) and not value
+  )
+
+
+def _path(*names: str) -> Accepts:
+  return lambda value: value == "" or str(value) in names if _is_text(value) else False
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, (str, pathlib.Path))
+
+
+_RULES: dict[str, Accepts] = {
+    "dataset_type": _text(*config_lib.DATASET_TYPES),
+    "max_target_length": _number(1, 4096),
+    "global_batch_size_to_load": _number(1, 64),
+    "global_batch_size_to_train_on": _number(0, 8),
+    "global_batch_size_to_load_eval": _number(0),
+    "global_batch_size_to_eval_on": _number(0, 8),
+    "vocab_size": _number(0, 2**31),
+    "data_shuffle_seed": _number(),
+    "enable_data_shuffling": _boolean,
+    "data_sharding": _one_of(_AXES["valid"], _AXES["valid-text"]),
+    "grain_worker_count": _number(high=_MOST_WORKERS),
+    "grain_per_worker_buffer_size": _number(0),
+    "generate_padding_batch_train": _boolean,
+    "generate_padding_batch_eval": _boolean,
+    "eval_interval": _number(),
+    "enable_checkpointing": _boolean,
+    "checkpoint_dir": _path("x", "missing", "directory"),
+    "initial_step": _number(-1, 2**62),
+    "olmo_index_path": _path(),
+    "olmo_path_remap_from": _path(),
+    "olmo_path_remap_to": _path(),
+    "olmo_max_open_files": _number(0),
+    "olmo_allow_corpus_change": _text(*config_lib.CORPUS_CHANGES),
+    "olmo_eval_index_path": _is_text,  # Not opened unless there are evaluations.
+    "olmo_eval_instances": _number(0, 100),
+    "olmo_order": _text(*config_lib.ORDERS),
+    "olmo_order_cache_dir": _is_text,  # Not opened unless the order is stored.
+    "olmo_order_resume": _text("exact", "olmo_core"),
+    "olmo_num_epochs": _number(0),
+    "olmo_initial_position": _number(-1, 2**62),
+    "olmo_consumed_path": _path(),
+    "olmo_mixture": _one_of(_MIXTURES["valid"], _MIXTURES["tiny"]),  # A share is relative.
+    "olmo_mixture_unit": _text("epochs", "tokens", "weights"),
+    "olmo_batch_schedule": _one_of(_PAIRS["ones"]),
+    "olmo_batch_rampup_factors": _one_of(_PAIRS["ones"], _PAIRS["not-from-0"]),
+    "olmo_batch_schedule_unit": _text("steps", "tokens"),
+    "olmo_apply_ngram_filter": _boolean,
+    "olmo_document_mask": _boolean,
+    "olmo_eos_id": _number(-1, 99),
+    "olmo_documents_path": _path("missing"),
+    "olmo_packing": _text(*config_lib.PACKINGS),
+    "olmo_packing_bins": _number(0),
+    "olmo_long_documents": _text("split", "truncate", "drop"),
+    "olmo_shift": _text("left", "right"),
+    "olmo_shard": _text("batch", "slice"),
+    "olmo_batch_extras": _one_of(),
+    "olmo_prefetch_batches": _number(0),
+    "olmo_device_prefetch": _number(0),
+}
+_OTHER_ROWS = (
+    "max_target_length", "global_batch_size_to_load", "global_batch_size_to_train_on", "vocab_size",
+    "data_shuffle_seed", "enable_data_shuffling", "initial_step", "olmo_eval_instances",
+    "olmo_order", "olmo_num_epochs", "olmo_initial_position", "olmo_mixture", "olmo_batch_schedule",
+    "olmo_batch_rampup_factors", "olmo_eos_id", "olmo_apply_ngram_filter", "olmo_packing",
+    "olmo_packing_bins", "olmo_long_documents", "olmo_shard",
+)  # fmt: skip
+
+
+def _values(key: Any, dataset_type: str) -> dict[str, Any]:
+  """Returns the values that are tried for a key: at least 20 for the first type that reads it."""
+  values = dict(_OF_ANY_TYPE)
+  if dataset_type != key.read_by[0]:
+    values = {name: values[name] for name in _FOR_EACH_TYPE}
+  if key.name in ("olmo_order", "olmo_packing"):
+    return values | {f"choice-{name}": name for name in _OF_KEY[key.name]}
+  if key.name in _OF_KEY:
+    return values | _OF_KEY[key.name]
+  if key.name.endswith(("_path", "_dir")):
+    return values | _PATHS
+  by_type = {int: _NUMBERS, str: _TEXTS}
+  return values | by_type.get(type(key.default), _BOOLEANS)
+
+
+def all_cases() -> Iterator[cases.Case]:
+  """Yields each value of each key, for each dataset type that reads the key."""
+  for dataset_type in _BASES:
+    for key in config_lib.KEYS:
+      if dataset_type not in key.read_by:
+        continue
+      for name, value in _values(key, dataset_type).items():
+        accepted = value is None or _RULES[key.name](value)
+        yield cases.Case(
+            f"config/{dataset_type}/{key.name}={name[:20]}",
+            functools.partial(_open, dataset_type=dataset_type, key=key.name, value=value),
+            accept=f"a value of {key.name}" if accepted else "",
+            seconds=30,
+        )
+
+
+class _Config:
+  """A config of plain attributes; a ConfigDict would refuse some of the values itself."""
+
+  def __init__(self, values: dict[str, Any]):
+    vars(self).update({**config_lib.defaults(), **values})
+
+
+def _open(folder: pathlib.Path, dataset_type: str, key: str, value: Any) -> None:
+  index = fixture.write(folder)
+  for name in ("directory", "fifo", "loop", "device-zero"):
+    damage.put_in_place(folder / name, name)
+  (folder / "file").write_text("x")
+  if isinstance(value, pathlib.Path):
+    value = str(folder / value)
+  base = dict(_BASES[dataset_type])
+  if dataset_type != "synthetic":
+    base["olmo_index_path"] = index
+  if key == "olmo_order" and dataset_type == "olmo_grain":
+    base["olmo_order_cache_dir"] = str(folder / "orders")
+  if key == "grain_worker_count" and _number(_MOST_WORKERS + 1)(value):
+    config_lib.Options.read(_Config({**base, key: value}))
+    raise cases.WrongDataError(f"{value} worker processes would be started")
+  found = _first_batch({**base, key: value})
+  if value is None or key not in _OTHER_ROWS:
+    if key != "olmo_index_path":
+      base.pop(key, None)
+    fixture.expect(found, _first_batch(base))
+  elif dataset_type != "synthetic":
+    fixture.expect_files(found, folder)
+
+
+def _first_batch(values: dict[str, Any]) -> list[fixture.Batch]:
+  with fixture.opened_config(_Config(values)) as iterator:
+    return fixture.take_all(iterator, 1)
