@@ -150,9 +150,12 @@ class Checkpoints:
     with atomic.write_errors(self._directory / "checkpoint"):
       try:
         yield
-      except (errors.MaxtextOlmoError, OSError):
+      except errors.MaxtextOlmoError:
         raise
       except Exception as error:
+        if jax.process_count() == 1:  # Otherwise another process may still be writing.
+          for path in self._directory.glob(f"*{_TEMPORARY}*"):
+            path.rmtree(missing_ok=True)
         raise OSError(f"a checkpoint cannot be saved: {error}") from error
 
   def _check_shapes(self, step: int, abstract_state: Any) -> None:

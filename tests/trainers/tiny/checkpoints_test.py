@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import subprocess
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
+from maxtext_olmo.trainers.tiny import report as report_lib
 from tests import distributed
 
 STARTS_PROCESSES = True
@@ -111,6 +113,24 @@ class CheckpointsTest(parameterized.TestCase):
     self.assertTrue((self.dir / "7.uncommitted" / "_CHECKPOINT_METADATA").exists())
     self.assertTrue((self.dir / "notes").exists())
     self.assertFalse((self.dir / "99.orbax-checkpoint-tmp").exists())
+
+  @parameterized.parameters(True, False)
+  def test_a_full_disk_is_a_typed_error_that_leaves_nothing(self, asynchronous: bool):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(self.dir)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+      self.skipTest("A small file system cannot be mounted here: not root.")
+    self.addCleanup(subprocess.run, ["umount", "-l", str(self.dir)], check=True)
+    large = {"params": {"w": jax.random.normal(jax.random.key(0), (1 << 18,))}}
+    checkpoints = checkpoints_lib.Checkpoints(self.dir / "run", asynchronous=asynchronous)
+    with self.assertRaisesRegex(errors.WriteError, "run.*No space left.* bytes of free space"):
+      checkpoints.save(0, large, {"position": 0})
+      checkpoints.close()
+    self.assertEmpty(os.listdir(self.dir / "run"))
+    report = report_lib.Report(str(self.dir / "metrics"), 0, 10**9, enabled=True)
+    self.addCleanup(report.close)
+    with self.assertRaisesRegex(errors.WriteError, "metrics: No space left.* of free space"):
+      for step in range(10_000):
+        report.step(step, {"loss": 1.0}, tokens=1, waited=0.0, last=False)
 
   def test_a_checkpoint_of_another_trainer_is_refused(self):
     self.save(2)
