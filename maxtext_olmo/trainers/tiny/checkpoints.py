@@ -189,7 +189,8 @@ class Checkpoints:
       free = ""
       if jax.process_index() == 0 and "://" not in self.directory:
         with contextlib.suppress(OSError):
-          _remove_unfinished(self._directory)
+          if jax.process_count() == 1:  # Otherwise another process may still be writing.
+            _remove_unfinished(self._directory)
           free = f" ({shutil.disk_usage(self.directory).free:,} bytes are free)"
       raise errors.WriteError(
           f"A checkpoint could not be written to checkpoint_dir={self.directory!r}{free}: {said}."

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
+from maxtext_olmo.trainers.tiny import report as report_lib
 from tests import distributed
 
 STARTS_PROCESSES = True
@@ -135,7 +136,7 @@ class CheckpointsTest(parameterized.TestCase):
     large = {"params": {"w": jnp.asarray(np.random.default_rng(0).random((600, 600)))}}
     error = r"could not be written to checkpoint_dir=.* bytes are free\).*No space"
     with (
-        self.assertRaisesRegex(errors.ConfigError, error),
+        self.assertRaisesRegex(errors.WriteError, error),
         checkpoints_lib.Checkpoints(self.dir, asynchronous=asynchronous) as checkpoints,
     ):
       checkpoints.save(1, small, {})
@@ -143,6 +144,11 @@ class CheckpointsTest(parameterized.TestCase):
     self.assertCountEqual(os.listdir(self.dir), ["1", "²"])
     with checkpoints_lib.Checkpoints(self.dir) as checkpoints:
       self.assertEqual(checkpoints.latest, 1)
+    report = report_lib.Report(str(self.dir / "metrics"), 0, 10**9, enabled=True)
+    self.addCleanup(report.close)
+    with self.assertRaisesRegex(errors.WriteError, "metrics: No space left.* of free space"):
+      for step in range(100_000):
+        report.step(step, {"loss": 1.0}, tokens=1, waited=0.0, last=False)
 
   def test_a_checkpoint_of_another_trainer_is_refused(self):
     self.save(2)
