@@ -12,6 +12,8 @@ from maxtext_olmo import atomic
 from maxtext_olmo import cli
 from maxtext_olmo import errors
 
+_MOST_INSTANCES = 1 << 40
+
 _IMPORT_DESCRIPTION = """\
 Reads the state of OLMo-core's data loader and prints the config with which this library continues
 exactly where that run stopped.
@@ -149,6 +151,11 @@ def run_stats(args: argparse.Namespace) -> int:
   """Prints the evidence."""
   from maxtext_olmo.order import statistics as statistics_lib
 
+  if max(args.instances) > _MOST_INSTANCES or not 0 <= args.seed < 1 << 32:
+    raise errors.ConfigError(
+        f"--instances are at most {_MOST_INSTANCES}, and --seed is from 0 to 2**32 - 1, as Grain's"
+        f" shuffle takes it; got {args.instances} and {args.seed}."
+    )
   sys.stdout.write(
       statistics_lib.report(args.instances, seed=args.seed, largest_stored=args.largest_stored)
   )
@@ -156,11 +163,13 @@ def run_stats(args: argparse.Namespace) -> int:
 
 
 def _read_json(path: str) -> Any:
-  with open(path, encoding="utf-8") as file:
-    try:
-      return json.load(file)
-    except ValueError as error:
-      raise errors.ResumeError(f"{path} is not JSON: {error}.") from error
+  from maxtext_olmo.corpus import storage
+
+  text = storage.LocalStorage().read(path)
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise errors.ResumeError(f"{path} is not JSON: {error}.") from error
 
 
 def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:

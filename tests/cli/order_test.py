@@ -103,6 +103,11 @@ class ImportTest(parameterized.TestCase):
     )
     self.state.write_text("{")
     self.assertIn("is not JSON", self.run_import()[2])
+    self.state.write_text("[" * 100_000)
+    self.assertIn("is not JSON", self.run_import()[2])
+    self.state = self.directory / "fifo"
+    os.mkfifo(self.state)
+    self.assertIn("not a regular file", self.run_import()[2])
     self.state = self.directory / "none.json"
     self.assertIn("No such file", self.run_import()[2])
 
@@ -128,6 +133,12 @@ class StatsTest(absltest.TestCase):
     self.assertEqual(code, 0)
     self.assertIn("|  | feistel | olmo_core | Grain's shuffle |", out)
     self.assertIn("| correlation, 1 apart |", out)
+
+  def test_numbers_that_no_shuffle_takes_are_refused(self):
+    for option in (("--instances", 10**30), ("--seed", 1 << 32), ("--seed", -1)):
+      code, _, err = runner.run("order", "stats", *option)
+      self.assertEqual(code, 2)
+      self.assertIn("--instances are at most", err)
 
 
 if __name__ == "__main__":

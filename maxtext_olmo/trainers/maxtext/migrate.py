@@ -19,6 +19,7 @@ from etils import epath
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import storage
 from maxtext_olmo.loader import resume
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.trainers.maxtext import loader_history as history
@@ -262,10 +263,10 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
 
 def _load_yaml(path: str) -> dict[str, Any]:
   """A MaxText config and, below it, the one it names as base_config, if that can be found."""
+  text = storage.LocalStorage().read(path)
   try:
-    with open(path, encoding="utf-8") as file:
-      values = yaml.safe_load(file) or {}
-  except yaml.YAMLError as error:
+    values = yaml.safe_load(text) or {}
+  except (yaml.YAMLError, RecursionError) as error:
     raise errors.ConfigError(f"{path} is not YAML: {error}") from error
   if not isinstance(values, dict):
     raise errors.ConfigError(f"{path} is not a MaxText config: it holds no keys.")

@@ -101,6 +101,7 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
   """
   values = flags.FlagValues()
   args = list(argv)
+  _check_files(args)
   try:
     if any(arg.split("=")[0].lstrip("-") == "config" for arg in args[1:]):
       config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=args)
@@ -118,6 +119,8 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
       )
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
+  except SyntaxError as error:
+    raise errors.ConfigError(f"The config file is not Python: {error}.") from error
   except OSError as error:
     said = str(error).splitlines()[-1].strip()
     raise errors.ConfigError(f"The config file cannot be loaded: {said}") from error
@@ -130,6 +133,15 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
         f"{rest[1]!r} is not a flag; set keys with --config.KEY=VALUE, name a file with --config."
     )
   return config
+
+
+def _check_files(args: Sequence[str]) -> None:
+  """Raises ConfigError for a config file that would be waited for, or never ends."""
+  named = [arg.split("=", 1) for arg in args if arg.lstrip("-").startswith("config=")]
+  for _, file in named:
+    path = file.split(":")[0]
+    if os.path.exists(path) and not os.path.isfile(path):
+      raise errors.ConfigError(f"The config file {path} is not a regular file.")
 
 
 def describe() -> str:

@@ -149,7 +149,11 @@ class MigrateTest(parameterized.TestCase):
     log.write_text("nothing\n")
     with self.assertRaisesRegex(errors.ConfigError, "No line of MaxText's olmo_grain loader"):
       self._migrate(logs=[str(log)])
-    for text, message in (("- 1\n", "holds no keys"), ("a: [\n", "not YAML")):
+    for text, message in (
+        ("- 1\n", "holds no keys"),
+        ("a: [\n", "not YAML"),
+        ("[" * 100_000, "not YAML"),
+    ):
       path = self.directory / "no.yml"
       path.write_text(text)
       with self.assertRaisesRegex(errors.ConfigError, message):

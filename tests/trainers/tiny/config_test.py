@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 from absl.testing import absltest
@@ -75,6 +76,14 @@ class ConfigTest(parameterized.TestCase):
     )
     with self.assertRaisesRegex(errors.ConfigError, "'learning_rat'; did you mean 'learning_rate'"):
       config_lib.read_config(["tiny", f"--config={path}"])
+
+  def test_what_is_no_config_file_is_refused(self):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    os.mkfifo(folder / "fifo")
+    (folder / "text.py").write_text("some words")
+    for name, message in (("fifo", "not a regular file"), ("text.py", "is not Python")):
+      with self.assertRaisesRegex(errors.ConfigError, message):
+        config_lib.read_config(["tiny", f"--config={folder / name}"])
 
   def test_a_file_with_a_mistake_of_another_kind_shows_it(self):
     path = self.write("import math\ndef get_config():\n  return math.no_such_thing\n")
