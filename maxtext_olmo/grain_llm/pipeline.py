@@ -198,19 +198,16 @@ def make_grain_multihost_iterator(
     grain_datasets = [grain_datasets]
   if isinstance(dataset_lengths, numbers.Integral):
     dataset_lengths = [int(dataset_lengths)]
+  lengths = None if dataset_lengths is None else list(dataset_lengths)  # type: ignore[arg-type]
   datasets = [
       dataset.to_iter_dataset() if isinstance(dataset, grain.MapDataset) else dataset
       for dataset in grain_datasets
   ]
   weights: list[float] = [1] * len(datasets) if dataset_weights is None else list(dataset_weights)
-  if (
-      not datasets
-      or len(weights) != len(datasets)
-      or len(dataset_lengths or weights) != len(weights)
-  ):
+  if not datasets or len(weights) != len(datasets) or len(lengths or weights) != len(weights):
     raise ConfigError(
         f"Every dataset needs a weight and a length: there are {len(datasets)} datasets,"
-        f" {len(weights)} weights, {'no' if dataset_lengths is None else len(dataset_lengths)}"
+        f" {len(weights)} weights, {'no' if lengths is None else len(lengths)}"
         " lengths."
     )
   ahead = max(1, worker_buffer_size) if worker_count else 0
@@ -220,7 +217,7 @@ def make_grain_multihost_iterator(
   batches = iterator_lib.Batches(
       datasets=datasets,
       weights=weights,
-      lengths=None if dataset_lengths is None else list(dataset_lengths),
+      lengths=lengths,
       mesh=global_mesh,
       global_schedule=rampup_schedule(global_batch_size, batch_rampup_factors),
       hosts=dataloading_host_count,

@@ -308,5 +308,5 @@ class LLMIndexedBatch(LLMBatch):
       targets: Array | None = None,
   ) -> _Batch:
     """Makes a batch as `LLMBatch.from_inputs` does, with the request and part of each row."""
-    plain = LLMBatch.from_inputs(inputs, targets)
-    return cls(**vars(plain), document_idx=document_idx, sequence_idx=sequence_idx)
+    fields = vars(LLMBatch.from_inputs(inputs, targets))
+    return cls(**{**fields, "document_idx": document_idx, "sequence_idx": sequence_idx})
