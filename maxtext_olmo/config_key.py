@@ -99,6 +99,7 @@ def _read_text(value: Any) -> str:
   text = os.fspath(value.value if isinstance(value, enum.Enum) else value)
   if not isinstance(text, str) or "\0" in text or len(text) > _MOST_TEXT:
     raise TypeError("This is no text, or holds a NUL, or is too long for a path.")
+  text.encode()  # Raises for surrogates, which no file system takes.
   return text
 
 

@@ -164,9 +164,10 @@ class PickledInputTest(parameterized.TestCase):
     for payload in self.payloads:
       paths = [str(payload)] * len(self.index.files)
       mask = reader_lib.mask_reader(files, paths)
-      reader = loss_mask.MaskReader(mask, buffers.BufferPool())
+      reader = loss_mask.MaskReader(files, mask, buffers.BufferPool())
       one = np.array([0])
-      reader.read(parts_lib.Parts.one_per_row(one, one, np.array([32])), (1, 32))
+      with self.assertRaisesRegex(errors.CorpusError, "loss mask .* expected"):
+        reader.read(parts_lib.Parts.one_per_row(one, one, np.array([32])), (1, 32))
 
   @parameterized.parameters("olmo_core", "maxtext")
   def test_an_order_file_is_built_again(self, order):

@@ -21,6 +21,7 @@ from absl import logging
 
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage.base import LARGEST_WHOLE
 from maxtext_olmo.devices import collectives
 
 
@@ -40,6 +41,11 @@ class RequestCache:
 
   def _open(self) -> None:
     self._file = atomic.LineWriter(self._path)
+    if os.path.getsize(self._path) > LARGEST_WHOLE:
+      raise errors.ConfigError(
+          f"The cache of results {self._path} has {os.path.getsize(self._path):,} bytes, more than"
+          f" the {LARGEST_WHOLE:,} that are read. Choose another file."
+      )
     with open(self._path, encoding="utf-8", errors="replace") as file:
       self._found = _read(file)
 

@@ -47,7 +47,7 @@ _FILE = "olmo_state.json"
 _KNOWN = re.compile(r"olmo_state\.json|metadata|process_\d+(-of-\d+)?\.json")
 # The items under which a trainer keeps the iterator: this package's, then MaxText's.
 _DATA_ITEMS = ("data", "iter")
-
+_LARGEST_FILE = 64 << 20
 
 _REMEDY = (
     "Move this checkpoint away to resume from the one before it, or set initial_step, and"
@@ -81,13 +81,22 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
 def read_json(path: epath.Path) -> Any:
   """Returns the JSON value in a file of a checkpoint; raises ResumeError if there is none."""
   try:
-    return json.loads(path.read_text())
+    return json.loads(_read_text(path))
   except OSError as error:
     raise errors.ResumeError(
         f"The data state {path} cannot be read ({error}). {_REMEDY}"
     ) from error
   except (ValueError, RecursionError) as error:
     raise errors.ResumeError(f"The data state {path} is not JSON ({error}). {_REMEDY}") from error
+
+
+def _read_text(path: epath.Path) -> str:
+  """Returns the text of a small file; raises OSError for anything else, which may never end."""
+  if not path.is_file():
+    raise OSError("it is missing, or not a regular file")
+  if path.stat().length > _LARGEST_FILE:
+    raise OSError(f"it has {path.stat().length:,} bytes, far more than any state")
+  return path.read_text()
 
 
 def _is_state(value: Any) -> bool:
@@ -196,7 +205,7 @@ def is_committed(path: epath.Path) -> bool:
 def _metadata(path: epath.Path) -> dict[str, Any]:
   """What Orbax noted about a checkpoint; empty if that cannot be read."""
   try:
-    metadata = json.loads((path / "_CHECKPOINT_METADATA").read_text())
+    metadata = json.loads(_read_text(path / "_CHECKPOINT_METADATA"))
   except (OSError, ValueError, RecursionError):
     return {}
   return metadata if isinstance(metadata, dict) else {}

@@ -92,6 +92,8 @@ def _detect() -> tuple[str, int] | None:
 
 def _initialize(*args: Any) -> None:
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  # It would catch SIGTERM and let the run continue: the sender expects it to end.
+  jax.config.update("jax_enable_preemption_service", False)
   try:
     jax.distributed.initialize(*args)
   except (RuntimeError, ValueError, TypeError) as error:

@@ -106,12 +106,16 @@ class ResumeTest(cases.LoaderCase):
     (self.checkpoints / "²").mkdir()
     self.assertEqual(self.start(), (4, 8))
 
-  @parameterized.parameters("a_file", "a_file/below", "/proc/checkpoints", "/proc/version")
-  def test_a_directory_that_cannot_be_used_is_a_config_error(self, name):
+  @parameterized.parameters(
+      ("a_file", errors.ConfigError, "checkpoint_dir='.*' is not a directory"),
+      ("/proc/version", errors.ConfigError, "checkpoint_dir='.*' is not a directory"),
+      ("a_file/below", errors.WriteError, "Cannot write .*a_file/below/.*Not a directory"),
+      ("/proc/checkpoints", errors.WriteError, "Cannot write /proc/checkpoints/"),
+  )
+  def test_a_directory_that_cannot_be_used_is_a_typed_error(self, name, error, message):
     (self.checkpoints / "a_file").write_text("")
-    path = self.checkpoints / name
-    with self.assertRaisesRegex(errors.ConfigError, f"checkpoint_dir={path} cannot be"):
-      self.start(checkpoint_dir=str(path))
+    with self.assertRaisesRegex(error, message):
+      self.start(checkpoint_dir=str(self.checkpoints / name))
 
   def test_a_disabled_checkpoint_directory_is_not_looked_into(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4)))

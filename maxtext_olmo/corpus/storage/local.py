@@ -56,9 +56,9 @@ class LocalStorage:
     return found.st_size
 
   def exists(self, path: str) -> bool:
-    """Returns whether there is a file at `path`."""
+    """Returns whether there is something at `path`, even a link to nothing."""
     try:
-      return bool(os.stat(path))
+      return bool(os.lstat(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return False
     except OSError as error:  # It may well be there.

@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from maxtext_olmo import errors
-from maxtext_olmo.trainers import lease as lease_lib
 
 VERSIONS = ("0.2.5",)
 # What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short
@@ -42,7 +41,7 @@ _BY_NAME = ("maxtext.trainers.post_train.hooks",)
 
 _originals: dict[tuple[str, str], Callable] = {}
 # By directory; held until the process exits. An elastic restart in the same process keeps its own.
-_leases: dict[str, lease_lib.Lease] = {}
+_leases: dict[str, Any] = {}
 
 
 def is_installed() -> bool:
@@ -250,7 +249,9 @@ def _create_checkpoint_manager(
 ) -> Any:
   directory = str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
   if _is_ours(config) and directory and directory not in _leases:
-    _leases[directory] = lease_lib.Lease(directory)
+    from maxtext_olmo.trainers import lease  # Late, because it imports JAX.
+
+    _leases[directory] = lease.Lease(directory)
   return original(config, mesh, init_state_fn)
 
 

@@ -64,11 +64,11 @@ class ReportTest(absltest.TestCase):
         (directory / "thesis.txt", "holds something else than metrics"),
         (directory / "pipe", "is not a regular file"),
         (directory, "is not a regular file"),
-        (directory / "thesis.txt" / "below", "cannot be written"),
-        ("/proc/none/metrics.jsonl", "metrics.jsonl' cannot be written"),
-        ("a\0b", "null"),
+        (directory / "thesis.txt" / "below", "Cannot write .*below: "),
+        ("/proc/none/metrics.jsonl", "Cannot write /proc/none/metrics.jsonl: "),
+        ("a\0b", "a path has no NUL"),
     ):
-      with self.assertRaisesRegex(errors.ConfigError, text):
+      with self.assertRaisesRegex(errors.WriteError, text):
         report_lib.Report(str(path), 0, 1, enabled=True)
     self.assertEqual((directory / "thesis.txt").read_bytes(), b"\x93years of work")
 
@@ -93,7 +93,7 @@ class ReportTest(absltest.TestCase):
       )
     os.dup2(full, here)  # From now on, the disk is full.
     os.close(full)
-    with self.assertRaisesRegex(errors.ConfigError, r"metrics\.jsonl.*No space.*bytes are free"):
+    with self.assertRaisesRegex(errors.WriteError, r"metrics\.jsonl.*No space.*bytes of free"):
       self.steps(report, 0)
     report.close()
 
