@@ -341,11 +341,18 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._start, self._step = start, start.step
       self._history = state_lib.begin_history(start, self._record)
 
-  def _stop(self) -> None:
+  def __del__(self, getpid=os.getpid) -> None:
+    # Without waiting for threads: the garbage collector may run in any of them.
+    if getpid() == getattr(self, "_pid", None):
+      self._stop(wait=False)
+
+  def _stop(self, wait: bool = True) -> None:
     # The batches first: the thread that sends may be waiting for the next one.
-    for running in (self._batches, self._sent, self._dataset):
+    for running in (self._batches, self._sent):
       if running is not None:
-        running.close()
+        running.close(wait=wait)
+    if self._dataset is not None:
+      self._dataset.close()
     self._batches = self._sent = self._dataset = None
 
   def _make_dataset(

@@ -210,8 +210,8 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._stop()
     self._taken = int(taken)
 
-  def close(self) -> None:
-    self._stop()
+  def close(self, *, wait: bool = True) -> None:
+    self._stop(wait)
     super().close()
 
   def __del__(self):
@@ -254,8 +254,10 @@ class _FromWorkers:
       return next(self._elements).value
 
   def close(self, *, wait: bool = True) -> None:
-    """Stops the workers; always waits for them."""
-    del wait
+    """Stops the workers, and waits until they have ended, unless told not to."""
+    if not wait and self._lock.locked():
+      threading.Thread(target=self.close, daemon=True).start()
+      return
     # If it stopped them while another thread waits for an element, that thread would wait forever.
     with self._lock:
       self._closed = True
