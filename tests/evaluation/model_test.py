@@ -198,7 +198,7 @@ class JaxLMTest(parameterized.TestCase):
       ({"truncation": "right"}, "truncation='right' is unknown; choose from left, error"),
       ({"max_length": 0}, "max_length=0 must be positive"),
       ({"packing": "never"}, "packing='never' is unknown; choose from 'auto', True, False"),
-      ({"tokenizer": "nowhere"}, "There is no tokenizer nowhere"),
+      ({"tokenizer": "./nowhere"}, "There is no tokenizer ./nowhere"),
   )
   def test_impossible_options_are_errors(self, options, message):
     tokenizer = options.pop("tokenizer", "bytes")

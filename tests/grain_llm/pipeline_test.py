@@ -494,6 +494,7 @@ class EpochsTest(LLMCase):
     _take(iterator, 20)
     state = iterator.get_state()
     expected = _take(iterator, 12)
+    del state["checksum"]
     state |= {"epoch_start": 0, "iterator_length": None}
     resumed = self.make(packing="first_fit")
     resumed.set_state(state)
