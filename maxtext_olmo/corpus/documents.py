@@ -107,6 +107,17 @@ class DocumentIndex:
     file_ids = np.searchsorted(offsets, document_ids, side="right") - 1
     return file_ids, starts[document_ids].astype(np.int64)
 
+  def within(self, file_id: int, first: int, count: int) -> np.ndarray:
+    """Returns the documents that have a token of a range of a file, in their order there."""
+    offsets, starts, lengths = self._maps
+    low, high = int(offsets[file_id]), int(offsets[file_id + 1])
+    # Starts ascend, so only the last document that begins before the range can reach into it.
+    begin = int(np.searchsorted(starts[low:high], np.uint64(first), side="right")) - 1
+    end = int(np.searchsorted(starts[low:high], np.uint64(first + count)))
+    found = np.arange(low + max(0, begin), low + end)
+    size = lengths[found]
+    return found[(size > 0) & (starts[found] + size > first)]
+
   def verify(self, storage: Storage | None = None) -> None:
     """Reads the whole file and compares its checksum."""
     storage = LocalStorage() if storage is None else storage

@@ -155,6 +155,22 @@ class Consumed:
     bit = (np.cumsum(bits, axis=1) <= rest[:, None]).sum(axis=1)
     return (block * _WORDS_PER_BLOCK + word) * _WORD + bit
 
+  def ranks(self, instances: np.ndarray) -> np.ndarray:
+    """Returns the rank of each instance among those not consumed (int64), -1 for the others."""
+    instances = np.asarray(instances, np.int64)
+    words, table = self._maps
+    inside = (instances >= 0) & (instances < self.num_instances)
+    at = np.where(inside, instances, 0)
+    word, bit = np.divmod(at, _WORD)
+    block = word // _WORDS_PER_BLOCK
+    near = block[:, None] * _WORDS_PER_BLOCK + np.arange(_WORDS_PER_BLOCK)
+    counts = np.bitwise_count(~words[np.minimum(near, len(words) - 1)])
+    before = (counts * (near < word[:, None])).sum(axis=1, dtype=np.int64)
+    clear, bit = ~words[word], bit.astype(np.uint64)
+    before += np.bitwise_count(clear & ((np.uint64(1) << bit) - np.uint64(1)))
+    is_clear = inside & (clear >> bit & np.uint64(1)).astype(np.bool_)
+    return np.where(is_clear, table[block].astype(np.int64) + before, -1)
+
 
 def _clear_bits(words: np.ndarray) -> np.ndarray:
   """Counts the clear bits of each block of words."""
@@ -210,6 +226,15 @@ class RemainderOrder(base.Order):
     if epoch > 0:
       return self._plain.ids(epoch, places)
     return self._consumed.select(self._shuffle(places))
+
+  def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    if self._shuffle is None:
+      return self._plain.places(epoch + 1, chunks)
+    if epoch > 0:
+      return self._plain.places(epoch, chunks)
+    places = self._consumed.ranks(chunks)
+    places[places >= 0] = self._shuffle.inverse(places[places >= 0])
+    return places
 
   def with_epochs(self, epochs: schedule.Epochs) -> Self:
     """Returns this order: its bitmap belongs to one extent of the corpus, the present one."""
