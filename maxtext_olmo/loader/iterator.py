@@ -28,6 +28,7 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import explain as explain_lib
 from maxtext_olmo.rows import prefetch as prefetch_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
@@ -108,6 +109,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
+    provenance: The names of labels and documents, for `explain`.
   """
 
   def __init__(
@@ -124,6 +126,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       corpus: corpus_change.CorpusPolicy | None = None,
       whole_batches: bool = False,
       labels: np.ndarray | None = None,
+      provenance: explain_lib.Provenance | None = None,
   ):
     super().__init__()
     self._source = source
@@ -136,6 +139,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._corpus = corpus
     self._whole_batches = whole_batches
     self._labels = labels
+    self._provenance = provenance
     self._record = content.record(source.segment_rule)
     self._beginning = start
     self._start = start
@@ -238,6 +242,22 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Returns the row at each place of a step's global batch, without reading; -1 for padding."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
     return self._make_dataset(self._start._replace(step=step), rows, 1).row_numbers(step)
+
+  def explain(self, step: int) -> explain_lib.StepExplanation:
+    """Returns what a step holds, past or to come: rows, files, bytes, documents, verdicts, loss.
+
+    Nothing is replayed, and the iterator does not move. A past step is explained by what was in
+    force then: its batch size, filter and segments.
+
+    Raises:
+      OrderError: The stream has no such step, or another stream was in force then.
+    """
+    entry, start = self._history.at(step), self._start
+    state_lib.check_same_stream(entry, start.stream, step)
+    source, content = steps.as_recorded(entry.content, self._source, self._content)
+    return explain_lib.explain(
+        source, self._reader, start.stream, entry.schedule, content, step, self._provenance
+    )
 
   def get_state(self) -> dict[str, Any]:
     """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
@@ -17,6 +18,7 @@ from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import steps
@@ -66,6 +68,7 @@ def train_iterator(
       corpus=corpus,
       whole_batches=options.resumes_whole_batches,
       labels=None if index is None else labels(index),
+      provenance=_provenance(options, index),
   )
 
 
@@ -100,6 +103,15 @@ def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
   """Returns the label number of each file; labels are numbered in order of first appearance."""
   numbers: dict[str, int] = {}
   return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
+
+
+def _provenance(
+    options: config_lib.Options, index: index_lib.OlmoNpyIndex | None
+) -> explain.Provenance | None:
+  if index is None:
+    return None
+  path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
+  return explain.Provenance(index, path)
 
 
 def _layout(
