@@ -229,6 +229,16 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return getattr(self._reader, "files", None)
 
   @property
+  def source(self) -> row_source.RowSource:
+    """What the rows are made of."""
+    return self._source
+
+  @property
+  def provenance(self) -> explain_lib.Provenance | None:
+    """The names of labels and documents; None if rows have none."""
+    return self._provenance
+
+  @property
   def local_iterator(self) -> BatchIterator:
     """The object whose state is checkpointed: this one, as the state is the same on all hosts."""
     return self

@@ -157,6 +157,11 @@ def read_state(
   return Start(step, _anchored(schedule, entry, step, here, stream), stream, history)
 
 
+def parse_state(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
+  """Returns the step, the position and the history of a state, without a stream to compare."""
+  return _parse(state)
+
+
 def _parse(state: dict[str, Any]) -> tuple[int, int, timeline_lib.Timeline]:
   """Returns the step, the position and the history of a state of any format."""
   state = grain_state.jsonable(state)  # Some frameworks restore integers as NumPy's.

@@ -15,6 +15,7 @@ from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import run_config
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -55,6 +56,7 @@ def train_iterator(
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
+  run_config.keep(options)
   if corpus is not None:
     corpus.keep_copy(resumed=start.history is not None)
   return iterator_lib.BatchIterator(
