@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import fnmatch
 import json
 import os
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ examples:
   maxtext-olmo inspect checkpoints --step 41200 --row 3 --text
   maxtext-olmo inspect checkpoints --steps 41190:41210    a line for each step
   maxtext-olmo inspect run_a/checkpoints run_b/checkpoints
+  maxtext-olmo inspect checkpoints --find "harbour seal"  every step that has it, or why none does
+  maxtext-olmo inspect checkpoints --document 901
+  maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
 """
 
 
@@ -51,6 +55,12 @@ def add_parser(subparsers: Any) -> None:
   option("--step N", "show the rows of a step", otherwise="the state", type=int)
   option("--row R", "show one row of the step, with all its parts", otherwise="all rows", type=int)
   option("--steps A:B", "show the steps from A to B - 1, a line each", otherwise="the state")
+  option("--find TEXT", "show every step that has a text; scans the corpus", otherwise="the state")
+  option("--label PATTERN", "with --find: scan only these labels", otherwise="all", default="*")
+  option("--document ID", "show every step that has a document", otherwise="the state", type=int)
+  option("--file F", "with --byte: a token file of the corpus", otherwise="the state")
+  option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
+  option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
   option("--text", "with the text of the rows", otherwise="without", action="store_true")
   option(
       "--tokenizer T",
@@ -77,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if comparison.same_until is None else 1
   if args.step is not None or args.steps:
     return _show_steps(args, found)
+  if args.find is not None or args.document is not None or args.file:
+    return _show_visits(args, found)
   described = summary.summarize(found)
   _print(args, described.to_json(), described.lines())
   return 0
@@ -85,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row is a row of a step: give --step too.")
+  if bool(args.file) != (args.byte is not None):
+    raise errors.ConfigError("--file and --byte belong together: give both.")
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
   if args.other and (args.step is not None or args.steps):
@@ -159,6 +173,70 @@ def _show_steps(args: argparse.Namespace, found: Any) -> int:
     for step in steps:
       _print_step(args, iterator.explain(step), iterator.step, tokenizer)
   return 0
+
+
+def _show_visits(args: argparse.Namespace, found: Any) -> int:
+  """Shows the steps that have a text, a document or a byte; returns 1 if there is none."""
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import visits as visits_lib
+
+  with run_lib.open_iterator(found) as iterator:
+    targets = _targets(args, iterator)
+    all_visits = [visits_lib.find_visits(iterator, target, args.until) for target in targets]
+  if args.json:
+    print(json.dumps([visits.to_json() for visits in all_visits], indent=1))
+  elif not targets:
+    print("The corpus does not have this text.")
+  else:
+    for visits in all_visits:
+      _print_visits(visits)
+  return 0 if any(visits.visits for visits in all_visits) else 1
+
+
+def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
+  """Returns the token ranges that the command line asks about."""
+  from maxtext_olmo.inspection import search
+  from maxtext_olmo.inspection import text as text_lib
+  from maxtext_olmo.inspection import visits as visits_lib
+
+  if args.document is not None:
+    return [visits_lib.document_range(iterator, args.document)]
+  if iterator.provenance is None:
+    raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
+  index = iterator.provenance.index
+  if args.file:
+    number = search.file_number(iterator.files, args.file)
+    return [search.range_of_byte(iterator.files, index, number, args.byte)]
+  tokenizer = text_lib.tokenizer_of(index, args.tokenizer)
+  only = [i for i, f in enumerate(index.files) if fnmatch.fnmatchcase(f.label, args.label)]
+  if not only:
+    raise errors.ConfigError(f"--label={args.label} matches no label of the corpus.")
+  return search.find_text(args.find, tokenizer, index, iterator.files, only=only, progress=True)
+
+
+def _print_visits(visits: Any) -> None:
+  documents = f", document {', '.join(map(str, visits.documents))}" if visits.documents else ""
+  print(
+      f"{visits.file}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,} tokens, label"
+      f" {visits.label}{documents})"
+  )
+  if not visits.visits:
+    print(f"  {visits.reason}")
+    return
+  rows = []
+  for visit in visits.visits:
+    when = "seen" if visit.seen else "to come"
+    if visit.step is None:
+      when = "never: the tail of an epoch"
+    cut = visit.tokens is not None and visit.tokens < visits.tokens
+    columns = "" if visit.columns is None else f"{visit.columns[0]}-{visit.columns[1]}"
+    held = (
+        "" if visit.tokens is None else f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
+    )
+    kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
+    cells = (visit.step, visit.row, visit.position, visit.epoch)
+    rows.append((*cells, when, columns, held, kept))
+  cli.print_table(("step", "row", "position", "epoch", "when", "columns", "tokens", "kept"), rows)
 
 
 def _range(text: str) -> range:

@@ -147,7 +147,7 @@ def _summary(
       identity=history.present.identity,
       next_rows=rows,
       resume=_resume(run, step, history, iterator),
-      corpus=_corpus(run, history, iterator.provenance and iterator.provenance.index),
+      corpus=_corpus(run, history, iterator.provenance.index if iterator.provenance else None),
   )
 
 

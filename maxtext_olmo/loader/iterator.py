@@ -214,6 +214,14 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
 
   @property
+  def epoch(self) -> int | None:
+    """The epoch of the next sample; None at the end of the stream."""
+    position = self.position
+    if not self._start.stream.has(position):
+      return None
+    return int(self._start.stream.locate(np.array([position]))[0][0])
+
+  @property
   def stream(self) -> Any:
     """The stream, which says which row each position holds."""
     return self._start.stream

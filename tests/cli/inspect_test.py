@@ -93,6 +93,20 @@ class InspectTest(absltest.TestCase):
     )
     self.assertIn("8 rows of 32", self.inspect(python, "--step", 3))
 
+  def test_text_is_found_with_every_step_that_has_it(self):
+    (found,) = json.loads(self.inspect(_run.checkpoints, "--find", "harbour seal", "--json"))
+    self.assertEqual({visit["epoch"] for visit in found["visits"]}, {0, 1})
+    visit = found["visits"][0]
+    shown = self.inspect(_run.checkpoints, "--step", visit["step"], "--text")
+    self.assertRegex(shown, "harbour|seal")
+    self.assertIn("label web", self.inspect(_run.checkpoints, "--find", "harbour seal"))
+    (document,) = found["documents"]
+    self.assertIn("to come", self.inspect(_run.checkpoints, "--document", document))
+    byte = ("--file", "data/web.npy", "--byte", found["first_byte"])
+    self.assertIn(f"document {document}", self.inspect(_run.checkpoints, *byte))
+    nothing = ("--find", "harbour seal", "--label", "wiki")
+    self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
+
   def test_keys_on_the_command_line_change_the_kept_config(self):
     out = self.inspect(_run.checkpoints, "--config.global_batch_size_to_load=10")
     self.assertIn("batches of 10 (before: batches of 2)", out)
@@ -102,6 +116,8 @@ class InspectTest(absltest.TestCase):
         (("--row", 1), "give --step too"),
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
+        (("--file", "a"), "give both"),
+        (("--find", "a", "--label", "x"), "matches no label"),
         (("--step", 1, "--row", 9), "has the rows 0 to 3"),
         (("--config", "/nowhere.py"), "does not exist"),
     ):
