@@ -48,7 +48,17 @@ class DocsTest(absltest.TestCase):
   def test_the_design_guide_names_every_module_of_each_room(self):
     page = (_GUIDES / "design.md").read_text()
     rows = dict(re.findall(r"(?m)^\| `(\w+)/` \|(.*)$", page))
-    for room in ("corpus", "order", "rows", "devices", "grain_llm", "loader", "evaluation"):
+    rooms = [
+        "corpus",
+        "order",
+        "rows",
+        "devices",
+        "grain_llm",
+        "loader",
+        "evaluation",
+        "inspection",
+    ]
+    for room in rooms:
       modules = {path.stem for path in (_PACKAGE / room).rglob("*.py")} - {"__init__"}
       named = {name for name in re.findall(r"`(\w+)`", rows[room]) if name.islower()}
       self.assertContainsSubset(modules, named, room)

@@ -23,6 +23,7 @@ COMMANDS = (
     "verify",
     "plan",
     "train",
+    "inspect",
     "eval",
     "demo",
     "order",
@@ -40,7 +41,9 @@ From text to a training run:
       --sequence-length 256 --output data/index.json
   maxtext-olmo verify data/index.json --vocab-size 258 --eos-id 256
   maxtext-olmo train --config=configs/tiny.py --config.dataset_type=olmo_grain \\
-      --config.olmo_index_path=data/index.json --config.max_target_length=256
+      --config.olmo_index_path=data/index.json --config.max_target_length=256 \\
+      --config.checkpoint_dir=checkpoints
+  maxtext-olmo inspect checkpoints --step 20 --text
 """
 
 
@@ -89,7 +92,7 @@ def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
     end = first + len(command)
     if argv[first:end] == command and argv[end : end + 1] not in (["-h"], ["--help"]):
       return argv[:end], argv[end:]
-  if argv[first : first + 1] != ["eval"]:
+  if argv[first : first + 1] not in (["eval"], ["inspect"]):
     return argv, []
   # The keys of the trainer's config are no options of ours.
   keys = [word for word in argv if word.startswith("--config.")]

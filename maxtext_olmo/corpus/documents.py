@@ -19,6 +19,7 @@ grow with the number of documents.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import csv
 import dataclasses
@@ -110,6 +111,21 @@ class DocumentIndex:
     # document.
     file_ids = np.searchsorted(self.file_offsets, document_ids, side="right") - 1
     return file_ids, self._arrays[1][document_ids].astype(np.int64)
+
+  def within(self, file_id: int, first: int, count: int) -> np.ndarray:
+    """Returns the documents that have a token of a range of a file, in their order there."""
+    offsets, (_, starts, lengths) = self.file_offsets, self._arrays
+    documents = range(int(offsets[file_id]), int(offsets[file_id + 1]))
+
+    def start(document: int) -> int:
+      return int(starts[np.array([document])][0])
+
+    # Starts ascend, so only the last document that begins before the range can reach into it.
+    begin = bisect.bisect_right(documents, first, key=start) - 1
+    end = bisect.bisect_left(documents, first + count, key=start)
+    found = documents.start + np.arange(max(0, begin), end)
+    size = lengths[found].astype(np.int64)
+    return found[(size > 0) & (starts[found].astype(np.int64) + size > first)]
 
   def verify(self) -> None:
     """Reads the whole file and compares its checksum."""

@@ -55,7 +55,11 @@ class TokenFiles:
         storage=LocalStorage(max_open_files) if storage is None else storage,
     )
 
+  def byte_range(self, source: int, first: int, count: int) -> tuple[int, int]:
+    """Returns the first byte of a range of tokens of a file, and the byte after its last."""
+    start = int(self.data_offsets[source]) + first * self.dtype.itemsize
+    return start, start + count * self.dtype.itemsize
+
   def where(self, source: int, token: int) -> str:
     """Returns the file and the byte of a token, for messages."""
-    byte = int(self.data_offsets[source]) + token * self.dtype.itemsize
-    return f"{self.paths[source]}, byte {byte}"
+    return f"{self.paths[source]}, byte {self.byte_range(source, token, 1)[0]}"

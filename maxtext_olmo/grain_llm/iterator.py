@@ -32,7 +32,7 @@ from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.grain_llm import rows_by_position
 from maxtext_olmo.grain_llm import streams
-from maxtext_olmo.order import mixture
+from maxtext_olmo.order import interleave
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import prefetch
 
@@ -84,7 +84,7 @@ class Batches:
         )
     if len(each) == 1:
       return each[0]
-    counts = mixture.counts_of_weights(self.weights)
+    counts = interleave.counts_of_weights(self.weights)
     hosts = max(len(info.version_1) for info in each)
     old = [[info.version_1[host % len(info.version_1)] for info in each] for host in range(hosts)]
     return row_dataset.RowInfo(

@@ -24,7 +24,7 @@ from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm.records import Record
 from maxtext_olmo.order import base
-from maxtext_olmo.order import mixture
+from maxtext_olmo.order import interleave
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import row_source
@@ -255,7 +255,7 @@ class MixedRecords(RowsByPosition):
   ):
     super().__init__()
     self._sources = list(sources)
-    self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
+    self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
     self._repeat = repeat
     self.row_length = self._sources[0].row_length
     self.endless = (any if repeat else all)(source.endless for source in self._sources)

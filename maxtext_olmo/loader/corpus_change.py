@@ -84,6 +84,11 @@ class CorpusPolicy:
         f"{what}\n" + _advice(self.allow, files_then is not None)
     )
 
+  def changes(self, fingerprint: str) -> list[str] | None:
+    """Returns how the corpus with a fingerprint has changed; None if no copy of it was kept."""
+    old = self._old_index(fingerprint)
+    return None if old is None else index_lib.describe_changes(old, self.index)
+
   def keep_copy(self, *, resumed: bool) -> None:
     """Keeps a copy of the index next to the checkpoints, on process 0.
 

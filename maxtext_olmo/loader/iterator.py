@@ -29,6 +29,7 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import explain as explain_lib
 from maxtext_olmo.rows import prefetch as prefetch_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
@@ -110,6 +111,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       OLMo-core does.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
     on_start: Called with the history and the step when batches are about to be read from there.
+    provenance: The names of labels and documents, for `explain`.
   """
 
   def __init__(
@@ -127,6 +129,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       whole_batches: bool = False,
       labels: np.ndarray | None = None,
       on_start: Callable[[timeline.Timeline, int], None] | None = None,
+      provenance: explain_lib.Provenance | None = None,
   ):
     super().__init__()
     self._source = source
@@ -140,6 +143,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._whole_batches = whole_batches
     self._labels = labels
     self._on_start = on_start
+    self._provenance = provenance
     self._record = content.record(source.segment_rule)
     self._beginning = start
     self._start = start
@@ -222,6 +226,14 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
 
   @property
+  def epoch(self) -> int | None:
+    """The epoch of the next sample; None at the end of the stream."""
+    position = self.position
+    if not self._start.stream.has(position):
+      return None
+    return int(self._start.stream.locate(np.array([position]))[0][0])
+
+  @property
   def stream(self) -> Any:
     """The stream, which says which row each position holds."""
     return self._start.stream
@@ -237,6 +249,16 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return getattr(self._reader, "files", None)
 
   @property
+  def source(self) -> row_source.RowSource:
+    """What the rows are made of."""
+    return self._source
+
+  @property
+  def provenance(self) -> explain_lib.Provenance | None:
+    """The names of labels and documents; None if rows have none."""
+    return self._provenance
+
+  @property
   def local_iterator(self) -> BatchIterator:
     """The object whose state is checkpointed: this one, as the state is the same on all hosts."""
     return self
@@ -250,6 +272,22 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Returns the row at each place of a step's global batch, without reading; -1 for padding."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
     return self._make_dataset(self._start._replace(step=step), rows, 1).row_numbers(step)
+
+  def explain(self, step: int) -> explain_lib.StepExplanation:
+    """Returns what a step holds, past or to come: rows, files, bytes, documents, verdicts, loss.
+
+    Nothing is replayed, and the iterator does not move. A past step is explained by what was in
+    force then: its batch size, filter and segments.
+
+    Raises:
+      OrderError: The stream has no such step, or another stream was in force then.
+    """
+    entry, start = self._history.at(step), self._start
+    state_lib.check_same_stream(entry, start.stream, step)
+    source, content = steps.as_recorded(entry.content, self._source, self._content)
+    return explain_lib.explain(
+        source, self._reader, start.stream, entry.schedule, content, step, self._provenance
+    )
 
   def get_state(self) -> dict[str, Any]:
     """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""

@@ -215,7 +215,7 @@ def _rows(
       counts_path=source.documents.path,
       writes_counts=jax.process_index() == 0,
   )
-  rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule)
+  rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule, source.documents)
   return row_source.RowSequence(
       rows, name=name, seed=seed, num_epochs=num_epochs, documents=source.documents.checksum
   )

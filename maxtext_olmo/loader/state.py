@@ -101,6 +101,28 @@ def make_state(
   }
 
 
+def check_same_stream(entry: timeline_lib.Entry, stream: Any, step: int) -> None:
+  """Raises OrderError unless a stream says which rows came while an entry was in force.
+
+  The stream of a corpus that was extended says so for each extent that the corpus has had.
+  """
+  was, now = dict(entry.identity), stream.identity()
+  if was.get("fingerprint") in [fingerprint for _, _, fingerprint in stream.history]:
+    was["fingerprint"] = now["fingerprint"]
+  was["sequence_length"], now["sequence_length"] = entry.sequence_length, stream.sequence_length
+  lines = [
+      f"  {name}: {was[name]!r} then, {now[name]!r} now"
+      for name in now
+      if name in was and was[name] != now[name]
+  ]
+  if lines:
+    raise errors.OrderError(
+        f"Step {step} was taken from another stream, which this config does not describe:\n"
+        + "\n".join(lines)
+        + "\nUse the config that was in force then."
+    )
+
+
 def read_state(
     state: dict[str, Any],
     stream: Any,
@@ -120,7 +142,7 @@ def read_state(
     whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core
       does, which repeats data; otherwise the position is kept.
   """
-  step, position, history = _parse(state)
+  step, position, history = parse_state(state)
   entry = history.present
 
   def position_here() -> int:
@@ -150,7 +172,7 @@ def read_state(
   return Start(step, _anchored(schedule, entry, step, here, stream), stream, history)
 
 
-def _parse(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
+def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
   """Returns the step, the position and the history of a state of any format."""
   state = grain_state.plain(state)
   version = state.get("format") if isinstance(state, dict) else None

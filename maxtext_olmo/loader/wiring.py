@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
@@ -17,10 +18,12 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import run_config
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import steps
@@ -57,6 +60,7 @@ def train_iterator(
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
+  run_config.keep(options)
   if corpus is not None:
     collectives.run_on_all_processes(
         lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"
@@ -73,6 +77,7 @@ def train_iterator(
       whole_batches=options.resumes_whole_batches,
       labels=None if index is None else labels(index),
       on_start=_recorder(options),
+      provenance=_provenance(options, index),
   )
 
 
@@ -114,6 +119,15 @@ def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
   """Returns the label number of each file; labels are numbered in order of first appearance."""
   numbers: dict[str, int] = {}
   return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
+
+
+def _provenance(
+    options: config_lib.Options, index: index_lib.OlmoNpyIndex | None
+) -> explain.Provenance | None:
+  if index is None:
+    return None
+  path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
+  return explain.Provenance(index, path)
 
 
 def _layout(

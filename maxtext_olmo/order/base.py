@@ -2,8 +2,8 @@
 
 An order is a function: `order.ids(epoch, places)` returns the instance ids at those places, for
 whole arrays at once, and `order.locate(positions)` the epoch and place of each position of the run.
-With `chunk_size` c, the permutation is over chunks of c consecutive instances, which stay together
-and in order:
+`order.places(epoch, ids)` is the inverse of `ids`. With `chunk_size` c, the permutation is over
+chunks of c consecutive instances, which stay together and in order:
 
     chunk_size 2, 6 instances, chunks permuted to (2, 0, 1):  places 0 1 2 3 4 5 → ids 4 5 0 1 2 3
 
@@ -21,6 +21,9 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import schedule
+
+_SCAN = 1 << 22
+_LOW_BITS = 1 << 16
 
 
 class Order(abc.ABC):
@@ -61,6 +64,29 @@ class Order(abc.ABC):
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
     """Returns the chunk numbers (int64) at some places of the chunk order of an epoch."""
 
+  def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    """Returns the places (int64) of some chunks in the chunk order of an epoch, or -1.
+
+    This scans the epoch once; an order that can be computed backwards does better.
+    """
+    wanted, which = np.unique(chunks, return_inverse=True)
+    found = np.full(len(wanted), -1, np.int64)
+    # Most of what is scanned is not wanted, and a small table rules that out faster than a search.
+    maybe = np.zeros(_LOW_BITS, np.bool_)
+    maybe[wanted & (_LOW_BITS - 1)] = True
+    count = self.epochs.length(epoch) // self.chunk_size if len(wanted) else 0
+    for first in range(0, count, _SCAN):
+      scanned = self._chunks(epoch, np.arange(first, min(first + _SCAN, count)))
+      here = np.flatnonzero(maybe[scanned & (_LOW_BITS - 1)])
+      numbers = np.minimum(np.searchsorted(wanted, scanned[here]), len(wanted) - 1)
+      hits = wanted[numbers] == scanned[here]
+      found[numbers[hits]] = first + here[hits]
+    return found[which]
+
+  def _within(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    """Returns which chunks an epoch that permutes all of [0, its length) has."""
+    return (chunks >= 0) & (chunks < self.epochs.length(epoch) // self.chunk_size)
+
   def ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
     """Returns the instance ids (int64) at some places of an epoch, in the order of the places."""
     places = np.asarray(places, np.int64)
@@ -73,6 +99,27 @@ class Order(abc.ABC):
       return self._chunks(epoch, places)
     chunk, rest = np.divmod(places, self.chunk_size)
     return self._chunks(epoch, chunk) * self.chunk_size + rest
+
+  def places(self, epoch: int, ids: np.ndarray) -> np.ndarray:
+    """Returns the place of each instance in an epoch (int64); -1 if the epoch does not have it.
+
+    The inverse of `ids`. If an epoch has an instance more than once (a mixture), this is the first
+    place; `visits` returns all.
+
+    Example:
+      >>> order = FeistelOrder(num_instances=10, seed=0)
+      >>> order.places(3, order.ids(3, np.array([7, 2]))).tolist()
+      [7, 2]
+    """
+    chunks, rest = np.divmod(np.asarray(ids, np.int64), self.chunk_size)
+    found = self._chunk_places(epoch, chunks)
+    return np.where(found < 0, -1, found * self.chunk_size + rest)
+
+  def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all places of some instances in an epoch: indices into `ids`, and the places."""
+    places = self.places(epoch, ids)
+    which = np.flatnonzero(places >= 0)
+    return which, places[which]
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epoch and the place within it of each position of the run."""

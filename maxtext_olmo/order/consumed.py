@@ -178,6 +178,23 @@ class Consumed:
     bit = (np.cumsum(bits, axis=1) <= rest[:, None]).sum(axis=1)
     return (block * _WORDS_PER_BLOCK + word) * _WORD + bit
 
+  def ranks(self, instances: np.ndarray) -> np.ndarray:
+    """Returns the rank of each instance among those not consumed (int64), -1 for the others."""
+    instances = np.asarray(instances, np.int64)
+    inside = (instances >= 0) & (instances < self.num_instances)
+    if not inside.any():
+      return np.full(instances.shape, -1, np.int64)
+    word, bit = np.divmod(np.where(inside, instances, 0), _WORD)
+    block, place = np.divmod(word, _WORDS_PER_BLOCK)
+    needed, which = np.unique(block, return_inverse=True)
+    clear = ~self._words.blocks(needed)[which]
+    counts = np.bitwise_count(clear) * (np.arange(_WORDS_PER_BLOCK) < place[:, None])
+    own, bit = clear[np.arange(len(word)), place], bit.astype(np.uint64)
+    before = counts.sum(axis=1, dtype=np.int64)
+    before += np.bitwise_count(own & ((np.uint64(1) << bit) - np.uint64(1)))
+    is_clear = inside & (own >> bit & np.uint64(1)).astype(np.bool_)
+    return np.where(is_clear, self._table[block].astype(np.int64) + before, -1)
+
 
 def _clear_bits(words: np.ndarray) -> np.ndarray:
   """Counts the clear bits of each block of words."""
@@ -233,6 +250,15 @@ class RemainderOrder(base.Order):
     if epoch > 0:
       return self._plain.ids(epoch, places)
     return self._consumed.select(self._shuffle(places))
+
+  def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    if self._shuffle is None:
+      return self._plain.places(epoch + 1, chunks)
+    if epoch > 0:
+      return self._plain.places(epoch, chunks)
+    places = self._consumed.ranks(chunks)
+    places[places >= 0] = self._shuffle.inverse(places[places >= 0])
+    return places
 
   def close(self) -> None:
     """Closes the files of the bitmap and of the plain order."""

@@ -73,25 +73,36 @@ class Bijection:
     """Maps numbers in [0, n), of any integer dtype, to their images as int64."""
     return self._all[x] if self._n < _SMALL else self._map(x)
 
+  def inverse(self, y: np.ndarray) -> np.ndarray:
+    """Maps images in [0, n) back to the numbers that they are images of, as int64."""
+    return self._all_inverse[y] if self._n < _SMALL else self._map(y, backwards=True)
+
   @functools.cached_property
   def _all(self) -> np.ndarray:
     """The image of each number of a small permutation."""
     return self._map(np.arange(self._n))
 
-  def _map(self, x: np.ndarray) -> np.ndarray:
-    y = self._pass(x.astype(np.uint64))
+  @functools.cached_property
+  def _all_inverse(self) -> np.ndarray:
+    """The number that each number of a small permutation is the image of."""
+    return self._map(np.arange(self._n), backwards=True)
+
+  def _map(self, x: np.ndarray, backwards: bool = False) -> np.ndarray:
+    y = self._pass(x.astype(np.uint64), backwards)
     outside = np.flatnonzero(y >= np.uint64(self._n))
     while outside.size:
-      y[outside] = self._pass(y[outside])
+      y[outside] = self._pass(y[outside], backwards)
       outside = outside[y[outside] >= np.uint64(self._n)]
     return y.view(np.int64)
 
-  def _pass(self, x: np.ndarray) -> np.ndarray:
+  def _pass(self, x: np.ndarray, backwards: bool) -> np.ndarray:
     left = x // self._columns
     right = x - left * self._columns
     drawn = np.empty_like(x)
     spare = np.empty_like(x)
-    for i, key in enumerate(self._keys):
+    move, correct = (np.subtract, np.add) if backwards else (np.add, np.subtract)
+    rounds = range(len(self._keys))
+    for i in reversed(rounds) if backwards else rounds:
       moving, still, size = (
           (left, right, self._rows) if i % 2 == 0 else (right, left, self._columns)
       )
@@ -99,11 +110,11 @@ class Bijection:
         # All are in range; "clip" spares the copy that "raise" makes.
         np.take(self._tables[i], still.view(np.int64), out=drawn, mode="clip")
       else:
-        _draw(still, key, size, drawn, spare)
-      np.add(moving, drawn, out=moving)
-      # Subtracting the size from a number below it wraps to a huge one, so the minimum is the
+        _draw(still, self._keys[i], size, drawn, spare)
+      move(moving, drawn, out=moving)
+      # A subtraction that would go below zero wraps to a huge number, so the minimum is the
       # remainder.
-      np.subtract(moving, size, out=spare)
+      correct(moving, size, out=spare)
       np.minimum(moving, spare, out=moving)
     np.multiply(left, self._columns, out=left)
     np.add(left, right, out=left)

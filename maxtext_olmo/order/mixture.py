@@ -9,18 +9,6 @@ other labels, and a pass that takes half of a label is followed by one that take
 A name in the mixture is a label, or a pattern of labels with `*` and `?`. A label's own name takes
 precedence over a pattern, and a longer pattern over a shorter one. Labels that match no name are
 left out.
-
-`Interleave` says which member comes at a position, and how many of its own came before. A binary
-tree of members decides. Of the first m elements of a node, its left half, which has A of
-every D, takes ⌊(m·A + D/2) / D⌋; it takes the next one where that number increases:
-
-    counts 3 : 1      position   0  1  2  3  4  5  6  7
-                      member     0  0  1  0  0  0  1  0
-                      index      0  1  0  2  3  4  1  5
-
-This is integer arithmetic on the position alone: random access, nothing stored. Over each period
-(the sum of the counts) the proportions are exact, and over any range a member is off by less than
-two per level of the tree.
 """
 
 from __future__ import annotations
@@ -29,7 +17,6 @@ import dataclasses
 import fnmatch
 import fractions
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -37,119 +24,9 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import base
+from maxtext_olmo.order import interleave as interleave_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream as stream_lib
-
-# Beyond it, products of two numbers below the period overflow int64, so Python's integers are used.
-_INT64_PERIOD = 1 << 31
-MAX_PERIOD = 1 << 44
-
-
-class Interleave:
-  """Position → (member, index within the member), for arrays of positions.
-
-  Args:
-    counts: How often each member comes in a period; each at least 1.
-  """
-
-  def __init__(self, counts: Sequence[int]):
-    if not counts or any(count < 1 for count in counts):
-      raise errors.ConfigError(
-          f"Every member of a mixture needs a share above 0, got {list(counts)}."
-      )
-    if sum(counts) > MAX_PERIOD:
-      raise errors.ConfigError(f"A mixture repeats after at most 2**44 samples, got {sum(counts)}.")
-    self.counts = tuple(int(count) for count in counts)
-    self.period = sum(self.counts)
-    self._depth = max(1, math.ceil(math.log2(len(self.counts))))
-    # Per node: its own total, that of its left half, and its two children. A leaf is its own child,
-    # and all of it is the left half.
-    self._total: list[int] = []
-    self._left_total: list[int] = []
-    self._children: list[tuple[int, int]] = []
-    self._member: list[int] = []
-    self._add(0, len(self.counts))
-    dtype = np.int64 if self.period < _INT64_PERIOD else object
-    columns = (self._total, self._left_total, self._children, self._member)
-    self._arrays = [np.array(a, t) for a, t in zip(columns, (dtype, dtype, np.int64, np.int64))]
-
-  def _add(self, first: int, end: int) -> int:
-    node = len(self._total)
-    total = sum(self.counts[first:end])
-    self._total.append(total)
-    self._left_total.append(total)
-    self._children.append((node, node))
-    self._member.append(first)
-    if end - first > 1:
-      middle = (first + end + 1) // 2
-      self._left_total[node] = sum(self.counts[first:middle])
-      left = self._add(first, middle)
-      self._children[node] = left, self._add(middle, end)
-    return node
-
-  def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the member at each position, and its index within that member (both int64)."""
-    totals, lefts, children, members = self._arrays
-    positions = np.asarray(positions, np.int64)
-    periods, rest = np.divmod(positions, self.period)
-    rest = rest.astype(totals.dtype)
-    nodes = np.zeros(positions.shape, np.int64)
-    for _ in range(self._depth):
-      total, left = totals[nodes], lefts[nodes]
-      before = (rest * left + total // 2) // total
-      goes_left = (rest + 1) * left + total // 2 >= (before + 1) * total
-      goes_left |= left == total
-      rest = np.where(goes_left, before, rest - before)
-      nodes = np.where(goes_left, children[nodes, 0], children[nodes, 1])
-    found = members[nodes]
-    counts = np.array(self.counts, np.int64)
-    return found, periods * counts[found] + rest.astype(np.int64)
-
-  def taken(self, position: int) -> list[int]:
-    """Returns how many of each member lie before a position."""
-    periods, rest = divmod(int(position), self.period)
-    found = [0] * len(self.counts)
-    pending = [(0, rest)]
-    while pending:
-      node, rest = pending.pop()
-      left, right = self._children[node]
-      if left == node:
-        found[self._member[node]] = rest
-        continue
-      before = (rest * self._left_total[node] + self._total[node] // 2) // self._total[node]
-      pending += [(left, before), (right, rest - before)]
-    return [periods * count + rest for count, rest in zip(self.counts, found)]
-
-  def position_of(self, member: int, index: int) -> int:
-    """Returns the position of a member's element: the inverse of `locate`."""
-    low, high = 0, (index // self.counts[member] + 1) * self.period
-    while high - low > 1:
-      middle = (low + high) // 2
-      if self.taken(middle)[member] <= index:
-        low = middle
-      else:
-        high = middle
-    return low
-
-
-def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int]:
-  """Returns the smallest integers in the proportion of the weights, read as exact decimals."""
-  if any(not weight > 0 or weight == math.inf for weight in weights):
-    raise errors.ConfigError(f"Weights must be positive and finite, got {list(weights)}.")
-  exact = [
-      weight if isinstance(weight, fractions.Fraction) else fractions.Fraction(str(weight))
-      for weight in weights
-  ]
-  scale = math.lcm(*(weight.denominator for weight in exact))
-  counts = [int(weight * scale) for weight in exact]
-  common = math.gcd(*counts)
-  counts = [count // common for count in counts]
-  if sum(counts) > MAX_PERIOD // 2:
-    # Shares whose period exceeds 2**43 samples are rounded.
-    total = sum(counts)
-    counts = [max(1, count * (MAX_PERIOD // 4) // total) for count in counts]
-  return counts
-
 
 UNITS = ("epochs", "weights", "tokens")
 
@@ -171,6 +48,16 @@ class Ranges:
     place = np.searchsorted(self._before, numbers, side="right") - 1
     return self._starts[place] + numbers - self._before[place]
 
+  def numbers(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the numbers of some ids, -1 for an id in none of the ranges; the inverse of `ids`."""
+    if not len(self):
+      return np.full(np.shape(ids), -1, np.int64)
+    order = np.argsort(self._starts)
+    place = order[np.searchsorted(self._starts[order], ids, side="right") - 1]
+    numbers = ids - self._starts[place]
+    inside = (numbers >= 0) & (numbers < np.diff(self._before)[place])
+    return np.where(inside, numbers + self._before[place], -1)
+
 
 class RangesOrder(base.Order):
   """An order of the ids in some ranges."""
@@ -183,6 +70,9 @@ class RangesOrder(base.Order):
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
     return self._ranges.ids(self._order.ids(epoch, places))
+
+  def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    return self._order.places(epoch, self._ranges.numbers(chunks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +115,8 @@ class MixtureOrder(base.Order):
     elif unit == "tokens":
       counts = [max(1, round(member.value / (sequence_length * chunk_size))) for member in members]
     else:
-      counts = counts_of_weights([member.value for member in members])
-    self.interleave = Interleave(counts)
+      counts = interleave_lib.counts_of_weights([member.value for member in members])
+    self.interleave = interleave_lib.Interleave(counts)
     period = self.interleave.period
     if unit == "weights":
       period = max(-(-n * period // count) for n, count in zip(sizes, counts))
@@ -249,6 +139,34 @@ class MixtureOrder(base.Order):
       ranks = self._orders[number].at(indices[here])
       ids[here] = self.members[number].chunks.ids(ranks)
     return ids
+
+  def places(self, epoch: int, ids: np.ndarray) -> np.ndarray:
+    """Returns the first place of each instance in a pass; -1 if the pass does not have it."""
+    which, places = self.visits(epoch, ids)
+    first = np.full(len(ids), -1, np.int64)
+    first[which[::-1]] = places[::-1]  # The first of several is written last.
+    return first
+
+  def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all places of some instances in a pass: indices into `ids`, and the places."""
+    chunks, rest = np.divmod(np.asarray(ids, np.int64), self.chunk_size)
+    length = self.num_instances // self.chunk_size
+    ranges = zip(self.interleave.taken(epoch * length), self.interleave.taken((epoch + 1) * length))
+    found = []
+    for number, (member, order, (first, end)) in enumerate(zip(self.members, self._orders, ranges)):
+      numbers = member.chunks.numbers(chunks)
+      mine = np.flatnonzero(numbers >= 0)
+      size = order.num_instances
+      for own_epoch in range(first // size, -(-end // size)) if len(mine) else ():
+        indices = own_epoch * size + order.places(own_epoch, numbers[mine])
+        here = (indices >= first) & (indices < end)
+        places = self.interleave.positions_of(number, indices[here]) - epoch * length
+        found.append((mine[here], places * self.chunk_size + rest[mine[here]]))
+    which, places = (
+        np.concatenate([np.zeros(0, np.int64), *column]) for column in zip(*found, ((), ()))
+    )
+    order_of = np.lexsort((places, which))
+    return which[order_of].astype(np.int64), places[order_of].astype(np.int64)
 
 
 def mixture_stream(

@@ -25,12 +25,21 @@ class FeistelOrder(base.Order):
   _bijections: Mapping[int, feistel.Bijection] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
+    return self._bijection(epoch)(places)
+
+  def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    places = np.full(chunks.shape, -1, np.int64)
+    within = self._within(epoch, chunks)
+    places[within] = self._bijection(epoch).inverse(chunks[within])
+    return places
+
+  def _bijection(self, epoch: int) -> feistel.Bijection:
     bijection = self._bijections.get(epoch)
     if bijection is None:
       size = self.epochs.length(epoch) // self.chunk_size
       bijection = feistel.Bijection(size, "order", self.seed, epoch)
       self._bijections = {**dict(list(self._bijections.items())[-1:]), epoch: bijection}
-    return bijection(places)
+    return bijection
 
   def __getstate__(self) -> dict[str, Any]:
     return {**self.__dict__, "_bijections": {}}
@@ -44,6 +53,9 @@ class SequentialOrder(base.Order):
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
     del epoch
     return places
+
+  def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
+    return np.where(self._within(epoch, chunks), chunks, -1)
 
 
 _ORDERS: dict[str, type[base.Order]] = {

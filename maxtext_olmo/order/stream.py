@@ -94,6 +94,23 @@ class Split:
     window = window + np.searchsorted(self._train_before, window, side="right")
     return window * self.chunk_size + rest
 
+  def train_ranks(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the train ranks of instances, -1 for held-out ones; the inverse of `train_ids`."""
+    if self.num_held_out == 0:
+      return np.asarray(ids, np.int64)
+    window, rest = np.divmod(ids, self.chunk_size)
+    rank = self.train_windows_before(window) * self.chunk_size + rest
+    return np.where(np.isin(window, self._held_out), -1, rank)
+
+  def eval_ranks(self, ids: np.ndarray) -> np.ndarray:
+    """Returns the held-out ranks of instances, -1 for others; the inverse of `eval_ids`."""
+    window, rest = np.divmod(ids, self.chunk_size)
+    order = np.argsort(self._held_out)
+    at = np.searchsorted(self._held_out[order], window)
+    rank = np.append(order, -1)[at]
+    found = (rank >= 0) & (np.append(self._held_out, -1)[rank] == window)
+    return np.where(found, rank * self.chunk_size + rest, -1)
+
   def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
     """Returns how many train windows lie before each of some windows."""
     return windows - np.searchsorted(np.sort(self._held_out), windows)
@@ -189,6 +206,24 @@ class Stream:
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
     """Returns the instance ids (int64) at some positions."""
     return self._instances(self.order.at(positions))
+
+  def positions(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+    """Returns the position of each instance in an epoch; -1 if the epoch does not have it.
+
+    An instance may be held out, consumed before the run, or of a label that is left out. If a
+    mixture repeats it within the epoch, this is its first position; `visits` returns all.
+    """
+    places = self.order.places(epoch, self._ranks(rows))
+    return np.where(places < 0, -1, places + self.epochs.start(epoch))
+
+  def visits(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all positions of instances in an epoch: indices into `rows`, and the positions."""
+    which, places = self.order.visits(epoch, self._ranks(rows))
+    return which, places + self.epochs.start(epoch)
+
+  def _ranks(self, ids: np.ndarray) -> np.ndarray:
+    ids = np.asarray(ids, np.int64)
+    return self.split.eval_ranks(ids) if self.held_out else self.split.train_ranks(ids)
 
   def _instances(self, ranks: np.ndarray) -> np.ndarray:
     return self.split.eval_ids(ranks) if self.held_out else self.split.train_ids(ranks)

@@ -15,6 +15,7 @@ only the entry that was in force when it was saved.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 from maxtext_olmo import errors
@@ -133,6 +134,23 @@ class Timeline:
         f"Step {step} lies before step {first.step}, where what is known of this run begins: its"
         " state was saved by an older version, which kept only what was in force."
     )
+
+  def steps_at(self, position: int) -> list[int]:
+    """Returns the steps, past or to come, that take the sample at a position.
+
+    There is none if the sample is in the tail of an epoch that no batch takes, or before what is
+    known of the run. There are several if a resume went back, as OLMo-core's does.
+    """
+    found = []
+    for entry, later in itertools.zip_longest(self.entries, self.entries[1:]):
+      schedule = entry.schedule
+      if position < max(entry.position, schedule.anchor_position):
+        continue
+      step = schedule.step_at(position)
+      taken = schedule.start(step) <= position < schedule.start(step) + schedule.size(step)
+      if taken and entry.step <= step and (later is None or step < later.step):
+        found.append(step)
+    return found
 
   def until(self, step: int) -> Timeline | None:
     """Returns what was in force up to a step; None if that is not known."""

@@ -58,3 +58,9 @@ class DocumentRows(row_source.RowSourceDefaults):
     kept = np.flatnonzero(~empty)
     bounds = np.concatenate([[0], np.cumsum(~empty)])
     return parts_lib.Parts(bounds, table.source[kept], table.first[kept], table.count[kept])
+
+  def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
+    """Returns the documents of which a row has a token of a range of a file."""
+    del epoch
+    found = self.documents.within(source, first, count)
+    return found[self.documents.locate(found)[1] + self.row_length > first]

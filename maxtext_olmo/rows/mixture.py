@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import mixture
+from maxtext_olmo.order import interleave
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import row_source
 
@@ -34,7 +34,7 @@ class MixedRows:
           f"Every member of a mixture needs a weight, got {len(weights)} for {len(members)}."
       )
     self.members = tuple(members)
-    self._interleave = mixture.Interleave(mixture.counts_of_weights(weights))
+    self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
     first = self.members[0].source
     for name in (
         "row_length",
@@ -70,6 +70,21 @@ class MixedRows:
       tables.append(row_source.parts_at(member.source, member, indices[here]))
       places.append(here)
     return parts_lib.join(tables, places, len(rows))
+
+  def positions_of(
+      self, source: int, first: int, count: int, end: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epochs and the rows, below `end`, that have a token of a range of a file.
+
+    The epochs are those of the member.
+    """
+    found = [(np.zeros(0, np.int64),) * 2]
+    for number, (member, taken) in enumerate(zip(self.members, self._interleave.taken(end))):
+      epochs, positions = member.positions_of(source, first, count, taken)
+      found.append((epochs, self._interleave.positions_of(number, positions)))
+    epochs, rows = (np.concatenate(column) for column in zip(*found))
+    order = np.argsort(rows)
+    return epochs[order], rows[order]
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
     """Prepares, in the background, what members will need soon."""

@@ -36,8 +36,10 @@ import numpy as np
 from absl import logging
 
 from maxtext_olmo import atomic
+from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import OrderError
 from maxtext_olmo.order import base
 from maxtext_olmo.order import feistel
 from maxtext_olmo.rows import packing
@@ -128,6 +130,24 @@ class PackingPlan:
       places.append(here)
     return tables[0] if len(tables) == 1 else parts_lib.join(tables, places, len(rows))
 
+  def rows_of(
+      self, epoch: int, documents: np.ndarray, source: int, first: int, count: int
+  ) -> np.ndarray:
+    """Returns the rows of an epoch that have a token of a range of a file.
+
+    Args:
+      documents: The documents that lie in the range.
+    """
+    places = self._order.places(epoch, documents)
+    found = [np.zeros(0, np.int64)]
+    for number in np.unique(places[places >= 0] // self._window).tolist():
+      table = self.window(epoch, number)
+      hits = (table.source == source) & (table.first < first + count)
+      hits &= table.first + table.count > first
+      ends = self._counted(epoch, None, number)
+      found.append(np.unique(table.row[hits]) + (ends[number - 1] if number else 0))
+    return np.sort(np.concatenate(found))
+
   def window(self, epoch: int, number: int) -> parts_lib.Parts:
     """Returns a window's rows; the last few windows are kept."""
     with self._lock:
@@ -211,12 +231,14 @@ class PackingPlan:
         self._write(epoch)
         written = time.monotonic()
 
-  def _counted(self, epoch: int, row: int | None) -> list[int]:
-    """Returns the ends of an epoch's windows, counted as far as a row, or all for None."""
+  def _counted(self, epoch: int, row: int | None, windows: int | None = None) -> list[int]:
+    """Returns the ends of an epoch's windows, counted as far as a row or a number of windows."""
     while True:
       with self._lock:
         ends = self._known(epoch)
         if len(ends) == self.num_windows or (row is not None and ends and ends[-1] > row):
+          return ends
+        if windows is not None and len(ends) >= windows:
           return ends
         number = len(ends)
       self._append(epoch, number, self.window(epoch, number).num_rows)
@@ -314,6 +336,7 @@ class PlannedRows(row_source.RowSourceDefaults):
     plan: Says which documents are in which row.
     row_length: Tokens per row.
     fingerprint: The fingerprint of the corpus.
+    documents: The index of the documents, by which `rows_of` finds those of a file.
   """
 
   block_rows: ClassVar[int] = 1024
@@ -322,6 +345,7 @@ class PlannedRows(row_source.RowSourceDefaults):
   row_length: int
   fingerprint: str
   segment_rule: segments.SegmentRule = segments.SegmentRule("part")
+  documents: documents_lib.DocumentIndex | None = None
 
   def num_rows(self, epoch: int) -> int | None:
     """Returns the number of rows of an epoch; None until all have been counted."""
@@ -334,6 +358,13 @@ class PlannedRows(row_source.RowSourceDefaults):
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
     """Returns the documents in some rows."""
     return self.plan.parts(epoch, rows)
+
+  def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
+    """Returns the rows of an epoch that have a token of a range of a file."""
+    if self.documents is None:
+      raise OrderError("These rows have no document index, so they cannot be searched.")
+    found = self.documents.within(source, first, count)
+    return self.plan.rows_of(epoch, found, source, first, count)
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
     """Counts the rows of the epoch of a position, and of the next one, in the background."""

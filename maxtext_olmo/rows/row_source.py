@@ -16,6 +16,7 @@ because its rows are counted only as far as they are needed:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -44,7 +45,9 @@ class RowSource(Protocol):
     fingerprint: Identifies the data that rows are made of; a state of other data is refused.
 
   A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
-  that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`).
+  that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`). One
+  whose rows can be searched has `rows_of(epoch, source, first, count)`: the rows of an epoch that
+  have a token of a range of a file, ascending.
   """
 
   @property
@@ -230,6 +233,29 @@ class RowSequence:
       rows[later] = positions[later] - start
     return epochs, rows
 
+  def positions(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+    """Returns the position of each row in an epoch; -1 if the epoch does not have it."""
+    rows = np.asarray(rows, np.int64)
+    if self.order is not None:
+      places = self.order.places(epoch, rows)
+      return np.where(places < 0, -1, places + self.order.epochs.start(epoch))
+    last = int(rows.max(initial=0))
+    counts = [self._count(earlier, sys.maxsize) for earlier in range(epoch)]
+    within = (rows >= 0) & (rows < self._count(epoch, last))
+    return np.where(within, rows + sum(counts), -1)
+
+  def visits(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns all positions of rows in an epoch: indices into `rows`, and the positions."""
+    positions = self.positions(epoch, rows)
+    which = np.flatnonzero(positions >= 0)
+    return which, positions[which]
+
+  def positions_of(
+      self, source: int, first: int, count: int, end: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epochs and the positions below `end` that hold a token of a range of a file."""
+    return positions_of(self.source, self, source, first, count, end)
+
   def prepare(self, position: int) -> None:
     """Does nothing: rows are counted when they are requested."""
 
@@ -254,6 +280,35 @@ class RowSequence:
     if not count:
       raise errors.CorpusError("No document of the corpus has a token: there is nothing to pack.")
     return count
+
+
+def positions_of(
+    rows: RowSource, stream: Any, source: int, first: int, count: int, end: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the epochs and the positions below `end` that hold a token of a range of a file.
+
+  Args:
+    rows: What the rows are made of.
+    stream: Says which row each position holds.
+    source: The file.
+    first: The first token of the range.
+    count: The number of tokens of the range.
+    end: Positions from here on are not looked for.
+  """
+  search = getattr(rows, "positions_of", None)  # A mixture, whose members have epochs of their own.
+  if search is not None:
+    return search(source, first, count, end)
+  search = getattr(rows, "rows_of", None)
+  if search is None:
+    raise errors.OrderError(f"Rows of {type(rows).__name__} cannot be searched: no `rows_of`.")
+  found, epoch = [(np.zeros(0, np.int64),) * 2], 0
+  last_epoch = int(stream.locate(np.array([end - 1]))[0][0]) if end > 0 else -1
+  for epoch in range(last_epoch + 1):
+    _, positions = stream.visits(epoch, search(epoch, source, first, count))
+    positions = np.sort(positions[positions < end])
+    found.append((np.full(len(positions), epoch), positions))
+  epochs, positions = (np.concatenate(column) for column in zip(*found))
+  return epochs, positions
 
 
 def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> parts_lib.Parts:

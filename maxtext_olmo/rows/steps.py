@@ -67,6 +67,24 @@ class Content:
     return {"ngram_filter": self.ngram_filter, "document_eos_id": eos_id}
 
 
+def as_recorded(
+    record: Mapping[str, int | bool | None], source: row_source.RowSource, content: Content
+) -> tuple[row_source.RowSource, Content]:
+  """Returns a row source and the processing of its tokens as they were when `record` was made."""
+  content = dataclasses.replace(
+      content, ngram_filter=bool(record.get("ngram_filter", content.ngram_filter))
+  )
+  rule = source.segment_rule
+  now = content.record(rule)["document_eos_id"]
+  eos_id = record.get("document_eos_id", now)
+  if eos_id != now and rule.begins in ("nowhere", "after_eos"):  # Windows, with documents or not.
+    rule = segments_lib.SegmentRule()
+    if eos_id is not None:
+      rule = segments_lib.SegmentRule("after_eos", int(eos_id))
+    source = dataclasses.replace(source, segment_rule=rule)  # type: ignore[type-var]
+  return source, content
+
+
 class _Step(NamedTuple):
   """The rows of one step on this host."""
 

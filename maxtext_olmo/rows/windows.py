@@ -51,3 +51,10 @@ class WindowRows(row_source.RowSourceDefaults):
     first = (offsets - self._data_offsets[files]) // self.index.token_dtype.itemsize
     count = np.full(len(files), self.index.sequence_length, np.int32)
     return parts_lib.Parts.one_per_row(files, first, count)
+
+  def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
+    """Returns the instances that have a token of a range of a file."""
+    del epoch
+    entry, length = self.index.files[source], self.index.sequence_length
+    end = min(-(-(first + count) // length), entry.n_instances)
+    return entry.instance_offset + np.arange(first // length, end)

@@ -32,6 +32,17 @@ def measure_here(name: str, n: int, cache: str, seconds: float) -> dict[str, flo
       order.ids(0, (np.arange(block) + count) % n)
       count += block
     found[str(block)] = count / spent
+  if name == "feistel":  # The others scan the whole epoch, once for any number of ids.
+    ids = np.random.default_rng(0).integers(0, n, 1 << 16)
+    count, began = 0, time.process_time()
+    while (spent := time.process_time() - began) < seconds:
+      order.places(0, ids)
+      count += len(ids)
+    found["inverse"] = spent / count
+  else:
+    began = time.process_time()
+    order.places(0, np.arange(min(n, 1000)))
+    found["inverse"] = time.process_time() - began
   return {**found, "memory": max(0, figures.memory("RssAnon") - memory)}
 
 
@@ -57,8 +68,11 @@ def main() -> None:
         built, found = figures.fresh_process(*here), figures.fresh_process(*here)
       times = [f"{1e3 * run['first']:,.2f} ms" for run in (built, found)]
       rates = [f"{found[str(block)] / 1e6:.2f} M/s" for block in _BLOCKS]
-      columns.append([*times, *rates, f"{found['memory'] / 1e6:.1f} MB"])
-    labels = ["first id, built", "first id", *(f"blocks of {b}" for b in _BLOCKS), "private memory"]
+      inverse = found["inverse"]
+      spent = f"{1e9 * inverse:.0f} ns/id" if name == "feistel" else f"{inverse:.2f} s/scan"
+      columns.append([*times, *rates, spent, f"{found['memory'] / 1e6:.1f} MB"])
+    rates = [f"blocks of {block}" for block in _BLOCKS]
+    labels = ["first id, built", "first id", *rates, "inverse", "private memory"]
     rows = [(label, *cells) for label, *cells in zip(labels, *columns)]
     print(figures.table((f"{n:,} instances", *_ORDERS), rows), flush=True)
 

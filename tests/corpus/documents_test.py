@@ -19,6 +19,7 @@ from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import scan
 from tests import corpora
+from tests.rows import document_corpus
 
 
 def _write(directory, files, dtype="uint16"):
@@ -46,6 +47,7 @@ class DocumentIndexTest(parameterized.TestCase):
     super().setUp()
     self.directory = self.create_tempdir().full_path
     self.path = os.path.join(self.directory, "index.json.documents")
+    self.with_gaps = document_corpus.write(self.create_tempdir().full_path).documents
 
   def test_an_eos_ends_a_document_and_so_does_the_end_of_a_file(self):
     index = _write(self.directory, [[5, 6, 0, 7, 0, 0, 8, 9], [], [3], [0]])
@@ -54,6 +56,17 @@ class DocumentIndexTest(parameterized.TestCase):
         _spans(documents), [(0, 0, 3), (0, 3, 2), (0, 5, 1), (0, 6, 2), (2, 0, 1), (3, 0, 1)]
     )
     self.assertEqual(documents.num_tokens, 10)
+
+  @settings(deadline=None, max_examples=40)
+  @given(st.integers(0, 3), st.integers(0, 160), st.integers(1, 40))
+  def test_documents_within_a_range_are_those_with_a_token_in_it(self, file, first, count):
+    documents = self.with_gaps
+    expected = [
+        number
+        for number, (source, start, length) in enumerate(_spans(documents))
+        if source == file and any(first <= start + i < first + count for i in range(length))
+    ]
+    self.assertEqual(documents.within(file, first, count).tolist(), expected)
 
   @settings(deadline=None, max_examples=25)
   @given(st.lists(st.lists(st.integers(0, 3), max_size=60), min_size=1, max_size=4), st.data())

@@ -36,6 +36,9 @@ class ConsumedTest(parameterized.TestCase):
       left = np.flatnonzero(~flags)
       self.assertEqual(bitmap.num_remaining, len(left))
       np.testing.assert_array_equal(bitmap.select(np.arange(len(left))), left)
+      ranks = np.full(count + 2, -1)
+      ranks[1 + left] = np.arange(len(left))
+      np.testing.assert_array_equal(bitmap.ranks(np.arange(-1, count + 1)), ranks)
 
   @hypothesis.settings(max_examples=30, deadline=None)
   @hypothesis.given(st.lists(st.booleans(), min_size=1, max_size=300), st.randoms())
@@ -142,6 +145,16 @@ class RemainderOrderTest(parameterized.TestCase):
     order = self._order(flags)
     plain = permutations.make_order("feistel", num_instances=100, seed=3)
     np.testing.assert_array_equal(order.ids(1, np.arange(100)), plain.ids(1, np.arange(100)))
+
+  @parameterized.parameters(0.0, 0.4, 1.0)
+  def test_places_is_the_inverse_of_ids(self, share):
+    flags = np.random.default_rng(5).random(300) < share
+    order = self._order(flags)
+    for epoch in range(3):
+      places = np.arange(order.epochs.length(epoch))
+      np.testing.assert_array_equal(order.places(epoch, order.ids(epoch, places)), places)
+    if 0 < share < 1:
+      self.assertEqual(set(order.places(0, np.flatnonzero(flags))), {-1})
 
   def test_the_rest_is_shuffled(self):
     order = self._order(np.zeros(1000, bool))

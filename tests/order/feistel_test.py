@@ -35,6 +35,19 @@ class BijectionTest(parameterized.TestCase):
     self.assertBetween(image.max(), 0, n - 1)
     self.assertLen(np.unique(image), len(places))
 
+  @hypothesis.given(
+      n=st.one_of(st.integers(1, 300), st.integers(1, 2**25), st.integers(2**24, 2**40)),
+      key=st.integers(),
+      data=st.data(),
+  )
+  @hypothesis.settings(max_examples=80, deadline=None)
+  def test_the_inverse_undoes_the_map(self, n, key, data):
+    bijection = feistel.Bijection(n, key)
+    drawn = data.draw(st.lists(st.integers(0, n - 1), max_size=50))
+    numbers = np.array([*drawn, 0, n - 1, n // 2], np.int64)
+    np.testing.assert_array_equal(bijection.inverse(bijection(numbers)), numbers)
+    np.testing.assert_array_equal(bijection(bijection.inverse(numbers)), numbers)
+
   @parameterized.parameters(0, -1, 2**40 + 1)
   def test_a_size_outside_the_range_is_refused(self, n):
     with self.assertRaisesRegex(errors.OrderError, r"from 1 to 2\*\*40, got"):

@@ -25,6 +25,10 @@ class MixtureTest(parameterized.TestCase):
     super().setUp()
     path, self.rows = corpora.write_corpus(self.create_tempdir().full_path, tokens_per_file=_TOKENS)
     self.index = index_lib.load_index(path)
+    path, _ = corpora.write_corpus(
+        self.create_tempdir().full_path, tokens_per_file=_TOKENS, max_target_sequence_length=16
+    )
+    self.chunked = index_lib.load_index(path)
     ids = np.arange(self.index.total_instances)
     files, _ = self.index.locate(ids)
     self.label_of = [self.index.files[f].label for f in files]
@@ -94,6 +98,40 @@ class MixtureTest(parameterized.TestCase):
     short = at_8.instance_ids(np.arange(200))
     np.testing.assert_array_equal(short.reshape(-1, 2), np.stack([long * 2, long * 2 + 1], axis=1))
 
+  @settings(deadline=None, max_examples=60)
+  @given(
+      values=st.fixed_dictionaries(
+          {}, optional={"label-0": st.floats(0.02, 3.5), "label-1": st.floats(0.02, 3.5)}
+      ).filter(bool),
+      unit=st.sampled_from(["epochs", "weights", "tokens"]),
+      order=st.sampled_from(["feistel", "sequential"]),
+      held_out=st.integers(0, 40),
+      chunk_size=st.sampled_from([1, 2]),
+      epoch=st.integers(0, 3),
+  )
+  def test_visits_are_all_positions_of_an_instance(
+      self, values, unit, order, held_out, chunk_size, epoch
+  ):
+    values = {label: round(value, 2) for label, value in values.items()}
+    if unit == "tokens":
+      values = {label: value * 400 for label, value in values.items()}
+    index = self.index if chunk_size == 1 else self.chunked
+    stream = mixture.mixture_stream(
+        index, values, unit, order=order, seed=3, held_out_instances=held_out
+    )
+    start, length = stream.epochs.start(epoch), stream.order.num_instances
+    positions = start + np.arange(length)
+    ids = stream.instance_ids(positions)
+    wanted = np.arange(-1, index.total_instances + 2)
+    which, found = stream.visits(epoch, wanted)
+    np.testing.assert_array_equal(np.sort(found), positions)
+    np.testing.assert_array_equal(wanted[which], ids[found - start])
+    self.assertTrue((np.diff(which) >= 0).all())
+    first = np.full(len(wanted), -1)
+    for position, instance in zip(positions[::-1], ids[::-1]):
+      first[instance + 1] = position
+    np.testing.assert_array_equal(stream.positions(epoch, wanted), first)
+
   def test_order_seed_and_shares_are_part_of_the_identity(self):
     one = self.stream({"label-0": 2.0, "label-1": 0.5})
     same = self.stream({"label-1": 0.5, "label-0": 2.0})
@@ -139,81 +177,6 @@ class MixtureTest(parameterized.TestCase):
   def test_orders_of_the_whole_corpus_cannot_be_mixed(self):
     with self.assertRaisesRegex(errors.ConfigError, "order of the whole corpus"):
       self.stream({"label-0": 1.0}, order="olmo_core")
-
-
-_COUNTS = st.lists(st.integers(1, 50), min_size=1, max_size=9)
-
-
-class InterleaveTest(parameterized.TestCase):
-
-  def test_the_example_of_the_module(self):
-    members, indices = mixture.Interleave([3, 1]).locate(np.arange(8))
-    self.assertEqual(members.tolist(), [0, 0, 1, 0, 0, 0, 1, 0])
-    self.assertEqual(indices.tolist(), [0, 1, 0, 2, 3, 4, 1, 5])
-
-  @settings(deadline=None, max_examples=60)
-  @given(_COUNTS)
-  def test_each_member_comes_in_its_own_order_and_in_its_exact_share(self, counts):
-    mix = mixture.Interleave(counts)
-    members, indices = mix.locate(np.arange(3 * mix.period))
-    for number, count in enumerate(counts):
-      self.assertEqual(indices[members == number].tolist(), list(range(3 * count)))
-      for period in range(3):
-        here = members[period * mix.period : (period + 1) * mix.period]
-        self.assertEqual((here == number).sum(), count)
-
-  @settings(deadline=None, max_examples=60)
-  @given(_COUNTS, st.integers(0, 300), st.integers(1, 300))
-  def test_over_any_stretch_no_member_is_far_from_its_share(self, counts, start, length):
-    mix = mixture.Interleave(counts)
-    members, _ = mix.locate(np.arange(start, start + length))
-    for number, count in enumerate(counts):
-      ideal = length * count / mix.period
-      self.assertLess(
-          abs((members == number).sum() - ideal), 2 * (len(counts) - 1).bit_length() + 1
-      )
-
-  @settings(deadline=None, max_examples=40)
-  @given(_COUNTS, st.integers(0, 400))
-  def test_taken_and_position_of_agree_with_locate(self, counts, position):
-    mix = mixture.Interleave(counts)
-    members, indices = mix.locate(np.arange(position + 1))
-    taken = [int((members[:position] == number).sum()) for number in range(len(counts))]
-    self.assertEqual(mix.taken(position), taken)
-    self.assertEqual(mix.position_of(int(members[-1]), int(indices[-1])), position)
-
-  def test_a_period_beyond_int64_products_is_as_exact(self):
-    small = mixture.Interleave([3, 2, 1])
-    large = mixture.Interleave([3 << 33, 2 << 33, 1 << 33])
-    starts = np.arange(1000)
-    # The fractions are the same, so the same member comes at the same place of a period of six.
-    np.testing.assert_array_equal(small.locate(starts)[0], large.locate(starts)[0])
-    members, indices = large.locate(np.array([large.period, 5 * large.period]))
-    self.assertEqual(members.tolist(), [0, 0])
-    self.assertEqual(indices.tolist(), [3 << 33, 15 << 33])
-
-  @parameterized.parameters(
-      ([0.7, 0.3], [7, 3]),
-      ([1, 1, 1], [1, 1, 1]),
-      ([0.1, 0.25], [2, 5]),
-      ([fractions.Fraction(1, 3), fractions.Fraction(2, 3)], [1, 2]),
-  )
-  def test_weights_are_taken_as_the_decimals_they_are_written_as(self, weights, counts):
-    self.assertEqual(mixture.counts_of_weights(weights), counts)
-
-  def test_weights_too_fine_to_come_out_even_are_rounded(self):
-    counts = mixture.counts_of_weights([1 / 3, 2 / 3 + 1e-16, 1e-9])
-    self.assertLessEqual(sum(counts), mixture.MAX_PERIOD)
-    self.assertAlmostEqual(counts[0] / sum(counts), 1 / 3, delta=1e-8)
-    mixture.Interleave(counts)
-
-  def test_a_share_of_nothing_is_an_error(self):
-    with self.assertRaisesRegex(errors.ConfigError, "share above 0"):
-      mixture.Interleave([1, 0])
-    with self.assertRaisesRegex(errors.ConfigError, "positive and finite"):
-      mixture.counts_of_weights([1, -1])
-    with self.assertRaisesRegex(errors.ConfigError, "at most"):
-      mixture.Interleave([mixture.MAX_PERIOD, 1])
 
 
 if __name__ == "__main__":

@@ -38,6 +38,36 @@ class OrderTest(parameterized.TestCase):
     np.testing.assert_array_equal(whole - whole[:, :1], np.tile(np.arange(chunk_size), (chunks, 1)))
     self.assertFalse((whole[:, 0] % chunk_size).any())
 
+  @hypothesis.given(
+      name=st.sampled_from(list(permutations.order_names())),
+      chunks=st.integers(1, 500),
+      chunk_size=st.sampled_from([1, 2, 4, 7]),
+      seed=st.integers(0, 2**63),
+      epoch=st.integers(0, 5),
+  )
+  @hypothesis.settings(max_examples=60, deadline=None)
+  def test_places_is_the_inverse_of_ids(self, name, chunks, chunk_size, seed, epoch):
+    n = chunks * chunk_size
+    with tempfile.TemporaryDirectory() as cache:
+      order = permutations.make_order(
+          name, num_instances=n, seed=seed, chunk_size=chunk_size, cache_dir=cache
+      )
+      places = np.random.default_rng(0).permutation(n)
+      np.testing.assert_array_equal(order.places(epoch, order.ids(epoch, places)), places)
+      self.assertEqual(order.places(epoch, np.array([-1, n, n + 70_000])).tolist(), [-1, -1, -1])
+      self.assertEqual(order.places(epoch, np.zeros(0, np.int64)).shape, (0,))
+      which, found = order.visits(epoch, np.array([n, n - 1, -5, 0]))
+      self.assertEqual(which.tolist(), [1, 3])
+      np.testing.assert_array_equal(order.ids(epoch, found), [n - 1, 0])
+
+  def test_a_stored_order_of_many_chunks_is_inverted_by_one_scan(self):
+    n = 5_000_000
+    order = permutations.make_order(
+        "olmo_core", num_instances=n, seed=1, cache_dir=self.create_tempdir().full_path
+    )
+    places = np.array([0, 4_194_303, 4_194_304, n - 1, 77])
+    np.testing.assert_array_equal(order.places(0, order.ids(0, places)), places)
+
   def test_epochs_and_seeds_give_different_orders_and_do_not_shift_into_each_other(self):
     def first(seed, epoch):
       order = permutations.make_order("feistel", num_instances=10_000, seed=seed)
@@ -99,6 +129,8 @@ class OrderTest(parameterized.TestCase):
     for epoch in (2, 3):
       start = 20 + 16 * (epoch - 2)
       np.testing.assert_array_equal(run[start : start + 16], large.ids(epoch, np.arange(16)))
+    self.assertEqual(grown.places(1, np.array([10, 15])).tolist(), [-1, -1])
+    np.testing.assert_array_equal(grown.places(2, run[20:36]), np.arange(16))
 
 
 if __name__ == "__main__":

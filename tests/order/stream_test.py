@@ -58,6 +58,25 @@ class StreamTest(parameterized.TestCase):
     np.testing.assert_array_equal(epochs, positions // (self.num_instances - held_out))
     np.testing.assert_array_equal(instances, stream.instance_ids(positions))
 
+  @hypothesis.given(
+      held_out=st.integers(0, 100),
+      order=st.sampled_from(["feistel", "sequential"]),
+      epoch=st.integers(0, 3),
+  )
+  @hypothesis.settings(max_examples=30, deadline=None)
+  def test_positions_is_the_inverse_of_instance_ids(self, held_out, order, epoch):
+    stream = stream_lib.train_stream(self.index, order=order, seed=7, held_out_instances=held_out)
+    length = stream.order.num_instances
+    positions = epoch * length + np.arange(length)
+    rows = stream.instance_ids(positions)
+    np.testing.assert_array_equal(stream.positions(epoch, rows), positions)
+    evaluation = stream_lib.eval_stream(self.index, held_out_instances=held_out or None)
+    if held_out:
+      held = evaluation.instance_ids(np.arange(held_out))
+      self.assertEqual(set(stream.positions(epoch, held)), {-1})
+      self.assertEqual(set(evaluation.positions(0, rows)), {-1})
+      np.testing.assert_array_equal(evaluation.positions(0, held), np.arange(held_out))
+
   def test_evaluation_on_another_index_takes_all_of_it_once(self):
     stream = stream_lib.eval_stream(self.index)
     self.assertEqual(stream.num_positions, self.num_instances)
@@ -78,6 +97,11 @@ class SplitTest(parameterized.TestCase):
     train = split.train_ids(np.arange(split.num_train))
     held = split.eval_ids(np.arange(split.num_eval)) if held_out else np.array([], np.int64)
     self.assertTrue(np.all(np.diff(train) > 0))
+    np.testing.assert_array_equal(split.train_ranks(train), np.arange(split.num_train))
+    if held_out:
+      np.testing.assert_array_equal(split.eval_ranks(held), np.arange(split.num_eval))
+      self.assertEqual(set(split.train_ranks(held)), {-1})
+      self.assertEqual(set(split.eval_ranks(train)), {-1})
     np.testing.assert_array_equal(
         np.sort(np.concatenate([train, held])), np.arange(windows * chunk_size)
     )

@@ -144,5 +144,28 @@ class TimelineTest(parameterized.TestCase):
       timeline.Timeline.from_json(state)
 
 
+class StepsAtTest(absltest.TestCase):
+
+  def _entry(self, step, position, size, **schedule):
+    made = schedule_lib.BatchSchedule(((0, size),), step, position, **schedule)
+    return timeline.Entry(step, position, 8, made, {}, {})
+
+  def test_each_position_has_the_step_that_took_it(self):
+    run = timeline.Timeline((self._entry(0, 0, 4), self._entry(3, 12, 6)))
+    found = [run.steps_at(position) for position in range(24)]
+    self.assertEqual(found, [[s] for s in [0] * 4 + [1] * 4 + [2] * 4 + [3] * 6 + [4] * 6])
+
+  def test_a_resume_that_went_back_took_some_positions_twice(self):
+    run = timeline.Timeline((self._entry(0, 0, 4), self._entry(3, 8, 8)))
+    self.assertEqual([run.steps_at(p) for p in (7, 8, 11, 12, 16)], [[1], [2, 3], [2, 3], [3], [4]])
+
+  def test_a_dropped_tail_and_what_is_not_known_have_none(self):
+    epochs = schedule_lib.Epochs.constant(10)
+    run = timeline.Timeline((self._entry(5, 20, 4, epochs=epochs),))
+    self.assertEqual(
+        [run.steps_at(p) for p in (19, 20, 27, 28, 29, 30)], [[], [5], [6], [], [], [7]]
+    )
+
+
 if __name__ == "__main__":
   absltest.main()

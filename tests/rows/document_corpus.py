@@ -46,7 +46,7 @@ class DocumentCorpus:
         locate=self.documents.locate,
         **arguments,
     )
-    return planned.PlannedRows(plan, row_length, self.index.fingerprint)
+    return planned.PlannedRows(plan, row_length, self.index.fingerprint, documents=self.documents)
 
 
 def write(directory: str) -> DocumentCorpus:

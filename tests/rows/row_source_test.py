@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture
 from maxtext_olmo.rows import parts as parts_lib
@@ -35,6 +37,30 @@ def _sources(directory):
   }
 
 
+def _streams(directory):
+  """Some row sources, each with a stream over it."""
+  corpus = document_corpus.write(directory)
+  index, count = corpus.index, corpus.documents.num_documents
+  truncated = document_rows.DocumentRows(corpus.documents, 16, "truncate")
+  shuffled = permutations.FeistelOrder(num_instances=count, seed=4)
+  rows = windows.WindowRows(index)
+
+  def sequence(source, **arguments):
+    return source, row_source.RowSequence(source, name="t", seed=0, **arguments)
+
+  members = [sequence(corpus.planned(seed=seed))[1] for seed in (1, 2)]
+  how = {"order": "feistel", "seed": 2}
+  return {
+      "windows": (rows, stream_lib.train_stream(index, held_out_instances=11, **how)),
+      "windows mixed": (rows, mixture_lib.mixture_stream(index, {"*-1": 2.5}, "epochs", **how)),
+      "documents": sequence(truncated, order=shuffled),
+      "planned": sequence(corpus.planned()),
+      "planned, truncated": sequence(corpus.planned(16, long_documents="truncate")),
+      "planned, split": sequence(corpus.planned(7)),
+      "planned, mixed": sequence(mixture.MixedRows(members, [1, 2])),
+  }
+
+
 class RowSourceTest(parameterized.TestCase):
 
   def test_every_source_meets_the_protocol(self):
@@ -51,6 +77,49 @@ class RowSourceTest(parameterized.TestCase):
         for column in ("bounds", "source", "first", "count"):
           np.testing.assert_array_equal(getattr(parts, column), getattr(expected, column))
         self.assertLessEqual(whole.used.max(), source.row_length)
+
+  @parameterized.parameters(
+      "windows",
+      "windows mixed",
+      "documents",
+      "planned",
+      "planned, truncated",
+      "planned, split",
+      "planned, mixed",
+  )
+  def test_positions_of_tokens_are_those_whose_parts_hold_one_of_them(self, name):
+    source, stream = _streams(self.create_tempdir().full_path)[name]
+    end = 400
+    parts = row_source.parts_at(source, stream, np.arange(end))
+    of_epochs = stream.locate(np.arange(end))[0]
+
+    @settings(deadline=None, max_examples=60)
+    @given(st.integers(0, 3), st.integers(0, 520), st.integers(1, 60), st.integers(0, end))
+    def check(file, first, count, last):
+      hits = (parts.source == file) & (parts.first < first + count)
+      hits &= parts.first + parts.count > first
+      expected = np.unique(parts.row[hits])
+      expected = expected[expected < last]
+      epochs, positions = row_source.positions_of(source, stream, file, first, count, last)
+      np.testing.assert_array_equal(positions, expected)
+      if name != "planned, mixed":  # There epochs are those of the members.
+        np.testing.assert_array_equal(epochs, of_epochs[expected])
+
+    check()
+
+  @parameterized.parameters("windows", "documents", "planned", "planned, split")
+  def test_positions_is_the_inverse_of_locate(self, name):
+    _, stream = _streams(self.create_tempdir().full_path)[name]
+    positions = np.arange(300)
+    epochs, rows = stream.locate(positions)
+    for epoch in np.unique(epochs).tolist():
+      here = epochs == epoch
+      np.testing.assert_array_equal(stream.positions(epoch, rows[here]), positions[here])
+      self.assertEqual(stream.positions(epoch, np.array([-1, 10**6])).tolist(), [-1, -1])
+
+  def test_rows_that_cannot_be_searched_say_so(self):
+    with self.assertRaisesRegex(errors.OrderError, "cannot be searched"):
+      row_source.positions_of(row_source.RowSourceDefaults(), None, 0, 0, 1, 10)  # type: ignore
 
   def test_defaults_are_full_rows_of_one_segment_without_masks(self):
     source = row_source.RowSourceDefaults()

@@ -1,9 +1,9 @@
 """What a run says: a line of metrics now and then, and every step's metrics in a file.
 
-    step    19  loss 5.4213  grad 0.92  lr 9.8e-04     41,200 tokens/s  data wait 2%
+    step 19  loss 5.42  grad 0.92  lr 9.8e-04  41,200 tokens/s  data wait 2%  position 152  epoch 0
 
-Steps count from 0, as checkpoints do. `data wait` is the share of the time that the loop spent in
-asking for the next batch.
+Steps count from 0, as checkpoints do. The position is that of the step's first sample. `data wait`
+is the share of the time that the loop spent in asking for the next batch.
 """
 
 from __future__ import annotations
@@ -87,13 +87,14 @@ class Report:
   def _line(self, step: int, metrics: dict[str, float]) -> None:
     seconds = max(time.monotonic() - self._since, 1e-9)
     logging.info(
-        "step %5d  loss %.4f  grad %.2f  lr %.1e  %9s tokens/s  data wait %.0f%%",
+        "step %5d  loss %.4f  grad %.2f  lr %.1e  %9s tokens/s  data wait %.0f%%%s",
         step,
         metrics["loss"],
         metrics["grad_norm"],
         metrics["learning_rate"],
         f"{self._tokens / seconds:,.0f}" if self._tokens else "-",
         100 * self._waited / seconds,
+        "".join(f"  {name} {metrics[name]}" for name in ("position", "epoch") if name in metrics),
     )
     self.restart_clock()
 

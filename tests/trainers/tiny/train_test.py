@@ -143,6 +143,8 @@ class TinyTest(parameterized.TestCase):
         [line["loss"] for line in lines], list(({**before.losses, **after.losses}).values())
     )
     self.assertEqual(lines[0]["target_tokens"], 4 * 15)
+    self.assertEqual([line["position"] for line in lines], list(range(0, 32, 4)))
+    self.assertEqual(lines[0]["epoch"], 0)
 
   def test_a_run_that_is_done_does_nothing(self):
     config = self.config(checkpoint_dir=str(self.dir))

@@ -1,0 +1,347 @@
+"""`maxtext-olmo inspect`: what a run has seen, and will see."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import fnmatch
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from maxtext_olmo import cli
+from maxtext_olmo import errors
+
+_DESCRIPTION = """\
+Answers what a run has seen and will see, without replaying it and without a log.
+
+PATH names a run: a checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText),
+the directory above one, or a config file (.py, .yml, .json). A second run is compared with the
+first. Nothing is written next to the run, and no accelerator is used.
+
+The config is the one kept next to the checkpoints; --config=FILE and --config.KEY=VALUE replace and
+change it, for example where the corpus is mounted elsewhere.
+"""
+
+_EPILOG = """\
+examples:
+  maxtext-olmo inspect checkpoints                        what the latest data state says
+  maxtext-olmo inspect checkpoints --step 41200           the rows of a step
+  maxtext-olmo inspect checkpoints --step 41200 --row 3 --text
+  maxtext-olmo inspect checkpoints --steps 41190:41210    a line for each step
+  maxtext-olmo inspect run_a/checkpoints run_b/checkpoints
+  maxtext-olmo inspect checkpoints --find "harbour seal"  every step that has it, or why none does
+  maxtext-olmo inspect checkpoints --document 901
+  maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+  """Adds `inspect`."""
+  option = cli.add_command(
+      subparsers,
+      "inspect",
+      run,
+      help="what a run has seen and will see: any step, past or to come, down to its text",
+      description=_DESCRIPTION,
+      epilog=_EPILOG,
+      allow_abbrev=False,
+  )
+  option("PATH", "the run: a checkpoint, a directory with checkpoints, or a config file")
+  option("OTHER", "a second run, to compare with", nargs="?")
+  option("--config FILE", "the run's config", otherwise="the one kept next to its checkpoints")
+  option("--checkpoint N", "which checkpoint", otherwise="the one named, or the latest", type=int)
+  option("--step N", "show the rows of a step", otherwise="the state", type=int)
+  option("--row R", "show one row of the step, with all its parts", otherwise="all rows", type=int)
+  option("--steps A:B", "show the steps from A to B - 1, a line each", otherwise="the state")
+  option("--find TEXT", "show every step that has a text; scans the corpus", otherwise="the state")
+  option("--label PATTERN", "with --find: scan only these labels", otherwise="all", default="*")
+  option("--document ID", "show every step that has a document", otherwise="the state", type=int)
+  option("--file F", "with --byte: a token file of the corpus", otherwise="the state")
+  option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
+  option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
+  option("--text", "with the text of the rows", otherwise="without", action="store_true")
+  option(
+      "--tokenizer T",
+      "`bytes`, or a tokenizer.json",
+      otherwise="`bytes` if the index says so",
+      default="",
+  )
+  option("--json", "print JSON, with everything", otherwise="text", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+  """Prints what was asked for."""
+  _check(args)
+  import jax
+
+  # A run may be using the accelerators of this machine.
+  jax.config.update("jax_platforms", "cpu")
+  from maxtext_olmo.inspection import summary
+
+  found = _find(args.path, args)
+  if args.other:
+    comparison = summary.compare(found, _find(args.other, args))
+    _print(args, comparison.to_json(), comparison.lines())
+    return 0 if comparison.same_until is None else 1
+  if args.step is not None or args.steps:
+    return _show_steps(args, found)
+  if args.find is not None or args.document is not None or args.file:
+    return _show_visits(args, found)
+  described = summary.summarize(found)
+  _print(args, described.to_json(), described.lines())
+  return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+  if args.row is not None and args.step is None:
+    raise errors.ConfigError("--row is a row of a step: give --step too.")
+  if bool(args.file) != (args.byte is not None):
+    raise errors.ConfigError("--file and --byte belong together: give both.")
+  if args.step is not None and args.steps:
+    raise errors.ConfigError("Give --step or --steps, not both.")
+  if args.other and (args.step is not None or args.steps):
+    raise errors.ConfigError("Two runs are compared as a whole: leave out --step and --steps.")
+
+
+def _find(path: str, args: argparse.Namespace) -> Any:
+  """Returns the run that a path names, with the config of the command line."""
+  from maxtext_olmo.inspection import run as run_lib
+
+  keys = [word for word in args.rest if word.startswith("--config.")]
+  if os.path.isfile(path):
+    return run_lib.run_of_config(path, _read_config(path, keys), args.checkpoint)
+  found = run_lib.find_run(path, label=args.checkpoint)
+  if args.config or keys:
+    values = _read_config(args.config, keys, found.config if not args.config else None)
+    found = run_lib.find_run(path, config=values, label=args.checkpoint)
+  return found
+
+
+def _read_config(
+    path: str | None, keys: Sequence[str], kept: dict[str, Any] | None = None
+) -> dict[str, Any]:
+  """Returns the data keys of a config file, or of the kept config, with changed keys."""
+  from maxtext_olmo import config as data_keys
+  from maxtext_olmo.trainers.tiny import config as config_lib
+
+  if path and not os.path.isfile(path):
+    raise errors.ConfigError(f"The config file {path} does not exist.")
+  if path and not path.endswith(".py"):
+    kept = _read_values(path)
+  config = config_lib.read_config(
+      ["maxtext-olmo inspect", *([f"--config={path}"] if path and kept is None else []), *keys]
+  )
+  if kept is None:
+    return {key.name: config[key.name] for key in data_keys.KEYS}
+  changed = {word.removeprefix("--config.").split("=")[0] for word in keys}
+  return {**kept, **{name: config[name] for name in changed}}
+
+
+def _read_values(path: str) -> dict[str, Any]:
+  """Returns the data keys in a YAML or JSON file, such as a config of MaxText."""
+  import yaml
+
+  from maxtext_olmo import config as data_keys
+
+  with open(path, encoding="utf-8") as file:
+    try:
+      values = yaml.safe_load(file)  # JSON is YAML.
+    except yaml.YAMLError as error:
+      raise errors.ConfigError(f"The config file {path} cannot be read: {error}") from error
+  if not isinstance(values, dict):
+    raise errors.ConfigError(f"The config file {path} does not hold keys and values.")
+  return {name: values[name] for name in data_keys.defaults() if name in values}
+
+
+def _show_steps(args: argparse.Namespace, found: Any) -> int:
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import text as text_lib
+
+  with run_lib.open_iterator(found) as iterator:
+    named = None if iterator.provenance is None else iterator.provenance.index
+    tokenizer = text_lib.tokenizer_of(named, args.tokenizer) if args.text else None
+    steps = range(args.step, args.step + 1) if args.step is not None else _range(args.steps)
+    if args.json:
+      values = [_json(iterator.explain(step), args, tokenizer) for step in steps]
+      print(json.dumps(values[0] if args.step is not None else values, indent=1))
+      return 0
+    if args.step is None and not args.text:
+      _print_overview([iterator.explain(step) for step in steps])
+      return 0
+    for step in steps:
+      _print_step(args, iterator.explain(step), iterator.step, tokenizer)
+  return 0
+
+
+def _show_visits(args: argparse.Namespace, found: Any) -> int:
+  """Shows the steps that have a text, a document or a byte; returns 1 if there is none."""
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import visits as visits_lib
+
+  with run_lib.open_iterator(found) as iterator:
+    targets = _targets(args, iterator)
+    all_visits = [visits_lib.find_visits(iterator, target, args.until) for target in targets]
+  if args.json:
+    print(json.dumps([visits.to_json() for visits in all_visits], indent=1))
+  elif not targets:
+    print("The corpus does not have this text.")
+  else:
+    for visits in all_visits:
+      _print_visits(visits)
+  return 0 if any(visits.visits for visits in all_visits) else 1
+
+
+def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
+  """Returns the token ranges that the command line asks about."""
+  from maxtext_olmo.inspection import search
+  from maxtext_olmo.inspection import text as text_lib
+  from maxtext_olmo.inspection import visits as visits_lib
+
+  if args.document is not None:
+    return [visits_lib.document_range(iterator, args.document)]
+  if iterator.provenance is None:
+    raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
+  index = iterator.provenance.index
+  if args.file:
+    number = search.file_number(iterator.files, args.file)
+    return [search.range_of_byte(iterator.files, index, number, args.byte)]
+  tokenizer = text_lib.tokenizer_of(index, args.tokenizer)
+  only = [i for i, f in enumerate(index.files) if fnmatch.fnmatchcase(f.label, args.label)]
+  if not only:
+    raise errors.ConfigError(f"--label={args.label} matches no label of the corpus.")
+  return search.find_text(args.find, tokenizer, index, iterator.files, only=only, progress=True)
+
+
+def _print_visits(visits: Any) -> None:
+  documents = f", document {', '.join(map(str, visits.documents))}" if visits.documents else ""
+  print(
+      f"{visits.file}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,} tokens, label"
+      f" {visits.label}{documents})"
+  )
+  if not visits.visits:
+    print(f"  {visits.reason}")
+    return
+  rows = []
+  for visit in visits.visits:
+    when = "seen" if visit.seen else "to come"
+    if visit.step is None:
+      when = "never: the tail of an epoch"
+    cut = visit.tokens is not None and visit.tokens < visits.tokens
+    columns = "" if visit.columns is None else f"{visit.columns[0]}-{visit.columns[1]}"
+    held = (
+        "" if visit.tokens is None else f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
+    )
+    kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
+    cells = (visit.step, visit.row, visit.position, visit.epoch)
+    rows.append((*cells, when, columns, held, kept))
+  cli.print_table(("step", "row", "position", "epoch", "when", "columns", "tokens", "kept"), rows)
+
+
+def _range(text: str) -> range:
+  first, colon, end = text.partition(":")
+  if not (colon and first.isdigit() and end.isdigit() and int(first) < int(end)):
+    raise errors.ConfigError(f"--steps={text} is not a range of steps, such as 100:120.")
+  return range(int(first), int(end))
+
+
+def _rows(explanation: Any, row: int | None) -> Any:
+  if row is None:
+    return explanation.rows
+  if not 0 <= row < len(explanation.rows):
+    raise errors.ConfigError(
+        f"--row={row}: step {explanation.step} has the rows 0 to {len(explanation.rows) - 1}."
+    )
+  return explanation.rows[row : row + 1]
+
+
+def _json(explanation: Any, args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+  from maxtext_olmo.inspection import text as text_lib
+
+  values = explanation.to_json()
+  chosen = _rows(explanation, args.row)
+  values["rows"] = [values["rows"][row.row] for row in chosen]
+  if tokenizer is not None:
+    for shown, row in zip(values["rows"], chosen):
+      shown["text"] = [
+          {"heading": heading, "text": text} for heading, text in text_lib.pieces(row, tokenizer)
+      ]
+  return values
+
+
+def _print(args: argparse.Namespace, values: dict[str, Any], lines: list[str]) -> None:
+  print(json.dumps(values, indent=1) if args.json else "\n".join(lines))
+
+
+def _print_overview(explanations: Sequence[Any]) -> None:
+  """Prints a line for each step."""
+  rows = []
+  for explanation in explanations:
+    labels = collections.Counter(row.label for row in explanation.rows if row.parts)
+    shown = ", ".join(f"{label or '-'} {count}" for label, count in labels.most_common())
+    masked = sum(not row.kept for row in explanation.rows)
+    loss = sum(row.loss_tokens for row in explanation.rows)
+    epochs = sorted({row.epoch for row in explanation.rows if row.epoch >= 0})
+    cells = (explanation.position, "/".join(map(str, epochs)), len(explanation.rows))
+    rows.append((explanation.step, *cells, masked, loss, shown))
+  cli.print_table(("step", "position", "epoch", "rows", "masked", "loss tokens", "label"), rows)
+
+
+def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, tokenizer: Any) -> None:
+  """Prints the rows of a step."""
+  from maxtext_olmo.inspection import text as text_lib
+
+  when = "seen" if explanation.step < next_step else "to come"
+  print(
+      f"step {explanation.step:,} ({when}): {len(explanation.rows):,} rows of"
+      f" {explanation.sequence_length:,} tokens from position {explanation.position:,}, repetition"
+      f" filter {'on' if explanation.ngram_filter else 'off'}"
+  )
+  rows = _rows(explanation, args.row)
+  table = []
+  for row in rows:
+    for part in row.parts or [None]:
+      first = part is None or part is row.parts[0]
+      own = (row.row, row.position, row.epoch, row.number) if first else (None,) * 4
+      kept = ("yes" if row.kept else "MASKED") if first and row.parts else ""
+      table.append(
+          (
+              *own,
+              "padding" if part is None else part.label,
+              "" if part is None else part.file,
+              "" if part is None or part.first_byte is None else _bytes(part),
+              "" if part is None else _documents(part),
+              kept,
+              f"{row.loss_share:.2%}" if first else "",
+          )
+      )
+  cli.print_table(
+      ("row", "position", "epoch", "number", "label", "path", "bytes", "documents", "kept", "loss"),
+      table,
+  )
+  if args.row is not None:
+    for part in rows[0].parts:
+      for span in part.documents:
+        print(f"  {text_lib.describe_span(span)}")
+  for row in rows if tokenizer is not None else ():
+    print(f"\n══ step {explanation.step}, row {row.row} ══")
+    for heading, text in text_lib.pieces(row, tokenizer):
+      print(f"── {heading} ──\n{text}")
+
+
+def _bytes(part: Any) -> str:
+  return f"{part.first_byte}-{part.end_byte}"
+
+
+def _documents(part: Any) -> str:
+  """Returns the documents of a part; `…` stands where one goes on outside it."""
+  names = [
+      ("" if span.first == 0 else "…") + str(span.document) + ("" if _ends(span) else "…")
+      for span in part.documents
+  ]
+  return " ".join(names if len(names) <= 4 else [*names[:2], f"({len(names) - 3} more)", names[-1]])
+
+
+def _ends(span: Any) -> bool:
+  return span.last == span.length - 1

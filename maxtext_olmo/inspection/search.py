@@ -1,0 +1,186 @@
+"""Text → token ranges: a scan of the raw bytes of token files.
+
+The same text is tokenized differently inside a document, where other text touches it. So the text
+is encoded with and without a leading space, a token or two at both ends are left open, the middle
+is searched as bytes, and each hit is decoded and compared as text:
+
+    text            "harbour seal in it"
+    tokens          har bour  seal  in  it
+    searched            bour  seal  in                any occurrence at a token boundary
+    decoded         "… a har bour  seal  in  it, …"   has the text: the hit is the tokens around it
+
+A text of few tokens is searched whole, so that occurrences which are tokenized differently at its
+edges are missed: search for more of the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import cores
+from maxtext_olmo import errors
+from maxtext_olmo import progress as progress_lib
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+
+_MARGIN = 4  # Tokens on both sides of a hit that are decoded with it.
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class TokenRange:
+  """A range of tokens of a file, which is named by its number in the index."""
+
+  file: int
+  first: int
+  count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Query:
+  """Tokens to look for, and how many of the text's lie before and after them."""
+
+  tokens: tuple[int, ...]
+  open: int
+
+
+def find_text(
+    text: str,
+    tokenizer: Any,
+    index: index_lib.OlmoNpyIndex,
+    files: token_files.TokenFiles,
+    *,
+    only: Sequence[int] | None = None,
+    progress: bool = False,
+) -> list[TokenRange]:
+  """Returns where a text is in a corpus, each as the fewest tokens that hold it.
+
+  Args:
+    text: What to look for.
+    tokenizer: The tokenizer of the corpus.
+    index: The corpus.
+    files: Its token files.
+    only: Numbers of the files to scan; all by default.
+    progress: Whether to show a progress bar.
+  """
+  largest = np.iinfo(index.token_dtype).max
+  queries = [query for query in _queries(text, tokenizer) if max(query.tokens) <= largest]
+  numbers = list(range(len(index.files)) if only is None else only)
+  total = sum(index.files[n].n_tokens for n in numbers) * index.token_dtype.itemsize
+  with progress_lib.progress_bar("Searching", total, enabled=progress, unit="bytes") as advance:
+
+    def search(i: int) -> list[TokenRange]:
+      number, n_tokens = numbers[i], index.files[numbers[i]].n_tokens
+      found = set()
+      for place, query in _scan(files, number, n_tokens, queries, advance):
+        hit = _verified(text, tokenizer, files, number, n_tokens, place, query)
+        if hit is not None:
+          found.add(hit)
+      return sorted(found)
+
+    results, problems = scan.map_files(
+        search, len(numbers), workers=cores.available_cores(), block=1
+    )
+  hits = scan.all_or_error(results, problems, "The corpus cannot be searched")
+  return [hit for of_file in hits for hit in of_file]
+
+
+def _queries(text: str, tokenizer: Any) -> list[_Query]:
+  if not text:
+    raise errors.ConfigError("--find needs some text.")
+  if isinstance(tokenizer, tokenizer_lib.ByteTokenizer):
+    return [_Query(tuple(tokenizer.encode([text])[0].tolist()), 0)]  # Each byte is a token.
+  found: dict[tuple[int, ...], _Query] = {}
+  for ids in tokenizer.encode([text, " " + text]):
+    ends = 2 if len(ids) >= 6 else 1 if len(ids) >= 4 else 0
+    tokens = tuple(ids[ends : len(ids) - ends].tolist())
+    if tokens:
+      found.setdefault(tokens, _Query(tokens, ends))
+  return list(found.values())
+
+
+def _scan(
+    files: token_files.TokenFiles,
+    number: int,
+    n_tokens: int,
+    queries: Sequence[_Query],
+    advance: Any,
+) -> Iterator[tuple[int, _Query]]:
+  """Yields the token at which each occurrence of a query begins; a few may come twice."""
+  width = files.dtype.itemsize
+  needles = [(np.array(query.tokens, files.dtype).tobytes(), query) for query in queries]
+  overlap = max((len(needle) for needle, _ in needles), default=width) - width
+  kept, begin = b"", 0  # The end of the piece before, and the byte of the data it begins with.
+  for piece in files.storage.pieces(
+      files.paths[number], int(files.data_offsets[number]), n_tokens * width, scan.CHUNK_BYTES
+  ):
+    advance(len(piece))
+    data = kept + bytes(piece)
+    for needle, query in needles:
+      at = data.find(needle)
+      while at >= 0:
+        if at % width == 0:
+          yield (begin + at) // width, query
+        at = data.find(needle, at + 1)
+    kept = data[max(0, len(data) - overlap) :] if overlap else b""
+    begin += len(data) - len(kept)
+
+
+def _verified(
+    text: str,
+    tokenizer: Any,
+    files: token_files.TokenFiles,
+    number: int,
+    n_tokens: int,
+    place: int,
+    query: _Query,
+) -> TokenRange | None:
+  """Returns the fewest tokens around a hit whose text has the text; None if they do not."""
+  around = query.open + (0 if isinstance(tokenizer, tokenizer_lib.ByteTokenizer) else _MARGIN)
+  first = max(0, place - around)
+  end = min(n_tokens, place + len(query.tokens) + around)
+  offset, end_byte = files.byte_range(number, first, end - first)
+  tokens = np.frombuffer(
+      files.storage.read(files.paths[number], offset, end_byte - offset), files.dtype
+  )
+  low, high = 0, len(tokens)
+  if text not in tokenizer.decode(tokens):
+    return None
+  while low + 1 < high and text in tokenizer.decode(tokens[low + 1 : high]):
+    low += 1
+  while low < high - 1 and text in tokenizer.decode(tokens[low : high - 1]):
+    high -= 1
+  return TokenRange(number, first + low, high - low)
+
+
+def file_number(files: token_files.TokenFiles, name: str) -> int:
+  """Returns the number of the file whose path is `name`, or ends with it."""
+  found = [i for i, path in enumerate(files.paths) if path == name]
+  found = found or [
+      i for i, path in enumerate(files.paths) if path.endswith("/" + name.lstrip("/"))
+  ]
+  if len(found) != 1:
+    what = "no file" if not found else f"{len(found)} files"
+    raise errors.ConfigError(
+        f"--file={name} names {what} of the corpus. Its first file is {files.paths[0]}."
+    )
+  return found[0]
+
+
+def range_of_byte(
+    files: token_files.TokenFiles, index: index_lib.OlmoNpyIndex, number: int, byte: int
+) -> TokenRange:
+  """Returns the token that a byte of a file belongs to."""
+  token = (byte - int(files.data_offsets[number])) // files.dtype.itemsize
+  if not 0 <= token < index.files[number].n_tokens:
+    start, end = files.byte_range(number, 0, index.files[number].n_tokens)
+    raise errors.ConfigError(
+        f"--byte={byte} is no token of {files.paths[number]}: its tokens are the bytes from {start}"
+        f" to {end - 1}."
+    )
+  return TokenRange(number, token, 1)

@@ -1,0 +1,74 @@
+"""The text of rows, with the boundaries of documents marked, safe to print to a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.rows import explain
+
+
+def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
+  """Returns the tokenizer of a corpus.
+
+  Args:
+    index: The corpus.
+    spec: `bytes`, or the path of a tokenizer.json; by default `bytes` if the index says so.
+  """
+  named = "" if index is None else index.tokenizer
+  if not spec and named != tokenizer_lib.ByteTokenizer.name:
+    raise errors.ConfigError(
+        f"Text needs the tokenizer of the corpus, {named!r}: give --tokenizer with the path of its"
+        " tokenizer.json."
+    )
+  return tokenizer_lib.load_tokenizer(spec or named)
+
+
+def printable(text: str) -> str:
+  """Returns text without control characters, which a corpus has and a terminal obeys."""
+  return "".join(
+      char if char in "\n\t" or unicodedata.category(char)[0] != "C" else _escape(char)
+      for char in text
+  )
+
+
+def _escape(char: str) -> str:
+  return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+
+
+def pieces(row: explain.RowExplanation, tokenizer: Any) -> list[tuple[str, str]]:
+  """Returns the text of a row as (heading, text) pairs, one for each document.
+
+  Without a document index, documents end where the tokenizer's EOS is.
+  """
+  found = []
+  for part in row.parts:
+    tokens = row.tokens[part.column : part.column + part.count]
+    if part.documents:
+      for span in part.documents:
+        first = span.column - part.column
+        ids = tokens[first : first + span.last - span.first + 1]
+        found.append((describe_span(span), printable(tokenizer.decode(ids))))
+      continue
+    ends = (np.flatnonzero(tokens == tokenizer.eos_id) + 1).tolist()
+    for first, end in zip([0, *ends], [*ends, len(tokens)]):
+      if end > first:
+        heading = f"columns {part.column + first} to {part.column + end - 1}"
+        found.append((heading, printable(tokenizer.decode(tokens[first:end]))))
+  return found
+
+
+def describe_span(span: explain.DocumentSpan) -> str:
+  """Returns which document a span is of, and how much of it, in words."""
+  if span.whole:
+    return f"document {span.document}, whole, {span.length} tokens, at column {span.column}"
+  cut = "beginning" if span.first == 0 else "end" if span.last == span.length - 1 else "middle"
+  return (
+      f"document {span.document}, {cut}: tokens {span.first} to {span.last} of {span.length}, at"
+      f" column {span.column}"
+  )

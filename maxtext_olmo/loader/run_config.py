@@ -1,0 +1,72 @@
+"""The data config of a run, kept next to its checkpoints, so that the run can be asked about later.
+
+    checkpoint_dir/olmo_run/config.json      the keys that differ from their defaults
+
+Process 0 writes it at each start. `maxtext-olmo inspect` reads it; nothing else does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from typing import Any
+
+import jax
+from etils import epath
+
+from maxtext_olmo import config as config_lib
+from maxtext_olmo import errors
+
+_FILE = ("olmo_run", "config.json")
+
+
+def keep(options: config_lib.Options) -> None:
+  """Writes the config of a run that keeps checkpoints, on process 0."""
+  if jax.process_index() != 0 or not (options.enable_checkpointing and options.checkpoint_dir):
+    return
+  defaults = {**config_lib.defaults(), **_derived(options)}
+  values = {
+      name: _absolute(name, getattr(options, name))
+      for name, default in defaults.items()
+      if getattr(options, name) != default and name != "data_sharding"  # Of any type; not needed.
+  }
+  path = epath.Path(options.checkpoint_dir).joinpath(*_FILE)
+  text = json.dumps(values, indent=1)
+  if path.exists() and path.read_text() == text:
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+  temporary.write_text(text)
+  temporary.replace(path)
+
+
+def load(checkpoint_dir: str) -> dict[str, Any] | None:
+  """Returns the config kept next to some checkpoints; None if there is none."""
+  path = epath.Path(checkpoint_dir).joinpath(*_FILE)
+  if not path.exists():
+    return None
+  try:
+    values = json.loads(path.read_text())
+    if not isinstance(values, dict):
+      raise ValueError(f"expected a dict, found {type(values).__name__}")
+  except ValueError as error:
+    raise errors.ConfigError(
+        f"The config {path} of the run cannot be read: {error}. Name a config file instead."
+    ) from error
+  known = config_lib.defaults()  # A later release may have written keys that this one lacks.
+  return {name: value for name, value in values.items() if name in known}
+
+
+def _derived(options: config_lib.Options) -> dict[str, int]:
+  """Returns the sizes that follow from others if they are not set."""
+  return {
+      "global_batch_size_to_train_on": options.global_batch_size_to_load,
+      "global_batch_size_to_load_eval": options.global_batch_size_to_load,
+      "global_batch_size_to_eval_on": options.global_batch_size_to_load_eval,
+  }
+
+
+def _absolute(name: str, value: Any) -> Any:
+  is_path = name.endswith(("_path", "_dir")) and value and "://" not in value
+  return os.path.abspath(value) if is_path else value

@@ -1,0 +1,152 @@
+"""Interleaving by shares: which member comes at a position, and how many of its own came before.
+
+A binary tree of members decides which comes. Of the first m elements of a node, its left half,
+which has A of every D, takes ⌊(m·A + D/2) / D⌋; it takes the next one where that number increases:
+
+    counts 3 : 1      position   0  1  2  3  4  5  6  7
+                      member     0  0  1  0  0  0  1  0
+                      index      0  1  0  2  3  4  1  5
+
+This is integer arithmetic on the position alone: random access, nothing stored. Over each period
+(the sum of the counts) the proportions are exact, and over any range a member is off by less than
+two per level of the tree.
+"""
+
+from __future__ import annotations
+
+import fractions
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from maxtext_olmo import errors
+
+# Beyond it, products of two numbers below the period overflow int64, so Python's integers are used.
+_INT64_PERIOD = 1 << 31
+MAX_PERIOD = 1 << 44
+
+
+class Interleave:
+  """Position → (member, index within the member), for arrays of positions.
+
+  Args:
+    counts: How often each member comes in a period; each at least 1.
+  """
+
+  def __init__(self, counts: Sequence[int]):
+    if not counts or any(count < 1 for count in counts):
+      raise errors.ConfigError(
+          f"Every member of a mixture needs a share above 0, got {list(counts)}."
+      )
+    if sum(counts) > MAX_PERIOD:
+      raise errors.ConfigError(f"A mixture repeats after at most 2**44 samples, got {sum(counts)}.")
+    self.counts = tuple(int(count) for count in counts)
+    self.period = sum(self.counts)
+    self._depth = max(1, math.ceil(math.log2(len(self.counts))))
+    # Per node: its own total, that of its left half, and its two children. A leaf is its own child,
+    # and all of it is the left half.
+    self._total: list[int] = []
+    self._left_total: list[int] = []
+    self._children: list[tuple[int, int]] = []
+    self._member: list[int] = []
+    self._add(0, len(self.counts))
+    dtype = np.int64 if self.period < _INT64_PERIOD else object
+    columns = (self._total, self._left_total, self._children, self._member)
+    self._arrays = [np.array(a, t) for a, t in zip(columns, (dtype, dtype, np.int64, np.int64))]
+
+  def _add(self, first: int, end: int) -> int:
+    node = len(self._total)
+    total = sum(self.counts[first:end])
+    self._total.append(total)
+    self._left_total.append(total)
+    self._children.append((node, node))
+    self._member.append(first)
+    if end - first > 1:
+      middle = (first + end + 1) // 2
+      self._left_total[node] = sum(self.counts[first:middle])
+      left = self._add(first, middle)
+      self._children[node] = left, self._add(middle, end)
+    return node
+
+  def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the member at each position, and its index within that member (both int64)."""
+    totals, lefts, children, members = self._arrays
+    positions = np.asarray(positions, np.int64)
+    periods, rest = np.divmod(positions, self.period)
+    rest = rest.astype(totals.dtype)
+    nodes = np.zeros(positions.shape, np.int64)
+    for _ in range(self._depth):
+      total, left = totals[nodes], lefts[nodes]
+      before = (rest * left + total // 2) // total
+      goes_left = (rest + 1) * left + total // 2 >= (before + 1) * total
+      goes_left |= left == total
+      rest = np.where(goes_left, before, rest - before)
+      nodes = np.where(goes_left, children[nodes, 0], children[nodes, 1])
+    found = members[nodes]
+    counts = np.array(self.counts, np.int64)
+    return found, periods * counts[found] + rest.astype(np.int64)
+
+  def taken(self, position: int) -> list[int]:
+    """Returns how many of each member lie before a position."""
+    periods, rest = divmod(int(position), self.period)
+    found = [0] * len(self.counts)
+    pending = [(0, rest)]
+    while pending:
+      node, rest = pending.pop()
+      left, right = self._children[node]
+      if left == node:
+        found[self._member[node]] = rest
+        continue
+      before = (rest * self._left_total[node] + self._total[node] // 2) // self._total[node]
+      pending += [(left, before), (right, rest - before)]
+    return [periods * count + rest for count, rest in zip(self.counts, found)]
+
+  def position_of(self, member: int, index: int) -> int:
+    """Returns the position of a member's element: the inverse of `locate`."""
+    return int(self.positions_of(member, np.array([index], np.int64))[0])
+
+  def positions_of(self, member: int, indices: np.ndarray) -> np.ndarray:
+    """Returns the positions (int64) of some elements of a member: the inverse of `locate`.
+
+    An element is followed from its leaf up to the root. Element i of a left half is where its
+    number of elements, ⌊(m·A + D/2) / D⌋, first exceeds i, and likewise on the right.
+    """
+    periods, rest = np.divmod(np.asarray(indices, np.int64), self.counts[member])
+    rest = rest.astype(self._arrays[0].dtype)
+    for total, left, goes_left in reversed(self._path(member)):
+      if goes_left:
+        rest = -(((rest + 1) * total - total // 2) // -left) - 1
+      else:
+        rest = (rest * total + total // 2) // (total - left)
+    return periods * self.period + rest.astype(np.int64)
+
+  def _path(self, member: int) -> list[tuple[int, int, bool]]:
+    """Returns the nodes above a member, from the root: total, left total, whether it goes left."""
+    path, node, first, end = [], 0, 0, len(self.counts)
+    while end - first > 1:
+      middle = (first + end + 1) // 2
+      goes_left = member < middle
+      path.append((self._total[node], self._left_total[node], goes_left))
+      node = self._children[node][0 if goes_left else 1]
+      first, end = (first, middle) if goes_left else (middle, end)
+    return path
+
+
+def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int]:
+  """Returns the smallest integers in the proportion of the weights, read as exact decimals."""
+  if any(not weight > 0 or weight == math.inf for weight in weights):
+    raise errors.ConfigError(f"Weights must be positive and finite, got {list(weights)}.")
+  exact = [
+      weight if isinstance(weight, fractions.Fraction) else fractions.Fraction(str(weight))
+      for weight in weights
+  ]
+  scale = math.lcm(*(weight.denominator for weight in exact))
+  counts = [int(weight * scale) for weight in exact]
+  common = math.gcd(*counts)
+  counts = [count // common for count in counts]
+  if sum(counts) > MAX_PERIOD // 2:
+    # Shares whose period exceeds 2**43 samples are rounded.
+    total = sum(counts)
+    counts = [max(1, count * (MAX_PERIOD // 4) // total) for count in counts]
+  return counts

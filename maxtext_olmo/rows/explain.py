@@ -1,0 +1,286 @@
+"""Explanations: what the rows of a step are, down to files, bytes, documents and loss.
+
+A step is explained by the table of parts that it is read by, so an explanation cannot disagree with
+what the trainer is fed:
+
+    step 5                            position 40, 8 rows of 8192 tokens
+    └─ row 3                          position 43, epoch 0, instance 17, label wiki, kept, 12.5 %
+       └─ part at column 0            wiki/part-003.npy, tokens [8192, 16384), bytes [32768, 65536)
+          ├─ document 901, column 0     tokens 512 to 699 of 700: its end
+          └─ document 902, column 188   tokens 0 to 8003 of 9000: its beginning
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import steps
+
+
+@dataclasses.dataclass(frozen=True)
+class DocumentSpan:
+  """The tokens of a document that a part holds.
+
+  Attributes:
+    document: Its number in the document index.
+    column: Where they begin in the row.
+    first: The first of them, counted from the beginning of the document.
+    last: The last of them.
+    length: Tokens of the whole document.
+  """
+
+  document: int
+  column: int
+  first: int
+  last: int
+  length: int
+
+  @property
+  def whole(self) -> bool:
+    """Whether these are all tokens of the document."""
+    return self.first == 0 and self.last == self.length - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PartExplanation:
+  """A range of a token file in a row.
+
+  Attributes:
+    file: The path; for rows that are not read from files, the number of the record.
+    label: The label of the file.
+    column: Where the part begins in the row.
+    first: Its first token in the file.
+    count: Its number of tokens.
+    first_byte: The byte of the file where it begins; None if it is not read from a file.
+    end_byte: The byte after its last.
+    documents: What it has of each document; empty if there is no document index.
+  """
+
+  file: str
+  label: str
+  column: int
+  first: int
+  count: int
+  first_byte: int | None
+  end_byte: int | None
+  documents: tuple[DocumentSpan, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowExplanation:
+  """A row of a step.
+
+  Attributes:
+    row: Its place in the global batch.
+    position: Its position in the run.
+    epoch: The epoch of that position; -1 for a padding row.
+    number: The number of the row in the corpus (for windows, the instance); -1 for a padding row.
+    label: The label of its first part.
+    used: Tokens that are not padding.
+    kept: Whether the repetition filter keeps it in the loss; True if the filter does not run.
+    loss_tokens: Tokens that loss is taken on.
+    loss_share: Their share of those of the whole step.
+    parts: What it is made of.
+    tokens: Its tokens, without padding.
+  """
+
+  row: int
+  position: int
+  epoch: int
+  number: int
+  label: str
+  used: int
+  kept: bool
+  loss_tokens: int
+  loss_share: float
+  parts: tuple[PartExplanation, ...]
+  tokens: np.ndarray = dataclasses.field(repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepExplanation:
+  """A step of a run.
+
+  Attributes:
+    step: Its number, from 0.
+    position: The position of its first row.
+    sequence_length: Tokens per row.
+    ngram_filter: Whether the repetition filter runs at this step.
+    rows: Its rows, in their order in the global batch.
+    arrays: The arrays that the trainer is given for them, by name, as on one host.
+  """
+
+  step: int
+  position: int
+  sequence_length: int
+  ngram_filter: bool
+  rows: tuple[RowExplanation, ...]
+  arrays: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns everything but tokens and arrays as a JSON-able dict."""
+    return _to_json(self)
+
+
+def _to_json(value: Any) -> Any:
+  if isinstance(value, tuple):
+    return [_to_json(item) for item in value]
+  if not dataclasses.is_dataclass(value):
+    return value
+  shown = [field.name for field in dataclasses.fields(value) if field.repr]
+  whole = {"whole": value.whole} if isinstance(value, DocumentSpan) else {}
+  return {**{name: _to_json(getattr(value, name)) for name in shown}, **whole}
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+  """Names for what rows are made of.
+
+  Attributes:
+    index: The corpus, whose files have labels.
+    documents_path: Where its document index may be.
+  """
+
+  index: index_lib.OlmoNpyIndex
+  documents_path: str = ""
+
+  @functools.cached_property
+  def documents(self) -> documents_lib.DocumentIndex | None:
+    """The document index; None if there is none for this corpus."""
+    if not os.path.exists(self.documents_path):
+      return None
+    try:
+      return documents_lib.load_documents(self.documents_path, self.index)
+    except errors.CorpusError as error:
+      logging.warning("Documents cannot be named: %s", error)
+      return None
+
+  def spans(self, file: int, first: int, count: int, column: int) -> tuple[DocumentSpan, ...]:
+    """Returns what a range of a file, which is at a column of a row, has of each document."""
+    if self.documents is None:
+      return ()
+    numbers = self.documents.within(file, first, count)
+    starts, lengths = self.documents.locate(numbers)[1], self.documents.lengths(numbers)
+    return tuple(
+        DocumentSpan(
+            document=number,
+            column=column + max(start - first, 0),
+            first=max(first - start, 0),
+            last=min(first + count - start, length) - 1,
+            length=length,
+        )
+        for number, start, length in zip(numbers.tolist(), starts.tolist(), lengths.tolist())
+    )
+
+
+def explain(
+    source: row_source.RowSource,
+    reader: reader_lib.Reader,
+    stream: row_source.RowStream,
+    schedule: schedule_lib.BatchSchedule,
+    content: steps.Content,
+    step: int,
+    provenance: Provenance | None = None,
+) -> StepExplanation:
+  """Explains a step.
+
+  Args:
+    source: Says what rows are made of.
+    reader: Reads them.
+    stream: Says which row each position holds.
+    schedule: The schedule in force at the step.
+    content: How tokens were processed then.
+    step: The step.
+    provenance: Labels and documents; without it, rows have neither.
+
+  Raises:
+    OrderError: The stream has no such step.
+  """
+  size = schedule.size(step)
+  # A step that failed because of an id outside the vocabulary is one that people want explained.
+  content = dataclasses.replace(content, vocab_size=0, extras=())
+  dataset = steps.StepDataset(
+      source,
+      reader,
+      stream,
+      schedule,
+      {size: np.arange(size)},
+      first_step=step,
+      content=content,
+      block_steps=1,
+  )
+  try:
+    batch = dataset[0]
+    if not batch:
+      raise errors.OrderError(f"Step {step} is after the end of the stream.")
+    parts, numbers = dataset.parts(step), dataset.row_numbers(step)
+  finally:
+    dataset.close()
+  positions = schedule.start(step) + np.arange(size)
+  epochs = np.full(size, -1, np.int64)
+  epochs[numbers >= 0] = stream.locate(positions[numbers >= 0])[0]
+  arrays = batch_lib.to_arrays(batch, content.shift)
+  loss = (arrays[batch_lib.TARGETS_SEGMENTATION] != 0).sum(axis=1)
+  of_rows = _explain_parts(parts, reader, provenance)
+  rows = tuple(
+      RowExplanation(
+          row=row,
+          position=int(positions[row]),
+          epoch=int(epochs[row]),
+          number=int(numbers[row]),
+          label=of_rows[row][0].label if of_rows[row] else "",
+          used=int(batch["used"][row]),
+          kept=bool(batch["trained"][row]),
+          loss_tokens=int(loss[row]),
+          loss_share=float(loss[row] / max(1, loss.sum())),
+          parts=of_rows[row],
+          tokens=batch["tokens"][row, : batch["used"][row]],
+      )
+      for row in range(size)
+  )
+  return StepExplanation(
+      step=step,
+      position=int(positions[0]),
+      sequence_length=source.row_length,
+      ngram_filter=content.ngram_filter,
+      rows=rows,
+      arrays=arrays,
+  )
+
+
+def _explain_parts(
+    parts: parts_lib.Parts, reader: reader_lib.Reader, provenance: Provenance | None
+) -> list[tuple[PartExplanation, ...]]:
+  """Returns the parts of each row."""
+  files = getattr(reader, "files", None)
+  found: list[list[PartExplanation]] = [[] for _ in range(parts.num_rows)]
+  columns = (parts.row, parts.column, parts.source, parts.first, parts.count)
+  for row, column, source, first, count in zip(*(values.tolist() for values in columns)):
+    bytes_of = (None, None) if files is None else files.byte_range(source, first, count)
+    named = provenance if files is not None else None
+    part = PartExplanation(
+        file=f"record {source}" if files is None else files.paths[source],
+        label="" if named is None else named.index.files[source].label,
+        column=column,
+        first=first,
+        count=count,
+        first_byte=bytes_of[0],
+        end_byte=bytes_of[1],
+        documents=() if named is None else named.spans(source, first, count, column),
+    )
+    found[row].append(part)
+  return [tuple(row) for row in found]

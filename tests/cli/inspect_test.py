@@ -1,0 +1,129 @@
+"""Tests of `maxtext-olmo inspect`."""
+
+import json
+import pathlib
+import tempfile
+import unittest
+
+import numpy as np
+from absl.testing import absltest
+
+from maxtext_olmo.inspection import run as run_lib
+from tests.cli import runner
+from tests.inspection import small_run
+from tests.loader import cases
+
+_run: small_run.SmallRun
+
+
+def setUpModule():
+  global _run
+  cases.compile_fast()
+  directory = tempfile.TemporaryDirectory(prefix="inspect_test_")
+  unittest.addModuleCleanup(directory.cleanup)
+  _run = small_run.write(directory.name)
+
+
+class InspectTest(absltest.TestCase):
+
+  def inspect(self, *argv, code=0):
+    found, out, err = runner.run("inspect", *argv)
+    self.assertEqual(found, code, err)
+    return out if code != 2 else err
+
+  def test_the_state_is_told_in_words_and_as_json(self):
+    out = self.inspect(_run.checkpoints)
+    self.assertIn("15 steps, 60 samples", out)
+    self.assertIn("batches of 6 (before: batches of 4)", out)
+    values = json.loads(self.inspect(_run.checkpoints, "--json"))
+    self.assertEqual((values["step"], values["position"]), (15, 60))
+
+  def test_a_step_shows_its_rows_and_their_bytes(self):
+    values = json.loads(self.inspect(_run.checkpoints, "--step", 7, "--json"))
+    self.assertLen(values["rows"], 6)
+    for row in values["rows"]:
+      (part,) = row["parts"]
+      raw = pathlib.Path(part["file"]).read_bytes()[part["first_byte"] : part["end_byte"]]
+      np.testing.assert_array_equal(
+          np.frombuffer(raw, "<u2"), _run.batches[7]["inputs"][row["row"]]
+      )
+    out = self.inspect(_run.checkpoints, "--step", 7)
+    self.assertIn("step 7 (seen): 6 rows of 32 tokens from position 32", out)
+    self.assertIn("step 15 (to come)", self.inspect(_run.checkpoints, "--step", 15))
+
+  def test_text_is_that_of_the_batch_and_harmless(self):
+    with run_lib.open_iterator(run_lib.find_run(_run.checkpoints)) as iterator:
+      steps = (iterator.explain(step) for step in range(60))
+      step, row = next(
+          (step.step, row.row) for step in steps for row in step.rows if 0x1B in row.tokens
+      )
+    out = self.inspect(_run.checkpoints, "--step", step, "--row", row, "--text")
+    self.assertIn("\\x1b[", out)
+    self.assertNotIn("\x1b[", out)
+    self.assertIn("── document ", out)
+    values = json.loads(
+        self.inspect(_run.checkpoints, "--step", step, "--row", row, "--text", "--json")
+    )
+    self.assertNotEmpty(values["rows"][0]["text"])
+
+  def test_a_range_of_steps_has_a_line_each(self):
+    out = self.inspect(_run.checkpoints, "--steps", "3:6")
+    self.assertLen([line for line in out.splitlines() if "wiki" in line or "web" in line], 3)
+    values = json.loads(self.inspect(_run.checkpoints, "--steps", "3:6", "--json"))
+    self.assertEqual([len(step["rows"]) for step in values], [4, 4, 6])
+
+  def test_two_runs_are_compared(self):
+    out = self.inspect(f"{_run.checkpoints}/4", _run.checkpoints, code=1)
+    self.assertIn("They differ from step 5 on", out)
+    self.assertIn("The same stream", self.inspect(_run.checkpoints, _run.checkpoints))
+
+  def test_a_config_file_is_a_run(self):
+    path = pathlib.Path(self.create_tempdir().full_path, "config.json")
+    path.write_text(json.dumps({**_run.config, "checkpoint_dir": ""}))
+    self.assertIn("step 3 (to come): 2 rows", self.inspect(path, "--step", 3))
+    yml = path.with_suffix(".yml")
+    yml.write_text(f"olmo_index_path: {_run.index_path}\nmax_target_length: 32\nsteps: 5\n")
+    out = self.inspect(yml, "--step", 3, "--config.global_batch_size_to_load=5")
+    self.assertIn("step 3 (to come): 5 rows", out)
+    python = path.with_suffix(".py")
+    python.write_text(
+        "import maxtext_olmo\ndef get_config():\n  config = maxtext_olmo.get_config()\n"
+        f"  config.olmo_index_path = {_run.index_path!r}\n  config.max_target_length = 32\n"
+        "  return config\n"
+    )
+    self.assertIn("8 rows of 32", self.inspect(python, "--step", 3))
+
+  def test_text_is_found_with_every_step_that_has_it(self):
+    (found,) = json.loads(self.inspect(_run.checkpoints, "--find", "harbour seal", "--json"))
+    self.assertEqual({visit["epoch"] for visit in found["visits"]}, {0, 1})
+    visit = found["visits"][0]
+    shown = self.inspect(_run.checkpoints, "--step", visit["step"], "--text")
+    self.assertRegex(shown, "harbour|seal")
+    self.assertIn("label web", self.inspect(_run.checkpoints, "--find", "harbour seal"))
+    (document,) = found["documents"]
+    self.assertIn("to come", self.inspect(_run.checkpoints, "--document", document))
+    byte = ("--file", "data/web.npy", "--byte", found["first_byte"])
+    self.assertIn(f"document {document}", self.inspect(_run.checkpoints, *byte))
+    nothing = ("--find", "harbour seal", "--label", "wiki")
+    self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
+
+  def test_keys_on_the_command_line_change_the_kept_config(self):
+    out = self.inspect(_run.checkpoints, "--config.global_batch_size_to_load=10")
+    self.assertIn("batches of 10 (before: batches of 2)", out)
+
+  def test_what_cannot_be_asked_is_an_error(self):
+    for argv, message in (
+        (("--row", 1), "give --step too"),
+        (("--step", 1, "--steps", "1:2"), "not both"),
+        (("--steps", "5"), "such as 100:120"),
+        (("--file", "a"), "give both"),
+        (("--find", "a", "--label", "x"), "matches no label"),
+        (("--step", 1, "--row", 9), "has the rows 0 to 3"),
+        (("--config", "/nowhere.py"), "does not exist"),
+    ):
+      self.assertIn(message, self.inspect(_run.checkpoints, *argv, code=2))
+    self.assertIn("does not exist", self.inspect("/nowhere", code=2))
+
+
+if __name__ == "__main__":
+  absltest.main()

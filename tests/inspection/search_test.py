@@ -1,0 +1,107 @@
+"""Tests of the search for text."""
+
+import pathlib
+
+import numpy as np
+from absl.testing import absltest
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.inspection import search
+from tests.inspection import small_run
+
+
+class PairTokenizer:
+  """Encodes two characters at a time, from the beginning of a text: edges differ inside a text."""
+
+  name, vocab_size, eos_id = "pairs", 65536, 0
+
+  def encode(self, texts):
+    return [
+        np.array(
+            [
+                ord(t[i]) * 256 + (ord(t[i + 1]) if i + 1 < len(t) else 0)
+                for i in range(0, len(t), 2)
+            ]
+        )
+        for t in texts
+    ]
+
+  def decode(self, ids):
+    pairs = ((int(number) >> 8, int(number) & 255) for number in ids)
+    return "".join(chr(char) for pair in pairs for char in pair if char)
+
+
+class SearchTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+
+  def corpus(self, documents):
+    index = index_lib.load_index(small_run.write_texts(self.directory, {"a": documents}))
+    return index, token_files.TokenFiles.of_index(index)
+
+  def find(self, text, tokenizer, index, files, **arguments):
+    return search.find_text(text, tokenizer, index, files, **arguments)
+
+  def test_bytes_are_found_wherever_they_are(self):
+    index, files = self.corpus(["xabab", "ab", "b"])
+    tokens = np.fromfile(files.paths[0], "<u2")
+    hits = self.find("ab", tokenizer_lib.ByteTokenizer(), index, files)
+    self.assertEqual([(hit.first, hit.count) for hit in hits], [(1, 2), (3, 2), (6, 2)])
+    self.assertEqual(bytes(tokens[1:3].astype(np.uint8)), b"ab")
+    self.assertEmpty(self.find("abc", tokenizer_lib.ByteTokenizer(), index, files))
+
+  def test_a_scan_in_pieces_finds_what_a_search_of_the_text_does(self):
+    text = "".join(np.random.default_rng(0).choice(list("ab"), 3 << 20))  # 6 MiB: two pieces.
+    edge = scan.CHUNK_BYTES // 2  # The first token of the second piece.
+    text = text[: edge - 3] + "seal" + text[edge + 1 :]
+    index, files = self.corpus([text])
+    for needle in ("seal", "al", "se", "abbabaabbabaabab"):
+      hits = self.find(needle, tokenizer_lib.ByteTokenizer(), index, files)
+      expected = [i for i in range(len(text)) if text.startswith(needle, i)]
+      self.assertEqual([hit.first for hit in hits], expected)
+
+  def test_text_is_found_where_its_edges_are_tokenized_differently(self):
+    tokenizer = PairTokenizer()
+    text = "a harbour seal swims here"
+    ids = tokenizer.encode(["some " + text + " and there", "other text"])
+    path = self.directory / "a.npy"
+    np.concatenate(ids).astype("<u2").tofile(path)
+    index = index_lib.build_index([(str(path), "a")], 4, tokenizer="pairs", dtype="uint16")
+    files = token_files.TokenFiles.of_index(index)
+    for part in ("harbour seal swims", "arbour seal swims", "ur seal swims he"):
+      (hit,) = self.find(part, tokenizer, index, files)
+      found = tokenizer.decode(np.concatenate(ids)[hit.first : hit.first + hit.count])
+      self.assertIn(part, found)
+      self.assertLessEqual(len(found), len(part) + 2)
+
+  def test_only_some_files_are_scanned(self):
+    path = small_run.write_texts(self.directory, {"a": ["seal"], "b": ["seal"]})
+    index = index_lib.load_index(path)
+    files = token_files.TokenFiles.of_index(index)
+    tokenizer = tokenizer_lib.ByteTokenizer()
+    self.assertLen(self.find("seal", tokenizer, index, files), 2)
+    self.assertEqual(
+        [hit.file for hit in self.find("seal", tokenizer, index, files, only=[1])], [1]
+    )
+
+  def test_a_file_is_named_by_its_path_or_the_end_of_it(self):
+    index, files = self.corpus(["abcdef"])
+    self.assertEqual(search.file_number(files, "data/a.npy"), 0)
+    self.assertEqual(search.file_number(files, files.paths[0]), 0)
+    with self.assertRaisesRegex(errors.ConfigError, "no file"):
+      search.file_number(files, "b.npy")
+    self.assertEqual(search.range_of_byte(files, index, 0, 5), search.TokenRange(0, 2, 1))
+    with self.assertRaisesRegex(errors.ConfigError, "from 0 to 13"):
+      search.range_of_byte(files, index, 0, 14)
+    with self.assertRaisesRegex(errors.ConfigError, "some text"):
+      self.find("", tokenizer_lib.ByteTokenizer(), index, files)
+
+
+if __name__ == "__main__":
+  absltest.main()

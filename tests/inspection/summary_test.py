@@ -1,0 +1,113 @@
+"""Tests of what is said about a run, and about two."""
+
+import dataclasses
+import json
+import tempfile
+import unittest
+
+import numpy as np
+from absl.testing import absltest
+
+from maxtext_olmo import errors
+from maxtext_olmo.inspection import run as run_lib
+from maxtext_olmo.inspection import summary
+from tests.inspection import small_run
+from tests.loader import cases
+
+_run: small_run.SmallRun
+
+
+def setUpModule():
+  global _run
+  cases.compile_fast()
+  directory = tempfile.TemporaryDirectory(prefix="summary_test_")
+  unittest.addModuleCleanup(directory.cleanup)
+  _run = small_run.write(directory.name)
+
+
+class SummaryTest(absltest.TestCase):
+
+  def test_the_state_is_told_with_each_change_of_the_batch_size(self):
+    told = summary.summarize(run_lib.find_run(_run.checkpoints))
+    self.assertEqual((told.checkpoint, told.step, told.position), (14, 15, 60))
+    self.assertEqual(told.tokens, 60 * 32)
+    self.assertEqual([(c.step, c.position) for c in told.history], [(0, 0), (5, 20), (10, 50)])
+    self.assertEqual(told.history[1].what, ("batches of 6 (before: batches of 4)",))
+    self.assertIn("continues with step 15 at position 60, batches of 2", told.resume)
+    self.assertIn("is the one trained on: 2 files", told.corpus)
+    self.assertLen(told.next_rows, 2)
+    self.assertEqual(json.loads(json.dumps(told.to_json()))["step"], 15)
+    text = "\n".join(told.lines())
+    self.assertIn("15 steps, 60 samples, 1,920 tokens", text)
+    self.assertIn("from step 5 (position 20)", text)
+
+  def test_a_resume_with_another_batch_size_says_what_changes(self):
+    config = {**_run.config, "global_batch_size_to_load": 8}
+    told = summary.summarize(run_lib.find_run(_run.checkpoints, config=config))
+    self.assertIn("batches of 8 (before: batches of 2)", told.resume)
+
+  def test_a_resume_that_would_be_refused_says_why(self):
+    config = {**_run.config, "data_shuffle_seed": 5}
+    told = summary.summarize(run_lib.find_run(_run.checkpoints, config=config))
+    self.assertStartsWith(told.resume, "would be refused")
+    self.assertIn("data_shuffle_seed", told.resume)
+    self.assertEqual(told.step, 15)
+
+  def test_a_run_that_has_not_begun_is_told(self):
+    told = summary.summarize(run_lib.Run("c.py", {**_run.config, "checkpoint_dir": ""}))
+    self.assertEqual((told.step, told.epoch, told.place), (0, 0, 0))
+    self.assertIn("nothing to resume", told.resume)
+
+  def test_a_run_without_a_state_or_a_config_is_an_error(self):
+    with self.assertRaises(errors.ConfigError):
+      summary.summarize(run_lib.Run("x", None))
+
+  def test_a_changed_corpus_is_told(self):
+    directory = self.create_tempdir().full_path
+    run = small_run.write(directory, (4,))
+    texts = small_run.texts()
+    texts["wiki"].append("one more document, long enough to make another instance of its file")
+    small_run.write_texts(run.directory, texts)
+    told = summary.summarize(run_lib.find_run(run.checkpoints))
+    self.assertIn("would be refused", told.resume)
+    self.assertRegex(told.corpus, "has changed: grown: .*wiki.npy")
+
+
+class CompareTest(absltest.TestCase):
+
+  def test_a_run_and_its_earlier_checkpoint_are_the_same_up_to_the_change(self):
+    early, late = run_lib.find_run(f"{_run.checkpoints}/4"), run_lib.find_run(_run.checkpoints)
+    found = summary.compare(early, late)
+    self.assertEqual(found.same_until, 5)
+    self.assertEqual(found.differences, ("rows of the batch: 4 in the first, 6 in the second",))
+    self.assertIn("They differ from step 5 on", found.lines()[0])
+
+  def test_the_same_run_is_the_same(self):
+    found = summary.compare(*[run_lib.find_run(_run.checkpoints)] * 2)
+    self.assertIsNone(found.same_until)
+    self.assertIn("The same stream", found.lines()[0])
+
+  def test_another_seed_differs_from_the_first_step_on(self):
+    new = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
+    other = dataclasses.replace(new, config={**new.config, "data_shuffle_seed": 1})
+    found = summary.compare(new, other)
+    self.assertEqual(found.same_until, 0)
+    self.assertEqual(found.differences, ("seed: 0 in the first, 1 in the second",))
+    self.assertIsNone(summary.compare(new, new).same_until)
+
+  def test_the_first_different_step_is_that_of_the_rows(self):
+    new = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
+    stages = {"olmo_batch_schedule": ((0, 2), (7, 4))}
+    other = dataclasses.replace(new, config={**new.config, **stages})
+    with run_lib.open_iterator(new) as one, run_lib.open_iterator(other) as two:
+      one.go_to(20)
+      two.go_to(20)
+      states = [dataclasses.replace(r, state=i.get_state()) for r, i in ((new, one), (other, two))]
+      rows = [[i.row_numbers(step) for step in range(9)] for i in (one, two)]
+    found = summary.compare(*states)
+    first = next(s for s in range(9) if not np.array_equal(rows[0][s], rows[1][s]))
+    self.assertEqual((found.same_until, first), (7, 7))
+
+
+if __name__ == "__main__":
+  absltest.main()

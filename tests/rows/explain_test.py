@@ -1,0 +1,90 @@
+"""Tests of explanations of steps."""
+
+import json
+
+import numpy as np
+from absl.testing import absltest
+
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.order import schedule
+from maxtext_olmo.rows import explain
+from maxtext_olmo.rows import reader
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import steps
+from maxtext_olmo.rows import windows
+from tests.rows import document_corpus
+
+
+class ExplainTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = self.create_tempdir().full_path
+    self.corpus = document_corpus.write(self.directory)
+    self.path = documents_lib.default_path(f"{self.directory}/index.json")
+
+  def explain(self, source, provenance=None, **content):
+    stream = row_source.RowSequence(source, name="t", seed=0)
+    return explain.explain(
+        source,
+        reader.FileReader(self.corpus.files),
+        stream,
+        schedule.BatchSchedule.constant(4),
+        steps.Content(**content),
+        2,
+        provenance,
+    )
+
+  def test_a_window_names_its_file_bytes_label_and_documents(self):
+    provenance = explain.Provenance(self.corpus.index, self.path)
+    explanation = self.explain(windows.WindowRows(self.corpus.index), provenance)
+    self.assertEqual((explanation.step, explanation.position), (2, 8))
+    self.assertEqual([row.number for row in explanation.rows], [8, 9, 10, 11])
+    row = explanation.rows[1]
+    (part,) = row.parts
+    self.assertEqual((part.file, part.label), (self.corpus.files.paths[0], "label-0"))
+    self.assertEqual((part.first, part.count, part.column), (72, 8, 0))
+    self.assertEqual((part.first_byte, part.end_byte), (144, 160))
+    np.testing.assert_array_equal(row.tokens, self.corpus.contents[0][72:80])
+    rebuilt = [
+        self.corpus.tokens(span.document)[span.first : span.last + 1] for span in part.documents
+    ]
+    np.testing.assert_array_equal(np.concatenate(rebuilt), row.tokens)
+
+  def test_a_whole_document_is_told_from_a_piece_of_one(self):
+    provenance = explain.Provenance(self.corpus.index, self.path)
+    for row in self.explain(self.corpus.planned(7), provenance).rows:
+      for part in row.parts:
+        (span,) = part.documents
+        self.assertEqual(span.whole, part.count == span.length)
+        self.assertEqual(span.column, part.column)
+
+  def test_without_a_document_index_there_are_file_and_bytes(self):
+    for provenance in (None, explain.Provenance(self.corpus.index, f"{self.directory}/none")):
+      row = self.explain(windows.WindowRows(self.corpus.index), provenance).rows[0]
+      self.assertEqual(row.parts[0].documents, ())
+      self.assertEqual(row.parts[0].first_byte, 128)
+    self.assertEqual(row.label, "label-0")
+
+  def test_the_document_index_of_another_corpus_is_not_used(self):
+    with self.assertLogs(level="WARNING") as logs:
+      other = explain.Provenance(self.corpus.index, f"{self.directory}/index.json")
+      self.assertIsNone(other.documents)
+    self.assertIn("Documents cannot be named", logs.output[0])
+
+  def test_a_step_with_an_id_outside_the_vocabulary_is_explained(self):
+    explanation = self.explain(windows.WindowRows(self.corpus.index), vocab_size=2)
+    self.assertLen(explanation.rows, 4)
+
+  def test_it_becomes_json_without_tokens(self):
+    explanation = self.explain(
+        self.corpus.planned(), explain.Provenance(self.corpus.index, self.path)
+    )
+    values = json.loads(json.dumps(explanation.to_json()))
+    document = values["rows"][0]["parts"][0]["documents"][0]
+    self.assertCountEqual(document, ["document", "column", "first", "last", "length", "whole"])
+    self.assertNotIn("arrays", values)
+
+
+if __name__ == "__main__":
+  absltest.main()
