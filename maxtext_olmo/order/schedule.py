@@ -21,6 +21,15 @@ count:
 `position` is what the steps before have consumed. It stays before the tail, since a run that
 continues with smaller batches can still use the tail.
 
+If samples are skipped (`skips`), batches take the samples around them, and positions still count
+them:
+
+    BatchSchedule(((0, 4),), skips=Skips(((4, 7),)))     step       0  1  2   3
+                                                         start      0  7  11  15
+                                                         position   0  4  11  15
+
+Internally, runs of steps count the samples that are not skipped.
+
 `Epochs` says which epoch and place a position of the run is, also where epochs differ in length. A
 corpus that files were appended to has longer epochs from some epoch on:
 
@@ -40,6 +49,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import skips as skips_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +135,7 @@ class BatchSchedule:
     anchor_position: That position; earlier steps belong to another schedule.
     by_position: Whether stages begin at positions and not at steps.
     epochs: Whose ends no batch crosses; None where batches may span epochs.
+    skips: Positions that no batch takes.
   """
 
   stages: tuple[tuple[int, int], ...]
@@ -132,6 +143,7 @@ class BatchSchedule:
   anchor_position: int = 0
   by_position: bool = False
   epochs: Epochs | None = None
+  skips: skips_lib.Skips = skips_lib.Skips()
 
   def __post_init__(self):
     unit = "position" if self.by_position else "step"
@@ -148,12 +160,13 @@ class BatchSchedule:
           f" {self.anchor_step} at position {self.anchor_position}."
       )
     if self.epochs is not None:
-      shortest = min(length for _, length in self.epochs.lengths)
+      shortest = min(length for _, length in self._counted_epochs.lengths)  # type: ignore
       if self.sizes[-1] > shortest:
+        skipped = " (without what is skipped)" if self.skips else ""
         raise errors.ConfigError(
-            f"A batch of {self.sizes[-1]} rows does not fit into an epoch of {shortest} instances,"
-            " and this order lets no batch span epochs. Make the batch smaller, or use another"
-            " olmo_order."
+            f"A batch of {self.sizes[-1]} rows does not fit into an epoch of {shortest}"
+            f" instances{skipped}, and this order lets no batch span epochs. Make the batch"
+            " smaller, or use another olmo_order."
         )
 
   @classmethod
@@ -206,6 +219,10 @@ class BatchSchedule:
     """Returns the same schedule, with batches that do not cross the ends of epochs."""
     return dataclasses.replace(self, epochs=epochs)
 
+  def skipping(self, ranges: Iterable[tuple[int, int]]) -> BatchSchedule:
+    """Returns the same schedule, with batches that take no position of some ranges."""
+    return dataclasses.replace(self, skips=skips_lib.Skips.of(ranges))
+
   @property
   def sizes(self) -> tuple[int, ...]:
     """The distinct batch sizes, ascending."""
@@ -221,11 +238,11 @@ class BatchSchedule:
 
   def start(self, step: int) -> int:
     """Returns the position of a step's first sample."""
-    return self._run_of_step(step).start(step)
+    return self.skips.position(self._run_of_step(step).start(step))
 
   def position(self, step: int) -> int:
-    """Returns the places consumed before a step; less than `start` where it skips a tail."""
-    return self._run_of_step(step).position(step)
+    """Returns the places consumed before a step; less than `start` where it skips some."""
+    return self.skips.consumed(self._run_of_step(step).position(step))
 
   def step_at(self, position: int) -> int:
     """Returns the step that takes the sample at a position, or the next one if it is skipped."""
@@ -234,13 +251,17 @@ class BatchSchedule:
           f"Position {position} lies before position {self.anchor_position}, where this schedule"
           " took over; earlier positions had another schedule."
       )
+    number = self.skips.number(position)
     run = self._runs[
-        bisect.bisect_right(self._runs, position, key=lambda run: run.first_position) - 1
+        bisect.bisect_right(self._runs, number, key=lambda run: run.first_position) - 1
     ]
-    return run.first_from(position - run.size + 1)
+    return run.first_from(number - run.size + 1)
 
   def block(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the starts and the sizes of some consecutive steps."""
+    """Returns the starts and the sizes of some consecutive steps.
+
+    The starts count the samples that are not skipped; `skips.positions` gives their positions.
+    """
     steps = np.arange(first, first + count)
     starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
     step = first
@@ -276,14 +297,15 @@ class BatchSchedule:
   def _runs(self) -> list[_Run]:
     """Runs of steps with one batch size and one length of epochs, from the anchor on."""
     runs: list[_Run] = []
-    step, position = self.anchor_step, self.anchor_position
+    step, position = self.anchor_step, self.skips.number(self.anchor_position)
+    firsts = [self.skips.number(first) if self.by_position else first for first, _ in self.stages]
     while True:
-      stage = bisect.bisect_right(self.stages, (position if self.by_position else step, _NEVER)) - 1
+      stage = bisect.bisect_right(firsts, position if self.by_position else step) - 1
       run, end_of_part = self._run_from(step, position, self.stages[stage][1])
       runs.append(run)
       ends = []
       if stage + 1 < len(self.stages):
-        first = self.stages[stage + 1][0]
+        first = firsts[stage + 1]
         # By position, a stage has its first step once the steps before it have consumed that many
         # samples.
         ends.append(run.first_from(first - run.size) + 1 if self.by_position else first)
@@ -296,15 +318,36 @@ class BatchSchedule:
 
   def _run_from(self, step: int, position: int, size: int) -> tuple[_Run, int | None]:
     """Returns the run that begins with a step, and the position where the epoch length changes."""
-    if self.epochs is None:
+    epochs = self._counted_epochs
+    if epochs is None:
       return _Run(step, position, position, size, 0, _NEVER), None
-    start, epoch = position, self.epochs.epoch(position)
-    end = self.epochs.start(epoch + 1)
+    start, epoch = position, epochs.epoch(position)
+    end = epochs.start(epoch + 1)
     if position + size > end:
       start, epoch = end, epoch + 1
-    later = [first for first, _, _ in self.epochs.parts if first > start]
-    run = _Run(step, position, start, size, self.epochs.start(epoch), self.epochs.length(epoch))
+    later = [first for first, _, _ in epochs.parts if first > start]
+    run = _Run(step, position, start, size, epochs.start(epoch), epochs.length(epoch))
     return run, later[0] if later else None
+
+  @functools.cached_property
+  def _counted_epochs(self) -> Epochs | None:
+    """The epochs, with lengths that leave out what is skipped."""
+    if self.epochs is None or not self.skips:
+      return self.epochs
+    lengths = dict(self.epochs.lengths)
+    for first, end in self.skips.ranges:
+      for epoch in range(self.epochs.epoch(first), self.epochs.epoch(end - 1) + 1):
+        whole = self.epochs.length(epoch)
+        start = self.epochs.start(epoch)
+        skipped = min(end, start + whole) - max(first, start)
+        lengths.setdefault(epoch + 1, self.epochs.length(epoch + 1))
+        lengths[epoch] = lengths.get(epoch, whole) - skipped
+        if lengths[epoch] < 1:
+          raise errors.ConfigError(
+              f"The skipped positions {first} to {end} cover all of epoch {epoch}, which this order"
+              " does not allow."
+          )
+    return Epochs(tuple(sorted(lengths.items())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +356,7 @@ class _Run:
 
   Attributes:
     first_step: The first of them.
-    first_position: What the steps before it have consumed.
+    first_position: What the steps before it have consumed, without what is skipped.
     first_start: Where it starts.
     size: Of each step.
     epoch_start: Where the epoch of `first_start` begins.

@@ -324,6 +324,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     for size, here in by_size.items():
       places = ends[here, np.newaxis] + np.arange(len(self._rows[size]))
       positions[places] = self._positions(starts[here], size)
+    positions = self._schedule.skips.positions(positions)
     real = self._within_stream(positions)
     numbers = np.full(len(positions), -1, np.int64)
     epochs = np.zeros(len(positions), np.int64)

@@ -65,6 +65,68 @@ class BatchScheduleTest(parameterized.TestCase):
         self.assertEqual(anchored.step_at(place), step)
       position = start + size
 
+  def test_the_example_with_skips_holds(self):
+    skipping = schedule.BatchSchedule(((0, 4),)).skipping([(4, 7)])
+    self.assertEqual([skipping.start(k) for k in range(4)], [0, 7, 11, 15])
+    self.assertEqual([skipping.position(k) for k in range(4)], [0, 4, 11, 15])
+    self.assertEqual([skipping.step_at(p) for p in (3, 4, 6, 7, 10, 11)], [0, 1, 1, 1, 1, 2])
+
+  @hypothesis.given(
+      stages=_STAGES,
+      anchor=st.tuples(st.integers(0, 30), st.integers(0, 60)),
+      by_position=st.booleans(),
+      length=st.one_of(st.none(), st.integers(60, 90)),
+      ranges=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 15)), max_size=3).map(
+          lambda pairs: [(first, first + size) for first, size in pairs]
+      ),
+  )
+  @hypothesis.settings(deadline=None, max_examples=150)
+  def test_with_skips_it_equals_a_walk_over_the_samples(
+      self, stages, anchor, by_position, length, ranges
+  ):
+    some = schedule.BatchSchedule(stages, by_position=by_position).skipping(ranges)
+    if length is not None:
+      some = some.within(schedule.Epochs.constant(length))
+    some = some.anchored(*anchor)
+    position = anchor[1]
+    starts, sizes = some.block(anchor[0], 30)
+    for number, step in enumerate(range(anchor[0], anchor[0] + 30)):
+      reached = step
+      if by_position:  # A stage has begun if all samples before it are consumed or skipped.
+        reached = position
+        while any(first <= reached < end for first, end in ranges):
+          reached += 1
+      size = [size for first, size in stages if first <= reached][-1]
+
+      def samples_from(position):
+        epoch = None
+        taken = []
+        while len(taken) < size:  # noqa: B023
+          if not any(first <= position < end for first, end in ranges):
+            if length is not None and taken and position // length != epoch:
+              taken = []  # The batch begins at the new epoch.
+            if length is not None:
+              epoch = position // length
+            taken.append(position)
+          position += 1
+        return taken
+
+      taken = samples_from(position)
+      self.assertEqual(some.size(step), size)
+      self.assertEqual(some.start(step), taken[0])
+      self.assertEqual(
+          some.skips.positions(starts[number] + np.arange(sizes[number])).tolist(), taken
+      )
+      position = taken[-1] + 1
+      self.assertEqual(some.position(step + 1), position)
+
+  def test_an_epoch_that_is_skipped_whole_is_a_config_error(self):
+    within = schedule.BatchSchedule.constant(4).within(schedule.Epochs.constant(10))
+    with self.assertRaisesRegex(errors.ConfigError, "positions 8 to 21 cover all of epoch 1"):
+      within.skipping([(8, 21)])
+    with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .without what is skip"):
+      within.skipping([(11, 18)])
+
   def test_a_block_may_begin_with_any_step(self):
     ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(schedule.Epochs.constant(30))
     starts, sizes = ramp.block(0, 20)

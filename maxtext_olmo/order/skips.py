@@ -1,0 +1,115 @@
+"""Skipped samples: ranges of positions that no batch takes.
+
+A run that skips bad data continues with the sample after it. Positions still count the skipped
+samples, so a skip repeats nothing and moves no other sample to another position. A schedule counts
+the samples that are left, by their numbers:
+
+    skipped [4, 7)     position   0  1  2  3  4  5  6  7  8  9
+                       number     0  1  2  3  .  .  .  4  5  6
+
+`Skip` is one range with the request that it came from. A request in steps becomes positions once,
+under the schedule in force when it is first made, and the run's history keeps the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from maxtext_olmo import errors
+
+
+class Skip(NamedTuple):
+  """A range of positions to skip.
+
+  Attributes:
+    request: What was asked for, such as `steps 41180:41220`; the same request is never converted
+      twice.
+    first: The first position.
+    end: The position after the last.
+    mode: 'drop' takes the samples out of the stream, 'mask' delivers them without loss.
+  """
+
+  request: str
+  first: int
+  end: int
+  mode: str = "drop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Skips:
+  """Position ↔ number of the samples that are not skipped.
+
+  Attributes:
+    ranges: `(first, end)` pairs of positions, ascending and apart from each other.
+  """
+
+  ranges: tuple[tuple[int, int], ...] = ()
+
+  @classmethod
+  def of(cls, ranges: Iterable[tuple[int, int]]) -> Skips:
+    """Makes skips of ranges in any order, which may overlap."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+      if not 0 <= first < end:
+        raise errors.ConfigError(
+            f"A skipped range has at least one sample from position 0 on, got {first} to {end}."
+        )
+      if merged and first <= merged[-1][1]:
+        first, end = merged[-1][0], max(end, merged.pop()[1])
+      merged.append((first, end))
+    return cls(tuple(merged))
+
+  def __bool__(self) -> bool:
+    return bool(self.ranges)
+
+  @functools.cached_property
+  def _firsts(self) -> np.ndarray:
+    return np.array([first for first, _ in self.ranges], np.int64)
+
+  @functools.cached_property
+  def _skipped(self) -> np.ndarray:
+    """How many positions the first 0, 1, 2, … ranges skip."""
+    sizes = [end - first for first, end in self.ranges]
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+  def positions(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns the positions of samples, given their numbers; negative numbers are kept."""
+    if not self.ranges:
+      return numbers
+    return numbers + self._skipped[np.searchsorted(self._numbers, numbers, side="right")]
+
+  def position(self, number: int) -> int:
+    """Returns the position of a sample."""
+    return int(self.positions(np.array([number]))[0]) if self.ranges else number
+
+  def consumed(self, number: int) -> int:
+    """Returns the position reached after `number` samples; a skip that comes next is not begun."""
+    if not self.ranges:
+      return number
+    return number + int(self._skipped[np.searchsorted(self._numbers, number, side="left")])
+
+  def number(self, position: int) -> int:
+    """Returns how many samples lie before a position without the skipped ones."""
+    if not self.ranges:
+      return position
+    begun = int(np.searchsorted(self._firsts, position, side="left"))
+    inside = max(0, self.ranges[begun - 1][1] - position) if begun else 0
+    return position - int(self._skipped[begun]) + inside
+
+  def contains(self, positions: np.ndarray) -> np.ndarray:
+    """Returns whether each position is skipped."""
+    if not self.ranges:
+      return np.zeros(np.shape(positions), np.bool_)
+    ends = np.array([end for _, end in self.ranges], np.int64)
+    begun = np.searchsorted(self._firsts, positions, side="right")
+    return (begun > 0) & (positions < ends[begun - 1])
+
+  @functools.cached_property
+  def _numbers(self) -> np.ndarray:
+    """The number of the sample after each range."""
+    return self._firsts - self._skipped[:-1]
