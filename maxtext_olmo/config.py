@@ -198,6 +198,9 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_document_mask", False,
         "Restart segment ids and positions at each document, so that attention stays within it."
         " Needs olmo_eos_id. olmo_documents always does this.", read_by=(GRAIN,)),
+    Key("olmo_exclude", "",
+        "File that lists documents, files, byte ranges, rows or labels on which no loss is taken.",
+        _exists, read_by=_CORPUS, per_host=True),
     Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
         read_by=_CORPUS),
     Key("olmo_documents_path", "",

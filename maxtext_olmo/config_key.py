@@ -312,6 +312,7 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
       "olmo_mixture": bool(options.olmo_mixture),
       "olmo_apply_ngram_filter": options.olmo_apply_ngram_filter,
       "olmo_batch_extras": bool(options.olmo_batch_extras),
+      "olmo_exclude": bool(options.olmo_exclude),
       "olmo_batch_schedule_unit": options.olmo_batch_schedule_unit == "tokens",
       "generate_padding_batch_train": options.generate_padding_batch_train,
       "global_batch_size_to_train_on": (

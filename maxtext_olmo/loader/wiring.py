@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import documents as documents_lib
@@ -23,6 +25,7 @@ from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
@@ -49,6 +52,8 @@ def train_iterator(
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
   """
   content = content or _content(options)
+  if options.olmo_exclude and index is not None:
+    content = dataclasses.replace(content, exclusions=_exclusions(options, index))
   schedule = options.schedule()
   if stream.drops_tails:
     schedule = schedule.within(stream.epochs)
@@ -144,6 +149,26 @@ def _content(options: config_lib.Options) -> steps.Content:
       shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
       extras=tuple(options.olmo_batch_extras),
   )
+
+
+def _exclusions(options: config_lib.Options, index: index_lib.OlmoNpyIndex) -> exclude.Exclusions:
+  """Reads the file of exclusions, which must be the same on all processes."""
+
+  def documents() -> documents_lib.DocumentIndex:
+    path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
+    return documents_lib.load_documents(path, index)
+
+  def read() -> exclude.Exclusions:
+    return exclude.read_exclusions(options.olmo_exclude, index, documents=documents)
+
+  exclusions = collectives.run_on_all_processes(read, "reading olmo_exclude")
+  collectives.check_equal({"olmo_exclude": exclusions.digest})
+  logging.info(
+      "olmo_exclude: no loss is taken on %d tokens in %d ranges.",
+      exclusions.num_tokens,
+      len(exclusions.firsts),
+  )
+  return exclusions
 
 
 def _prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:

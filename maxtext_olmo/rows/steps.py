@@ -33,6 +33,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import buffers
+from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import loss_mask
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import read_ahead
@@ -54,17 +55,23 @@ class Content:
     ngram_filter: Whether rows with long repetitions are masked out of the loss.
     shift: How inputs and targets are offset.
     extras: Optional arrays with one value per row (`batch.EXTRAS`).
+    exclusions: Tokens that no loss is taken on.
   """
 
   vocab_size: int = 0
   ngram_filter: bool = True
   shift: batch_lib.Shift = batch_lib.Shift()
   extras: tuple[str, ...] = ()
+  exclusions: exclude.Exclusions | None = None
 
-  def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | None]:
+  def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | str | None]:
     """Returns what a checkpoint records of this, so that a change is noticed."""
     eos_id = None if rule.begins == "nowhere" else rule.eos_id
-    return {"ngram_filter": self.ngram_filter, "document_eos_id": eos_id}
+    return {
+        "ngram_filter": self.ngram_filter,
+        "document_eos_id": eos_id,
+        "exclude": None if self.exclusions is None else self.exclusions.digest,
+    }
 
 
 def as_recorded(
@@ -224,6 +231,9 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       batch["starts"] = segments_lib.pack_bits(starts)
     if self._masks is not None:
       batch["loss"] = self._masks.read(parts, tokens.shape)
+    if self._content.exclusions is not None:
+      allowed = self._content.exclusions.loss_bits(parts, self._row_length)
+      batch["loss"] = batch["loss"] & allowed if "loss" in batch else allowed
     if "row_ids" in self._content.extras:
       batch["row_ids"] = numbers.astype(np.int32)
     if "labels" in self._content.extras:

@@ -44,9 +44,7 @@ class SkipsTest(parameterized.TestCase):
     self.assertEqual(some.positions(np.array([-1, 0, -1])).tolist(), [-1, 3, -1])
 
   def test_ranges_that_overlap_or_touch_become_one(self):
-    self.assertEqual(
-        skips.Skips.of([(8, 10), (1, 4), (3, 6), (6, 7)]).ranges, ((1, 7), (8, 10))
-    )
+    self.assertEqual(skips.Skips.of([(8, 10), (1, 4), (3, 6), (6, 7)]).ranges, ((1, 7), (8, 10)))
     self.assertEqual(skips.Skips.of([(1, 9), (2, 3)]).ranges, ((1, 9),))
 
   @parameterized.parameters((-1, 3), (3, 3), (4, 2))

@@ -561,11 +561,11 @@ class ContentTest(parameterized.TestCase):
   def test_a_checkpoint_records_filter_and_document_ends(self):
     self.assertEqual(
         steps.Content().record(segments.SegmentRule()),
-        {"ngram_filter": True, "document_eos_id": None},
+        {"ngram_filter": True, "document_eos_id": None, "exclude": None},
     )
     self.assertEqual(
         steps.Content(ngram_filter=False).record(segments.SegmentRule("after_eos", 7)),
-        {"ngram_filter": False, "document_eos_id": 7},
+        {"ngram_filter": False, "document_eos_id": 7, "exclude": None},
     )
 
 
