@@ -1,0 +1,141 @@
+"""Tests of logged losses and their spikes."""
+
+import csv
+import json
+import math
+import pathlib
+import struct
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.inspection import losses as losses_lib
+
+
+def _varint(value):
+  encoded = b""
+  while value > 127:
+    encoded += bytes([value & 127 | 128])
+    value >>= 7
+  return encoded + bytes([value])
+
+
+def _field(number, value):
+  if isinstance(value, int):
+    return _varint(number << 3) + _varint(value)
+  if isinstance(value, float):
+    return _varint(number << 3 | 5) + struct.pack("<f", value)
+  return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _record(step, tag, value, *, as_tensor=False):
+  held = _field(8, _field(1, 1) + _field(5, struct.pack("<f", value))) if as_tensor else None
+  scalar = held or _field(2, value)
+  event = _varint(1 << 3 | 1) + struct.pack("<d", 1.5)
+  event += _field(2, step) + _field(5, _field(1, _field(1, tag.encode()) + scalar))
+  return struct.pack("<Q", len(event)) + b"crc1" + event + b"crc2"
+
+
+class ReadLossesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(self.create_tempdir().full_path)
+    self.expected = {0: 2.5, 1: 2.25, 300: 7.0}
+
+  def assert_read(self, path, **options):
+    read = losses_lib.read_losses(str(path), **options)
+    self.assertEqual(dict(zip(read.steps.tolist(), read.values.tolist())), self.expected)
+    return read
+
+  def test_json_lines(self):
+    path = self.folder / "metrics.jsonl"
+    lines = [{"step": 1, "loss": 9.0}, {"note": "restarted"}]
+    lines += [{"step": s, "loss": v, "grad": 1.0} for s, v in self.expected.items()]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    self.assert_read(path)
+
+  def test_csv(self):
+    path = self.folder / "metrics.csv"
+    with path.open("w", newline="") as file:
+      writer = csv.writer(file)
+      writer.writerows(
+          [("step", "train/loss", "eval/loss"), *((s, v, 1) for s, v in self.expected.items())]
+      )
+    self.assertEqual(self.assert_read(path).name, "train/loss")
+
+  @parameterized.parameters(False, True)
+  def test_event_files_of_tensorboard(self, as_tensor):
+    records = [
+        _record(s, "learning/loss", v, as_tensor=as_tensor) for s, v in self.expected.items()
+    ]
+    records.insert(1, _record(0, "learning/moe_lb_loss", 3.0))
+    path = self.folder / "events.out.tfevents.1.host"
+    path.write_bytes(b"".join(records) + records[0][:-3])  # The last one is being written.
+    self.assert_read(path)
+    self.assert_read(self.folder)
+
+  def test_the_loss_can_be_named(self):
+    path = self.folder / "metrics.jsonl"
+    lines = [{"step": s, "a_loss": v, "b_loss": 0.0} for s, v in self.expected.items()]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    self.assert_read(path, name="a_loss")
+    with self.assertRaisesRegex(errors.ConfigError, "found a_loss, b_loss. Choose one"):
+      losses_lib.read_losses(str(path))
+    with self.assertRaisesRegex(errors.ConfigError, "has no 'c_loss'; it has a_loss, b_loss"):
+      losses_lib.read_losses(str(path), name="c_loss")
+
+  @parameterized.parameters(
+      ("a.jsonl", b"{", "Line 1 of .* is not JSON"),
+      ("a.jsonl", b'{"step": 1}', "expected records with a `step` and a `loss`; found none"),
+      ("a.jsonl", b"\xff\xfe", "is not text"),
+      ("a.jsonl", b"", "found none"),
+      ("a.tfevents", struct.pack("<Q", 3) + b"crc1" + b"\x0f\xff\xff" + b"crc2", "is damaged"),
+      ("a.csv", b"a,b\n1,2\n", "found none"),
+  )
+  def test_a_file_without_losses_is_a_config_error(self, name, content, message):
+    path = self.folder / name
+    path.write_bytes(content)
+    with self.assertRaisesRegex(errors.ConfigError, message):
+      losses_lib.read_losses(str(path))
+
+  def test_a_missing_file_is_a_file_not_found_error(self):
+    with self.assertRaises(FileNotFoundError):
+      losses_lib.read_losses(str(self.folder / "none.jsonl"))
+
+
+class FindSpikesTest(parameterized.TestCase):
+
+  def losses(self, spikes, count=2000, seed=0):
+    rng = np.random.Generator(np.random.PCG64(seed))
+    values = 2 + 8 / (1 + np.arange(count) / 50) + rng.normal(0, 0.02, count)
+    for step, value in spikes.items():
+      values[step] += value
+    return losses_lib.Losses(np.arange(count) * 10, values, "loss")
+
+  def test_planted_spikes_are_found_and_nothing_else(self):
+    for seed in range(10):
+      found = losses_lib.find_spikes(
+          self.losses({700: 1.0, 701: 2.0, 703: 0.5, 1500: 0.5}, seed=seed)
+      )
+      self.assertEqual(
+          [(s.first, s.last, s.peak) for s in found], [(7000, 7030, 7010), (15000, 15000, 15000)]
+      )
+      self.assertGreater(found[0].score, found[1].score)
+      self.assertAlmostEqual(found[1].loss - found[1].usual, 0.5, delta=0.2)
+
+  def test_a_loss_that_is_not_a_number_is_a_spike(self):
+    some = self.losses({})
+    some.values[900] = math.nan
+    some.values[1200] = math.inf
+    self.assertEqual({s.peak for s in losses_lib.find_spikes(some)}, {9000, 12000})
+
+  def test_a_run_of_few_steps_has_no_spikes(self):
+    for count in range(9):
+      self.assertEqual(losses_lib.find_spikes(self.losses({}, count=count)), [])
+
+
+if __name__ == "__main__":
+  absltest.main()
