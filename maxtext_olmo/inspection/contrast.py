@@ -218,13 +218,13 @@ def _surprise(calm: Sequence[StepRows]) -> np.ndarray:
   tokens = [rows.tokens[i, :n] for rows in calm for i, n in enumerate(rows.used.tolist())]
   counts = np.bincount(np.concatenate([*tokens, np.zeros(0, np.int64)]).astype(np.int64))
   # Every token counts half a time more than it was seen, those that were never seen as one.
-  counts = np.append(counts, 0) + 0.5
-  return -np.log2(counts / counts.sum())
+  smoothed = np.append(counts, 0) + 0.5
+  return -np.log2(smoothed / smoothed.sum())
 
 
 def _hashes(rows: StepRows) -> list[int]:
   return [
-      xxhash.xxh3_64_intdigest(np.ascontiguousarray(row[:used])) if used else -1
+      xxhash.xxh3_64_intdigest(row[:used].tobytes()) if used else -1
       for row, used in zip(rows.tokens, rows.used.tolist())
   ]
 
