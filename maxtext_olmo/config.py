@@ -38,6 +38,7 @@ from maxtext_olmo.config_key import some_of
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing
 
@@ -86,6 +87,11 @@ _SCHEDULE = Kind(
     lambda value: tuple(
         (read_whole_number(first), read_whole_number(rows)) for first, rows in value
     ),
+)
+_RANGES = Kind(
+    "a list of (first, end) pairs",
+    list,
+    lambda value: tuple((read_whole_number(first), read_whole_number(end)) for first, end in value),
 )
 _FACTORS = Kind(
     "a list of (boundary, factor) pairs",
@@ -198,6 +204,15 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_document_mask", False,
         "Restart segment ids and positions at each document, so that attention stays within it."
         " Needs olmo_eos_id. olmo_documents always does this.", read_by=(GRAIN,)),
+    Key("olmo_skip", (),
+        "(first, end) pairs of steps or samples to pass over; the end is not skipped.",
+        kind=_RANGES, read_by=_CORPUS),
+    Key("olmo_skip_unit", skips.UNITS[0],
+        "Unit of olmo_skip: 'steps', as the run logged them, or 'samples', which are positions.",
+        one_of(*skips.UNITS), read_by=_CORPUS),
+    Key("olmo_skip_mode", skips.MODES[0],
+        "'drop' continues with the samples after them; 'mask' delivers them without loss.",
+        one_of(*skips.MODES), read_by=_CORPUS),
     Key("olmo_exclude", "",
         "File that lists documents, files, byte ranges, rows or labels on which no loss is taken.",
         _exists, read_by=_CORPUS, per_host=True),
@@ -319,6 +334,11 @@ class Options(types.SimpleNamespace):
   def has_batch_schedule(self) -> bool:
     """Whether the batch size changes during the run."""
     return bool(self.olmo_batch_schedule or self.olmo_batch_rampup_factors)
+
+  @property
+  def skips(self) -> skips.Requests:
+    """What to skip."""
+    return skips.Requests(self.olmo_skip, self.olmo_skip_unit, self.olmo_skip_mode)
 
   @property
   def order_name(self) -> str:

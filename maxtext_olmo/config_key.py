@@ -245,6 +245,9 @@ def _schedule(options: Any) -> Iterator[str]:
 
 
 def _corpus(options: Any) -> Iterator[str]:
+  for first, end in options.olmo_skip:
+    if not 0 <= first < end < 1 << 62:
+      yield f"olmo_skip: a range begins at 0 or later and ends after that, got {first} to {end}."
   if not options.olmo_index_path:
     yield "olmo_index_path is empty; build an index with `maxtext-olmo index build`."
   for one, other in (("to", "from"), ("from", "to")):
@@ -313,6 +316,7 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
       "olmo_apply_ngram_filter": options.olmo_apply_ngram_filter,
       "olmo_batch_extras": bool(options.olmo_batch_extras),
       "olmo_exclude": bool(options.olmo_exclude),
+      "olmo_skip": bool(options.olmo_skip),
       "olmo_batch_schedule_unit": options.olmo_batch_schedule_unit == "tokens",
       "generate_padding_batch_train": options.generate_padding_batch_train,
       "global_batch_size_to_train_on": (

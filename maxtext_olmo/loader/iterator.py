@@ -27,6 +27,7 @@ from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import explain as explain_lib
@@ -109,6 +110,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       corpus.
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
+    skips: What the config asks to skip.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
     on_start: Called with the history and the step when batches are about to be read from there.
     provenance: The names of labels and documents, for `explain`.
@@ -127,6 +129,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       pad_after_end: bool = False,
       corpus: corpus_change.CorpusPolicy | None = None,
       whole_batches: bool = False,
+      skips: skips_lib.Requests = skips_lib.Requests(),
       labels: np.ndarray | None = None,
       on_start: Callable[[timeline.Timeline, int], None] | None = None,
       provenance: explain_lib.Provenance | None = None,
@@ -141,6 +144,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._pad_after_end = pad_after_end
     self._corpus = corpus
     self._whole_batches = whole_batches
+    self._skips = skips
     self._labels = labels
     self._on_start = on_start
     self._provenance = provenance
@@ -310,6 +314,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
             self._record,
             corpus=self._corpus,
             whole_batches=self._whole_batches,
+            skips=self._skips,
         )
     )
     self._state_set = True
@@ -329,7 +334,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       if position is not None:
         schedule = schedule.anchored(step, position)
       schedule.start(step)
-      self._move_to(state_lib.Start(step, schedule, self._start.stream, history))
+      self._move_to(self._start._replace(step=step, schedule=schedule, history=history))
 
   def reset(self) -> None:
     """Returns to where this iterator began."""
@@ -410,6 +415,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         first_step=start.step,
         content=self._content,
         labels=self._labels,
+        masked=skips_lib.positions_of(start.skips, "mask"),
         block_steps=block_steps,
     )
 

@@ -245,13 +245,16 @@ def find_start(
           content,
           corpus=corpus,
           whole_batches=options.resumes_whole_batches,
+          skips=options.skips,
       )
   step, position = decision["step"], options.olmo_initial_position
   if position < 0:
-    return state_lib.Start(step, schedule, stream)
+    # Without a state, the config alone says where a step is, so it skips from the beginning on.
+    return state_lib.with_skips(state_lib.Start(step, schedule, stream), options.skips, 0)
   if options.initial_step < 0 and step == 0:
     step = schedule.step_at(position)
-  return state_lib.Start(step, schedule.anchored(step, position), stream)
+  start = state_lib.Start(step, schedule.anchored(step, position), stream)
+  return state_lib.with_skips(start, options.skips, position)
 
 
 def restore_latest(options: config_lib.Options, iterator: Any) -> None:

@@ -25,6 +25,7 @@ from maxtext_olmo import schema
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import timeline as timeline_lib
 
 FORMAT = 2
@@ -49,6 +50,7 @@ class Start(NamedTuple):
   schedule: schedule_lib.BatchSchedule
   stream: Any
   history: timeline_lib.Timeline | None = None
+  skips: tuple[skips_lib.Skip, ...] = ()
 
 
 _ADVICE = {
@@ -80,6 +82,7 @@ def begin_history(start: Start, content: dict[str, Any]) -> timeline_lib.Timelin
       identity=start.stream.identity(),
       content=content,
       extents=tuple(start.stream.history),
+      skips=start.skips,
   )
   if start.history is None:
     return timeline_lib.Timeline((entry,))
@@ -131,6 +134,7 @@ def read_state(
     *,
     corpus: corpus_change.CorpusPolicy | None = None,
     whole_batches: bool = False,
+    skips: skips_lib.Requests = skips_lib.Requests(),
 ) -> Start:
   """Returns where the run resumes; raises ResumeError if the state belongs to another stream.
 
@@ -141,6 +145,7 @@ def read_state(
       corpus.
     whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core
       does, which repeats data; otherwise the position is kept.
+    skips: What the config asks to skip.
   """
   step, position, history = parse_state(state)
   entry = history.present
@@ -169,7 +174,31 @@ def read_state(
     schedule = schedule.within(stream.epochs)
   if whole_batches:
     here = _whole_batches(here, stream, schedule.size(step))
-  return Start(step, _anchored(schedule, entry, step, here, stream), stream, history)
+  recorded = _converted(entry, stream.sequence_length)
+  schedule = schedule.skipping(skips_lib.positions_of(recorded, "drop"))
+  anchored = _anchored(schedule, entry, step, here, stream)
+  return with_skips(Start(step, anchored, stream, history, recorded), skips, here)
+
+
+def with_skips(start: Start, requests: skips_lib.Requests, position: int) -> Start:
+  """Returns a start with what the config asks to skip; ResumeError if it is before a position."""
+  schedule = start.schedule
+
+  def to_positions(first: int, end: int) -> tuple[int, int]:
+    return schedule.start(first), schedule.position(end)
+
+  skips = requests.resolve(start.skips, position, to_positions)
+  schedule = schedule.skipping(skips_lib.positions_of(skips, "drop"))
+  return start._replace(schedule=schedule, skips=skips)
+
+
+def _converted(entry: timeline_lib.Entry, length: int) -> tuple[skips_lib.Skip, ...]:
+  """Returns the skips of an entry in samples of another length, rounded to whole samples."""
+  was = entry.sequence_length
+  return tuple(
+      skip._replace(first=skip.first * was // length, end=-(-skip.end * was // length))
+      for skip in entry.skips
+  )
 
 
 def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:

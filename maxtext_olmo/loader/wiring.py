@@ -80,6 +80,7 @@ def train_iterator(
       pad_after_end=options.generate_padding_batch_train,
       corpus=corpus,
       whole_batches=options.resumes_whole_batches,
+      skips=options.skips,
       labels=None if index is None else labels(index),
       on_start=_recorder(options),
       provenance=_provenance(options, index),

@@ -219,9 +219,9 @@ class BatchSchedule:
     """Returns the same schedule, with batches that do not cross the ends of epochs."""
     return dataclasses.replace(self, epochs=epochs)
 
-  def skipping(self, ranges: Iterable[tuple[int, int]]) -> BatchSchedule:
-    """Returns the same schedule, with batches that take no position of some ranges."""
-    return dataclasses.replace(self, skips=skips_lib.Skips.of(ranges))
+  def skipping(self, skips: skips_lib.Skips) -> BatchSchedule:
+    """Returns the same schedule, with batches that take no skipped position."""
+    return dataclasses.replace(self, skips=skips)
 
   @property
   def sizes(self) -> tuple[int, ...]:

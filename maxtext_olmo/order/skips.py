@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from maxtext_olmo import errors
+
+MODES = ("drop", "mask")
+UNITS = ("steps", "samples")
 
 
 class Skip(NamedTuple):
@@ -113,3 +116,63 @@ class Skips:
   def _numbers(self) -> np.ndarray:
     """The number of the sample after each range."""
     return self._firsts - self._skipped[:-1]
+
+
+class Requests(NamedTuple):
+  """The skips that a config asks for.
+
+  Attributes:
+    ranges: `(first, end)` pairs; the end is not skipped.
+    unit: 'steps', as the run logged them, or 'samples'.
+    mode: As in `Skip`.
+  """
+
+  ranges: tuple[tuple[int, int], ...] = ()
+  unit: str = UNITS[0]
+  mode: str = MODES[0]
+
+  def resolve(
+      self,
+      recorded: Sequence[Skip],
+      position: int,
+      to_positions: Callable[[int, int], tuple[int, int]],
+  ) -> tuple[Skip, ...]:
+    """Returns the skips in force from a position on, and those before it, by position.
+
+    Args:
+      recorded: The skips in the run's history. Those that the run has begun stay as they were;
+        later ones stay only if they are still asked for.
+      position: Where the run resumes.
+      to_positions: Converts a range of steps.
+
+    Raises:
+      ResumeError: The run has already passed the beginning of a new range.
+    """
+    found = [skip for skip in recorded if skip.first < position]
+    known = {skip.request: skip for skip in recorded}
+    for first, end in self.ranges:
+      request = f"{self.unit} {first}:{end}"
+      skip = known.get(request)
+      if skip is None:
+        try:
+          bounds = to_positions(first, end) if self.unit == "steps" else (first, end)
+        except errors.OrderError as error:
+          raise errors.ResumeError(
+              f"olmo_skip: {request} cannot be skipped any more: {error} Resume from a checkpoint"
+              f" before step {first}, or remove the range."
+          ) from error
+        skip = Skip(request, *bounds)
+        if skip.first < position:
+          raise errors.ResumeError(
+              f"olmo_skip: {request} begins at position {skip.first}, which this run has already"
+              f" passed: it resumes at position {position}. Resume from an earlier checkpoint, or"
+              " remove the range."
+          )
+      if skip.first >= position:
+        found.append(skip._replace(mode=self.mode))
+    return tuple(sorted(found, key=lambda skip: (skip.first, skip.end, skip.request)))
+
+
+def positions_of(skips: Iterable[Skip], mode: str) -> Skips:
+  """Returns the positions of the skips of one mode."""
+  return Skips.of((skip.first, skip.end) for skip in skips if skip.mode == mode)

@@ -21,6 +21,7 @@ from typing import Any
 from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips as skips_lib
 
 _COUNT = schema.Count()
 # An entry as JSON.
@@ -37,6 +38,7 @@ SCHEMA: dict[str, Any] = {
     "identity": dict,
     "content": dict,
     "extents": [(_COUNT, schema.Count(1), str)],
+    "skips": schema.Maybe([(str, _COUNT, schema.Count(1), str)]),
 }
 
 
@@ -52,6 +54,7 @@ class Entry:
     identity: What decides which row comes at which position.
     content: What is done with the tokens of a row.
     extents: `(first epoch, files, fingerprint)` of each extent of a corpus that has grown.
+    skips: What the run skips, before and after this step; the schedule leaves it out.
   """
 
   step: int
@@ -61,6 +64,7 @@ class Entry:
   identity: dict[str, Any]
   content: dict[str, Any]
   extents: tuple[tuple[int, int, str], ...] = ()
+  skips: tuple[skips_lib.Skip, ...] = ()
 
   def same_as(self, other: Entry) -> bool:
     """Returns whether the two entries say the same, from wherever they say it."""
@@ -82,6 +86,7 @@ class Entry:
         "identity": dict(self.identity),
         "content": dict(self.content),
         "extents": [list(extent) for extent in self.extents],
+        **({"skips": [list(skip) for skip in self.skips]} if self.skips else {}),
     }
 
   @classmethod
@@ -89,6 +94,9 @@ class Entry:
     """Returns the entry of a dict that `to_json` made and `SCHEMA` describes."""
     schedule = values["schedule"]
     epochs = schedule.get("epochs")
+    skips = tuple(skips_lib.Skip(*skip) for skip in values.get("skips") or ())
+    if any(skip.mode not in skips_lib.MODES for skip in skips):
+      raise schema.damaged(f"its history skips in a mode other than {skips_lib.MODES}")
     try:
       return cls(
           step=values["step"],
@@ -100,10 +108,12 @@ class Entry:
               anchor_position=schedule["anchor"][1],
               by_position=schedule["by_position"],
               epochs=None if epochs is None else schedule_lib.Epochs(_tuples(epochs)),
+              skips=skips_lib.positions_of(skips, "drop"),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),
           extents=_tuples(values["extents"]),
+          skips=skips,
       )
     except (errors.ConfigError, errors.OrderError) as error:
       raise schema.damaged(f"its history has an impossible schedule ({error})") from error

@@ -31,6 +31,7 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import buffers
 from maxtext_olmo.rows import exclude
@@ -99,6 +100,7 @@ class _Step(NamedTuple):
   numbers: np.ndarray  # Of each row; -1 for a padding row.
   used: np.ndarray  # Tokens of each row, without padding.
   num_tokens: int
+  masked: np.ndarray | None  # Whether each row takes no loss; None if all do.
 
 
 class StepDataset(grain.MapDataset[CompactBatch]):
@@ -113,6 +115,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     first_step: The step of element 0.
     content: How tokens are processed.
     labels: For each file, the number of its label; needed for the extra array `labels`.
+    masked: Positions whose rows take no loss.
     block_steps: Steps whose parts are located at once; 0 chooses what suits the row source.
   """
 
@@ -127,6 +130,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       first_step: int = 0,
       content: Content = Content(),
       labels: np.ndarray | None = None,
+      masked: skips_lib.Skips = skips_lib.Skips(),
       block_steps: int = 0,
   ):
     super().__init__()
@@ -138,6 +142,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._first_step = first_step
     self._content = content
     self._labels = labels
+    self._masked = masked
     self._checks = reader_lib.Checks(
         source.pad_id, content.ngram_filter, source.filter_sees_padding
     )
@@ -219,12 +224,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
-    parts, numbers, used, num_tokens = self._step(step)
+    parts, numbers, used, num_tokens, masked = self._step(step)
     ordered = time.perf_counter()
     tokens, found, read = self._read(step, parts)
     if found.highest >= self._vocabulary:
       self._raise_outside_vocabulary(tokens, parts, step)
-    batch = {"tokens": tokens, "used": used, "trained": found.clean}
+    trained = found.clean if masked is None else found.clean & ~masked
+    batch = {"tokens": tokens, "used": used, "trained": trained}
     rule = self._source.segment_rule
     if rule.begins != "nowhere":
       starts = segments_lib.segment_starts(tokens, used, rule, parts)
@@ -344,8 +350,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     before = np.zeros(len(used) + 1, np.int64)
     np.cumsum(used, out=before[1:])
     num_tokens = np.diff(before[ends]).tolist()
+    masked = self._masked.contains(positions) if self._masked else None
     return [
-        _Step(step_parts, numbers[start:end], used[start:end], tokens)
+        _Step(
+            step_parts,
+            numbers[start:end],
+            used[start:end],
+            tokens,
+            None if masked is None else masked[start:end],
+        )
         for step_parts, (start, end), tokens in zip(
             parts.split(ends), itertools.pairwise(ends.tolist()), num_tokens
         )

@@ -114,5 +114,133 @@ class ExcludeTest(cases.LoaderCase):
       self.train(**_DOCUMENTS, olmo_packing="best_fit", olmo_exclude=self.write())
 
 
+class SkipTest(cases.LoaderCase):
+
+  axes: ClassVar[dict[str, int]] = {"data": 2}
+
+  def row_numbers(self, iterator, count):
+    """Returns the rows of the next steps."""
+    found = []
+    for _ in range(count):
+      found.append(iterator.row_numbers(iterator.step).tolist())
+      cases.take(iterator, 1)
+    return found
+
+  @parameterized.named_parameters(
+      ("windows", {}),
+      ("mixture", {"olmo_mixture": {"label-0": 2.0, "label-1": 0.5}}),
+      ("planned", _DOCUMENTS),
+      ("one_document", {**_DOCUMENTS, **_ONE_PER_ROW}),
+  )
+  def test_skipped_steps_are_passed_over_and_nothing_repeats(self, values):
+    plain = self.train(**values)
+    expected = cases.take(plain, 16)
+    steered = self.train(**values, olmo_skip=((3, 5), (9, 10)))
+    got = cases.take(steered, 13)
+    self.assert_equal_batches(got, expected[:3] + expected[5:9] + expected[10:16])
+    self.assertEqual((steered.step, steered.position), (13, 64))
+
+  def test_a_batch_of_another_size_takes_the_samples_around_the_skip(self):
+    plain = np.concatenate(cases.take_inputs(self.train(), 12))
+    steered = self.train(
+        global_batch_size_to_load=6, olmo_skip=((10, 20),), olmo_skip_unit="samples"
+    )
+    got = np.concatenate(cases.take_inputs(steered, 5))
+    np.testing.assert_array_equal(got, np.concatenate([plain[:10], plain[20:40]]))
+    self.assertEqual(steered.position, 40)
+
+  def test_going_back_to_a_checkpoint_and_passing_over_what_the_run_logged(self):
+    plain = self.train()
+    expected = cases.take(plain, 5)
+    state = json.loads(json.dumps(plain.get_state()))
+    expected += cases.take(plain, 15)
+    values = {"olmo_skip": ((9, 12),)}
+    steered = self.train(**values)
+    steered.set_state(state)
+    got = cases.take(steered, 5)
+    middle = json.loads(json.dumps(steered.get_state()))
+    got += cases.take(steered, 4)
+    self.assert_equal_batches(got, expected[5:9] + expected[12:17])
+    for resumed in (self.train(**values), self.train()):  # What has been skipped stays skipped.
+      resumed.set_state(middle)
+      self.assertEqual((resumed.step, resumed.position), (10, 52))
+      self.assert_equal_batches(cases.take(resumed, 4), got[5:])
+      skips = resumed.get_state()["history"][-1]["skips"]
+      self.assertEqual(skips, [["steps 9:12", 36, 48, "drop"]])
+
+  def test_the_history_locates_steps_before_and_after_a_skip_and_a_change_of_batch_size(self):
+    first = self.train()
+    rows = self.row_numbers(first, 4)
+    second = self.train(global_batch_size_to_load=8, olmo_skip=((6, 7),))
+    second.set_state(first.get_state())
+    rows += self.row_numbers(second, 6)
+    third = self.train(global_batch_size_to_load=2, olmo_skip=((6, 7), (12, 14)))
+    third.set_state(second.get_state())
+    rows += self.row_numbers(third, 6)
+    seen = [row for batch in rows for row in batch]
+    everything = self.train().stream.instance_ids(np.arange(80)).tolist()
+    # 4 steps of 4, then step 6 of 8 and steps 12 and 13 of 2 are skipped.
+    expected = everything[:32] + everything[40:76] + everything[80:]
+    self.assertEqual(seen[: len(expected)], expected[: len(seen)])
+    self.assertLen(set(seen), len(seen))
+    history = third.history
+    for step, batch in enumerate(rows):
+      entry = history.at(step)
+      starts, sizes = entry.schedule.block(step, 1)
+      positions = entry.schedule.skips.positions(starts[0] + np.arange(sizes[0]))
+      self.assertEqual(third.stream.instance_ids(positions).tolist(), batch)
+
+  def test_a_range_that_was_passed_is_a_resume_error(self):
+    plain = self.train()
+    cases.take(plain, 5)
+    state = plain.get_state()
+    steered = self.train(olmo_skip=((3, 6),))
+    with self.assertRaisesRegex(errors.ResumeError, "steps 3:6 begins at position 12, .* passed"):
+      steered.set_state(state)
+    steered = self.train(olmo_skip=((19, 30),), olmo_skip_unit="samples")
+    with self.assertRaisesRegex(errors.ResumeError, "samples 19:30 begins at position 19"):
+      steered.set_state(state)
+
+  def test_a_skip_that_has_not_begun_can_be_taken_back(self):
+    steered = self.train(olmo_skip=((6, 8),))
+    cases.take(steered, 3)
+    plain = self.train()
+    plain.set_state(steered.get_state())
+    expected = cases.take(self.train(), 9)
+    self.assert_equal_batches(cases.take(plain, 6), expected[3:])
+    self.assertNotIn("skips", plain.get_state()["history"][-1])
+
+  def test_masked_steps_come_without_loss(self):
+    expected = cases.take(self.train(), 8)
+    for batch in expected[3:5]:
+      batch["targets_segmentation"] = np.zeros_like(batch["targets_segmentation"])
+    steered = self.train(olmo_skip=((3, 5),), olmo_skip_mode="mask")
+    self.assert_equal_batches(cases.take(steered, 4), expected[:4])
+    resumed = self.train(olmo_skip=((3, 5),), olmo_skip_mode="mask")
+    resumed.set_state(steered.get_state())
+    self.assert_equal_batches(cases.take(resumed, 4), expected[4:])
+
+  def test_an_order_that_drops_tails_counts_batches_from_the_skip(self):
+    directory = self.create_tempdir().full_path
+    values = {"olmo_order": "olmo_core", "olmo_order_cache_dir": directory}
+    plain = self.train(**values)  # 123 instances: 30 batches of 4, a tail of 3.
+    rows = self.row_numbers(plain, 40)
+    steered = self.train(**values, olmo_skip=((5, 7),), olmo_skip_unit="samples")
+    got = self.row_numbers(steered, 38)
+    epoch = [row for batch in rows[:30] for row in batch]
+    rest = set(range(123)) - set(epoch)
+    kept = epoch[:5] + epoch[7:]
+    self.assertEqual([row for batch in got[:29] for row in batch], kept[:116])
+    # 121 are left of the epoch: 30 batches again, with two instances of the tail.
+    self.assertEqual([row for row in got[29] if row in kept], kept[116:])
+    self.assertLen(set(got[29]) & rest, 2)
+    self.assertEqual(got[30:], rows[30:38])
+
+  @parameterized.parameters(((3, 3),), ((5, 2),), ((-1, 2),), ((0, 2**70),))
+  def test_a_range_without_steps_is_a_config_error(self, pair):
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_skip: a range begins at 0 or later"):
+      self.train(olmo_skip=(pair,))
+
+
 if __name__ == "__main__":
   absltest.main()

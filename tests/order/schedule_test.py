@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import schedule
+from maxtext_olmo.order import skips
 
 _STAGES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 12)), min_size=1, max_size=5).map(
     lambda parts: tuple(
@@ -66,7 +67,7 @@ class BatchScheduleTest(parameterized.TestCase):
       position = start + size
 
   def test_the_example_with_skips_holds(self):
-    skipping = schedule.BatchSchedule(((0, 4),)).skipping([(4, 7)])
+    skipping = schedule.BatchSchedule(((0, 4),)).skipping(skips.Skips.of([(4, 7)]))
     self.assertEqual([skipping.start(k) for k in range(4)], [0, 7, 11, 15])
     self.assertEqual([skipping.position(k) for k in range(4)], [0, 4, 11, 15])
     self.assertEqual([skipping.step_at(p) for p in (3, 4, 6, 7, 10, 11)], [0, 1, 1, 1, 1, 2])
@@ -84,7 +85,7 @@ class BatchScheduleTest(parameterized.TestCase):
   def test_with_skips_it_equals_a_walk_over_the_samples(
       self, stages, anchor, by_position, length, ranges
   ):
-    some = schedule.BatchSchedule(stages, by_position=by_position).skipping(ranges)
+    some = schedule.BatchSchedule(stages, by_position=by_position).skipping(skips.Skips.of(ranges))
     if length is not None:
       some = some.within(schedule.Epochs.constant(length))
     some = some.anchored(*anchor)
@@ -123,9 +124,9 @@ class BatchScheduleTest(parameterized.TestCase):
   def test_an_epoch_that_is_skipped_whole_is_a_config_error(self):
     within = schedule.BatchSchedule.constant(4).within(schedule.Epochs.constant(10))
     with self.assertRaisesRegex(errors.ConfigError, "positions 8 to 21 cover all of epoch 1"):
-      within.skipping([(8, 21)])
+      within.skipping(skips.Skips.of([(8, 21)]))
     with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .without what is skip"):
-      within.skipping([(11, 18)])
+      within.skipping(skips.Skips.of([(11, 18)]))
 
   def test_a_block_may_begin_with_any_step(self):
     ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(schedule.Epochs.constant(30))
