@@ -215,7 +215,7 @@ KEYS: tuple[Key, ...] = (
         one_of(*skips.MODES), read_by=_CORPUS),
     Key("olmo_exclude", "",
         "File that lists documents, files, byte ranges, rows or labels on which no loss is taken.",
-        _exists, read_by=_CORPUS, per_host=True),
+        _is_file, read_by=_CORPUS, per_host=True),
     Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
         read_by=_CORPUS),
     Key("olmo_documents_path", "",
