@@ -222,7 +222,7 @@ class HostsTest(parameterized.TestCase):
 
   def test_data_that_is_missing_on_one_host_stops_all(self):
     mine, theirs = _results[2]["missing"]
-    self.assertEqual(theirs[0], "CorpusError")
+    self.assertEqual(theirs[0], "MissingFileError")
     self.assertIn(str(pathlib.Path("/nowhere")), theirs[1])
     self.assertIn("Process 1 of 2 failed while opening the corpus", mine[1])
 
