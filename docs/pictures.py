@@ -50,7 +50,7 @@ _DATA = (
 # Other rooms: name, what it serves, and below which box it is drawn.
 _SIDE_ROOMS = (
     ("grain_llm", "any Grain source", 3),
-    ("evaluation", "requests to scores", 4),
+    ("evaluation", "and inspection", 4),
     ("cli", "the commands", 5),
 )
 # A row of 16 tokens: the file, the first token and the number of tokens of each part.
@@ -215,7 +215,8 @@ def _draw_rooms() -> list[str]:
     found.append(_centred(middle, bottom + 39, name, size=14, bold=True))
     found.append(_centred(middle, bottom + 57, what, _GREY))
   rule = "A room imports from rooms to its left only:"
-  order = "corpus → order → rows → devices → grain_llm → loader → evaluation → trainers → cli"
+  order = "corpus → order → rows → devices → grain_llm → loader"
+  order += " → evaluation, inspection → trainers → cli"
   found.append(_text(_MARGIN, bottom + 98, f"{rule}  {order}"))
   return found
 

@@ -21,7 +21,6 @@ from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import verify
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_dataset
@@ -105,7 +104,6 @@ def open_documents(
   collectives.from_process_0(build, "finding the documents")
   # Again on each process, for file systems that process 0 does not share.
   collectives.run_on_all_processes(build, "finding the documents")
-  storage = LocalStorage(options.olmo_max_open_files or None)  # Closed with the token files.
   documents = collectives.run_on_all_processes(
       lambda: documents_lib.load_documents(path, index, options.olmo_eos_id, storage=storage),
       "opening the document index",

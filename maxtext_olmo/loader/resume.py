@@ -94,8 +94,9 @@ def _read_text(path: epath.Path) -> str:
   """Returns the text of a small file; raises OSError for anything else, which may never end."""
   if not path.is_file():
     raise OSError("it is missing, or not a regular file")
-  if path.stat().length > _LARGEST_FILE:
-    raise OSError(f"it has {path.stat().length:,} bytes, far more than any state")
+  size = epath.Path(path).stat().length
+  if size > _LARGEST_FILE:
+    raise OSError(f"it has {size:,} bytes, far more than any state")
   return path.read_text()
 
 

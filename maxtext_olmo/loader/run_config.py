@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 
@@ -33,24 +34,29 @@ def keep(options: config_lib.Options) -> None:
   }
   path = epath.Path(options.checkpoint_dir).joinpath(*_FILE)
   text = json.dumps(values, indent=1)
-  if path.exists() and path.read_text() == text:
-    return
-  path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  temporary.write_text(text)
-  temporary.replace(path)
+  with atomic.write_errors(path):
+    if path.is_file() and path.read_text() == text:
+      return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+      temporary.write_text(text)
+      temporary.replace(path)
+    except BaseException:
+      temporary.unlink(missing_ok=True)
+      raise
 
 
 def load(checkpoint_dir: str) -> dict[str, Any] | None:
   """Returns the config kept next to some checkpoints; None if there is none."""
   path = epath.Path(checkpoint_dir).joinpath(*_FILE)
-  if not path.exists():
+  if not path.is_file():
     return None
   try:
     values = json.loads(path.read_text())
     if not isinstance(values, dict):
       raise ValueError(f"expected a dict, found {type(values).__name__}")
-  except ValueError as error:
+  except (OSError, ValueError, RecursionError) as error:
     raise errors.ConfigError(
         f"The config {path} of the run cannot be read: {error}. Name a config file instead."
     ) from error
@@ -68,5 +74,5 @@ def _derived(options: config_lib.Options) -> dict[str, int]:
 
 
 def _absolute(name: str, value: Any) -> Any:
-  is_path = name.endswith(("_path", "_dir")) and value and "://" not in value
+  is_path = name.endswith(("_path", "_dir", "_exclude")) and value and "://" not in value
   return os.path.abspath(value) if is_path else value

@@ -153,10 +153,12 @@ def read_state(
   def position_here() -> int:
     return _in_samples(position, entry.sequence_length, stream.sequence_length)
 
-  _check_length(entry, stream, corpus)
   if corpus is not None:
+    _check_length(entry, stream, corpus)
     stream = corpus.stream_for(entry, stream, position_here)
   _check_identity(entry.identity, stream, corpus)
+  if corpus is None:
+    _check_length(entry, stream, corpus)
   for name, value in content.items():
     saved = entry.content.get(name, value)  # Older states lack what was recorded later.
     if saved != value:

@@ -65,7 +65,7 @@ def train_iterator(
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
-  run_config.keep(options)
+  collectives.run_on_all_processes(lambda: run_config.keep(options), "keeping the config")
   if corpus is not None:
     collectives.run_on_all_processes(
         lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"

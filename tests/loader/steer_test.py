@@ -238,7 +238,7 @@ class SkipTest(cases.LoaderCase):
 
   @parameterized.parameters(((3, 3),), ((5, 2),), ((-1, 2),), ((0, 2**70),))
   def test_a_range_without_steps_is_a_config_error(self, pair):
-    with self.assertRaisesRegex(errors.ConfigError, "olmo_skip: a range begins at 0 or later"):
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_skip(: a range begins|=.* should be)"):
       self.train(olmo_skip=(pair,))
 
 

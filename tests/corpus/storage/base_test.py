@@ -44,6 +44,7 @@ _ALLOWED = {
     "corpus/tokenize.py": "reads the user's text, which is not a corpus yet",
     "evaluation/cache.py": "keeps finished requests in a file of its own",
     "evaluation/tokenizer.py": "reads a tokenizer's files",
+    "loader/run_config.py": "reads the config that is kept next to checkpoints",
     "loader/history_file.py": "appends to the history in a run's directory",
     "loader/corpus_change.py": "reads the index that is saved in a checkpoint",
     "loader/resume.py": "reads a checkpoint",
@@ -52,6 +53,7 @@ _ALLOWED = {
     "cli/demo.py": "reads the metrics of a run",
     "cli/main.py": "opens /dev/null",
     "cli/order.py": "reads a trainer's state",
+    "cli/inspect.py": "reads a config",
 }
 
 
