@@ -81,6 +81,7 @@ _OF_KEY = {
     "olmo_batch_schedule": _PAIRS, "olmo_batch_rampup_factors": _PAIRS, "olmo_mixture": _MIXTURES,
     "data_sharding": _AXES, "olmo_path_remap_from": _PATHS, "olmo_path_remap_to": _PATHS,
     "olmo_order": config_lib.ORDERS, "olmo_packing": config_lib.PACKINGS,
+    "olmo_skip": _PAIRS, "olmo_exclude": _PATHS,
 }  # fmt: skip
 
 Accepts = Callable[[Any], bool]
@@ -159,6 +160,10 @@ _RULES: dict[str, Accepts] = {
     "olmo_batch_schedule_unit": _text("steps", "tokens"),
     "olmo_apply_ngram_filter": _boolean,
     "olmo_document_mask": _boolean,
+    "olmo_skip": _one_of(*(_PAIRS[name] for name in ("not-from-0", "unsorted", "twice"))),
+    "olmo_skip_unit": _text("steps", "samples"),
+    "olmo_skip_mode": _text("drop", "mask"),
+    "olmo_exclude": _path(),
     "olmo_eos_id": _number(-1, 99),
     "olmo_documents_path": _path("missing"),
     "olmo_packing": _text(*config_lib.PACKINGS),
@@ -175,7 +180,7 @@ _OTHER_ROWS = (
     "data_shuffle_seed", "enable_data_shuffling", "initial_step", "olmo_eval_instances",
     "olmo_order", "olmo_num_epochs", "olmo_initial_position", "olmo_mixture", "olmo_batch_schedule",
     "olmo_batch_rampup_factors", "olmo_eos_id", "olmo_apply_ngram_filter", "olmo_packing",
-    "olmo_packing_bins", "olmo_long_documents", "olmo_shard",
+    "olmo_packing_bins", "olmo_long_documents", "olmo_shard", "olmo_skip",
 )  # fmt: skip
 
 
