@@ -159,7 +159,7 @@ def run_build(args: argparse.Namespace) -> int:
       checksums=args.checksums,
       workers=args.workers,
       progress=True,
-      extends=index_lib.load_index(args.extends) if args.extends else None,
+      extends=None if args.extends is None else index_lib.load_index(args.extends),
   )
   if not index.total_instances:
     longest = max(entry.n_tokens for entry in index.files)

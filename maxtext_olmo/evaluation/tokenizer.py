@@ -17,6 +17,8 @@ from absl import logging
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import tokenizer as tokenizers
 
+_LARGEST_CONFIG = 64 << 20
+
 
 class EvalTokenizer:
   """A tokenizer and its special tokens.
@@ -121,12 +123,14 @@ def _special_tokens(configs: Sequence[str]) -> dict[str, str]:
       continue
     try:
       with open(path, encoding="utf-8") as file:
-        config = json.load(file)
-    except ValueError as error:
+        config = json.loads(file.read(_LARGEST_CONFIG))
+    except (ValueError, RecursionError) as error:
       raise errors.ConfigError(f"{path} is not JSON: {error}.") from error
     for name in ("bos_token", "eos_token"):
       value = config.get(name)
       text = value.get("content") if isinstance(value, dict) else value
+      if text is not None and not isinstance(text, str):
+        raise errors.ConfigError(f"{path}: {name} should be text, found {text!r}.")
       if text and name not in found:
         found[name] = text
   return found

@@ -23,6 +23,7 @@ import dataclasses
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +93,9 @@ def read_json(path: epath.Path) -> Any:
 
 def _read_text(path: epath.Path) -> str:
   """Returns the text of a small file; raises OSError for anything else, which may never end."""
-  if not path.is_file():
+  # For `epath`, everything that is no directory is a file.
+  local = "://" not in os.fspath(path)
+  if not path.is_file() or (local and not stat.S_ISREG(os.stat(path).st_mode)):
     raise OSError("it is missing, or not a regular file")
   size = epath.Path(path).stat().length
   if size > _LARGEST_FILE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -212,8 +213,7 @@ def _read_masks(folder: pathlib.Path, spoil: Spoil) -> None:
 # Boundary files.
 
 _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
-    "none": (), "without-the-last": fixture.BOUNDARIES[:-1], "gap": ((0, 20), (25, 150)),
-    "without-the-first": fixture.BOUNDARIES[1:], "overlap": ((0, 20), (15, 150)),
+    "none": (), "without-the-last": fixture.BOUNDARIES[:-1], "overlap": ((0, 20), (15, 150)),
     "reversed": fixture.BOUNDARIES[::-1], "backwards": ((20, 0), (20, 150)),
     "negative": ((-5, 20), (20, 150)), "beyond-the-end": ((0, 20), (20, 151)),
     "huge": ((0, 20), (20, 2**70)), "fraction": ((0, 20.5), (20.5, 150)), "text": (("a", "b"),),
@@ -221,6 +221,8 @@ _ROWS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "heading": (("start", "end"), *fixture.BOUNDARIES), "nul": (("0", "20\0"), (20, 150)),
     "quote": (('"0', 20), (20, 150)), "long-line": ((0, "1" * 200_000),),
 }  # fmt: skip
+
+_GAPS = {"gap": ((0, 20), (25, 150)), "without-the-first": fixture.BOUNDARIES[1:]}
 
 
 def _boundary_cases() -> Iterator[cases.Case]:
@@ -239,6 +241,21 @@ def _boundary_cases() -> Iterator[cases.Case]:
   for name, rows in _ROWS.items():
     write = functools.partial(fixture.write_boundaries, rows=rows)
     yield cases.Case(f"boundaries/rows-{name}", functools.partial(attempt, spoil=write))
+
+  def leave_out(folder: pathlib.Path, rows: tuple[tuple[int, int], ...]) -> None:
+    index = fixture.write(folder)
+    fixture.write_boundaries(folder / fixture.BOUNDARY_FILE, rows=rows)
+    with unittest.TestCase().assertLogs(level="WARNING") as logs:
+      fixture.expect_files(fixture.read(index, fixture.DOCUMENTS), folder)
+    if "tokens lie between documents and are left out" not in "".join(logs.output):
+      raise cases.WrongDataError("documents are left out, and nothing says so")
+
+  for name, rows in _GAPS.items():
+    yield cases.Case(
+        f"boundaries/rows-{name}",
+        functools.partial(leave_out, rows=rows),
+        accept="documents may leave tokens out, and a warning counts them",
+    )
 
 
 # Manifests.
