@@ -1,0 +1,227 @@
+"""How much of each label a stream has taken up to a position, in tokens.
+
+How that is known depends on the stream:
+
+    mixture, sequential order     exactly, from a closed form of the position
+    shuffle of a whole corpus     on average, and exactly at the ends of epochs
+    packed documents              on average; a mixture of them exactly, in rows
+
+If a count is an average, `tally` looks at the rows at some positions: at all of them, if there are
+few, or at a sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import mixture as mixture_lib
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import mixture as mixed_rows
+from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import planned
+from maxtext_olmo.rows import row_source
+
+_WINDOWS_FOR_MEAN = 8
+_FEW_ROWS = 1 << 14  # Of documents: packing so many takes about a second.
+
+# The sum over some rows of what each label has of a row's tokens, and of the squares of that.
+Tally = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Counter:
+  """Counts the tokens of each label in a stream.
+
+  Attributes:
+    labels: The labels.
+    available: The tokens of each label that training may see (float64).
+    row_length: Tokens per row.
+    num_positions: The rows of the stream; None if it does not end.
+    before: Returns the tokens of each label before some positions (positions, labels).
+    tally: Looks at the rows at some positions; None if `before` is exact.
+    sample: Looks at about as many rows near some positions as it is cheap to look at.
+    rows_per_call: About how many rows one call of `sample` looks at for each position.
+    enumerable: Streams of at most this many rows are looked at row by row.
+  """
+
+  labels: tuple[str, ...]
+  available: np.ndarray
+  row_length: int
+  num_positions: int | None
+  before: Callable[[np.ndarray], np.ndarray]
+  tally: Callable[[np.ndarray], Tally] | None = None
+  sample: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, int]] | None = None
+  rows_per_call: int = 1
+  enumerable: int = 0
+
+
+def make_counter(stream: Any, index: index_lib.OlmoNpyIndex) -> Counter:
+  """Returns the counter of a stream over a corpus."""
+  if isinstance(stream, row_source.RowSequence):
+    if isinstance(stream.source, mixed_rows.MixedRows):
+      return _mixed_documents(stream.source, index)
+    return _documents(stream, index)
+  if isinstance(stream.order, mixture_lib.MixtureOrder):
+    return _mixture(stream, stream.order, index)
+  return _windows(stream, index)
+
+
+def _mixture(
+    stream: stream_lib.Stream, order: mixture_lib.MixtureOrder, index: index_lib.OlmoNpyIndex
+) -> Counter:
+  size = order.chunk_size
+
+  def before(positions: np.ndarray) -> np.ndarray:
+    chunks, rest = np.divmod(positions, size)
+    counts = np.array([order.interleave.taken(chunk) for chunk in chunks.tolist()], np.float64)
+    counts = counts.reshape(len(positions), -1) * size
+    if size > 1:
+      counts[np.arange(len(positions)), order.interleave.locate(chunks)[0]] += rest
+    return counts * index.sequence_length
+
+  return Counter(
+      labels=tuple(member.label for member in order.members),
+      available=np.array([len(m.chunks) for m in order.members]) * float(index.window),
+      row_length=index.sequence_length,
+      num_positions=stream.num_positions,
+      before=before,
+  )
+
+
+def _mixed_documents(rows: mixed_rows.MixedRows, index: index_lib.OlmoNpyIndex) -> Counter:
+  labels = tuple(member.name for member in rows.members)
+  tokens = dict(zip(*_labels_and_tokens(index)))
+
+  def before(positions: np.ndarray) -> np.ndarray:
+    counts = np.array([rows.taken(position) for position in positions.tolist()], np.float64)
+    return counts.reshape(len(positions), -1) * rows.row_length
+
+  available = np.array([tokens[name] for name in labels])
+  return Counter(labels, available, rows.row_length, None, before)
+
+
+def _labels_and_tokens(index: index_lib.OlmoNpyIndex) -> tuple[tuple[str, ...], np.ndarray]:
+  """Returns the labels of all files in order of first appearance, and the tokens of each."""
+  tokens: dict[str, int] = {}
+  for entry in index.files:
+    tokens[entry.label] = tokens.get(entry.label, 0) + entry.n_tokens
+  return tuple(tokens), np.array(list(tokens.values()), np.float64)
+
+
+def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counter:
+  labels = tuple(dict.fromkeys(entry.label for entry in index.files if entry.n_instances))
+  numbers = {label: number for number, label in enumerate(labels)}
+  label_of = np.array([numbers.get(entry.label, 0) for entry in index.files])
+  ends = np.cumsum([entry.n_instances for entry in index.files]) // index.chunk_size
+  # The training instances of each file, and those in the files before it.
+  starts = stream.split.train_windows_before(np.concatenate([[0], ends])) * index.chunk_size
+  sizes = np.diff(starts)
+  one_hot = np.zeros((len(index.files), len(labels)))
+  one_hot[np.arange(len(index.files)), label_of] = sizes
+  by_file = np.concatenate([np.zeros((1, len(labels))), np.cumsum(one_hot, axis=0)])
+
+  def in_corpus_order(places: np.ndarray) -> np.ndarray:
+    file = np.clip(np.searchsorted(starts, places, side="right") - 1, 0, len(index.files) - 1)
+    counts = by_file[file]
+    counts[np.arange(len(places)), label_of[file]] += places - starts[file]
+    return counts
+
+  epochs = stream.epochs
+  extents = [files for _, files, _ in stream.history]
+  if len(extents) != len(epochs.parts):
+    extents = [len(index.files)] * len(epochs.parts)
+  totals = by_file[extents]
+  lengths = np.array([length for _, _, length in epochs.parts], np.float64)
+  # The first epoch may be the rest of one that another loader began: the same shares, of less.
+  totals = totals * (lengths / totals.sum(axis=1))[:, None]
+  sequential = isinstance(stream.order, permutations.SequentialOrder)
+
+  def before(positions: np.ndarray) -> np.ndarray:
+    counts = np.zeros((len(positions), len(labels)))
+    firsts = [start for start, _, _ in epochs.parts]
+    for part, (start, _, length) in enumerate(epochs.parts):
+      end = firsts[part + 1] if part + 1 < len(firsts) else None
+      inside = np.clip(positions - start, 0, None if end is None else end - start)
+      whole, place = np.divmod(inside, length)
+      rest = in_corpus_order(place) if sequential else place[:, None] / length * totals[part]
+      counts += whole[:, None] * totals[part] + rest
+    return counts * index.sequence_length
+
+  def tally(positions: np.ndarray) -> Tally:
+    files = index.locate(stream.instance_ids(positions))[0]
+    counts = np.bincount(label_of[files], minlength=len(labels)).astype(np.float64)
+    return counts, counts
+
+  length = index.sequence_length
+  counter = Counter(labels, by_file[-1] * length, length, stream.num_positions, before)
+  if sequential:
+    return counter
+  return dataclasses.replace(
+      counter,
+      tally=tally,
+      sample=lambda positions: (*tally(positions), len(positions)),
+      enumerable=1 << 21,
+  )
+
+
+def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) -> Counter:
+  labels, available = _labels_and_tokens(index)
+  numbers = {label: number for number, label in enumerate(labels)}
+  label_of = np.array([numbers[entry.label] for entry in index.files])
+  length = stream.source.row_length
+
+  def tally_parts(parts: parts_lib.Parts) -> Tally:
+    cells = parts.row.astype(np.int64) * len(labels) + label_of[parts.source]
+    tokens = np.bincount(cells, parts.count, minlength=parts.num_rows * len(labels))
+    shares = tokens.reshape(-1, len(labels)) / length
+    return shares.sum(axis=0), (shares**2).sum(axis=0)
+
+  def tally(positions: np.ndarray) -> Tally:
+    return tally_parts(row_source.parts_at(stream.source, stream, positions))
+
+  plan = stream.source.plan if isinstance(stream.source, planned.PlannedRows) else None
+  if plan is None:
+    if stream.epochs is None:
+      raise TypeError(f"{stream.name}: rows without a number are not counted by label")
+    rows, end = float(stream.epochs.length(0)), stream.num_positions
+  else:
+    # Counting all rows of a plan means packing all documents; a few windows tell about how many.
+    few = min(plan.num_windows, _WINDOWS_FOR_MEAN)
+    rows = sum(plan.window(0, i).num_rows for i in range(few)) * plan.num_windows / few
+    end = None
+    if stream.num_epochs is not None:
+      end = int(rows * stream.num_epochs)
+      if end <= _FEW_ROWS:
+        end = plan.count(stream.num_epochs)
+
+  def before(positions: np.ndarray) -> np.ndarray:
+    return positions[:, None] / rows * available
+
+  def sample(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    if plan is None:
+      return (*tally(positions), len(positions))
+    # The window at about this part of the epoch: it is found without counting those before it.
+    epochs, places = np.divmod(positions, rows)
+    windows = (places / rows * plan.num_windows).astype(np.int64)
+    tables = [plan.window(int(e), w) for e, w in zip(epochs.tolist(), windows.tolist())]
+    tallies = [tally_parts(table) for table in tables]
+    sums, squares = (np.sum(column, axis=0) for column in zip(*tallies))
+    return sums, squares, sum(table.num_rows for table in tables)
+
+  return Counter(
+      labels,
+      available,
+      length,
+      end,
+      before,
+      tally=tally,
+      sample=sample,
+      rows_per_call=1 if plan is None else max(1, int(rows / plan.num_windows)),
+      enumerable=_FEW_ROWS,
+  )

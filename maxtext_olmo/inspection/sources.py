@@ -1,0 +1,391 @@
+"""The sources of a run over its steps: how much of each label it has seen and will see.
+
+A run is a list of stretches, each with one stream and one schedule. Its steps, past and to come,
+are divided into at most a few thousand bins, and `count_sources` counts the tokens of each label in
+each bin:
+
+    edges      0        700       1400      2100         steps
+    tokens        web 70 %  web 70 %  web 40 %           of the steps in between
+                  code 30 % code 30 % code 60 %
+    seen       0        1.0 B     2.0 B     3.0 B        tokens before an edge, over all labels
+
+Mixtures and corpus order are exact. Of the shuffle of a whole corpus, all rows are looked at if
+there are few; otherwise the shares of a bin are those of a sample, and `error` says how far off
+they may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.inspection import counts as counts_lib
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import timeline as timeline_lib
+
+BINS = 2000
+_SAMPLED_BINS = 500
+_SAMPLED_ROWS = 1 << 21
+_SAMPLED_CALLS = 256  # If each call packs a window of documents.
+_CONFIDENCE = 1.96  # Standard deviations on either side that 95 % of estimates are within.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stretch:
+  """Steps of a run with one stream and one schedule.
+
+  Attributes:
+    first: The first step.
+    end: The step after the last.
+    schedule: Step ↔ position.
+    stream: Position → row.
+    index: The corpus.
+  """
+
+  first: int
+  end: int
+  schedule: schedule_lib.BatchSchedule
+  stream: Any
+  index: index_lib.OlmoNpyIndex
+
+
+class Change(NamedTuple):
+  """Something that changed during a run: from which step on, and what."""
+
+  step: int
+  text: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sources:
+  """What a run has seen and will see of each label.
+
+  Attributes:
+    labels: The labels that the run reads.
+    available: The tokens of each label that training may see.
+    edges: The steps between bins, from the first step to the one after the last.
+    tokens: The tokens of each label in each bin (bins, labels); sampled unless `exact`.
+    seen: The tokens of each label before each edge (bins + 1, labels).
+    rows: The rows that the run took before each edge.
+    complete: The step after which each label has been seen once, which may come after the run; None
+      if it never will.
+    exact: Whether all of this is exact.
+    error: How far the share of a label in a bin may be off, with a confidence of 95 %.
+  """
+
+  labels: tuple[str, ...]
+  available: np.ndarray
+  edges: np.ndarray
+  tokens: np.ndarray
+  seen: np.ndarray
+  rows: np.ndarray
+  complete: tuple[int | None, ...]
+  exact: bool
+  error: float
+
+  @property
+  def epochs(self) -> np.ndarray:
+    """How often each label has been seen before each edge (bins + 1, labels)."""
+    return self.seen / np.maximum(self.available, 1)
+
+  @property
+  def shares(self) -> np.ndarray:
+    """The share of each label in the tokens of each bin (bins, labels)."""
+    return self.tokens / np.maximum(self.tokens.sum(axis=1, keepdims=True), 1e-9)
+
+  @property
+  def note(self) -> str:
+    """Says how exact the figures are."""
+    if self.exact:
+      return "All figures are exact."
+    return (
+        f"The share of a label over time is sampled: off by at most {self.error:.1%} of a batch"
+        " (95 % confidence). Tokens seen and epochs are those of an average shuffle, exact at the"
+        " ends of epochs."
+    )
+
+
+def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
+  """Counts what the steps of a run take of each label.
+
+  Args:
+    stretches: The run, in order; what comes before the first is not counted.
+    bins: At most about how many bins to divide the steps into.
+
+  Raises:
+    OrderError: There is no step.
+  """
+  with_counters = []
+  for stretch in stretches:
+    counter = counts_lib.make_counter(stretch.stream, stretch.index)
+    end = min(stretch.end, _last_step(stretch.schedule, counter.num_positions))
+    if end > stretch.first:
+      with_counters.append((dataclasses.replace(stretch, end=end), counter))
+  if not with_counters:
+    raise errors.OrderError("The run has no step to count: it ends before it begins.")
+  steps = sum(stretch.end - stretch.first for stretch, _ in with_counters)
+  counted = [
+      _CountedStretch(stretch, counter, max(1, bins * (stretch.end - stretch.first) // steps))
+      for stretch, counter in with_counters
+  ]
+  labels = tuple(dict.fromkeys(label for part in counted for label in part.counter.labels))
+  columns = {label: i for i, label in enumerate(labels)}
+  available = np.zeros(len(labels))
+  tokens: list[np.ndarray] = []
+  seen, rows = [np.zeros((1, len(labels)))], [np.zeros(1, np.int64)]
+  consumed = np.zeros(len(labels))
+  complete: list[int | None] = [None] * len(labels)
+  for part in counted:
+    own = [columns[label] for label in part.counter.labels]
+    available[own] = part.counter.available
+    tokens.append(np.zeros((len(part.edges) - 1, len(labels))))
+    tokens[-1][:, own] = part.tokens
+    seen.append(np.repeat(seen[-1][-1:], len(part.edges) - 1, axis=0))
+    seen[-1][:, own] += np.cumsum(part.seen, axis=0)
+    rows.append(rows[-1][-1] + np.cumsum(part.rows))
+    last = part is counted[-1]
+    for number, column in enumerate(own):
+      missing = available[column] - consumed[column]
+      if complete[column] is None and missing > 0:
+        complete[column] = part.step_of(number, missing, beyond=last)
+    consumed[own] += part.consumed(part.stretch.end)
+  return Sources(
+      labels=labels,
+      available=available,
+      edges=np.concatenate([counted[0].edges[:1], *(part.edges[1:] for part in counted)]),
+      tokens=np.concatenate(tokens),
+      seen=np.concatenate(seen),
+      rows=np.concatenate(rows),
+      complete=tuple(complete),
+      exact=all(part.exact for part in counted),
+      error=max(part.error for part in counted),
+  )
+
+
+class _CountedStretch:
+  """The counts of one stretch; of its own labels, from its own beginning.
+
+  Attributes:
+    edges: The steps between its bins.
+    tokens: The tokens of each label in each bin.
+    seen: The same, but where `tokens` are sampled, those of an average shuffle.
+    rows: The rows of each bin.
+  """
+
+  def __init__(self, stretch: Stretch, counter: counts_lib.Counter, bins: int):
+    self.stretch = stretch
+    self.counter = counter
+    first, end, schedule = stretch.first, stretch.end, stretch.schedule
+    total = self._position(end) - self._position(first)
+    closed = counter.tally is None
+    self._enumerated = not closed and total <= counter.enumerable
+    self.exact = closed or self._enumerated
+    self.error = 0.0
+    if not self.exact:
+      calls = _SAMPLED_BINS if counter.rows_per_call == 1 else _SAMPLED_CALLS
+      bins = max(1, min(bins, bins * calls // BINS))
+    cuts = {change.step for change in _schedule_changes(schedule, first, end)}
+    even = np.linspace(first, end, min(bins, end - first) + 1).astype(np.int64).tolist()
+    self.edges = np.array(sorted({*cuts, *even}), np.int64)
+    limit = counter.num_positions
+    taken = [_taken(schedule, a, b, limit) for a, b in zip(self.edges[:-1], self.edges[1:])]
+    self.rows = np.array([int((ends - firsts).sum()) for firsts, ends in taken], np.int64)
+    if self._enumerated:
+      self.tokens = np.stack([self._tally(firsts, ends) for firsts, ends in taken])
+      self.seen = self.tokens
+      return
+    # The same positions end one bin and begin the next.
+    flat = np.concatenate([np.concatenate(pair) for pair in taken])
+    positions, places = np.unique(flat, return_inverse=True)
+    before = counter.before(positions)
+    found, place = [], 0
+    for firsts, ends in taken:
+      a, b = place, place + len(firsts)
+      place = b + len(ends)
+      found.append((before[places[b:place]] - before[places[a:b]]).sum(axis=0))
+    self.seen = self.tokens = np.stack(found)
+    if not closed:
+      self._sample(taken)
+
+  def _sample(self, taken: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    counter = self.counter
+    budget = _SAMPLED_ROWS if counter.rows_per_call == 1 else _SAMPLED_CALLS
+    each = max(1, budget // len(taken))
+    sampled = np.zeros_like(self.seen)
+    for number, (firsts, ends) in enumerate(taken):
+      sizes = ends - firsts
+      rows = int(sizes.sum())
+      if not rows:
+        continue
+      offsets = (np.arange(min(each, rows)) + 0.5) * rows / min(each, rows)
+      before = np.cumsum(sizes) - sizes
+      piece = np.searchsorted(before, offsets, side="right") - 1
+      positions = firsts[piece] + (offsets - before[piece]).astype(np.int64)
+      sums, squares, count = counter.sample(positions)  # type: ignore[misc]
+      sampled[number] = sums / count * rows * counter.row_length
+      variance = np.maximum(squares / count - (sums / count) ** 2, 0)
+      spread = np.sqrt(variance / count * max(0.0, 1 - count / rows))
+      self.error = max(self.error, float(_CONFIDENCE * spread.max(initial=0)))
+    self.tokens = sampled
+
+  def _position(self, step: int) -> int:
+    position = self.stretch.schedule.position(step)
+    limit = self.counter.num_positions
+    return position if limit is None else min(position, limit)
+
+  def _tally(self, firsts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Returns the tokens of each label in the rows of some ranges of positions."""
+    total = np.zeros(len(self.counter.labels))
+    for first, end in zip(firsts.tolist(), ends.tolist()):
+      total += self.counter.tally(np.arange(first, end))[0]  # type: ignore[misc]
+    return np.rint(total * self.counter.row_length)
+
+  def consumed(self, step: int) -> np.ndarray:
+    """Returns the tokens of each label that this stretch took before a step, skipped ones too."""
+    if self._counts_rows and step <= self.stretch.end:
+      number = int(np.searchsorted(self.edges, step, side="right")) - 1
+      edge, limit = int(self.edges[number]), self.counter.num_positions
+      return self._consumed[number] + self._tally(*_taken(self.stretch.schedule, edge, step, limit))
+    ends = [self._position(self.stretch.first), self._position(step)]
+    before = self.counter.before(np.array(ends))
+    return before[1] - before[0]
+
+  @functools.cached_property
+  def _counts_rows(self) -> bool:
+    """Whether what is consumed is counted row by row: if no row is skipped or dropped."""
+    schedule = self.stretch.schedule
+    return self._enumerated and not schedule.skips and schedule.epochs is None
+
+  @functools.cached_property
+  def _consumed(self) -> np.ndarray:
+    """What was consumed before each edge."""
+    if self._counts_rows:
+      return np.concatenate([np.zeros_like(self.seen[:1]), np.cumsum(self.seen, axis=0)])
+    before = self.counter.before(np.array([self._position(edge) for edge in self.edges.tolist()]))
+    return before - before[0]
+
+  def step_of(self, label: int, tokens: float, *, beyond: bool) -> int | None:
+    """Returns the number of steps after which that many tokens of a label have been consumed.
+
+    Args:
+      beyond: Whether to look beyond the end of the stretch; otherwise the result may be None.
+    """
+    tokens *= 1 - 1e-12  # Averages are not whole numbers.
+    number = int(np.searchsorted(self._consumed[:, label], tokens))
+    if number < len(self.edges):
+      low, high = int(self.edges[max(0, number - 1)]), int(self.edges[number])
+    elif beyond:
+      low = high = self.stretch.end
+      last = _last_step(self.stretch.schedule, self.counter.num_positions)
+      while self.consumed(high)[label] < tokens:
+        if high >= min(last, 1 << 50):
+          return None
+        low, high = high, min(2 * high, last)
+    else:
+      return None
+    while high - low > 1:
+      middle = (low + high) // 2
+      if self.consumed(middle)[label] < tokens:
+        low = middle
+      else:
+        high = middle
+    return high
+
+
+def _last_step(schedule: schedule_lib.BatchSchedule, num_positions: int | None) -> int:
+  """Returns the step after the last one that has a row."""
+  if num_positions is None:
+    return 1 << 62
+  if num_positions <= schedule.anchor_position:
+    return schedule.anchor_step
+  return schedule.step_at(num_positions - 1) + 1
+
+
+def _taken(
+    schedule: schedule_lib.BatchSchedule, first: int, end: int, limit: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the ranges of positions that some steps take: their first positions and their ends."""
+  if end <= first:
+    return np.zeros(0, np.int64), np.zeros(0, np.int64)
+  starts, sizes = schedule.block(int(first), int(end - first))
+  breaks = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
+  firsts = starts[np.concatenate([[0], breaks]).astype(np.int64)]
+  ends = (starts + sizes)[np.concatenate([breaks - 1, [len(starts) - 1]]).astype(np.int64)]
+  for skipped, _ in schedule.skips.ranges:
+    cut = schedule.skips.number(skipped)
+    inside = np.flatnonzero((firsts < cut) & (cut < ends))
+    firsts = np.insert(firsts, inside + 1, cut)
+    ends = np.insert(ends, inside, cut)
+  firsts, ends = schedule.skips.positions(firsts), schedule.skips.positions(ends - 1) + 1
+  if limit is not None:
+    firsts, ends = np.minimum(firsts, limit), np.minimum(ends, limit)
+  return firsts, ends
+
+
+def find_changes(
+    stretches: Sequence[Stretch], timeline: timeline_lib.Timeline | None = None
+) -> tuple[Change, ...]:
+  """Returns what changes during a run, by step.
+
+  Args:
+    stretches: The run.
+    timeline: Its history, which says what changed at a restart.
+  """
+  found: list[Change] = []
+  for stretch in stretches:
+    found += _schedule_changes(stretch.schedule, stretch.first, stretch.end)
+  for was, now in zip(timeline.entries, timeline.entries[1:]) if timeline else ():
+    found += (Change(now.step, text) for text in _differences(was, now))
+  return tuple(sorted(dict.fromkeys(found)))
+
+
+def _schedule_changes(
+    schedule: schedule_lib.BatchSchedule, first: int, end: int
+) -> Iterable[Change]:
+  """Yields where the batch size changes after the first step, and what is skipped."""
+  size = schedule.size(first)
+  for boundary, _ in schedule.stages:
+    step = boundary
+    if schedule.by_position:
+      if boundary < schedule.anchor_position:
+        continue
+      step = schedule.step_at(boundary)
+      # A stage begins with the first step that starts at or after its position.
+      step += schedule.start(step) < boundary
+    if first < step < end and schedule.size(step) != size:
+      yield Change(step, f"batch size {size:,} → {schedule.size(step):,}")
+      size = schedule.size(step)
+  for skipped, after in schedule.skips.ranges:
+    if skipped >= schedule.anchor_position and first <= schedule.step_at(skipped) < end:
+      yield Change(schedule.step_at(skipped), f"skips {after - skipped:,} samples")
+
+
+_CONTENT = {"ngram_filter": "repetition filter", "exclude": "exclusions"}
+
+
+def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[str]:
+  """Yields what differs between two entries of a history, in words."""
+  before, after = was.schedule.size(max(was.step, now.step - 1)), now.schedule.size(now.step)
+  if before != after:
+    yield f"batch size {before:,} → {after:,}"
+  if was.sequence_length != now.sequence_length:
+    yield f"sequence length {was.sequence_length:,} → {now.sequence_length:,}"
+  for name in sorted({*was.identity, *now.identity}):
+    if was.identity.get(name) != now.identity.get(name):
+      name = "corpus" if name == "fingerprint" else name
+      mixed = name == "order" and "mixture" in f"{was.identity.get(name)}{now.identity.get(name)}"
+      yield f"another {'mixture' if mixed else name}"
+  for name in sorted({*was.content, *now.content}):
+    old, new = was.content.get(name), now.content.get(name)
+    if old != new:
+      yield f"{_CONTENT.get(name, name)}: {_said(old)} → {_said(new)}"
+
+
+def _said(value: Any) -> str:
+  return {True: "on", False: "off", None: "none"}.get(value, str(value))

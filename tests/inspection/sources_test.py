@@ -1,0 +1,225 @@
+"""Tests of what a run sees of each label, compared with looking at every row of every step."""
+
+import dataclasses
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.inspection import sources
+from maxtext_olmo.order import mixture
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.order import timeline
+from tests import corpora
+
+_MIXTURE = {"label-0": 2.0, "label-1": 0.7}
+
+
+def seen_by_step(stretch):
+  """Returns the tokens of each label in each step of a stretch, from its rows."""
+  index, schedule = stretch.index, stretch.schedule
+  labels = sorted({entry.label for entry in index.files})
+  found = []
+  for step in range(stretch.first, stretch.end):
+    numbers, sizes = schedule.block(step, 1)
+    positions = schedule.skips.positions(numbers[0] + np.arange(sizes[0]))
+    positions = positions[[stretch.stream.has(int(position)) for position in positions]]
+    files = index.locate(stretch.stream.instance_ids(positions))[0]
+    names = [index.files[file].label for file in files]
+    found.append([names.count(label) * index.sequence_length for label in labels])
+  return labels, np.array(found)
+
+
+def large_index(labels=3):
+  """Returns an index of a billion instances, whose files do not exist."""
+  entries = [
+      index_lib.OlmoNpyFileEntry(
+          path=f"{i}.npy",
+          label=f"label-{i}",
+          n_tokens=(i + 1) * 160_000_000 * 8,
+          n_instances=0,
+          instance_offset=0,
+          size_bytes=(i + 1) * 160_000_000 * 16,
+      )
+      for i in range(labels)
+  ]
+  return index_lib.make_index(entries, 8, dtype="uint16", tokenizer="test", base="/")
+
+
+class SourcesTest(parameterized.TestCase):
+
+  def index(self, **settings):
+    settings = {"tokens_per_file": (400, 160, 80, 320, 5, 240), **settings}
+    path, _ = corpora.write_corpus(self.create_tempdir().full_path, **settings)
+    return index_lib.load_index(path)
+
+  def stream(self, index, order="feistel", mixed=False, **settings):
+    if mixed:
+      return mixture.mixture_stream(index, _MIXTURE, "epochs", order=order, seed=3, **settings)
+    cache = self.create_tempdir().full_path
+    return stream_lib.train_stream(index, order=order, seed=3, cache_dir=cache, **settings)
+
+  def check(self, stretches, counted=None):
+    """Compares every number with the rows of every step."""
+    counted = counted or sources.count_sources(stretches)
+    self.assertTrue(counted.exact)
+    by_step = []
+    for stretch in stretches:
+      labels, found = seen_by_step(stretch)
+      by_step.append(found)
+    order = [labels.index(label) for label in counted.labels]
+    before = np.concatenate([[[0] * len(order)], np.cumsum(np.concatenate(by_step), axis=0)])
+    before = before[:, order]
+    edges = counted.edges - stretches[0].first
+    np.testing.assert_array_equal(counted.seen, before[edges])
+    np.testing.assert_array_equal(counted.tokens, np.diff(before[edges], axis=0))
+    np.testing.assert_array_equal(
+        counted.rows * stretches[-1].index.sequence_length, before[edges].sum(axis=1)
+    )
+    return counted, before
+
+  @parameterized.product(
+      case=(("feistel", False), ("feistel", True), ("sequential", False), ("olmo_core", False)),
+      chunk=(1, 3),
+      held_out=(0, 12),
+  )
+  def test_every_bin_has_the_rows_of_its_steps(self, case, chunk, held_out):
+    order, mixed = case
+    if order == "olmo_core" and held_out:
+      self.skipTest("another system's order has no held-out part")
+    index = self.index(max_target_sequence_length=8 * chunk if chunk > 1 else None)
+    stream = self.stream(index, order, mixed, held_out_instances=held_out)
+    schedule = schedule_lib.BatchSchedule(((0, 4), (10, 9), (31, 2)))
+    if stream.drops_tails:
+      schedule = schedule.within(stream.epochs)
+    stretch = sources.Stretch(0, 70, schedule, stream, index)
+    for bins in (2000, 7):
+      self.check([stretch], sources.count_sources([stretch], bins=bins))
+
+  def test_a_run_of_several_streams_and_skips_is_counted_through(self):
+    index = self.index()
+    first = schedule_lib.BatchSchedule(((0, 4),))
+    second = schedule_lib.BatchSchedule(((0, 8),)).anchored(20, first.position(20))
+    skipping = second.skipping([(150, 201), (230, 231)])
+    mixed = self.stream(index, mixed=True)
+    position = skipping.position(45)
+    third = schedule_lib.BatchSchedule(((0, 3),)).anchored(45, position)
+    stretches = [
+        sources.Stretch(0, 20, first, mixed, index),
+        sources.Stretch(20, 45, skipping, mixed, index),
+        sources.Stretch(45, 90, third, self.stream(index, held_out_instances=9), index),
+    ]
+    for bins in (2000, 11):
+      counted, _ = self.check(stretches, sources.count_sources(stretches, bins=bins))
+      self.assertContainsSubset({0, 20, 45, 90}, set(counted.edges.tolist()))
+
+  @parameterized.product(order=("feistel", "sequential"), mixed=(False, True), held_out=(0, 12))
+  def test_a_label_is_complete_after_the_step_with_its_last_instance(self, order, mixed, held_out):
+    index = self.index()
+    stream = self.stream(index, order, mixed, held_out_instances=held_out)
+    schedule = schedule_lib.BatchSchedule(((0, 2), (5, 3)))
+    for steps in (90, 20):  # All of both labels, and less.
+      stretch = sources.Stretch(0, steps, schedule, stream, index)
+      counted = sources.count_sources([stretch], bins=9)
+      _, before = self.check([dataclasses.replace(stretch, end=90)])
+      for number, complete in enumerate(counted.complete):
+        first = int(np.argmax(before[:, number] >= counted.available[number]))
+        if complete is not None and complete > steps and not mixed and order == "feistel":
+          # After the run, the end of the epoch is what is known of a shuffle.
+          first = schedule.step_at(stream.order.num_instances - 1) + 1
+        self.assertEqual(complete, first)
+
+  def test_labels_that_a_stream_ends_before_are_never_complete(self):
+    index = self.index()
+    stream = mixture.mixture_stream(
+        index, {"label-0": 0.5, "*": 1.0}, "epochs", order="feistel", seed=1, num_epochs=1
+    )
+    stretch = sources.Stretch(0, 1000, schedule_lib.BatchSchedule.constant(7), stream, index)
+    counted = sources.count_sources([stretch])
+    self.assertIsNone(counted.complete[counted.labels.index("label-0")])
+    self.assertEqual(counted.rows[-1], stream.num_positions)
+    self.assertEqual(counted.edges[-1], -(-stream.num_positions // 7))
+
+  def test_the_shares_of_a_long_shuffle_are_sampled_within_the_stated_error(self):
+    index = large_index()
+    stream = stream_lib.train_stream(index, order="feistel", seed=1)
+    schedule = schedule_lib.BatchSchedule.constant(512)
+    counted = sources.count_sources([sources.Stretch(0, 1_400_000, schedule, stream, index)])
+    self.assertFalse(counted.exact)
+    self.assertBetween(counted.error, 0.001, 0.02)
+    self.assertIn("sampled", counted.note)
+    off = np.abs(counted.shares - np.array([1, 2, 3]) / 6)
+    self.assertLess(float((off > counted.error).mean()), 0.05)
+    np.testing.assert_allclose(counted.epochs[-1], 1_400_000 * 512 / index.total_instances)
+    self.assertEqual(counted.complete, (-(-index.total_instances // 512),) * 3)
+    self.assertLessEqual(len(counted.edges), sources.BINS)
+
+  def test_a_corpus_that_grew_counts_each_epoch_by_its_own_files(self):
+    index = self.index()
+    fingerprint = index.fingerprint
+    stream = self.stream(index).with_history(index, ((0, 2, "sha256:0"), (2, 6, fingerprint)))
+    stretch = sources.Stretch(0, 80, schedule_lib.BatchSchedule.constant(5), stream, index)
+    self.check([stretch])
+
+  def test_a_run_without_steps_is_an_error(self):
+    index = self.index()
+    schedule = schedule_lib.BatchSchedule.constant(4)
+    with self.assertRaisesRegex(errors.OrderError, "no step"):
+      sources.count_sources([sources.Stretch(5, 5, schedule, self.stream(index), index)])
+
+
+class ChangesTest(absltest.TestCase):
+
+  def entry(self, step, **changes):
+    entry = timeline.Entry(
+        step=step,
+        position=4 * step,
+        sequence_length=8,
+        schedule=schedule_lib.BatchSchedule.constant(4),
+        identity={"fingerprint": "a", "order": "feistel", "seed": 1, "split": "none"},
+        content={"ngram_filter": True, "document_eos_id": None},
+    )
+    return dataclasses.replace(entry, **changes)
+
+  def test_stages_and_skips_of_a_schedule_are_changes(self):
+    for schedule in (
+        schedule_lib.BatchSchedule(((0, 4), (10, 8), (20, 8), (30, 2))),
+        schedule_lib.BatchSchedule(((0, 4), (38, 8), (200, 2)), by_position=True),
+    ):
+      schedule = schedule.skipping([(230, 234)])
+      found = sources.find_changes([sources.Stretch(0, 100, schedule, None, None)])
+      sizes = [schedule.size(step) for step in range(100)]
+      expected = [step for step in range(1, 100) if sizes[step] != sizes[step - 1]]
+      self.assertEqual([c.step for c in found if "batch size" in c.text], expected)
+      self.assertEqual(found[0].text, "batch size 4 → 8")
+      self.assertIn(sources.Change(schedule.step_at(230), "skips 4 samples"), found)
+
+  def test_entries_of_a_history_are_changes(self):
+    was = self.entry(0)
+    history = timeline.Timeline(
+        (
+            was,
+            self.entry(5, schedule=schedule_lib.BatchSchedule.constant(6).anchored(5, 20)),
+            self.entry(7, identity={**was.identity, "order": "feistel mixture of 2 labels"}),
+            self.entry(9, content={**was.content, "ngram_filter": False, "exclude": "abc"}),
+        )
+    )
+    found = sources.find_changes([], history)
+    self.assertEqual(
+        found,
+        (
+            (5, "batch size 4 → 6"),
+            (7, "another mixture"),
+            (7, "batch size 6 → 4"),
+            (9, "another mixture"),
+            (9, "exclusions: none → abc"),
+            (9, "repetition filter: on → off"),
+        ),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
