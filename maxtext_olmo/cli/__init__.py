@@ -63,6 +63,20 @@ def add_option(
   parser.add_argument(name if name.startswith("-") else name.lower(), help=help, **settings)
 
 
+def read_options(path: str, keys: Sequence[str]) -> tuple[Any, int]:
+  """Returns the data options of a config file, and the steps of its run.
+
+  Args:
+    path: A config file of the embedded trainer.
+    keys: What to change in it: `--config.KEY=VALUE`.
+  """
+  from maxtext_olmo import config as config_lib
+  from maxtext_olmo.trainers.tiny import config as trainer_config
+
+  config = trainer_config.read_config(["maxtext-olmo", f"--config={path}", *keys])
+  return config_lib.Options.read(trainer_config.for_data(config)), config.steps
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],

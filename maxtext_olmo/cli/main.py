@@ -32,6 +32,9 @@ COMMANDS = (
 # What follows these is read by another program's parser.
 _PASSED_ON = (["train"], ["maxtext", "train"], ["maxtext", "sft"], ["maxtext", "dataloader"])
 
+# These take keys of the trainer's config, besides options of their own.
+_TAKE_KEYS = frozenset({"eval", "inspect", "plan"})
+
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.
 
@@ -92,7 +95,7 @@ def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
     end = first + len(command)
     if argv[first:end] == command and argv[end : end + 1] not in (["-h"], ["--help"]):
       return argv[:end], argv[end:]
-  if argv[first : first + 1] not in (["eval"], ["inspect"]):
+  if not {*argv[first : first + 1]} & _TAKE_KEYS:
     return argv, []
   # The keys of the trainer's config are no options of ours.
   keys = [word for word in argv if word.startswith("--config.")]

@@ -6,14 +6,21 @@ from typing import Any
 from maxtext_olmo import cli
 
 _DESCRIPTION = """\
-Prints, for each label of an index, what a run will see of it: tokens, share, epochs, and the step
-after which all of it has been seen once. Reads only the index. With --mixture the numbers are those
-of the run itself. Without it each label is taken once per pass, in its exact share; the plain
-shuffle of a corpus has these shares on average.
+Prints, for each label, what a run will see of it: tokens, share, epochs, and the step after which
+all of it has been seen once. Reads only the index. --svg also draws it over the steps.
+
+Of a config file (CONFIG.py, with --config.KEY=VALUE as the trainer takes them), the plan is that of
+the run: its schedule, order, mixture and held-out part. If the corpus is shuffled as a whole,
+tokens seen and epochs are averages of a shuffle, unless the run is short enough to count.
+
+Of an index, the options below describe the run. With --mixture the numbers are those of the run
+itself. Without it each label is taken once per pass, in its exact share; the plain shuffle of a
+corpus has these shares on average.
 """
 
 _EPILOG = """\
 examples:
+  maxtext-olmo plan configs/olmo3_7b_stage1.py --config.olmo_index_path=index.json --svg plan.svg
   maxtext-olmo plan index.json --batch-size 512 --steps 20000
   maxtext-olmo plan index.json --batch-size 512 --steps 20000 --unit epochs \\
       --mixture wikipedia=2.0 'stack-edu_*=0.5' '*=1'
@@ -29,8 +36,9 @@ def add_parser(subparsers: Any) -> None:
       help="what a run will see of each label: tokens, share, epochs, when seen once",
       description=_DESCRIPTION,
       epilog=_EPILOG,
+      allow_abbrev=False,
   )
-  option("INDEX", "the index, a JSON file")
+  option("INDEX", "the index, a JSON file, or the config file of a run, CONFIG.py")
   option(
       "--mixture LABEL=NUMBER",
       "the mixture, as olmo_mixture: a label or a pattern, and how much of it",
@@ -44,19 +52,64 @@ def add_parser(subparsers: Any) -> None:
       default="epochs",
       choices=("epochs", "weights", "tokens"),
   )
-  option("--batch-size ROWS", "rows per step", required=True, type=int)
-  option("--steps N", "steps of the run", otherwise="as many as one pass takes", type=int)
+  option("--batch-size ROWS", "rows per step", otherwise="needed with an index", type=int)
+  option(
+      "--steps N",
+      "steps of the run",
+      otherwise="as many as one pass takes, or as the config says",
+      type=int,
+  )
   option("--sequence-length S", "tokens per row", otherwise="the index's", type=int)
   option("--held-out N", "instances held out, as olmo_eval_instances", default=0)
+  option("--svg FILE", "draw the sources over the steps, as a picture", otherwise="no picture")
 
 
 def run(args: argparse.Namespace) -> int:
   """Prints the plan."""
+  from maxtext_olmo import atomic
+  from maxtext_olmo.errors import ConfigError
+  from maxtext_olmo.inspection import picture
+
+  if args.steps is not None and args.steps < 1:
+    raise ConfigError("--batch-size and --steps must be positive.")
+  plan = _plan_of_config(args) if args.index.endswith(".py") else _plan_of_index(args)
+  sources = plan.count_sources(bins=400)
+  _print_table(plan, sources)
+  title = f"Plan of {args.index}"
+  if args.svg:
+    drawn = picture.draw_svg(sources, plan.find_changes(), title=title)
+    atomic.write_atomically(args.svg, drawn.encode())
+  return 0
+
+
+def _plan_of_config(args: argparse.Namespace) -> Any:
+  from maxtext_olmo.errors import ConfigError
+
+  names = ("mixture", "batch_size", "sequence_length", "held_out")
+  given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
+  if given:
+    raise ConfigError(
+        f"{', '.join(given)}: a config file says this itself; change it with --config.KEY=VALUE."
+    )
+  from maxtext_olmo.inspection import run_plan
+
+  options, steps = cli.read_options(args.index, args.rest)
+  return run_plan.plan_of_options(options, args.steps or steps)
+
+
+def _plan_of_index(args: argparse.Namespace) -> Any:
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.errors import ConfigError
+  from maxtext_olmo.inspection import plan as plan_lib
+  from maxtext_olmo.inspection import sources
   from maxtext_olmo.order import mixture as mixture_lib
+  from maxtext_olmo.order import schedule as schedule_lib
 
-  if args.batch_size < 1 or (args.steps is not None and args.steps < 1):
+  if args.rest:
+    raise ConfigError(f"{args.rest[0]} changes a config file; {args.index} is an index.")
+  if args.batch_size is None:
+    raise ConfigError("The plan of an index needs --batch-size.")
+  if args.batch_size < 1:
     raise ConfigError("--batch-size and --steps must be positive.")
   index = index_lib.load_index(args.index)
   if args.sequence_length:
@@ -66,40 +119,57 @@ def run(args: argparse.Namespace) -> int:
   stream = mixture_lib.mixture_stream(
       index, values, unit, order="feistel", seed=0, held_out_instances=args.held_out
   )
-  order = stream.order
-  if not isinstance(order, mixture_lib.MixtureOrder):
-    raise TypeError(type(order))
-  steps = args.steps or -(-order.num_instances // args.batch_size)
-  samples = steps * args.batch_size
+  schedule = schedule_lib.BatchSchedule.constant(args.batch_size)
+  steps = args.steps or -(-stream.order.num_instances // args.batch_size)
+  return plan_lib.Plan((sources.Stretch(0, steps, schedule, stream, index),))
+
+
+def _print_table(plan: Any, sources: Any) -> None:
+  steps = int(sources.edges[-1])
+  last = plan.stretches[-1]
+  shares = sources.seen[-1] / max(1.0, sources.seen[-1].sum())
+  interleave = getattr(getattr(last.stream, "order", None), "interleave", None)
+  if interleave is not None and len(plan.stretches) == 1:
+    shares = [count / interleave.period for count in interleave.counts]
   rows = []
-  # A sample may end inside a chunk; its label has then begun the chunk, so chunks are counted up.
-  taken = order.interleave.taken(-(-samples // order.chunk_size))
-  for number, (member, chunks) in enumerate(zip(order.members, taken)):
-    size = len(member.chunks)
-    last = order.interleave.position_of(number, size - 1) * order.chunk_size + order.chunk_size
-    complete = -(-last // args.batch_size)
+  for number, label in enumerate(sources.labels):
+    complete = sources.complete[number]
+    after: Any = complete
+    if complete is None or complete > steps:
+      after = "not in this run" + (f" ({complete:,})" if complete is not None else "")
     row = (
-        member.label,
-        size * order.chunk_size * index.sequence_length,
-        f"{order.interleave.counts[number] / order.interleave.period:.2%}",
-        chunks * order.chunk_size * index.sequence_length,
-        f"{chunks / size:.3f}",
-        complete if complete <= steps else f"not in this run ({complete:,})",
+        label,
+        round(sources.available[number]),
+        f"{shares[number]:.2%}",
+        round(sources.seen[-1, number]),
+        f"{sources.epochs[-1, number]:.3f}",
+        after,
     )
     rows.append(row)
   cli.print_table(
       ("label", "tokens", "share", "tokens seen", "epochs", "all seen after step"), rows
   )
-  left_out = sorted(
-      {e.label for e in index.files if e.n_instances} - {m.label for m in order.members}
-  )
-  print(
-      f"{steps:,} steps of {args.batch_size:,} × {index.sequence_length:,} ="
-      f" {samples * index.sequence_length:,} tokens; one pass is {order.num_instances:,} instances,"
-      f" {order.num_instances / args.batch_size:,.1f} steps."
-      + (f" Left out: {', '.join(left_out)}." if left_out else "")
-  )
-  return 0
+  _print_summary(plan, sources, steps)
+
+
+def _print_summary(plan: Any, sources: Any, steps: int) -> None:
+  last = plan.stretches[-1]
+  length = last.stream.sequence_length
+  sizes = sorted({size for stretch in plan.stretches for size in stretch.schedule.sizes})
+  batch = " to ".join(f"{size:,}" for size in {sizes[0]: 0, sizes[-1]: 0})
+  line = f"{steps:,} steps of {batch} × {length:,} = {int(sources.rows[-1]) * length:,} tokens"
+  order = getattr(last.stream, "order", None)
+  if order is not None:
+    line += f"; one pass is {order.num_instances:,} instances"
+    if len(sizes) == 1:
+      line += f", {order.num_instances / sizes[0]:,.1f} steps"
+  used = {entry.label for entry in last.index.files if entry.n_instances}
+  left_out = sorted(used - set(sources.labels))
+  print(line + "." + (f" Left out: {', '.join(left_out)}." if left_out else ""))
+  for change in plan.find_changes():
+    print(f"step {change.step:,}: {change.text}")
+  if not sources.exact:
+    print(sources.note)
 
 
 def _label_and_number(text: str) -> tuple[str, float]:

@@ -45,7 +45,7 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
   source = open_documents(options.olmo_index_path, options.olmo_documents_path, options)
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
-  stream = _stream(options, source, options.order_name, options.olmo_num_epochs or None)
+  stream = train_stream(options, source)
   iterator = wiring.train_iterator(
       options,
       global_mesh,
@@ -127,6 +127,13 @@ def _open_index(
   storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
   return index, storage
+
+
+def train_stream(
+    options: config_lib.Options, source: source_lib.OlmoDocumentSource
+) -> row_source.RowSequence:
+  """Returns the rows of documents that the options describe, which must not be streamed."""
+  return _stream(options, source, options.order_name, options.olmo_num_epochs or None)
 
 
 def _stream(

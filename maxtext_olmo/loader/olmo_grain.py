@@ -100,27 +100,11 @@ def _train(
     index: index_lib.OlmoNpyIndex,
     storage: storage_lib.Storage,
 ) -> iterator_lib.BatchIterator:
-  how: dict[str, Any] = {
-      "order": options.order_name,
-      "seed": options.data_shuffle_seed,
-      "held_out_instances": options.olmo_eval_instances,
-      "num_epochs": options.olmo_num_epochs or None,
-  }
+  stream = collectives.run_on_all_processes(
+      lambda: train_stream(options, index), "opening the order"
+  )
   if options.olmo_mixture:
-    stream = mixture_lib.mixture_stream(
-        index, options.olmo_mixture, options.olmo_mixture_unit, **how
-    )
     _say_left_out(index, stream)
-  else:
-    stream = collectives.run_on_all_processes(
-        lambda: stream_lib.train_stream(
-            index,
-            cache_dir=options.olmo_order_cache_dir or None,
-            consumed_path=options.olmo_consumed_path,
-            **how,
-        ),
-        "opening the order",
-    )
   corpus = corpus_change.CorpusPolicy(
       index,
       options.olmo_allow_corpus_change,
@@ -131,6 +115,24 @@ def _train(
   )
   _announce(iterator)
   return iterator
+
+
+def train_stream(options: config_lib.Options, index: index_lib.OlmoNpyIndex) -> stream_lib.Stream:
+  """Returns the stream of the training part of a corpus that the options describe."""
+  how: dict[str, Any] = {
+      "order": options.order_name,
+      "seed": options.data_shuffle_seed,
+      "held_out_instances": options.olmo_eval_instances,
+      "num_epochs": options.olmo_num_epochs or None,
+  }
+  if options.olmo_mixture:
+    return mixture_lib.mixture_stream(index, options.olmo_mixture, options.olmo_mixture_unit, **how)
+  return stream_lib.train_stream(
+      index,
+      cache_dir=options.olmo_order_cache_dir or None,
+      consumed_path=options.olmo_consumed_path,
+      **how,
+  )
 
 
 def _eval(
@@ -220,6 +222,14 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
   Returns:
     The index, and the storage that checked its files, which refuses one that is replaced later.
   """
+  index = load_index(path, options)
+  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+  return index, storage
+
+
+def load_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
+  """Loads an index and adapts it to the run's sequence length; looks at no token file."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
     index = index.with_sequence_length(options.max_target_length)
@@ -227,9 +237,7 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
     raise errors.CorpusError(
         f"The index {path} has no instance: no file holds {index.window} tokens."
     )
-  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
-  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
-  return index, storage
+  return index
 
 
 def _rows(

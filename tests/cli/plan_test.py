@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import pathlib
 import re
+import xml.etree.ElementTree as ET
 
 import numpy as np
 from absl.testing import absltest
@@ -22,9 +24,23 @@ class PlanTest(absltest.TestCase):
     )
 
   def plan(self, *args):
+    return self.run_main(self.path, *args)
+
+  def config(self, *keys):
+    """Returns the arguments that plan a config of this corpus."""
+    path = pathlib.Path(__file__).resolve().parents[2] / "configs" / "tiny.py"
+    return (
+        str(path),
+        "--config.dataset_type=olmo_grain",
+        f"--config.olmo_index_path={self.path}",
+        "--config.max_target_length=8",
+        *keys,
+    )
+
+  def run_main(self, *args):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-      code = main_lib.main(["plan", self.path, *args])
+      code = main_lib.main(["plan", *args])
     return code, out.getvalue(), err.getvalue()
 
   def cells(self, out, label):
@@ -72,6 +88,53 @@ class PlanTest(absltest.TestCase):
       code, _, err = self.plan(*args)
       self.assertEqual(code, 2)
       self.assertIn(message, err)
+
+  def test_the_plan_of_a_config_is_what_its_run_sees(self):
+    keys = (
+        "--config.steps=30",
+        "--config.olmo_batch_schedule=((0, 2), (10, 4))",
+        "--config.olmo_eval_instances=6",
+        "--config.olmo_mixture={'label-0': 2.0, 'label-1': 0.5}",
+    )
+    code, out, err = self.run_main(*self.config(*keys))
+    self.assertEqual(code, 0, err)
+    index = index_lib.load_index(self.path)
+    stream = mixture.mixture_stream(
+        index,
+        {"label-0": 2.0, "label-1": 0.5},
+        "epochs",
+        order="feistel",
+        seed=0,
+        held_out_instances=6,
+    )
+    files = index.locate(stream.instance_ids(np.arange(10 * 2 + 20 * 4)))[0]
+    labels = [index.files[file].label for file in files]
+    for label in ("label-0", "label-1"):
+      seen = int(self.cells(out, label)[3].replace(",", ""))
+      self.assertEqual(seen, labels.count(label) * 8)
+    self.assertIn("30 steps of 2 to 4 × 8 = 800 tokens", out)
+    self.assertIn("step 10: batch size 2 → 4", out)
+
+  def test_a_config_without_labels_or_with_options_of_an_index_is_an_error(self):
+    for args, message in (
+        (self.config("--batch-size", "4"), "a config file says this itself"),
+        (self.config("--config.dataset_type=synthetic", "--config.olmo_index_path="), "no plan"),
+        ((self.path,), "needs --batch-size"),
+        ((self.path, "--batch-size", "4", "--config.steps=3"), "is an index"),
+    ):
+      code, _, err = self.run_main(*args)
+      self.assertEqual(code, 2)
+      self.assertIn(message, err)
+
+  def test_the_picture_has_each_label_and_change(self):
+    file = self.create_tempfile().full_path
+    keys = ("--config.steps=30", "--config.olmo_batch_schedule=((0, 2), (10, 4))", "--svg", file)
+    code, _, err = self.run_main(*self.config(*keys))
+    self.assertEqual(code, 0, err)
+    drawn = ET.parse(file).getroot()
+    said = [e.text or "" for e in drawn.iter()]
+    for text in ("label-0", "label-1", "step 10: batch size 2 → 4", "steps 0 to 30"):
+      self.assertTrue(any(text in one for one in said), text)
 
   def test_labels_that_are_left_out_are_named(self):
     _, out, _ = self.plan("--batch-size", "4", "--mixture", "label-1=1")

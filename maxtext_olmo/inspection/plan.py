@@ -1,0 +1,42 @@
+"""The plan of a run: its stretches from the first step that is known to the last.
+
+The history of a run says which schedule was in force at which step, and its last entry holds for
+what is to come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from maxtext_olmo.inspection import sources
+from maxtext_olmo.order import timeline as timeline_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+  """The stretches of a run, and where it is.
+
+  Attributes:
+    stretches: From the first step that is known to the last of the run.
+    history: What changed at restarts.
+    step: The steps done.
+  """
+
+  stretches: tuple[sources.Stretch, ...]
+  history: timeline_lib.Timeline | None = None
+  step: int = 0
+
+  @property
+  def identity(self) -> dict[str, Any]:
+    """What decides which row is at which position, at the end of the run."""
+    last = self.stretches[-1]
+    return {**last.stream.identity(), "sequence_length": last.stream.sequence_length}
+
+  def count_sources(self, **settings: Any) -> sources.Sources:
+    """Counts what the run has seen and will see of each label."""
+    return sources.count_sources(self.stretches, **settings)
+
+  def find_changes(self) -> tuple[sources.Change, ...]:
+    """Returns what changes during the run, by step."""
+    return sources.find_changes(self.stretches, self.history)
