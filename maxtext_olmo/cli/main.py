@@ -22,6 +22,7 @@ COMMANDS = (
     "index",
     "verify",
     "plan",
+    "report",
     "train",
     "inspect",
     "eval",
@@ -33,7 +34,7 @@ COMMANDS = (
 _PASSED_ON = (["train"], ["maxtext", "train"], ["maxtext", "sft"], ["maxtext", "dataloader"])
 
 # These take keys of the trainer's config, besides options of their own.
-_TAKE_KEYS = frozenset({"eval", "inspect", "plan"})
+_TAKE_KEYS = frozenset({"eval", "inspect", "plan", "report"})
 
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.

@@ -7,7 +7,7 @@ from maxtext_olmo import cli
 
 _DESCRIPTION = """\
 Prints, for each label, what a run will see of it: tokens, share, epochs, and the step after which
-all of it has been seen once. Reads only the index. --svg also draws it over the steps.
+all of it has been seen once. Reads only the index. --svg and --html also draw it over the steps.
 
 Of a config file (CONFIG.py, with --config.KEY=VALUE as the trainer takes them), the plan is that of
 the run: its schedule, order, mixture and held-out part. If the corpus is shuffled as a whole,
@@ -62,6 +62,11 @@ def add_parser(subparsers: Any) -> None:
   option("--sequence-length S", "tokens per row", otherwise="the index's", type=int)
   option("--held-out N", "instances held out, as olmo_eval_instances", default=0)
   option("--svg FILE", "draw the sources over the steps, as a picture", otherwise="no picture")
+  option(
+      "--html FILE",
+      "draw them as a page that zooms (needs the extra `report`)",
+      otherwise="no page",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,12 +78,17 @@ def run(args: argparse.Namespace) -> int:
   if args.steps is not None and args.steps < 1:
     raise ConfigError("--batch-size and --steps must be positive.")
   plan = _plan_of_config(args) if args.index.endswith(".py") else _plan_of_index(args)
-  sources = plan.count_sources(bins=400)
+  sources = plan.count_sources(**({} if args.html else {"bins": 400}))
   _print_table(plan, sources)
   title = f"Plan of {args.index}"
   if args.svg:
     drawn = picture.draw_svg(sources, plan.find_changes(), title=title)
     atomic.write_atomically(args.svg, drawn.encode())
+  if args.html:
+    from maxtext_olmo.inspection import report
+
+    page = report.make_page(plan, sources, title=title)
+    atomic.write_atomically(args.html, page.encode())
   return 0
 
 

@@ -35,14 +35,15 @@ def seen_by_step(stretch):
 
 def large_index(labels=3):
   """Returns an index of a billion instances, whose files do not exist."""
+  size = 960_000_000 * 2 // (labels * (labels + 1))
   entries = [
       index_lib.OlmoNpyFileEntry(
           path=f"{i}.npy",
           label=f"label-{i}",
-          n_tokens=(i + 1) * 160_000_000 * 8,
+          n_tokens=(i + 1) * size * 8,
           n_instances=0,
           instance_offset=0,
-          size_bytes=(i + 1) * 160_000_000 * 16,
+          size_bytes=(i + 1) * size * 16,
       )
       for i in range(labels)
   ]

@@ -1,0 +1,357 @@
+"""The report of a run: one HTML file that needs no server and no network.
+
+The page shows the sources over the run, epochs per label, changes, losses with their spikes and the
+rows to look at, and the identity of the stream. Bokeh draws the plots; its script is part of the
+file. Corpora contain live HTML and scripts, so text is only ever text, and a content security
+policy lets nothing run but the two scripts of the page, which it names by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import importlib.resources
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import picture
+from maxtext_olmo.inspection import plan as plan_lib
+from maxtext_olmo.inspection import sources as sources_lib
+
+_SLOTS = 25  # Areas: of the largest labels, and one for all others.
+_VALUES = 200_000  # Of each series, over all labels and bins.
+_LOSSES = 2000
+_ROW_CHARACTERS = 8_000
+_TEXT_BYTES = 1_500_000  # Of all rows, as HTML.
+_NUMBERED_CHANGES = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class ShownRow:
+  """A row to look at.
+
+  Attributes:
+    step: Its step.
+    row: Its place in the global batch.
+    label: Its label.
+    file: The file that it, or its first part, is read from.
+    first_byte: Where it begins there.
+    end_byte: The byte after its last.
+    text: Its decoded text.
+    note: What is remarkable about it.
+  """
+
+  step: int
+  row: int
+  label: str
+  file: str
+  first_byte: int
+  end_byte: int
+  text: str
+  note: str = ""
+
+
+def make_page(
+    plan: plan_lib.Plan,
+    sources: sources_lib.Sources,
+    *,
+    title: str,
+    losses: losses_lib.Losses | None = None,
+    spikes: Sequence[losses_lib.Spike] = (),
+    rows: Mapping[int, Sequence[ShownRow]] | None = None,
+) -> str:
+  """Returns the report of a run, as HTML.
+
+  Args:
+    plan: The run.
+    sources: What it sees of each label.
+    title: The heading.
+    losses: The losses that its trainer logged.
+    spikes: Where they jump, the worst first.
+    rows: For the peak step of each spike, the rows to look at, the most suspicious first.
+
+  Raises:
+    ConfigError: Bokeh is not installed.
+  """
+  changes = plan.find_changes()
+  order = np.argsort(-sources.seen[-1], kind="stable")
+  thin = _thinned(sources)
+  data = {
+      "edges": thin.edges.tolist(),
+      "labels": [sources.labels[i] for i in order],
+      "available": sources.available[order].tolist(),
+      "shares": _float32(thin.shares[:, order]),
+      "epochs": _float32(thin.epochs[:, order]),
+      "changes": [[change.step, change.text] for change in changes],
+      "slots": _SLOTS,
+      "colours": picture.COLOURS,
+      "other": picture.OTHER_COLOUR,
+      "plots": _plots(thin, changes, plan.step, losses, spikes),
+  }
+  # A < in a script element could end it.
+  text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+  nonce = hashlib.sha256(text.encode()).hexdigest()[:32]
+  # BokehJS makes <style> elements, which the policy allows only with the page's own nonce.
+  allow_styles = (
+      "const make = document.createElement.bind(document);"
+      "document.createElement = (name, options) => {"
+      " const made = make(name, options);"
+      f' if (name === "style") made.nonce = "{nonce}";'
+      " return made; };"
+  )
+  scripts = [f"{allow_styles}\n{_bokeh_script()}", _resource("report.js")]
+  hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+  policy = (
+      f"default-src 'none'; script-src {hashes}; style-src 'nonce-{nonce}'; img-src data:;"
+      " base-uri 'none'; form-action 'none'"
+  )
+  swatches = "".join(
+      f".c{i} {{ background: {colour} }} " for i, colour in enumerate(picture.COLOURS)
+  )
+  body = [
+      f"<h1>{html.escape(title)}</h1>",
+      f"<p>{html.escape(_summary(plan, sources))}</p>",
+      f'<p class="grey">{html.escape(sources.note)}</p>',
+      '<p class="screen"><label>Filter labels <input id="filter" type="search"'
+      ' placeholder="words or patterns: wiki stack-*" autocomplete="off"></label>'
+      ' <span id="count" class="grey"></span></p>',
+      '<p id="readout" class="screen" aria-live="polite"></p>',
+      '<div id="plots"></div>',
+      '<p class="grey screen">Drag to zoom. <kbd>←</kbd> <kbd>→</kbd> read a step,'
+      " <kbd>+</kbd> <kbd>-</kbd> zoom, <kbd>0</kbd> shows all, <kbd>shift</kbd> with an arrow"
+      " moves, <kbd>/</kbd> filters, <kbd>n</kbd> <kbd>p</kbd> go through the spikes.</p>",
+      *_sources_section(sources, order),
+      *_changes_section(changes),
+      *_spikes_section(spikes, rows or {}),
+      *_identity_section(plan),
+  ]
+  return (
+      '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
+      f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
+      '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+      f"<title>{html.escape(title)}</title>\n"
+      f'<style nonce="{nonce}">{_resource("report.css")}{swatches}</style></head>\n<body>\n'
+      + "\n".join(body)
+      + f'\n<script type="application/json" id="data">{text}</script>\n'
+      + "\n".join(f"<script>{script}</script>" for script in scripts)
+      + "\n</body></html>\n"
+  )
+
+
+def _bokeh_script() -> str:
+  from bokeh import resources
+
+  return "\n".join(resources.Resources(mode="inline", components=["bokeh"], minified=True).js_raw)
+
+
+def _resource(name: str) -> str:
+  return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _sha256(script: str) -> str:
+  return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _float32(values: np.ndarray) -> str:
+  return base64.b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode()
+
+
+def _thinned(sources: sources_lib.Sources) -> sources_lib.Sources:
+  """Joins neighbouring bins until the series of all labels are small enough for a page."""
+  every = -(-len(sources.edges) * len(sources.labels) // _VALUES)
+  if every == 1:
+    return sources
+  kept = np.unique([*range(0, len(sources.edges), every), len(sources.edges) - 1])
+  return dataclasses.replace(
+      sources,
+      edges=sources.edges[kept],
+      tokens=np.add.reduceat(sources.tokens, kept[:-1], axis=0),
+      seen=sources.seen[kept],
+      rows=sources.rows[kept],
+  )
+
+
+def _plots(
+    sources: sources_lib.Sources,
+    changes: Sequence[sources_lib.Change],
+    step: int,
+    losses: losses_lib.Losses | None,
+    spikes: Sequence[losses_lib.Spike],
+) -> Any:
+  """Returns the plots as BokehJS reads them; the page's script fills in the series of labels."""
+  try:
+    from bokeh import layouts
+    from bokeh import models
+    from bokeh import plotting
+    from bokeh.embed import json_item
+  except ImportError as error:
+    raise errors.ConfigError(
+        "A report needs Bokeh. Install it with `pip install 'maxtext-olmo[report]'`."
+    ) from error
+  first, last = int(sources.edges[0]), int(sources.edges[-1])
+  steps = models.Range1d(first, last, bounds=(first, last))
+
+  def new(name: str, title: str, height: int, **settings: Any) -> Any:
+    figure = plotting.figure(
+        height=height,
+        sizing_mode="stretch_width",
+        tools="xpan,xwheel_zoom,xbox_zoom,reset",
+        active_drag="xbox_zoom",
+        active_scroll=None,
+        x_range=steps,
+        name=name,
+        title=title,
+        min_border_left=60,
+        **settings,
+    )
+    # The page shows through.
+    figure.background_fill_color = figure.border_fill_color = None
+    figure.toolbar.logo = None
+    figure.toolbar.autohide = True
+    figure.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
+    for number, change in enumerate(changes, 1):
+      figure.add_layout(models.Span(location=change.step, name="change", line_dash="dashed"))
+      if name == "shares" and number <= _NUMBERED_CHANGES:
+        place = {"x": change.step, "y": 1.0, "x_offset": 3, "y_offset": 2}
+        text = {"text": str(number), "text_font_size": "11px"}
+        figure.add_layout(models.Label(name="number", **place, **text))
+    if first < step < last:
+      figure.add_layout(models.Span(location=step, name="now", line_color="#e53935", line_width=2))
+    figure.add_layout(models.Span(name="cursor", line_width=1, visible=False))
+    for span in figure.select(models.Span):
+      span.dimension = "height"
+    return figure
+
+  shares = new("shares", "Share of each label in the batches, by step", 300, y_range=(0.0, 1.08))
+  shares.yaxis.formatter = models.NumeralTickFormatter(format="0%")
+  shares.yaxis.ticker = [0, 0.25, 0.5, 0.75, 1]
+  # BokehJS 3.9 hangs on an area without points.
+  flat = {f"y{i}": [0, 0] for i in range(_SLOTS + 1)}
+  areas = models.ColumnDataSource({"x": [first, last], **flat})
+  epochs = new("epochs", "Epochs of each label, by step", 220)
+  flat = {f"e{i}": [0, 0] for i in range(_SLOTS)}
+  lines = models.ColumnDataSource({"x": [first, last], **flat})
+  for i in range(_SLOTS):
+    shares.varea_step("x", f"y{i}", f"y{i + 1}", source=areas, name=f"area{i}", step_mode="after")
+    epochs.line("x", f"e{i}", source=lines, name=f"line{i}", line_width=2)
+  made = [shares, epochs]
+  if losses is not None:
+    figure = new("loss", f"{losses.name}, by step; spikes are marked", 220)
+    made.append(figure)
+    places = _extremes(losses)
+    figure.line(losses.steps[places].tolist(), losses.values[places].tolist(), color="#4e79a7")
+    finite = [spike for spike in spikes if np.isfinite(spike.loss)]
+    figure.scatter(
+        [spike.peak for spike in finite],
+        [spike.loss for spike in finite],
+        size=9,
+        marker="inverted_triangle",
+        color="#e53935",
+    )
+  return json_item(layouts.column(made, sizing_mode="stretch_width"), "plots")
+
+
+def _extremes(losses: losses_lib.Losses) -> np.ndarray:
+  """Returns which losses to draw: all, or the lowest and the highest of each bin."""
+  finite = np.flatnonzero(np.isfinite(losses.values))
+  if len(finite) <= 2 * _LOSSES:
+    return finite
+  bins = np.array_split(finite, _LOSSES)
+  values = losses.values
+  kept = [(b[np.argmin(values[b])], b[np.argmax(values[b])]) for b in bins]
+  return np.unique(kept)
+
+
+def _summary(plan: plan_lib.Plan, sources: sources_lib.Sources) -> str:
+  first, last = int(sources.edges[0]), int(sources.edges[-1])
+  tokens = float(sources.seen[-1].sum())
+  done = f", of which {plan.step:,} are done (the red line)" if plan.step else ""
+  return (
+      f"Steps {first:,} to {last:,}{done}: {int(sources.rows[-1]):,} rows, {tokens:,.0f} tokens of"
+      f" {len(sources.labels):,} labels."
+  )
+
+
+def _sources_section(sources: sources_lib.Sources, order: np.ndarray) -> Iterable[str]:
+  yield "<h2>Sources</h2><div class='scroll'><table id='sources'><thead><tr>"
+  heads = ("label", "tokens", "share", "tokens seen", "epochs", "all seen after step")
+  yield "".join(f"<th>{head}</th>" for head in heads) + "</tr></thead><tbody>"
+  total = max(1.0, float(sources.seen[-1].sum()))
+  last = int(sources.edges[-1])
+  for place, i in enumerate(order.tolist()):
+    label, complete = html.escape(sources.labels[i]), sources.complete[i]
+    after = "never" if complete is None else f"{complete:,}"
+    if complete is not None and complete > last:
+      after += " (after the run)"
+    swatch = f'<span class="swatch c{place % len(picture.COLOURS)}"></span>'
+    cells = (
+        f"{sources.available[i]:,.0f}",
+        f"{sources.seen[-1, i] / total:.2%}",
+        f"{sources.seen[-1, i]:,.0f}",
+        f"{sources.epochs[-1, i]:.3f}",
+        after,
+    )
+    yield f'<tr data-label="{label}"><td>{swatch}{label}</td>'
+    yield "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+  yield "</tbody></table></div>"
+
+
+def _changes_section(changes: Sequence[sources_lib.Change]) -> Iterable[str]:
+  if changes:
+    yield "<h2>Changes</h2><ol>"
+    yield from (f"<li>step {c.step:,}: {html.escape(c.text)}</li>" for c in changes)
+    yield "</ol>"
+
+
+def _spikes_section(
+    spikes: Sequence[losses_lib.Spike], rows: Mapping[int, Sequence[ShownRow]]
+) -> Iterable[str]:
+  if not spikes:
+    return
+  yield "<h2>Spikes of the loss</h2>"
+  left = _TEXT_BYTES
+  for spike in spikes:
+    steps = f"{spike.first:,}"
+    if spike.last > spike.first:
+      steps += f" to {spike.last:,}"
+    yield (
+        f'<details class="spike" data-step="{spike.peak}"><summary>step {steps}: loss'
+        f" {spike.loss:.4g} at step {spike.peak:,}, usually {spike.usual:.4g} (z-score"
+        f" {spike.score:.1f})</summary>"
+    )
+    shown = rows.get(spike.peak, ())
+    if not shown:
+      yield '<p class="grey">No rows were asked for.</p>'
+    for row in shown:
+      text = row.text[:_ROW_CHARACTERS]
+      size = len(html.escape(text).encode())
+      if size > left:
+        text, size = "", 0
+      left -= size
+      where = f"{row.file}, bytes {row.first_byte:,} to {row.end_byte:,}"
+      note = f" · {row.note}" if row.note else ""
+      yield (
+          f'<div class="row" data-label="{html.escape(row.label)}">'
+          f"<h3>step {row.step:,}, row {row.row:,}: {html.escape(row.label + note)}</h3>"
+          f'<p class="grey where">{html.escape(where)}</p>'
+          f'<pre dir="auto">{html.escape(text)}</pre>'
+      )
+      if len(text) < len(row.text):
+        yield f'<p class="grey">{len(row.text) - len(text):,} more characters are not shown.</p>'
+      yield "</div>"
+    yield "</details>"
+
+
+def _identity_section(plan: plan_lib.Plan) -> Iterable[str]:
+  yield "<h2>Identity</h2>"
+  yield '<p class="grey">This page is true of the stream with this identity.</p><dl>'
+  for name, value in plan.identity.items():
+    yield f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(value))}</dd>"
+  yield "</dl>"

@@ -1,0 +1,69 @@
+"""`maxtext-olmo report`, and the page of `maxtext-olmo plan`."""
+
+import importlib.util
+import json
+import pathlib
+
+from absl.testing import absltest
+
+from tests import corpora
+from tests.cli import runner
+
+_CONFIG = pathlib.Path(__file__).resolve().parents[2] / "configs" / "tiny.py"
+_HAS_BOKEH = importlib.util.find_spec("bokeh") is not None
+
+
+class ReportTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.directory = pathlib.Path(self.create_tempdir().full_path)
+    path, _ = corpora.write_corpus(self.directory)
+    self.page = self.directory / "report.html"
+    self.run_ = (
+        str(_CONFIG),
+        "--config.dataset_type=olmo_grain",
+        f"--config.olmo_index_path={path}",
+        "--config.max_target_length=8",
+        "--config.steps=60",
+    )
+
+  @absltest.skipUnless(_HAS_BOKEH, "bokeh not installed; `make test-browser` installs it")
+  def test_the_page_has_labels_losses_and_spikes(self):
+    log = self.directory / "metrics.jsonl"
+    losses = [9.0 if step == 40 else 2 + step % 3 / 100 for step in range(60)]
+    log.write_text("".join(json.dumps({"step": i, "loss": v}) + "\n" for i, v in enumerate(losses)))
+    code, out, err = runner.run(
+        "report", *self.run_, "--losses", str(log), "--output", str(self.page), "--title", "mine"
+    )
+    self.assertEqual(code, 0, err)
+    self.assertIn("1 spikes of the loss", out)
+    text = self.page.read_text()
+    for said in ("<h1>mine</h1>", "label-0", "step 40: loss 9 at step 40", "sha256:"):
+      self.assertIn(said, text)
+
+  @absltest.skipUnless(_HAS_BOKEH, "bokeh not installed; `make test-browser` installs it")
+  def test_a_plan_is_drawn_as_the_same_page(self):
+    code, _, err = runner.run("plan", *self.run_, "--html", str(self.page))
+    self.assertEqual(code, 0, err)
+    self.assertIn("<h1>Plan of ", self.page.read_text())
+
+  def test_what_cannot_be_is_one_line_on_stderr(self):
+    for args, message in (
+        (("report", str(self.directory), "--output", "x"), "is not a config file"),
+        (("report", *self.run_, "--steps", "0", "--output", "x"), "must be positive"),
+    ):
+      code, _, err = runner.run(*args)
+      self.assertEqual(code, 2)
+      self.assertIn(message, err)
+
+  @absltest.skipIf(_HAS_BOKEH, "Bokeh is installed")
+  def test_without_bokeh_no_page_is_written(self):
+    code, _, err = runner.run("report", *self.run_, "--output", str(self.page))
+    self.assertEqual(code, 2)
+    self.assertIn("maxtext-olmo[report]", err)
+    self.assertFalse(self.page.exists())
+
+
+if __name__ == "__main__":
+  absltest.main()
