@@ -13,7 +13,10 @@ PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/vers
 MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 
-.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext lint format bench bench-peers bench-startup bench-order \
+# Bokeh and a driver of Chromium, on top of the packages in VENV.
+BROWSER_VENV ?= .venv-browser
+
+.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser lint format bench bench-peers bench-startup bench-order \
   bench-packing bench-lmeval bench-calls bench-maxtext pictures clean
 
 help: ## Show this list.
@@ -81,6 +84,21 @@ test-maxtext: $(MAXTEXT_VENV)/.installed ## Run the tests inside the real MaxTex
 	  $(addprefix tests/loader/,laws_test.py olmo_grain_test.py resume_test.py checkpoint_item_test.py)
 endif
 
+$(BROWSER_VENV)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(BROWSER_VENV)
+	$(BROWSER_VENV)/bin/python -m pip install --quiet 'bokeh>=3.9' selenium
+	@# Its own packages come first, then those of VENV with all that their .pth files add.
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(BROWSER_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
+	@touch $@
+
+test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, which it installs where it may.
+	@command -v chromium chromedriver > /dev/null || { [ $$(id -u) = 0 ] && command -v apt-get > /dev/null \
+	  && apt-get install --yes --quiet chromium chromium-driver > /dev/null; } \
+	  || echo "test-browser: install chromium and chromedriver, without which the tests are skipped."
+	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
+	  tests/cli/report_test.py
+
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
 	$(BIN)/pyink --check --quiet maxtext_olmo tests configs docs
@@ -118,4 +136,4 @@ pictures: $(VENV)/.installed ## Draw the pictures of the guides.
 	$(BIN)/python docs/pictures.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
