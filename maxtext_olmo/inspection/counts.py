@@ -79,8 +79,7 @@ def _mixture(
 
   def before(positions: np.ndarray) -> np.ndarray:
     chunks, rest = np.divmod(positions, size)
-    counts = np.array([order.interleave.taken(chunk) for chunk in chunks.tolist()], np.float64)
-    counts = counts.reshape(len(positions), -1) * size
+    counts = order.interleave.taken_before(chunks) * float(size)
     if size > 1:
       counts[np.arange(len(positions)), order.interleave.locate(chunks)[0]] += rest
     return counts * index.sequence_length
@@ -99,8 +98,7 @@ def _mixed_documents(rows: mixed_rows.MixedRows, index: index_lib.OlmoNpyIndex) 
   tokens = dict(zip(*_labels_and_tokens(index)))
 
   def before(positions: np.ndarray) -> np.ndarray:
-    counts = np.array([rows.taken(position) for position in positions.tolist()], np.float64)
-    return counts.reshape(len(positions), -1) * rows.row_length
+    return rows.taken_before(positions) * float(rows.row_length)
 
   available = np.array([tokens[name] for name in labels])
   return Counter(labels, available, rows.row_length, None, before)

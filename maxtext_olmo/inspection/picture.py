@@ -82,7 +82,7 @@ def draw_svg(
     top = _TOP + 18 * i
     left = _LEFT + _PLOT_WIDTH + 16
     body.append(f'<rect x="{left}" y="{top}" width="12" height="12" fill="{colour}"/>')
-    body.append(_text(left + 18, top + 11, f"{name[:22]}  {epochs[-1, i]:.2f} ep."))
+    body.append(_text(left + 18, top + 11, f"{_shortened(name)}  {epochs[-1, i]:.2f} ep."))
   body += _axes(_TOP, _SHARES_HEIGHT, [(0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")], "share")
   ticks = [(tick / highest, f"{tick:g}") for tick in _ticks(0, highest)]
   body += _axes(epochs_top, _EPOCHS_HEIGHT, ticks, "epochs")
@@ -106,6 +106,11 @@ def draw_svg(
   )
 
 
+def _shortened(name: str) -> str:
+  """Returns a name that fits the legend: labels differ at their ends."""
+  return name if len(name) <= 24 else f"{name[:10]}…{name[-13:]}"
+
+
 def _staircase(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
   """Returns the corners of a line that is level over each bin."""
   left, right = zip(x[:-1].tolist(), y.tolist()), zip(x[1:].tolist(), y.tolist())
@@ -126,7 +131,8 @@ def _axes(top: float, height: float, ticks: Sequence[tuple[float, str]], name: s
   bottom = top + height
   found = [f'<path class="axis" d="M{_LEFT},{top}V{bottom}H{_LEFT + _PLOT_WIDTH}"/>']
   found += [_text(_LEFT - 6, bottom - at * height + 4, said, "grey", "end") for at, said in ticks]
-  return [*found, _text(6, top + height / 2, name, "grey")]
+  middle = f"translate(16, {top + height / 2:.0f}) rotate(-90)"
+  return [*found, f'<g transform="{middle}">{_text(0, 0, name, "grey", "middle")}</g>']
 
 
 def _ticks(low: float, high: float) -> list[float]:

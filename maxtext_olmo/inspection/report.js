@@ -59,8 +59,10 @@ function filter(text) {
   for (const row of document.querySelectorAll("[data-label]")) {
     row.hidden = !fits(row.dataset.label);
   }
+  const rest = chosen.length - (data.slots - 1);
   document.getElementById("count").textContent =
-    `${number.format(chosen.length)} of ${number.format(labels.length)} labels`;
+    `${number.format(chosen.length)} of ${number.format(labels.length)} labels`
+    + (rest > 0 ? `; the ${number.format(rest)} smallest together are grey` : "");
   drawSources();
   readOut();
 }

@@ -149,12 +149,12 @@ def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
     seen.append(np.repeat(seen[-1][-1:], len(part.edges) - 1, axis=0))
     seen[-1][:, own] += np.cumsum(part.seen, axis=0)
     rows.append(rows[-1][-1] + np.cumsum(part.rows))
-    last = part is counted[-1]
-    for number, column in enumerate(own):
-      missing = available[column] - consumed[column]
-      if complete[column] is None and missing > 0:
-        complete[column] = part.step_of(number, missing, beyond=last)
-    consumed[own] += part.consumed(part.stretch.end)
+    missing = available[own] - consumed[own]
+    found = part.steps_of(missing, beyond=part is counted[-1])
+    for column, step, tokens_left in zip(own, found, missing.tolist()):
+      if complete[column] is None and tokens_left > 0:
+        complete[column] = step
+    consumed[own] += part.consumed([part.stretch.end])[0]
   return Sources(
       labels=labels,
       available=available,
@@ -246,15 +246,20 @@ class _CountedStretch:
       total += self.counter.tally(np.arange(first, end))[0]  # type: ignore[misc]
     return np.rint(total * self.counter.row_length)
 
-  def consumed(self, step: int) -> np.ndarray:
-    """Returns the tokens of each label that this stretch took before a step, skipped ones too."""
-    if self._counts_rows and step <= self.stretch.end:
-      number = int(np.searchsorted(self.edges, step, side="right")) - 1
-      edge, limit = int(self.edges[number]), self.counter.num_positions
-      return self._consumed[number] + self._tally(*_taken(self.stretch.schedule, edge, step, limit))
-    ends = [self._position(self.stretch.first), self._position(step)]
+  def consumed(self, steps: Iterable[int]) -> np.ndarray:
+    """Returns the tokens of each label that this stretch took before steps, skipped ones too."""
+    steps = list(steps)
+    if self._counts_rows and max(steps) <= self.stretch.end:
+      return np.stack([self._counted_rows(step) for step in steps])
+    ends = [self._position(step) for step in (self.stretch.first, *steps)]
     before = self.counter.before(np.array(ends))
-    return before[1] - before[0]
+    return before[1:] - before[0]
+
+  def _counted_rows(self, step: int) -> np.ndarray:
+    number = int(np.searchsorted(self.edges, step, side="right")) - 1
+    edge, limit = int(self.edges[number]), self.counter.num_positions
+    rest = self._tally(*_taken(self.stretch.schedule, edge, step, limit))
+    return self._consumed[number] + rest
 
   @functools.cached_property
   def _counts_rows(self) -> bool:
@@ -270,32 +275,34 @@ class _CountedStretch:
     before = self.counter.before(np.array([self._position(edge) for edge in self.edges.tolist()]))
     return before - before[0]
 
-  def step_of(self, label: int, tokens: float, *, beyond: bool) -> int | None:
-    """Returns the number of steps after which that many tokens of a label have been consumed.
+  def steps_of(self, tokens: np.ndarray, *, beyond: bool) -> list[int | None]:
+    """Returns after how many steps of the run so many tokens of each label have been consumed.
 
     Args:
-      beyond: Whether to look beyond the end of the stretch; otherwise the result may be None.
+      tokens: For each label.
+      beyond: Whether to look beyond the end of the stretch. The result is None for labels of which
+        there are not so many.
     """
-    tokens *= 1 - 1e-12  # Averages are not whole numbers.
-    number = int(np.searchsorted(self._consumed[:, label], tokens))
-    if number < len(self.edges):
-      low, high = int(self.edges[max(0, number - 1)]), int(self.edges[number])
-    elif beyond:
-      low = high = self.stretch.end
-      last = _last_step(self.stretch.schedule, self.counter.num_positions)
-      while self.consumed(high)[label] < tokens:
-        if high >= min(last, 1 << 50):
-          return None
-        low, high = high, min(2 * high, last)
-    else:
-      return None
-    while high - low > 1:
-      middle = (low + high) // 2
-      if self.consumed(middle)[label] < tokens:
-        low = middle
-      else:
-        high = middle
-    return high
+    tokens = tokens * (1 - 1e-12)  # Averages are not whole numbers.
+    edges, consumed = self.edges.tolist(), self._consumed
+    last = min(_last_step(self.stretch.schedule, self.counter.num_positions), 1 << 50)
+    while beyond and edges[-1] < last and (consumed[-1] < tokens).any():
+      edges.append(min(2 * edges[-1], last))
+      consumed = np.concatenate([consumed, self.consumed(edges[-1:])])
+    # For each label, more are needed than before the step `low`, and not more than before `high`.
+    numbers = np.array([np.searchsorted(c, t) for c, t in zip(consumed.T, tokens)])
+    low = np.array([edges[max(0, number - 1)] for number in numbers])
+    high = np.array([*edges, edges[-1]])[numbers]
+    while len(apart := np.flatnonzero((high - low > 1) & (numbers < len(edges)))):
+      middle = (low + high)[apart] // 2
+      steps, places = np.unique(middle, return_inverse=True)
+      enough = self.consumed(steps.tolist())[places, apart] >= tokens[apart]
+      high[apart] = np.where(enough, middle, high[apart])
+      low[apart] = np.where(enough, low[apart], middle)
+    return [
+        step if number < len(edges) else None
+        for step, number in zip(high.tolist(), numbers.tolist())
+    ]
 
 
 def _last_step(schedule: schedule_lib.BatchSchedule, num_positions: int | None) -> int:

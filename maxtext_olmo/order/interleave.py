@@ -102,6 +102,21 @@ class Interleave:
       pending += [(left, before), (right, rest - before)]
     return [periods * count + rest for count, rest in zip(self.counts, found)]
 
+  def taken_before(self, positions: np.ndarray) -> np.ndarray:
+    """Returns how many of each member lie before each of some positions (positions, members)."""
+    periods, rest = np.divmod(np.asarray(positions, np.int64), self.period)
+    found = np.empty((len(periods), len(self.counts)), np.int64)
+    pending = [(0, rest.astype(self._arrays[0].dtype))]
+    while pending:
+      node, rest = pending.pop()
+      left, right = self._children[node]
+      if left == node:
+        found[:, self._member[node]] = rest
+        continue
+      before = (rest * self._left_total[node] + self._total[node] // 2) // self._total[node]
+      pending += [(left, before), (right, rest - before)]
+    return periods[:, None] * np.array(self.counts, np.int64) + found
+
   def position_of(self, member: int, index: int) -> int:
     """Returns the position of a member's element: the inverse of `locate`."""
     return int(self.positions_of(member, np.array([index], np.int64))[0])

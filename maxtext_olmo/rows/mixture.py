@@ -86,14 +86,14 @@ class MixedRows:
     order = np.argsort(rows)
     return epochs[order], rows[order]
 
-  def taken(self, row: int) -> list[int]:
-    """Returns how many rows of each member lie before a row."""
-    return self._interleave.taken(row)
+  def taken_before(self, rows: np.ndarray) -> np.ndarray:
+    """Returns how many rows of each member lie before each of some rows (rows, members)."""
+    return self._interleave.taken_before(rows)
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
     """Prepares, in the background, what members will need soon."""
     del num_epochs
-    for member, taken in zip(self.members, self.taken(position)):
+    for member, taken in zip(self.members, self._interleave.taken(position)):
       member.look_ahead(taken)
 
   def close(self) -> None:

@@ -51,6 +51,7 @@ class InterleaveTest(parameterized.TestCase):
     members, indices = mix.locate(np.arange(position + 1))
     taken = [int((members[:position] == number).sum()) for number in range(len(counts))]
     self.assertEqual(mix.taken(position), taken)
+    self.assertEqual(mix.taken_before(np.array([0, position]))[1].tolist(), taken)
     self.assertEqual(mix.position_of(int(members[-1]), int(indices[-1])), position)
 
   @settings(deadline=None, max_examples=60)
