@@ -11,6 +11,7 @@ from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.order import timeline
 from tests import corpora
@@ -104,7 +105,7 @@ class SourcesTest(parameterized.TestCase):
     index = self.index()
     first = schedule_lib.BatchSchedule(((0, 4),))
     second = schedule_lib.BatchSchedule(((0, 8),)).anchored(20, first.position(20))
-    skipping = second.skipping([(150, 201), (230, 231)])
+    skipping = second.skipping(skips.Skips.of([(150, 201), (230, 231)]))
     mixed = self.stream(index, mixed=True)
     position = skipping.position(45)
     third = schedule_lib.BatchSchedule(((0, 3),)).anchored(45, position)
@@ -190,7 +191,7 @@ class ChangesTest(absltest.TestCase):
         schedule_lib.BatchSchedule(((0, 4), (10, 8), (20, 8), (30, 2))),
         schedule_lib.BatchSchedule(((0, 4), (38, 8), (200, 2)), by_position=True),
     ):
-      schedule = schedule.skipping([(230, 234)])
+      schedule = schedule.skipping(skips.Skips.of([(230, 234)]))
       found = sources.find_changes([sources.Stretch(0, 100, schedule, None, None)])
       sizes = [schedule.size(step) for step in range(100)]
       expected = [step for step in range(1, 100) if sizes[step] != sizes[step - 1]]
