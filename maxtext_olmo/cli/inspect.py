@@ -335,7 +335,7 @@ def _bytes(part: Any) -> str:
 
 
 def _documents(part: Any) -> str:
-  """Returns the documents of a part; `…` stands where one goes on outside it."""
+  """Returns the documents of a part; `…` marks one that continues outside it."""
   names = [
       ("" if span.first == 0 else "…") + str(span.document) + ("" if _ends(span) else "…")
       for span in part.documents

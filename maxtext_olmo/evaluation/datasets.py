@@ -224,7 +224,7 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
 
   @property
   def _element_spec(self) -> Any:
-    """That of the dataset, except for lengths that differ from batch to batch."""
+    """The spec of the dataset, except for lengths that differ from batch to batch."""
     import jax
 
     return {

@@ -28,7 +28,7 @@ from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import row_source
 
 _WINDOWS_FOR_MEAN = 8
-_FEW_ROWS = 1 << 14  # Of documents: packing so many takes about a second.
+_FEW_ROWS = 1 << 14  # Rows of documents whose packing takes about a second.
 
 # The sum over some rows of what each label has of a row's tokens, and of the squares of that.
 Tally = tuple[np.ndarray, np.ndarray]

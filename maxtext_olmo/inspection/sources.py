@@ -276,12 +276,12 @@ class _CountedStretch:
     return before - before[0]
 
   def steps_of(self, tokens: np.ndarray, *, beyond: bool) -> list[int | None]:
-    """Returns after how many steps of the run so many tokens of each label have been consumed.
+    """Returns the step of the run after which a number of tokens of each label has been consumed.
 
     Args:
       tokens: For each label.
       beyond: Whether to look beyond the end of the stretch. The result is None for labels of which
-        there are not so many.
+        there are fewer.
     """
     tokens = tokens * (1 - 1e-12)  # Averages are not whole numbers.
     edges, consumed = self.edges.tolist(), self._consumed
