@@ -5,6 +5,9 @@ from typing import Any
 
 from maxtext_olmo import cli
 
+# More than any run has; products of both still fit into 64 bits.
+_MOST, _MOST_ROWS = 2**32, 2**24
+
 _DESCRIPTION = """\
 Prints, for each label, what a run will see of it: tokens, share, epochs, and the step after which
 all of it has been seen once. Reads only the index. --svg and --html also draw it over the steps.
@@ -75,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
   from maxtext_olmo.errors import ConfigError
   from maxtext_olmo.inspection import picture
 
-  if args.steps is not None and args.steps < 1:
-    raise ConfigError("--batch-size and --steps must be positive.")
+  if args.steps is not None and not 1 <= args.steps <= _MOST:
+    raise ConfigError(f"--steps must be from 1 to {_MOST:,}.")
   plan = _plan_of_config(args) if args.index.endswith(".py") else _plan_of_index(args)
   sources = plan.count_sources(**({} if args.html else {"bins": 400}))
   _print_table(plan, sources)
@@ -119,8 +122,8 @@ def _plan_of_index(args: argparse.Namespace) -> Any:
     raise ConfigError(f"{args.rest[0]} changes a config file; {args.index} is an index.")
   if args.batch_size is None:
     raise ConfigError("The plan of an index needs --batch-size.")
-  if args.batch_size < 1:
-    raise ConfigError("--batch-size and --steps must be positive.")
+  if not 1 <= args.batch_size <= _MOST_ROWS:
+    raise ConfigError(f"--batch-size must be from 1 to {_MOST_ROWS:,}.")
   index = index_lib.load_index(args.index)
   if args.sequence_length:
     index = index.with_sequence_length(args.sequence_length)

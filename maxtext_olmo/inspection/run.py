@@ -25,6 +25,7 @@ import numpy as np
 from etils import epath
 
 from maxtext_olmo import errors
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
@@ -94,6 +95,8 @@ def find_run(
     if not any(resume.is_committed(directory / name) for name in (str(label), f"{label:08d}")):
       raise errors.ConfigError(f"{directory} has no committed checkpoint {label}.")
     state = resume.saved_state(str(directory), label)
+    if state is None:
+      state = history_file.state_at(str(directory), label + 1)
   return Run(path, None if config is None else dict(config), str(directory), label, state)
 
 

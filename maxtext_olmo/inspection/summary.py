@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import timeline as timeline_lib
 
 _BLOCK = 1 << 20
@@ -307,15 +309,33 @@ def _first_difference(
       other.content,
   ):
     return first
-  if one.schedule == other.schedule:
+  masked = [skips_lib.positions_of(entry.skips, "mask") for entry in (one, other)]
+  if one.schedule == other.schedule and masked[0] == masked[1]:
     return None
   for step in range(first, last, _BLOCK):
     count = min(_BLOCK, last - step)
-    blocks = zip(one.schedule.block(step, count), other.schedule.block(step, count))
-    differ = np.logical_or(*(a != b for a, b in blocks))
+    blocks = zip(*(_samples(entry.schedule, step, count) for entry in (one, other)))
+    differ = np.logical_or.reduce([a != b for a, b in blocks])
+    if masked[0] != masked[1]:
+      differ |= [_masks_differ(one.schedule, step + i, masked) for i in range(count)]
     if differ.any():
       return step + int(np.argmax(differ))
   return None
+
+
+def _samples(
+    schedule: schedule_lib.BatchSchedule, step: int, count: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the first and last position, and the size, of some steps."""
+  starts, sizes = schedule.block(step, count)
+  return schedule.skips.positions(starts), schedule.skips.positions(starts + sizes - 1), sizes
+
+
+def _masks_differ(
+    schedule: schedule_lib.BatchSchedule, step: int, masked: Sequence[skips_lib.Skips]
+) -> bool:
+  positions = schedule.positions(step)
+  return bool((masked[0].contains(positions) != masked[1].contains(positions)).any())
 
 
 def _between(one: timeline_lib.Entry, other: timeline_lib.Entry, step: int) -> list[str]:

@@ -160,7 +160,7 @@ def _visits_at(iterator: iterator_lib.BatchIterator, epoch: int, position: int) 
       state_lib.check_same_stream(entry, iterator.stream, step)
     except errors.OrderError:
       continue
-    row = position - entry.schedule.start(step)
+    row = int(np.searchsorted(entry.schedule.positions(step), position))
     found.append(Visit(epoch, position, step, row, step < iterator.step))
   if not steps and iterator.stream.drops_tails:
     found.append(Visit(epoch, position, None, None, False))
@@ -178,6 +178,8 @@ def _read(iterator: iterator_lib.BatchIterator, visit: Visit, target: search.Tok
       low = max(part.first, target.first)
       high = min(part.first + part.count, target.first + target.count)
       columns += [part.column + token - part.first for token in (low, high - 1) if low < high]
+  if not columns:
+    return dataclasses.replace(visit, kept=row.kept)
   held = sum(b - a + 1 for a, b in zip(columns[::2], columns[1::2]))
   return dataclasses.replace(
       visit, columns=(min(columns), max(columns)), tokens=held, kept=row.kept

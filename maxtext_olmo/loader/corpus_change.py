@@ -28,6 +28,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.loader import run_files
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.order import timeline
 
@@ -214,8 +215,8 @@ class CorpusPolicy:
     if not self.checkpoint_dir or not (path := self._copy(fingerprint)).exists():
       return None
     try:
-      return index_builder.parse_index(path.read_text(), str(path))
-    except errors.CorpusError as error:  # A damaged copy costs the list of files, not the run.
+      return index_builder.parse_index(run_files.read(path).decode(), str(path))
+    except (OSError, ValueError) as error:  # A damaged copy costs the list of files, not the run.
       logging.warning("The copy of the run's index cannot be read: %s", error)
       return None
 

@@ -24,6 +24,7 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import errors
+from maxtext_olmo.loader import run_files
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import timeline
 
@@ -86,9 +87,7 @@ def _read(path: epath.Path) -> tuple[timeline.Timeline | None, bytes]:
   try:
     if not path.exists():
       return None, b""
-    if not path.is_file():
-      raise OSError("it is not a regular file")
-    content = path.read_bytes()
+    content = run_files.read(path)
   except OSError as error:
     raise _damaged(path, error) from error
   whole = content[: content.rfind(b"\n") + 1]
@@ -114,7 +113,7 @@ def _append(path: epath.Path, whole: bytes, more: bytes) -> None:
   if "://" in str(path):  # Object stores do not append.
     path.write_bytes(whole + more)
     return
-  descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+  descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
   with open(descriptor, "wb") as file:
     file.seek(len(whole))
     file.truncate()

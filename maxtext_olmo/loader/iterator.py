@@ -20,8 +20,10 @@ from typing import Any
 import grain
 import jax
 import numpy as np
+from absl import logging
 
 from maxtext_olmo import cores
+from maxtext_olmo import errors
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
@@ -290,7 +292,14 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     state_lib.check_same_stream(entry, start.stream, step)
     source, content = steps.as_recorded(entry.content, self._source, self._content)
     return explain_lib.explain(
-        source, self._reader, start.stream, entry.schedule, content, step, self._provenance
+        source,
+        self._reader,
+        start.stream,
+        entry.schedule,
+        content,
+        step,
+        self._provenance,
+        skips_lib.positions_of(entry.skips, "mask"),
     )
 
   def get_state(self) -> dict[str, Any]:
@@ -319,7 +328,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
     self._state_set = True
     if self._corpus is not None:
-      self._corpus.keep_copy(resumed=True)
+      try:
+        self._corpus.keep_copy(resumed=True)
+      except errors.WriteError as error:  # The copy only helps to name what changes later.
+        logging.warning("%s", error)
 
   def go_to(self, step: int, position: int | None = None) -> None:
     """Continues with a step, at the position where the schedule puts it or at `position`.

@@ -23,7 +23,6 @@ import dataclasses
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +39,7 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import history_file
+from maxtext_olmo.loader import run_files
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -82,25 +82,13 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
 def read_json(path: epath.Path) -> Any:
   """Returns the JSON value in a file of a checkpoint; raises ResumeError if there is none."""
   try:
-    return json.loads(_read_text(path))
+    return json.loads(run_files.read(path, _LARGEST_FILE))
   except OSError as error:
     raise errors.ResumeError(
         f"The data state {path} cannot be read ({error}). {_REMEDY}"
     ) from error
   except (ValueError, RecursionError) as error:
     raise errors.ResumeError(f"The data state {path} is not JSON ({error}). {_REMEDY}") from error
-
-
-def _read_text(path: epath.Path) -> str:
-  """Returns the text of a small file; raises OSError for anything else, which may never end."""
-  # For `epath`, everything that is no directory is a file.
-  local = "://" not in os.fspath(path)
-  if not path.is_file() or (local and not stat.S_ISREG(os.stat(path).st_mode)):
-    raise OSError("it is missing, or not a regular file")
-  size = epath.Path(path).stat().length
-  if size > _LARGEST_FILE:
-    raise OSError(f"it has {size:,} bytes, far more than any state")
-  return path.read_text()
 
 
 def _is_state(value: Any) -> bool:
@@ -209,7 +197,7 @@ def is_committed(path: epath.Path) -> bool:
 def _metadata(path: epath.Path) -> dict[str, Any]:
   """What Orbax noted about a checkpoint; empty if that cannot be read."""
   try:
-    metadata = json.loads(_read_text(path / "_CHECKPOINT_METADATA"))
+    metadata = json.loads(run_files.read(path / "_CHECKPOINT_METADATA", _LARGEST_FILE))
   except (OSError, ValueError, RecursionError):
     return {}
   return metadata if isinstance(metadata, dict) else {}

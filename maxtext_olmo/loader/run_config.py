@@ -18,6 +18,7 @@ from etils import epath
 from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo.loader import run_files
 
 _FILE = ("olmo_run", "config.json")
 
@@ -35,7 +36,7 @@ def keep(options: config_lib.Options) -> None:
   path = epath.Path(options.checkpoint_dir).joinpath(*_FILE)
   text = json.dumps(values, indent=1)
   with atomic.write_errors(path):
-    if path.is_file() and path.read_text() == text:
+    if _text(path) == text:
       return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -47,13 +48,21 @@ def keep(options: config_lib.Options) -> None:
       raise
 
 
+def _text(path: epath.Path) -> str:
+  """Returns the text of a file; none if it cannot be read, and so has to be replaced."""
+  try:
+    return run_files.read(path).decode()
+  except (OSError, UnicodeDecodeError):
+    return ""
+
+
 def load(checkpoint_dir: str) -> dict[str, Any] | None:
   """Returns the config kept next to some checkpoints; None if there is none."""
   path = epath.Path(checkpoint_dir).joinpath(*_FILE)
-  if not path.is_file():
+  if not path.exists():
     return None
   try:
-    values = json.loads(path.read_text())
+    values = json.loads(run_files.read(path))
     if not isinstance(values, dict):
       raise ValueError(f"expected a dict, found {type(values).__name__}")
   except (OSError, ValueError, RecursionError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from absl import logging
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
@@ -65,7 +65,6 @@ def train_iterator(
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus)
-  collectives.run_on_all_processes(lambda: run_config.keep(options), "keeping the config")
   if corpus is not None:
     collectives.run_on_all_processes(
         lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"
@@ -115,10 +114,18 @@ def eval_iterator(
 
 
 def _recorder(options: config_lib.Options) -> Callable[[timeline.Timeline, int], None] | None:
-  """Returns what keeps the history of the run in its directory, on process 0."""
+  """Returns what keeps the history and the config of the run in its directory, on process 0."""
   if jax.process_index() != 0 or not (options.enable_checkpointing and options.checkpoint_dir):
     return None
-  return functools.partial(history_file.record, options.checkpoint_dir)
+
+  def record(history: timeline.Timeline, step: int) -> None:
+    history_file.record(options.checkpoint_dir, history, step)
+    try:
+      run_config.keep(options)
+    except errors.WriteError as error:
+      logging.warning("`maxtext-olmo inspect` will need the config of this run: %s", error)
+
+  return record
 
 
 def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:

@@ -240,6 +240,11 @@ class BatchSchedule:
     """Returns the position of a step's first sample."""
     return self.skips.position(self._run_of_step(step).start(step))
 
+  def positions(self, step: int) -> np.ndarray:
+    """Returns the positions of the samples that a step takes."""
+    first = self._run_of_step(step).start(step)
+    return self.skips.positions(np.arange(first, first + self.size(step)))
+
   def position(self, step: int) -> int:
     """Returns the places consumed before a step; less than `start` where it skips some."""
     return self.skips.consumed(self._run_of_step(step).position(step))

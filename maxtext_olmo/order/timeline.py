@@ -157,7 +157,7 @@ class Timeline:
       if position < max(entry.position, schedule.anchor_position):
         continue
       step = schedule.step_at(position)
-      taken = schedule.start(step) <= position < schedule.start(step) + schedule.size(step)
+      taken = position in schedule.positions(step)
       if taken and entry.step <= step and (later is None or step < later.step):
         found.append(step)
     return found

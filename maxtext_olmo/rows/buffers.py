@@ -86,13 +86,13 @@ class BufferPool:
       for free in self._free.values():
         free.clear()
 
-  def _give_back(self, memory: _Memory, *, getpid=os.getpid) -> None:
+  def _give_back(self, memory: _Memory, *, getpid=os.getpid, deque=collections.deque) -> None:
     # `getpid` is bound as a default, because at interpreter exit the module's names may be gone
     # before the last array is.
     if self._pid != getpid():
       return
     with self._lock:
-      free = self._free.setdefault(len(memory.pages), collections.deque())
+      free = self._free.setdefault(len(memory.pages), deque())
       if len(free) < self._max_free:
         free.append(memory)
 

@@ -152,7 +152,7 @@ class _Names:
       documents: Callable[[], documents_lib.DocumentIndex] | None,
   ):
     self._index = index
-    self._open_documents = documents
+    self._open_documents = None if documents is None else functools.cache(documents)
 
   def ranges(self, line: Any) -> list[tuple[int, int, int]]:
     kind = sorted(line) if isinstance(line, dict) else None

@@ -24,6 +24,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
@@ -91,7 +92,8 @@ class RowExplanation:
     number: The number of the row in the corpus (for windows, the instance); -1 for a padding row.
     label: The label of its first part.
     used: Tokens that are not padding.
-    kept: Whether the repetition filter keeps it in the loss; True if the filter does not run.
+    kept: Whether it takes part in the loss: neither rejected by the repetition filter nor masked
+      by olmo_skip.
     loss_tokens: Tokens that loss is taken on.
     loss_share: Their share of those of the whole step.
     parts: What it is made of.
@@ -195,6 +197,7 @@ def explain(
     content: steps.Content,
     step: int,
     provenance: Provenance | None = None,
+    masked: skips_lib.Skips = skips_lib.Skips(),
 ) -> StepExplanation:
   """Explains a step.
 
@@ -206,6 +209,7 @@ def explain(
     content: How tokens were processed then.
     step: The step.
     provenance: Labels and documents; without it, rows have neither.
+    masked: Positions that were delivered without loss.
 
   Raises:
     OrderError: The stream has no such step.
@@ -221,6 +225,7 @@ def explain(
       {size: np.arange(size)},
       first_step=step,
       content=content,
+      masked=masked,
       block_steps=1,
   )
   try:
@@ -230,7 +235,7 @@ def explain(
     parts, numbers = dataset.parts(step), dataset.row_numbers(step)
   finally:
     dataset.close()
-  positions = schedule.start(step) + np.arange(size)
+  positions = schedule.positions(step)
   epochs = np.full(size, -1, np.int64)
   epochs[numbers >= 0] = stream.locate(positions[numbers >= 0])[0]
   arrays = batch_lib.to_arrays(batch, content.shift)

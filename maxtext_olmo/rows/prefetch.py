@@ -383,6 +383,9 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
     self._requests.put(False)
     # For a thread that is waiting for an element.
     self._results.put((None, ValueError("This iterator has been closed.")))
+    if self._thread not in (None, threading.current_thread()) and not self._requested:
+      # Otherwise the interpreter may exit while the thread frees the workers' semaphores.
+      self._thread.join()  # type: ignore[union-attr]
     super().close()
 
   def _dead(self) -> list[Any]:

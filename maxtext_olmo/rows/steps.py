@@ -76,12 +76,20 @@ class Content:
 
 
 def as_recorded(
-    record: Mapping[str, int | bool | None], source: row_source.RowSource, content: Content
+    record: Mapping[str, int | bool | str | None], source: row_source.RowSource, content: Content
 ) -> tuple[row_source.RowSource, Content]:
   """Returns a row source and the processing of its tokens as they were when `record` was made."""
   content = dataclasses.replace(
       content, ngram_filter=bool(record.get("ngram_filter", content.ngram_filter))
   )
+  excluded = record.get("exclude")
+  if excluded is None:
+    content = dataclasses.replace(content, exclusions=None)
+  elif content.exclusions is None or content.exclusions.digest != excluded:
+    raise errors.OrderError(
+        f"The list of exclusions {excluded} was in force then, and olmo_exclude does not name it"
+        " now. Ask with the file of that time."
+    )
   rule = source.segment_rule
   now = content.record(rule)["document_eos_id"]
   eos_id = record.get("document_eos_id", now)
@@ -265,7 +273,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     }
     if self._source.segment_rule.begins != "nowhere":
       spec["starts"] = (words, np.uint32)
-    if self._masks is not None:
+    if self._masks is not None or self._content.exclusions is not None:
       spec["loss"] = (words, np.uint32)
     spec |= dict.fromkeys(self._content.extras, ((rows,), np.int32))
     return {name: jax.ShapeDtypeStruct(*shape_and_dtype) for name, shape_and_dtype in spec.items()}

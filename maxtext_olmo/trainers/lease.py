@@ -245,6 +245,8 @@ def _read(path: str) -> _Found | None:
     # Opening also refreshes the attributes that NFS caches. A FIFO must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
   except FileNotFoundError:
+    if os.path.islink(path):  # Creating it would fail for ever, because it exists.
+      raise OSError(errno.ELOOP, "It is a symbolic link to nothing", path) from None
     return None
   with open(descriptor, "rb") as file:
     text = file.read(65_536).decode(errors="replace")

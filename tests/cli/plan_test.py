@@ -81,7 +81,7 @@ class PlanTest(absltest.TestCase):
 
   def test_what_cannot_be_is_one_line_on_stderr(self):
     for args, message in (
-        (("--batch-size", "0"), "must be positive"),
+        (("--batch-size", "0"), "must be from 1"),
         (("--batch-size", "4", "--mixture", "label-0"), "not LABEL=NUMBER"),
         (("--batch-size", "4", "--mixture", "nope=1"), "'nope' matches no label"),
     ):

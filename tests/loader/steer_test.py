@@ -105,6 +105,22 @@ class ExcludeTest(cases.LoaderCase):
     again.set_state(steered.get_state())
     self.assertEqual(again.get_state(), steered.get_state())
 
+  def test_steps_before_an_exclusion_are_explained_without_it(self):
+    train = self.train()
+    fed = cases.take(train, 3)
+    path = self.write({"label": "label-1"})
+    steered = self.train(olmo_exclude=path)
+    steered.set_state(train.get_state())
+    fed += cases.take(steered, 3)
+    for step, batch in enumerate(fed):
+      found = steered.explain(step).arrays
+      for name, array in batch.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=f"{name} of step {step}")
+    plain = self.train()
+    plain.set_state(steered.get_state())
+    with self.assertRaisesRegex(errors.OrderError, "exclusions .* was in force then"):
+      plain.explain(4)
+
   def test_what_cannot_be_excluded_is_a_config_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "has no label 'wiki'"):
       self.train(olmo_exclude=self.write({"label": "wiki"}))
@@ -189,6 +205,26 @@ class SkipTest(cases.LoaderCase):
       starts, sizes = entry.schedule.block(step, 1)
       positions = entry.schedule.skips.positions(starts[0] + np.arange(sizes[0]))
       self.assertEqual(third.stream.instance_ids(positions).tolist(), batch)
+
+  @parameterized.parameters("drop", "mask")
+  def test_every_step_is_explained_as_it_was_delivered(self, mode):
+    first = self.train()
+    fed = cases.take(first, 4)
+    values = {"olmo_skip": ((21, 34),), "olmo_skip_unit": "samples", "olmo_skip_mode": mode}
+    second = self.train(**values, global_batch_size_to_load=6)
+    second.set_state(first.get_state())
+    fed += cases.take(second, 6)
+    for step, batch in enumerate(fed):
+      found = second.explain(step)
+      for name, array in batch.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=f"{name} of step {step}")
+      rows = [row.position for row in found.rows]
+      expected = second.stream.instance_ids(np.array(rows)).tolist()
+      self.assertEqual([row.number for row in found.rows], expected)
+      for row in found.rows:
+        self.assertEqual(second.history.steps_at(row.position), [step])
+    if mode == "drop":
+      self.assertEqual([second.history.steps_at(position) for position in (21, 33)], [[], []])
 
   def test_a_range_that_was_passed_is_a_resume_error(self):
     plain = self.train()

@@ -1,0 +1,28 @@
+"""Reads the small files in the directory of a run: states, history, config, copies of indexes."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from etils import epath
+
+_LARGEST = 1 << 30
+
+
+def read(path: epath.Path, largest: int = _LARGEST) -> bytes:
+  """Returns the content of a regular file; raises OSError for anything else, which may never end.
+
+  Args:
+    path: Local, or in an object store.
+    largest: The number of bytes from which on it cannot be such a file.
+  """
+  path = epath.Path(path)
+  # For `epath`, everything that is no directory is a file.
+  local = "://" not in os.fspath(path)
+  if not path.is_file() or (local and not stat.S_ISREG(os.stat(path).st_mode)):
+    raise OSError("it is missing, or not a regular file")
+  size = path.stat().length
+  if size > largest:
+    raise OSError(f"it has {size:,} bytes, far more than such a file has")
+  return path.read_bytes()
