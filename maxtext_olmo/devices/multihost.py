@@ -240,8 +240,8 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       raise errors.ResumeError(
           f"The state was saved with iterator_length={saved.iterator_length}, but this iterator has"
           f" iterator_length={length}. Use the saved one; to continue in the same data with epochs"
-          " of another length, change 'iterator_length' in the state and set its 'epoch_start' to"
-          " its 'step'."
+          " of another length, change 'iterator_length' in the state, set its 'epoch_start' to its"
+          " 'step', and remove its 'checksum'."
       )
     step = saved.step - saved.epoch_start
     if length is not None and step > length:

@@ -136,6 +136,8 @@ class Timeline:
 
   def at(self, step: int) -> Entry:
     """Returns the entry that is in force at a step; OrderError before the first that is known."""
+    if step < 0:
+      raise errors.OrderError(f"Steps count from 0, got {step}.")
     for entry in reversed(self.entries):
       if entry.step <= step:
         return entry

@@ -27,6 +27,7 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import atomic
+from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
@@ -101,17 +102,23 @@ def place_after_restore(
   elif full_state_path:
     checkpoint = epath.Path(full_state_path).parent  # The path names the model's item.
   reason = "the checkpoint was saved without a data state"
-  state = None
-  if given >= 0 and (label is None or (position >= 0 and step == given)):
+  by_config = given >= 0 and (label is None or (position >= 0 and step == given))
+  if by_config:
     reason = f"initial_step={given} and olmo_initial_position={position}, not a data state, decide"
-  elif checkpoint is not None and resume.is_step(checkpoint):
-    state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
-  where = checkpoint
-  source = "data state restored"
-  if state is None and step is not None and given < 0 and position < 0:
+
+  def find() -> tuple[dict[str, Any] | None, str, str]:
+    """Returns the state, where it is, and what to say about it."""
+    if checkpoint is not None and not by_config and resume.is_step(checkpoint):
+      state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
+      if state is not None:
+        return state, str(checkpoint), "data state restored"
+    if step is None or given >= 0 or position >= 0:
+      return None, "", ""
     where = epath.Path(config.checkpoint_dir) if checkpoint is None else checkpoint.parent
-    state = history_file.state_at(where, step)
-    source = f"{reason}, but the run has its history"
+    return history_file.state_at(where, step), str(where), f"{reason}, but the run has its history"
+
+  # Process 0 looks for all: views of a shared disk may differ for a while.
+  state, where, source = collectives.from_process_0(find, "looking for the data state")
   if state is not None:
     with resume.naming(where):
       iterator.set_state(state)

@@ -143,10 +143,13 @@ class Checkpoints:
     for item in (_STATE, _DATA):
       if not (path / item).exists():
         raise errors.ResumeError(
-            f"The checkpoint {path} has no item {item!r}, so this trainer did not save it. Choose"
-            " another checkpoint_dir, or set enable_checkpointing=False to begin anew."
+            f"The checkpoint {path} has no item {item!r}: it was lost, or another trainer saved the"
+            " checkpoint. Move it away to resume from the one before it, or choose another"
+            " checkpoint_dir."
         )
-    data = resume.read_json(path / _DATA / _DATA_FILE)
+    data = collectives.from_process_0(
+        lambda: resume.read_json(path / _DATA / _DATA_FILE), "reading the data state"
+    )
     try:
       self._check_shapes(step, abstract_state)
       args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state))

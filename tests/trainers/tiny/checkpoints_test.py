@@ -155,7 +155,9 @@ class CheckpointsTest(parameterized.TestCase):
     (self.dir / "2" / "data").rename(self.dir / "2" / "iter")
     with (
         checkpoints_lib.Checkpoints(self.dir) as checkpoints,
-        self.assertRaisesRegex(errors.ResumeError, "no item 'data', so this trainer did not"),
+        self.assertRaisesRegex(
+            errors.ResumeError, "no item 'data': it was lost, or another trainer"
+        ),
     ):
       checkpoints.restore(2, _abstract(_state(0)))
 
