@@ -82,7 +82,7 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
 def read_json(path: epath.Path) -> Any:
   """Returns the JSON value in a file of a checkpoint; raises ResumeError if there is none."""
   try:
-    return json.loads(run_files.read(path, _LARGEST_FILE))
+    return json.loads(run_files.read(path, _LARGEST_FILE).decode())
   except OSError as error:
     raise errors.ResumeError(
         f"The data state {path} cannot be read ({error}). {_REMEDY}"
@@ -197,7 +197,7 @@ def is_committed(path: epath.Path) -> bool:
 def _metadata(path: epath.Path) -> dict[str, Any]:
   """What Orbax noted about a checkpoint; empty if that cannot be read."""
   try:
-    metadata = json.loads(run_files.read(path / "_CHECKPOINT_METADATA", _LARGEST_FILE))
+    metadata = json.loads(run_files.read(path / "_CHECKPOINT_METADATA", _LARGEST_FILE).decode())
   except (OSError, ValueError, RecursionError):
     return {}
   return metadata if isinstance(metadata, dict) else {}

@@ -62,7 +62,7 @@ def load(checkpoint_dir: str) -> dict[str, Any] | None:
   if not path.exists():
     return None
   try:
-    values = json.loads(run_files.read(path))
+    values = json.loads(run_files.read(path).decode())
     if not isinstance(values, dict):
       raise ValueError(f"expected a dict, found {type(values).__name__}")
   except (OSError, ValueError, RecursionError) as error:
