@@ -215,6 +215,15 @@ def _everything(entry: timeline_lib.Entry) -> list[str]:
   return [
       f"{_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
       *(f"{name} {value}" for name, value in entry.content.items()),
+      *_skips(entry.skips),
+  ]
+
+
+def _skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
+  verbs = {"drop": "skips", "mask": "takes no loss on"}
+  return [
+      f"{verbs[skip.mode]} {skip.request} (positions {skip.first:,} to {skip.end - 1:,})"
+      for skip in skips
   ]
 
 
@@ -232,6 +241,8 @@ def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[
     was, now = (value.get(name) for value in values)
     if was != now:
       found.append(f"{name} {now} (before: {was})")
+  found += _skips([skip for skip in after.skips if skip not in before.skips])
+  found += [f"no longer {text}" for text in _skips(before.skips) if text not in _skips(after.skips)]
   if not found:
     found.append(f"batches are counted from step {after.step:,}, position {after.position:,}")
   return found

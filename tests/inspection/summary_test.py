@@ -108,6 +108,21 @@ class CompareTest(absltest.TestCase):
     first = next(s for s in range(9) if not np.array_equal(rows[0][s], rows[1][s]))
     self.assertEqual((found.same_until, first), (7, 7))
 
+  def test_runs_that_skip_or_mask_differ_from_the_first_such_step_on(self):
+    new = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
+    runs = {}
+    for mode in ("", "drop", "mask"):
+      skip = {"olmo_skip": ((6, 8),), "olmo_skip_mode": mode} if mode else {}
+      run = dataclasses.replace(new, config={**new.config, **skip})
+      with run_lib.open_iterator(run) as iterator:
+        iterator.go_to(20)
+        runs[mode] = dataclasses.replace(run, state=iterator.get_state())
+    for mode, words in (("drop", "skips steps 6:8"), ("mask", "takes no loss on steps 6:8")):
+      self.assertEqual(summary.compare(runs[""], runs[mode]).same_until, 6)
+      self.assertIsNone(summary.compare(runs[mode], runs[mode]).same_until)
+      self.assertIn(words, "\n".join(summary.summarize(runs[mode]).lines()))
+    self.assertEqual(summary.compare(runs["drop"], runs["mask"]).same_until, 6)
+
 
 if __name__ == "__main__":
   absltest.main()
