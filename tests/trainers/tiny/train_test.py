@@ -246,7 +246,9 @@ class CommandLineTest(parameterized.TestCase):
     self.assertRegex(text, r"model: [\d,]+ parameters, 1 layers of width 16, float32\n")
     self.assertIn("mesh: data=4 x fsdp=1 over 4 devices of 1 process; batches of 4 x 16", text)
     self.assertRegex(
-        text, r"step     3  loss \d\.\d+  grad \d.*  lr .*  [\d,]+ tokens/s  data wait \d+%.*\n"
+        text,
+        r"step     3  loss \d\.\d+  grad \d.*  lr .*  [\d,]+ tokens/s  data wait \d+%"
+        r"  position \d+  epoch \d+\n",
     )
     self.assertEqual(text.count("tokens/s"), 2)
 
