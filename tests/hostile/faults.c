@@ -1,29 +1,42 @@
-/* Makes reads and writes of files below one directory fail, for tests. Loaded by LD_PRELOAD. */
+/* Makes operations on files whose paths match a pattern fail, for tests. Loaded by LD_PRELOAD. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { READ = 1, WRITE = 2, SYNC = 4 };
+/* OPEN is opening to read, CREATE all that makes or changes a name: opening to write, mkdir, … */
+enum { READ = 1, WRITE = 2, SYNC = 4, OPEN = 8, CREATE = 16 };
 enum { SHORT = -1, END = -2 }; /* Other faults are the number of an error. */
 
 static _Atomic int operations, fault;
 static _Atomic long every, calls, fired;
-static char below[4096];
+static char wanted[4096];
 
-/* Lets every n-th of some operations on files below a directory fail; operations 0 stops that. */
-void hostile_arm(int which, int what, long n, const char *directory) {
+/* Lets every n-th of some operations on matching files fail; operations 0 stops that. */
+void hostile_arm(int which, int what, long n, const char *pattern) {
   operations = 0;
-  snprintf(below, sizeof below, "%s", directory);
+  snprintf(wanted, sizeof wanted, "%s", pattern);
   fault = what, every = n, calls = 0, fired = 0;
   operations = which;
 }
 
 long hostile_fired(void) { return fired; }
+
+static int strikes_path(int operation, const char *path) {
+  if (!(operations & operation) || !path) return 0;
+  if (fnmatch(wanted, path, 0) || ++calls % every) return 0;
+  fired++;
+  return 1;
+}
 
 static int strikes(int operation, int descriptor) {
   if (!(operations & operation)) return 0;
@@ -32,9 +45,7 @@ static int strikes(int operation, int descriptor) {
   ssize_t size = readlink(link, path, sizeof path - 1);
   if (size < 0) return 0;
   path[size] = 0;
-  if (strncmp(path, below, strlen(below)) || ++calls % every) return 0;
-  fired++;
-  return 1;
+  return strikes_path(operation, path);
 }
 
 #define NEXT(type, name, ...) \
@@ -78,8 +89,65 @@ BUFFER_AT(pwrite64, const void *, WRITE)
 VECTOR_AT(preadv2)
 VECTOR_AT(preadv64v2)
 
+/* TensorStore writes with this one. */
+ssize_t writev(int descriptor, const struct iovec *parts, int count) {
+  NEXT(ssize_t, "writev", int, const struct iovec *, int);
+  FAIL(WRITE, 0, 0)
+  return next(descriptor, parts, count);
+}
+
 int fsync(int descriptor) {
   NEXT(int, "fsync", int);
   FAIL(SYNC, 0, 0)
   return next(descriptor);
+}
+
+#define FAIL_PATH(operation, path) \
+  if (fault > 0 && strikes_path(operation, path)) return errno = fault, -1
+#define KIND(flags) ((flags) & (O_WRONLY | O_RDWR | O_CREAT) ? CREATE : OPEN)
+#define MODE \
+  mode_t mode = 0; \
+  if (flags & (O_CREAT | __O_TMPFILE)) { \
+    va_list more; \
+    va_start(more, flags); \
+    mode = va_arg(more, mode_t); \
+    va_end(more); \
+  }
+
+#define OPENS(name) \
+  int name(const char *path, int flags, ...) { \
+    MODE \
+    NEXT(int, #name, const char *, int, ...); \
+    FAIL_PATH(KIND(flags), path); \
+    return next(path, flags, mode); \
+  }
+#define OPENS_AT(name) \
+  int name(int directory, const char *path, int flags, ...) { \
+    MODE \
+    NEXT(int, #name, int, const char *, int, ...); \
+    FAIL_PATH(KIND(flags), path); \
+    return next(directory, path, flags, mode); \
+  }
+
+OPENS(open)
+OPENS(open64)
+OPENS_AT(openat)
+OPENS_AT(openat64)
+
+int mkdir(const char *path, mode_t mode) {
+  NEXT(int, "mkdir", const char *, mode_t);
+  FAIL_PATH(CREATE, path);
+  return next(path, mode);
+}
+
+int rename(const char *from, const char *to) {
+  NEXT(int, "rename", const char *, const char *);
+  FAIL_PATH(CREATE, to);
+  return next(from, to);
+}
+
+int link(const char *from, const char *to) {
+  NEXT(int, "link", const char *, const char *);
+  FAIL_PATH(CREATE, to);
+  return next(from, to);
 }

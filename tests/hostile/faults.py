@@ -30,7 +30,7 @@ from tests.hostile import fixture
 
 VARIABLE = "HOSTILE_FAULTS_LIBRARY"
 _SOURCE = pathlib.Path(__file__).with_name("faults.c")
-_READ, _WRITE, _SYNC = 1, 2, 4
+READ, WRITE, SYNC, OPEN, CREATE = 1, 2, 4, 8, 16
 _SHORT, _END = -1, -2
 _DISK_BYTES = 64 << 10
 
@@ -163,14 +163,14 @@ _READ_FAULTS = {
     "no-memory": (errno.ENOMEM, 2),
 }
 _WRITE_FAULTS = {
-    "short": (_WRITE, _SHORT, 1),
-    "interrupted": (_WRITE, errno.EINTR, 2),
-    "no-space": (_WRITE, errno.ENOSPC, 1),
-    "no-space-second": (_WRITE, errno.ENOSPC, 2),
-    "quota": (_WRITE, errno.EDQUOT, 1),
-    "io-error": (_WRITE, errno.EIO, 1),
-    "sync-io-error": (_SYNC, errno.EIO, 1),
-    "sync-no-space": (_SYNC, errno.ENOSPC, 1),
+    "short": (WRITE, _SHORT, 1),
+    "interrupted": (WRITE, errno.EINTR, 2),
+    "no-space": (WRITE, errno.ENOSPC, 1),
+    "no-space-second": (WRITE, errno.ENOSPC, 2),
+    "quota": (WRITE, errno.EDQUOT, 1),
+    "io-error": (WRITE, errno.EIO, 1),
+    "sync-io-error": (SYNC, errno.EIO, 1),
+    "sync-no-space": (SYNC, errno.ENOSPC, 1),
 }
 
 
@@ -178,7 +178,7 @@ def all_cases() -> Iterator[cases.Case]:
   """Yields the cases of this module."""
   for fault, (what, every) in _READ_FAULTS.items():
     for name, operation in _READERS.items():
-      attempt = functools.partial(_strike, operation=operation, how=(_READ, what, every))
+      attempt = functools.partial(_strike, operation=operation, how=(READ, what, every))
       yield cases.Case(f"reads/{fault}-{name}", attempt, "what was read is the truth")
   for fault, how in _WRITE_FAULTS.items():
     for name, operation in _WRITERS.items():
@@ -197,7 +197,7 @@ def _strike(folder: pathlib.Path, operation: Operation, how: tuple[int, int, int
   library = ctypes.CDLL(path)
   (out := folder / "out").mkdir()
   which, what, every = how
-  below = str(folder if which == _READ else out).encode()
+  below = str(folder if which == READ else out).encode()
   try:
     operation(folder, out, lambda: library.hostile_arm(which, what, every, below))
     if not library.hostile_fired():

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -68,11 +69,13 @@ class Checkpoints:
         lambda: _find_latest(self._directory, tidy=not read_only), "looking for checkpoints"
     )
     self._saved = self.latest
+    self._failure: BaseException | None = None  # Of the save that runs in the background.
     self._manager = ocp.CheckpointManager(
         self._directory,
         options=ocp.CheckpointManagerOptions(
             max_to_keep=max_to_keep or None,
             enable_async_checkpointing=asynchronous,
+            async_options=ocp.AsyncOptions(barrier_sync_fn=self._meet),
             create=not read_only,
         ),
         item_handlers={
@@ -137,6 +140,15 @@ class Checkpoints:
     self._saved = step
     logging.info("saving checkpoint %d", step)
 
+  def check(self) -> None:
+    """Raises the WriteError of a save in the background that has failed; costs nothing otherwise.
+
+    The next save would raise it too, which may be hours away.
+    """
+    if self._failure is not None:
+      with self._save_errors():
+        raise self._failure
+
   def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
     """The state after a step, laid out as `abstract_state` says, and the data's state."""
     path = self._directory / str(step)
@@ -176,6 +188,18 @@ class Checkpoints:
     with self._save_errors():
       self._manager.wait_until_finished()
       self._manager.close()
+
+  def _meet(self, *, key: str, timeout_ms: int) -> None:
+    """Waits in the background until all processes are at the same point of a save.
+
+    Orbax comes here with its error too if a save has failed, and only then raises it. The other
+    processes wait elsewhere in that case, so the two would wait for each other for 20 minutes.
+    """
+    error = sys.exc_info()[1]
+    if error is not None:
+      self._failure = error
+      raise error
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
 
   @contextlib.contextmanager
   def _save_errors(self) -> Iterator[None]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 import time
 import traceback
@@ -27,6 +26,7 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers import cluster
+from maxtext_olmo.trainers import failure
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import evaluation
@@ -110,6 +110,7 @@ def main_from_argv(
     config = config_lib.read_config(argv)
     config_lib.validate(config)
     connect(config)
+    failure.watch()
     report_lib.show_on_stderr(jax.process_index())
     train(config, on_batch=on_batch, on_step=on_step)
   except KeyboardInterrupt:
@@ -130,11 +131,7 @@ def main_from_argv(
 
 
 def _exit_code(message: str, code: int) -> int:
-  logging.error("%s", message)
-  if jax.distributed.is_initialized() and jax.process_count() > 1:
-    # An ordinary exit waits for the other processes, which wait for this one in a collective.
-    logging.flush()
-    os._exit(code)
+  failure.end(message, code)
   return code
 
 
@@ -249,8 +246,10 @@ class _Run:
           with report.paused():
             pending.extra.update(self._evaluate(state))
           eval_loss = pending.extra.get("eval_loss")
-        if self.checkpoints is not None and self.checkpoints.is_due(step):
-          self.checkpoints.save(step, state, self.batches.get_state())
+        if self.checkpoints is not None:
+          self.checkpoints.check()
+          if self.checkpoints.is_due(step):
+            self.checkpoints.save(step, state, self.batches.get_state())
       if pending is not None:
         last_metrics = self._finish(pending, report, last=True)
         if self.checkpoints is not None:
