@@ -32,7 +32,8 @@ _PUBLIC = {
         "is_clean_instance",
     ),
     "rows.batch": ("LLMBatch", "LLMIndexedBatch", "ShiftToInputsTargets"),
-    "devices.multihost": ("MultiHostDataLoadIterator", "get_next_batch_sharded"),
+    "devices.global_batch": ("get_next_batch_sharded",),
+    "devices.multihost": ("MultiHostDataLoadIterator",),
     "grain_llm.records": ("AddEndOfDocument", "TokenFeatures"),
     "grain_llm.pipeline": (
         "make_grain_llm_dataset",

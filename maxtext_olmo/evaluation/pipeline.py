@@ -26,7 +26,7 @@ from maxtext_olmo.evaluation import packing
 from maxtext_olmo.evaluation import requests as requests_lib
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from maxtext_olmo.rows import batch
-from maxtext_olmo.rows import prefetch
+from maxtext_olmo.rows import workers
 
 LOGGER = logging.get_absl_logger()
 
@@ -95,7 +95,7 @@ def lmeval_preprocessing_pipeline(
           ready, prefetch_buffer_size=max(1, worker_buffer_size * worker_count)
       )
     elif worker_count > 0:
-      ready = prefetch.in_workers(ready, workers=worker_count, ahead=worker_buffer_size)
+      ready = workers.in_workers(ready, workers=worker_count, ahead=worker_buffer_size)
   return multihost.MultiHostDataLoadIterator(
       ready,
       global_mesh,

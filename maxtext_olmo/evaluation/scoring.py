@@ -34,7 +34,7 @@ from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
-from maxtext_olmo.devices import multihost
+from maxtext_olmo.devices import global_batch
 from maxtext_olmo.evaluation import packing as packing_lib
 from maxtext_olmo.evaluation import pipeline as pipeline_lib
 from maxtext_olmo.evaluation import requests as requests_lib
@@ -226,7 +226,7 @@ class Scorer:
 
   def place(self, local: batch_lib.LLMIndexedBatch) -> batch_lib.LLMIndexedBatch:
     """This process's rows of a batch as its part of global arrays."""
-    return multihost.get_next_batch_sharded(
+    return global_batch.get_next_batch_sharded(
         iter([local]), self.mesh, data_sharding=self.data_sharding
     )
 

@@ -28,7 +28,7 @@ from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing as packing_lib
-from maxtext_olmo.rows import prefetch
+from maxtext_olmo.rows import workers
 
 LOGGER = logging.get_absl_logger()
 
@@ -109,7 +109,7 @@ def make_grain_llm_dataset(
     )
   if num_epochs is not None and num_epochs < 0:
     raise ConfigError(f"num_epochs={num_epochs} must not be negative; None repeats without end.")
-  prefetch.parse_grain_flags()  # For a `mp_prefetch` of the caller's.
+  workers.parse_grain_flags()  # For a `mp_prefetch` of the caller's.
   documents = dataset if isinstance(dataset, grain.MapDataset) else grain.MapDataset.source(dataset)
   if not len(documents):
     raise ConfigError("The dataset is empty: there is nothing to make rows of.")

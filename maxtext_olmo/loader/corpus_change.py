@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import uuid
 from collections.abc import Callable, Sequence
 
 import jax
@@ -101,19 +100,9 @@ class CorpusPolicy:
       return
     path = self._copy(self.index.fingerprint)
     with atomic.write_errors(path):
-      if not path.exists() or (resumed and self.allow == "any"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._write_copy(path)
-
-  def _write_copy(self, path: epath.Path) -> None:
-    # With epath, because checkpoints may be in an object store.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-      temporary.write_text(index_builder.dump_index(self.index))
-      temporary.replace(path)
-    except BaseException:
-      temporary.unlink(missing_ok=True)
-      raise
+      missing = not path.exists()
+    if missing or (resumed and self.allow == "any"):
+      run_files.write(path, index_builder.dump_index(self.index))
 
   def _copy(self, fingerprint: str) -> epath.Path:
     # A fingerprint in a state may be anything, such as a path.

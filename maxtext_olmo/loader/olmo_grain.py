@@ -27,11 +27,11 @@ from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
-from maxtext_olmo.rows import prefetch
 from maxtext_olmo.rows import reader
 from maxtext_olmo.rows import repetition
 from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import windows
+from maxtext_olmo.rows import workers
 
 _Opened = tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]
 
@@ -203,7 +203,7 @@ def make_olmo_grain_data_loader(
       cache_dir=order_cache_dir,
   )
   if grain_worker_count > 0:
-    prefetch.parse_grain_flags()
+    workers.parse_grain_flags()
   return grain.DataLoader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,

@@ -229,16 +229,21 @@ def find_start(
   """Returns where the run resumes; process 0 decides for all."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
-    with naming(decision["where"]):
-      return state_lib.read_state(
-          decision["state"],
-          stream,
-          schedule,
-          content,
-          corpus=corpus,
-          whole_batches=options.resumes_whole_batches,
-          skips=options.skips,
-      )
+
+    def read() -> state_lib.Start:
+      with naming(decision["where"]):
+        return state_lib.read_state(
+            decision["state"],
+            stream,
+            schedule,
+            content,
+            corpus=corpus,
+            whole_batches=options.resumes_whole_batches,
+            skips=options.skips,
+        )
+
+    # One process alone may see another copy of the old index.
+    return collectives.run_on_all_processes(read, "reading the data state")
   step, position = decision["step"], options.olmo_initial_position
   if position < 0:
     # Without a state, the config alone says where a step is, so it skips from the beginning on.

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from typing import Any
 
 import jax
 from etils import epath
 
-from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.loader import run_files
@@ -35,17 +33,8 @@ def keep(options: config_lib.Options) -> None:
   }
   path = epath.Path(options.checkpoint_dir).joinpath(*_FILE)
   text = json.dumps(values, indent=1)
-  with atomic.write_errors(path):
-    if _text(path) == text:
-      return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-      temporary.write_text(text)
-      temporary.replace(path)
-    except BaseException:
-      temporary.unlink(missing_ok=True)
-      raise
+  if _text(path) != text:
+    run_files.write(path, text)
 
 
 def _text(path: epath.Path) -> str:

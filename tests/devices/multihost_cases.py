@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.devices import global_batch
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import multihost
 
@@ -51,7 +52,7 @@ def place_on_layouts(layouts: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> 
     total, mine = layout_lib.row_shards(the_mesh, spec)
     every = np.arange(2 * total * 4, dtype=np.int32).reshape(2 * total, 4)
     local = np.concatenate([every[2 * shard : 2 * shard + 2] for shard in mine])
-    batch = multihost.get_next_batch_sharded(iter([{"x": local}]), the_mesh, data_sharding=spec)
+    batch = global_batch.get_next_batch_sharded(iter([{"x": local}]), the_mesh, data_sharding=spec)
     for shard in batch["x"].addressable_shards:
       np.testing.assert_array_equal(shard.data, every[shard.index])
     shapes.append(batch["x"].shape)

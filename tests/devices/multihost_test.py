@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from typing import Any
 
@@ -47,46 +46,6 @@ class OneProcessTest(parameterized.TestCase):
 
   def make(self, loader: Any, *args: Any, **kwargs: Any) -> multihost.MultiHostDataLoadIterator:
     return multihost.MultiHostDataLoadIterator(loader, self.mesh, *args, **kwargs)
-
-  def test_rows_are_split_over_all_mesh_axes_by_default(self):
-    batch = {"a": np.arange(8, dtype=np.int32).reshape(8, 1), "b": (np.arange(4.0),)}
-    placed = multihost.get_next_batch_sharded(iter([batch]), self.mesh)
-    np.testing.assert_array_equal(placed["a"], batch["a"])
-    np.testing.assert_array_equal(placed["b"][0], batch["b"][0])
-    self.assertLen({str(shard.index) for shard in placed["a"].addressable_shards}, 4)
-
-  def test_data_sharding_chooses_the_axes_of_rows_and_columns(self):
-    array = np.arange(24, dtype=np.int32).reshape(6, 4)
-    spec = jax.sharding.PartitionSpec("data", "model")
-    batch = {"x": array, "ids": np.arange(6, dtype=np.int32)}
-    placed = multihost.get_next_batch_sharded(iter([batch]), self.mesh, data_sharding=spec)
-    self.assertEqual({shard.data.shape for shard in placed["x"].addressable_shards}, {(3, 2)})
-    for shard in placed["x"].addressable_shards:
-      np.testing.assert_array_equal(shard.data, array[shard.index])
-    np.testing.assert_array_equal(placed["ids"], batch["ids"])
-
-  def test_rows_that_do_not_divide_are_named_with_shape_devices_and_path(self):
-    with self.assertRaisesRegex(
-        errors.ConfigError,
-        r"batch\['x'\]\[1\] of shape \(6, 3\) does not divide .* 6 entries on process 0, for 4"
-        r" shards on its 4 local devices \(4 in all\)\. Make it a multiple of 4\.",
-    ):
-      batch = {"x": (np.zeros((4, 3)), np.zeros((6, 3)))}
-      multihost.get_next_batch_sharded(iter([batch]), self.mesh)
-
-  def test_a_scalar_leaf_is_an_error(self):
-    with self.assertRaisesRegex(errors.ConfigError, r"batch\['n'\] is a scalar"):
-      multihost.get_next_batch_sharded(iter([{"n": np.int32(3)}]), self.mesh)
-
-  def test_text_leaves_are_an_error(self):
-    with self.assertRaisesRegex(errors.CorpusError, r"batch\['t'\] has dtype <U1"):
-      multihost.get_next_batch_sharded(iter([{"t": np.array(["a"] * 4)}]), self.mesh)
-
-  def test_wide_integers_are_narrowed_only_where_they_fit(self):
-    fits = multihost.get_next_batch_sharded(iter([np.arange(4)]), self.mesh)
-    self.assertEqual(fits.dtype, np.int32)
-    with self.assertRaisesRegex(errors.CorpusError, "4000000000 as int64, but devices take int32"):
-      multihost.get_next_batch_sharded(iter([np.array([0, 1, 2, 4_000_000_000])]), self.mesh)
 
   def test_a_mesh_axis_that_does_not_exist_is_an_error_at_construction(self):
     with self.assertRaisesRegex(errors.ConfigError, "rows"):
@@ -170,15 +129,6 @@ class OneProcessTest(parameterized.TestCase):
     self.assertEqual((other.step, other.step_counter), (4, 1))
     self.assertEqual(_first(other), [16, 20])
 
-  def test_arrays_of_any_rank_are_laid_out(self):
-    array = np.arange(4 * 2 * 3, dtype=np.int32).reshape(4, 2, 3)
-    spec = jax.sharding.PartitionSpec("data", "model")
-    placed = multihost.get_next_batch_sharded(iter([array]), self.mesh, data_sharding=spec)
-    np.testing.assert_array_equal(placed, array)
-    self.assertEqual({shard.data.shape for shard in placed.addressable_shards}, {(2, 1, 3)})
-    shape, sharding = multihost._build_global_shape_and_sharding((4, 2, 3), self.mesh, spec)
-    self.assertEqual((shape, sharding), (placed.shape, placed.sharding))
-
   def test_dropping_it_leaves_the_data_iterator_open(self):
     loader = iter(_loader())
     next(self.make(loader))
@@ -212,16 +162,6 @@ class OneProcessTest(parameterized.TestCase):
     self.assertIn("not from step 2", logs.output[0])
     self.assertFalse(it.state_set)
     self.assertEqual(_first(it), [0, 1, 2])
-
-  def test_padding_is_at_the_end_of_each_axis(self):
-    self.assertEqual(doctest.testmod(multihost).failed, 0)
-    padded = multihost._pad_array_to_shape((np.ones((1, 2)), (2, 3)), pad_value=7)
-    np.testing.assert_array_equal(padded, [[1, 1, 7], [7, 7, 7]])
-
-  @parameterized.parameters((3,), (3, 1))
-  def test_an_array_cannot_be_padded_to_less(self, *shape: int):
-    with self.assertRaisesRegex(errors.ConfigError, "cannot be padded to"):
-      multihost._pad_array_to_shape((np.ones((2, 2)), shape))
 
   def test_close_ends_the_data_iterator(self):
     it = self.make(_loader())

@@ -3,6 +3,7 @@
 All cases share two runs: one of two processes with two devices each, and one of four with one.
 """
 
+import dataclasses
 import pathlib
 import tempfile
 import unittest
@@ -15,6 +16,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo.corpus import index_builder as index_lib
 from tests import distributed
 from tests import shards as shards_lib
 from tests.loader import cases
@@ -117,7 +119,19 @@ def _jobs_of_two_processes() -> dict[Any, Any]:
   damaged.write_bytes(b"{}")
   documents = [_config("planned"), _config("planned", olmo_documents_path=str(damaged))]
   jobs["damaged documents"] = hosts_cases.Refuse(documents, {"data": 4})
+  other_copy = _config("windows", checkpoint_dir=_write_other_copy())
+  jobs["other copy"] = hosts_cases.Refuse([config, other_copy], {"data": 4})
   return jobs
+
+
+def _write_other_copy() -> str:
+  """Returns a run's directory whose copy of the index is that of another corpus."""
+  index = index_lib.load_index(f"{_directory}/index.json")
+  other = dataclasses.replace(index, tokenizer="other")
+  copy = pathlib.Path(_directory, "other", "olmo_corpus", f"{index.fingerprint[7:]}.json")
+  copy.parent.mkdir(parents=True)
+  copy.write_text(index_lib.dump_index(other))
+  return f"{_directory}/other"
 
 
 def _jobs_of_four_processes() -> dict[Any, Any]:
@@ -233,6 +247,13 @@ class HostsTest(parameterized.TestCase):
     mine, theirs = _results[2]["damaged documents"]
     self.assertEqual(theirs[0], "CorpusError")
     self.assertIn("Process 1 of 2 failed while opening the document index", mine[1])
+
+  def test_a_state_that_one_process_refuses_stops_all_of_them(self):
+    (first, first_text), (second, second_text) = _results[2]["other copy"]
+    self.assertEqual((first, second), ("MaxtextOlmoError", "ResumeError"))
+    self.assertIn("Files of the corpus were replaced", second_text)
+    self.assertIn("Process 1 of 2 failed while reading the data state", first_text)
+    self.assertIn(second_text, first_text)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tests of what threads make ahead; `prefetch_processes_test` has those of worker processes."""
+"""Tests of what threads make ahead; `workers_test` has those of worker processes."""
 
 import doctest
 import gc

@@ -16,6 +16,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.rows import prefetch
+from maxtext_olmo.rows import workers as worker_processes
 from tests import distributed
 from tests import workers as workers_lib
 
@@ -47,7 +48,7 @@ def _dataset(n=20):
 def _opened():
   dataset = grain.MapDataset.range(10**6).map(_element)
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
-  return iter(prefetch.in_workers(dataset.to_iter_dataset(options), workers=2, ahead=1))
+  return iter(worker_processes.in_workers(dataset.to_iter_dataset(options), workers=2, ahead=1))
 
 
 def print_turns():
@@ -126,7 +127,7 @@ class PrefetchProcessesTest(parameterized.TestCase):
     iterator.close()
 
   def test_workers_take_turns_in_a_script_that_parses_no_flags(self):
-    code = "from tests.rows import prefetch_processes_test as t; t.print_turns()"
+    code = "from tests.rows import workers_test as t; t.print_turns()"
     done = distributed.run_python(code)
     self.assertEqual(done.stdout, "[0, 1, 2, 3, 4, 5] 2\n", done.stderr)
 
@@ -152,7 +153,7 @@ class PrefetchProcessesTest(parameterized.TestCase):
     iterator.close()
 
   def test_workers_end_when_their_trainer_is_killed(self):
-    code = "from tests.rows import prefetch_processes_test as t; t.run_until_killed()"
+    code = "from tests.rows import workers_test as t; t.run_until_killed()"
     trainer = subprocess.Popen(
         [sys.executable, "-c", code],
         env=distributed.child_environment(),
