@@ -225,7 +225,11 @@ def build_documents(
   directory = os.path.dirname(path) or "."
   with contextlib.ExitStack() as stack:
     with atomic.write_errors(path):
-      folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".documents_", dir=directory))
+      folder = stack.enter_context(
+          tempfile.TemporaryDirectory(
+              prefix=".documents_", dir=directory, ignore_cleanup_errors=True
+          )
+      )
     with progress_bar("Finding documents", total, enabled=progress, unit="bytes") as advance:
 
       def find(i: int) -> tuple[int, bool]:

@@ -46,8 +46,13 @@ class RequestCache:
           f"The cache of results {self._path} has {os.path.getsize(self._path):,} bytes, more than"
           f" the {LARGEST_WHOLE:,} that are read. Choose another file."
       )
-    with open(self._path, encoding="utf-8", errors="replace") as file:
-      self._found = _read(file)
+    try:
+      with open(self._path, encoding="utf-8", errors="replace") as file:
+        self._found = _read(file)
+    except OSError as error:
+      raise errors.ConfigError(
+          f"The cache of results {self._path} cannot be read: {error.strerror}. Choose another file."
+      ) from error
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:
     """The results that are there already; what process 0 found, on all."""

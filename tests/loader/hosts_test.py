@@ -3,7 +3,6 @@
 All cases share two runs: one of two processes with two devices each, and one of four with one.
 """
 
-import dataclasses
 import pathlib
 import tempfile
 import unittest
@@ -16,7 +15,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
-from maxtext_olmo.corpus import index_builder as index_lib
+from tests import corpora
 from tests import distributed
 from tests import shards as shards_lib
 from tests.loader import cases
@@ -126,12 +125,13 @@ def _jobs_of_two_processes() -> dict[Any, Any]:
 
 def _write_other_copy() -> str:
   """Returns a run's directory whose copy of the index is that of another corpus."""
-  index = index_lib.load_index(f"{_directory}/index.json")
-  other = dataclasses.replace(index, tokenizer="other")
-  copy = pathlib.Path(_directory, "other", "olmo_corpus", f"{index.fingerprint[7:]}.json")
-  copy.parent.mkdir(parents=True)
-  copy.write_text(index_lib.dump_index(other))
-  return f"{_directory}/other"
+  fingerprint = maxtext_olmo.load_index(f"{_directory}/index.json").fingerprint
+  directory = pathlib.Path(_directory, "other")
+  path, _ = corpora.write_corpus(directory, tokens_per_file=(80,))
+  copy = directory / "olmo_corpus" / f"{fingerprint.partition(':')[2]}.json"
+  copy.parent.mkdir()
+  copy.write_bytes(pathlib.Path(path).read_bytes())
+  return str(directory)
 
 
 def _jobs_of_four_processes() -> dict[Any, Any]:

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,7 @@ _STATE, _DATA = "state", "data"
 _DATA_FILE = "metadata"  # as Orbax's JSON handler names it
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _ASIDE = ".uncommitted"
+_REMOVALS = 20
 
 
 class Checkpoints:
@@ -351,9 +353,15 @@ def _check_shared(directory: epath.Path) -> None:
 
 
 def _remove_unfinished(directory: epath.Path) -> None:
-  for path in list(directory.iterdir()):
-    if _TEMPORARY in path.name:
-      path.rmtree()
+  """Removes what saves have left that did not end well."""
+  for _ in range(_REMOVALS):
+    found = [path for path in directory.iterdir() if _TEMPORARY in path.name]
+    if not found:
+      break
+    for path in found:
+      with contextlib.suppress(OSError):
+        path.rmtree()
+    time.sleep(0.05)  # Other threads of a save that has just failed may still create files.
 
 
 def _tidy(directory: epath.Path) -> None:
