@@ -2,18 +2,19 @@
 
 The others wait for a failed process in a collective or in a barrier of Orbax: for minutes, for
 ever, or until the runtime ends them with a message about sockets. So a process that fails gives
-the coordinator its error, for which a thread in each of the others waits:
+the coordinator its error, for which a thread in each of the others asks:
 
     process 0                          process 1
     cannot write the metrics file      waits for the gradients of process 0
     `end`: gives its error, exits      its thread logs "Process 0 of 2 failed, so ...", and exits
 
-Nothing is exchanged while all is well, so this costs a step nothing. `collectives` serves what can
-fail on one process while all of them are at the same place.
+A question every two seconds is all that this costs while all is well; no step waits for it.
+`collectives` serves what can fail on one process while all of them are at the same place.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -25,35 +26,42 @@ from absl import logging
 
 _FAILURE = "maxtext_olmo/failure"
 _ENDED = "maxtext_olmo/ended/"
-_ASK_MILLISECONDS = 10_000
+_ASK_SECONDS = 2.0
 # A process that fails at the same time has an error of its own to log, which says more.
 _OWN_SECONDS = 0.5
 # The coordinator lives in process 0, which therefore leaves last, but does not wait for ever.
 _LAST_SECONDS = 10.0
 
 _once = threading.Lock()
-_watching = False
+_thread: threading.Thread | None = None
+_leaving = threading.Event()
 
 
 def watch() -> None:
   """Lets a failure of another process end this one; once per process, after it has joined them."""
-  global _watching
+  global _thread
   run = _Run.current()
-  if run is not None and not _watching:
-    _watching = True
-    threading.Thread(target=run.watch, name="olmo-failure", daemon=True).start()
+  if run is not None and _thread is None:
+    _thread = threading.Thread(target=run.watch, name="olmo-failure", daemon=True)
+    _thread.start()
+    atexit.register(_stop_watching)
+
+
+def _stop_watching() -> None:
+  """Ends the thread: one that comes back from JAX while Python exits would abort the process."""
+  _leaving.set()
+  if _thread is not None:
+    _thread.join()
 
 
 def end(message: str, code: int) -> None:
-  """Logs a failure, and ends the processes of the run; returns if this is the only one.
+  """Ends all processes of the run, which log the message; returns if this is the only one.
 
-  An ordinary exit would wait for the others, which wait for this process.
+  The caller has logged it. An ordinary exit would wait for the others, which wait for this process.
   """
   run = _Run.current()
   if run is not None:
     _once.acquire()  # Never released: this thread or that of `watch` ends the process.
-  logging.error("%s", message)
-  if run is not None:
     run.leave(message, code)
 
 
@@ -77,18 +85,19 @@ class _Run:
 
   def watch(self) -> None:
     """Waits until another process fails, and then ends this one."""
-    while True:
+    while not _leaving.wait(_ASK_SECONDS):
       try:
-        failure = json.loads(self._client.blocking_key_value_get(_FAILURE, _ASK_MILLISECONDS))
-        break
+        failure = json.loads(self._client.key_value_try_get(_FAILURE))
       except Exception as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-          return  # The coordinator is gone, or this process is about to exit.
-    if failure["process"] != self._process:
-      time.sleep(_OWN_SECONDS)
-      _once.acquire()
-      self._log(failure)
-      self._exit(failure["code"])
+        if "NOT_FOUND" in str(error):
+          continue
+        return  # The coordinator is gone; JAX ends this process.
+      if failure["process"] == self._process:
+        return
+      if not _leaving.wait(_OWN_SECONDS):
+        _once.acquire()
+        self._log(failure)
+        self._exit(failure["code"])
 
   def leave(self, message: str, code: int) -> None:
     """Gives the others the error, unless another process was first, and exits."""

@@ -21,6 +21,7 @@ import importlib.metadata
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,8 +101,20 @@ def main(argv: Sequence[str]) -> int:
     run(entry_point, args)
   except errors.MaxtextOlmoError as error:
     sys.stderr.write(f"error: {error}\n")
+    _end_all_processes(error, 2)
     return 2
+  except Exception as error:
+    traceback.print_exc()
+    _end_all_processes(error, 1)
+    raise
   return 0
+
+
+def _end_all_processes(error: Exception, code: int) -> None:
+  """Ends the other processes too, which would wait for this one; returns if there is none."""
+  from maxtext_olmo.trainers import failure  # Late, because an error may come before JAX does.
+
+  failure.end(f"{type(error).__name__}: {error}", code)
 
 
 def check_version() -> None:
@@ -162,8 +175,10 @@ def _create_data_iterator(original: Callable, config: Any, mesh: Any) -> tuple[A
   from maxtext.input_pipeline import multihost_dataloading
 
   from maxtext_olmo.loader import registry
+  from maxtext_olmo.trainers import failure
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
+  failure.watch()
   made = registry.create_data_iterator(config_lib.data_config(config), mesh)
   for iterator in made:
     if iterator is not None:

@@ -131,6 +131,7 @@ def main_from_argv(
 
 
 def _exit_code(message: str, code: int) -> int:
+  logging.error("%s", message)
   failure.end(message, code)
   return code
 

@@ -1,0 +1,72 @@
+"""Tests of how the failure of one process ends the others, with real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from absl.testing import absltest
+
+from maxtext_olmo.trainers import failure
+from tests import distributed
+
+STARTS_PROCESSES = True
+
+# A process of a run of two; the others wait in vain for one that fails.
+_PROCESS = """
+import sys, time
+from absl import logging
+from maxtext_olmo.trainers import cluster, failure
+cluster.connect(sys.argv[1], 2, int(sys.argv[2]))
+failure.watch()
+failure.watch()
+if sys.argv[2] in sys.argv[3]:
+  failure.end(f"WriteError: no space for process {sys.argv[2]}", 7)
+time.sleep(0.5 if sys.argv[3] == "none" else 3600)
+"""
+
+
+def _run(failing: str) -> list[tuple[int, str]]:
+  """Returns the exit code and the log of each process."""
+  address = f"127.0.0.1:{distributed.free_port()}"
+  children = [
+      subprocess.Popen(
+          [sys.executable, "-c", _PROCESS, address, str(process), failing],
+          env=distributed.child_environment(),
+          stdin=subprocess.DEVNULL,
+          stderr=subprocess.PIPE,
+          text=True,
+      )
+      for process in range(2)
+  ]
+  logs = [child.communicate()[1] for child in children]
+  return [(child.returncode, log) for child, log in zip(children, logs)]
+
+
+class FailureTest(absltest.TestCase):
+
+  def test_one_that_fails_ends_the_others_and_tells_them_why(self):
+    for process in ("0", "1"):
+      ends = _run(process)
+      self.assertEqual([code for code, _ in ends], [7, 7], ends)
+      other = ends[1 - int(process)][1]
+      self.assertIn(
+          f"Process {process} of 2 failed, so all processes stop: WriteError: no space for process"
+          f" {process}",
+          other,
+      )
+
+  def test_processes_that_fail_together_all_end(self):
+    ends = _run("01")
+    self.assertEqual([code for code, _ in ends], [7, 7], ends)
+
+  def test_an_ordinary_end_is_not_disturbed(self):
+    self.assertEqual([code for code, _ in _run("none")], [0, 0])
+
+  def test_a_process_alone_goes_on(self):
+    failure.watch()
+    failure.end("nobody else is there", 7)
+
+
+if __name__ == "__main__":
+  absltest.main()
