@@ -186,7 +186,9 @@ def _save_model(folder: pathlib.Path, out: pathlib.Path, arm: Arm, *, asynchrono
     again = checkpoints_lib.Checkpoints(out / "run", read_only=True)
     for step in {0, *committed}:
       state, data = again.restore(step, abstract)
-      if data != {"n": step} or not np.array_equal(state["params"]["w"], states[step]["params"]["w"]):
+      if data != {"n": step} or not np.array_equal(
+          state["params"]["w"], states[step]["params"]["w"]
+      ):
         raise cases.WrongDataError(f"checkpoint {step} is another one")
   if committed != [0, 1]:
     raise cases.WrongDataError(f"the checkpoints {committed} are there, without an error")

@@ -26,7 +26,7 @@ from tests.trainers.tiny import kill_test
 _CYCLES = 200
 _THREADS = 8
 _END_SECONDS = 30
-_KILLS = int(os.environ.get("HOSTILE_KILLS", "2"))
+_KILLS = int(os.environ.get("HOSTILE_KILLS", "6"))
 _STREAMS: dict[str, dict[str, Any]] = {
     "windows": fixture.WINDOWS,
     "stored-order": fixture.STORED,
@@ -40,7 +40,7 @@ def all_cases() -> Iterator[cases.Case]:
   """Yields the cases of this module."""
   make = functools.partial(cases.Case, must_work=True)
   for number in (signal.SIGKILL, signal.SIGTERM):
-    yield make(f"kills/{number.name}", functools.partial(_kill, number=number), seconds=240)
+    yield make(f"kills/{number.name}", functools.partial(_kill, number=number), seconds=900)
   for name, base in _STREAMS.items():
     for attempt in (_share, _close_in_use, _move_in_use, _fork):
       what = attempt.__name__.strip("_").replace("_", "-")
