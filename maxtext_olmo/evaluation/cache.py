@@ -51,7 +51,8 @@ class RequestCache:
         self._found = _read(file)
     except OSError as error:
       raise errors.ConfigError(
-          f"The cache of results {self._path} cannot be read: {error.strerror}. Choose another file."
+          f"The cache of results {self._path} cannot be read: {error.strerror}. Choose another"
+          " file."
       ) from error
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _ENDED = "maxtext_olmo/ended/"
 _ASK_SECONDS = 2.0
 # A process that fails at the same time has an error of its own to log, which says more.
 _OWN_SECONDS = 0.5
-# The coordinator lives in process 0, which therefore leaves last, but does not wait for ever.
+# The process that fails first and process 0 leave last, but do not wait for ever.
 _LAST_SECONDS = 10.0
 
 _once = threading.Lock()
@@ -106,8 +106,11 @@ class _Run:
       self._client.key_value_set(_FAILURE, json.dumps(mine))
     except Exception:  # It has a value, or the coordinator is gone.
       with contextlib.suppress(Exception):
-        self._log(json.loads(self._client.key_value_try_get(_FAILURE)))
-    self._exit(code)
+        first = json.loads(self._client.key_value_try_get(_FAILURE))
+        self._log(first)
+        code = first["code"]
+      self._exit(code)
+    self._exit(code, is_first=True)
 
   def _log(self, failure: dict[str, Any]) -> None:
     logging.error(
@@ -117,12 +120,13 @@ class _Run:
         failure["message"],
     )
 
-  def _exit(self, code: int) -> None:
+  def _exit(self, code: int, *, is_first: bool = False) -> None:
     logging.flush()
     with contextlib.suppress(Exception):
       self._client.key_value_set(f"{_ENDED}{self._process}", "")
       deadline = time.monotonic() + _LAST_SECONDS
-      while self._process == 0 and time.monotonic() < deadline:
+      # The others learn from the coordinator, in process 0, before they notice a lost connection.
+      while (is_first or self._process == 0) and time.monotonic() < deadline:
         if len(self._client.key_value_dir_get(_ENDED)) == self._processes:
           time.sleep(0.2)  # Until the last of them is gone too.
           break

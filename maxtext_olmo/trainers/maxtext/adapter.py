@@ -179,6 +179,8 @@ def _create_data_iterator(original: Callable, config: Any, mesh: Any) -> tuple[A
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
   failure.watch()
+  if getattr(config, "use_sft", False):
+    _take_lease(config)  # Tunix makes a checkpoint manager of its own.
   made = registry.create_data_iterator(config_lib.data_config(config), mesh)
   for iterator in made:
     if iterator is not None:
@@ -262,12 +264,18 @@ def _create_dataloader(
 def _create_checkpoint_manager(
     original: Callable, config: Any, mesh: Any, init_state_fn: Any
 ) -> Any:
+  if _is_ours(config):
+    _take_lease(config)
+  return original(config, mesh, init_state_fn)
+
+
+def _take_lease(config: Any) -> None:
+  """Takes the lease of the checkpoint directory, unless this process holds it or there is none."""
   directory = str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
-  if _is_ours(config) and directory and directory not in _leases:
+  if directory and directory not in _leases:
     from maxtext_olmo.trainers import lease  # Late, because it imports JAX.
 
     _leases[directory] = lease.Lease(directory)
-  return original(config, mesh, init_state_fn)
 
 
 # Where each function is looked up, what replaces it (with the original as its first argument), and

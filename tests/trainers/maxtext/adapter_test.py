@@ -144,14 +144,19 @@ class LedgerTest(parameterized.TestCase):
         {step: done.loss for step, done in reference.items()},
     )
 
-  def test_a_directory_that_another_run_writes_to_is_refused(self):
+  @parameterized.parameters("train", "sft")
+  def test_a_directory_that_another_run_writes_to_is_refused(self, entry_point):
+    if entry_point == "sft" and importlib.util.find_spec("tunix") is None:
+      self.skipTest("google-tunix is not installed.")
     directory = pathlib.Path(self.create_tempdir().full_path)
     runs.write_corpus(directory, 40)
     checkpoints = directory / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere", machine="another")
     (checkpoints / lease.FILE_NAME).write_text(json.dumps(dataclasses.asdict(other)))
-    run = runs.start(directory, "steps=2", "per_device_batch_size=4")
+    module, folder = adapter.ENTRY_POINTS[entry_point]
+    config = os.path.join(folder, "sft.yml" if folder else "base.yml")
+    run = runs.start(directory, "steps=2", "per_device_batch_size=4", entry=module, config=config)
     self.assertNotEqual(run.exit_codes(), [0])
     self.assertRegex(run.log(), r"ConfigError: .* is in use by process \d+ on elsewhere")
     self.assertEqual(run.labels(), [])
