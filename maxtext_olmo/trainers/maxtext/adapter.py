@@ -90,7 +90,11 @@ def run(entry_point: str, args: Sequence[str]) -> None:
       ) from error
     raise
   # MaxText infers a default config from the path of the program, which is its module's.
-  app.run(module.main, argv=[str(module.__file__), *_with_config_path(args, folder)])
+  try:
+    app.run(module.main, argv=[str(module.__file__), *_with_config_path(args, folder)])
+  except Exception as error:
+    _end_all_processes(error)
+    raise
 
 
 def main(argv: Sequence[str]) -> int:
@@ -101,19 +105,19 @@ def main(argv: Sequence[str]) -> int:
     run(entry_point, args)
   except errors.MaxtextOlmoError as error:
     sys.stderr.write(f"error: {error}\n")
-    _end_all_processes(error, 2)
     return 2
-  except Exception as error:
-    traceback.print_exc()
-    _end_all_processes(error, 1)
-    raise
   return 0
 
 
-def _end_all_processes(error: Exception, code: int) -> None:
+def _end_all_processes(error: Exception) -> None:
   """Ends the other processes too, which would wait for this one; returns if there is none."""
-  from maxtext_olmo.trainers import failure  # Late, because an error may come before JAX does.
+  import jax
 
+  from maxtext_olmo.trainers import failure
+
+  if jax.distributed.is_initialized():
+    traceback.print_exc()
+  code = 2 if isinstance(error, errors.MaxtextOlmoError) else 1
   failure.end(f"{type(error).__name__}: {error}", code)
 
 
