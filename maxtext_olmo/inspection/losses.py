@@ -20,7 +20,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _CALM = 2
 _LEAST_HISTORY = 8
 _CHUNK = 1 << 14
 _EVENTS = "tfevents"
+_STEP_NAMES = ("step", "_step", "global_step", "iteration")  # In any case: W&B exports a `Step`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,11 +46,13 @@ class Losses:
     steps: Ascending (int64).
     values: The loss after each (float64).
     name: What the log calls them.
+    positions: The position that the log gives some of the steps.
   """
 
   steps: np.ndarray
   values: np.ndarray
   name: str
+  positions: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,29 +109,52 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
 
 def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
   found: dict[str, dict[int, float]] = {}
+  positions: dict[int, int] = {}
+  others: set[str] = set()
   for record in records:
-    step = _number(record.get("step"))
-    if step is None or step != int(step):
+    named = {key.lower(): value for key, value in record.items() if isinstance(key, str)}
+    step = next((_number(named[key]) for key in _STEP_NAMES if key in named), None)
+    if step is None or not math.isfinite(step) or step != int(step) or step < 0:
       continue
+    position = _number(named.get("position"))
+    if position is not None and math.isfinite(position):
+      positions[int(step)] = int(position)
     for key, value in record.items():
       number = _number(value)
-      if isinstance(key, str) and key.lower().endswith("loss") and number is not None:
+      if not isinstance(key, str) or number is None:
+        continue
+      if key == name or key.lower().endswith("loss"):
         found.setdefault(key, {})[int(step)] = number
-  if not name:
-    names = ["loss", "learning/loss", *(key for key in found if "eval" not in key.lower())]
-    candidates = [key for key in names if key in found]
-    if not candidates or (candidates[0] not in names[:2] and len(set(candidates)) > 1):
-      raise errors.ConfigError(
-          f"{path}: expected records with a `step` and a `loss`; found"
-          f" {', '.join(sorted(found)) or 'none'}. Choose one with --loss-name."
-      )
-    name = candidates[0]
+      elif key.lower() not in _STEP_NAMES:
+        others.add(key)
+  name = name or _choose(path, found, others)
   if name not in found:
+    has = ", ".join(sorted({*found, *others}))
     raise errors.ConfigError(
-        f"{path} has no {name!r}; it has {', '.join(sorted(found)) or 'no losses'}."
+        f"{path} has no {name!r} with a step; it has {has or 'no numbers with a step'}."
     )
   steps = np.array(sorted(found[name]), np.int64)
-  return Losses(steps, np.array([found[name][step] for step in steps.tolist()]), name)
+  values = np.array([found[name][step] for step in steps.tolist()])
+  return Losses(steps, values, name, positions)
+
+
+def _choose(path: str, found: Iterable[str], others: Iterable[str]) -> str:
+  """Returns the name of the training loss."""
+  names = [key for key in found if "eval" not in key.lower()]
+  for usual in ("loss", "learning/loss"):
+    if usual in names:
+      return usual
+  if len(names) == 1:
+    return names[0]
+  if names:
+    raise errors.ConfigError(
+        f"{path} has several losses: {', '.join(sorted(names))}. Choose one with --loss-name."
+    )
+  has = ", ".join(sorted({*found, *others})) or "no number with a step"
+  raise errors.ConfigError(
+      f"{path}: expected records with a `step` and a `loss`; found {has}. If the loss has another"
+      " name, give it with --loss-name."
+  )
 
 
 def find_spikes(
