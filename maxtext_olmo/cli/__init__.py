@@ -67,13 +67,25 @@ def add_option(
   parser.add_argument(name if name.startswith("-") else name.lower(), help=help, **settings)
 
 
+def add_run_options(option: Callable[..., None]) -> None:
+  """Adds the options that `find_run` reads."""
+  option("--config FILE", "the run's config", otherwise="the one kept next to its checkpoints")
+  option("--checkpoint N", "which checkpoint", otherwise="the one named, or the latest", type=int)
+
+
+def use_cpu() -> None:
+  """Keeps JAX away from the accelerators of this machine, which a run may be using."""
+  import jax
+
+  jax.config.update("jax_platforms", "cpu")
+
+
 def find_run(path: str, args: argparse.Namespace) -> Any:
   """Returns the run that a path names, with the config of the command line.
 
   Args:
     path: A checkpoint, a directory with checkpoints, or a config file.
-    args: With `config`, a config file or None, `checkpoint`, a number or None, and `rest`, the keys
-      to change: `--config.KEY=VALUE`.
+    args: With what `add_run_options` adds, and `rest`, the keys to change: `--config.KEY=VALUE`.
   """
   from maxtext_olmo.inspection import run as run_lib
 

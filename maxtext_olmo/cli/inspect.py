@@ -51,8 +51,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option("PATH", "the run: a checkpoint, a directory with checkpoints, or a config file")
   option("OTHER", "a second run, to compare with", nargs="?")
-  option("--config FILE", "the run's config", otherwise="the one kept next to its checkpoints")
-  option("--checkpoint N", "which checkpoint", otherwise="the one named, or the latest", type=int)
+  cli.add_run_options(option)
   option("--step N", "show the rows of a step", otherwise="the state", type=int)
   option("--row R", "show one row of the step, with all its parts", otherwise="all rows", type=int)
   option("--steps A:B", "show the steps from A to B - 1, a line each", otherwise="the state")
@@ -76,10 +75,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
   """Prints what was asked for."""
   _check(args)
-  import jax
-
-  # A run may be using the accelerators of this machine.
-  jax.config.update("jax_platforms", "cpu")
+  cli.use_cpu()
   from maxtext_olmo.inspection import summary
 
   found = cli.find_run(args.path, args)
@@ -100,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
   spikes.check_options(args)
+  asked = (args.other, args.step, args.row, args.steps, args.find, args.document, args.file)
+  if args.losses and any(value is not None for value in asked):
+    raise errors.ConfigError(
+        "--losses chooses the steps itself: give --losses, or --step, --steps, --find, --document,"
+        " --file or a second run."
+    )
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row is a row of a step: give --step too.")
   if bool(args.file) != (args.byte is not None):

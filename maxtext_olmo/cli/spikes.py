@@ -14,14 +14,7 @@ _SOURCES = 10
 
 
 def add_options(option: Callable[..., None]) -> None:
-  """Adds the options of `--losses`."""
-  add_log_options(option)
-  option("--spikes N", "with --losses: how many spikes to examine, the highest first", default=20)
-  option("--rows N", "with --losses: how many rows to show", default=10)
-
-
-def add_log_options(option: Callable[..., None]) -> None:
-  """Adds the options that name a log of losses and what is a spike in it."""
+  """Adds `--losses` and the options that belong to it."""
   option(
       "--losses FILE",
       "losses that the trainer logged: JSON lines, CSV, or event files of TensorBoard, or their"
@@ -40,17 +33,17 @@ def add_log_options(option: Callable[..., None]) -> None:
       default=6.0,
       type=float,
   )
+  option("--spikes N", "with --losses: how many spikes to examine, the highest first", default=20)
+  option("--rows N", "with --losses: how many rows to show", default=10)
 
 
 def check_options(args: argparse.Namespace) -> None:
-  """Raises ConfigError for options that do not go together."""
-  if args.losses and (args.other or args.step is not None or args.steps or args.find):
-    raise errors.ConfigError(
-        "--losses chooses the steps itself: leave out --step, --steps, --find and a second run."
-    )
+  """Raises ConfigError for numbers that cannot be."""
   for name in ("spikes", "rows"):
     if getattr(args, name) < 1:
       raise errors.ConfigError(f"--{name} must be 1 or more.")
+  if not args.threshold > 0:
+    raise errors.ConfigError("--threshold must be more than 0.")
 
 
 def examine(args: argparse.Namespace, found: Any, tokenizer: Callable[[Any], Any]) -> Any:

@@ -259,12 +259,12 @@ def merge(contrasts: Sequence[Contrast]) -> Contrast:
   figures = []
   for number, name in enumerate(figures_lib.FIGURES):
     its = [one.figures[number] for one in contrasts]
-    means = [
+    found, usual = (
         float(np.average([getattr(f, key) for f in its], weights=weights))
         for key in ("found", "usual")
-    ]
+    )
     score = sum(f.score for f in its) / math.sqrt(len(its))
-    figures.append(figures_lib.FigureScore(name, *means, sum(f.notable for f in its), score))
+    figures.append(figures_lib.FigureScore(name, found, usual, sum(f.notable for f in its), score))
   return Contrast(
       tuple(sorted({step for one in contrasts for step in one.steps})),
       tuple(sorted({step for one in contrasts for step in one.calm_steps})),

@@ -239,8 +239,8 @@ def _read_rows(
 ) -> dict[tuple[int, int], _Row]:
   """Returns some rows of a run and their text, by step and row."""
   wanted: dict[int, set[int]] = collections.defaultdict(set)
-  for row in rows:
-    wanted[row.step].add(row.row)
+  for score in rows:
+    wanted[score.step].add(score.row)
   found: dict[tuple[int, int], _Row] = {}
   for step, numbers in wanted.items():
     explanation = iterator.explain(step)

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import tempfile
-import unittest
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -46,10 +44,10 @@ class PlantedTest(parameterized.TestCase):
     """Returns the (step, row) pairs of garbage."""
     with run_lib.open_iterator(run) as iterator:
       return {
-          (step, row.row)
+          (step, row)
           for step in range(_STEPS)
-          for row in iterator.explain(step).rows
-          if corpus.is_bad(row)
+          for row, number in enumerate(iterator.row_numbers(step).tolist())
+          if number in corpus.rows
       }
 
   def check(self, path, losses, corpus, bad):
@@ -72,6 +70,27 @@ class PlantedTest(parameterized.TestCase):
     counts = [sum(step == at for at, _ in bad) for step in range(_STEPS)]
     planted.write_losses(losses, counts, seed)
     self.check(config, losses, corpus, bad)
+
+  def test_a_real_run_names_the_planted_file(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    corpus = planted.write(str(directory), 77)
+    losses = directory / "metrics.jsonl"
+    config = train_cases.make_config(
+        **_config(corpus, 3),
+        checkpoint_dir=str(directory / "checkpoints"),
+        checkpoint_period=100,
+        metrics_file=str(losses),
+        steps=_STEPS,
+        learning_rate=1e-2,
+    )
+    trainer.train(config)
+    checkpoints = str(directory / "checkpoints")
+    bad = self.bad_rows(run_lib.find_run(checkpoints), corpus)
+    self.check(checkpoints, losses, corpus, bad)
+    out = self.inspect(checkpoints, "--losses", losses, "--text", "--rows", 3)
+    self.assertIn("rows that stand out", out)
+    self.assertEqual(out.count("══ step "), 3)
+    self.assertRegex(out, r"── document \d+")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import numpy as np
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
-from maxtext_olmo.rows import explain
 
 LENGTH = 64
 ROWS = 40  # of garbage
@@ -35,9 +34,6 @@ class Planted:
   index_path: str
   file: str
   rows: frozenset[int]
-
-  def is_bad(self, row: explain.RowExplanation) -> bool:
-    return row.number in self.rows
 
 
 def write(directory: str, seed: int, garbage: str = "random_bytes") -> Planted:
