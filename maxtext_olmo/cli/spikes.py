@@ -93,7 +93,7 @@ def show(args: argparse.Namespace, found: Any) -> int:
     return 0
   _print_spikes(findings)
   _print_contrast(findings.together.contrast, len(findings.each))
-  _print_suspects(findings.together.suspects)
+  _print_suspects(findings.together.shown)
   return 0
 
 

@@ -221,7 +221,7 @@ def _plots(
     made.append(figure)
     places = _extremes(losses)
     points = losses.steps[places].tolist(), losses.values[places].tolist()
-    figure.line(*points, color="#4e79a7", name="losses")
+    figure.line(*points, color="#4e79a7", name="losses", line_width=1.5)
     spikes = () if findings is None else findings.spikes[:_MARKED_SPIKES]
     finite = [spike for spike in spikes if np.isfinite(spike.loss)]
     figure.scatter(

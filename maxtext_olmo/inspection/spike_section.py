@@ -29,11 +29,11 @@ def make_section(findings: spikes_lib.Findings) -> Iterable[str]:
   yield from _contrast(findings.together.contrast, len(findings.each))
   yield "<h3>Rows to look at first</h3>"
   heads = ("step", "row", "label", "score", "reason")
-  yield from _table(heads, map(_suspect_cells, findings.together.suspects), text=(2, 4))
+  yield from _table(heads, map(_suspect_cells, findings.together.shown), text=(2, 4))
   yield "<h3>Each spike</h3>"
   shown = _Text()
-  for one in findings.each:
-    yield from _spike(one, shown)
+  for number, one in enumerate(findings.each):
+    yield from _spike(one, shown, is_open=number == 0)
   if shown.missing:
     yield (
         '<p class="grey">Rows have no text here, because the tokenizer is not known: give'
@@ -99,9 +99,10 @@ def _table(
   yield "</tbody></table></div>"
 
 
-def _spike(one: spikes_lib.Examined, shown: _Text) -> Iterable[str]:
+def _spike(one: spikes_lib.Examined, shown: _Text, is_open: bool) -> Iterable[str]:
   (spike,), contrast = one.spikes, one.contrast
-  yield f'<details class="spike" data-step="{spike.peak}"><summary>{_heading(spike)}</summary>'
+  attributes = f'class="spike" data-step="{spike.peak}"{" open" if is_open else ""}'
+  yield f"<details {attributes}><summary>{_heading(spike)}</summary>"
   yield (
       f"<p>{contrast.notable:,} of {len(contrast.rows):,} rows in steps {contrast.steps[0]:,} to"
       f" {contrast.steps[-1]:,} stand out.</p>"
@@ -114,7 +115,7 @@ def _spike(one: spikes_lib.Examined, shown: _Text) -> Iterable[str]:
         rows = f"{figure.notable:,} rows, " if figure.notable > 1 else "1 row, "
         yield f"<li>{noun}: {rows}mean {found}, usually {usual}</li>"
     yield "</ul>"
-  for suspect in one.suspects[: max(3, contrast.notable)]:
+  for suspect in one.shown:
     yield from _row(suspect, shown)
   yield "</details>"
 

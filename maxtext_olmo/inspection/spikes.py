@@ -28,6 +28,7 @@ from maxtext_olmo.rows import explain
 
 MOST_SPIKES = 20
 MOST_ROWS = 10
+_SHOWN_ANYWAY = 3
 _BLAMED = ("label", "file", "document")
 
 
@@ -67,6 +68,11 @@ class Examined:
   spikes: tuple[losses_lib.Spike, ...]
   contrast: contrast_lib.Contrast
   suspects: tuple[Suspect, ...]
+
+  @property
+  def shown(self) -> tuple[Suspect, ...]:
+    """The rows that stand out, of those to look at; a few if none does."""
+    return self.suspects[: self.contrast.notable or _SHOWN_ANYWAY]
 
   def to_json(self) -> dict[str, Any]:
     """Returns this as a JSON-able dict; losses and scores that are not finite are None."""

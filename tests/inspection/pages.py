@@ -50,9 +50,7 @@ def small_run(directory: str) -> run_lib.Run:
     path = root / f"<b>{number}.npy"
     tokens.astype("<u2").tofile(path)
     entries.append((str(path), label))
-  index = index_lib.build_index(
-      entries, _LENGTH, tokenizer="bytes", dtype="uint16", base=directory
-  )
+  index = index_lib.build_index(entries, _LENGTH, tokenizer="bytes", dtype="uint16", base=directory)
   index.save(str(root / "index.json"))
   config = {
       "olmo_index_path": str(root / "index.json"),
