@@ -150,6 +150,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
   """
   places = [i for i, row in enumerate(rows.tokens) if len(row) and rows.trained[i]]
   figures = np.zeros((len(places), len(FIGURES) - 1))
+  clean = _clean([rows.tokens[place] for place in places])
   documents, surprises = [], []
   for number, place in enumerate(places):
     tokens, pieces = rows.tokens[place], rows.pieces[place]
@@ -159,7 +160,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
     figures[number] = (
         bits.mean(),
         len(np.unique(tokens)) / len(tokens),
-        not repetition.clean_rows(tokens[None])[0],
+        not clean[number],
         len(ends),
         np.mean(lengths) if lengths else 0,
         1 - len(tokens) / rows.width,
@@ -167,6 +168,16 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
     documents.append(_hash_documents(tokens, ends))
     surprises.append([float(bits[p.column : p.column + p.count].mean()) for p in pieces])
   return Measured(places, figures, documents, [rows.pieces[i] for i in places], surprises)
+
+
+def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns whether the repetition filter keeps each row."""
+  verdicts = np.ones(len(rows), np.bool_)
+  lengths = np.array([len(row) for row in rows])
+  for length in np.unique(lengths).tolist():  # Few: full rows, and those with padding.
+    same = np.flatnonzero(lengths == length)
+    verdicts[same] = repetition.clean_rows(np.stack([rows[i] for i in same]))
+  return verdicts
 
 
 def _hash_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[tuple[int | None, int]]:
