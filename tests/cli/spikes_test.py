@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -9,7 +10,9 @@ from absl.testing import parameterized
 from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.trainers.tiny import trainer
 from tests.cli import runner
+from tests.inspection import pages
 from tests.inspection import planted
+from tests.inspection import small_run
 from tests.loader import cases
 from tests.trainers.tiny import train_cases
 
@@ -91,6 +94,67 @@ class PlantedTest(parameterized.TestCase):
     self.assertIn("rows that stand out", out)
     self.assertEqual(out.count("══ step "), 3)
     self.assertRegex(out, r"── document \d+")
+
+
+class SpikesTest(absltest.TestCase):
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    directory = tempfile.TemporaryDirectory(prefix="cli_spikes_test_")
+    cls.addClassCleanup(directory.cleanup)
+    cls.directory = pathlib.Path(directory.name)
+    cls.run_ = pages.small_run(directory.name)
+    cls.log = cls.directory / "metrics.jsonl"
+    pages.write_losses(cls.log, pages.find_peak(cls.run_)[0])
+
+  def inspect(self, *argv, code=0):
+    found, out, err = runner.run("inspect", self.run_.path, *argv)
+    self.assertEqual(found, code, err)
+    return out if code != 2 else err
+
+  def test_a_spike_is_shown_with_the_row_that_stands_out(self):
+    out = self.inspect("--losses", self.log, "--text")
+    self.assertIn("'loss' of 70 steps has 1 spike (robust z-score above 6).", out)
+    self.assertIn("This spike: 1 of 8 rows in 2 steps stand out", out)
+    self.assertEqual(out.count("══ step "), 1)
+    self.assertIn("</pre><script>document.body", out)
+
+  def test_losses_without_a_spike_are_told(self):
+    out = self.inspect("--losses", self.log, "--threshold", "1e9")
+    self.assertIn("has no spike", out)
+    values = json.loads(self.inspect("--losses", self.log, "--threshold", "1e9", "--json"))
+    self.assertIsNone(values["together"])
+
+  def test_if_no_row_stands_out_other_causes_are_named(self):
+    log = self.directory / "calm.jsonl"
+    pages.write_losses(log, 30)
+    out = self.inspect("--losses", log)
+    self.assertIn("The data looks like that of the steps around it.", out)
+    self.assertIn("Rows to look at first", out)
+
+  def test_what_cannot_be_is_one_line_on_stderr(self):
+    empty = self.directory / "empty.jsonl"
+    empty.write_text('{"step": 3, "grad_norm": 1.0}\n')
+    folder = self.create_tempdir().full_path
+    for argv, message in (
+        (("--losses", empty), "expected records with a `step` and a `loss`; found grad_norm"),
+        (("--losses", self.log, "--loss-name", "x_loss"), "has no 'x_loss' with a step; it has"),
+        (("--losses", folder), "without event files of TensorBoard"),
+        (("--losses", self.directory / "none.jsonl"), "No such file"),
+        (("--losses", self.log, "--step", 3), "--losses chooses the steps itself"),
+        (("--losses", self.log, "--rows", 0), "--rows must be 1 or more"),
+        (("--losses", self.log, "--threshold", "nan"), "--threshold must be more than 0"),
+        (("--losses", self.log, "--text", "--tokenizer", "/none"), "There is no tokenizer /none"),
+    ):
+      self.assertIn(message, self.inspect(*argv, code=2))
+
+  def test_a_run_without_a_config_says_what_to_give(self):
+    run = small_run.write(self.create_tempdir().full_path, sizes=(4,))
+    (pathlib.Path(run.checkpoints) / "olmo_run" / "config.json").unlink()
+    code, _, err = runner.run("inspect", run.checkpoints, "--losses", self.log)
+    self.assertEqual(code, 2)
+    self.assertIn("Name a config file with --config", err)
 
 
 if __name__ == "__main__":
