@@ -159,7 +159,8 @@ class PlanTest(absltest.TestCase):
     code, out, err = self.run_main(run.checkpoints)
     self.assertEqual(code, 0, err)
     for label in ("wiki", "web"):
-      self.assertEqual(self.cells(out, label)[5], "1.000")
+      # The last batch of the epoch has a few rows of the next one.
+      self.assertBetween(float(self.cells(out, label)[5]), 1.0, 1.05)
 
   def test_a_json_file_with_keys_of_a_run_is_a_config(self):
     run = small_run.write(self.create_tempdir().full_path, sizes=(4,))
