@@ -1,15 +1,19 @@
-"""The commands of `maxtext-olmo`, and what they share: parsers and tables."""
+"""The commands of `maxtext-olmo`, and what they share: parsers, runs and tables."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-_TEXT_COLUMNS = ("label", "path", "checksum", "level", "finding")
+from maxtext_olmo import errors
+
+_TEXT_COLUMNS = ("label", "path", "checksum", "level", "finding", "figure", "reason")
 
 
 def add_command(
@@ -63,18 +67,88 @@ def add_option(
   parser.add_argument(name if name.startswith("-") else name.lower(), help=help, **settings)
 
 
-def read_options(path: str, keys: Sequence[str]) -> tuple[Any, int]:
-  """Returns the data options of a config file, and the steps of its run.
+def add_run_options(option: Callable[..., None]) -> None:
+  """Adds the options that `find_run` reads."""
+  option("--config FILE", "the run's config", otherwise="the one kept next to its checkpoints")
+  option("--checkpoint N", "which checkpoint", otherwise="the one named, or the latest", type=int)
+
+
+def use_cpu() -> None:
+  """Keeps JAX away from the accelerators of this machine, which a run may be using."""
+  import jax
+
+  jax.config.update("jax_platforms", "cpu")
+
+
+def find_run(path: str, args: argparse.Namespace) -> Any:
+  """Returns the run that a path names, with the config of the command line.
 
   Args:
-    path: A config file of the embedded trainer.
-    keys: What to change in it: `--config.KEY=VALUE`.
+    path: A checkpoint, a directory with checkpoints, or a config file.
+    args: With what `add_run_options` adds, and `rest`, the keys to change: `--config.KEY=VALUE`.
   """
-  from maxtext_olmo import config as config_lib
-  from maxtext_olmo.trainers.tiny import config as trainer_config
+  from maxtext_olmo.inspection import run as run_lib
 
-  config = trainer_config.read_config(["maxtext-olmo", f"--config={path}", *keys])
-  return config_lib.Options.read(trainer_config.for_data(config)), config.steps
+  keys = [word for word in args.rest if word.startswith("--config.")]
+  if os.path.isfile(path):
+    values, steps = read_config(path, keys)
+    return run_lib.run_of_config(path, values, args.checkpoint, steps)
+  found = run_lib.find_run(path, label=args.checkpoint)
+  if args.config or keys:
+    values, steps = read_config(args.config, keys, found.config if not args.config else None)
+    found = run_lib.find_run(path, config=values, label=args.checkpoint)
+    found = dataclasses.replace(found, steps=steps)
+  return found
+
+
+def read_config(
+    path: str | None, keys: Sequence[str], kept: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], int | None]:
+  """Returns the data keys of a config file, or of a kept config, and the steps of the run.
+
+  Args:
+    path: A Python file with `get_config`, or a YAML or JSON file, such as a config of MaxText.
+    keys: What to change: `--config.KEY=VALUE`.
+    kept: The data keys, if there is no file.
+  """
+  from maxtext_olmo import config as data_keys
+  from maxtext_olmo.trainers.tiny import config as config_lib
+
+  steps = None
+  if path and not os.path.isfile(path):
+    raise errors.ConfigError(f"The config file {path} does not exist.")
+  if path and not path.endswith(".py"):
+    values = read_values(path)
+    kept = {name: values[name] for name in data_keys.defaults() if name in values}
+    steps = values.get("steps")
+  config = config_lib.read_config(
+      ["maxtext-olmo", *([f"--config={path}"] if path and kept is None else []), *keys]
+  )
+  changed = {word.removeprefix("--config.").split("=")[0] for word in keys}
+  if "steps" in changed or (path and kept is None):
+    steps = config.steps
+  if kept is None:
+    return {key.name: config[key.name] for key in data_keys.KEYS}, steps
+  known = {key.name for key in data_keys.KEYS}
+  return {**kept, **{name: config[name] for name in changed & known}}, _positive(steps)
+
+
+def _positive(steps: Any) -> int | None:
+  return steps if isinstance(steps, int) and steps > 0 else None
+
+
+def read_values(path: str) -> dict[str, Any]:
+  """Returns the keys and values of a YAML or JSON file."""
+  import yaml
+
+  with open(path, encoding="utf-8") as file:
+    try:
+      values = yaml.safe_load(file)  # JSON is YAML.
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+      raise errors.ConfigError(f"The config file {path} cannot be read: {error}") from error
+  if not isinstance(values, dict):
+    raise errors.ConfigError(f"The config file {path} does not hold keys and values.")
+  return values
 
 
 def print_table(

@@ -6,12 +6,12 @@ import argparse
 import collections
 import fnmatch
 import json
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from maxtext_olmo import cli
 from maxtext_olmo import errors
+from maxtext_olmo.cli import spikes
 
 _DESCRIPTION = """\
 Answers what a run has seen and will see, without replaying it and without a log.
@@ -34,6 +34,7 @@ examples:
   maxtext-olmo inspect checkpoints --find "harbour seal"  every step that has it, or why none does
   maxtext-olmo inspect checkpoints --document 901
   maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
+  maxtext-olmo inspect checkpoints --losses metrics.jsonl  the spikes of the loss, and what was read
 """
 
 
@@ -50,8 +51,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option("PATH", "the run: a checkpoint, a directory with checkpoints, or a config file")
   option("OTHER", "a second run, to compare with", nargs="?")
-  option("--config FILE", "the run's config", otherwise="the one kept next to its checkpoints")
-  option("--checkpoint N", "which checkpoint", otherwise="the one named, or the latest", type=int)
+  cli.add_run_options(option)
   option("--step N", "show the rows of a step", otherwise="the state", type=int)
   option("--row R", "show one row of the step, with all its parts", otherwise="all rows", type=int)
   option("--steps A:B", "show the steps from A to B - 1, a line each", otherwise="the state")
@@ -61,6 +61,7 @@ def add_parser(subparsers: Any) -> None:
   option("--file F", "with --byte: a token file of the corpus", otherwise="the state")
   option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
   option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
+  spikes.add_options(option)
   option("--text", "with the text of the rows", otherwise="without", action="store_true")
   option(
       "--tokenizer T",
@@ -74,17 +75,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
   """Prints what was asked for."""
   _check(args)
-  import jax
-
-  # A run may be using the accelerators of this machine.
-  jax.config.update("jax_platforms", "cpu")
+  cli.use_cpu()
   from maxtext_olmo.inspection import summary
 
-  found = _find(args.path, args)
+  found = cli.find_run(args.path, args)
   if args.other:
-    comparison = summary.compare(found, _find(args.other, args))
+    comparison = summary.compare(found, cli.find_run(args.other, args))
     _print(args, comparison.to_json(), comparison.lines())
     return 0 if comparison.same_until is None else 1
+  if args.losses:
+    return spikes.show(args, found)
   if args.step is not None or args.steps:
     return _show_steps(args, found)
   if args.find is not None or args.document is not None or args.file:
@@ -95,6 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+  spikes.check_options(args)
+  asked = (args.other, args.step, args.row, args.steps, args.find, args.document, args.file)
+  if args.losses and any(value is not None for value in asked):
+    raise errors.ConfigError(
+        "--losses chooses the steps itself: give --losses, or --step, --steps, --find, --document,"
+        " --file or a second run."
+    )
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row is a row of a step: give --step too.")
   if bool(args.file) != (args.byte is not None):
@@ -103,56 +110,6 @@ def _check(args: argparse.Namespace) -> None:
     raise errors.ConfigError("Give --step or --steps, not both.")
   if args.other and (args.step is not None or args.steps):
     raise errors.ConfigError("Two runs are compared as a whole: leave out --step and --steps.")
-
-
-def _find(path: str, args: argparse.Namespace) -> Any:
-  """Returns the run that a path names, with the config of the command line."""
-  from maxtext_olmo.inspection import run as run_lib
-
-  keys = [word for word in args.rest if word.startswith("--config.")]
-  if os.path.isfile(path):
-    return run_lib.run_of_config(path, _read_config(path, keys), args.checkpoint)
-  found = run_lib.find_run(path, label=args.checkpoint)
-  if args.config or keys:
-    values = _read_config(args.config, keys, found.config if not args.config else None)
-    found = run_lib.find_run(path, config=values, label=args.checkpoint)
-  return found
-
-
-def _read_config(
-    path: str | None, keys: Sequence[str], kept: dict[str, Any] | None = None
-) -> dict[str, Any]:
-  """Returns the data keys of a config file, or of the kept config, with changed keys."""
-  from maxtext_olmo import config as data_keys
-  from maxtext_olmo.trainers.tiny import config as config_lib
-
-  if path and not os.path.isfile(path):
-    raise errors.ConfigError(f"The config file {path} does not exist.")
-  if path and not path.endswith(".py"):
-    kept = _read_values(path)
-  config = config_lib.read_config(
-      ["maxtext-olmo inspect", *([f"--config={path}"] if path and kept is None else []), *keys]
-  )
-  if kept is None:
-    return {key.name: config[key.name] for key in data_keys.KEYS}
-  changed = {word.removeprefix("--config.").split("=")[0] for word in keys}
-  return {**kept, **{name: config[name] for name in changed}}
-
-
-def _read_values(path: str) -> dict[str, Any]:
-  """Returns the data keys in a YAML or JSON file, such as a config of MaxText."""
-  import yaml
-
-  from maxtext_olmo import config as data_keys
-
-  with open(path, encoding="utf-8") as file:
-    try:
-      values = yaml.safe_load(file)  # JSON is YAML.
-    except yaml.YAMLError as error:
-      raise errors.ConfigError(f"The config file {path} cannot be read: {error}") from error
-  if not isinstance(values, dict):
-    raise errors.ConfigError(f"The config file {path} does not hold keys and values.")
-  return {name: values[name] for name in data_keys.defaults() if name in values}
 
 
 def _show_steps(args: argparse.Namespace, found: Any) -> int:

@@ -1,6 +1,9 @@
-"""`maxtext-olmo plan`: what a run will see of each label, before it runs."""
+"""`maxtext-olmo plan`: what a run sees of each label, before it runs and while it does."""
 
 import argparse
+import contextlib
+import json
+import os
 from typing import Any
 
 from maxtext_olmo import cli
@@ -12,9 +15,12 @@ _DESCRIPTION = """\
 Prints, for each label, what a run will see of it: tokens, share, epochs, and the step after which
 all of it has been seen once. Reads only the index. --svg and --html also draw it over the steps.
 
-Of a config file (CONFIG.py, with --config.KEY=VALUE as the trainer takes them), the plan is that of
-the run: its schedule, order, mixture and held-out part. If the corpus is shuffled as a whole,
-tokens seen and epochs are averages of a shuffle, unless the run is short enough to count.
+PATH is a config file (.py, .yml, .json, with --config.KEY=VALUE as the trainer takes them), a
+checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText) or the one above it,
+or an index. Of a run, the plan has its schedule, order, mixture and held-out part, and of one that
+has begun, also its history: what it has seen so far, what changed when, and what it skips. If the
+corpus is shuffled as a whole, tokens seen and epochs are averages of a shuffle, unless the run is
+short enough to count.
 
 Of an index, the options below describe the run. With --mixture the numbers are those of the run
 itself. Without it each label is taken once per pass, in its exact share; the plain shuffle of a
@@ -24,6 +30,7 @@ corpus has these shares on average.
 _EPILOG = """\
 examples:
   maxtext-olmo plan configs/olmo3_7b_stage1.py --config.olmo_index_path=index.json --svg plan.svg
+  maxtext-olmo plan checkpoints --steps 100000 --html plan.html
   maxtext-olmo plan index.json --batch-size 512 --steps 20000
   maxtext-olmo plan index.json --batch-size 512 --steps 20000 --unit epochs \\
       --mixture wikipedia=2.0 'stack-edu_*=0.5' '*=1'
@@ -36,12 +43,15 @@ def add_parser(subparsers: Any) -> None:
       subparsers,
       "plan",
       run,
-      help="what a run will see of each label: tokens, share, epochs, when seen once",
+      help="what a run sees of each label: tokens, share, epochs, when seen once",
       description=_DESCRIPTION,
       epilog=_EPILOG,
       allow_abbrev=False,
   )
-  option("INDEX", "the index, a JSON file, or the config file of a run, CONFIG.py")
+  option(
+      "PATH", "the run: a config file, a checkpoint or a directory with checkpoints; or an index"
+  )
+  cli.add_run_options(option)
   option(
       "--mixture LABEL=NUMBER",
       "the mixture, as olmo_mixture: a label or a pattern, and how much of it",
@@ -59,7 +69,7 @@ def add_parser(subparsers: Any) -> None:
   option(
       "--steps N",
       "steps of the run",
-      otherwise="as many as one pass takes, or as the config says",
+      otherwise="as the config says, or up to the end of the epoch",
       type=int,
   )
   option("--sequence-length S", "tokens per row", otherwise="the index's", type=int)
@@ -80,34 +90,52 @@ def run(args: argparse.Namespace) -> int:
 
   if args.steps is not None and not 1 <= args.steps <= _MOST:
     raise ConfigError(f"--steps must be from 1 to {_MOST:,}.")
-  plan = _plan_of_config(args) if args.index.endswith(".py") else _plan_of_index(args)
-  sources = plan.count_sources(**({} if args.html else {"bins": 400}))
-  _print_table(plan, sources)
-  title = f"Plan of {args.index}"
-  if args.svg:
-    drawn = picture.draw_svg(sources, plan.find_changes(), title=title)
-    atomic.write_atomically(args.svg, drawn.encode())
-  if args.html:
-    from maxtext_olmo.inspection import report
+  with _open_plan(args) as plan:
+    sources = plan.count_sources(**({} if args.html else {"bins": 400}))
+    _print_table(plan, sources)
+    title = f"Plan of {args.path}"
+    if args.svg:
+      drawn = picture.draw_svg(sources, plan.find_changes(), title=title)
+      atomic.write_atomically(args.svg, drawn.encode())
+    if args.html:
+      from maxtext_olmo.inspection import report
 
-    page = report.make_page(plan, sources, title=title)
-    atomic.write_atomically(args.html, page.encode())
+      page = report.make_page(plan, sources, title=title)
+      atomic.write_atomically(args.html, page.encode())
   return 0
 
 
-def _plan_of_config(args: argparse.Namespace) -> Any:
+def _open_plan(args: argparse.Namespace) -> contextlib.AbstractContextManager[Any]:
+  """Returns the plan of the run or of the index that the command line names."""
   from maxtext_olmo.errors import ConfigError
 
+  if _is_index(args.path):
+    return contextlib.nullcontext(_plan_of_index(args))
   names = ("mixture", "batch_size", "sequence_length", "held_out")
   given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
   if given:
     raise ConfigError(
-        f"{', '.join(given)}: a config file says this itself; change it with --config.KEY=VALUE."
+        f"{', '.join(given)}: the config of a run says this itself; change it with"
+        " --config.KEY=VALUE."
     )
+  cli.use_cpu()
   from maxtext_olmo.inspection import run_plan
 
-  options, steps = cli.read_options(args.index, args.rest)
-  return run_plan.plan_of_options(options, args.steps or steps)
+  return run_plan.open_plan(cli.find_run(args.path, args), args.steps)
+
+
+def _is_index(path: str) -> bool:
+  """Returns whether a path names an index rather than a run: a JSON file without keys of a run."""
+  if not path.endswith(".json") or not os.path.isfile(path):
+    return False
+  from maxtext_olmo import config as data_keys
+
+  with open(path, "rb") as file:
+    try:
+      values = json.load(file)
+    except (ValueError, RecursionError):
+      return True  # Which says what is wrong with it.
+  return not (isinstance(values, dict) and values.keys() & data_keys.defaults().keys())
 
 
 def _plan_of_index(args: argparse.Namespace) -> Any:
@@ -119,12 +147,12 @@ def _plan_of_index(args: argparse.Namespace) -> Any:
   from maxtext_olmo.order import schedule as schedule_lib
 
   if args.rest:
-    raise ConfigError(f"{args.rest[0]} changes a config file; {args.index} is an index.")
+    raise ConfigError(f"{args.rest[0]} changes a config file; {args.path} is an index.")
   if args.batch_size is None:
     raise ConfigError("The plan of an index needs --batch-size.")
   if not 1 <= args.batch_size <= _MOST_ROWS:
     raise ConfigError(f"--batch-size must be from 1 to {_MOST_ROWS:,}.")
-  index = index_lib.load_index(args.index)
+  index = index_lib.load_index(args.path)
   if args.sequence_length:
     index = index.with_sequence_length(args.sequence_length)
   values = dict(map(_label_and_number, args.mixture)) or {"*": 1.0}
@@ -138,12 +166,16 @@ def _plan_of_index(args: argparse.Namespace) -> Any:
 
 
 def _print_table(plan: Any, sources: Any) -> None:
+  import numpy as np
+
   steps = int(sources.edges[-1])
   last = plan.stretches[-1]
   shares = sources.seen[-1] / max(1.0, sources.seen[-1].sum())
   interleave = getattr(getattr(last.stream, "order", None), "interleave", None)
   if interleave is not None and len(plan.stretches) == 1:
     shares = [count / interleave.period for count in interleave.counts]
+  # The step that the run has reached is an edge.
+  so_far = sources.seen[min(np.searchsorted(sources.edges, plan.step), len(sources.edges) - 1)]
   rows = []
   for number, label in enumerate(sources.labels):
     complete = sources.complete[number]
@@ -154,14 +186,14 @@ def _print_table(plan: Any, sources: Any) -> None:
         label,
         round(sources.available[number]),
         f"{shares[number]:.2%}",
+        *([round(so_far[number])] if plan.step else []),
         round(sources.seen[-1, number]),
         f"{sources.epochs[-1, number]:.3f}",
         after,
     )
     rows.append(row)
-  cli.print_table(
-      ("label", "tokens", "share", "tokens seen", "epochs", "all seen after step"), rows
-  )
+  seen = ("seen so far", "seen by the end") if plan.step else ("tokens seen",)
+  cli.print_table(("label", "tokens", "share", *seen, "epochs", "all seen after step"), rows)
   _print_summary(plan, sources, steps)
 
 
@@ -179,6 +211,11 @@ def _print_summary(plan: Any, sources: Any, steps: int) -> None:
   used = {entry.label for entry in last.index.files if entry.n_instances}
   left_out = sorted(used - set(sources.labels))
   print(line + "." + (f" Left out: {', '.join(left_out)}." if left_out else ""))
+  if plan.step:
+    print(f"{plan.step:,} steps are done.")
+  first = int(sources.edges[0])
+  if first:
+    print(f"Steps before {first:,} are of another stream and are not counted.")
   for change in plan.find_changes():
     print(f"step {change.step:,}: {change.text}")
   if not sources.exact:

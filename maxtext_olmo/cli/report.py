@@ -4,22 +4,26 @@ import argparse
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo.cli import spikes
 
 _DESCRIPTION = """\
 Writes one HTML file about a run: its sources over all steps, past and to come, epochs per label,
-changes, the losses with their spikes where --losses is given, and the identity of the stream. The
-file opens without a server and without network access. Needs the extra `report`.
+changes, and the identity of the stream. With --losses, also the loss, its spikes, what sets them
+apart, and the rows to look at first, with their text if the tokenizer is known. The file opens
+without a server and without network access. Needs the extra `report`.
+
+PATH is a checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText) or the one
+above it, or a config file (.py, .yml, .json, with --config.KEY=VALUE as the trainer takes them).
 """
 
 _EPILOG = """\
 examples:
+  maxtext-olmo report checkpoints --losses metrics.jsonl --output report.html
+  maxtext-olmo report output/run_name --losses output/run_name/tensorboard --output report.html \\
+      --tokenizer tokenizer.json
   maxtext-olmo report configs/olmo3_7b_stage1.py --config.olmo_index_path=index.json \\
       --output report.html
-  maxtext-olmo report configs/tiny.py --config.dataset_type=olmo_grain \\
-      --config.olmo_index_path=data/index.json --losses metrics.jsonl --output report.html
 """
-
-_MOST_SPIKES = 50
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,15 +37,22 @@ def add_parser(subparsers: Any) -> None:
       epilog=_EPILOG,
       allow_abbrev=False,
   )
-  option("PATH RUN", "the config file of a run, CONFIG.py")
+  option("PATH", "the run: a checkpoint, a directory with checkpoints, or a config file")
   option("--output FILE", "the page", required=True)
-  option("--steps N", "steps of the run", otherwise="as the config says", type=int)
+  cli.add_run_options(option)
   option(
-      "--losses FILE",
-      "losses that the trainer logged: JSON lines, CSV, or event files of TensorBoard",
-      otherwise="no losses",
+      "--steps N",
+      "steps of the run",
+      otherwise="as the config says, or up to the end of the epoch",
+      type=int,
   )
-  option("--loss-name NAME", "what the log calls the loss", otherwise="found by name", default="")
+  spikes.add_options(option)
+  option(
+      "--tokenizer T",
+      "for the text of rows: `bytes`, or a tokenizer.json",
+      otherwise="`bytes` if the index says so, or no text",
+      default="",
+  )
   option("--title TEXT", "the heading", otherwise="the name of the run")
 
 
@@ -49,27 +60,30 @@ def run(args: argparse.Namespace) -> int:
   """Writes the page."""
   from maxtext_olmo import atomic
   from maxtext_olmo.errors import ConfigError
-  from maxtext_olmo.inspection import losses as losses_lib
-  from maxtext_olmo.inspection import report
-  from maxtext_olmo.inspection import run_plan
 
-  if not args.path.endswith(".py"):
-    raise ConfigError(f"{args.path} is not a config file of a run, CONFIG.py.")
   if args.steps is not None and args.steps < 1:
     raise ConfigError("--steps must be positive.")
-  options, steps = cli.read_options(args.path, args.rest)
-  plan = run_plan.plan_of_options(options, args.steps or steps)
-  losses, spikes = None, []
+  spikes.check_options(args)
+  cli.use_cpu()
+  from maxtext_olmo.inspection import report
+  from maxtext_olmo.inspection import run_plan
+  from maxtext_olmo.inspection import text
+
+  found = cli.find_run(args.path, args)
+  losses = findings = None
   if args.losses:
-    losses = losses_lib.read_losses(args.losses, name=args.loss_name)
-    spikes = losses_lib.find_spikes(losses)
-  page = report.make_page(
-      plan,
-      plan.count_sources(),
-      title=args.title or f"Report of {args.path}",
-      losses=losses,
-      spikes=spikes[:_MOST_SPIKES],
-  )
-  atomic.write_atomically(args.output, page.encode())
-  print(f"{args.output}: {len(page.encode()) / 1e6:.1f} MB, {len(spikes):,} spikes of the loss.")
+    losses, findings = spikes.examine(
+        args, found, lambda index: text.tokenizer_if_known(index, args.tokenizer)
+    )
+  with run_plan.open_plan(found, args.steps) as plan:
+    page = report.make_page(
+        plan,
+        plan.count_sources(),
+        title=args.title or f"Report of {args.path}",
+        losses=losses,
+        findings=findings,
+    ).encode()
+  atomic.write_atomically(args.output, page)
+  said = "" if findings is None else f", {len(findings.spikes):,} spikes of the loss"
+  print(f"{args.output}: {len(page) / 1e6:.1f} MB{said}.")
   return 0

@@ -1,52 +1,29 @@
 """What sets the steps of a loss spike apart from the steps around them.
 
-The rows of a spike are compared with the rows of calm steps before it, the usual rows. Each row has
-a few figures, and each figure a score: its distance from the median of the usual rows, in units of
-their spread. The score of a row is the largest of these, and the figure it comes from says why:
-
-    rarity        mean surprise of its tokens, in bits, under the token counts of the usual rows
-    distinct      share of its tokens that differ from each other
-    repetition    whether the repetition filter rejects it
-    ends          documents that end in it
-    padding       share of the row that is padding
-    duplicates    rows of these steps that hold the same tokens
-
-Files and labels are ranked by the scores of their rows in the spike, so that a bad file comes first
-even if each step holds few of its rows.
+The rows of a spike are compared with the rows of calm steps before it, the usual rows, by their
+figures (see `figures`). A row of several documents is blamed on the one whose tokens are furthest
+from what is usual. Files, labels and documents are ranked by the scores of their rows, so that a
+bad file comes first even if each step holds few of its rows. Rows without loss cannot raise it and
+are not scored.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import xxhash
 
+from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import losses as losses_lib
 
-FIGURES = ("rarity", "distinct", "repetition", "ends", "padding", "duplicates")
-CALM_STEPS = 16
-# Scores up to this are chance, also among hundreds of rows.
-NOTABLE = 4.0
-
-
-class StepRows(NamedTuple):
-  """The rows of a step.
-
-  Attributes:
-    tokens: Token ids (rows, length).
-    used: Tokens of each row that are not padding.
-    clean: Whether the repetition filter keeps each row.
-    files: The file that each row begins with; -1 for a padding row.
-  """
-
-  tokens: np.ndarray
-  used: np.ndarray
-  clean: np.ndarray
-  files: np.ndarray
+_MOST_STEPS = 16  # Of a spike.
+_CALM_STEPS = (4, 64)  # At least and at most.
+_CALM_ROWS = 512  # Calm steps beyond the least are read until there are this many rows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +33,10 @@ class RowScore:
   Attributes:
     step: The step that holds it.
     row: Its place in the global batch.
-    file: The file that it begins with.
-    score: How far it stands out from the usual rows.
+    label: The label of the file that it is blamed on.
+    file: That file.
+    document: The document in it; -1 if it is not known.
+    score: How far the row stands out from the usual rows.
     why: The figure that stands out most.
     found: That figure.
     usual: The median of the usual rows.
@@ -65,93 +44,146 @@ class RowScore:
 
   step: int
   row: int
-  file: int
+  label: str
+  file: str
+  document: int
   score: float
   why: str
   found: float
   usual: float
 
+  @property
+  def reason(self) -> str:
+    """Why the row stands out, in words."""
+    noun, found, usual = figures_lib.describe(self.why, self.found, self.usual)
+    return f"{noun} {found}, usually {usual}"
+
 
 @dataclasses.dataclass(frozen=True)
 class SourceScore:
-  """A file or label, and what it contributes to a spike.
+  """A label, file or document, and what it contributes to a spike.
 
   Attributes:
-    source: The number of the file, or the name of the label.
-    rows: Its rows in the steps of the spike.
-    notable: How many of them stand out.
-    share: Its share of the rows of the spike.
-    usual_share: Its share of the usual rows.
+    source: Its name: `(label,)`, `(label, file)` or `(label, file, document)`.
+    notable: Rows that stand out and are blamed on it.
+    share: Its share of the tokens of the spike.
+    usual_share: Its share of the usual tokens.
     score: The sum of its rows' scores above what is chance.
   """
 
-  source: Any
-  rows: int
+  source: tuple[Any, ...]
   notable: int
   share: float
   usual_share: float
   score: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Contrast:
   """What sets some steps apart.
 
   Attributes:
-    steps: The steps of the spikes.
+    steps: The steps of the spike.
     calm_steps: The steps that they are compared with.
-    rows: All rows that are not padding, the highest score first.
-    files: All files among them, the highest score first.
+    rows: All rows with loss, the highest score first.
+    without_loss: Rows that take no loss.
+    figures: Each figure.
+    tokens: Tokens of each label, file and document in the spike.
+    usual_tokens: Tokens of each label and file in the calm steps.
   """
 
   steps: tuple[int, ...]
   calm_steps: tuple[int, ...]
   rows: tuple[RowScore, ...]
-  files: tuple[SourceScore, ...]
+  without_loss: int
+  figures: tuple[figures_lib.FigureScore, ...]
+  tokens: collections.Counter[tuple[Any, ...]]
+  usual_tokens: collections.Counter[tuple[Any, ...]]
 
-  def labels(self, labels: Sequence[str]) -> list[SourceScore]:
-    """Returns the scores by label, given the label of each file; the highest first."""
-    found: dict[str, list[SourceScore]] = collections.defaultdict(list)
-    for file in self.files:
-      found[labels[file.source]].append(file)
-    merged = [
-        SourceScore(
-            label,
-            *(sum(getattr(file, name) for file in files) for name in _SUMS),  # type: ignore
-        )
-        for label, files in found.items()
+  @property
+  def notable(self) -> int:
+    """The number of rows that stand out."""
+    return sum(row.score > figures_lib.NOTABLE for row in self.rows)
+
+  @functools.cached_property
+  def labels(self) -> tuple[SourceScore, ...]:
+    """All labels, the highest score first."""
+    return self._rank(1)
+
+  @functools.cached_property
+  def files(self) -> tuple[SourceScore, ...]:
+    """All files, the highest score first."""
+    return self._rank(2)
+
+  @functools.cached_property
+  def documents(self) -> tuple[SourceScore, ...]:
+    """The documents that rows which stand out are blamed on, the highest score first."""
+    return tuple(d for d in self._rank(3) if d.notable and d.source[2] >= 0)
+
+  def _rank(self, depth: int) -> tuple[SourceScore, ...]:
+    sums: dict[tuple[Any, ...], list[float]] = collections.defaultdict(list)
+    for row in self.rows:
+      key = (row.label, row.file, row.document)[:depth]
+      if row.score > figures_lib.NOTABLE:
+        sums[key].append(row.score - figures_lib.NOTABLE)
+    found, usual = (_to_depth(counts, depth) for counts in (self.tokens, self.usual_tokens))
+    total, usual_total = max(1, found.total()), max(1, usual.total())
+    sources = [
+        SourceScore(key, len(sums[key]), count / total, usual[key] / usual_total, sum(sums[key]))
+        for key, count in found.items()
     ]
-    return sorted(merged, key=lambda source: -source.score)
+    return tuple(sorted(sources, key=lambda s: (-s.score, s.usual_share - s.share, s.source)))
 
 
-_SUMS = ("rows", "notable", "share", "usual_share", "score")
+def _to_depth(
+    counts: collections.Counter[tuple[Any, ...]], depth: int
+) -> collections.Counter[tuple[Any, ...]]:
+  merged: collections.Counter[tuple[Any, ...]] = collections.Counter()
+  for key, count in counts.items():
+    merged[key[:depth]] += count
+  return merged
 
 
 def steps_to_compare(
-    losses: losses_lib.Losses, spikes: Iterable[losses_lib.Spike], most: int = 64
+    losses: losses_lib.Losses, spike: losses_lib.Spike, spikes: Iterable[losses_lib.Spike]
 ) -> tuple[list[int], list[int]]:
-  """Returns the steps of some spikes, and as many calm steps before each as `CALM_STEPS`.
+  """Returns the steps of a spike, and calm steps before it, or after it if there are none.
+
+  The update of a step shows in the loss of the next one, and a loss that is not logged at every
+  step may be the mean since the last one. So the steps of a spike begin after the last calm one
+  that was logged, or with it if that is the step before.
 
   Args:
-    most: Of the steps of all spikes; those of the first spikes are kept.
+    spikes: All spikes, whose steps are not calm.
   """
-  spikes = list(spikes)
-  loud = np.zeros(len(losses.steps), np.bool_)
-  for spike in spikes:
-    loud |= (losses.steps >= spike.first) & (losses.steps <= spike.last)
-  steps: list[int] = []
-  calm: set[int] = set()
-  for spike in spikes:
-    here = (losses.steps >= spike.first) & (losses.steps <= spike.last)
-    steps += losses.steps[here].tolist()
-    calm.update(losses.steps[~loud & (losses.steps < spike.first)][-CALM_STEPS:].tolist())
-    if len(steps) >= most:
+  steps = losses.steps
+  loud = np.zeros(len(steps), np.bool_)
+  for other in spikes:
+    loud |= (steps >= other.first) & (steps <= other.last)
+  first, peak = np.searchsorted(steps, [spike.first, spike.peak]).tolist()
+  last = int(np.searchsorted(steps, spike.last))
+
+  def since(place: int) -> range:
+    """Returns the steps that the loss at a place of the log may be about."""
+    before = int(steps[place - 1]) if place else int(steps[place]) - 1
+    return range(max(before + 1, int(steps[place]) - _MOST_STEPS + 1), int(steps[place]) + 1)
+
+  chosen = set(since(peak))
+  if steps[first] > 0 and len(since(first)) == 1:
+    chosen.add(int(steps[first]) - 1)
+  for place in range(first, last + 1):
+    if len(chosen) + len(since(place)) > _MOST_STEPS:
       break
-  return sorted(steps[:most]), sorted(calm)[-most:]
+    chosen.update(since(place))
+  calm = steps[~loud & (steps < spike.first)][::-1]
+  if len(calm) < _CALM_STEPS[0]:
+    calm = steps[~loud & (steps > spike.last)]
+  calm = [step for step in calm[: _CALM_STEPS[1] + 1].tolist() if step not in chosen]
+  return sorted(chosen), calm[: _CALM_STEPS[1]]
 
 
 def contrast(
-    read: Callable[[int], StepRows],
+    read: Callable[[int], figures_lib.StepRows],
     steps: Sequence[int],
     calm_steps: Sequence[int],
     *,
@@ -161,94 +193,95 @@ def contrast(
 
   Args:
     read: Returns the rows of a step.
+    steps: The steps of a spike.
+    calm_steps: The nearest first; the last ones are not read if the others have enough rows.
     eos_id: The token that ends a document; negative if unknown.
   """
-  calm = [read(step) for step in calm_steps]
-  loud = [read(step) for step in steps]
-  copies = collections.Counter(key for rows in (*calm, *loud) for key in _hashes(rows))
-  surprise = _surprise(calm)
-  usual = np.concatenate([_figures(rows, surprise, copies, eos_id) for rows in calm])
-  usual = usual[np.concatenate([rows.used for rows in calm]) > 0]
-  median = np.median(usual, axis=0)
-  spread = np.maximum(1.4826 * np.median(np.abs(usual - median), axis=0), _least_spread(usual))
+  calm: list[figures_lib.StepRows] = []
+  for step in calm_steps:
+    calm.append(read(step))
+    enough = sum(len(rows.tokens) for rows in calm) >= _CALM_ROWS
+    if enough and len(calm) >= _CALM_STEPS[0]:
+      break
+  surprise = figures_lib.token_surprise(calm)
+  usual = [figures_lib.measure(rows, surprise, eos_id) for rows in calm]
+  usual_tokens = _count_tokens(calm, depth=2)
+  del calm  # Steps are large: of those of the spike, one at a time is held.
+  tokens: collections.Counter[tuple[Any, ...]] = collections.Counter()
+  measured: list[figures_lib.Measured] = []
+  without_loss = 0
+  for step in steps:
+    rows = read(step)
+    measured.append(figures_lib.measure(rows, surprise, eos_id))
+    tokens += _count_tokens([rows], depth=3)
+    real = sum(bool(pieces) for pieces in rows.pieces)
+    without_loss += real - len(measured[-1].places)
+  copies = figures_lib.count_copies([*usual, *measured])
+  scale = figures_lib.Scale.of(np.concatenate([step.figures_with(copies) for step in usual]))
   found: list[RowScore] = []
-  for step, rows in zip(steps, loud):
-    figures = _figures(rows, surprise, copies, eos_id)
-    scores = np.abs(figures - median) / spread
-    for row in np.flatnonzero(rows.used > 0).tolist():
-      best = int(scores[row].argmax())
+  figures = [step.figures_with(copies) for step in measured]
+  for step, own, values in zip(steps, measured, figures):
+    scores = scale.scores(values)
+    for number, place in enumerate(own.places):
+      best = int(scores[number].argmax())
+      piece = own.furthest_piece(number, scale.median[0])
       found.append(
           RowScore(
               step,
-              row,
-              int(rows.files[row]),
-              float(scores[row, best]),
-              FIGURES[best],
-              float(figures[row, best]),
-              float(median[best]),
+              place,
+              piece.label,
+              piece.file,
+              piece.document,
+              float(scores[number, best]),
+              figures_lib.FIGURES[best],
+              float(values[number, best]),
+              float(scale.median[best]),
           )
       )
-  found.sort(key=lambda row: -row.score)
-  calm_files = collections.Counter(int(f) for rows in calm for f in rows.files if f >= 0)
-  return Contrast(tuple(steps), tuple(calm_steps), tuple(found), _rank_files(found, calm_files))
+  found.sort(key=lambda row: (-row.score, row.step, row.row))
+  return Contrast(
+      tuple(steps),
+      tuple(calm_steps[: len(usual)]),
+      tuple(found),
+      without_loss,
+      scale.figure_scores(np.concatenate(figures)),
+      tokens,
+      usual_tokens,
+  )
 
 
-def _rank_files(
-    rows: Sequence[RowScore], calm_files: collections.Counter[int]
-) -> tuple[SourceScore, ...]:
-  of_file: dict[int, list[RowScore]] = collections.defaultdict(list)
-  for row in rows:
-    of_file[row.file].append(row)
-  sources = [
-      SourceScore(
-          file,
-          len(its),
-          sum(row.score > NOTABLE for row in its),
-          len(its) / len(rows),
-          calm_files[file] / max(1, calm_files.total()),
-          sum(max(0.0, row.score - NOTABLE) for row in its),
-      )
-      for file, its in of_file.items()
-  ]
-  return tuple(sorted(sources, key=lambda source: (-source.score, -source.rows)))
+def merge(contrasts: Sequence[Contrast]) -> Contrast:
+  """Returns what sets the steps of several spikes apart, each from the steps around it."""
+  rows: dict[tuple[int, int], RowScore] = {}
+  for row in sorted((row for one in contrasts for row in one.rows), key=lambda row: -row.score):
+    rows.setdefault((row.step, row.row), row)
+  weights = np.array([len(one.rows) for one in contrasts], np.float64) + 1e-9
+  figures = []
+  for number, name in enumerate(figures_lib.FIGURES):
+    its = [one.figures[number] for one in contrasts]
+    found, usual = (
+        float(np.average([getattr(f, key) for f in its], weights=weights))
+        for key in ("found", "usual")
+    )
+    score = sum(f.score for f in its) / math.sqrt(len(its))
+    figures.append(figures_lib.FigureScore(name, found, usual, sum(f.notable for f in its), score))
+  return Contrast(
+      tuple(sorted({step for one in contrasts for step in one.steps})),
+      tuple(sorted({step for one in contrasts for step in one.calm_steps})),
+      tuple(rows.values()),
+      sum(one.without_loss for one in contrasts),
+      tuple(figures),
+      sum((one.tokens for one in contrasts), collections.Counter()),
+      sum((one.usual_tokens for one in contrasts), collections.Counter()),
+  )
 
 
-def _surprise(calm: Sequence[StepRows]) -> np.ndarray:
-  """Returns the surprise, in bits, of each token up to the highest one, and of all others last."""
-  tokens = [rows.tokens[i, :n] for rows in calm for i, n in enumerate(rows.used.tolist())]
-  counts = np.bincount(np.concatenate([*tokens, np.zeros(0, np.int64)]).astype(np.int64))
-  # Every token counts half a time more than it was seen, those that were never seen as one.
-  smoothed = np.append(counts, 0) + 0.5
-  return -np.log2(smoothed / smoothed.sum())
-
-
-def _hashes(rows: StepRows) -> list[int]:
-  return [
-      xxhash.xxh3_64_intdigest(row[:used].tobytes()) if used else -1
-      for row, used in zip(rows.tokens, rows.used.tolist())
-  ]
-
-
-def _figures(
-    rows: StepRows, surprise: np.ndarray, copies: collections.Counter[int], eos_id: int
-) -> np.ndarray:
-  """Returns the figures of each row (rows, figures)."""
-  found = np.zeros((len(rows.tokens), len(FIGURES)))
-  for i, (row, used, key) in enumerate(zip(rows.tokens, rows.used.tolist(), _hashes(rows))):
-    tokens = row[:used]
-    if used:
-      found[i] = (
-          surprise[np.minimum(tokens, len(surprise) - 1)].mean(),
-          len(np.unique(tokens)) / used,
-          not rows.clean[i],
-          (tokens == eos_id).sum(),
-          1 - used / len(row),
-          copies[key] - 1,
-      )
-  return found
-
-
-def _least_spread(usual: np.ndarray) -> np.ndarray:
-  """Returns the least spread of each figure, for figures that hardly differ among usual rows."""
-  floors = np.array([0.1, 0.01, 0.1, 1.0, 0.02, 0.1])
-  return np.maximum(floors, 0.25 * usual.std(axis=0))
+def _count_tokens(
+    steps: Iterable[figures_lib.StepRows], depth: int
+) -> collections.Counter[tuple[Any, ...]]:
+  counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
+  for rows in steps:
+    for pieces in rows.pieces:
+      for piece in pieces:
+        counts[piece[:depth]] += piece.count
+  return counts

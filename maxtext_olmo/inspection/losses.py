@@ -4,8 +4,9 @@
 step was logged several times, because the run went back to a checkpoint, the last value counts.
 
 A spike is a step whose loss stands out from the steps before it: its robust z-score, the distance
-from their median in units of their median absolute deviation, exceeds a threshold. Medians, because
-a spike must not hide the next one. Steps that spike one after another, or nearly so, are one spike:
+from a line through their medians in units of the median absolute deviation from that line, exceeds
+a threshold. Medians, because a spike must not hide the next one. Steps that spike one after another,
+or nearly so, are one spike:
 
     loss    2.1  2.0  2.1  6.3  4.8  2.2  2.0
     spike                  ---------             steps 3 to 4, the highest at step 3
@@ -20,7 +21,8 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +36,9 @@ THRESHOLD = 6.0
 _CALM = 2
 _LEAST_HISTORY = 8
 _CHUNK = 1 << 14
+_LINES = 1 << 17
 _EVENTS = "tfevents"
+_STEP_NAMES = ("step", "_step", "global_step", "iteration")  # In any case: W&B exports a `Step`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,11 +49,13 @@ class Losses:
     steps: Ascending (int64).
     values: The loss after each (float64).
     name: What the log calls them.
+    positions: The position that the log gives some of the steps.
   """
 
   steps: np.ndarray
   values: np.ndarray
   name: str
+  positions: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Spike:
     last: The last step.
     peak: The step with the highest score.
     loss: The loss at the peak.
-    usual: The median loss of the steps before.
+    usual: The loss that the steps before lead to expect.
     score: The robust z-score at the peak.
   """
 
@@ -106,29 +112,72 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
 
 def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
   found: dict[str, dict[int, float]] = {}
+  positions: dict[int, int] = {}
+  others: set[str] = set()
+  forms: dict[tuple[Any, ...], _Form] = {}  # A log may have millions of records of one form.
   for record in records:
-    step = _number(record.get("step"))
-    if step is None or step != int(step):
+    names = tuple(record)
+    form = forms.get(names)
+    if form is None:
+      form = forms[names] = _Form.of(names, name)
+      others.update(form.others)
+    step = None if form.step is None else _whole_number(record[form.step])
+    if step is None:
       continue
-    for key, value in record.items():
-      number = _number(value)
-      if isinstance(key, str) and key.lower().endswith("loss") and number is not None:
-        found.setdefault(key, {})[int(step)] = number
-  if not name:
-    names = ["loss", "learning/loss", *(key for key in found if "eval" not in key.lower())]
-    candidates = [key for key in names if key in found]
-    if not candidates or (candidates[0] not in names[:2] and len(set(candidates)) > 1):
-      raise errors.ConfigError(
-          f"{path}: expected records with a `step` and a `loss`; found"
-          f" {', '.join(sorted(found)) or 'none'}. Choose one with --loss-name."
-      )
-    name = candidates[0]
+    for key in form.losses:
+      number = _number(record[key])
+      if number is not None:
+        found.setdefault(key, {})[step] = number
+    if form.position is not None:
+      position = _whole_number(record[form.position])
+      if position is not None:
+        positions[step] = position
+  name = name or _choose(path, found, others)
   if name not in found:
+    has = ", ".join(sorted({*found, *others}))
     raise errors.ConfigError(
-        f"{path} has no {name!r}; it has {', '.join(sorted(found)) or 'no losses'}."
+        f"{path} has no {name!r} with a step; it has {has or 'no numbers with a step'}."
     )
   steps = np.array(sorted(found[name]), np.int64)
-  return Losses(steps, np.array([found[name][step] for step in steps.tolist()]), name)
+  values = np.array([found[name][step] for step in steps.tolist()])
+  return Losses(steps, values, name, positions)
+
+
+class _Form(NamedTuple):
+  """The names that some records of a log have, by what they stand for."""
+
+  step: str | None
+  position: str | None
+  losses: tuple[str, ...]
+  others: tuple[str, ...]
+
+  @classmethod
+  def of(cls, names: Iterable[Any], loss: str) -> _Form:
+    names = [name for name in names if isinstance(name, str)]
+    lower = {name.lower(): name for name in names}
+    step = next((lower[name] for name in _STEP_NAMES if name in lower), None)
+    losses = tuple(name for name in names if name == loss or name.lower().endswith("loss"))
+    others = tuple(name for name in names if name not in (*losses, step))
+    return cls(step, lower.get("position"), losses, others if step is not None else ())
+
+
+def _choose(path: str, found: Iterable[str], others: Iterable[str]) -> str:
+  """Returns the name of the training loss."""
+  names = [key for key in found if "eval" not in key.lower()]
+  for usual in ("loss", "learning/loss"):
+    if usual in names:
+      return usual
+  if len(names) == 1:
+    return names[0]
+  if names:
+    raise errors.ConfigError(
+        f"{path} has several losses: {', '.join(sorted(names))}. Choose one with --loss-name."
+    )
+  has = ", ".join(sorted({*found, *others})) or "no number with a step"
+  raise errors.ConfigError(
+      f"{path}: expected records with a `step` and a `loss`; found {has}. If the loss has another"
+      " name, give it with --loss-name."
+  )
 
 
 def find_spikes(
@@ -160,24 +209,57 @@ def find_spikes(
 
 
 def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the median of the values before each, and the robust z-score; 0 for the first few."""
+  """Returns the usual loss at each step, and the robust z-score; 0 for the first few.
+
+  The usual loss continues the line through the medians of both halves of the window, so that early
+  steps, whose losses fall fast, do not hide a spike.
+  """
   usual, scores = np.zeros(len(values)), np.zeros(len(values))
+  if len(values) <= _LEAST_HISTORY:
+    return usual, scores
   padded = np.concatenate([np.full(window, np.nan), np.where(np.isfinite(values), values, np.nan)])
   before = np.lib.stride_tricks.sliding_window_view(padded, window)
-  for start in range(min(_LEAST_HISTORY, len(values)), len(values), _CHUNK):
-    here = slice(start, min(start + _CHUNK, len(values)))
-    known = before[here]
-    unknown = np.isnan(known)
-    known = np.where(unknown.all(axis=1)[:, None], 0, known)
-    middle = np.nanmedian if unknown.any() else np.median  # The former is several times slower.
-    median = middle(known, axis=1)
-    spread = 1.4826 * middle(np.abs(known - median[:, None]), axis=1)
-    # Losses that were logged with few digits may not differ at all.
-    spread = np.maximum(np.nan_to_num(spread), 1e-3 * np.abs(median) + 1e-12)
-    score = (values[here] - median) / spread
-    usual[here] = median
-    scores[here] = np.where(np.isfinite(values[here]), score, math.inf)
+  # Of a long log, a few neighbouring steps share a line.
+  every = 1 + len(values) // _LINES
+  firsts = np.arange(_LEAST_HISTORY, len(values), every)
+  lines = [
+      _lines(before[firsts[start : start + _CHUNK]]) for start in range(0, len(firsts), _CHUNK)
+  ]
+  level, slope, spread = (
+      np.repeat(np.concatenate(part), every)[: len(values) - _LEAST_HISTORY] for part in zip(*lines)
+  )
+  here = slice(_LEAST_HISTORY, len(values))
+  usual[here] = level + slope * (np.arange(len(level)) % every)
+  # Losses that were logged with few digits may not differ at all.
+  spread = np.maximum(spread, 1e-3 * np.abs(usual[here]) + 1e-12)
+  finite = np.isfinite(values[here])
+  score = (np.where(finite, values[here], 0.0) - usual[here]) / spread
+  scores[here] = np.where(finite, score, math.inf)
   return usual, scores
+
+
+def _lines(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the line through each window: its level after the window, its slope, and the spread."""
+  window = known.shape[1]
+  half = window // 2
+  distance = np.arange(window) - window
+  older, newer = _median(known[:, :half]), _median(known[:, half:])
+  # A window that is not full has no slope; losses that were not finite leave gaps.
+  slope = np.where(np.isnan(known[:, :half]).any(axis=1), 0.0, (newer - older) / (window / 2))
+  slope = np.nan_to_num(slope)
+  level = np.where(np.isnan(newer), np.nan_to_num(older), newer - slope * distance[half:].mean())
+  spread = 1.4826 * _median(np.abs(known - level[:, None] - slope[:, None] * distance))
+  return level, slope, np.nan_to_num(spread)
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+  """Returns the median of each row without its NaNs; NaN for a row of nothing else."""
+  if not np.isnan(values).any():
+    return np.median(values, axis=1)  # Several times faster.
+  found = np.full(len(values), np.nan)
+  some = ~np.isnan(values).all(axis=1)
+  found[some] = np.nanmedian(values[some], axis=1)
+  return found
 
 
 def _text(path: str, storage: Storage) -> str:
@@ -205,12 +287,19 @@ def _read_json_lines(path: str, storage: Storage) -> Iterator[dict]:
 
 
 def _number(value: object) -> float | None:
+  if type(value) is float:
+    return value
   if isinstance(value, (int, float, str)) and not isinstance(value, bool):
     try:
       return float(value)
     except ValueError:
       return None
   return None
+
+
+def _whole_number(value: object) -> int | None:
+  number = _number(value)
+  return int(number) if number is not None and number >= 0 and number.is_integer() else None
 
 
 def _read_events(path: str, storage: Storage) -> Iterator[dict]:

@@ -7,6 +7,7 @@ what is to come.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from maxtext_olmo.inspection import sources
@@ -39,4 +40,15 @@ class Plan:
 
   def find_changes(self) -> tuple[sources.Change, ...]:
     """Returns what changes during the run, by step."""
-    return sources.find_changes(self.stretches, self.history)
+    found = [*sources.find_changes(self.stretches, self.history), *self._masked()]
+    return tuple(sorted(dict.fromkeys(found)))
+
+  def _masked(self) -> Iterator[sources.Change]:
+    """Yields where the run delivers samples without loss."""
+    if self.history is None:
+      return
+    entry = self.history.present
+    for skip in entry.skips:
+      if skip.mode == "mask" and skip.first >= entry.schedule.anchor_position:
+        step = entry.schedule.step_at(skip.first)
+        yield sources.Change(step, f"takes no loss on {skip.end - skip.first:,} samples")

@@ -86,8 +86,20 @@ function readOut() {
   const here = data.changes.filter(([step]) => step >= edges[bin] && step < edges[bin + 1]);
   const steps = edges[bin + 1] - edges[bin] === 1 ? `Step ${number.format(edges[bin])}`
     : `Steps ${number.format(edges[bin])} to ${number.format(edges[bin + 1] - 1)}`;
+  const loss = lossNear(cursor, edges[bin + 1] - edges[bin]);
+  if (loss) here.unshift(loss);
   target.textContent = [`${steps}: ${said.join(", ") || "nothing that the filter shows"}`,
     ...here.map(([step, text]) => `step ${number.format(step)}: ${text}`)].join(" · ");
+}
+
+// The drawn loss that is nearest to a step, if it is in the same bin or at the same step.
+function lossNear(step, width) {
+  if (!figures.loss) return null;
+  const { x, y } = find("losses").data_source.data;
+  let best = 0;
+  for (let i = 1; i < x.length; i++) if (Math.abs(x[i] - step) < Math.abs(x[best] - step)) best = i;
+  if (x.length === 0 || Math.abs(x[best] - step) >= width) return null;
+  return [x[best], `loss ${y[best].toPrecision(4)}`];
 }
 
 function restyle(dark) {

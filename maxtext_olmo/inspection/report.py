@@ -14,7 +14,7 @@ import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,38 +24,14 @@ from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import picture
 from maxtext_olmo.inspection import plan as plan_lib
 from maxtext_olmo.inspection import sources as sources_lib
+from maxtext_olmo.inspection import spike_section
+from maxtext_olmo.inspection import spikes as spikes_lib
 
 _SLOTS = 25  # Areas: of the largest labels, and one for all others.
 _VALUES = 200_000  # Of each series, over all labels and bins.
 _LOSSES = 2000
-_ROW_CHARACTERS = 8_000
-_TEXT_BYTES = 1_500_000  # Of all rows, as HTML.
+_MARKED_SPIKES = 1000
 _NUMBERED_CHANGES = 30
-
-
-@dataclasses.dataclass(frozen=True)
-class ShownRow:
-  """A row to look at.
-
-  Attributes:
-    step: Its step.
-    row: Its place in the global batch.
-    label: Its label.
-    file: The file that it, or its first part, is read from.
-    first_byte: Where it begins there.
-    end_byte: The byte after its last.
-    text: Its decoded text.
-    note: What is remarkable about it.
-  """
-
-  step: int
-  row: int
-  label: str
-  file: str
-  first_byte: int
-  end_byte: int
-  text: str
-  note: str = ""
 
 
 def make_page(
@@ -64,8 +40,7 @@ def make_page(
     *,
     title: str,
     losses: losses_lib.Losses | None = None,
-    spikes: Sequence[losses_lib.Spike] = (),
-    rows: Mapping[int, Sequence[ShownRow]] | None = None,
+    findings: spikes_lib.Findings | None = None,
 ) -> str:
   """Returns the report of a run, as HTML.
 
@@ -74,8 +49,7 @@ def make_page(
     sources: What it sees of each label.
     title: The heading.
     losses: The losses that its trainer logged.
-    spikes: Where they jump, the worst first.
-    rows: For the peak step of each spike, the rows to look at, the most suspicious first.
+    findings: Their spikes, what sets them apart, and the rows to look at.
 
   Raises:
     ConfigError: Bokeh is not installed.
@@ -93,7 +67,7 @@ def make_page(
       "slots": _SLOTS,
       "colours": picture.COLOURS,
       "other": picture.OTHER_COLOUR,
-      "plots": _plots(thin, changes, plan.step, losses, spikes),
+      "plots": _plots(thin, changes, plan.step, losses, findings),
   }
   # A < in a script element could end it.
   text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -129,7 +103,7 @@ def make_page(
       " moves, <kbd>/</kbd> filters, <kbd>n</kbd> <kbd>p</kbd> go through the spikes.</p>",
       *_sources_section(sources, order),
       *_changes_section(changes),
-      *_spikes_section(spikes, rows or {}),
+      *(spike_section.make_section(findings) if findings is not None else ()),
       *_identity_section(plan),
   ]
   return (
@@ -183,7 +157,7 @@ def _plots(
     changes: Sequence[sources_lib.Change],
     step: int,
     losses: losses_lib.Losses | None,
-    spikes: Sequence[losses_lib.Spike],
+    findings: spikes_lib.Findings | None,
 ) -> Any:
   """Returns the plots as BokehJS reads them; the page's script fills in the series of labels."""
   try:
@@ -246,7 +220,9 @@ def _plots(
     figure = new("loss", f"{losses.name}, by step; spikes are marked", 220)
     made.append(figure)
     places = _extremes(losses)
-    figure.line(losses.steps[places].tolist(), losses.values[places].tolist(), color="#4e79a7")
+    points = losses.steps[places].tolist(), losses.values[places].tolist()
+    figure.line(*points, color="#4e79a7", name="losses", line_width=1.5)
+    spikes = () if findings is None else findings.spikes[:_MARKED_SPIKES]
     finite = [spike for spike in spikes if np.isfinite(spike.loss)]
     figure.scatter(
         [spike.peak for spike in finite],
@@ -273,6 +249,8 @@ def _summary(plan: plan_lib.Plan, sources: sources_lib.Sources) -> str:
   first, last = int(sources.edges[0]), int(sources.edges[-1])
   tokens = float(sources.seen[-1].sum())
   done = f", of which {plan.step:,} are done (the red line)" if plan.step else ""
+  if first:
+    done += f"; those before {first:,} are of another stream"
   return (
       f"Steps {first:,} to {last:,}{done}: {int(sources.rows[-1]):,} rows, {tokens:,.0f} tokens of"
       f" {len(sources.labels):,} labels."
@@ -308,45 +286,6 @@ def _changes_section(changes: Sequence[sources_lib.Change]) -> Iterable[str]:
     yield "<h2>Changes</h2><ol>"
     yield from (f"<li>step {c.step:,}: {html.escape(c.text)}</li>" for c in changes)
     yield "</ol>"
-
-
-def _spikes_section(
-    spikes: Sequence[losses_lib.Spike], rows: Mapping[int, Sequence[ShownRow]]
-) -> Iterable[str]:
-  if not spikes:
-    return
-  yield "<h2>Spikes of the loss</h2>"
-  left = _TEXT_BYTES
-  for spike in spikes:
-    steps = f"{spike.first:,}"
-    if spike.last > spike.first:
-      steps += f" to {spike.last:,}"
-    yield (
-        f'<details class="spike" data-step="{spike.peak}"><summary>step {steps}: loss'
-        f" {spike.loss:.4g} at step {spike.peak:,}, usually {spike.usual:.4g} (z-score"
-        f" {spike.score:.1f})</summary>"
-    )
-    shown = rows.get(spike.peak, ())
-    if not shown:
-      yield '<p class="grey">No rows were asked for.</p>'
-    for row in shown:
-      text = row.text[:_ROW_CHARACTERS]
-      size = len(html.escape(text).encode())
-      if size > left:
-        text, size = "", 0
-      left -= size
-      where = f"{row.file}, bytes {row.first_byte:,} to {row.end_byte:,}"
-      note = f" · {row.note}" if row.note else ""
-      yield (
-          f'<div class="row" data-label="{html.escape(row.label)}">'
-          f"<h3>step {row.step:,}, row {row.row:,}: {html.escape(row.label + note)}</h3>"
-          f'<p class="grey where">{html.escape(where)}</p>'
-          f'<pre dir="auto">{html.escape(text)}</pre>'
-      )
-      if len(text) < len(row.text):
-        yield f'<p class="grey">{len(row.text) - len(text):,} more characters are not shown.</p>'
-      yield "</div>"
-    yield "</details>"
 
 
 def _identity_section(plan: plan_lib.Plan) -> Iterable[str]:

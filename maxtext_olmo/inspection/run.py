@@ -46,6 +46,7 @@ class Run:
     checkpoint_dir: Where its checkpoints are; empty if it has none.
     label: The checkpoint that is asked about; None if there is none.
     state: The data state in it.
+    steps: The steps of the whole run; None if they are not known.
   """
 
   path: str
@@ -53,6 +54,7 @@ class Run:
   checkpoint_dir: str = ""
   label: int | None = None
   state: dict[str, Any] | None = None
+  steps: int | None = None
 
   def parsed(self) -> tuple[int, int, timeline_lib.Timeline] | None:
     """Returns the step, the position and the history of the state; None if there is no state."""
@@ -100,12 +102,15 @@ def find_run(
   return Run(path, None if config is None else dict(config), str(directory), label, state)
 
 
-def run_of_config(path: str, config: Mapping[str, Any], label: int | None = None) -> Run:
+def run_of_config(
+    path: str, config: Mapping[str, Any], label: int | None = None, steps: int | None = None
+) -> Run:
   """Returns the run of a config, with the state of its latest checkpoint if it has one."""
   directory = str(config.get("checkpoint_dir") or "")
   if directory and (label is not None or resume.latest_committed_step(directory) is not None):
-    return dataclasses.replace(find_run(directory, config=config, label=label), path=path)
-  return Run(path, dict(config))
+    found = find_run(directory, config=config, label=label)
+    return dataclasses.replace(found, path=path, steps=steps)
+  return Run(path, dict(config), steps=steps)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import types
+from collections.abc import Iterator
 from typing import Any
 
 from maxtext_olmo import config as config_lib
@@ -10,11 +14,66 @@ from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.inspection import plan as plan_lib
+from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import olmo_documents
 from maxtext_olmo.loader import olmo_grain
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import steps as steps_lib
+
+
+@contextlib.contextmanager
+def open_plan(run: run_lib.Run, steps: int | None = None) -> Iterator[plan_lib.Plan]:
+  """Yields the plan of a run, which can be counted until the context ends.
+
+  Args:
+    run: If it has a checkpoint, its history and its token files are opened, otherwise its index.
+    steps: How many steps it will have; by default as its config says, or up to the end of the epoch
+      that it is in.
+
+  Raises:
+    ConfigError: It has no plan, or no end is known.
+  """
+  steps = steps or run.steps
+  if run.config is not None and run.label is None:
+    values = types.SimpleNamespace(**{**run.config, "eval_interval": -1})
+    plan = plan_of_options(config_lib.Options.read(values), steps or 1)
+    yield plan if steps else _until_end_of_epoch(plan)
+    return
+  with run_lib.open_iterator(run) as iterator:
+    if iterator.provenance is None:
+      raise errors.ConfigError(f"{run.path} has no plan: its rows are not read from files.")
+    plan = plan_of_iterator(iterator, iterator.provenance.index, steps or iterator.step + 1)
+    yield _cut_at_present(plan if steps else _until_end_of_epoch(plan))
+
+
+def _until_end_of_epoch(plan: plan_lib.Plan) -> plan_lib.Plan:
+  """Returns a plan that goes on to the end of the stream, or of the epoch of the next step."""
+  last = plan.stretches[-1]
+  end = last.stream.num_positions
+  if end is None:
+    epochs = last.stream.epochs
+    if epochs is None:
+      raise errors.ConfigError(
+          "The length of an epoch of packed documents is not known before they are packed. Give the"
+          " steps of the run with --steps."
+      )
+    end = epochs.start(epochs.epoch(last.schedule.position(max(plan.step, last.first))) + 1)
+  step = max(plan.step, last.first + 1, steps_lib.end_step(last.schedule, end))
+  return dataclasses.replace(
+      plan, stretches=(*plan.stretches[:-1], dataclasses.replace(last, end=step))
+  )
+
+
+def _cut_at_present(plan: plan_lib.Plan) -> plan_lib.Plan:
+  """Returns a plan with a stretch that begins at the next step, so that the past is counted."""
+  last = plan.stretches[-1]
+  if not last.first < plan.step < last.end:
+    return plan
+  past = dataclasses.replace(last, end=plan.step)
+  to_come = dataclasses.replace(last, first=plan.step)
+  return dataclasses.replace(plan, stretches=(*plan.stretches[:-1], past, to_come))
 
 
 def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:

@@ -28,6 +28,7 @@ from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.inspection import counts as counts_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import steps as steps_lib
 
 BINS = 2000
 _SAMPLED_BINS = 500
@@ -124,7 +125,7 @@ def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
   with_counters = []
   for stretch in stretches:
     counter = counts_lib.make_counter(stretch.stream, stretch.index)
-    end = min(stretch.end, _last_step(stretch.schedule, counter.num_positions))
+    end = min(stretch.end, steps_lib.end_step(stretch.schedule, counter.num_positions))
     if end > stretch.first:
       with_counters.append((dataclasses.replace(stretch, end=end), counter))
   if not with_counters:
@@ -285,7 +286,7 @@ class _CountedStretch:
     """
     tokens = tokens * (1 - 1e-12)  # Averages are not whole numbers.
     edges, consumed = self.edges.tolist(), self._consumed
-    last = min(_last_step(self.stretch.schedule, self.counter.num_positions), 1 << 50)
+    last = min(steps_lib.end_step(self.stretch.schedule, self.counter.num_positions), 1 << 50)
     while beyond and edges[-1] < last and (consumed[-1] < tokens).any():
       edges.append(min(2 * edges[-1], last))
       consumed = np.concatenate([consumed, self.consumed(edges[-1:])])
@@ -303,15 +304,6 @@ class _CountedStretch:
         step if number < len(edges) else None
         for step, number in zip(high.tolist(), numbers.tolist())
     ]
-
-
-def _last_step(schedule: schedule_lib.BatchSchedule, num_positions: int | None) -> int:
-  """Returns the step after the last one that has a row."""
-  if num_positions is None:
-    return 1 << 62
-  if num_positions <= schedule.anchor_position:
-    return schedule.anchor_step
-  return schedule.step_at(num_positions - 1) + 1
 
 
 def _taken(

@@ -29,6 +29,12 @@ def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
   return tokenizer_lib.load_tokenizer(spec or named)
 
 
+def tokenizer_if_known(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
+  """Returns the tokenizer of a corpus; None if none is named and the index does not say it."""
+  known = index is not None and index.tokenizer == tokenizer_lib.ByteTokenizer.name
+  return tokenizer_of(index, spec) if spec or known else None
+
+
 def printable(text: str) -> str:
   """Returns text without control characters, which a corpus has and a terminal obeys."""
   return "".join(

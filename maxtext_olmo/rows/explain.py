@@ -112,6 +112,10 @@ class RowExplanation:
   parts: tuple[PartExplanation, ...]
   tokens: np.ndarray = dataclasses.field(repr=False, compare=False)
 
+  def to_json(self) -> dict[str, Any]:
+    """Returns everything but tokens as a JSON-able dict."""
+    return _to_json(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class StepExplanation:

@@ -101,6 +101,17 @@ def as_recorded(
   return source, content
 
 
+def end_step(schedule: schedule_lib.BatchSchedule, num_positions: int | None) -> int:
+  """Returns the step after the last one that has a row; `sys.maxsize` if the stream has no end."""
+  if num_positions is None:
+    return sys.maxsize
+  if num_positions <= schedule.anchor_position:
+    return schedule.anchor_step
+  last = schedule.step_at(num_positions - 1)
+  # If the schedule skips the last places, the step after them starts after the end.
+  return last + (schedule.start(last) < num_positions)
+
+
 class _Step(NamedTuple):
   """The rows of one step on this host."""
 
@@ -203,14 +214,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._blocks = {}
 
   def _count_steps(self) -> int:
-    end = self._stream.num_positions
-    if end is None:
-      return sys.maxsize
-    if end <= self._schedule.start(self._first_step):
-      return 0
-    last = self._schedule.step_at(end - 1)
-    # If the schedule skips the last places, the step after them starts after the end.
-    return last - self._first_step + (1 if self._schedule.start(last) < end else 0)
+    end = end_step(self._schedule, self._stream.num_positions)
+    return end if end == sys.maxsize else max(0, end - self._first_step)
 
   def __len__(self) -> int:
     return self._length

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import pathlib
 import re
 import xml.etree.ElementTree as ET
@@ -11,8 +12,10 @@ from absl.testing import absltest
 
 from maxtext_olmo.cli import main as main_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.order import mixture
 from tests import corpora
+from tests.inspection import small_run
 
 
 class PlanTest(absltest.TestCase):
@@ -117,7 +120,7 @@ class PlanTest(absltest.TestCase):
 
   def test_a_config_without_labels_or_with_options_of_an_index_is_an_error(self):
     for args, message in (
-        (self.config("--batch-size", "4"), "a config file says this itself"),
+        (self.config("--batch-size", "4"), "the config of a run says this itself"),
         (self.config("--config.dataset_type=synthetic", "--config.olmo_index_path="), "no plan"),
         ((self.path,), "needs --batch-size"),
         ((self.path, "--batch-size", "4", "--config.steps=3"), "is an index"),
@@ -135,6 +138,37 @@ class PlanTest(absltest.TestCase):
     said = [e.text or "" for e in drawn.iter()]
     for text in ("label-0", "label-1", "step 10: batch size 2 → 4", "steps 0 to 30"):
       self.assertTrue(any(text in one for one in said), text)
+
+  def test_the_plan_of_a_run_has_its_past_and_what_is_to_come(self):
+    run = small_run.write(self.create_tempdir().full_path)
+    with run_lib.open_iterator(run_lib.find_run(run.checkpoints)) as iterator:
+      rows = [row for step in range(20) for row in iterator.explain(step).rows]
+    done = sum(len(batch["inputs"]) for batch in run.batches)
+    for path in (run.checkpoints, f"{run.checkpoints}/14"):
+      code, out, err = self.run_main(path, "--steps", "20")
+      self.assertEqual(code, 0, err)
+      for label in ("wiki", "web"):
+        _, _, _, so_far, by_the_end, _, _ = self.cells(out, label)
+        seen = [32 * sum(row.label == label for row in part) for part in (rows[:done], rows)]
+        self.assertEqual([int(cell.replace(",", "")) for cell in (so_far, by_the_end)], seen)
+      self.assertIn("15 steps are done.", out)
+      self.assertIn("step 5: batch size 4 → 6", out)
+
+  def test_a_run_without_a_known_length_is_planned_to_the_end_of_its_epoch(self):
+    run = small_run.write(self.create_tempdir().full_path, sizes=(4,))
+    code, out, err = self.run_main(run.checkpoints)
+    self.assertEqual(code, 0, err)
+    for label in ("wiki", "web"):
+      # The last batch of the epoch has a few rows of the next one.
+      self.assertBetween(float(self.cells(out, label)[5]), 1.0, 1.05)
+
+  def test_a_json_file_with_keys_of_a_run_is_a_config(self):
+    run = small_run.write(self.create_tempdir().full_path, sizes=(4,))
+    path = pathlib.Path(self.create_tempdir().full_path, "config.json")
+    path.write_text(json.dumps({**run.config, "checkpoint_dir": "", "steps": 7}))
+    code, out, err = self.run_main(str(path))
+    self.assertEqual(code, 0, err)
+    self.assertIn("7 steps of 4 × 32 = 896 tokens", out)
 
   def test_labels_that_are_left_out_are_named(self):
     _, out, _ = self.plan("--batch-size", "4", "--mixture", "label-1=1")

@@ -8,6 +8,7 @@ from absl.testing import absltest
 
 from tests import corpora
 from tests.cli import runner
+from tests.inspection import small_run
 
 _CONFIG = pathlib.Path(__file__).resolve().parents[2] / "configs" / "tiny.py"
 _HAS_BOKEH = importlib.util.find_spec("bokeh") is not None
@@ -41,6 +42,26 @@ class ReportTest(absltest.TestCase):
     text = self.page.read_text()
     for said in ("<h1>mine</h1>", "label-0", "step 40: loss 9 at step 40", "sha256:"):
       self.assertIn(said, text)
+    self.assertIn("the tokenizer is not known", text)
+
+  @absltest.skipUnless(_HAS_BOKEH, "bokeh not installed; `make test-browser` installs it")
+  def test_the_page_of_a_run_with_checkpoints_has_its_past_and_the_text_of_rows(self):
+    run = small_run.write(str(self.directory / "small"))
+    log = self.directory / "metrics.jsonl"
+    losses = [9.0 if step == 12 else 2 + step % 3 / 100 for step in range(15)]
+    log.write_text("".join(json.dumps({"step": i, "loss": v}) + "\n" for i, v in enumerate(losses)))
+    for path in (run.checkpoints, str(self.directory / "small" / "run"), f"{run.checkpoints}/14"):
+      code, _, err = runner.run("report", path, "--losses", str(log), "--output", str(self.page))
+      self.assertEqual(code, 0, err)
+      text = self.page.read_text()
+      for said in (
+          "of which 15 are done (the red line)",
+          "step 5: batch size 4 → 6",
+          "step 10: batch size 6 → 2",
+          "step 12: loss 9 at step 12",
+          "lorem ipsum",
+      ):
+        self.assertIn(said, text)
 
   @absltest.skipUnless(_HAS_BOKEH, "bokeh not installed; `make test-browser` installs it")
   def test_a_plan_is_drawn_as_the_same_page(self):
@@ -50,7 +71,8 @@ class ReportTest(absltest.TestCase):
 
   def test_what_cannot_be_is_one_line_on_stderr(self):
     for args, message in (
-        (("report", str(self.directory), "--output", "x"), "is not a config file"),
+        (("report", str(self.directory), "--output", "x"), "is not the directory of a run"),
+        (("report", *self.run_, "--spikes", "0", "--output", "x"), "--spikes must be 1 or more"),
         (("report", *self.run_, "--steps", "0", "--output", "x"), "must be positive"),
     ):
       code, _, err = runner.run(*args)

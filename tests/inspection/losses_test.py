@@ -82,18 +82,22 @@ class ReadLossesTest(parameterized.TestCase):
     lines = [{"step": s, "a_loss": v, "b_loss": 0.0} for s, v in self.expected.items()]
     path.write_text("\n".join(map(json.dumps, lines)))
     self.assert_read(path, name="a_loss")
-    with self.assertRaisesRegex(errors.ConfigError, "found a_loss, b_loss. Choose one"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "has several losses: a_loss, b_loss. Choose one"
+    ):
       losses_lib.read_losses(str(path))
-    with self.assertRaisesRegex(errors.ConfigError, "has no 'c_loss'; it has a_loss, b_loss"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "has no 'c_loss' with a step; it has a_loss, b_loss"
+    ):
       losses_lib.read_losses(str(path), name="c_loss")
 
   @parameterized.parameters(
       ("a.jsonl", b"{", "Line 1 of .* is not JSON"),
-      ("a.jsonl", b'{"step": 1}', "expected records with a `step` and a `loss`; found none"),
+      ("a.jsonl", b'{"step": 1}', "expected records with a `step` and a `loss`; found no number"),
       ("a.jsonl", b"\xff\xfe", "is not text"),
-      ("a.jsonl", b"", "found none"),
+      ("a.jsonl", b"", "found no number"),
       ("a.tfevents", struct.pack("<Q", 3) + b"crc1" + b"\x0f\xff\xff" + b"crc2", "is damaged"),
-      ("a.csv", b"a,b\n1,2\n", "found none"),
+      ("a.csv", b"a,b\n1,2\n", "found no number"),
   )
   def test_a_file_without_losses_is_a_config_error(self, name, content, message):
     path = self.folder / name

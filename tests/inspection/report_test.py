@@ -13,11 +13,13 @@ from maxtext_olmo import errors
 from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import plan as plan_lib
 from maxtext_olmo.inspection import report
+from maxtext_olmo.inspection import run_plan
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
 from tests.inspection import pages
 from tests.inspection import sources_test
+from tests.inspection import spike_section_test
 
 _HAS_BOKEH = importlib.util.find_spec("bokeh") is not None
 
@@ -49,7 +51,8 @@ class ReportTest(absltest.TestCase):
     directory = self.create_tempdir().full_path
     page = pages.small_page(directory)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
-    counted = pages.small_plan(directory).count_sources()
+    with run_plan.open_plan(pages.small_run(directory)) as plan:
+      counted = plan.count_sources()
     order = [counted.labels.index(label) for label in data["labels"]]
     shares = np.frombuffer(base64.b64decode(data["shares"]), "<f4").reshape(-1, 2)
     epochs = np.frombuffer(base64.b64decode(data["epochs"]), "<f4").reshape(-1, 2)
@@ -65,15 +68,12 @@ class ReportTest(absltest.TestCase):
     plan = plan_lib.Plan((sources.Stretch(0, 1_400_000, schedule, stream, index),))
     steps = np.arange(0, 1_400_000, 5)
     losses = losses_lib.Losses(steps, np.sin(steps), "loss")
-    spikes = [losses_lib.Spike(s, s, s, 9.0, 1.0, 50.0) for s in range(0, 100_000, 1000)]
-    row = report.ShownRow(0, 0, "label-1", "f.npy", 0, 1, "x&" * 20_000)
     page = report.make_page(
         plan,
         plan.count_sources(),
         title="t",
         losses=losses,
-        spikes=spikes,
-        rows={spike.peak: [row] * 5 for spike in spikes},
+        findings=spike_section_test.many_findings(spikes=100, text="x&" * 20_000),
     )
     self.assertLess(len(page.encode()), 6_000_000)
     self.assertIn("more characters are not shown", page)

@@ -1,0 +1,182 @@
+"""The part of `maxtext-olmo inspect` that answers `--losses`: spikes, and what sets them apart."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from maxtext_olmo import cli
+from maxtext_olmo import errors
+
+_SOURCES = 10
+
+
+def add_options(option: Callable[..., None]) -> None:
+  """Adds `--losses` and the options that belong to it."""
+  option(
+      "--losses FILE",
+      "losses that the trainer logged: JSON lines, CSV, or event files of TensorBoard, or their"
+      " directory; finds the spikes and what sets them apart",
+      otherwise="none",
+  )
+  option(
+      "--loss-name NAME",
+      "with --losses: what the log calls the loss",
+      otherwise="`loss`, or the one name that ends with it",
+      default="",
+  )
+  option(
+      "--threshold Z",
+      "with --losses: the least robust z-score of a spike, compared with the 100 losses before it",
+      default=6.0,
+      type=float,
+  )
+  option("--spikes N", "with --losses: how many spikes to examine, the highest first", default=20)
+  option("--rows N", "with --losses: how many rows to show", default=10)
+
+
+def check_options(args: argparse.Namespace) -> None:
+  """Raises ConfigError for numbers that cannot be."""
+  for name in ("spikes", "rows"):
+    if getattr(args, name) < 1:
+      raise errors.ConfigError(f"--{name} must be 1 or more.")
+  if not args.threshold > 0:
+    raise errors.ConfigError("--threshold must be more than 0.")
+
+
+def examine(args: argparse.Namespace, found: Any, tokenizer: Callable[[Any], Any]) -> Any:
+  """Returns the losses that the command line names, and what was found about their spikes.
+
+  Args:
+    found: The run.
+    tokenizer: Returns the tokenizer of an index, or None if no text is wanted.
+  """
+  from maxtext_olmo.inspection import losses as losses_lib
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import spikes as spikes_lib
+
+  losses = losses_lib.read_losses(args.losses, name=args.loss_name)
+  with run_lib.open_iterator(found) as iterator:
+    index = None if iterator.provenance is None else iterator.provenance.index
+    return losses, spikes_lib.examine(
+        iterator,
+        losses,
+        threshold=args.threshold,
+        most_spikes=args.spikes,
+        most_rows=args.rows,
+        tokenizer=tokenizer(index),
+        progress=True,
+    )
+
+
+def show(args: argparse.Namespace, found: Any) -> int:
+  """Prints the spikes of a run; returns 0."""
+  from maxtext_olmo.inspection import text as text_lib
+
+  def tokenizer(index: Any) -> Any:
+    return text_lib.tokenizer_of(index, args.tokenizer) if args.text else None
+
+  _, findings = examine(args, found, tokenizer)
+  if args.json:
+    print(json.dumps(findings.to_json(), indent=1))
+    return 0
+  spikes = f"{len(findings.spikes):,} spike{'' if len(findings.spikes) == 1 else 's'}"
+  if not findings.spikes:
+    spikes = "no spike"
+  print(
+      f"{args.losses}: {findings.name!r} of {findings.logged:,} steps has {spikes} (robust z-score"
+      f" above {findings.threshold:g})."
+  )
+  if findings.together is None:
+    return 0
+  _print_spikes(findings)
+  _print_contrast(findings.together.contrast, len(findings.each))
+  _print_suspects(findings.together.shown)
+  return 0
+
+
+def _print_spikes(findings: Any) -> None:
+  if len(findings.each) < len(findings.spikes):
+    print(f"The highest {len(findings.each):,} are examined (--spikes).")
+  rows = []
+  for one in findings.each:
+    (spike,), contrast = one.spikes, one.contrast
+    steps = f"{spike.first}-{spike.last}" if spike.last > spike.first else str(spike.first)
+    first = contrast.rows[0] if contrast.notable else None
+    rows.append(
+        (
+            steps,
+            f"{spike.loss:.4g}",
+            f"{spike.usual:.4g}",
+            f"{spike.score:.1f}",
+            len(contrast.rows),
+            contrast.notable,
+            first and first.label,
+            first and f"row {first.row} of step {first.step}: {first.reason}",
+        )
+    )
+  heads = ("steps", "loss", "usually", "z-score", "rows", "stand out", "label", "reason")
+  cli.print_table(heads, rows)
+
+
+def _print_contrast(contrast: Any, spikes: int) -> None:
+  from maxtext_olmo.inspection import figures as figures_lib
+
+  print(
+      f"\n{'All spikes together' if spikes > 1 else 'This spike'}: {contrast.notable:,} of"
+      f" {len(contrast.rows):,} rows in {len(contrast.steps):,} steps stand out from those of"
+      f" {len(contrast.calm_steps):,} calm steps nearby."
+  )
+  if contrast.without_loss:
+    print(f"{contrast.without_loss:,} more rows take no loss and are left out.")
+  if not contrast.notable:
+    print(
+        "The data looks like that of the steps around it. Other causes of a spike: the learning"
+        " rate, the optimizer's state, numerics, hardware."
+    )
+  rows = []
+  for figure in contrast.figures:
+    if figure.notable or abs(figure.score) > figures_lib.NOTABLE:
+      words = figures_lib.describe(figure.name, figure.found, figure.usual)
+      rows.append((*words, figure.notable))
+  if rows:
+    cli.print_table(("figure", "mean", "usually", "rows that stand out"), rows)
+  for heads, sources in (
+      (("label",), contrast.labels),
+      (("label", "path"), contrast.files),
+      (("label", "path", "document"), contrast.documents),
+  ):
+    table = [
+        (
+            *source.source,
+            f"{source.share:.2%}",
+            f"{source.usual_share:.2%}" if len(heads) < 3 else None,
+            source.notable,
+            f"{source.score:.1f}",
+        )
+        for source in sources[:_SOURCES]
+    ]
+    if table:
+      cli.print_table((*heads, "share", "usually", "rows that stand out", "score"), table)
+    if len(sources) > _SOURCES:
+      print(f"{len(sources) - _SOURCES:,} more with lower scores (--json has all).")
+
+
+def _print_suspects(suspects: Any) -> None:
+  print("\nRows to look at first:")
+  table = []
+  for suspect in suspects:
+    score, row = suspect.score, suspect.row
+    part = next((p for p in row.parts if p.file == score.file), row.parts[0])
+    document = str(score.document) if score.document >= 0 else ""
+    where = "" if part.first_byte is None else f"{part.first_byte}-{part.end_byte}"
+    cells = (score.step, score.row, score.label, score.file, where, document)
+    table.append((*cells, f"{score.score:.1f}", score.reason))
+  cli.print_table(("step", "row", "label", "path", "bytes", "document", "score", "reason"), table)
+  for suspect in suspects:
+    if suspect.text:
+      print(f"\n══ step {suspect.score.step}, row {suspect.score.row} ══")
+    for heading, text in suspect.text:
+      print(f"── {heading} ──\n{text}")

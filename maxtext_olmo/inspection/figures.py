@@ -1,0 +1,268 @@
+"""Figures of rows, and how far the figures of some rows are from those of usual ones.
+
+    rarity        mean surprise of its tokens, in bits, under the token counts of the usual rows
+    distinct      share of its tokens that differ from each other
+    repetition    whether the repetition filter rejects it, or would
+    ends          documents that end in it
+    length        mean length of its documents, if there is a document index
+    padding       share of the row that is padding
+    duplicates    share of its tokens in documents that the compared steps hold more than once
+
+Each figure of a row has a score: its distance from the median of the usual rows, in units of their
+spread. The score of a row is the largest of these, and the figure it comes from says why.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from maxtext_olmo.rows import repetition
+
+FIGURES = ("rarity", "distinct", "repetition", "ends", "length", "padding", "duplicates")
+_WORDS = {
+    "rarity": ("surprise of a token", "{:.2f} bits"),
+    "distinct": ("distinct tokens", "{:.1%}"),
+    "repetition": ("rejected by the repetition filter", "{:.0%}"),
+    "ends": ("documents that end in a row", "{:.1f}"),
+    "length": ("length of a document", "{:,.0f} tokens"),
+    "padding": ("padding", "{:.1%}"),
+    "duplicates": ("tokens in duplicates", "{:.0%}"),
+}
+# Scores up to this are chance, also among hundreds of rows.
+NOTABLE = 4.0
+# The least spread of each figure, for figures that hardly differ among usual rows; counts are
+# compared by their logarithms, to base 2.
+_FLOORS = np.array([0.1, 0.01, 0.1, 0.5, 0.5, 0.02, 0.1])
+_COUNTS = np.array([name in ("ends", "length") for name in FIGURES])
+_SHORT = 16  # Documents of fewer tokens are alike by chance.
+
+
+def describe(figure: str, found: float, usual: float) -> tuple[str, str, str]:
+  """Returns what a figure is, what it was found to be, and what it usually is, in words."""
+  noun, form = _WORDS[figure]
+  return noun, form.format(found), form.format(usual)
+
+
+class Piece(NamedTuple):
+  """The tokens of a document, or of a file, in a row.
+
+  Attributes:
+    label: The label of the file.
+    file: Its path.
+    document: The number of the document; -1 if it is not known.
+    column: Where the tokens begin in the row.
+    count: How many there are.
+    length: Tokens of the whole document; 0 if that is not known.
+  """
+
+  label: str
+  file: str
+  document: int
+  column: int
+  count: int
+  length: int
+
+
+class StepRows(NamedTuple):
+  """The rows of a step.
+
+  Attributes:
+    tokens: The tokens of each row, without padding.
+    width: Tokens of a row with padding.
+    trained: Whether loss is taken on each row.
+    pieces: What each row is made of; empty for a padding row.
+  """
+
+  tokens: Sequence[np.ndarray]
+  width: int
+  trained: Sequence[bool]
+  pieces: Sequence[Sequence[Piece]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FigureScore:
+  """A figure of the rows of a spike.
+
+  Attributes:
+    name: One of `FIGURES`.
+    found: Its mean over the rows of the spike.
+    usual: Its mean over the usual rows.
+    notable: Rows that it makes stand out.
+    score: The difference of the means, in standard errors.
+  """
+
+  name: str
+  found: float
+  usual: float
+  notable: int
+  score: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Measured:
+  """The rows of a step that take loss.
+
+  Attributes:
+    places: Where they are in the global batch.
+    figures: Their figures without duplicates, which depend on other steps.
+    documents: A hash (None for a short document) and the size of each document in each row.
+    pieces: What each is made of.
+    surprises: The mean surprise of each piece.
+  """
+
+  places: list[int]
+  figures: np.ndarray
+  documents: list[list[tuple[int | None, int]]]
+  pieces: list[Sequence[Piece]]
+  surprises: list[list[float]]
+
+  def figures_with(self, copies: Mapping[int | None, int]) -> np.ndarray:
+    """Returns the figures of each row (rows, figures), given how often each hash was found."""
+    shares = [
+        sum(size for key, size in row if copies.get(key, 0) > 1) / sum(size for _, size in row)
+        for row in self.documents
+    ]
+    return np.column_stack([self.figures, np.array(shares, np.float64)])
+
+  def furthest_piece(self, number: int, usual: float) -> Piece:
+    """Returns the piece of a row whose surprise is furthest from the usual, given its size."""
+    pieces = self.pieces[number]
+    distances = [
+        abs(surprise - usual) * math.sqrt(piece.count)
+        for surprise, piece in zip(self.surprises[number], pieces)
+    ]
+    return pieces[int(np.argmax(distances))]
+
+
+def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
+  """Measures the rows of a step that take loss.
+
+  Args:
+    surprise: As `token_surprise` returns it.
+    eos_id: The token that ends a document; negative if unknown.
+  """
+  places = [i for i, row in enumerate(rows.tokens) if len(row) and rows.trained[i]]
+  figures = np.zeros((len(places), len(FIGURES) - 1))
+  clean = _clean([rows.tokens[place] for place in places])
+  documents, surprises = [], []
+  for number, place in enumerate(places):
+    tokens, pieces = rows.tokens[place], rows.pieces[place]
+    bits = surprise[np.minimum(tokens.astype(np.int64), len(surprise) - 1)]
+    ends = (np.flatnonzero(tokens == eos_id) + 1).tolist() if eos_id >= 0 else []
+    lengths = [piece.length for piece in pieces if piece.length]
+    figures[number] = (
+        bits.mean(),
+        len(np.unique(tokens)) / len(tokens),
+        not clean[number],
+        len(ends),
+        np.mean(lengths) if lengths else 0,
+        1 - len(tokens) / rows.width,
+    )
+    documents.append(_hash_documents(tokens, ends))
+    surprises.append([float(bits[p.column : p.column + p.count].mean()) for p in pieces])
+  return Measured(places, figures, documents, [rows.pieces[i] for i in places], surprises)
+
+
+def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns whether the repetition filter keeps each row."""
+  verdicts = np.ones(len(rows), np.bool_)
+  lengths = np.array([len(row) for row in rows])
+  for length in np.unique(lengths).tolist():  # Few: full rows, and those with padding.
+    same = np.flatnonzero(lengths == length)
+    verdicts[same] = repetition.clean_rows(np.stack([rows[i] for i in same]))
+  return verdicts
+
+
+def _hash_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[tuple[int | None, int]]:
+  bounds = [0, *ends] if ends and ends[-1] == len(tokens) else [0, *ends, len(tokens)]
+  found: list[tuple[int | None, int]] = []
+  for first, end in zip(bounds, bounds[1:]):
+    key = None
+    if end - first >= min(_SHORT, len(tokens)):
+      key = xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens[first:end]).tobytes())
+    found.append((key, end - first))
+  return found
+
+
+def count_copies(steps: Iterable[Measured]) -> dict[int | None, int]:
+  """Returns how often each hash of a document occurs."""
+  return collections.Counter(
+      key for step in steps for row in step.documents for key, _ in row if key is not None
+  )
+
+
+def token_surprise(steps: Iterable[StepRows]) -> np.ndarray:
+  """Returns the surprise, in bits, of each token up to the highest one, and of all others last."""
+  counts = np.zeros(1, np.int64)
+  for rows in steps:
+    own = np.bincount(np.concatenate([np.zeros(0, np.int64), *rows.tokens]).astype(np.int64))
+    longer, shorter = (own, counts) if len(own) > len(counts) else (counts, own)
+    longer[: len(shorter)] += shorter
+    counts = longer
+  # Every token counts half a time more than it was seen, those that were never seen as one.
+  smoothed = np.append(counts, 0) + 0.5
+  return -np.log2(smoothed / smoothed.sum())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scale:
+  """The distribution of the figures of usual rows.
+
+  Attributes:
+    median: The median of each figure.
+    below: The spread of each figure below its median.
+    above: The spread above it.
+    mean: The mean.
+    deviation: The standard deviation.
+  """
+
+  median: np.ndarray
+  below: np.ndarray
+  above: np.ndarray
+  mean: np.ndarray
+  deviation: np.ndarray
+
+  @classmethod
+  def of(cls, usual: np.ndarray) -> Scale:
+    """Returns the scale of some rows' figures (rows, figures)."""
+    if not len(usual):
+      usual = np.zeros((1, len(FIGURES)))
+    scaled = _scaled(usual)
+    low, median, high = np.quantile(scaled, (0.05, 0.5, 0.95), axis=0)
+    spread = np.maximum(1.4826 * np.median(np.abs(scaled - median), axis=0), _FLOORS)
+    # Figures have a long tail, mostly on one side, which the median absolute deviation does not
+    # see: 5 % of a normal distribution lie beyond 1.645 standard deviations on either side.
+    return cls(
+        np.median(usual, axis=0),
+        np.maximum(spread, (median - low) / 1.645),
+        np.maximum(spread, (high - median) / 1.645),
+        usual.mean(axis=0),
+        np.maximum(usual.std(axis=0), _FLOORS),
+    )
+
+  def scores(self, figures: np.ndarray) -> np.ndarray:
+    """Returns how far each figure of each row is from the median, in units of the spread."""
+    distance = _scaled(figures) - _scaled(self.median)
+    return np.where(distance < 0, -distance / self.below, distance / self.above)
+
+  def figure_scores(self, figures: np.ndarray) -> tuple[FigureScore, ...]:
+    """Returns the scores of the figures of all rows of a spike."""
+    notable = (self.scores(figures) > NOTABLE).sum(axis=0)
+    means = figures.mean(axis=0) if len(figures) else self.mean
+    errors = self.deviation / math.sqrt(max(1, len(figures)))
+    scores = (means - self.mean) / errors
+    return tuple(
+        FigureScore(name, float(means[i]), float(self.mean[i]), int(notable[i]), float(scores[i]))
+        for i, name in enumerate(FIGURES)
+    )
+
+
+def _scaled(figures: np.ndarray) -> np.ndarray:
+  return np.where(_COUNTS, np.log2(1 + figures), figures)

@@ -1,0 +1,275 @@
+"""The loss spikes of a run, what sets them apart, and the rows to look at first.
+
+    losses ──▶ spikes ──▶ steps of each spike, calm steps before it ──▶ contrast ──▶ rows, files, …
+
+Only these steps are read, one at a time. Each spike is compared with the steps around it, because a
+mixture changes over a run; then all spikes are put together, so that a bad file that causes many of
+them comes first.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from maxtext_olmo import errors
+from maxtext_olmo import progress as progress_lib
+from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.inspection import contrast as contrast_lib
+from maxtext_olmo.inspection import figures as figures_lib
+from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import text as text_lib
+from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.rows import explain
+
+MOST_SPIKES = 20
+MOST_ROWS = 10
+_SHOWN_ANYWAY = 3
+_BLAMED = ("label", "file", "document")
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+  """A row to look at.
+
+  Attributes:
+    score: How far it stands out, and why.
+    row: What it holds.
+    text: Its text as (heading, text) pairs; empty without a tokenizer.
+  """
+
+  score: contrast_lib.RowScore
+  row: explain.RowExplanation
+  text: tuple[tuple[str, str], ...] = ()
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the row as a JSON-able dict."""
+    scored = dataclasses.asdict(self.score)
+    values = {**self.row.to_json(), **{f"blamed_{n}": scored.pop(n) for n in _BLAMED}, **scored}
+    if self.text:
+      values["text"] = [{"heading": heading, "text": text} for heading, text in self.text]
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Examined:
+  """One spike, or several together, and what sets them apart.
+
+  Attributes:
+    spikes: The spikes.
+    contrast: What sets their steps apart.
+    suspects: The rows to look at, the most suspicious first.
+  """
+
+  spikes: tuple[losses_lib.Spike, ...]
+  contrast: contrast_lib.Contrast
+  suspects: tuple[Suspect, ...]
+
+  @property
+  def shown(self) -> tuple[Suspect, ...]:
+    """The rows that stand out, of those to look at; a few if none does."""
+    return self.suspects[: self.contrast.notable or _SHOWN_ANYWAY]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns this as a JSON-able dict; losses and scores that are not finite are None."""
+    contrast = self.contrast
+    return {
+        "spikes": [_finite(dataclasses.asdict(spike)) for spike in self.spikes],
+        "steps": list(contrast.steps),
+        "calm_steps": sorted(contrast.calm_steps),
+        "rows_compared": len(contrast.rows),
+        "rows_without_loss": contrast.without_loss,
+        "rows_that_stand_out": contrast.notable,
+        "figures": [dataclasses.asdict(figure) for figure in contrast.figures],
+        "labels": _sources(contrast.labels, ("label",)),
+        "files": _sources(contrast.files, ("label", "file")),
+        "documents": _sources(contrast.documents, ("label", "file", "document")),
+        "rows": [suspect.to_json() for suspect in self.suspects],
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+  """What was found about the spikes of a run.
+
+  Attributes:
+    name: What the log calls the loss.
+    logged: Steps with a loss.
+    spikes: All spikes, the highest score first.
+    threshold: The least score of a spike.
+    together: All examined spikes; None if there is none.
+    each: Each examined spike, the highest first.
+  """
+
+  name: str
+  logged: int
+  spikes: tuple[losses_lib.Spike, ...]
+  threshold: float
+  together: Examined | None
+  each: tuple[Examined, ...]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns everything as a JSON-able dict."""
+    return {
+        "loss": self.name,
+        "logged_steps": self.logged,
+        "threshold": self.threshold,
+        "spikes_found": len(self.spikes),
+        "together": None if self.together is None else self.together.to_json(),
+        "each": [one.to_json() for one in self.each],
+    }
+
+
+def examine(
+    iterator: iterator_lib.BatchIterator,
+    losses: losses_lib.Losses,
+    *,
+    threshold: float = losses_lib.THRESHOLD,
+    most_spikes: int = MOST_SPIKES,
+    most_rows: int = MOST_ROWS,
+    tokenizer: Any = None,
+    progress: bool = False,
+) -> Findings:
+  """Finds the spikes of a run and what sets them apart.
+
+  Args:
+    iterator: At the state of the run.
+    losses: The losses that its trainer logged.
+    threshold: The least robust z-score of a spike.
+    most_spikes: How many of the highest spikes to examine.
+    most_rows: How many rows to look at, of each spike and of all together.
+    tokenizer: Decodes the rows to look at; None leaves their text out.
+    progress: Whether to show progress on stderr.
+
+  Raises:
+    ConfigError: The run does not have the steps of the losses, or has other positions for them.
+  """
+  spikes = losses_lib.find_spikes(losses, threshold=threshold)
+  examined = spikes[:most_spikes]
+  if not examined:
+    return Findings(losses.name, len(losses.steps), tuple(spikes), threshold, None, ())
+  to_compare = [contrast_lib.steps_to_compare(losses, spike, spikes) for spike in examined]
+  _check(iterator, losses, (step for steps, _ in to_compare for step in steps))
+  eos_id = _eos_id(iterator)
+  contrasts = []
+  with progress_lib.progress_bar(
+      "comparing steps", len(examined), enabled=progress, unit="spikes"
+  ) as advance:
+    for steps, calm_steps in to_compare:
+      known = [step for step in calm_steps if step >= iterator.history.entries[0].step]
+      contrasts.append(
+          contrast_lib.contrast(
+              lambda step: _step_rows(_explain(iterator, step)), steps, known, eos_id=eos_id
+          )
+      )
+      advance(1)
+  merged = contrast_lib.merge(contrasts)
+  wanted = [one.rows[:most_rows] for one in (merged, *contrasts)]
+  rows = _read_rows(iterator, (row for rows in wanted for row in rows), tokenizer)
+  groups = [tuple(examined), *((spike,) for spike in examined)]
+  together, *each = (
+      Examined(group, one, tuple(Suspect(row, *rows[row.step, row.row]) for row in own))
+      for group, one, own in zip(groups, (merged, *contrasts), wanted)
+  )
+  return Findings(losses.name, len(losses.steps), tuple(spikes), threshold, together, tuple(each))
+
+
+def _check(
+    iterator: iterator_lib.BatchIterator, losses: losses_lib.Losses, steps: Iterable[int]
+) -> None:
+  """Raises ConfigError if the log has another position for a step than the run."""
+  for step in steps:
+    logged = losses.positions.get(step)
+    if logged is None:
+      continue
+    schedule = iterator.history.at(step).schedule
+    position = state_lib.position_after(iterator.stream, schedule, step)
+    if logged != position:
+      raise errors.ConfigError(
+          f"The log says that step {step:,} began at position {logged:,}; in this run it begins at"
+          f" position {position:,}. The log belongs to another run, or to steps that were taken"
+          " again after going back to a checkpoint: name the checkpoint or the config of the steps"
+          " in the log."
+      )
+
+
+def _explain(iterator: iterator_lib.BatchIterator, step: int) -> explain.StepExplanation:
+  try:
+    return iterator.explain(step)
+  except errors.OrderError as error:
+    raise errors.ConfigError(
+        f"The losses spike near step {step:,}, which this run does not have: {error} Is this the"
+        " log of another run?"
+    ) from error
+
+
+def _eos_id(iterator: iterator_lib.BatchIterator) -> int:
+  """Returns the token that ends a document; -1 if it is not known."""
+  eos_id = iterator.source.segment_rule.eos_id
+  provenance = iterator.provenance
+  if eos_id < 0 and provenance is not None:
+    if provenance.documents is not None:
+      eos_id = provenance.documents.eos_id
+    elif provenance.index.tokenizer == tokenizer_lib.ByteTokenizer.name:
+      eos_id = tokenizer_lib.ByteTokenizer.eos_id
+  return eos_id
+
+
+def _step_rows(explanation: explain.StepExplanation) -> figures_lib.StepRows:
+  rows = explanation.rows
+  return figures_lib.StepRows(
+      tokens=[row.tokens for row in rows],
+      width=explanation.sequence_length,
+      trained=[row.loss_tokens > 0 for row in rows],
+      pieces=[[piece for part in row.parts for piece in _pieces(part)] for row in rows],
+  )
+
+
+def _pieces(part: explain.PartExplanation) -> Iterable[figures_lib.Piece]:
+  if not part.documents:
+    yield figures_lib.Piece(part.label, part.file, -1, part.column, part.count, 0)
+  for span in part.documents:
+    count = span.last - span.first + 1
+    yield figures_lib.Piece(part.label, part.file, span.document, span.column, count, span.length)
+
+
+_Row = tuple[explain.RowExplanation, tuple[tuple[str, str], ...]]
+
+
+def _read_rows(
+    iterator: iterator_lib.BatchIterator, rows: Iterable[contrast_lib.RowScore], tokenizer: Any
+) -> dict[tuple[int, int], _Row]:
+  """Returns some rows of a run and their text, by step and row."""
+  wanted: dict[int, set[int]] = collections.defaultdict(set)
+  for score in rows:
+    wanted[score.step].add(score.row)
+  found: dict[tuple[int, int], _Row] = {}
+  for step, numbers in wanted.items():
+    explanation = iterator.explain(step)
+    for number in numbers:
+      row = explanation.rows[number]
+      row = dataclasses.replace(row, tokens=row.tokens.copy())  # Not a view of the whole batch.
+      text = () if tokenizer is None else tuple(text_lib.pieces(row, tokenizer))
+      found[step, number] = row, text
+  return found
+
+
+def _sources(
+    sources: Sequence[contrast_lib.SourceScore], names: Sequence[str]
+) -> list[dict[str, Any]]:
+  found = []
+  for source in sources:
+    values = dataclasses.asdict(source)
+    found.append(dict(zip(names, values.pop("source"))) | values)
+  return found
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+  return {
+      name: None if isinstance(value, float) and not math.isfinite(value) else value
+      for name, value in values.items()
+  }
