@@ -61,6 +61,11 @@ def add_parser(subparsers: Any) -> None:
   option("--file F", "with --byte: a token file of the corpus", otherwise="the state")
   option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
   option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
+  option(
+      "--read N",
+      "rows to read for the filter's verdict, if steps are searched",
+      default=1000,
+  )
   option("--text", "with the text of the rows", otherwise="without", action="store_true")
   option(
       "--tokenizer T",
@@ -97,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row is a row of a step: give --step too.")
+  if args.read < 0:
+    raise errors.ConfigError(f"--read={args.read} is not a number of rows.")
   if bool(args.file) != (args.byte is not None):
     raise errors.ConfigError("--file and --byte belong together: give both.")
   if args.step is not None and args.steps:
@@ -182,7 +189,10 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
 
   with run_lib.open_iterator(found) as iterator:
     targets = _targets(args, iterator)
-    all_visits = [visits_lib.find_visits(iterator, target, args.until) for target in targets]
+    all_visits, left = [], args.read
+    for target in targets:
+      all_visits.append(visits_lib.find_visits(iterator, target, args.until, left))
+      left -= all_visits[-1].rows_read
   if args.json:
     print(json.dumps([visits.to_json() for visits in all_visits], indent=1))
   elif not targets:
@@ -190,6 +200,12 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
   else:
     for visits in all_visits:
       _print_visits(visits)
+    unread = sum(visits.unread for visits in all_visits)
+    if unread:
+      print(
+          f"{unread:,} rows were not read, so whether the filter keeps them is not known; --read"
+          " reads more."
+      )
   return 0 if any(visits.visits for visits in all_visits) else 1
 
 
@@ -228,11 +244,9 @@ def _print_visits(visits: Any) -> None:
     when = "seen" if visit.seen else "to come"
     if visit.step is None:
       when = "never: the tail of an epoch"
-    cut = visit.tokens is not None and visit.tokens < visits.tokens
-    columns = "" if visit.columns is None else f"{visit.columns[0]}-{visit.columns[1]}"
-    held = (
-        "" if visit.tokens is None else f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
-    )
+    columns = f"{visit.columns[0]}-{visit.columns[1]}"
+    cut = visit.tokens < visits.tokens
+    held = f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
     kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
     cells = (visit.step, visit.row, visit.position, visit.epoch)
     rows.append((*cells, when, columns, held, kept))

@@ -126,7 +126,7 @@ def _scan(
 ) -> Iterator[tuple[int, _Query]]:
   """Yields the token at which each occurrence of a query begins; a few may come twice.
 
-  All pieces are read into one buffer and compared by NumPy, which runs without the interpreter lock.
+  Pieces are read into one buffer and compared by NumPy, which runs without the interpreter lock.
   """
   overlap = max((len(query.tokens) for query in queries), default=1) - 1
   buffer = np.empty(scan.CHUNK_BYTES + overlap * files.dtype.itemsize, np.uint8)

@@ -138,7 +138,7 @@ class Interleave:
     """Returns the quotients and remainders of (a·b + c) / d.
 
     For a long period the product needs up to 88 bits. A float64 quotient is off by one at most, and
-    the remainder that belongs to it is small, so computing it modulo 2**64, as int64 does, is exact.
+    its remainder is small, so computing it modulo 2**64, as int64 does, is exact.
     """
     if self.period < _INT64_PERIOD:
       value = a * b + c
