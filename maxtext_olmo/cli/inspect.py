@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import fnmatch
 import json
 import os
@@ -33,6 +34,7 @@ examples:
   maxtext-olmo inspect run_a/checkpoints run_b/checkpoints
   maxtext-olmo inspect checkpoints --find "harbour seal"  every step that has it, or why none does
   maxtext-olmo inspect checkpoints --document 901
+  maxtext-olmo inspect checkpoints --serve                the same in a browser
   maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
 """
 
@@ -73,6 +75,12 @@ def add_parser(subparsers: Any) -> None:
       otherwise="`bytes` if the index says so",
       default="",
   )
+  option(
+      "--serve",
+      "show it in a browser, on 127.0.0.1, until Ctrl-C",
+      otherwise="print it",
+      action="store_true",
+  )
   option("--json", "print JSON, with everything", otherwise="text", action="store_true")
 
 
@@ -90,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     comparison = summary.compare(found, _find(args.other, args))
     _print(args, comparison.to_json(), comparison.lines())
     return 0 if comparison.same_until is None else 1
+  if args.serve:
+    return _serve(args, found)
   if args.step is not None or args.steps:
     return _show_steps(args, found)
   if args.find is not None or args.document is not None or args.file:
@@ -108,6 +118,9 @@ def _check(args: argparse.Namespace) -> None:
     raise errors.ConfigError("--file and --byte belong together: give both.")
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
+  shown = (args.other, args.step, args.steps, args.find, args.document, args.file)
+  if args.serve and (args.json or any(value is not None for value in shown)):
+    raise errors.ConfigError("--serve shows one run, and everything about it: leave out the rest.")
   if args.other and (args.step is not None or args.steps):
     raise errors.ConfigError("Two runs are compared as a whole: leave out --step and --steps.")
 
@@ -160,6 +173,25 @@ def _read_values(path: str) -> dict[str, Any]:
   if not isinstance(values, dict):
     raise errors.ConfigError(f"The config file {path} does not hold keys and values.")
   return {name: values[name] for name in data_keys.defaults() if name in values}
+
+
+def _serve(args: argparse.Namespace, found: Any) -> int:
+  """Serves pages about the run until Ctrl-C."""
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import serve
+  from maxtext_olmo.inspection import text as text_lib
+
+  with run_lib.open_iterator(found) as iterator:
+    index = None if iterator.provenance is None else iterator.provenance.index
+    tokenizer = None
+    if args.tokenizer or text_lib.knows_tokenizer(index):
+      tokenizer = text_lib.tokenizer_of(index, args.tokenizer)
+    with serve.Server(found, iterator, tokenizer, args.until) as server:
+      text = "" if tokenizer else ", without text because --tokenizer is not given"
+      print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)
+      with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+  return 0
 
 
 def _show_steps(args: argparse.Namespace, found: Any) -> int:

@@ -21,12 +21,17 @@ def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
     spec: `bytes`, or the path of a tokenizer.json; by default `bytes` if the index says so.
   """
   named = "" if index is None else index.tokenizer
-  if not spec and named != tokenizer_lib.ByteTokenizer.name:
+  if not spec and not knows_tokenizer(index):
     raise errors.ConfigError(
         f"Text needs the tokenizer of the corpus, {named!r}: give --tokenizer with the path of its"
         " tokenizer.json."
     )
   return tokenizer_lib.load_tokenizer(spec or named)
+
+
+def knows_tokenizer(index: index_lib.OlmoNpyIndex | None) -> bool:
+  """Returns whether the tokenizer of a corpus needs no file."""
+  return index is not None and index.tokenizer == tokenizer_lib.ByteTokenizer.name
 
 
 def printable(text: str) -> str:
