@@ -97,7 +97,7 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	  && apt-get install --yes --quiet chromium chromium-driver > /dev/null; } \
 	  || echo "test-browser: install chromium and chromedriver, without which the tests are skipped."
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
-	  tests/cli/report_test.py
+	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
 
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
