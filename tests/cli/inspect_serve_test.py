@@ -1,4 +1,4 @@
-"""Tests of `maxtext-olmo inspect --serve` as a process: it prints its address, and ends on Ctrl-C."""
+"""Tests of `maxtext-olmo inspect --serve` as a process, which prints its address."""
 
 import os
 import re
