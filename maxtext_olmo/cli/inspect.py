@@ -183,9 +183,7 @@ def _serve(args: argparse.Namespace, found: Any) -> int:
 
   with run_lib.open_iterator(found) as iterator:
     index = None if iterator.provenance is None else iterator.provenance.index
-    tokenizer = None
-    if args.tokenizer or text_lib.knows_tokenizer(index):
-      tokenizer = text_lib.tokenizer_of(index, args.tokenizer)
+    tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
     with serve.Server(found, iterator, tokenizer, args.until) as server:
       text = "" if tokenizer else ", without text because --tokenizer is not given"
       print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)

@@ -21,7 +21,7 @@ def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
     spec: `bytes`, or the path of a tokenizer.json; by default `bytes` if the index says so.
   """
   named = "" if index is None else index.tokenizer
-  if not spec and not knows_tokenizer(index):
+  if not spec and named != tokenizer_lib.ByteTokenizer.name:
     raise errors.ConfigError(
         f"Text needs the tokenizer of the corpus, {named!r}: give --tokenizer with the path of its"
         " tokenizer.json."
@@ -29,9 +29,10 @@ def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
   return tokenizer_lib.load_tokenizer(spec or named)
 
 
-def knows_tokenizer(index: index_lib.OlmoNpyIndex | None) -> bool:
-  """Returns whether the tokenizer of a corpus needs no file."""
-  return index is not None and index.tokenizer == tokenizer_lib.ByteTokenizer.name
+def tokenizer_if_known(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
+  """Returns the tokenizer of a corpus; None if none is named and the index does not say it."""
+  known = index is not None and index.tokenizer == tokenizer_lib.ByteTokenizer.name
+  return tokenizer_of(index, spec) if spec or known else None
 
 
 def printable(text: str) -> str:
