@@ -17,7 +17,7 @@ MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 BROWSER_VENV ?= .venv-browser
 
 .PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval bench-calls bench-maxtext pictures clean
+  bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext pictures screenshots clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -97,7 +97,7 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	  && apt-get install --yes --quiet chromium chromium-driver > /dev/null; } \
 	  || echo "test-browser: install chromium and chromedriver, without which the tests are skipped."
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
-	  tests/cli/report_test.py
+	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
 
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
@@ -128,6 +128,9 @@ bench-lmeval: $(VENV)/.installed ## Padding, shapes and speed of evaluation batc
 
 bench-calls: $(VENV)/.installed ## Python calls and objects per step of a trainer.
 	$(BIN)/python tests/benchmarks/calls.py
+
+bench-inspect: $(BROWSER_VENV)/.installed ## Time of inspecting a step, searching, reporting, and inverse orders.
+	$(BROWSER_VENV)/bin/python tests/benchmarks/inspection.py
 
 bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader and this one.
 	PYTHONPATH=. $(MAXTEXT_BIN)/python tests/benchmarks/maxtext_loader.py

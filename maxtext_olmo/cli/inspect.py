@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import fnmatch
 import json
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ examples:
   maxtext-olmo inspect run_a/checkpoints run_b/checkpoints
   maxtext-olmo inspect checkpoints --find "harbour seal"  every step that has it, or why none does
   maxtext-olmo inspect checkpoints --document 901
+  maxtext-olmo inspect checkpoints --serve                the same in a browser
   maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
   maxtext-olmo inspect checkpoints --losses metrics.jsonl  the spikes of the loss, and what was read
 """
@@ -62,12 +64,23 @@ def add_parser(subparsers: Any) -> None:
   option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
   option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
   spikes.add_options(option)
+  option(
+      "--read N",
+      "rows to read for the filter's verdict, if steps are searched",
+      default=1000,
+  )
   option("--text", "with the text of the rows", otherwise="without", action="store_true")
   option(
       "--tokenizer T",
       "`bytes`, or a tokenizer.json",
       otherwise="`bytes` if the index says so",
       default="",
+  )
+  option(
+      "--serve",
+      "show it in a browser, on 127.0.0.1, until Ctrl-C",
+      otherwise="print it",
+      action="store_true",
   )
   option("--json", "print JSON, with everything", otherwise="text", action="store_true")
 
@@ -85,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if comparison.same_until is None else 1
   if args.losses:
     return spikes.show(args, found)
+  if args.serve:
+    return _serve(args, found)
   if args.step is not None or args.steps:
     return _show_steps(args, found)
   if args.find is not None or args.document is not None or args.file:
@@ -104,12 +119,34 @@ def _check(args: argparse.Namespace) -> None:
     )
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row is a row of a step: give --step too.")
+  if args.read < 0:
+    raise errors.ConfigError(f"--read={args.read} is not a number of rows.")
   if bool(args.file) != (args.byte is not None):
     raise errors.ConfigError("--file and --byte belong together: give both.")
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
+  shown = (args.other, args.step, args.steps, args.find, args.document, args.file)
+  if args.serve and (args.json or any(value is not None for value in shown)):
+    raise errors.ConfigError("--serve shows one run, and everything about it: leave out the rest.")
   if args.other and (args.step is not None or args.steps):
     raise errors.ConfigError("Two runs are compared as a whole: leave out --step and --steps.")
+
+
+def _serve(args: argparse.Namespace, found: Any) -> int:
+  """Serves pages about the run until Ctrl-C."""
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import serve
+  from maxtext_olmo.inspection import text as text_lib
+
+  with run_lib.open_iterator(found) as iterator:
+    index = None if iterator.provenance is None else iterator.provenance.index
+    tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
+    with serve.Server(found, iterator, tokenizer, args.until) as server:
+      text = "" if tokenizer else ", without text because --tokenizer is not given"
+      print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)
+      with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+  return 0
 
 
 def _show_steps(args: argparse.Namespace, found: Any) -> int:
@@ -139,7 +176,10 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
 
   with run_lib.open_iterator(found) as iterator:
     targets = _targets(args, iterator)
-    all_visits = [visits_lib.find_visits(iterator, target, args.until) for target in targets]
+    all_visits, left = [], args.read
+    for target in targets:
+      all_visits.append(visits_lib.find_visits(iterator, target, args.until, left))
+      left -= all_visits[-1].rows_read
   if args.json:
     print(json.dumps([visits.to_json() for visits in all_visits], indent=1))
   elif not targets:
@@ -147,6 +187,12 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
   else:
     for visits in all_visits:
       _print_visits(visits)
+    unread = sum(visits.unread for visits in all_visits)
+    if unread:
+      print(
+          f"{unread:,} rows were not read, so whether the filter keeps them is not known; --read"
+          " reads more."
+      )
   return 0 if any(visits.visits for visits in all_visits) else 1
 
 
@@ -185,11 +231,9 @@ def _print_visits(visits: Any) -> None:
     when = "seen" if visit.seen else "to come"
     if visit.step is None:
       when = "never: the tail of an epoch"
-    cut = visit.tokens is not None and visit.tokens < visits.tokens
-    columns = "" if visit.columns is None else f"{visit.columns[0]}-{visit.columns[1]}"
-    held = (
-        "" if visit.tokens is None else f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
-    )
+    columns = f"{visit.columns[0]}-{visit.columns[1]}"
+    cut = visit.tokens < visits.tokens
+    held = f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
     kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
     cells = (visit.step, visit.row, visit.position, visit.epoch)
     rows.append((*cells, when, columns, held, kept))

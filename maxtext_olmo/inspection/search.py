@@ -15,8 +15,9 @@ edges are missed: search for more of the text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ def find_text(
     files: token_files.TokenFiles,
     *,
     only: Sequence[int] | None = None,
-    progress: bool = False,
+    most: int | None = None,
+    progress: bool | Callable[[int], None] = False,
 ) -> list[TokenRange]:
   """Returns where a text is in a corpus, each as the fewest tokens that hold it.
 
@@ -66,28 +68,39 @@ def find_text(
     index: The corpus.
     files: Its token files.
     only: Numbers of the files to scan; all by default.
-    progress: Whether to show a progress bar.
+    most: Stop after this many, of which a few more may be returned; None finds all.
+    progress: Whether to show a progress bar, or a function that is called from several threads with
+      the number of bytes just scanned. What it raises ends the search.
   """
   largest = np.iinfo(index.token_dtype).max
   queries = [query for query in _queries(text, tokenizer) if max(query.tokens) <= largest]
   numbers = list(range(len(index.files)) if only is None else only)
-  total = sum(index.files[n].n_tokens for n in numbers) * index.token_dtype.itemsize
-  with progress_lib.progress_bar("Searching", total, enabled=progress, unit="bytes") as advance:
+  hits: set[TokenRange] = set()  # Of all threads; adding to a set is atomic.
+  with contextlib.ExitStack() as stack:
+    if callable(progress):
+      advance = progress
+    else:
+      total = sum(index.files[n].n_tokens for n in numbers) * index.token_dtype.itemsize
+      bar = progress_lib.progress_bar("Searching", total, enabled=progress, unit="bytes")
+      advance = stack.enter_context(bar)
 
-    def search(i: int) -> list[TokenRange]:
+    def enough() -> bool:
+      return most is not None and len(hits) >= most
+
+    def search(i: int) -> None:
       number, n_tokens = numbers[i], index.files[numbers[i]].n_tokens
-      found = set()
-      for place, query in _scan(files, number, n_tokens, queries, advance):
+      for place, query in () if enough() else _scan(files, number, n_tokens, queries, advance):
+        if enough():
+          return
         hit = _verified(text, tokenizer, files, number, n_tokens, place, query)
         if hit is not None:
-          found.add(hit)
-      return sorted(found)
+          hits.add(hit)
 
     results, problems = scan.map_files(
         search, len(numbers), workers=cores.available_cores(), block=1
     )
-  hits = scan.all_or_error(results, problems, "The corpus cannot be searched")
-  return [hit for of_file in hits for hit in of_file]
+  scan.all_or_error(results, problems, "The corpus cannot be searched")
+  return sorted(hits)
 
 
 def _queries(text: str, tokenizer: Any) -> list[_Query]:
@@ -109,26 +122,43 @@ def _scan(
     number: int,
     n_tokens: int,
     queries: Sequence[_Query],
-    advance: Any,
+    advance: Callable[[int], None],
 ) -> Iterator[tuple[int, _Query]]:
-  """Yields the token at which each occurrence of a query begins; a few may come twice."""
-  width = files.dtype.itemsize
-  needles = [(np.array(query.tokens, files.dtype).tobytes(), query) for query in queries]
-  overlap = max((len(needle) for needle, _ in needles), default=width) - width
-  kept, begin = b"", 0  # The end of the piece before, and the byte of the data it begins with.
-  for piece in files.storage.pieces(
-      files.paths[number], int(files.data_offsets[number]), n_tokens * width, scan.CHUNK_BYTES
-  ):
-    advance(len(piece))
-    data = kept + bytes(piece)
-    for needle, query in needles:
-      at = data.find(needle)
-      while at >= 0:
-        if at % width == 0:
-          yield (begin + at) // width, query
-        at = data.find(needle, at + 1)
-    kept = data[max(0, len(data) - overlap) :] if overlap else b""
-    begin += len(data) - len(kept)
+  """Yields the token at which each occurrence of a query begins; a few may come twice.
+
+  Pieces are read into one buffer and compared by NumPy, which runs without the interpreter lock.
+  """
+  overlap = max((len(query.tokens) for query in queries), default=1) - 1
+  buffer = np.empty(scan.CHUNK_BYTES + overlap * files.dtype.itemsize, np.uint8)
+  piece = buffer.view(files.dtype)
+  step = len(piece) - overlap
+  source, place = np.array([number]), np.array([0])
+  for first in range(0, n_tokens, step):
+    count = min(len(piece), n_tokens - first)
+    offset, end = files.byte_range(number, first, count)
+    files.storage.fill(
+        files.paths, source, np.array([offset]), np.array([end - offset]), buffer, place
+    )
+    advance(min(step, count) * files.dtype.itemsize)
+    for query in queries:
+      for at in _occurrences(piece[:count], query.tokens).tolist():
+        yield first + at, query
+
+
+def _occurrences(tokens: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
+  """Returns where `wanted` begins in `tokens`."""
+  starts = len(tokens) - len(wanted) + 1
+  if starts < 1:
+    return np.zeros(0, np.int64)
+  # A tokenizer gives high ids to rare tokens, so few places have the two highest.
+  rarest = sorted(range(len(wanted)), key=lambda i: -wanted[i])
+  found = tokens[rarest[0] : rarest[0] + starts] == wanted[rarest[0]]
+  for i in rarest[1:2]:
+    found &= tokens[i : i + starts] == wanted[i]
+  at = np.flatnonzero(found)
+  for i in rarest[2:]:
+    at = at[tokens[at + i] == wanted[i]]
+  return at
 
 
 def _verified(

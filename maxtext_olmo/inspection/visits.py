@@ -12,9 +12,12 @@ from maxtext_olmo import errors
 from maxtext_olmo.inspection import search
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import row_source
 
-_READ = 16  # Visits whose rows are read, to say whether the filter keeps them.
+# Rows that are read to learn the filter's verdict, which takes a second or two.
+MOST_READ = 1000
+_BLOCK = 4096  # Positions whose parts are computed at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +30,10 @@ class Visit:
     step: The step that takes it; None if no batch does, in the tail of an epoch that is dropped.
     row: The row of that step.
     seen: Whether the run has done the step.
-    columns: The first and the last column of the row that hold tokens of the range; None if the row
-      was not read.
+    columns: The first and the last column of the row that hold tokens of the range.
     tokens: How many tokens of the range the row holds.
-    kept: Whether the repetition filter keeps the row in the loss.
+    kept: Whether the row takes part in the loss: neither rejected by the repetition filter nor
+      masked by olmo_skip. None if the row was not read, or no step takes it.
   """
 
   epoch: int
@@ -38,8 +41,8 @@ class Visit:
   step: int | None
   row: int | None
   seen: bool
-  columns: tuple[int, int] | None = None
-  tokens: int | None = None
+  columns: tuple[int, int]
+  tokens: int
   kept: bool | None = None
 
 
@@ -56,6 +59,7 @@ class Visits:
     documents: The documents that it lies in, if there is a document index.
     visits: Every row that holds some of it, in the order of the run.
     until: Positions from here on were not looked at.
+    rows_read: Rows that were read for the filter's verdict.
     reason: Why there is no visit; empty if there is one.
   """
 
@@ -67,7 +71,13 @@ class Visits:
   documents: tuple[int, ...]
   visits: tuple[Visit, ...]
   until: int
+  rows_read: int
   reason: str
+
+  @property
+  def unread(self) -> int:
+    """The number of visits whose verdict is not known, because their rows were not read."""
+    return sum(visit.kept is None and visit.step is not None for visit in self.visits)
 
   def to_json(self) -> dict[str, Any]:
     """Returns the visits as a JSON-able dict."""
@@ -92,7 +102,10 @@ def document_range(iterator: iterator_lib.BatchIterator, document: int) -> searc
 
 
 def find_visits(
-    iterator: iterator_lib.BatchIterator, target: search.TokenRange, until_step: int | None = None
+    iterator: iterator_lib.BatchIterator,
+    target: search.TokenRange,
+    until_step: int | None = None,
+    most_read: int = MOST_READ,
 ) -> Visits:
   """Returns every step, past or to come, that holds tokens of a range.
 
@@ -100,6 +113,8 @@ def find_visits(
     iterator: At the state of the run.
     target: The range.
     until_step: Steps from here on are not looked at; by default those after the next epoch's end.
+    most_read: The most rows to read, in the order of the run. Where the filter is off, none are
+      needed.
   """
   if iterator.provenance is None:
     raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
@@ -109,13 +124,12 @@ def find_visits(
   )
   visits = [
       visit
-      for epoch, position in zip(epochs.tolist(), positions.tolist())
-      for visit in _visits_at(iterator, epoch, position)
+      for first in range(0, len(positions), _BLOCK)
+      for visit in _visits_at(
+          iterator, target, epochs[first : first + _BLOCK], positions[first : first + _BLOCK]
+      )
   ]
-  visits = [
-      _read(iterator, visit, target) if number < _READ else visit
-      for number, visit in enumerate(visits)
-  ]
+  visits, rows_read = _with_verdicts(iterator, visits, most_read)
   index = iterator.provenance.index
   documents = iterator.provenance.spans(target.file, target.first, target.count, 0)
   first_byte, end_byte = iterator.files.byte_range(target.file, target.first, target.count)
@@ -128,6 +142,7 @@ def find_visits(
       documents=tuple(span.document for span in documents),
       visits=tuple(visits),
       until=end,
+      rows_read=rows_read,
       reason="" if visits else _reason(iterator, target, end),
   )
 
@@ -150,40 +165,73 @@ def _end(iterator: iterator_lib.BatchIterator, until_step: int | None) -> int:
   return position - row + sum(count_rows(e, sys.maxsize) for e in (epoch, epoch + 1))
 
 
-def _visits_at(iterator: iterator_lib.BatchIterator, epoch: int, position: int) -> list[Visit]:
-  """Returns the steps that take a position, as far as this stream was in force."""
+def _visits_at(
+    iterator: iterator_lib.BatchIterator,
+    target: search.TokenRange,
+    epochs: np.ndarray,
+    positions: np.ndarray,
+) -> list[Visit]:
+  """Returns the steps that take some positions, as far as this stream was in force."""
   found = []
-  steps = iterator.history.steps_at(position)
-  for step in steps:
-    entry = iterator.history.at(step)
-    try:
-      state_lib.check_same_stream(entry, iterator.stream, step)
-    except errors.OrderError:
-      continue
-    row = int(np.searchsorted(entry.schedule.positions(step), position))
-    found.append(Visit(epoch, position, step, row, step < iterator.step))
-  if not steps and iterator.stream.drops_tails:
-    found.append(Visit(epoch, position, None, None, False))
+  firsts, lasts, held = _columns(iterator, target, positions)
+  rows = zip(epochs.tolist(), positions.tolist(), firsts.tolist(), lasts.tolist(), held.tolist())
+  for epoch, position, first, last, tokens in rows:
+    steps = iterator.history.steps_at(position)
+    for step in steps:
+      entry = iterator.history.at(step)
+      try:
+        state_lib.check_same_stream(entry, iterator.stream, step)
+      except errors.OrderError:
+        continue
+      row = int(np.searchsorted(entry.schedule.positions(step), position))
+      seen = step < iterator.step
+      found.append(Visit(epoch, position, step, row, seen, (first, last), tokens))
+    if not steps and iterator.stream.drops_tails:
+      found.append(Visit(epoch, position, None, None, False, (first, last), tokens))
   return found
 
 
-def _read(iterator: iterator_lib.BatchIterator, visit: Visit, target: search.TokenRange) -> Visit:
-  """Returns a visit with what its row holds of the range, and whether the filter keeps it."""
-  if visit.step is None or visit.row is None:
-    return visit
-  row = iterator.explain(visit.step).rows[visit.row]
-  columns = []
-  for part in row.parts:
-    if part.file == iterator.files.paths[target.file]:
-      low = max(part.first, target.first)
-      high = min(part.first + part.count, target.first + target.count)
-      columns += [part.column + token - part.first for token in (low, high - 1) if low < high]
-  if not columns:
-    return dataclasses.replace(visit, kept=row.kept)
-  held = sum(b - a + 1 for a, b in zip(columns[::2], columns[1::2]))
-  return dataclasses.replace(
-      visit, columns=(min(columns), max(columns)), tokens=held, kept=row.kept
-  )
+def _columns(
+    iterator: iterator_lib.BatchIterator, target: search.TokenRange, positions: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns the first and last columns of rows that hold a range, and how many of its tokens."""
+  parts = row_source.parts_at(iterator.source, iterator.stream, positions)
+  low = np.maximum(parts.first, target.first)
+  high = np.minimum(parts.first + parts.count, target.first + target.count)
+  hits = (parts.source == target.file) & (low < high)
+  row, shift = parts.row[hits], (parts.column - parts.first)[hits]
+  firsts = np.full(len(positions), np.iinfo(np.int64).max)
+  lasts, held = np.zeros((2, len(positions)), np.int64)
+  np.minimum.at(firsts, row, low[hits] + shift)
+  np.maximum.at(lasts, row, high[hits] + shift - 1)
+  np.add.at(held, row, (high - low)[hits])
+  return firsts, lasts, held
+
+
+def _with_verdicts(
+    iterator: iterator_lib.BatchIterator, visits: list[Visit], most_read: int
+) -> tuple[list[Visit], int]:
+  """Returns visits that say whether their rows are kept, and how many rows were read for it."""
+  by_step: dict[int, list[int]] = {}
+  for number, visit in enumerate(visits):
+    if visit.step is not None:
+      by_step.setdefault(visit.step, []).append(number)
+  found, read = list(visits), 0
+  for step, numbers in sorted(by_step.items()):
+    entry = iterator.history.at(step)
+    if entry.content.get("ngram_filter", True):
+      numbers = numbers[: most_read - read]
+      if not numbers:
+        continue
+      rows = iterator.explain(step, [visits[n].row or 0 for n in numbers]).rows
+      kept = [row.kept for row in rows]
+      read += len(rows)
+    else:
+      masked = skips_lib.positions_of(entry.skips, "mask")
+      kept = [not hit for hit in masked.contains(np.array([visits[n].position for n in numbers]))]
+    for n, verdict in zip(numbers, kept):
+      found[n] = dataclasses.replace(visits[n], kept=bool(verdict))
+  return found, read
 
 
 def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end: int) -> str:

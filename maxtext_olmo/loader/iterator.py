@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -279,8 +279,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
     return self._make_dataset(self._start._replace(step=step), rows, 1).row_numbers(step)
 
-  def explain(self, step: int) -> explain_lib.StepExplanation:
+  def explain(self, step: int, rows: Sequence[int] | None = None) -> explain_lib.StepExplanation:
     """Returns what a step holds, past or to come: rows, files, bytes, documents, verdicts, loss.
+
+    Only the rows of the global batch that `rows` lists are read; by default, all are.
 
     Nothing is replayed, and the iterator does not move. A past step is explained by what was in
     force then: its batch size, filter and segments.
@@ -300,6 +302,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         step,
         self._provenance,
         skips_lib.positions_of(entry.skips, "mask"),
+        rows,
     )
 
   def get_state(self) -> dict[str, Any]:

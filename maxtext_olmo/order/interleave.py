@@ -17,12 +17,13 @@ from __future__ import annotations
 import fractions
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from maxtext_olmo import errors
 
-# Beyond it, products of two numbers below the period overflow int64, so Python's integers are used.
+# Beyond it, products of two numbers below the period overflow int64.
 _INT64_PERIOD = 1 << 31
 MAX_PERIOD = 1 << 44
 
@@ -51,9 +52,8 @@ class Interleave:
     self._children: list[tuple[int, int]] = []
     self._member: list[int] = []
     self._add(0, len(self.counts))
-    dtype = np.int64 if self.period < _INT64_PERIOD else object
     columns = (self._total, self._left_total, self._children, self._member)
-    self._arrays = [np.array(a, t) for a, t in zip(columns, (dtype, dtype, np.int64, np.int64))]
+    self._arrays = [np.array(column, np.int64) for column in columns]
 
   def _add(self, first: int, end: int) -> int:
     node = len(self._total)
@@ -74,18 +74,16 @@ class Interleave:
     totals, lefts, children, members = self._arrays
     positions = np.asarray(positions, np.int64)
     periods, rest = np.divmod(positions, self.period)
-    rest = rest.astype(totals.dtype)
     nodes = np.zeros(positions.shape, np.int64)
     for _ in range(self._depth):
       total, left = totals[nodes], lefts[nodes]
-      before = (rest * left + total // 2) // total
-      goes_left = (rest + 1) * left + total // 2 >= (before + 1) * total
-      goes_left |= left == total
+      before, remainder = self._divide(rest, left, total // 2, total)
+      goes_left = (remainder + left >= total) | (left == total)
       rest = np.where(goes_left, before, rest - before)
       nodes = np.where(goes_left, children[nodes, 0], children[nodes, 1])
     found = members[nodes]
     counts = np.array(self.counts, np.int64)
-    return found, periods * counts[found] + rest.astype(np.int64)
+    return found, periods * counts[found] + rest
 
   def taken(self, position: int) -> list[int]:
     """Returns how many of each member lie before a position."""
@@ -106,14 +104,15 @@ class Interleave:
     """Returns how many of each member lie before each of some positions (positions, members)."""
     periods, rest = np.divmod(np.asarray(positions, np.int64), self.period)
     found = np.empty((len(periods), len(self.counts)), np.int64)
-    pending = [(0, rest.astype(self._arrays[0].dtype))]
+    pending = [(0, rest)]
     while pending:
       node, rest = pending.pop()
       left, right = self._children[node]
       if left == node:
         found[:, self._member[node]] = rest
         continue
-      before = (rest * self._left_total[node] + self._total[node] // 2) // self._total[node]
+      total = self._total[node]
+      before, _ = self._divide(rest, self._left_total[node], total // 2, total)
       pending += [(left, before), (right, rest - before)]
     return periods[:, None] * np.array(self.counts, np.int64) + found
 
@@ -128,13 +127,27 @@ class Interleave:
     number of elements, ⌊(m·A + D/2) / D⌋, first exceeds i, and likewise on the right.
     """
     periods, rest = np.divmod(np.asarray(indices, np.int64), self.counts[member])
-    rest = rest.astype(self._arrays[0].dtype)
     for total, left, goes_left in reversed(self._path(member)):
       if goes_left:
-        rest = -(((rest + 1) * total - total // 2) // -left) - 1
+        rest, _ = self._divide(rest + 1, total, -(total // 2) - 1, left)
       else:
-        rest = (rest * total + total // 2) // (total - left)
-    return periods * self.period + rest.astype(np.int64)
+        rest, _ = self._divide(rest, total, total // 2, total - left)
+    return periods * self.period + rest
+
+  def _divide(self, a: np.ndarray, b: Any, c: Any, d: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the quotients and remainders of (a·b + c) / d.
+
+    For a long period the product needs up to 88 bits. A float64 quotient is off by one at most, and
+    its remainder is small, so computing it modulo 2**64, as int64 does, is exact.
+    """
+    if self.period < _INT64_PERIOD:
+      value = a * b + c
+      quotient = value // d
+      return quotient, value - quotient * d
+    quotient = np.floor((a.astype(np.float64) * b + c) / d).astype(np.int64)
+    remainder = a * b + c - quotient * d
+    off = (remainder >= d).astype(np.int64) - (remainder < 0)
+    return quotient + off, remainder - off * d
 
   def _path(self, member: int) -> list[tuple[int, int, bool]]:
     """Returns the nodes above a member, from the root: total, left total, whether it goes left."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import fractions
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 
@@ -42,6 +43,10 @@ class Ranges:
 
   def __len__(self) -> int:
     return int(self._before[-1])
+
+  def ranges(self) -> list[tuple[int, int]]:
+    """Returns the ranges that are not empty, as (first, end)."""
+    return list(zip(self._starts.tolist(), (self._starts + np.diff(self._before)).tolist()))
 
   def ids(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the ids of some numbers below the length."""
@@ -140,33 +145,53 @@ class MixtureOrder(base.Order):
       ids[here] = self.members[number].chunks.ids(ranks)
     return ids
 
+  def _members_of(self, chunks: np.ndarray) -> np.ndarray:
+    """Returns the member that each of some train chunks belongs to; -1 for none."""
+    starts, ends, members = self._ranges
+    at = np.maximum(np.searchsorted(starts, chunks, side="right") - 1, 0)
+    return np.where((chunks >= starts[at]) & (chunks < ends[at]), members[at], -1)
+
+  @functools.cached_property
+  def _ranges(self) -> np.ndarray:
+    """The first chunk, the end and the member of each range of chunks, by first chunk."""
+    rows = [(*r, number) for number, m in enumerate(self.members) for r in m.chunks.ranges()]
+    return np.array(sorted(rows), np.int64).T
+
   def places(self, epoch: int, ids: np.ndarray) -> np.ndarray:
     """Returns the first place of each instance in a pass; -1 if the pass does not have it."""
-    which, places = self.visits(epoch, ids)
+    which, places = self._visits(epoch, ids)
     first = np.full(len(ids), -1, np.int64)
     first[which[::-1]] = places[::-1]  # The first of several is written last.
     return first
 
   def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns all places of some instances in a pass: indices into `ids`, and the places."""
+    which, places = self._visits(epoch, ids)
+    by_id = np.argsort(which, kind="stable")
+    return which[by_id], places[by_id]
+
+  def _visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the visits of each label after those of another; those of an instance ascend."""
     chunks, rest = np.divmod(np.asarray(ids, np.int64), self.chunk_size)
     length = self.num_instances // self.chunk_size
-    ranges = zip(self.interleave.taken(epoch * length), self.interleave.taken((epoch + 1) * length))
+    firsts, ends = (self.interleave.taken(p * length) for p in (epoch, epoch + 1))
     found = []
-    for number, (member, order, (first, end)) in enumerate(zip(self.members, self._orders, ranges)):
-      numbers = member.chunks.numbers(chunks)
-      mine = np.flatnonzero(numbers >= 0)
-      size = order.num_instances
+    members = self._members_of(chunks)
+    by_member = np.argsort(members, kind="stable")
+    bounds = np.searchsorted(members[by_member], np.arange(len(self.members) + 1))
+    for number, (member, order) in enumerate(zip(self.members, self._orders)):
+      mine = by_member[bounds[number] : bounds[number + 1]]
+      first, end, size = firsts[number], ends[number], order.num_instances
+      ranks = member.chunks.numbers(chunks[mine])
       for own_epoch in range(first // size, -(-end // size)) if len(mine) else ():
-        indices = own_epoch * size + order.places(own_epoch, numbers[mine])
+        indices = own_epoch * size + order.places(own_epoch, ranks)
         here = (indices >= first) & (indices < end)
         places = self.interleave.positions_of(number, indices[here]) - epoch * length
         found.append((mine[here], places * self.chunk_size + rest[mine[here]]))
     which, places = (
         np.concatenate([np.zeros(0, np.int64), *column]) for column in zip(*found, ((), ()))
     )
-    order_of = np.lexsort((places, which))
-    return which[order_of].astype(np.int64), places[order_of].astype(np.int64)
+    return which.astype(np.int64), places.astype(np.int64)
 
 
 def mixture_stream(

@@ -82,9 +82,15 @@ class Split:
     return choose(np.arange(self.num_held_out))
 
   @functools.cached_property
+  def _ranked(self) -> tuple[np.ndarray, np.ndarray]:
+    """The held-out windows in ascending order, and the rank of each in evaluation's order."""
+    ranks = np.argsort(self._held_out)
+    return self._held_out[ranks], ranks
+
+  @functools.cached_property
   def _train_before(self) -> np.ndarray:
     """For each held-out window, ascending, how many train windows lie before it."""
-    return np.sort(self._held_out) - np.arange(self.num_held_out)
+    return self._ranked[0] - np.arange(self.num_held_out)
 
   def train_ids(self, ranks: np.ndarray) -> np.ndarray:
     """Returns the instance ids of train ranks in [0, num_train)."""
@@ -99,21 +105,29 @@ class Split:
     if self.num_held_out == 0:
       return np.asarray(ids, np.int64)
     window, rest = np.divmod(ids, self.chunk_size)
-    rank = self.train_windows_before(window) * self.chunk_size + rest
-    return np.where(np.isin(window, self._held_out), -1, rank)
+    before, held = self._find_held_out(window)
+    return np.where(held, -1, (window - before) * self.chunk_size + rest)
 
   def eval_ranks(self, ids: np.ndarray) -> np.ndarray:
     """Returns the held-out ranks of instances, -1 for others; the inverse of `eval_ids`."""
     window, rest = np.divmod(ids, self.chunk_size)
-    order = np.argsort(self._held_out)
-    at = np.searchsorted(self._held_out[order], window)
-    rank = np.append(order, -1)[at]
-    found = (rank >= 0) & (np.append(self._held_out, -1)[rank] == window)
-    return np.where(found, rank * self.chunk_size + rest, -1)
+    if self.num_held_out == 0:
+      return np.full(np.shape(ids), -1, np.int64)
+    before, held = self._find_held_out(window)
+    rank = self._ranked[1][np.minimum(before, self.num_held_out - 1)]
+    return np.where(held, rank * self.chunk_size + rest, -1)
 
   def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
     """Returns how many train windows lie before each of some windows."""
-    return windows - np.searchsorted(np.sort(self._held_out), windows)
+    return windows - self._find_held_out(windows)[0]
+
+  def _find_held_out(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how many held-out windows lie before each window, and whether it is one itself."""
+    ascending, _ = self._ranked
+    before = np.searchsorted(ascending, windows)
+    if not len(ascending):
+      return before, np.zeros(np.shape(windows), np.bool_)
+    return before, ascending[np.minimum(before, len(ascending) - 1)] == windows
 
   def eval_ids(self, ranks: np.ndarray) -> np.ndarray:
     """Returns the instance ids of held-out ranks in [0, num_eval), in evaluation's order."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class RowExplanation:
     kept: Whether it takes part in the loss: neither rejected by the repetition filter nor masked
       by olmo_skip.
     loss_tokens: Tokens that loss is taken on.
-    loss_share: Their share of those of the whole step.
+    loss_share: Their share of those of the whole step (of the chosen rows, if rows were chosen).
     parts: What it is made of.
     tokens: Its tokens, without padding.
   """
@@ -202,6 +203,7 @@ def explain(
     step: int,
     provenance: Provenance | None = None,
     masked: skips_lib.Skips = skips_lib.Skips(),
+    rows: Sequence[int] | None = None,
 ) -> StepExplanation:
   """Explains a step.
 
@@ -214,11 +216,13 @@ def explain(
     step: The step.
     provenance: Labels and documents; without it, rows have neither.
     masked: Positions that were delivered without loss.
+    rows: The rows to read and explain; None for all.
 
   Raises:
     OrderError: The stream has no such step.
   """
   size = schedule.size(step)
+  chosen = np.arange(size) if rows is None else np.asarray(rows, np.int64)
   # A step that failed because of an id outside the vocabulary is one that people want explained.
   content = dataclasses.replace(content, vocab_size=0, extras=())
   dataset = steps.StepDataset(
@@ -226,7 +230,7 @@ def explain(
       reader,
       stream,
       schedule,
-      {size: np.arange(size)},
+      {size: chosen},
       first_step=step,
       content=content,
       masked=masked,
@@ -239,34 +243,34 @@ def explain(
     parts, numbers = dataset.parts(step), dataset.row_numbers(step)
   finally:
     dataset.close()
-  positions = schedule.positions(step)
-  epochs = np.full(size, -1, np.int64)
+  positions = schedule.positions(step)[chosen]
+  epochs = np.full(len(chosen), -1, np.int64)
   epochs[numbers >= 0] = stream.locate(positions[numbers >= 0])[0]
   arrays = batch_lib.to_arrays(batch, content.shift)
   loss = (arrays[batch_lib.TARGETS_SEGMENTATION] != 0).sum(axis=1)
   of_rows = _explain_parts(parts, reader, provenance)
-  rows = tuple(
+  explained = tuple(
       RowExplanation(
           row=row,
-          position=int(positions[row]),
-          epoch=int(epochs[row]),
-          number=int(numbers[row]),
-          label=of_rows[row][0].label if of_rows[row] else "",
-          used=int(batch["used"][row]),
-          kept=bool(batch["trained"][row]),
-          loss_tokens=int(loss[row]),
-          loss_share=float(loss[row] / max(1, loss.sum())),
-          parts=of_rows[row],
-          tokens=batch["tokens"][row, : batch["used"][row]],
+          position=int(positions[i]),
+          epoch=int(epochs[i]),
+          number=int(numbers[i]),
+          label=of_rows[i][0].label if of_rows[i] else "",
+          used=int(batch["used"][i]),
+          kept=bool(batch["trained"][i]),
+          loss_tokens=int(loss[i]),
+          loss_share=float(loss[i] / max(1, loss.sum())),
+          parts=of_rows[i],
+          tokens=batch["tokens"][i, : batch["used"][i]],
       )
-      for row in range(size)
+      for i, row in enumerate(chosen.tolist())
   )
   return StepExplanation(
       step=step,
-      position=int(positions[0]),
+      position=int(schedule.positions(step)[0]),
       sequence_length=source.row_length,
       ngram_filter=content.ngram_filter,
-      rows=rows,
+      rows=explained,
       arrays=arrays,
   )
 

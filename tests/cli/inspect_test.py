@@ -104,6 +104,8 @@ class InspectTest(absltest.TestCase):
     self.assertIn("to come", self.inspect(_run.checkpoints, "--document", document))
     byte = ("--file", "data/web.npy", "--byte", found["first_byte"])
     self.assertIn(f"document {document}", self.inspect(_run.checkpoints, *byte))
+    unread = self.inspect(_run.checkpoints, "--document", document, "--read", 1)
+    self.assertIn("rows were not read, so whether the filter keeps them is not known", unread)
     nothing = ("--find", "harbour seal", "--label", "wiki")
     self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
 
@@ -117,6 +119,7 @@ class InspectTest(absltest.TestCase):
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
         (("--file", "a"), "give both"),
+        (("--document", 1, "--read", -1), "is not a number of rows"),
         (("--find", "a", "--label", "x"), "matches no label"),
         (("--step", 1, "--row", 9), "has the rows 0 to 3"),
         (("--config", "/nowhere.py"), "does not exist"),

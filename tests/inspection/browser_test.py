@@ -4,11 +4,11 @@ import io
 import json
 import os
 import pathlib
-import shutil
 
 from absl.testing import absltest
 
 from maxtext_olmo.inspection import picture
+from tests.inspection import chromium
 from tests.inspection import pages
 
 STARTS_PROCESSES = True
@@ -26,19 +26,7 @@ class BrowserTest(absltest.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-      options.add_argument(argument)
-    options.add_argument("--window-size=1200,1600")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    options.binary_location = shutil.which("chromium")
-    service = Service(shutil.which("chromedriver"))
-    driver = webdriver.Chrome(options=options, service=service)
-    cls.addClassCleanup(driver.quit)
-    cls.driver = driver
+    cls.driver = cls.enterClassContext(chromium.open_browser())
     cls.directory = pathlib.Path(absltest.get_default_test_tmpdir()) / "report"
     cls.page = cls.directory / "report.html"
     cls.directory.mkdir(parents=True, exist_ok=True)
@@ -53,8 +41,7 @@ class BrowserTest(absltest.TestCase):
   def open_page(self, scheme):
     from selenium.webdriver.support.ui import WebDriverWait
 
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    chromium.prefer(self.driver, scheme)
     self.driver.get(self.page.as_uri())
     drawn = "return document.body.dataset.drawn === 'yes' && Bokeh.documents[0].is_idle"
     WebDriverWait(self.driver, _WAIT).until(lambda driver: driver.execute_script(drawn))

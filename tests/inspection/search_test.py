@@ -90,6 +90,21 @@ class SearchTest(absltest.TestCase):
         [hit.file for hit in self.find("seal", tokenizer, index, files, only=[1])], [1]
     )
 
+  def test_a_search_can_stop_early_and_reports_the_bytes_it_has_scanned(self):
+    index, files = self.corpus(["ab" * 1000])
+    tokenizer, scanned = tokenizer_lib.ByteTokenizer(), []
+    all_hits = self.find("ab", tokenizer, index, files, progress=scanned.append)
+    self.assertLen(all_hits, 1000)
+    self.assertEqual(sum(scanned), index.files[0].n_tokens * 2)
+    some = self.find("ab", tokenizer, index, files, most=10)
+    self.assertEqual(some, all_hits[:10])
+
+    def stop(scanned):
+      raise KeyboardInterrupt(scanned)
+
+    with self.assertRaises(KeyboardInterrupt):
+      self.find("ab", tokenizer, index, files, progress=stop)
+
   def test_a_file_is_named_by_its_path_or_the_end_of_it(self):
     index, files = self.corpus(["abcdef"])
     self.assertEqual(search.file_number(files, "data/a.npy"), 0)

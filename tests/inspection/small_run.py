@@ -62,10 +62,26 @@ def texts() -> dict[str, list[str]]:
   return made
 
 
-def write(directory: str, sizes: tuple[int, ...] = SIZES, **values: Any) -> SmallRun:
+ATTACK = (
+    "</pre><script>document.body.dataset.attacked = 'yes'</script>"
+    '<img src=x onerror="document.body.dataset.attacked = 1"> & \u202e end'
+)
+
+
+def hostile_texts() -> dict[str, list[str]]:
+  """Returns documents of which half are live HTML."""
+  return {**texts(), "web": [f"{number} {ATTACK}" for number in range(40)]}
+
+
+def write(
+    directory: str,
+    sizes: tuple[int, ...] = SIZES,
+    documents: dict[str, list[str]] | None = None,
+    **values: Any,
+) -> SmallRun:
   """Runs a few steps with each batch size; saves a checkpoint after each."""
   root = pathlib.Path(directory)
-  index_path = write_texts(root, texts())
+  index_path = write_texts(root, documents or texts())
   checkpoints = root / "run" / "checkpoints"
   config = {
       "olmo_index_path": index_path,

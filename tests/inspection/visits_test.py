@@ -93,6 +93,27 @@ class VisitsTest(parameterized.TestCase):
     self.assertEqual([visit.epoch for visit in planned.visits], [0, 1])
     json.dumps(found.to_json())
 
+  @parameterized.parameters(True, False)
+  def test_every_visit_has_columns_and_only_the_verdict_needs_reading(self, ngram_filter):
+    iterator = self.make("windows", olmo_apply_ngram_filter=ngram_filter)
+    target = search.TokenRange(0, 100, 3)
+    until = 40 * 11  # Some forty epochs.
+    whole = visits.find_visits(iterator, target, until)
+    self.assertGreater(len(whole.visits), 16)
+    self.assertEqual(whole.unread, 0)
+    for visit in whole.visits[:: len(whole.visits) // 5]:
+      row = iterator.explain(visit.step).rows[visit.row]
+      self.assertEqual(visit.kept, row.kept)
+      (part,) = row.parts
+      self.assertEqual(visit.columns, (max(100, part.first) - part.first, 102 - part.first))
+      self.assertEqual(visit.tokens, visit.columns[1] - visit.columns[0] + 1)
+    some = visits.find_visits(iterator, target, until, 7)
+    self.assertEqual(some.rows_read, 7 if ngram_filter else 0)
+    self.assertEqual(some.unread, len(whole.visits) - 7 if ngram_filter else 0)
+    for visit, other in zip(some.visits, whole.visits):
+      self.assertEqual((visit.columns, visit.tokens), (other.columns, other.tokens))
+      self.assertIn(visit.kept, (other.kept, None))
+
   def test_what_is_never_seen_says_why(self):
     iterator = self.make("windows_held_out")
     held, *_ = iterator.stream.split.eval_ids(np.arange(11)).tolist()

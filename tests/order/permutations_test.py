@@ -60,6 +60,24 @@ class OrderTest(parameterized.TestCase):
       self.assertEqual(which.tolist(), [1, 3])
       np.testing.assert_array_equal(order.ids(epoch, found), [n - 1, 0])
 
+  @hypothesis.given(
+      chunks=st.integers(1, 2**40),
+      chunk_size=st.sampled_from([1, 2, 4, 7]),
+      seed=st.integers(0, 2**63),
+      epoch=st.integers(0, 1000),
+      data=st.data(),
+  )
+  @hypothesis.settings(max_examples=60, deadline=None)
+  def test_places_is_the_inverse_of_ids_up_to_2_to_the_40(
+      self, chunks, chunk_size, seed, epoch, data
+  ):
+    n = chunks * chunk_size
+    order = permutations.make_order("feistel", num_instances=n, seed=seed, chunk_size=chunk_size)
+    drawn = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    places = np.array([0, n - 1, *drawn], np.int64)
+    np.testing.assert_array_equal(order.places(epoch, order.ids(epoch, places)), places)
+    np.testing.assert_array_equal(order.ids(epoch, order.places(epoch, places)), places)
+
   def test_a_stored_order_of_many_chunks_is_inverted_by_one_scan(self):
     n = 5_000_000
     order = permutations.make_order(

@@ -1,5 +1,7 @@
 """Tests of the stream."""
 
+import tempfile
+
 import hypothesis
 import numpy as np
 from absl.testing import absltest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream
 from maxtext_olmo.order import stream as stream_lib
 from tests import corpora
@@ -76,6 +79,40 @@ class StreamTest(parameterized.TestCase):
       self.assertEqual(set(stream.positions(epoch, held)), {-1})
       self.assertEqual(set(evaluation.positions(0, rows)), {-1})
       np.testing.assert_array_equal(evaluation.positions(0, held), np.arange(held_out))
+
+  @hypothesis.given(
+      order=st.sampled_from(list(permutations.order_names())),
+      windows=st.integers(2, 400),
+      large=st.integers(2**20, 2**40),
+      chunk_size=st.sampled_from([1, 2, 4]),
+      epoch=st.integers(0, 3),
+      data=st.data(),
+  )
+  @hypothesis.settings(max_examples=60, deadline=None)
+  def test_positions_is_the_inverse_for_any_order_size_chunk_and_split(
+      self, order, windows, large, chunk_size, epoch, data
+  ):
+    if order == "feistel" and data.draw(st.booleans()):
+      windows = large
+    held_out = data.draw(st.integers(0, min(windows - 1, 200)))
+    split = stream_lib.Split(windows, chunk_size, held_out, key="k", keyed_windows=windows)
+    with tempfile.TemporaryDirectory() as cache:
+      made = permutations.make_order(
+          order,
+          num_instances=split.num_train,
+          seed=data.draw(st.integers(0, 2**31)),
+          chunk_size=chunk_size,
+          cache_dir=cache,
+      )
+      stream = stream_lib.Stream("f", 8, made, split)
+      places = data.draw(st.lists(st.integers(0, split.num_train - 1), max_size=20))
+      places = np.array([0, split.num_train - 1, *places], np.int64)
+      positions = epoch * split.num_train + places
+      instances = stream.instance_ids(positions)
+      np.testing.assert_array_equal(stream.positions(epoch, instances), positions)
+      held = split.eval_ids(np.arange(split.num_eval))
+      self.assertTrue((stream.positions(epoch, held) == -1).all())
+      made.close()
 
   def test_evaluation_on_another_index_takes_all_of_it_once(self):
     stream = stream_lib.eval_stream(self.index)

@@ -151,6 +151,28 @@ class PackingPlanTest(parameterized.TestCase):
       _, starts, sizes = _row(plan, position)
       self.assertTrue(0 < sizes.sum() <= length and (sizes > 0).all() and (starts >= 0).all())
 
+  @settings(deadline=None, max_examples=40)
+  @given(
+      _LENGTHS,
+      st.integers(1, 12),
+      st.integers(1, 20),
+      st.sampled_from(["split", "truncate"]),
+      st.sampled_from(["feistel", "sequential"]),
+      st.data(),
+  )
+  def test_rows_of_tokens_are_those_whose_parts_hold_one_of_them(
+      self, lengths, length, window, choice, order, data
+  ):
+    plan = _plan(lengths, length=length, window=window, long_documents=choice, order=order)
+    epoch = data.draw(st.integers(0, 2))
+    document = data.draw(st.integers(0, len(lengths) - 1))
+    first, count = data.draw(st.integers(0, 30)), data.draw(st.integers(1, 30))
+    parts = plan.parts(epoch, np.arange(plan.count_rows(epoch, 10**9)))
+    hits = (parts.source == document) & (parts.first < first + count)
+    hits &= parts.first + parts.count > first
+    found = plan.rows_of(epoch, np.array([document]), document, first, count)
+    np.testing.assert_array_equal(found, np.unique(parts.row[hits]))
+
   def test_any_row_may_be_asked_for_first(self):
     lengths = np.random.default_rng(0).integers(1, 20, 60)
     whole = _plan(lengths)

@@ -1,0 +1,141 @@
+"""Tests of the pages about a run."""
+
+import html.parser
+import re
+import tempfile
+import unittest
+
+from absl.testing import absltest
+
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.inspection import run as run_lib
+from maxtext_olmo.inspection import text as text_lib
+from maxtext_olmo.inspection import views
+from tests.inspection import small_run
+from tests.loader import cases
+
+_run: small_run.SmallRun
+
+
+def setUpModule():
+  global _run
+  cases.compile_fast()
+  directory = tempfile.TemporaryDirectory(prefix="views_test_")
+  unittest.addModuleCleanup(directory.cleanup)
+  _run = small_run.write(directory.name, documents=small_run.hostile_texts())
+
+
+class _Reader(html.parser.HTMLParser):
+  """Collects the elements of a page, its links, and the text of its <pre> elements."""
+
+  def __init__(self, page):
+    super().__init__()
+    self.elements, self.links, self.texts, self._inside = set(), [], [], []
+    self.feed(page)
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.add(tag)
+    self._inside.append(tag)
+    if tag == "a":
+      self.links.append(dict(attrs)["href"])
+    if tag == "pre":
+      self.texts.append("")
+
+  def handle_endtag(self, tag):
+    while self._inside and self._inside.pop() != tag:
+      pass
+
+  def handle_data(self, data):
+    if "pre" in self._inside:
+      self.texts[-1] += data
+
+
+class ViewsTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    run = run_lib.find_run(_run.checkpoints)
+    self.iterator = self.enter_context(run_lib.open_iterator(run))
+    self.views = views.Views(run, self.iterator, tokenizer_lib.ByteTokenizer())
+    self.addCleanup(self.views.searches.close)
+    self.silent = views.Views(run, self.iterator)
+
+  def page(self, page, **query):
+    return self.views.page(page, {key: str(value) for key, value in query.items()})
+
+  def test_the_first_page_says_what_the_state_says(self):
+    page = self.page("")
+    self.assertIn("15 steps, 60 samples", page)
+    self.assertIn("step?n=14", _Reader(page).links)
+
+  def test_a_step_links_to_its_rows_and_neighbours(self):
+    page = self.page("step", n=7)
+    links = _Reader(page).links
+    self.assertContainsSubset(["step?n=6", "step?n=8"], links)
+    self.assertContainsSubset([f"row?step=7&row={row}" for row in range(6)], links)
+    self.assertIn("seen: 6 rows of 32 tokens from position 32", page)
+    self.assertIn("to come: 2 rows", self.page("step", n="1,000"))
+    self.assertNotIn("step?n=-1", self.page("step", n=0))
+
+  def test_a_row_shows_the_text_that_the_trainer_was_fed_as_text(self):
+    shown = ""
+    for step in range(15):
+      for row in self.iterator.explain(step).rows:
+        page = _Reader(self.page("row", step=step, row=row.row))
+        texts = [text for _, text in text_lib.pieces(row, tokenizer_lib.ByteTokenizer())]
+        self.assertEqual(page.texts, texts)
+        self.assertNoCommonElements(page.elements, ["script", "img"])
+        shown += "".join(texts)
+    self.assertIn("<script>", shown)
+
+  def test_a_step_shows_live_html_as_text(self):
+    for step in range(5):
+      self.assertNoCommonElements(_Reader(self.page("step", n=step)).elements, ["script", "img"])
+
+  def test_documents_bytes_and_ranges_show_their_steps(self):
+    page = self.page("document", id=50)
+    self.assertIn("document 50", page)
+    step, row = re.search(r"row\?step=(\d+)&amp;row=(\d+)", page).groups()
+    self.assertIn("document 50", self.page("row", step=step, row=row))
+    self.assertIn("to come", self.page("file", name="web.npy", byte=100))
+    self.assertIn("Tokens 3 to 7", self.page("range", file=0, first=3, count=5))
+
+  def test_a_search_shows_its_progress_and_then_what_it_found(self):
+    self.page("find", text="</pre><script>")
+    self.views.searches.get("</pre><script>").wait()
+    page = self.page("find", text="</pre><script>")
+    self.assertNotIn("http-equiv", page)
+    self.assertIn("40 places", page)
+    reader = _Reader(page)
+    self.assertNoCommonElements(reader.elements, ["script", "img"])
+    self.assertLen([link for link in reader.links if link.startswith("range?")], 20)
+
+  def test_without_a_tokenizer_there_are_documents_but_no_text(self):
+    page = self.silent.page("row", {"step": "3", "row": "1"})
+    self.assertIn("Text needs --tokenizer", page)
+    self.assertIn("document ", page)
+    self.assertIn("row?step=3", self.silent.page("step", {"n": "3"}))
+    with self.assertRaisesRegex(errors.ConfigError, "needs the tokenizer"):
+      self.silent.page("find", {"text": "a"})
+
+  def test_what_cannot_be_shown_is_an_error(self):
+    for name, query, message in (
+        ("step", {"n": "x"}, "n must be a whole number"),
+        ("step", {"n": "-1"}, "n must be a whole number"),
+        ("step", {"n": "٣"}, "n must be a whole number"),
+        ("step", {}, "n must be a whole number"),
+        ("row", {"step": 1, "row": 4}, "has the rows 0 to 3"),
+        ("document", {"id": 10**6}, "the corpus has the documents"),
+        ("file", {"name": "x", "byte": 1}, "names no file"),
+        ("range", {"file": 9, "first": 0, "count": 1}, "no such range"),
+        ("range", {"file": 0, "first": 0, "count": 0}, "no such range"),
+        ("find", {"text": ""}, "some text"),
+        ("elsewhere", {}, "There is no page 'elsewhere'"),
+    ):
+      with self.assertRaisesRegex(errors.MaxtextOlmoError, message):
+        self.page(name, **query)
+
+
+if __name__ == "__main__":
+  absltest.main()
