@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,12 +28,17 @@ _DIGESTS_AT_ONCE = 1 << 16
 _HEX = re.compile("[0-9a-fA-F]{32}")
 
 
+def check_hash(text: Any) -> str:
+  """Returns the text if it is a hash; raises ValueError if not."""
+  if not isinstance(text, str) or not _HEX.fullmatch(text):
+    raise ValueError(f"expected a hash of 32 hexadecimal digits, found {text!r}.")
+  return text
+
+
 def find_hashes(table: sorted_table.SortedTable, hashes: Sequence[str]) -> list[np.ndarray]:
   """Returns the documents (uint64) that have each hash; raises ValueError for what is no hash."""
-  for text in hashes:
-    if not _HEX.fullmatch(text):
-      raise ValueError(f"expected a hash of 32 hexadecimal digits, found {text!r}.")
-  halves = np.array([divmod(int(text, 16), 1 << 64) for text in hashes], np.uint64).reshape(-1, 2)
+  numbers = [int(check_hash(text), 16) for text in hashes]
+  halves = np.array([divmod(number, 1 << 64) for number in numbers], np.uint64).reshape(-1, 2)
   found = []
   for first, end, low in zip(*(part.tolist() for part in table.find(halves[:, 0])), halves[:, 1]):
     records = np.arange(first, end)
