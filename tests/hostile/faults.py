@@ -126,7 +126,12 @@ def _add_to_cache(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
 def _make_corpus(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
   (folder / "text.txt").write_text("a few words\n" * 50)
   arm()
-  fixture.run_cli("corpus", "make", "--output", out / "corpus", folder / "text.txt")
+  try:
+    fixture.run_cli("corpus", "make", "--output", out / "corpus", folder / "text.txt")
+  except cases.RefusedError:
+    if (out / "corpus").exists():
+      raise cases.WrongDataError("a corpus that was not made is there") from None
+    raise
   made = next((out / "corpus").rglob("*.npy"))
   if bytes(np.fromfile(made, "<u2")[:11].astype(np.uint8)) != b"a few words":
     raise cases.WrongDataError("the corpus holds another text")
@@ -208,7 +213,9 @@ def _strike(folder: pathlib.Path, operation: Operation, how: tuple[int, int, int
 
 
 def _check_left_over(out: pathlib.Path) -> None:
+  hidden = (".unfinished_", ".documents_")
   left = [path.name for path in out.rglob("*") if path.name.endswith(".tmp")]
+  left += [path.name for path in out.iterdir() if path.name.startswith(hidden)]
   if left:
     raise cases.WrongDataError(f"temporary files are left: {left}")
 
