@@ -268,7 +268,7 @@ _NAMES = {  # Of a document, in a boundary file that is CSV in all else.
     "empty": "", "blank": " ", "digits": "7", "comma": "a,b", "quote": 'a"b', "quotes": '"""',
     "newline": "a\nb", "return": "a\rb", "nul": "a\0b", "escape": "\x1b[31m", "long": "x" * 99_000,
     "formula": "=1+1", "separator": "a\u2028b", "right-to-left": "\u202eabc", "script": "<script>",
-    "path": "../../etc/passwd", "emoji": "🙂" * 30_000, "surrogate": "\ud800", "huge": "x" * 200_000,
+    "path": "../../etc/passwd", "emoji": "🙂" * 30_000, "surrogate": "\ud800", "huge": "x" * 200_000
 }  # fmt: skip
 
 
