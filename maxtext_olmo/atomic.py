@@ -47,6 +47,16 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     file.write(content.encode() if isinstance(content, str) else content)
 
 
+def move(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+  """Gives a complete file its real name, in a directory that is made if it is missing."""
+  directory = os.path.dirname(os.fspath(path)) or "."
+  with write_errors(path):
+    os.makedirs(directory, exist_ok=True)
+    _check_regular(os.fspath(path))
+    os.replace(source, path)
+  _sync_directory(directory)
+
+
 class LineWriter:
   """A text file to which whole lines are appended, each handed to the operating system at once.
 

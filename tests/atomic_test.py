@@ -41,6 +41,18 @@ class AtomicTest(parameterized.TestCase):
     self.assertEqual(path.read_text(), "old")
     self.assertEqual(os.listdir(self.dir), ["x"])
 
+  def test_a_complete_file_is_moved_to_its_name(self):
+    (self.dir / "x").write_text("new")
+    atomic.move(self.dir / "x", self.dir / "a" / "b" / "y")
+    self.assertEqual((self.dir / "a" / "b" / "y").read_text(), "new")
+    (self.dir / "x").write_text("newer")
+    with self.assertRaisesRegex(errors.WriteError, "not a regular file"):
+      atomic.move(self.dir / "x", self.dir / "a" / "b")
+    atomic.move(self.dir / "x", self.dir / "a" / "b" / "y")
+    self.assertEqual((self.dir / "a" / "b" / "y").read_text(), "newer")
+    with self.assertRaisesRegex(errors.WriteError, "Cannot write .*z: No such file"):
+      atomic.move(self.dir / "x", self.dir / "z")
+
   def test_text_is_written_as_utf8_and_replaces(self):
     path = self.dir / "x"
     atomic.write_atomically(path, b"old")

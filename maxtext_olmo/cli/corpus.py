@@ -8,8 +8,8 @@ from typing import Any
 from maxtext_olmo import cli
 
 _DESCRIPTION = """\
-Makes a corpus in OLMo's on-disk format from any text: raw token files, and a mix.txt that lists
-them.
+Makes a corpus in OLMo's on-disk format from any text: raw token files, a mix.txt that lists them,
+and next to each file a .csv.gz with the name, source file and line of each document.
 
 An INPUT is a text file, or a directory, of which all files are taken. A .jsonl file has one
 document per line; any other file is one document. Files are UTF-8, and may be compressed (.gz).
@@ -70,9 +70,10 @@ def add_parser(subparsers: Any) -> None:
       otherwise="a file is one document",
   )
   option("--text-field FIELD", "the field of a .jsonl line that holds the text", default="text")
+  option("--id-field FIELD", "the field of a .jsonl line that names the document", default="id")
   option(
       "--overwrite",
-      "replace a corpus that is in the output directory",
+      "replace a corpus that is in the output directory, once the new one is complete",
       otherwise="that is an error",
       action="store_true",
   )
@@ -91,9 +92,11 @@ def run(args: argparse.Namespace) -> int:
     label, path = _label_and_path(given)
     files.setdefault(label, []).extend(tokenize.find_text_files(path, args.pattern))
 
-  def documents(label: str) -> Iterator[str]:
+  def documents(label: str) -> "Iterator[tokenize.TextDocument]":
     for path in files[label]:
-      yield from tokenize.read_documents(path, separator=args.separator, text_field=args.text_field)
+      yield from tokenize.read_documents(
+          path, separator=args.separator, text_field=args.text_field, id_field=args.id_field
+      )
 
   summary = tokenize.make_corpus(
       {label: documents(label) for label in files},

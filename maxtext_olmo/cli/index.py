@@ -116,14 +116,20 @@ def _add_documents(commands: Any) -> None:
       run_documents,
       help="find the documents of an index, for dataset_type=olmo_documents",
       description=(
-          "Finds the documents of a corpus by their EOS (or by dolma's csv.gz boundary files, if"
-          " they are next to the token files) and writes where each begins to a sidecar file, which"
-          " dataset_type=olmo_documents maps into memory. Reads all tokens once."
+          "Finds the documents of a corpus by their EOS, which reads all tokens once, or by dolma's"
+          " csv.gz boundary files if they are next to the token files. Writes where each document"
+          " begins, and the names that boundary files have, to a sidecar file."
       ),
   )
   option("INDEX", "the index, a JSON file")
   option("--eos-id ID", "the token that ends a document", required=True, type=int)
   option("--output FILE", "the sidecar file", otherwise="INDEX.documents")
+  option(
+      "--hashes",
+      "keep a hash of each document's tokens, for olmo_exclude; reads all tokens once more",
+      otherwise="off",
+      action="store_true",
+  )
   option("--workers N", "threads that read files", otherwise="one for each core", type=int)
   option(
       "--verify",
@@ -210,7 +216,7 @@ def run_documents(args: argparse.Namespace) -> int:
     documents.verify()
   else:
     documents = documents_lib.build_documents(
-        index, path, args.eos_id, workers=args.workers, progress=True
+        index, path, args.eos_id, hashes=args.hashes, workers=args.workers, progress=True
     )
   count = documents.num_documents
   sample = documents.lengths(np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64))
@@ -221,6 +227,8 @@ def run_documents(args: argparse.Namespace) -> int:
   )
   if by_csv := documents.num_boundary_files:
     print(f"{by_csv} of {documents.num_files} files by dolma's boundary files.")
+  named = documents.names.named if documents.names else 0
+  print(f"{named:,} documents have a name; {'with' if documents.hashes else 'without'} hashes.")
   done = "is whole" if args.verify else "is written"
   print(f"{path} {done}: {LocalStorage().size(path):,} bytes.")
   return 0

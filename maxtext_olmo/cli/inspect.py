@@ -33,7 +33,7 @@ examples:
   maxtext-olmo inspect checkpoints --steps 41190:41210    a line for each step
   maxtext-olmo inspect run_a/checkpoints run_b/checkpoints
   maxtext-olmo inspect checkpoints --find "harbour seal"  every step that has it, or why none does
-  maxtext-olmo inspect checkpoints --document 901
+  maxtext-olmo inspect checkpoints --document 901         a document by its number, or its name
   maxtext-olmo inspect checkpoints --serve                the same in a browser
   maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
   maxtext-olmo inspect checkpoints --losses metrics.jsonl  the spikes of the loss, and what was read
@@ -59,7 +59,7 @@ def add_parser(subparsers: Any) -> None:
   option("--steps A:B", "show the steps from A to B - 1, a line each", otherwise="the state")
   option("--find TEXT", "show every step that has a text; scans the corpus", otherwise="the state")
   option("--label PATTERN", "with --find: scan only these labels", otherwise="all", default="*")
-  option("--document ID", "show every step that has a document", otherwise="the state", type=int)
+  option("--document ID", "show every step that has a document: its number, or its name")
   option("--file F", "with --byte: a token file of the corpus", otherwise="the state")
   option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
   option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
@@ -203,7 +203,8 @@ def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
   from maxtext_olmo.inspection import visits as visits_lib
 
   if args.document is not None:
-    return [visits_lib.document_range(iterator, args.document)]
+    numbers = visits_lib.find_documents(iterator, args.document)
+    return [visits_lib.document_range(iterator, number) for number in numbers]
   if iterator.provenance is None:
     raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
   index = iterator.provenance.index
@@ -218,7 +219,13 @@ def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
 
 
 def _print_visits(visits: Any) -> None:
-  documents = f", document {', '.join(map(str, visits.documents))}" if visits.documents else ""
+  from maxtext_olmo.inspection import text as text_lib
+
+  names = [
+      str(number) + text_lib.describe_name(name)
+      for number, name in zip(visits.documents, visits.names)
+  ]
+  documents = f", document {', '.join(names)}" if names else ""
   print(
       f"{visits.file}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,} tokens, label"
       f" {visits.label}{documents})"

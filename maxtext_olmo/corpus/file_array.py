@@ -102,6 +102,20 @@ class FileArray:
     )
     return found.view(self._dtype).reshape(len(numbers), self._per_block)
 
+  def ranges(self, firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Returns the numbers of some ranges, one range after another."""
+    sizes = counts * self._dtype.itemsize
+    found = np.zeros(int(sizes.sum()), np.uint8)
+    self._storage.fill(
+        self._paths,
+        np.zeros(len(sizes), np.int64),
+        self._offset + firsts * self._dtype.itemsize,
+        sizes,
+        found,
+        np.cumsum(sizes) - sizes,
+    )
+    return found.view(self._dtype)
+
   def load(self) -> np.ndarray:
     """Returns all numbers."""
     size = self._count * self._dtype.itemsize

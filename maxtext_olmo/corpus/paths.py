@@ -2,7 +2,7 @@
 
 import os
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def is_url(path: str) -> bool:
@@ -47,6 +47,13 @@ def leaves(base: str, path: str) -> bool:
   """Returns whether a path lies outside its base; symbolic links are not looked at."""
   relative = relative_to(base, path)
   return relative.startswith("/") or is_url(relative) or ".." in relative.split("/")
+
+
+def find(paths: Sequence[str], name: str) -> list[int]:
+  """Returns the numbers of the paths that are `name`, or if none is, of those that end with it."""
+  suffix = "/" + name.lstrip("/")
+  exact = [number for number, path in enumerate(paths) if path == name]
+  return exact or [number for number, path in enumerate(paths) if path.endswith(suffix)]
 
 
 def common_base(paths: Iterable[str]) -> str:

@@ -3,13 +3,18 @@
     out/mix.txt                           wiki,{TOKENIZER}/wiki/part-00000.npy
                                           wiki,{TOKENIZER}/wiki/part-00001.npy
     out/bytes/wiki/part-00000.npy         document, EOS, document, EOS, …  (raw ids, no header)
+    out/bytes/wiki/part-00000.csv.gz      where each document lies, its name, source file and line
     out/bytes/wiki/part-00001.npy         …
 
-Documents stay whole: a part ends with the document that fills it. Each part gets its name when it
-is complete, and the manifest comes last, so where there is a manifest the corpus is complete.
-Memory is bounded by the longest document.
+Documents stay whole: a part ends with the document that fills it. Memory is bounded by the longest
+document.
+
+All files are written to a hidden directory in `out`, and moved when they are complete; the manifest
+comes last. So where there is a manifest the corpus is complete. A corpus that cannot be made leaves
+nothing, and the corpus that it was to replace as it was.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
 import gzip
@@ -17,16 +22,19 @@ import itertools
 import json
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from maxtext_olmo import atomic
+from maxtext_olmo.corpus import boundaries
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MaxtextOlmoError
 from maxtext_olmo.errors import MissingFileError
 from maxtext_olmo.progress import progress_bar
 
@@ -41,6 +49,23 @@ _OTHER_NAME = {
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_DOCUMENTS = 1024
+_LONGEST_NAME = 1000
+
+
+class TextDocument(NamedTuple):
+  """The text of a document, and where it is from.
+
+  Attributes:
+    text: The text.
+    name: Its name; empty if it has none.
+    source: The file that it is from; empty if unknown.
+    line: The line where it begins there, from 1; None if unknown.
+  """
+
+  text: str
+  name: str = ""
+  source: str = ""
+  line: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,7 +84,7 @@ class CorpusSummary:
 
 
 def make_corpus(
-    documents: Mapping[str, Iterable[str]],
+    documents: Mapping[str, Iterable[str | TextDocument]],
     out_dir: str | os.PathLike[str],
     tokenizer: tokenizer_lib.Tokenizer,
     *,
@@ -67,44 +92,41 @@ def make_corpus(
     overwrite: bool = False,
     progress: bool = False,
 ) -> CorpusSummary:
-  """Tokenizes documents and writes token files and a mix manifest.
+  """Tokenizes documents and writes token files, their boundary files and a mix manifest.
 
   Args:
     documents: label → texts, which are read once and in order; empty ones are left out and counted.
     tokens_per_file: a file ends after the document that reaches this.
-    overwrite: replace a corpus that is there already.
+    overwrite: replace a corpus that is there already, once the new one is complete.
   """
   out_dir = os.fspath(out_dir)
   _check_names(documents, tokenizer.name)
   if tokens_per_file < 1:
     raise ConfigError(f"tokens_per_file must be positive, got {tokens_per_file}.")
   mix_file = os.path.join(out_dir, "mix.txt")
-  if os.path.exists(mix_file):
-    if not overwrite:
-      raise ConfigError(
-          f"There is a corpus in {out_dir} already (it has a mix.txt). Choose another directory,"
-          " or overwrite it (--overwrite)."
-      )
-    # Its parts are about to change, and it must not describe a mixture of old and new.
-    os.unlink(mix_file)
+  if os.path.exists(mix_file) and not overwrite:
+    raise ConfigError(
+        f"There is a corpus in {out_dir} already (it has a mix.txt). Choose another directory, or"
+        " overwrite it (--overwrite)."
+    )
   dtype = tokenizer_lib.dtype_for(tokenizer.vocab_size)
   counts = _Counts()
   lines: list[str] = []
-  with progress_bar("Tokenizing", None, enabled=progress, unit="documents") as advance:
-    for label, texts in documents.items():
-      stream = _tokenize(texts, tokenizer, counts, advance)
-      parts = _write_parts(
-          stream,
-          os.path.join(out_dir, tokenizer.name, label),
-          dtype,
-          tokenizer.eos_id,
-          tokens_per_file,
-      )
-      if not parts:
-        raise CorpusError(f"The label {label!r} has no document with text in it.")
-      lines += [f"{label},{{TOKENIZER}}/{label}/{part}\n" for part in parts]
-  if not lines:
-    raise CorpusError("There are no documents to make a corpus of.")
+  with _unfinished(out_dir) as unfinished:
+    with progress_bar("Tokenizing", None, enabled=progress, unit="documents") as advance:
+      for label, texts in documents.items():
+        stream = _tokenize(texts, tokenizer, counts, advance)
+        directory = os.path.join(unfinished, tokenizer.name, label)
+        parts = _write_parts(stream, directory, dtype, tokenizer.eos_id, tokens_per_file)
+        if not parts:
+          raise CorpusError(f"The label {label!r} has no document with text in it.")
+        lines += [f"{label},{{TOKENIZER}}/{label}/{part}\n" for part in parts]
+    if not lines:
+      raise CorpusError("There are no documents to make a corpus of.")
+    # Its parts are about to change, and it must not describe a mixture of old and new.
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(mix_file)
+    _move_all(unfinished, out_dir)
   atomic.write_atomically(mix_file, "".join(lines))
   return CorpusSummary(
       mix_file=mix_file,
@@ -117,6 +139,38 @@ def make_corpus(
       empty_documents=counts.empty,
       tokens=counts.tokens,
   )
+
+
+@contextlib.contextmanager
+def _unfinished(out_dir: str) -> Iterator[str]:
+  """Makes a hidden directory in the output; after an error, removes what was made."""
+  made = []
+  directory = os.path.abspath(out_dir)
+  while not os.path.lexists(directory):
+    made.append(directory)
+    directory = os.path.dirname(directory)
+  try:
+    with contextlib.ExitStack() as stack:
+      with atomic.write_errors(out_dir):
+        os.makedirs(out_dir, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(prefix=".unfinished_", dir=out_dir)
+      yield stack.enter_context(temporary)
+  except BaseException as error:  # Ctrl-C too.
+    for directory in made:
+      with contextlib.suppress(OSError):
+        os.rmdir(directory)
+    if isinstance(error, MaxtextOlmoError):
+      hint = f"No corpus was made in {out_dir}. Fix this, and make it again."
+      raise type(error)(f"{error} {hint}") from error
+    raise
+
+
+def _move_all(source: str, target: str) -> None:
+  """Moves all files of a directory to the same places in another one."""
+  for directory, _, names in os.walk(source):
+    for name in sorted(names):
+      path = os.path.join(directory, name)
+      atomic.move(path, os.path.join(target, os.path.relpath(path, source)))
 
 
 def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[str]:
@@ -140,28 +194,34 @@ def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[st
 
 
 def read_documents(
-    path: str, *, separator: str | None = None, text_field: str = "text"
-) -> Iterator[str]:
+    path: str, *, separator: str | None = None, text_field: str = "text", id_field: str = "id"
+) -> Iterator[TextDocument]:
   """Yields the documents of a text file (UTF-8, also `.gz`).
 
-  A `.jsonl` file has one per line, in a field of an object; any other file is one document.
+  A `.jsonl` file has one per line, in a field of an object; any other file is one document. A
+  document without an id is named by its file and line.
 
   Args:
     separator: a line with just this text ends a document (an empty one: a blank line); not for
       `.jsonl`.
     text_field: the field of a `.jsonl` line that holds the text.
+    id_field: the field that holds the document's id, a short text or a number.
   """
+  # A name on the disk may be no text.
+  source = os.fsencode(path).decode(errors="backslashreplace")
   if os.path.exists(path) and not os.path.isfile(path):
     raise CorpusError(f"{path} is not a regular file.")
   try:
     # Only "\n" ends a line, and nothing is translated: the corpus has the bytes of the file.
     with _open_text(path) as file:
       if path.endswith(_JSON_SUFFIXES):
-        yield from _json_documents(file, path, text_field)
+        found = _json_documents(file, path, text_field, id_field)
       elif separator is None:
-        yield file.read()
+        found = iter([("", 1, file.read())])
       else:
-        yield from _separated_documents(file, separator)
+        found = _separated_documents(file, separator)
+      for name, line, text in found:
+        yield TextDocument(text, name or f"{source}:{line}", source, line)
   except UnicodeDecodeError as error:
     raise CorpusError(
         f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} in it). Convert it, or"
@@ -190,29 +250,30 @@ def _check_names(labels: Iterable[str], tokenizer: str) -> None:
 
 
 def _tokenize(
-    texts: Iterable[str],
+    texts: Iterable[str | TextDocument],
     tokenizer: tokenizer_lib.Tokenizer,
     counts: _Counts,
     advance: Callable[[int], None],
-) -> Iterator[np.ndarray]:
+) -> Iterator[tuple[np.ndarray, TextDocument]]:
   """Yields the ids of each document that has any; tokenizes many documents in one call."""
   for batch in _batches(texts):
-    for ids in tokenizer.encode(batch):
+    for ids, document in zip(tokenizer.encode([document.text for document in batch]), batch):
       if not ids.size:
         counts.empty += 1
         continue
       counts.documents += 1
       counts.tokens += ids.size + 1
-      yield ids
+      yield ids, document
     advance(len(batch))
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-  batch: list[str] = []
+def _batches(texts: Iterable[str | TextDocument]) -> Iterator[list[TextDocument]]:
+  batch: list[TextDocument] = []
   characters = 0
   for text in texts:
-    batch.append(text)
-    characters += len(text)
+    document = TextDocument(text) if isinstance(text, str) else text
+    batch.append(document)
+    characters += len(document.text)
     if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
       yield batch
       batch, characters = [], 0
@@ -221,23 +282,30 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _write_parts(
-    documents: Iterator[np.ndarray],
+    documents: Iterator[tuple[np.ndarray, TextDocument]],
     directory: str,
     dtype: np.dtype,
     eos_id: int,
     tokens_per_file: int,
 ) -> list[str]:
-  """Writes `part-00000.npy` and so on, and returns their names."""
+  """Writes `part-00000.npy` and so on, with their boundary files, and returns their names."""
   eos = np.array([eos_id], dtype).tobytes()
   parts: list[str] = []
-  for ids in documents:
-    os.makedirs(directory, exist_ok=True)
+  for first in documents:
     parts.append(f"part-{len(parts):05d}.npy")
-    with atomic.atomic_writer(os.path.join(directory, parts[-1])) as file:
+    path = os.path.join(directory, parts[-1])
+    with atomic.write_errors(path):
+      os.makedirs(directory, exist_ok=True)
+    with (
+        atomic.atomic_writer(path) as file,
+        atomic.atomic_writer(boundaries.boundary_path(path)) as boundary_file,
+        contextlib.closing(boundaries.BoundaryWriter(boundary_file)) as bounds,
+    ):
       written = 0
-      for document in itertools.chain([ids], documents):
-        file.write(document.astype(dtype, copy=False).tobytes() + eos)
-        written += document.size + 1
+      for ids, (_, name, source, line) in itertools.chain([first], documents):
+        file.write(ids.astype(dtype, copy=False).tobytes() + eos)
+        bounds.add(ids.size + 1, name, source, line)
+        written += ids.size + 1
         if written >= tokens_per_file:
           break
   return parts
@@ -249,12 +317,16 @@ def _open_text(path: str) -> IO[str]:
   return open(path, encoding="utf-8", newline="\n")
 
 
-def _json_documents(file: IO[str], path: str, text_field: str) -> Iterator[str]:
+def _json_documents(
+    file: IO[str], path: str, text_field: str, id_field: str
+) -> Iterator[tuple[str, int, str]]:
+  """Yields name, line and text of each document."""
   for number, line in enumerate(file, start=1):
     if not line.strip():
       continue
     try:
-      text = json.loads(line)[text_field]
+      values = json.loads(line)
+      text = values[text_field]
       if not isinstance(text, str):
         raise TypeError(f"{text_field!r} is not text")
       text.encode()  # JSON can hold lone surrogates, which no tokenizer accepts.
@@ -263,16 +335,28 @@ def _json_documents(file: IO[str], path: str, text_field: str) -> Iterator[str]:
           f"{path}:{number}: expected a JSON object with text in the field {text_field!r}:"
           f" {type(error).__name__}: {error}."
       ) from error
-    yield text
+    yield _name(values.get(id_field)), number, text
 
 
-def _separated_documents(file: IO[str], separator: str) -> Iterator[str]:
+def _name(value: Any) -> str:
+  """Returns the id of a document as a text; empty if it is none, or one that nobody would type."""
+  if type(value) is int and abs(value) < 1 << 64:
+    return str(value)
+  if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+    return ""
+  return value.encode(errors="backslashreplace").decode()
+
+
+def _separated_documents(file: IO[str], separator: str) -> Iterator[tuple[str, int, str]]:
+  """Yields an empty name, the first line and the text of each document."""
   lines: list[str] = []
-  for line in file:
+  first = 0
+  for number, line in enumerate(file, start=1):
     if line.strip() != separator.strip():
+      first = first if lines else number
       lines.append(line)
     elif lines:  # Separators in a row are one.
-      yield "".join(lines)
+      yield "", first, "".join(lines)
       lines = []
   if lines:
-    yield "".join(lines)
+    yield "", first, "".join(lines)

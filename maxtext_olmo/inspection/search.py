@@ -26,6 +26,7 @@ from maxtext_olmo import cores
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
@@ -190,10 +191,7 @@ def _verified(
 
 def file_number(files: token_files.TokenFiles, name: str) -> int:
   """Returns the number of the file whose path is `name`, or ends with it."""
-  found = [i for i, path in enumerate(files.paths) if path == name]
-  found = found or [
-      i for i, path in enumerate(files.paths) if path.endswith("/" + name.lstrip("/"))
-  ]
+  found = paths.find(files.paths, name)
   if len(found) != 1:
     what = "no file" if not found else f"{len(found)} files"
     raise errors.ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import document_names
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.rows import explain
@@ -71,10 +72,17 @@ def pieces(row: explain.RowExplanation, tokenizer: Any) -> list[tuple[str, str]]
 
 def describe_span(span: explain.DocumentSpan) -> str:
   """Returns which document a span is of, and how much of it, in words."""
+  named = f"document {span.document}{describe_name(span.name, span.source, span.line)}"
   if span.whole:
-    return f"document {span.document}, whole, {span.length} tokens, at column {span.column}"
+    return f"{named}, whole, {span.length} tokens, at column {span.column}"
   cut = "beginning" if span.first == 0 else "end" if span.last == span.length - 1 else "middle"
-  return (
-      f"document {span.document}, {cut}: tokens {span.first} to {span.last} of {span.length}, at"
-      f" column {span.column}"
-  )
+  tokens = f"tokens {span.first} to {span.last} of {span.length}"
+  return f"{named}, {cut}: {tokens}, at column {span.column}"
+
+
+def describe_name(name: str, source: str = "", line: int | None = None) -> str:
+  """Returns name and origin of a document, to follow its number; empty if it has neither."""
+  place = document_names.DocumentName(name, source, line).place
+  texts = [name, f"from {place}" if place and place != name else ""]
+  shown = ", ".join(printable(text).replace("\n", "\\n") for text in texts if text)
+  return f" ({shown})" if shown else ""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.inspection import search
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
@@ -57,6 +58,7 @@ class Visits:
     end_byte: The byte after its last.
     tokens: Its number of tokens.
     documents: The documents that it lies in, if there is a document index.
+    names: Their names; empty for a document that has none.
     visits: Every row that holds some of it, in the order of the run.
     until: Positions from here on were not looked at.
     rows_read: Rows that were read for the filter's verdict.
@@ -69,6 +71,7 @@ class Visits:
   end_byte: int
   tokens: int
   documents: tuple[int, ...]
+  names: tuple[str, ...]
   visits: tuple[Visit, ...]
   until: int
   rows_read: int
@@ -84,14 +87,26 @@ class Visits:
     return dataclasses.asdict(self)
 
 
+def find_documents(iterator: iterator_lib.BatchIterator, name: str) -> list[int]:
+  """Returns the documents that have a number or a name, in the order of their numbers."""
+  documents = _documents(iterator)
+  (found,) = documents.find_names([name])
+  # A name may have digits only; a longer number than this is none.
+  if name.isdecimal() and len(name) < 20 and int(name) < documents.num_documents:
+    found = np.union1d(found, [int(name)])
+  if not found.size:
+    named = documents.names.named if documents.names else 0
+    hint = "" if named else " `maxtext-olmo index documents` keeps the names of boundary files."
+    raise errors.ConfigError(
+        f"--document={name}: no document has this number or name. The corpus has the documents 0 to"
+        f" {documents.num_documents - 1}, and {named:,} of them have a name.{hint}"
+    )
+  return found.tolist()
+
+
 def document_range(iterator: iterator_lib.BatchIterator, document: int) -> search.TokenRange:
   """Returns the tokens of a document."""
-  documents = iterator.provenance and iterator.provenance.documents
-  if not documents:
-    raise errors.ConfigError(
-        "--document needs the document index of the corpus: make one with `maxtext-olmo index"
-        " documents`."
-    )
+  documents = _documents(iterator)
   if not 0 <= document < documents.num_documents:
     raise errors.ConfigError(
         f"--document={document}: the corpus has the documents 0 to {documents.num_documents - 1}."
@@ -99,6 +114,16 @@ def document_range(iterator: iterator_lib.BatchIterator, document: int) -> searc
   number = np.array([document])
   file, first = documents.locate(number)
   return search.TokenRange(int(file[0]), int(first[0]), int(documents.lengths(number)[0]))
+
+
+def _documents(iterator: iterator_lib.BatchIterator) -> documents_lib.DocumentIndex:
+  documents = iterator.provenance and iterator.provenance.documents
+  if not documents:
+    raise errors.ConfigError(
+        "--document needs the document index of the corpus: make one with `maxtext-olmo index"
+        " documents`."
+    )
+  return documents
 
 
 def find_visits(
@@ -140,6 +165,7 @@ def find_visits(
       end_byte=end_byte,
       tokens=target.count,
       documents=tuple(span.document for span in documents),
+      names=tuple(span.name for span in documents),
       visits=tuple(visits),
       until=end,
       rows_read=rows_read,

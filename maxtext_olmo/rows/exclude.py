@@ -3,10 +3,12 @@
 The file has one JSON object per line; empty lines and lines that begin with `#` are ignored:
 
     {"label": "wikipedia"}                             all files of a label
-    {"file": "wiki/part-3.npy"}                        a file, as the index names it
+    {"file": "wiki/part-3.npy"}                        a file, by its path or the end of it
     {"file": "wiki/part-3.npy", "bytes": [4096, 8192]}   some of its bytes, the end not included
     {"rows": [17, 19]}                                 windows of the index, the end not included
     {"document": 12}                                   a document, by its number in its index
+    {"document": "wiki-417"}                           the documents that have a name
+    {"hash": "5e1b…"}                                  the documents whose tokens have a hash
 
 Each line becomes ranges of tokens of files. A row is a list of ranges of files too, so what they
 have in common is an intersection, whatever the row source, the packing and the epoch. Tokens of an
@@ -21,24 +23,27 @@ Memory grows with the list, not with the corpus.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import document_hashes
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import segments
 
-_FORMS = "label, file, file with bytes, rows, document"
+_FORMS = "label, file, file with bytes, rows, document, hash"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,54 +130,121 @@ def read_exclusions(
     ConfigError: A line names something that the corpus does not have, or cannot be understood.
   """
   storage = LocalStorage() if storage is None else storage
-  names = _Names(index, documents)
+  names = _Names(index)
   ranges: list[tuple[int, int, int]] = []
+  of_documents: list[_Line] = []
   try:
     lines = storage.read(path).decode().splitlines()
   except UnicodeDecodeError as error:
     raise errors.ConfigError(f"olmo_exclude: {path} is not UTF-8 text ({error}).") from error
-  for number, line in enumerate(lines, 1):
-    if not line.strip() or line.lstrip().startswith("#"):
+  for number, text in enumerate(lines, 1):
+    if not text.strip() or text.lstrip().startswith("#"):
       continue
-    try:
-      ranges += names.ranges(json.loads(line))
-    except (ValueError, TypeError, RecursionError) as error:
-      raise errors.ConfigError(
-          f"olmo_exclude: line {number} of {path}, {line[:200]!r}, cannot be used: {error}"
-      ) from error
+    line = _Line(path, number, text)
+    with line.errors():
+      value = json.loads(text)
+      if isinstance(value, dict) and (value.keys() == {"document"} or value.keys() == {"hash"}):
+        of_documents.append(dataclasses.replace(line, value=value))
+      else:
+        ranges += names.ranges(value)
+  if of_documents:
+    with of_documents[0].errors():
+      if documents is None:
+        raise ValueError("documents can be named only where there is a document index.")
+    ranges += _document_ranges(of_documents, documents())
   return Exclusions.of_ranges([entry.n_tokens for entry in index.files], ranges)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Line:
+  """A line of a file of exclusions."""
+
+  path: str
+  number: int
+  text: str
+  value: Any = None
+
+  @contextlib.contextmanager
+  def errors(self) -> Iterator[None]:
+    """Turns what is wrong with the line into a ConfigError that names it."""
+    try:
+      yield
+    except (ValueError, TypeError, RecursionError) as error:
+      if isinstance(error, errors.MaxtextOlmoError):
+        raise
+      raise errors.ConfigError(
+          f"olmo_exclude: line {self.number} of {self.path}, {self.text[:200]!r}, cannot be used:"
+          f" {error}"
+      ) from error
+
+
+def _document_ranges(
+    lines: list[_Line], documents: documents_lib.DocumentIndex
+) -> list[tuple[int, int, int]]:
+  """Returns the tokens of the documents that some lines name, looked up all at once."""
+  names: list[tuple[_Line, str]] = []
+  hashes: list[tuple[_Line, str]] = []
+  found: list[np.ndarray] = []
+  for line in lines:
+    (kind, value), *_ = line.value.items()
+    with line.errors():
+      if kind == "hash":
+        hashes.append((line, document_hashes.check_hash(value)))
+      elif isinstance(value, str):
+        names.append((line, value))
+      elif type(value) is int and 0 <= value < documents.num_documents:
+        found.append(np.array([value]))
+      else:
+        raise ValueError(
+            f"documents are numbered from 0 to {documents.num_documents - 1}, and named by texts."
+        )
+  if hashes:
+    with hashes[0][0].errors():
+      found += documents.find_hashes([text for _, text in hashes])
+    _check_found(hashes, found[-len(hashes) :], "hash")
+  if names:
+    found += documents.find_names([text for _, text in names])
+    _check_found(names, found[-len(names) :], "name")
+  numbers = np.unique(np.concatenate(found))
+  files, firsts = documents.locate(numbers)
+  ends = firsts + documents.lengths(numbers)
+  return [
+      (file, first, end)
+      for file, first, end in zip(files.tolist(), firsts.tolist(), ends.tolist())
+      if first < end
+  ]
+
+
+def _check_found(lines: list[tuple[_Line, str]], found: list[np.ndarray], what: str) -> None:
+  for (line, text), documents in zip(lines, found, strict=True):
+    with line.errors():
+      if not documents.size:
+        raise ValueError(f"no document has the {what} {text!r}.")
 
 
 class _Names:
   """Finds the token ranges of what a line names."""
 
-  def __init__(
-      self,
-      index: index_lib.OlmoNpyIndex,
-      documents: Callable[[], documents_lib.DocumentIndex] | None,
-  ):
+  def __init__(self, index: index_lib.OlmoNpyIndex):
     self._index = index
-    self._open_documents = None if documents is None else functools.cache(documents)
 
   def ranges(self, line: Any) -> list[tuple[int, int, int]]:
     kind = sorted(line) if isinstance(line, dict) else None
     if kind == ["label"]:
-      return self._files(self._labels, line["label"], "label")
+      return self._files(self._labels.get(line["label"]), f"label {line['label']!r}")
     if kind == ["file"]:
-      return self._files(self._paths, line["file"], "file")
+      return self._files(self._find(line["file"]), f"file {line['file']!r}")
     if kind == ["bytes", "file"]:
-      whole = self._files(self._paths, line["file"], "file")
+      whole = self._files(self._find(line["file"]), f"file {line['file']!r}")
       return [self._bytes(file, *_pair(line["bytes"])) for file, _, _ in whole]
     if kind == ["rows"]:
       return self._rows(*_pair(line["rows"]))
-    if kind == ["document"]:
-      return [self._document(line["document"])]
     raise ValueError(f"expected one of these forms: {_FORMS}.")
 
-  def _files(self, known: dict[str, list[int]], name: Any, what: str) -> list[tuple[int, int, int]]:
-    if name not in known:
-      raise ValueError(f"the index has no {what} {name!r}.")
-    return [(file, 0, self._index.files[file].n_tokens) for file in known[name]]
+  def _files(self, numbers: list[int] | None, what: str) -> list[tuple[int, int, int]]:
+    if not numbers:
+      raise ValueError(f"the index has no {what}.")
+    return [(file, 0, self._index.files[file].n_tokens) for file in numbers]
 
   @functools.cached_property
   def _labels(self) -> dict[str, list[int]]:
@@ -182,11 +254,21 @@ class _Names:
     return found
 
   @functools.cached_property
-  def _paths(self) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for number, entry in enumerate(self._index.files):
-      for name in {entry.path, self._index.resolve(number)}:
-        found.setdefault(name, []).append(number)
+  def _paths(self) -> list[str]:
+    return [self._index.resolve(number) for number in range(len(self._index.files))]
+
+  def _find(self, name: Any) -> list[int]:
+    """Returns the files with this path, or with the one path that ends with it."""
+    if not isinstance(name, str):
+      raise ValueError(f"a file is named by a text, found {name!r}.")
+    exact = [number for number, entry in enumerate(self._index.files) if entry.path == name]
+    # An index may list a file several times.
+    found = exact or paths.find(self._paths, name)
+    if len(distinct := sorted({self._paths[number] for number in found})) > 1:
+      raise ValueError(
+          f"{len(distinct)} paths of the index end with {name!r}: give more of one, such as"
+          f" {distinct[0]!r}."
+      )
     return found
 
   def _bytes(self, file: int, first: int, end: int) -> tuple[int, int, int]:
@@ -207,16 +289,6 @@ class _Names:
       if low < high:
         found.append((number, low * length, high * length))
     return found
-
-  def _document(self, document: Any) -> tuple[int, int, int]:
-    if self._open_documents is None:
-      raise ValueError("documents can be named only where there is a document index.")
-    documents = self._open_documents()
-    if type(document) is not int or not 0 <= document < documents.num_documents:
-      raise ValueError(f"documents are numbered from 0 to {documents.num_documents - 1}.")
-    files, firsts = documents.locate(np.array([document]))
-    length = int(documents.lengths(np.array([document]))[0])
-    return int(files[0]), int(firsts[0]), int(firsts[0]) + length
 
 
 def _pair(value: Any) -> tuple[int, int]:

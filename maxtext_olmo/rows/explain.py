@@ -6,7 +6,7 @@ what the trainer is fed:
     step 5                            position 40, 8 rows of 8192 tokens
     └─ row 3                          position 43, epoch 0, instance 17, label wiki, kept, 12.5 %
        └─ part at column 0            wiki/part-003.npy, tokens [8192, 16384), bytes [32768, 65536)
-          ├─ document 901, column 0     tokens 512 to 699 of 700: its end
+          ├─ document 901, column 0     tokens 512 to 699 of 700: its end, named wiki-417
           └─ document 902, column 188   tokens 0 to 8003 of 9000: its beginning
 """
 
@@ -43,6 +43,9 @@ class DocumentSpan:
     first: The first of them, counted from the beginning of the document.
     last: The last of them.
     length: Tokens of the whole document.
+    name: Its name; empty if the document index has none for it.
+    source: The file that its text came from; empty if unknown.
+    line: Where in that file; None if unknown.
   """
 
   document: int
@@ -50,6 +53,9 @@ class DocumentSpan:
   first: int
   last: int
   length: int
+  name: str = ""
+  source: str = ""
+  line: int | None = None
 
   @property
   def whole(self) -> bool:
@@ -182,6 +188,7 @@ class Provenance:
       return ()
     numbers = self.documents.within(file, first, count)
     starts, lengths = self.documents.locate(numbers)[1], self.documents.lengths(numbers)
+    names = self.documents.describe(numbers)
     return tuple(
         DocumentSpan(
             document=number,
@@ -189,8 +196,11 @@ class Provenance:
             first=max(first - start, 0),
             last=min(first + count - start, length) - 1,
             length=length,
+            **name._asdict(),
         )
-        for number, start, length in zip(numbers.tolist(), starts.tolist(), lengths.tolist())
+        for number, start, length, name in zip(
+            numbers.tolist(), starts.tolist(), lengths.tolist(), names
+        )
     )
 
 

@@ -1,11 +1,19 @@
 """Tests of `maxtext-olmo corpus make`."""
 
 import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 from absl.testing import absltest
 
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from tests.cli import runner
+
+STARTS_PROCESSES = True
 
 
 class CorpusMakeTest(absltest.TestCase):
@@ -106,6 +114,77 @@ class CorpusMakeTest(absltest.TestCase):
     self.assertEqual(code, 2)
     self.assertRegex(err, r"^error: There is a corpus in .* already .*\(--overwrite\)\.\n$")
     self.assertEqual(runner.run(*argv, "--overwrite")[0], 0)
+
+  def test_documents_have_names_in_the_document_index(self):
+    (self.dir / "more.jsonl").write_text('{"body": "third", "key": "k"}\n{"body": "fourth"}\n')
+    runner.run(
+        *("corpus", "make", "--output", self.out, "--text-field", "body", "--id-field", "key"),
+        *(self.dir / "docs", f"x={self.dir}/more.jsonl"),
+    )
+    index_path = self.out / "index.json"
+    runner.run(
+        *("index", "build", "--mix-file", self.out / "mix.txt", "--tokenizer", "bytes"),
+        *("--dtype", "uint16", "--sequence-length", "4", "--output", index_path),
+    )
+    code, out, _ = runner.run("index", "documents", index_path, "--eos-id", "256", "--hashes")
+    self.assertEqual(code, 0)
+    self.assertIn("4 documents have a name; with hashes.", out)
+    index = index_lib.load_index(str(index_path))
+    documents = documents_lib.load_documents(f"{index_path}.documents", index, 256)
+    self.assertEqual(
+        [tuple(name) for name in documents.describe(np.arange(4))],
+        [
+            (f"{self.dir}/docs/a.txt:1", f"{self.dir}/docs/a.txt", 1),
+            (f"{self.dir}/docs/b.txt:1", f"{self.dir}/docs/b.txt", 1),
+            ("k", f"{self.dir}/more.jsonl", 1),
+            (f"{self.dir}/more.jsonl:2", f"{self.dir}/more.jsonl", 2),
+        ],
+    )
+    # They are the documents that the EOS would give.
+    for path in self.out.rglob("*.csv.gz"):
+      path.unlink()
+    by_eos = documents_lib.build_documents(index, self.out / "by_eos", 256)
+    self.assertEqual(by_eos.checksum, documents.checksum)
+
+  def test_an_input_that_cannot_be_read_leaves_nothing(self):
+    (self.dir / "docs" / "c.txt").write_bytes(b"\xff")
+    argv = ("corpus", "make", "--output", self.out, "--tokens-per-file", 4, self.dir / "docs")
+    code, _, err = runner.run(*argv)
+    self.assertEqual(code, 2)
+    self.assertRegex(err, r"c\.txt is not UTF-8 text .*No corpus was made in .*make it again\.\n$")
+    self.assertFalse(self.out.exists())
+
+  def test_a_full_disk_leaves_nothing(self):
+    disk = self.dir / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], capture_output=True
+    )
+    if mounted.returncode:
+      self.skipTest(f"No tmpfs can be mounted: {mounted.stderr.decode()}")
+    self.addCleanup(subprocess.run, ["umount", disk], check=True)
+    (self.dir / "docs" / "c.txt").write_text("long " * 100_000)
+    argv = ("corpus", "make", "--output", disk / "out", "--tokens-per-file", 4, self.dir / "docs")
+    code, _, err = runner.run(*argv)
+    self.assertEqual(code, 2)
+    self.assertRegex(err, "No space left on device.* Make room.* No corpus was made in ")
+    self.assertEmpty(list(disk.iterdir()))
+
+  def test_an_interrupt_leaves_nothing(self):
+    (self.dir / "many.jsonl").write_text('{"text": "a few words"}\n' * 200_000)
+    argv = ("--output", self.out, "--tokens-per-file", 10, self.dir / "many.jsonl")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "maxtext_olmo", "corpus", "make", *map(str, argv)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    while not list(self.out.rglob("part-00003.npy")) and process.poll() is None:
+      time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    self.assertEqual(process.returncode, 130, err)
+    self.assertIn(b"interrupted", err)
+    self.assertFalse(self.out.exists())
 
   def test_a_missing_input_is_an_error(self):
     code, _, err = runner.run("corpus", "make", "--output", self.out, self.dir / "none")

@@ -1,5 +1,6 @@
 """Tests of `maxtext-olmo inspect`."""
 
+import gzip
 import json
 import pathlib
 import tempfile
@@ -8,6 +9,8 @@ import unittest
 import numpy as np
 from absl.testing import absltest
 
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.inspection import run as run_lib
 from tests.cli import runner
 from tests.inspection import small_run
@@ -22,6 +25,25 @@ def setUpModule():
   directory = tempfile.TemporaryDirectory(prefix="inspect_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _run = small_run.write(directory.name)
+  _write_names(pathlib.Path(_run.index_path))
+
+
+def _write_names(index_path):
+  """Names the documents of the label web; two of them share a name, and one is called 3."""
+  index = index_lib.load_index(str(index_path))
+  path = f"{index_path}.documents"
+  documents = documents_lib.load_documents(path, index)
+  first, end = documents.file_offsets[1:3].tolist()
+  lines = []
+  for place, number in enumerate(range(first, end)):
+    start, length = (
+        int(documents.locate(np.array([number]))[1][0]),
+        documents.lengths(np.array([number]))[0],
+    )
+    name = {2: "3", 5: "shared", 6: "shared", 7: "\x1b[31mred"}.get(place, f"web-{place}")
+    lines.append(f"{start},{start + int(length)},{name},web.jsonl,{place + 1}\n")
+  (index_path.parent / "data" / "web.csv.gz").write_bytes(gzip.compress("".join(lines).encode()))
+  documents_lib.build_documents(index, path, documents.eos_id)
 
 
 class InspectTest(absltest.TestCase):
@@ -108,6 +130,40 @@ class InspectTest(absltest.TestCase):
     self.assertIn("rows were not read, so whether the filter keeps them is not known", unread)
     nothing = ("--find", "harbour seal", "--label", "wiki")
     self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
+
+  def test_a_document_is_found_by_its_name(self):
+    (found,) = json.loads(self.inspect(_run.checkpoints, "--document", "web-17", "--json"))
+    self.assertEqual((found["label"], found["names"]), ("web", ["web-17"]))
+    number = found["documents"][0]
+    out = self.inspect(_run.checkpoints, "--document", "web-17")
+    self.assertIn(f"document {number} (web-17)", out)
+    self.assertEqual(out, self.inspect(_run.checkpoints, "--document", number))
+    visit = next(visit for visit in found["visits"] if visit["step"] is not None)
+    row = ("--step", visit["step"], "--row", visit["row"])
+    shown = f"document {number} (web-17, from web.jsonl:18), "
+    self.assertIn(shown, self.inspect(_run.checkpoints, *row))
+    self.assertIn(f"── {shown}", self.inspect(_run.checkpoints, *row, "--text"))
+    values = json.loads(self.inspect(_run.checkpoints, *row, "--json"))
+    spans = [span for part in values["rows"][0]["parts"] for span in part["documents"]]
+    (span,) = (span for span in spans if span["document"] == number)
+    self.assertEqual((span["name"], span["source"], span["line"]), ("web-17", "web.jsonl", 18))
+
+  def test_a_name_that_documents_share_lists_them_all(self):
+    found = json.loads(self.inspect(_run.checkpoints, "--document", "shared", "--json"))
+    self.assertEqual([one["names"] for one in found], [["shared"], ["shared"]])
+    numbers = [one["documents"][0] for one in found]
+    self.assertEqual(numbers[1], numbers[0] + 1)
+    # A document may be named by digits: it comes after the one with this number.
+    found = json.loads(self.inspect(_run.checkpoints, "--document", "3", "--json"))
+    self.assertEqual([one["names"] for one in found], [[""], ["3"]])
+
+  def test_names_are_harmless_and_an_unknown_one_is_an_error(self):
+    out = self.inspect(_run.checkpoints, "--document", "\x1b[31mred")
+    self.assertIn("(\\x1b[31mred)", out)
+    self.assertNotIn("\x1b[31m", out)
+    err = self.inspect(_run.checkpoints, "--document", "web-99", code=2)
+    self.assertIn("no document has this number or name. The corpus has the documents 0 to 79", err)
+    self.assertIn("40 of them have a name", err)
 
   def test_keys_on_the_command_line_change_the_kept_config(self):
     out = self.inspect(_run.checkpoints, "--config.global_batch_size_to_load=10")

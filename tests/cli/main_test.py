@@ -87,7 +87,7 @@ class CliTest(parameterized.TestCase):
         "corpus", "make", "--output", directory / "file" / "x", directory / "doc.txt"
     )
     self.assertEqual(code, 2)
-    self.assertEqual(err, f"error: {directory}/file/x: Not a directory\n")
+    self.assertRegex(err, f"^error: Cannot write {directory}/file/x: Not a directory\\. .*\n$")
 
   @parameterized.parameters((), ("nonsense",), ("index",), ("verify",), ("index", "build"))
   def test_wrong_usage_is_explained(self, *argv):

@@ -57,6 +57,18 @@ class PathsTest(parameterized.TestCase):
   def test_is_valid(self, path, expected):
     self.assertEqual(paths.is_valid(path), expected)
 
+  @parameterized.parameters(
+      ("/d/a/x", [0]),
+      ("a/x", [0, 2]),
+      ("/x", [0, 1, 2]),
+      ("b/x", [1]),
+      ("gs://b/x", [1]),
+      ("d", []),
+      ("", []),
+  )
+  def test_find(self, name, expected):
+    self.assertEqual(paths.find(["/d/a/x", "gs://b/x", "/e/a/x"], name), expected)
+
   def test_absolute_leaves_urls_alone(self):
     self.assertEqual(paths.absolute("gs://b/p/"), "gs://b/p")
     self.assertEqual(paths.absolute("/d/../e/"), "/e")

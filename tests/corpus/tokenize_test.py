@@ -1,5 +1,6 @@
 """Tests of making a corpus from text."""
 
+import csv
 import gzip
 import itertools
 import json
@@ -19,6 +20,7 @@ from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
+from maxtext_olmo.errors import WriteError
 
 _BYTES = tokenizer_lib.ByteTokenizer()
 
@@ -98,17 +100,47 @@ class MakeCorpusTest(parameterized.TestCase):
         (self.dir / "out" / "bytes" / "l" / "part-00000.npy").stat().st_size, 60_000_000
     )
 
-  def test_a_corpus_that_broke_off_has_no_manifest_and_no_half_files(self):
+  def test_a_corpus_that_broke_off_leaves_nothing(self):
     def broken():
       yield "a" * 100
       yield "b" * (2 << 20)
       raise RuntimeError("no more")
 
     with self.assertRaisesRegex(RuntimeError, "no more"):
-      tokenize.make_corpus({"l": broken()}, self.dir / "out", _BYTES, tokens_per_file=50)
-    self.assertFalse((self.dir / "out" / "mix.txt").exists())
-    for name in os.listdir(self.dir / "out" / "bytes" / "l"):
-      self.assertRegex(name, r"^part-\d{5}\.npy$")
+      tokenize.make_corpus({"l": broken()}, self.dir / "new" / "out", _BYTES, tokens_per_file=50)
+    self.assertEmpty(os.listdir(self.dir))
+
+  def test_a_directory_that_was_there_is_kept(self):
+    (self.dir / "out").mkdir()
+    with self.assertRaisesRegex(CorpusError, r"no document .* No corpus was made in .*\. Fix"):
+      tokenize.make_corpus({"l": [""]}, self.dir / "out", _BYTES)
+    self.assertEmpty(os.listdir(self.dir / "out"))
+
+  def test_documents_have_boundaries_names_sources_and_lines(self):
+    some = [tokenize.TextDocument("hi", "id,1", "a\n.txt", 7), "", "é", tokenize.TextDocument("x")]
+    tokenize.make_corpus({"web": some}, self.dir, _BYTES, tokens_per_file=4)
+    folder = self.dir / "bytes" / "web"
+    self.assertCountEqual(
+        os.listdir(folder),
+        ["part-00000.csv.gz", "part-00000.npy", "part-00001.csv.gz", "part-00001.npy"],
+    )
+    with gzip.open(folder / "part-00000.csv.gz", "rt", newline="") as file:
+      self.assertEqual(
+          list(csv.reader(file)), [["0", "3", "id,1", "a\n.txt", "7"], ["3", "6", "", "", ""]]
+      )
+    with gzip.open(folder / "part-00001.csv.gz", "rt", newline="") as file:
+      self.assertEqual(list(csv.reader(file)), [["0", "2", "", "", ""]])
+
+  def test_equal_documents_make_equal_files(self):
+    made = []
+    for name in ("one", "two"):
+      tokenize.make_corpus(
+          {"l": [tokenize.TextDocument("x", "n", "s", 1)]}, self.dir / name, _BYTES
+      )
+      files = sorted(path for path in (self.dir / name).rglob("*") if path.is_file())
+      made.append([path.read_bytes() for path in files])
+    self.assertLen(made[0], 3)
+    self.assertEqual(*made)
 
   def test_a_corpus_is_not_replaced_unless_asked(self):
     tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
@@ -119,11 +151,20 @@ class MakeCorpusTest(parameterized.TestCase):
     summary = tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES, overwrite=True)
     self.assertEqual(self._tokens(summary.mix_file)["l"][0].tobytes(), b"n\0e\0w\0\0\x01")
 
-  def test_a_failed_replacement_leaves_no_manifest_of_old_and_new(self):
-    tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
+  def test_a_failed_replacement_leaves_the_old_corpus_as_it_was(self):
+    summary = tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
+    before = {path: path.read_bytes() for path in self.dir.rglob("*") if path.is_file()}
     with self.assertRaisesRegex(CorpusError, "The label 'm' has no document with text in it"):
       tokenize.make_corpus({"l": ["new"], "m": [""]}, self.dir, _BYTES, overwrite=True)
-    self.assertFalse((self.dir / "mix.txt").exists())
+    after = {path: path.read_bytes() for path in self.dir.rglob("*") if path.is_file()}
+    self.assertEqual(after, before)
+    self.assertLen(self._tokens(summary.mix_file)["l"], 1)
+
+  def test_what_is_in_the_way_is_an_error_without_a_manifest(self):
+    (self.dir / "bytes" / "l" / "part-00000.npy").mkdir(parents=True)
+    with self.assertRaisesRegex(WriteError, "not a regular file. No corpus was made"):
+      tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES)
+    self.assertEqual(os.listdir(self.dir), ["bytes"])
 
   def test_nothing_is_an_error(self):
     with self.assertRaisesRegex(CorpusError, "There are no documents to make a corpus of"):
@@ -148,7 +189,42 @@ class ReadDocumentsTest(parameterized.TestCase):
   def _read(self, name: str, content: bytes, **kwargs) -> list[str]:
     path = self.dir / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    return list(tokenize.read_documents(str(path), **kwargs))
+    return [document.text for document in tokenize.read_documents(str(path), **kwargs)]
+
+  def _names(self, name: str, content: str, **kwargs) -> list[tuple[str, int]]:
+    (self.dir / name).write_text(content)
+    found = list(tokenize.read_documents(str(self.dir / name), **kwargs))
+    self.assertEqual({document.source for document in found}, {str(self.dir / name)})
+    return [(document.name, document.line) for document in found]
+
+  def test_documents_are_named_by_their_id_or_their_file_and_line(self):
+    lines = [
+        {"id": "a"},
+        {"id": 7},
+        {"id": None},
+        {},
+        {"id": ["x"]},
+        {"id": True},
+        {"id": "b" * 2000},
+    ]
+    text = "\n" + "".join(json.dumps({"text": "x", **line}) + "\n" for line in lines)
+    path = f"{self.dir}/x.jsonl"
+    expected = ["a", "7", *(f"{path}:{line}" for line in range(4, 9))]
+    self.assertEqual(self._names("x.jsonl", text), list(zip(expected, range(2, 9))))
+    named = '{"text": "x", "url": "u\\ud800"}\n'
+    self.assertEqual(self._names("x.jsonl", named, id_field="url"), [("u\\ud800", 1)])
+    self.assertEqual(self._names("x.txt", "a\nb\n"), [(f"{self.dir}/x.txt:1", 1)])
+    self.assertEqual(
+        self._names("y.txt", "a\n\n\nb\nc\n\nd", separator=""),
+        [(f"{self.dir}/y.txt:{line}", line) for line in (1, 4, 7)],
+    )
+
+  def test_a_file_whose_name_is_no_text_can_be_a_source(self):
+    path = os.fsdecode(os.fsencode(str(self.dir)) + b"/\xff.txt")
+    with open(path, "w") as file:
+      file.write("x")
+    ((_, name, source, _),) = tokenize.read_documents(path)
+    self.assertEqual((name, source), (f"{self.dir}/\\xff.txt:1", f"{self.dir}/\\xff.txt"))
 
   @parameterized.parameters("x.txt", "x.txt.gz", "README")
   def test_a_text_file_is_one_document_byte_for_byte(self, name):

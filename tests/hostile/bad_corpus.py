@@ -1,8 +1,11 @@
-"""Spoiled files of a corpus: index, token files, headers, masks, boundaries, manifest, sidecars."""
+"""Spoiled files of a corpus: index, tokens, headers, masks, boundaries, names, mix, sidecars."""
 
 from __future__ import annotations
 
+import csv
 import functools
+import gzip
+import io
 import json
 import pathlib
 import unittest
@@ -41,6 +44,7 @@ def all_cases() -> Iterator[cases.Case]:
   said = dict.fromkeys(damage.SAME_SIZE, "a mask is what its bytes say")
   yield from damage.file_cases("masks", _read_masks, said, damage.SHORT_LIST)
   yield from _boundary_cases()
+  yield from _name_cases()
   yield from _manifest_cases()
   yield from _sidecar_cases()
 
@@ -256,6 +260,52 @@ def _boundary_cases() -> Iterator[cases.Case]:
         functools.partial(leave_out, rows=rows),
         accept="documents may leave tokens out, and a warning counts them",
     )
+
+
+# Names of documents.
+
+_NAMES = {  # Of a document, in a boundary file that is CSV in all else.
+    "empty": "", "blank": " ", "digits": "7", "comma": "a,b", "quote": 'a"b', "quotes": '"""',
+    "newline": "a\nb", "return": "a\rb", "nul": "a\0b", "escape": "\x1b[31m", "long": "x" * 99_000,
+    "formula": "=1+1", "separator": "a\u2028b", "right-to-left": "\u202eabc", "script": "<script>",
+    "path": "../../etc/passwd", "emoji": "🙂" * 30_000, "surrogate": "\ud800", "huge": "x" * 200_000
+}  # fmt: skip
+
+
+def _name_cases() -> Iterator[cases.Case]:
+  def attempt(folder: pathlib.Path, name: str) -> None:
+    index = fixture.write(folder)
+    text = io.StringIO()
+    rows = [(0, 20, name, name, 1), (20, 90, "other"), (90, 150, name)]
+    csv.writer(text).writerows(rows)
+    data = text.getvalue().encode(errors="surrogatepass")
+    (folder / fixture.BOUNDARY_FILE).write_bytes(gzip.compress(data, mtime=0))
+    fixture.run_cli("index", "documents", index, "--eos-id", "0", "--hashes")
+    loaded = maxtext_olmo.load_index(index)
+    documents = maxtext_olmo.load_documents(index + ".documents", loaded)
+    first = int(documents.file_offsets[1])
+    named = [tuple(one) for one in documents.describe(first + np.arange(3))]
+    if named != [(name, name, 1), ("other", "", None), (name, "", None)]:
+      raise cases.WrongDataError(f"a document has another name: {named!r:.200}")
+    if name and documents.find_names([name])[0].tolist() != [first, first + 2]:
+      raise cases.WrongDataError("a name finds other documents")
+    fixture.run_cli(
+        *("inspect", _config_of(folder, index), "--document", str(first)),
+    )
+
+  for name, text in _NAMES.items():
+    yield cases.Case(
+        f"names/{name}",
+        functools.partial(attempt, name=text),
+        accept="any UTF-8 text that CSV can hold is a name",
+    )
+
+
+def _config_of(folder: pathlib.Path, index: str) -> pathlib.Path:
+  """Writes a config for `inspect`."""
+  values = {**fixture.WINDOWS, "olmo_index_path": index}
+  (path := folder / "config.json").write_text(json.dumps(values))
+  return path
 
 
 # Manifests.

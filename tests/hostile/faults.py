@@ -240,7 +240,12 @@ def _hold_lease(folder: pathlib.Path, out: pathlib.Path, arm: Arm, *, held: bool
 def _make_corpus(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
   (folder / "text.txt").write_text("a few words\n" * 50)
   arm()
-  fixture.run_cli("corpus", "make", "--output", out / "corpus", folder / "text.txt")
+  try:
+    fixture.run_cli("corpus", "make", "--output", out / "corpus", folder / "text.txt")
+  except cases.RefusedError:
+    if (out / "corpus").exists():
+      raise cases.WrongDataError("a corpus that was not made is there") from None
+    raise
   made = next((out / "corpus").rglob("*.npy"))
   if bytes(np.fromfile(made, "<u2")[:11].astype(np.uint8)) != b"a few words":
     raise cases.WrongDataError("the corpus holds another text")
@@ -359,7 +364,9 @@ def disarm() -> None:
 
 
 def _check_left_over(out: pathlib.Path) -> None:
+  hidden = (".unfinished_", ".documents_")
   left = [path.name for path in out.rglob("*") if path.name.endswith((".tmp", "-tmp"))]
+  left += [path.name for path in out.iterdir() if path.name.startswith(hidden)]
   if left:
     raise cases.WrongDataError(f"temporary files are left: {left}")
 

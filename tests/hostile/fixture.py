@@ -21,7 +21,7 @@ from tests.hostile import cases
 from tests.loader import cases as loader_cases
 
 TOKENS_PER_FILE = (333, 150, 7, 514)
-BOUNDARIES = ((0, 20), (20, 90), (90, 150))
+BOUNDARIES = ((0, 20, "id-0", "a.jsonl", 1), (20, 90, "id-1", "a.jsonl", 2), (90, 150, "id-1"))
 BOUNDARY_FILE = "data/part-001.csv.gz"
 
 WINDOWS: dict[str, Any] = {

@@ -35,6 +35,17 @@ class TextTest(absltest.TestCase):
         ],
     )
 
+  def test_a_document_is_headed_by_its_name_and_where_it_came_from(self):
+    span = explain.DocumentSpan(4, 0, 0, 9, 10, "wiki-7", "wiki.jsonl", 3)
+    self.assertEqual(
+        text.describe_span(span),
+        "document 4 (wiki-7, from wiki.jsonl:3), whole, 10 tokens, at column 0",
+    )
+    self.assertEqual(text.describe_name("a.txt:1", "a.txt", 1), " (a.txt:1)")
+    self.assertEqual(text.describe_name("", "a.txt"), " (from a.txt)")
+    self.assertEqual(text.describe_name(""), "")
+    self.assertEqual(text.describe_name("a\x1b[1m\nb"), " (a\\x1b[1m\\nb)")
+
   def test_without_a_document_index_documents_end_at_eos(self):
     row = _row([*b"ab", 256, *b"cde"])
     self.assertEqual(

@@ -1,16 +1,19 @@
 """Tests of what steers a run: exclusions and skips."""
 
+import gzip
 import json
 import pathlib
 from typing import ClassVar
 
 import jax
 import numpy as np
+import xxhash
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
 from maxtext_olmo import errors
+from tests import corpora
 from tests.loader import cases
 
 _DOCUMENTS = {
@@ -57,6 +60,39 @@ class ExcludeTest(cases.LoaderCase):
     for row in range(50, 60):
       file, first = maxtext_olmo.global_to_local(index, row)
       excluded |= {(file, first + token) for token in range(8)}
+    self.check(values, lines, excluded)
+
+  @parameterized.named_parameters(
+      ("windows", {"olmo_document_mask": True, "olmo_eos_id": 0}),
+      ("planned", _DOCUMENTS),
+  )
+  def test_documents_are_excluded_by_number_name_and_hash(self, values):
+    directory = self.create_tempdir().full_path
+    path, _ = corpora.write_corpus(directory)
+    index = maxtext_olmo.load_index(path)
+    boundaries = pathlib.Path(index.resolve(1)).with_suffix(".csv.gz")
+    lines = "0,20,a,s,1\n20,90,b,s,2\n90,100,c,s,3\n100,150,b,s,4\n"
+    boundaries.write_bytes(gzip.compress(lines.encode()))
+    documents = maxtext_olmo.build_documents(index, path + ".documents", 0, hashes=True)
+    # The last document of the first file by its hash, the second of it by its number.
+    last = int(documents.file_offsets[1]) - 1
+    start, length = (int(array[0]) for array in self.span(documents, last))
+    data = np.fromfile(index.resolve(0), np.uint16)[start : start + length].tobytes()
+    excluded = {(1, token) for token in (*range(20, 90), *range(100, 150))}
+    for number in (1, *documents.find_hashes([xxhash.xxh3_128_hexdigest(data)])[0].tolist()):
+      first, count = (int(array[0]) for array in self.span(documents, number))
+      file = int(documents.locate(np.array([number]))[0][0])
+      excluded |= {(file, first + token) for token in range(count)}
+    self.assertIn((0, start), excluded)
+    lines = [{"document": 1}, {"document": "b"}, {"hash": xxhash.xxh3_128_hexdigest(data)}]
+    self.check({**values, "olmo_index_path": path}, lines, excluded)
+
+  def span(self, documents, number):
+    numbers = np.array([number])
+    return documents.locate(numbers)[1], documents.lengths(numbers)
+
+  def check(self, values, lines, excluded):
+    """Compares each target of a run with a list of exclusions with that of a run without one."""
     plain = self.train(**values)
     steered = self.train(**values, olmo_exclude=self.write(*lines))
     right = values.get("olmo_shift") == "right"

@@ -1,10 +1,12 @@
 """Tests of exclusions: which tokens of a row take no loss."""
 
+import gzip
 import json
 import pathlib
 
 import hypothesis
 import numpy as np
+import xxhash
 from absl.testing import absltest
 from absl.testing import parameterized
 from hypothesis import strategies as st
@@ -113,6 +115,95 @@ class ReadExclusionsTest(parameterized.TestCase):
         self.read({"document": 7}, documents=lambda: documents),
         (int(files[0]), int(firsts[0]), int(firsts[0]) + length),
     )
+
+  def named_documents(self, **options):
+    """Builds and opens a document index whose second file has names."""
+    boundaries = pathlib.Path(self.index.resolve(1)).with_suffix(".csv.gz")
+    boundaries.write_bytes(gzip.compress(b"0,20,a,s,1\n20,90,b,s,2\n90,90,b,s,3\n90,150,b,s,4\n"))
+    return documents_lib.build_documents(
+        self.index, str(self.folder / "documents"), eos_id=0, **options
+    )
+
+  def test_a_name_stands_for_all_documents_that_have_it(self):
+    documents = self.named_documents()
+    some = self.read({"document": "b"}, documents=lambda: documents)
+    self.assert_excludes(some, (1, 20, 90), (1, 90, 150))
+    both = self.read({"document": "a"}, {"document": "b"}, documents=lambda: documents)
+    self.assert_excludes(both, (1, 0, 150))
+
+  def test_a_hash_stands_for_all_documents_with_the_same_tokens(self):
+    tokens = np.fromfile(self.index.resolve(1), np.uint16)
+    np.concatenate([tokens[:20], tokens[20:40], tokens[20:40], tokens[60:]]).tofile(
+        self.index.resolve(1)
+    )
+    boundaries = pathlib.Path(self.index.resolve(1)).with_suffix(".csv.gz")
+    boundaries.write_bytes(gzip.compress(b"0,20\n20,40\n40,60\n60,150\n"))
+    path = str(self.folder / "documents")
+    documents = documents_lib.build_documents(self.index, path, eos_id=0, hashes=True)
+    text = xxhash.xxh3_128_hexdigest(tokens[20:40].tobytes())
+    some = self.read({"hash": text}, documents=lambda: documents)
+    self.assert_excludes(some, (1, 20, 60))
+
+  @parameterized.parameters(
+      ({"document": "c"}, "no document has the name 'c'"),
+      ({"document": "0"}, "no document has the name '0'"),
+      ({"document": -1}, "documents are numbered from 0 to"),
+      ({"document": 10**30}, "documents are numbered from 0 to"),
+      ({"document": True}, "documents are numbered from 0 to"),
+      ({"document": ["a"]}, "documents are numbered from 0 to"),
+      ({"document": None}, "documents are numbered from 0 to"),
+      ({"hash": 7}, "32 hexadecimal digits, found 7"),
+      ({"hash": "xyz"}, "32 hexadecimal digits, found 'xyz'"),
+      ({"hash": "0" * 32}, "no document has the hash '0000"),
+      ({"document": 1, "hash": "0" * 32}, "expected one of these forms"),
+  )
+  def test_a_document_that_is_not_there_is_a_config_error(self, line, message):
+    documents = self.named_documents(hashes=True)
+    with self.assertRaisesRegex(errors.ConfigError, f"line 2 of {self.path}, .*{message}"):
+      self.read({"document": 1}, line, documents=lambda: documents)
+
+  def test_hashes_need_a_document_index_that_has_them(self):
+    documents = self.named_documents()
+    with self.assertRaisesRegex(errors.ConfigError, "line 1 .* index documents --hashes"):
+      self.read({"hash": "0" * 32}, documents=lambda: documents)
+
+  def test_a_damaged_document_index_is_a_corpus_error(self):
+    def documents():
+      raise errors.CorpusError("damaged")
+
+    with self.assertRaisesRegex(errors.CorpusError, "damaged"):
+      self.read({"document": "a"}, documents=documents)
+
+  def test_a_file_may_be_named_by_the_end_of_its_path(self):
+    self.assert_excludes(self.read({"file": "data/part-002.npy"}), (2, 0, 7))
+    self.assert_excludes(self.read({"file": "part-002.npy", "bytes": [0, 3]}), (2, 0, 2))
+    for name in ("art-002.npy", "part-002"):
+      with self.assertRaisesRegex(errors.ConfigError, f"has no file '{name}'"):
+        self.read({"file": name})
+
+  def test_the_end_of_several_paths_names_no_file(self):
+    for label in ("a", "b"):
+      corpora.write_tokens(self.folder / label / "part.npy", 50, seed=0)
+    entries = [(str(self.folder / label / "part.npy"), label) for label in ("a", "b", "a")]
+    self.index = index_builder.build_index(entries, 8, tokenizer="t", dtype="uint16")
+    with self.assertRaisesRegex(errors.ConfigError, "2 paths .* end with 'part.npy': give more"):
+      self.read({"file": "part.npy"})
+    # The mix repeats this one.
+    self.assert_excludes(self.read({"file": "a/part.npy"}), (0, 0, 50), (2, 0, 50))
+
+  def test_a_long_list_of_names_is_found(self):
+    count = 3000
+    np.arange(count, dtype=np.uint16).tofile(self.folder / "many.npy")
+    rows = "".join(f"{i},{i + 1},id-{i}\n" for i in range(count))
+    (self.folder / "many.csv.gz").write_bytes(gzip.compress(rows.encode()))
+    self.index = index_builder.build_index(
+        [(str(self.folder / "many.npy"), "a")], 8, tokenizer="t", dtype="uint16"
+    )
+    built = documents_lib.build_documents(self.index, str(self.folder / "documents"), eos_id=0)
+    lines = [{"document": f"id-{i}"} for i in range(0, count, 2)]
+    some = self.read(*lines, documents=lambda: built)
+    self.assertEqual(some.num_tokens, count // 2)
+    self.assertLen(some.firsts, count // 2)
 
   def test_comments_and_empty_lines_are_ignored(self):
     self.assert_excludes(self.read("# bad rows", "", '  {"rows": [0, 1]}'), (0, 0, 8))

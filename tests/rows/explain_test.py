@@ -1,6 +1,8 @@
 """Tests of explanations of steps."""
 
+import gzip
 import json
+import pathlib
 
 import numpy as np
 from absl.testing import absltest
@@ -59,6 +61,18 @@ class ExplainTest(absltest.TestCase):
         self.assertEqual(span.whole, part.count == span.length)
         self.assertEqual(span.column, part.column)
 
+  def test_documents_have_the_names_of_their_boundary_file(self):
+    boundaries = pathlib.Path(self.corpus.files.paths[1]).with_suffix(".csv.gz")
+    boundaries.write_bytes(gzip.compress(b"0,4,a,s,1\n4,9,b,,\n9,150\n"))
+    documents_lib.build_documents(self.corpus.index, self.path, 0)
+    provenance = explain.Provenance(self.corpus.index, self.path)
+    spans = provenance.spans(1, 0, 20, 0)
+    named = [(span.name, span.source, span.line, span.length) for span in spans]
+    self.assertEqual(named, [("a", "s", 1, 4), ("b", "", None, 5), ("", "", None, 141)])
+    explanation = self.explain(windows.WindowRows(self.corpus.index), provenance).to_json()
+    span = explanation["rows"][0]["parts"][0]["documents"][0]
+    self.assertEqual((span["name"], span["source"], span["line"]), ("", "", None))
+
   def test_without_a_document_index_there_are_file_and_bytes(self):
     for provenance in (None, explain.Provenance(self.corpus.index, f"{self.directory}/none")):
       row = self.explain(windows.WindowRows(self.corpus.index), provenance).rows[0]
@@ -82,7 +96,10 @@ class ExplainTest(absltest.TestCase):
     )
     values = json.loads(json.dumps(explanation.to_json()))
     document = values["rows"][0]["parts"][0]["documents"][0]
-    self.assertCountEqual(document, ["document", "column", "first", "last", "length", "whole"])
+    self.assertCountEqual(
+        document,
+        ["document", "column", "first", "last", "length", "name", "source", "line", "whole"],
+    )
     self.assertNotIn("arrays", values)
 
 

@@ -1,0 +1,182 @@
+"""Boundary files: where the documents of a token file lie, and what they are called.
+
+dolma writes a `part.csv.gz` next to `part.npy`, with a line for each document:
+
+    0,1312,<urn:uuid:0a3f…>,s3://…/shard_0007.jsonl.gz,41
+    │ │    │                │                          └ line in that file, from 1
+    │ │    │                └ the file that the text came from
+    │ │    └ the document's id: its name
+    │ └ the token after its last
+    └ its first token
+
+Only the first two columns are required. A name need not be unique.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import io
+import itertools
+import os
+import reprlib
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import numpy as np
+from absl import logging
+
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.errors import CorpusError
+
+_SUFFIX = ".csv.gz"
+_LINES_AT_ONCE = 1024
+_PIECE_BYTES = 1 << 20
+_USE_EOS = "Copy it again, or remove it to find the documents by their EOS."
+_LARGEST_LINE = np.iinfo(np.int64).max
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundaries:
+  """Some documents of a token file, in their order there.
+
+  Attributes:
+    starts: The first token of each (int64).
+    lengths: How many tokens each has (int64).
+    names: Their names; empty for a document that has none.
+    sources: The files that their texts came from; empty if unknown.
+    lines: Where in these files, as their writer counted; -1 if unknown (int64).
+  """
+
+  starts: np.ndarray
+  lengths: np.ndarray
+  names: Sequence[str]
+  sources: Sequence[str]
+  lines: np.ndarray
+
+
+def boundary_path(token_path: str) -> str:
+  """Returns where the boundary file of a token file would be."""
+  return os.path.splitext(token_path)[0] + _SUFFIX
+
+
+def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boundaries]:
+  """Yields the documents of a boundary file, which must reach the end of the token file.
+
+  Tokens between documents belong to none, as in OLMo-core; dolma leaves none.
+  """
+  rows = _csv_rows(storage, path)
+  number, end, outside = 1, 0, 0
+  while block := list(itertools.islice(rows, _LINES_AT_ONCE)):
+    try:
+      starts = np.fromiter(map(int, [row[0] for row in block]), np.int64, len(block))
+      ends = np.fromiter(map(int, [row[1] for row in block]), np.int64, len(block))
+      before = np.concatenate([[end], ends[:-1]])
+      fit = bool(((before <= starts) & (starts <= ends)).all()) and int(ends[-1]) <= n_tokens
+    except (ValueError, IndexError, OverflowError):
+      fit = False
+    if not fit:
+      raise _misfit(block, path, number, end, n_tokens)
+    yield Boundaries(
+        starts, ends - starts, _column(block, 2), _column(block, 3), _lines(_column(block, 4))
+    )
+    number, end = number + len(block), int(ends[-1])
+    outside += int((starts - before).sum())
+  if end != n_tokens:
+    raise CorpusError(
+        f"The boundary file {path} ends with a document up to token {end}, but the token file has"
+        f" {n_tokens} tokens: it is cut off, or belongs to another file. {_USE_EOS}"
+    )
+  if outside:
+    logging.warning(
+        "%s: %d of %d tokens lie between documents and are left out.", path, outside, n_tokens
+    )
+
+
+class BoundaryWriter:
+  """Writes a boundary file, a document at a time, to an open binary file."""
+
+  def __init__(self, file: IO[bytes]):
+    # Without a time and a file name, equal boundaries make equal files.
+    self._gzip = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0)
+    self._text = io.TextIOWrapper(self._gzip, encoding="utf-8", newline="")
+    self._csv = csv.writer(self._text)
+    self._end = 0
+
+  def add(self, length: int, name: str, source: str, line: int | None) -> None:
+    """Adds the document after the last one."""
+    start, self._end = self._end, self._end + length
+    self._csv.writerow((start, self._end, name, source, "" if line is None else line))
+
+  def close(self) -> None:
+    """Completes the boundary file; the underlying file stays open."""
+    self._text.close()
+
+
+def _csv_rows(storage: Storage, path: str) -> Iterator[list[str]]:
+  pieces = _PieceReader(storage.pieces(path, piece_bytes=_PIECE_BYTES))
+  try:
+    with gzip.open(io.BufferedReader(pieces), "rt", encoding="utf-8", newline="") as file:
+      yield from csv.reader(file)
+  except CorpusError:
+    raise
+  except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
+    raise CorpusError(f"The boundary file {path} cannot be read: {error}. {_USE_EOS}") from error
+
+
+class _PieceReader(io.RawIOBase):
+  """Reads the pieces of a file as a stream."""
+
+  def __init__(self, pieces: Iterator[bytes]):
+    super().__init__()
+    self._pieces = pieces
+    self._left = memoryview(b"")
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer) -> int:
+    if not self._left:
+      self._left = memoryview(next(self._pieces, b""))
+    count = min(len(self._left), len(buffer))
+    buffer[:count], self._left = self._left[:count], self._left[count:]
+    return count
+
+
+def _misfit(block: list[list[str]], path: str, number: int, end: int, n_tokens: int) -> CorpusError:
+  """Returns the error of the first line that does not follow the one before it."""
+  for line in block:
+    before = end
+    try:
+      start, end = int(line[0]), int(line[1])
+    except (ValueError, IndexError):
+      start, end = -1, -1
+    if not before <= start <= end <= n_tokens:
+      break
+    number += 1
+  return CorpusError(
+      f"{path}:{number}: expected the first token and the end of a document after token {before}"
+      f" and within the {n_tokens} tokens of the file, found"
+      f" {reprlib.repr(','.join(line[:2]))}. {_USE_EOS}"
+  )
+
+
+def _column(block: list[list[str]], column: int) -> list[str]:
+  """Returns a column, empty in lines that do not have it."""
+  try:
+    return [row[column] for row in block]
+  except IndexError:
+    return [row[column] if len(row) > column else "" for row in block]
+
+
+def _lines(texts: list[str]) -> np.ndarray:
+  """Returns numbers of lines; -1 for what is none, because other writers have other columns."""
+  try:
+    lines = np.fromiter(map(int, texts), np.int64, len(texts))
+  except (ValueError, OverflowError):
+    numbers = (int(text) if text.isdecimal() and len(text) < 20 else -1 for text in texts)
+    kept = [number if number <= _LARGEST_LINE else -1 for number in numbers]
+    lines = np.array(kept, np.int64)
+  return np.maximum(lines, -1)

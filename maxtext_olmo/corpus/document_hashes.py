@@ -1,0 +1,118 @@
+"""Hashes of documents: xxh3-128 of their tokens, and which documents have a hash.
+
+A hash is that of the document's bytes in its token file, its EOS included, so copies of a document
+have the same hash wherever they are, and `xxhash.xxh3_128_hexdigest(tokens.tobytes())` gives it.
+
+A document index keeps a table of (upper half of the hash, lower half, document), sorted, of 24
+bytes per document.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from maxtext_olmo import atomic
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import sorted_table
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.token_files import TokenFiles
+
+WIDTH = 3
+_DIGESTS_AT_ONCE = 1 << 16
+_HEX = re.compile("[0-9a-fA-F]{32}")
+
+
+def check_hash(text: Any) -> str:
+  """Returns the text if it is a hash; raises ValueError if not."""
+  if not isinstance(text, str) or not _HEX.fullmatch(text):
+    raise ValueError(f"expected a hash of 32 hexadecimal digits, found {text!r}.")
+  return text
+
+
+def find_hashes(table: sorted_table.SortedTable, hashes: Sequence[str]) -> list[np.ndarray]:
+  """Returns the documents (uint64) that have each hash; raises ValueError for what is no hash."""
+  numbers = [int(check_hash(text), 16) for text in hashes]
+  halves = np.array([divmod(number, 1 << 64) for number in numbers], np.uint64).reshape(-1, 2)
+  found = []
+  for first, end, low in zip(*(part.tolist() for part in table.find(halves[:, 0])), halves[:, 1]):
+    records = np.arange(first, end)
+    same = table.column(records, 1) == low
+    found.append(table.column(records[same], 2))
+  return found
+
+
+def hash_documents(
+    files: TokenFiles,
+    file_id: int,
+    n_tokens: int,
+    spans: Iterator[np.ndarray],
+    path: str,
+    advance: Callable[[int], None],
+) -> None:
+  """Writes the hash of each document of a file, reading its tokens once.
+
+  Args:
+    spans: The first token and the length of the documents, in blocks of rows.
+    path: Of the file of hashes, of 16 bytes each.
+    advance: Is told how many bytes have been read.
+  """
+  reader = _Reader(files, file_id, n_tokens, advance)
+  with atomic.write_errors(path), open(path, "wb") as out:
+    for block in spans:
+      digests = [reader.digest(first, count) for first, count in block.tolist()]
+      out.write(np.frombuffer(b"".join(digests), ">u8").astype("<u8").tobytes())
+
+
+def records(folder: str, counts: Sequence[int], name: Callable[[int], str]) -> Iterator[np.ndarray]:
+  """Yields the records of all documents, from the files that `hash_documents` wrote."""
+  document = 0
+  for number, count in enumerate(counts):
+    place = document
+    if count:
+      path = os.path.join(folder, name(number))
+      for piece in LocalStorage().pieces(path, piece_bytes=16 * _DIGESTS_AT_ONCE):
+        halves = np.frombuffer(piece, "<u8").reshape(-1, 2)
+        numbers = np.arange(place, place + len(halves), dtype="<u8")
+        yield np.concatenate([halves, numbers[:, None]], axis=1)
+        place += len(halves)
+    document += count
+
+
+class _Reader:
+  """Hashes ranges of a file that come in ascending order."""
+
+  def __init__(
+      self, files: TokenFiles, file_id: int, n_tokens: int, advance: Callable[[int], None]
+  ):
+    self._width = files.dtype.itemsize
+    self._pieces = files.storage.pieces(
+        files.paths[file_id],
+        int(files.data_offsets[file_id]),
+        n_tokens * self._width,
+        scan.CHUNK_BYTES,
+    )
+    self._piece, self._begin = memoryview(b""), 0
+    self._advance = advance
+
+  def digest(self, first: int, count: int) -> bytes:
+    """Returns the hash of some tokens."""
+    start, end = first * self._width, (first + count) * self._width
+    if end - self._begin <= len(self._piece) and start >= self._begin:
+      return xxhash.xxh3_128_digest(self._piece[start - self._begin : end - self._begin])
+    hashed = xxhash.xxh3_128()
+    while start < end:
+      if start - self._begin >= len(self._piece):
+        self._begin += len(self._piece)
+        self._piece = memoryview(next(self._pieces))
+        self._advance(len(self._piece))
+        continue
+      some = self._piece[start - self._begin : end - self._begin]
+      hashed.update(some)
+      start += len(some)
+    return hashed.digest()

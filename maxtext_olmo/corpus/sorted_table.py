@@ -1,0 +1,126 @@
+"""Tables of records in a file, sorted by a key, so that a lookup reads only a few blocks of them.
+
+A record is a row of uint64 numbers, and the first is its key, which may occur more than once:
+
+    key     3   9   9  17  40         find(9)  →  records 1 to 3, the end not included
+    value   8   2   5   0   1         find(4)  →  records 1 to 1: none
+
+Keys are hashes. Sorting divides the records into 256 files by the highest byte of their keys, each
+of these by the next byte if it is still too large, and sorts what fits in memory. So memory does
+not grow with the number of records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from maxtext_olmo import atomic
+from maxtext_olmo.corpus import file_array
+from maxtext_olmo.corpus.storage import LocalStorage
+
+_IN_MEMORY = 16 << 20  # Bytes of records that are sorted at once.
+_FIRST_SHIFT = 56
+
+
+class SortedTable:
+  """A sorted table in a file, of which only the blocks that a lookup needs are read.
+
+  Args:
+    numbers: The numbers of all records, record by record.
+    width: How many numbers a record has.
+  """
+
+  def __init__(self, numbers: file_array.FileArray, width: int):
+    self._numbers = numbers
+    self._width = width
+
+  def __len__(self) -> int:
+    return len(self._numbers) // self._width
+
+  def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first record of each key, and the one after its last (int64)."""
+    firsts = self._bisect(keys, right=False)
+    return firsts, self._bisect(keys, right=True)
+
+  def column(self, records: np.ndarray, column: int) -> np.ndarray:
+    """Returns one number of each of some records (uint64)."""
+    return self._numbers[records * self._width + column]
+
+  def _bisect(self, keys: np.ndarray, right: bool) -> np.ndarray:
+    """Returns how many records have a smaller key, or with `right` a smaller or equal one."""
+    low = np.zeros(len(keys), np.int64)
+    high = np.full(len(keys), len(self), np.int64)
+    while len(still := np.flatnonzero(low < high)):
+      middle = (low[still] + high[still]) // 2
+      found = self.column(middle, 0)
+      before = found <= keys[still] if right else found < keys[still]
+      low[still[before]] = middle[before] + 1
+      high[still[~before]] = middle[~before]
+    return low
+
+
+def sort_records(
+    blocks: Iterable[np.ndarray], folder: str, in_memory: int = _IN_MEMORY
+) -> Iterator[np.ndarray]:
+  """Yields the records of some blocks, sorted by key; equal keys stay in the order they came in.
+
+  Args:
+    blocks: Arrays of records (uint64, two dimensions).
+    folder: A local directory for temporary files.
+    in_memory: Bytes of records that are sorted at once.
+  """
+  return _sorted(iter(blocks), folder, in_memory, _FIRST_SHIFT)
+
+
+def _sorted(
+    blocks: Iterator[np.ndarray], folder: str, in_memory: int, shift: int
+) -> Iterator[np.ndarray]:
+  """Sorts records whose keys differ only in their lowest `shift + 8` bits."""
+  if shift < 0:  # All have the same key.
+    yield from blocks
+    return
+  taken: list[np.ndarray] = []
+  for block in blocks:
+    taken.append(block)
+    if sum(one.nbytes for one in taken) > in_memory:
+      break
+  else:
+    if taken:
+      records = np.concatenate(taken)
+      yield records[np.argsort(records[:, 0], kind="stable")]
+    return
+  with atomic.write_errors(folder), tempfile.TemporaryDirectory(dir=folder) as divided:
+    width = taken[0].shape[1]
+    _divide(itertools.chain(taken, blocks), divided, shift)
+    taken.clear()
+    for name in sorted(os.listdir(divided), key=int):
+      path = os.path.join(divided, name)
+      yield from _sorted(_read(path, width), divided, in_memory, shift - 8)
+      os.unlink(path)
+
+
+def _divide(blocks: Iterable[np.ndarray], folder: str, shift: int) -> None:
+  """Appends each record to the file of a byte of its key."""
+  with contextlib.ExitStack() as stack:
+    files = {}
+    for block in blocks:
+      bytes_of = (block[:, 0] >> np.uint64(shift)).astype(np.uint8)
+      order = np.argsort(bytes_of, kind="stable")
+      present, starts = np.unique(bytes_of[order], return_index=True)
+      for number, some in zip(present.tolist(), np.split(order, starts[1:])):
+        if number not in files:
+          path = os.path.join(folder, str(number))
+          files[number] = stack.enter_context(open(path, "wb"))
+        files[number].write(block[some].tobytes())
+
+
+def _read(path: str, width: int) -> Iterator[np.ndarray]:
+  # A whole number of records per piece, whatever their width.
+  for piece in LocalStorage().pieces(path, piece_bytes=(1 << 17) * 8 * width):
+    yield np.frombuffer(piece, "<u8").reshape(-1, width)
