@@ -1,6 +1,5 @@
 """Kills and changes a run of the real MaxText, and asks it about every step that it was fed."""
 
-import json
 import pathlib
 
 from absl.testing import absltest
@@ -13,10 +12,6 @@ STARTS_PROCESSES = True
 
 def setUpModule():
   runs.set_up_module()
-
-
-def _argument(name: str, value: object) -> str:
-  return f"{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 @runs.needs_maxtext
@@ -38,7 +33,7 @@ class MaxTextProofTest(proof.ProofTestCase):
         "olmo_eos_id": proof.EOS,
         **phase.keys,
     }
-    arguments = [_argument(*item) for item in keys.items()]
+    arguments = [f"{name}={value}" for name, value in keys.items()]
     kills = phase.steps is None
     run = runs.start(
         self.dir, *arguments, processes=phase.processes, pause=0.1 if kills else 0, arrays=tap
