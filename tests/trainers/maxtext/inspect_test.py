@@ -36,14 +36,17 @@ class InspectTest(parameterized.TestCase):
     cls.directory = directory
     small_run.write_texts(directory, small_run.texts())
     cls.fed = cls._train("run", 40, 8)
-    shutil.copytree(directory / "run", directory / "longer")
-    cls.longer = cls.fed | cls._train("longer", 50, 4)
+    # Another run continues from an earlier checkpoint of it, and passes over some of its steps.
+    checkpoint = directory / "run" / "checkpoints" / "20" / "items"
+    steering = (f"load_full_state_path={checkpoint}", "olmo_skip=((25, 30),)")
+    cls.longer = {step: batch for step, batch in cls.fed.items() if step <= 20}
+    cls.longer |= cls._train("longer", 50, 4, *steering)
     # As MaxText's emergency managers leave a run: without a data state in its checkpoints.
     shutil.copytree(directory / "longer", directory / "no_states")
     runs.remove_states(directory, "no_states")
 
   @classmethod
-  def _train(cls, name: str, steps: int, rows: int) -> dict[int, dict[str, np.ndarray]]:
+  def _train(cls, name: str, steps: int, rows: int, *args: str) -> dict[int, dict[str, np.ndarray]]:
     tap = cls.directory / f"tap-{name}"
     tap.mkdir()
     runs.start(
@@ -53,6 +56,7 @@ class InspectTest(parameterized.TestCase):
         f"per_device_batch_size={rows}",
         f"max_target_length={_LENGTH}",
         "checkpoint_period=20",
+        *args,
         arrays=tap,
     ).wait()
     return proof.read_batches(tap)
@@ -72,7 +76,7 @@ class InspectTest(parameterized.TestCase):
   @parameterized.parameters("longer", "no_states")
   def test_a_step_before_and_after_a_change_of_the_batch_size_has_the_text_it_was_fed(self, run):
     tokenizer = tokenizer_lib.ByteTokenizer()
-    for step in (39, 40, 49):
+    for step in (20, 21, 24, 25, 49):
       rows = json.loads(self.inspect(run, "--step", step, "--text", "--json"))["rows"]
       shown = ["".join(piece["text"] for piece in row["text"]) for row in rows]
       fed = [tokenizer.decode(row[row < 256]) for row in self.longer[step]["inputs"]]
@@ -99,7 +103,7 @@ class InspectTest(parameterized.TestCase):
   def test_two_runs_are_compared(self):
     self.assertIn("same stream", self.inspect("longer", self.directory / "no_states"))
     printed = self.inspect("run", self.directory / "longer", code=1)
-    self.assertIn("They differ from step 40 on; every step before it is the same.", printed)
+    self.assertIn("They differ from step 21 on; every step before it is the same.", printed)
     self.assertIn("rows of the batch: 8 in the first, 4 in the second", printed)
 
   def test_without_data_states_a_run_says_the_same_of_itself(self):
@@ -107,6 +111,7 @@ class InspectTest(parameterized.TestCase):
     for one in described:
       del one["path"]
     self.assertEqual(*described)
+    self.assertIn("skips steps 25:30 (positions 184 to 203)", str(described[0]["history"]))
 
 
 if __name__ == "__main__":
