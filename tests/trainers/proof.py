@@ -34,6 +34,7 @@ VOCABULARY = 4096
 EOS = 0
 PERIOD = 4  # Steps between checkpoints.
 MIXTURE = {"wiki": 2.0, "web": 0.5, "code": 1.0}
+_LATER_MIXTURE = {"wiki": 0.5, "web": 3.0}
 _LABELS = ("wiki", "web", "wiki", "code", "web")  # Of each file.
 _EXCLUDED_DOCUMENTS = (3, 40)
 _EXCLUDED_LABEL = "code"
@@ -160,6 +161,7 @@ def phases(checkpoints: pathlib.Path, dice: random.Random) -> Iterator[Phase]:
   end = back + 1 + 2 * PERIOD
   yield Phase(1, 4, keys, end)
   keys = {**keys, "olmo_skip": ((end + 2, end + 3),), "olmo_skip_mode": "mask"}
+  keys = {**keys, "olmo_mixture": _LATER_MIXTURE, "olmo_allow_mixture_change": True}
   yield Phase(1, 8, keys, end + 2 * PERIOD)
 
 
@@ -324,6 +326,21 @@ class ProofTestCase(absltest.TestCase):
     for step in (*range(min(batches), skip), *range(end, max(killed) - 1)):
       again = step if step < skip else step - (end - skip)
       np.testing.assert_array_equal(batches[again]["inputs"], killed[step]["inputs"])
+    consumed = [record.fed[step] for step in range(skip)]
+    consumed += [killed[step] for step in range(skip, end)]
+    consumed += [record.fed[step] for step in range(skip, len(record.fed))]
+    self._check_epochs(record.corpus, [row for batch in consumed for row in batch["inputs"]])
+
+  def _check_epochs(self, corpus: Corpus, rows: Sequence[np.ndarray]) -> None:
+    """Checks that each label gives all its windows before it gives one again."""
+    for label in set(_LABELS):
+      files = [file for file, name in enumerate(_LABELS) if name == label]
+      windows = sum(len(corpus.tokens[file]) // LENGTH for file in files)
+      taken = [place for place in map(corpus.locate, rows) if place[0] in files]
+      self.assertNotEmpty(taken)
+      for first in range(0, len(taken), windows):
+        epoch = taken[first : first + windows]
+        self.assertLen(set(epoch), len(epoch), f"{label}, epoch {first // windows}")
 
 
 def _search(corpus: Corpus, fed: Mapping[int, Batch], document: Document) -> list[tuple[int, ...]]:
