@@ -162,6 +162,7 @@ def phases(checkpoints: pathlib.Path, dice: random.Random) -> Iterator[Phase]:
   yield Phase(1, 4, keys, end)
   keys = {**keys, "olmo_skip": ((end + 2, end + 3),), "olmo_skip_mode": "mask"}
   keys = {**keys, "olmo_mixture": _LATER_MIXTURE, "olmo_allow_mixture_change": True}
+  keys["olmo_stages"] = ({"from_step": end + PERIOD + 1, "olmo_mixture": MIXTURE},)
   yield Phase(1, 8, keys, end + 2 * PERIOD)
 
 
@@ -317,6 +318,7 @@ class ProofTestCase(absltest.TestCase):
         self.assertIn(len(batch["inputs"]), (phase.rows, phase.rows // phase.processes))
         for row, segments in zip(batch["inputs"], batch["targets_segmentation"]):
           file, first = record.corpus.locate(row)
+          self.assertIn(_LABELS[file], _mixture_at(phase, step))
           targets = range(first + 1, first + LENGTH)
           loss = [step not in masked and (file, place) not in excluded for place in targets]
           self.assertEqual((segments != 0).tolist(), [*loss, False])
@@ -341,6 +343,12 @@ class ProofTestCase(absltest.TestCase):
       for first in range(0, len(taken), windows):
         epoch = taken[first : first + windows]
         self.assertLen(set(epoch), len(epoch), f"{label}, epoch {first // windows}")
+
+
+def _mixture_at(phase: Phase, step: int) -> Mapping[str, float]:
+  """Returns the mixture that a phase asks for at a step."""
+  later = [s for s in phase.keys.get("olmo_stages", ()) if s["from_step"] <= step]
+  return later[-1]["olmo_mixture"] if later else phase.keys.get("olmo_mixture", MIXTURE)
 
 
 def _search(corpus: Corpus, fed: Mapping[int, Batch], document: Document) -> list[tuple[int, ...]]:
