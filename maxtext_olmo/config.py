@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 from maxtext_olmo import config_key
+from maxtext_olmo import config_stages
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import BOOLEAN
 from maxtext_olmo.config_key import DATASET_TYPES
@@ -76,11 +77,6 @@ def _read_mesh_axes(value: Any) -> Any:
 
 
 _MESH_AXES = Kind("a list of mesh axes, or of lists of them", list, _read_mesh_axes)
-_MIXTURE = Kind(
-    "a dict from label to number",
-    dict,
-    lambda value: {str(label): read_number(share) for label, share in value.items()},
-)
 _SCHEDULE = Kind(
     "a list of (boundary, rows) pairs",
     list,
@@ -185,10 +181,17 @@ KEYS: tuple[Key, ...] = (
         read_by=(GRAIN,), per_host=True),
     Key("olmo_mixture", {},
         "How much to read of each label or label pattern: {'wiki': 2.0, 'web-*': 0.5}. Empty: the"
-        " corpus as it is.", kind=_MIXTURE, read_by=_CORPUS),
+        " corpus as it is.", kind=config_stages.MIXTURE, read_by=_CORPUS),
     Key("olmo_mixture_unit", "epochs",
         f"Unit of the numbers in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
         one_of(*mixture.UNITS), read_by=_CORPUS),
+    Key("olmo_stages", (),
+        "Dicts with from_step (or from_tokens) and what changes there: olmo_mixture,"
+        " olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed, leave_out_seen.",
+        kind=config_stages.STAGES, read_by=(GRAIN,), per_host=True),
+    Key("olmo_allow_mixture_change", False,
+        "Let another olmo_mixture at a restart take effect from there on; otherwise it is an error.",
+        read_by=(GRAIN,)),
     Key("olmo_batch_schedule", (),
         "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"
         " constant batch size.", kind=_SCHEDULE),
@@ -301,6 +304,8 @@ class Options(types.SimpleNamespace):
     values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
     options = cls(**values)
     found = [*problems.values(), *config_key.problems(options, defaults())]
+    if name == GRAIN:
+      found += config_stages.problems(options)
     if found:
       raise _config_error(found)
     return options

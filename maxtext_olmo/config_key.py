@@ -24,7 +24,7 @@ Check = Callable[[Any], str]
 GRAIN, DOCUMENTS, SYNTHETIC = "olmo_grain", "olmo_documents", "synthetic"
 DATASET_TYPES = (GRAIN, DOCUMENTS, SYNTHETIC)
 
-_WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
+WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
 
 
 # More than any run has; sums and products of a few such numbers still fit into 64 bits.
@@ -165,7 +165,7 @@ class Key:
     value = getattr(config, self.name, None)
     try:
       return value is not None and self.kind.read(value) != self.default
-    except _WRONG_TYPE:
+    except WRONG_TYPE:
       return True
 
 
@@ -185,7 +185,7 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
       continue
     try:
       values[key.name] = key.kind.read(value)
-    except _WRONG_TYPE:
+    except WRONG_TYPE:
       problems[key.name] = f"{key.name}={show(value)} should be {key.kind.description}."
       continue
     problem = key.check(values[key.name]) if key.check else ""

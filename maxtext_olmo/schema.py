@@ -1,7 +1,7 @@
 """Schemas of saved states: whatever is wrong with a state is a ResumeError that says where.
 
 Count(1)          a whole number of at least 1 (and below 2**62)
-str, bool         a value of that type
+str, bool, int    a value of that type
 dict              an object that holds nothing but JSON
 object            anything
 Maybe(x)          x, or null, or missing
@@ -80,7 +80,7 @@ def check(value: Any, schema: Any, name: str = "") -> None:
       for i, item in enumerate(value):
         check(item, schema[i if length else 0], f"{name}[{i}]")
   elif schema is not object and type(value) is not schema:
-    expected = {str: "text", bool: "true or false"}[schema]
+    expected = {str: "text", bool: "true or false", int: "a whole number"}[schema]
   if expected:
     raise damaged(f"{name!r} is {show(value)}, expected {expected}")
 

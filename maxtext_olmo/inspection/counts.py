@@ -21,6 +21,7 @@ import numpy as np
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import mixture as mixed_rows
 from maxtext_olmo.rows import parts as parts_lib
@@ -67,6 +68,8 @@ def make_counter(stream: Any, index: index_lib.OlmoNpyIndex) -> Counter:
     if isinstance(stream.source, mixed_rows.MixedRows):
       return _mixed_documents(stream.source, index)
     return _documents(stream, index)
+  if isinstance(stream, staged_stream.StagedStream):
+    return _staged(stream)
   if isinstance(stream.order, mixture_lib.MixtureOrder):
     return _mixture(stream, stream.order, index)
   return _windows(stream, index)
@@ -90,6 +93,45 @@ def _mixture(
       row_length=index.sequence_length,
       num_positions=stream.num_positions,
       before=before,
+  )
+
+
+def _staged(stream: staged_stream.StagedStream) -> Counter:
+  """Returns the counter of a stream with stages: the sum of those of its stages."""
+  numbers = range(len(stream.stages))
+  counters = [make_counter(stream.stream(number), stream.index(number)) for number in numbers]
+  labels = tuple(dict.fromkeys(label for counter in counters for label in counter.labels))
+  columns = [[labels.index(label) for label in counter.labels] for counter in counters]
+  available = np.zeros(len(labels))
+  for counter, own in zip(counters, columns):
+    available[own] = np.maximum(available[own], counter.available)
+
+  def before(positions: np.ndarray) -> np.ndarray:
+    counts = np.zeros((len(positions), len(labels)))
+    for number, counter, own in zip(numbers, counters, columns):
+      inside = np.clip(positions - stream.stages[number].position, 0, stream.length(number))
+      counts[:, own] += counter.before(inside)
+    return counts
+
+  def tally(positions: np.ndarray) -> Tally:
+    counts = np.zeros(len(labels))
+    stage_of = np.array([stream.number_at(position) for position in positions.tolist()])
+    for number in np.unique(stage_of).tolist():
+      index, first = stream.index(number), stream.stages[number].position
+      ids = stream.stream(number).instance_ids(positions[stage_of == number] - first)
+      found, times = np.unique(index.locate(ids)[0], return_counts=True)
+      for file, count in zip(found.tolist(), times.tolist()):
+        counts[labels.index(index.files[file].label)] += count
+    return counts, counts
+
+  counter = Counter(labels, available, stream.sequence_length, stream.num_positions, before)
+  if all(counter.tally is None for counter in counters):
+    return counter
+  return dataclasses.replace(
+      counter,
+      tally=tally,
+      sample=lambda positions: (*tally(positions), len(positions)),
+      enumerable=1 << 21,
   )
 
 

@@ -98,7 +98,7 @@ def find_run(
       raise errors.ConfigError(f"{directory} has no committed checkpoint {label}.")
     state = resume.saved_state(str(directory), label)
     if state is None:
-      state = history_file.state_at(str(directory), label + 1)
+      state = history_file.state_at(str(directory), _steps_done(directory, label))
   return Run(path, None if config is None else dict(config), str(directory), label, state)
 
 
@@ -146,6 +146,13 @@ def open_iterator(run: Run) -> Iterator[iterator_lib.BatchIterator]:
       )
     if run.state is not None:
       train.set_state(run.state)
-    elif run.label is not None and values.get("initial_step", -1) < 0:
-      train.go_to(run.label + 1)
+    elif run.label is not None:
+      # Where the config begins the data does not matter for a run that has gone further.
+      train.go_to(max(_steps_done(epath.Path(run.checkpoint_dir), run.label), train.step))
     yield train
+
+
+def _steps_done(directory: epath.Path, label: int) -> int:
+  """Returns the steps that a checkpoint's model has done."""
+  # Tunix, which fine-tunes for MaxText, counts from 1, and names its items differently.
+  return label if (directory / str(label) / "model_params").exists() else label + 1

@@ -19,6 +19,8 @@ from maxtext_olmo.inspection import sources
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import olmo_documents
 from maxtext_olmo.loader import olmo_grain
+from maxtext_olmo.loader import stages as stages_lib
+from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import timeline as timeline_lib
 from maxtext_olmo.rows import steps as steps_lib
 
@@ -88,9 +90,11 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
   """
   index: index_lib.OlmoNpyIndex
   stream: Any
+  policy = None
   if options.dataset_type == GRAIN:
     index = olmo_grain.load_index(options.olmo_index_path, options)
-    stream = olmo_grain.train_stream(options, index)
+    policy = stages_lib.policy_of(options, index, lambda path: olmo_grain.load_index(path, options))
+    stream = policy.stream(policy.beginning)
   elif options.dataset_type == DOCUMENTS and options.random_access_documents:
     source = olmo_documents.open_documents(
         options.olmo_index_path, options.olmo_documents_path, options
@@ -101,10 +105,12 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
         f"dataset_type={options.dataset_type!r} has no plan: its rows have no labels, or are packed"
         " as they stream. olmo_grain has one, and olmo_documents with olmo_packing='planned'."
     )
-  schedule = options.schedule()
-  if stream.drops_tails:
-    schedule = schedule.within(stream.epochs)
-  return plan_lib.Plan((sources.Stretch(0, steps, schedule, stream, index),))
+  schedule = options.schedule().within(stream.batch_epochs)
+  start = state_lib.Start(0, schedule, stream)
+  start = state_lib.steered(
+      start, options.skips, policy, () if policy is None else policy.beginning, 0
+  )
+  return plan_lib.Plan((sources.Stretch(0, steps, start.schedule, start.stream, index),))
 
 
 def plan_of_iterator(
@@ -141,6 +147,7 @@ def _is_of(entry: timeline_lib.Entry, stream: Any) -> bool:
   names = [name for name in stream.identity() if name != "fingerprint" and name in entry.identity]
   return (
       entry.identity.get("fingerprint") in known
+      and not state_lib.stage_differences(entry, stream, entry.step)
       and entry.sequence_length == stream.sequence_length
       and all(entry.identity[name] == stream.identity()[name] for name in names)
   )

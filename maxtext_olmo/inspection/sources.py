@@ -339,9 +339,20 @@ def find_changes(
   found: list[Change] = []
   for stretch in stretches:
     found += _schedule_changes(stretch.schedule, stretch.first, stretch.end)
+    found += _stage_changes(stretch)
   for was, now in zip(timeline.entries, timeline.entries[1:]) if timeline else ():
     found += (Change(now.step, text) for text in _differences(was, now))
   return tuple(sorted(dict.fromkeys(found)))
+
+
+def _stage_changes(stretch: Stretch) -> Iterable[Change]:
+  """Yields where stages begin."""
+  schedule = stretch.schedule
+  for stage in getattr(stretch.stream, "stages", ())[1:]:
+    if stage.position >= schedule.anchor_position:
+      step = schedule.step_at(stage.position)
+      if stretch.first <= step < stretch.end:
+        yield Change(step, f"stage: {stage.settings.describe()}")
 
 
 def _schedule_changes(

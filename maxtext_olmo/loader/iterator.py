@@ -28,6 +28,7 @@ from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import timeline
@@ -113,8 +114,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
     skips: What the config asks to skip.
+    stages: Policy for stages; None for a dataset type that has none.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
-    on_start: Called with the history and the step when batches are about to be read from there.
+    on_start: Called with the iterator when it is about to read batches.
     provenance: The names of labels and documents, for `explain`.
   """
 
@@ -132,8 +134,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       corpus: corpus_change.CorpusPolicy | None = None,
       whole_batches: bool = False,
       skips: skips_lib.Requests = skips_lib.Requests(),
+      stages: stages_lib.StagePolicy | None = None,
       labels: np.ndarray | None = None,
-      on_start: Callable[[timeline.Timeline, int], None] | None = None,
+      on_start: Callable[[BatchIterator], None] | None = None,
       provenance: explain_lib.Provenance | None = None,
   ):
     super().__init__()
@@ -147,6 +150,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._corpus = corpus
     self._whole_batches = whole_batches
     self._skips = skips
+    self._stages = stages
     self._labels = labels
     self._on_start = on_start
     self._provenance = provenance
@@ -317,24 +321,26 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     Raises:
       ResumeError: The state belongs to another stream; the iterator is unchanged.
     """
-    first = self._beginning
-    self._move_to(
-        state_lib.read_state(
-            state,
-            first.stream,
-            first.schedule,
-            self._record,
-            corpus=self._corpus,
-            whole_batches=self._whole_batches,
-            skips=self._skips,
-        )
-    )
+    self._move_to(self._read_state(state))
     self._state_set = True
     if self._corpus is not None:
       try:
         self._corpus.keep_copy(resumed=True)
       except errors.WriteError as error:  # The copy only helps to name what changes later.
         logging.warning("%s", error)
+
+  def _read_state(self, state: dict[str, Any]) -> state_lib.Start:
+    first = self._beginning
+    return state_lib.read_state(
+        state,
+        first.stream if self._stages is None else self._stages.stream(self._stages.beginning),
+        first.schedule,
+        self._record,
+        corpus=self._corpus,
+        whole_batches=self._whole_batches,
+        skips=self._skips,
+        stages=self._stages,
+    )
 
   def go_to(self, step: int, position: int | None = None) -> None:
     """Continues with a step, at the position where the schedule puts it or at `position`.
@@ -346,6 +352,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       schedule, history = self._start.schedule, self._history.until(step)
       if position is None and history is not None and history.present is not self._history.present:
         position = history.present.schedule.position(step)  # Another schedule was in force then.
+        if self._stages is not None:  # And perhaps other stages.
+          state = state_lib.make_state(history, self._start.stream, history.present.schedule, step)
+          self._move_to(self._read_state(state))
+          return
       if position is not None:
         schedule = schedule.anchored(step, position)
       schedule.start(step)
@@ -363,7 +373,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       if self._sent is not None:
         return
       if self._on_start is not None:
-        self._on_start(self._history, self._step)
+        self._on_start(self)
       start = self._start._replace(step=self._step)
       self._dataset = self._make_dataset(start)
       if len(self._dataset):

@@ -46,7 +46,7 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
   stream = train_stream(options, source)
-  iterator = wiring.train_iterator(
+  return wiring.train_iterator(
       options,
       global_mesh,
       stream.source,
@@ -54,14 +54,6 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
       stream,
       index=source.index,
   )
-  logging.info(
-      "olmo_documents: step %d at position %d of the rows of %d documents, %s",
-      iterator.step,
-      iterator.position,
-      len(source),
-      ", ".join(f"{k} {v}" for k, v in stream.identity().items()),
-  )
-  return iterator
 
 
 def make_documents_eval_iterator(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import re
 from typing import Any
 
 import grain
 import jax
-import numpy as np
 from absl import logging
 
 from maxtext_olmo import config as config_lib
@@ -22,8 +20,8 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import wiring
-from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -100,8 +98,13 @@ def _train(
     index: index_lib.OlmoNpyIndex,
     storage: storage_lib.Storage,
 ) -> iterator_lib.BatchIterator:
+  stages = collectives.run_on_all_processes(
+      lambda: stages_lib.policy_of(options, index, lambda path: _open_index(path, options)[0]),
+      "opening the stages",
+  )
+  collectives.check_equal({"olmo_stages": repr(stages.requests)})
   stream = collectives.run_on_all_processes(
-      lambda: train_stream(options, index), "opening the order"
+      lambda: stages.stream(stages.beginning), "opening the order"
   )
   if options.olmo_mixture:
     _say_left_out(index, stream)
@@ -110,28 +113,14 @@ def _train(
       options.olmo_allow_corpus_change,
       options.checkpoint_dir if options.enable_checkpointing else "",
   )
-  iterator = wiring.train_iterator(
-      options, mesh, *_rows(index, options, storage), stream, index=index, corpus=corpus
-  )
-  _announce(iterator)
-  return iterator
-
-
-def train_stream(options: config_lib.Options, index: index_lib.OlmoNpyIndex) -> stream_lib.Stream:
-  """Returns the stream of the training part of a corpus that the options describe."""
-  how: dict[str, Any] = {
-      "order": options.order_name,
-      "seed": options.data_shuffle_seed,
-      "held_out_instances": options.olmo_eval_instances,
-      "num_epochs": options.olmo_num_epochs or None,
-  }
-  if options.olmo_mixture:
-    return mixture_lib.mixture_stream(index, options.olmo_mixture, options.olmo_mixture_unit, **how)
-  return stream_lib.train_stream(
-      index,
-      cache_dir=options.olmo_order_cache_dir or None,
-      consumed_path=options.olmo_consumed_path,
-      **how,
+  return wiring.train_iterator(
+      options,
+      mesh,
+      *_rows(index, options, storage),
+      stream,
+      index=index,
+      corpus=corpus,
+      stages=stages,
   )
 
 
@@ -251,11 +240,6 @@ def _rows(
   return windows.WindowRows(index, rule), reader.FileReader(files)
 
 
-def _short(value: Any) -> str:
-  """Returns a value as text, with long hashes cut to what tells two apart by eye."""
-  return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))
-
-
 def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> None:
   order = stream.order
   mixed = {member.label for member in getattr(order, "members", ())}
@@ -268,25 +252,3 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
         ", ".join(left_out[:10]),
         ", …" if len(left_out) > 10 else "",
     )
-
-
-def _announce(iterator: iterator_lib.BatchIterator) -> None:
-  """Logs one line that says where the run resumes, so that two runs can be compared by eye."""
-  position = iterator.position
-  epoch, place = iterator.stream.order.locate(np.array([position]))
-  end = iterator.stream.num_positions
-  ids = (
-      []
-      if end is not None and position >= end
-      else iterator.row_numbers(iterator.step)[:4].tolist()
-  )
-  logging.info(
-      "olmo_grain: step %d at position %d (epoch %d, place %d of %d), first instances %s, %s",
-      iterator.step,
-      position,
-      epoch[0],
-      place[0],
-      iterator.stream.order.epochs.length(int(epoch[0])),
-      ids,
-      ", ".join(f"{k} {_short(v)}" for k, v in iterator.stream.identity().items()),
-  )

@@ -40,6 +40,7 @@ from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import run_files
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -225,6 +226,7 @@ def find_start(
     content: dict[str, Any],
     *,
     corpus: corpus_change.CorpusPolicy | None = None,
+    stages: stages_lib.StagePolicy | None = None,
 ) -> state_lib.Start:
   """Returns where the run resumes; process 0 decides for all."""
   decision = _decide_on_process_0(options)
@@ -240,18 +242,20 @@ def find_start(
             corpus=corpus,
             whole_batches=options.resumes_whole_batches,
             skips=options.skips,
+            stages=stages,
         )
 
     # One process alone may see another copy of the old index.
     return collectives.run_on_all_processes(read, "reading the data state")
   step, position = decision["step"], options.olmo_initial_position
-  if position < 0:
-    # Without a state, the config alone says where a step is, so it skips from the beginning on.
-    return state_lib.with_skips(state_lib.Start(step, schedule, stream), options.skips, 0)
-  if options.initial_step < 0 and step == 0:
-    step = schedule.step_at(position)
-  start = state_lib.Start(step, schedule.anchored(step, position), stream)
-  return state_lib.with_skips(start, options.skips, position)
+  # Without a state, the config alone says where a step is, from the beginning on.
+  if position >= 0:
+    if options.initial_step < 0 and step == 0:
+      step = schedule.step_at(position)
+    schedule = schedule.anchored(step, position)
+  start = state_lib.Start(step, schedule, stream)
+  entered = stages.beginning if stages is not None else ()
+  return state_lib.steered(start, options.skips, stages, entered, max(0, position))
 
 
 def restore_latest(options: config_lib.Options, iterator: Any) -> None:

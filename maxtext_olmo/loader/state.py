@@ -15,6 +15,7 @@ has no history: it records only what was in force when it was saved.
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -51,6 +53,7 @@ class Start(NamedTuple):
   stream: Any
   history: timeline_lib.Timeline | None = None
   skips: tuple[skips_lib.Skip, ...] = ()
+  stages: stages_lib.Stages = ()
 
 
 _ADVICE = {
@@ -83,6 +86,7 @@ def begin_history(start: Start, content: dict[str, Any]) -> timeline_lib.Timelin
       content=content,
       extents=tuple(start.stream.history),
       skips=start.skips,
+      stages=start.stages,
   )
   if start.history is None:
     return timeline_lib.Timeline((entry,))
@@ -118,12 +122,32 @@ def check_same_stream(entry: timeline_lib.Entry, stream: Any, step: int) -> None
       for name in now
       if name in was and was[name] != now[name]
   ]
+  if not lines:
+    lines = [f"  {line}" for line in stage_differences(entry, stream, step)]
   if lines:
     raise errors.OrderError(
         f"Step {step} was taken from another stream, which this config does not describe:\n"
         + "\n".join(lines)
         + "\nUse the config that was in force then."
     )
+
+
+def stage_differences(entry: timeline_lib.Entry, stream: Any, step: int) -> list[str]:
+  """Returns how the stages that a step may take samples from differ, in words."""
+  last = int(entry.schedule.positions(step)[-1])
+  was, now = (
+      [stage for stage in stages[1:] if stage.position <= last]
+      for stages in (entry.stages, getattr(stream, "stages", ()))
+  )
+  for one, other in itertools.zip_longest(was, now):
+    if one is None or other is None:
+      known = "none then" if one is None else "none now"
+      return [f"{(one or other).name}: {known}"]
+    if one.settings != other.settings:
+      return [f"{one.name}: {line}" for line in one.settings.differences(other.settings)]
+    if one.position != other.position:
+      return [f"{one.name}: from position {one.position} then, from {other.position} now"]
+  return []
 
 
 def read_state(
@@ -135,6 +159,7 @@ def read_state(
     corpus: corpus_change.CorpusPolicy | None = None,
     whole_batches: bool = False,
     skips: skips_lib.Requests = skips_lib.Requests(),
+    stages: stages_lib.StagePolicy | None = None,
 ) -> Start:
   """Returns where the run resumes; raises ResumeError if the state belongs to another stream.
 
@@ -146,9 +171,14 @@ def read_state(
     whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core
       does, which repeats data; otherwise the position is kept.
     skips: What the config asks to skip.
+    stages: Policy for stages; None for a run that has none.
   """
   step, position, history = parse_state(state)
   entry = history.present
+  if stages is None and len(entry.stages) > 1:
+    raise schema.damaged("it has stages, which this dataset type does not have")
+  if stages is not None:
+    stream = stages.first_stream(entry, stream)
 
   def position_here() -> int:
     return _in_samples(position, entry.sequence_length, stream.sequence_length)
@@ -170,16 +200,68 @@ def read_state(
           value,
       )
   here = position_here()
+  entered: stages_lib.Stages = ()
+  if stages is not None and (stages.requests or entry.stages or stages.base.mixture):
+    entered = _entered(stages, entry, step, here, stream)
+    stream = stages.stream(entered)
   if position < entry.schedule.position(step):
     _check_at_end(entry, here, stream)
-  if stream.drops_tails:
-    schedule = schedule.within(stream.epochs)
+  schedule = schedule.within(getattr(stream, "batch_epochs", None))
   if whole_batches:
     here = _whole_batches(here, stream, schedule.size(step))
   recorded = _converted(entry, stream.sequence_length)
   schedule = schedule.skipping(skips_lib.positions_of(recorded, "drop"))
   anchored = _anchored(schedule, entry, step, here, stream)
-  return with_skips(Start(step, anchored, stream, history, recorded), skips, here)
+  start = Start(step, anchored, stream, history, recorded)
+  return steered(start, skips, stages if entered else None, entered, here)
+
+
+def _entered(
+    stages: stages_lib.StagePolicy, entry: timeline_lib.Entry, step: int, position: int, stream: Any
+) -> stages_lib.Stages:
+  if stream.history:
+    raise errors.ResumeError(
+        "The corpus of this run was extended, so it cannot have stages: they belong to the corpus"
+        " as it was. Remove olmo_stages, or begin a new run."
+    )
+
+  def convert(first: int) -> int:
+    return _in_samples(first, entry.sequence_length, stream.sequence_length)
+
+  return stages.entered(entry, step, position, convert)
+
+
+def steered(
+    start: Start,
+    skips: skips_lib.Requests,
+    stages: stages_lib.StagePolicy | None,
+    entered: stages_lib.Stages,
+    position: int,
+) -> Start:
+  """Returns a start with the stages and the skips that the config asks for.
+
+  Args:
+    start: Where the run begins or resumes, with the stages that it has entered.
+    skips: What to skip.
+    stages: Policy for stages; None if there are none.
+    entered: The stages that the run has entered.
+    position: Where the run begins or resumes.
+  """
+  if stages is None:
+    return with_skips(start, skips, position)
+  planned = with_skips(_with_stages(start, stages, entered), skips, position)
+  # A skip moves all later steps to other positions, and with them the stages that begin there.
+  schedule = planned.schedule.within(start.schedule.epochs)
+  return _with_stages(planned._replace(schedule=schedule), stages, entered)
+
+
+def _with_stages(start: Start, policy: stages_lib.StagePolicy, entered: stages_lib.Stages) -> Start:
+  if not policy.requests and len(entered) == 1:
+    return start._replace(stages=policy.recorded(entered))
+  # A run without a state has all stages from its beginning on.
+  first = start.schedule.anchor_step if start.history is None else start.step
+  stages, stream, schedule = policy.ahead(entered, start.schedule, first)
+  return start._replace(stream=stream, schedule=schedule, stages=policy.recorded(stages))
 
 
 def with_skips(start: Start, requests: skips_lib.Requests, position: int) -> Start:

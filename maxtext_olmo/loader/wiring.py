@@ -16,14 +16,15 @@ from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.loader import announce
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import run_config
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
@@ -42,6 +43,7 @@ def train_iterator(
     content: steps.Content | None = None,
     index: index_lib.OlmoNpyIndex | None = None,
     corpus: corpus_change.CorpusPolicy | None = None,
+    stages: stages_lib.StagePolicy | None = None,
 ) -> iterator_lib.BatchIterator:
   """Returns the iterator over training batches, at the step where the run resumes.
 
@@ -50,13 +52,14 @@ def train_iterator(
     content: How tokens are processed; by default, as the options say.
     index: The corpus, whose labels a batch may have as an extra array.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
+    stages: Policy for stages; None for a dataset type that has none.
   """
   content = content or _content(options)
   if options.olmo_exclude and index is not None:
     content = dataclasses.replace(content, exclusions=_exclusions(options, index))
   schedule = options.schedule()
   if stream.drops_tails:
-    schedule = schedule.within(stream.epochs)
+    schedule = schedule.within(stream.batch_epochs)
   load = options.global_batch_size_to_load
   layouts = {
       size: _layout(options, mesh, size if options.has_batch_schedule else load)
@@ -64,7 +67,7 @@ def train_iterator(
   }
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
-  start = resume.find_start(options, stream, schedule, record, corpus=corpus)
+  start = resume.find_start(options, stream, schedule, record, corpus=corpus, stages=stages)
   if corpus is not None:
     collectives.run_on_all_processes(
         lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"
@@ -80,8 +83,9 @@ def train_iterator(
       corpus=corpus,
       whole_batches=options.resumes_whole_batches,
       skips=options.skips,
+      stages=stages,
       labels=None if index is None else labels(index),
-      on_start=_recorder(options),
+      on_start=_starter(options),
       provenance=_provenance(options, index),
   )
 
@@ -113,13 +117,14 @@ def eval_iterator(
   )
 
 
-def _recorder(options: config_lib.Options) -> Callable[[timeline.Timeline, int], None] | None:
-  """Returns what keeps the history and the config of the run in its directory, on process 0."""
-  if jax.process_index() != 0 or not (options.enable_checkpointing and options.checkpoint_dir):
-    return None
+def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterator], None]:
+  """Returns what logs where the run starts, and keeps its history and config in its directory."""
 
-  def record(history: timeline.Timeline, step: int) -> None:
-    history_file.record(options.checkpoint_dir, history, step)
+  def record(iterator: iterator_lib.BatchIterator) -> None:
+    announce.announce(options.dataset_type, iterator)
+    if jax.process_index() != 0 or not (options.enable_checkpointing and options.checkpoint_dir):
+      return
+    history_file.record(options.checkpoint_dir, iterator.history, iterator.step)
     try:
       run_config.keep(options)
     except errors.WriteError as error:

@@ -29,7 +29,7 @@ import functools
 import hashlib
 import os
 import struct
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -53,10 +53,15 @@ _BLOCK = _WORD * _WORDS_PER_BLOCK
 
 def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerprint: str) -> None:
   """Writes the bitmap of the corpus with that fingerprint; `consumed` has a bool per instance."""
-  count = len(consumed)
+  write_bits(path, np.packbits(consumed, bitorder="little"), len(consumed), fingerprint)
+
+
+def write_bits(
+    path: str | os.PathLike[str], packed: np.ndarray, count: int, fingerprint: str
+) -> None:
+  """Writes the bitmap of `count` instances, a bit for each, the lowest of a byte first."""
   words = -(-count // _WORD)
   bits = np.full(words * (_WORD // 8), 0xFF, np.uint8)
-  packed = np.packbits(consumed, bitorder="little")
   bits[: len(packed)] = packed
   if count % 8:
     # The places after the last instance count as consumed, so that they are never found.
@@ -184,7 +189,20 @@ class Consumed:
     inside = (instances >= 0) & (instances < self.num_instances)
     if not inside.any():
       return np.full(instances.shape, -1, np.int64)
-    word, bit = np.divmod(np.where(inside, instances, 0), _WORD)
+    before, is_clear = self._look_up(np.where(inside, instances, 0))
+    return np.where(inside & is_clear, before, -1)
+
+  def remaining_before(self, instances: np.ndarray) -> np.ndarray:
+    """Returns how many instances that were not consumed lie before each of some instances."""
+    instances = np.asarray(instances, np.int64)
+    inside = instances < self.num_instances
+    if not inside.any():
+      return np.full(instances.shape, self.num_remaining, np.int64)
+    return np.where(inside, self._look_up(np.where(inside, instances, 0))[0], self.num_remaining)
+
+  def _look_up(self, instances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the clear bits before each instance, and whether its own is clear."""
+    word, bit = np.divmod(instances, _WORD)
     block, place = np.divmod(word, _WORDS_PER_BLOCK)
     needed, which = np.unique(block, return_inverse=True)
     clear = ~self._words.blocks(needed)[which]
@@ -192,8 +210,8 @@ class Consumed:
     own, bit = clear[np.arange(len(word)), place], bit.astype(np.uint64)
     before = counts.sum(axis=1, dtype=np.int64)
     before += np.bitwise_count(own & ((np.uint64(1) << bit) - np.uint64(1)))
-    is_clear = inside & (own >> bit & np.uint64(1)).astype(np.bool_)
-    return np.where(is_clear, self._table[block].astype(np.int64) + before, -1)
+    is_clear = (own >> bit & np.uint64(1)).astype(np.bool_)
+    return self._table[block].astype(np.int64) + before, is_clear
 
 
 def _clear_bits(words: np.ndarray) -> np.ndarray:
@@ -206,33 +224,51 @@ def _sha256(text: str) -> bytes:
   return hashlib.sha256(text.encode()).digest()
 
 
+class Remaining(Protocol):
+  """The chunks that are left: a whole bitmap, or a part of one."""
+
+  num_instances: int
+  num_remaining: int
+  digest: str
+
+  def select(self, ranks: np.ndarray) -> np.ndarray:
+    """Returns the chunks at some ranks of those that are left."""
+
+  def ranks(self, instances: np.ndarray) -> np.ndarray:
+    """Returns the rank of each chunk among those that are left, -1 for the others."""
+
+  def close(self) -> None:
+    """Closes files, which are opened again when they are needed."""
+
+
 class RemainderOrder(base.Order):
   """What a bitmap left over, as epoch 0, and a plain order after it.
 
   Args:
-    consumed: Which instances were trained on before.
-    plain: The order of the epochs to come, over the same instances.
+    consumed: Which chunks of the plain order were trained on before, a bit for each.
+    plain: The order of the epochs to come, over the same chunks.
+    shuffles: Whether epoch 0 is shuffled; otherwise it is in the order of the corpus.
   """
 
-  def __init__(self, consumed: Consumed, plain: base.Order):
-    count = plain.num_instances
+  def __init__(self, consumed: Remaining, plain: base.Order, *, shuffles: bool = True):
+    count, size = plain.num_instances, plain.chunk_size
     # An epoch has at least one place, so if nothing is left the first epoch is the plain order's
     # second.
-    rest = ((0, consumed.num_remaining), (1, count)) if consumed.num_remaining else ((0, count),)
-    super().__init__(num_instances=count, seed=plain.seed, epochs=schedule.Epochs(rest))
+    rest = ((0, consumed.num_remaining * size), (1, count))
+    super().__init__(
+        num_instances=count,
+        seed=plain.seed,
+        chunk_size=size,
+        epochs=schedule.Epochs(rest if consumed.num_remaining else ((0, count),)),
+    )
     if plain.drops_tails:
       raise errors.ConfigError(
           f"olmo_order={plain.name} lets no batch span epochs, so it cannot continue after the rest"
           " of one (olmo_consumed_path)."
       )
-    if plain.chunk_size != 1:
-      raise errors.ConfigError(
-          "A bitmap of consumed instances (olmo_consumed_path) belongs to windows of one length;"
-          f" this index has chunks of {plain.chunk_size}."
-      )
-    if consumed.num_instances != plain.num_instances:
+    if consumed.num_instances * size != plain.num_instances:
       raise errors.OrderError(
-          f"The bitmap has {consumed.num_instances} instances, the order {plain.num_instances}."
+          f"The bitmap has {consumed.num_instances} chunks, the order {count // size}."
       )
     self.name = f"{plain.name} after the rest of bitmap {consumed.digest[:16]}"
     self.remaining = consumed.num_remaining
@@ -240,24 +276,23 @@ class RemainderOrder(base.Order):
     self._plain = plain
     self._shuffle = (
         feistel.Bijection(self.remaining, "remainder", self.seed, consumed.digest)
-        if self.remaining
+        if self.remaining and shuffles
         else None
     )
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    if self._shuffle is None:
-      return self._plain.ids(epoch + 1, places)
-    if epoch > 0:
-      return self._plain.ids(epoch, places)
-    return self._consumed.select(self._shuffle(places))
+    if epoch > 0 or not self.remaining:
+      places = places * self.chunk_size
+      return self._plain.ids(epoch + (not self.remaining), places) // self.chunk_size
+    return self._consumed.select(places if self._shuffle is None else self._shuffle(places))
 
   def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
-    if self._shuffle is None:
-      return self._plain.places(epoch + 1, chunks)
-    if epoch > 0:
-      return self._plain.places(epoch, chunks)
+    if epoch > 0 or not self.remaining:
+      found = self._plain.places(epoch + (not self.remaining), chunks * self.chunk_size)
+      return found // self.chunk_size
     places = self._consumed.ranks(chunks)
-    places[places >= 0] = self._shuffle.inverse(places[places >= 0])
+    if self._shuffle is not None:
+      places[places >= 0] = self._shuffle.inverse(places[places >= 0])
     return places
 
   def close(self) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import base
+from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import interleave as interleave_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream as stream_lib
@@ -44,9 +45,11 @@ class Ranges:
   def __len__(self) -> int:
     return int(self._before[-1])
 
-  def ranges(self) -> list[tuple[int, int]]:
-    """Returns the ranges that are not empty, as (first, end)."""
-    return list(zip(self._starts.tolist(), (self._starts + np.diff(self._before)).tolist()))
+  @property
+  def bounds(self) -> list[tuple[int, int]]:
+    """The ranges that are not empty, in order."""
+    sizes = np.diff(self._before)
+    return list(zip(self._starts.tolist(), (self._starts + sizes).tolist()))
 
   def ids(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the ids of some numbers below the length."""
@@ -80,6 +83,36 @@ class RangesOrder(base.Order):
     return self._order.places(epoch, self._ranges.numbers(chunks))
 
 
+class RestOfRanges:
+  """The chunks in some ranges that a bitmap of all chunks left over, by their numbers there."""
+
+  def __init__(self, ranges: Ranges, consumed: consumed_lib.Consumed):
+    self._ranges, self._consumed = ranges, consumed
+    bounds = consumed.remaining_before(np.array(ranges.bounds, np.int64).reshape(-1, 2))
+    self._left = Ranges(bounds.tolist())
+    self.num_instances = len(ranges)
+    self.num_remaining = len(self._left)
+    self.digest = consumed.digest
+
+  def select(self, ranks: np.ndarray) -> np.ndarray:
+    """Returns the numbers at some ranks of those that are left."""
+    return self._ranges.numbers(self._consumed.select(self._left.ids(ranks)))
+
+  def ranks(self, instances: np.ndarray) -> np.ndarray:
+    """Returns the rank of each number among those that are left, -1 for the others."""
+    instances = np.asarray(instances, np.int64)
+    inside = (instances >= 0) & (instances < self.num_instances)
+    found = np.full(instances.shape, -1, np.int64)
+    if inside.any():
+      found[inside] = self._consumed.ranks(self._ranges.ids(instances[inside]))
+      found[found >= 0] = self._left.numbers(found[found >= 0])
+    return found
+
+  def close(self) -> None:
+    """Closes the bitmap."""
+    self._consumed.close()
+
+
 @dataclasses.dataclass(frozen=True)
 class Member:
   """A label in a mixture.
@@ -100,6 +133,13 @@ class MixtureOrder(base.Order):
 
   A pass is as long as the members' epochs or tokens make it; with weights, it ends when every label
   has been seen once.
+
+  Args:
+    members: The labels.
+    unit: What their values count, one of `UNITS`.
+    order: The order of the chunks of each label.
+    taken: How many chunks of each label an earlier mixture has taken; each continues there.
+    seen: A bitmap over all train chunks: the first epoch of each label leaves out what it has.
   """
 
   def __init__(
@@ -111,6 +151,8 @@ class MixtureOrder(base.Order):
       seed: int,
       chunk_size: int,
       sequence_length: int,
+      taken: Mapping[str, int] | None = None,
+      seen: consumed_lib.Consumed | None = None,
   ):
     self.members = tuple(members)
     self.unit = unit
@@ -130,6 +172,16 @@ class MixtureOrder(base.Order):
         permutations.make_order(order, num_instances=n, seed=member_seed(seed, member.label))
         for member, n in zip(members, sizes)
     ]
+    if seen is not None:
+      self._orders = [
+          consumed_lib.RemainderOrder(
+              RestOfRanges(member.chunks, seen),
+              label_order,
+              shuffles=order != permutations.SequentialOrder.name,
+          )
+          for member, label_order in zip(members, self._orders)
+      ]
+    self._taken = [(taken or {}).get(member.label, 0) for member in members]
     shares = ", ".join(f"{member.label}={float(member.value):.12g}" for member in members)
     digest = hashlib.sha256(shares.encode()).hexdigest()[:16]
     self.name = f"{order} mixture of {len(members)} labels by {unit}, {digest}"
@@ -141,7 +193,7 @@ class MixtureOrder(base.Order):
     ids = np.empty_like(indices)
     for number in np.unique(members):
       here = members == number
-      ranks = self._orders[number].at(indices[here])
+      ranks = self._orders[number].at(indices[here] + self._taken[number])
       ids[here] = self.members[number].chunks.ids(ranks)
     return ids
 
@@ -154,7 +206,7 @@ class MixtureOrder(base.Order):
   @functools.cached_property
   def _ranges(self) -> np.ndarray:
     """The first chunk, the end and the member of each range of chunks, by first chunk."""
-    rows = [(*r, number) for number, m in enumerate(self.members) for r in m.chunks.ranges()]
+    rows = [(*r, number) for number, m in enumerate(self.members) for r in m.chunks.bounds]
     return np.array(sorted(rows), np.int64).T
 
   def places(self, epoch: int, ids: np.ndarray) -> np.ndarray:
@@ -174,24 +226,37 @@ class MixtureOrder(base.Order):
     """Returns the visits of each label after those of another; those of an instance ascend."""
     chunks, rest = np.divmod(np.asarray(ids, np.int64), self.chunk_size)
     length = self.num_instances // self.chunk_size
-    firsts, ends = (self.interleave.taken(p * length) for p in (epoch, epoch + 1))
+    firsts, ends = (self.interleave.taken((epoch + i) * length) for i in (0, 1))
     found = []
     members = self._members_of(chunks)
     by_member = np.argsort(members, kind="stable")
     bounds = np.searchsorted(members[by_member], np.arange(len(self.members) + 1))
-    for number, (member, order) in enumerate(zip(self.members, self._orders)):
+    for number, (member, order, before) in enumerate(zip(self.members, self._orders, self._taken)):
       mine = by_member[bounds[number] : bounds[number + 1]]
-      first, end, size = firsts[number], ends[number], order.num_instances
+      first, end = firsts[number] + before, ends[number] + before
+      if not len(mine) or first == end:
+        continue
       ranks = member.chunks.numbers(chunks[mine])
-      for own_epoch in range(first // size, -(-end // size)) if len(mine) else ():
-        indices = own_epoch * size + order.places(own_epoch, ranks)
-        here = (indices >= first) & (indices < end)
-        places = self.interleave.positions_of(number, indices[here]) - epoch * length
+      for own_epoch in range(order.epochs.epoch(first), order.epochs.epoch(end - 1) + 1):
+        own_places = order.places(own_epoch, ranks)
+        indices = own_places + order.epochs.start(own_epoch)
+        here = (own_places >= 0) & (indices >= first) & (indices < end)
+        places = self.interleave.positions_of(number, indices[here] - before) - epoch * length
         found.append((mine[here], places * self.chunk_size + rest[mine[here]]))
     which, places = (
         np.concatenate([np.zeros(0, np.int64), *column]) for column in zip(*found, ((), ()))
     )
     return which.astype(np.int64), places.astype(np.int64)
+
+  def taken(self, chunks: int) -> dict[str, int]:
+    """Returns how many chunks of each label are taken up to a place, earlier mixtures included."""
+    here = self.interleave.taken(chunks)
+    return {m.label: n + before for m, n, before in zip(self.members, here, self._taken)}
+
+  def close(self) -> None:
+    """Closes the files of the labels' orders."""
+    for order in self._orders:
+      order.close()
 
 
 def mixture_stream(
@@ -203,6 +268,9 @@ def mixture_stream(
     seed: int,
     held_out_instances: int = 0,
     num_epochs: int | None = None,
+    split: stream_lib.Split | None = None,
+    taken: Mapping[str, int] | None = None,
+    seen: consumed_lib.Consumed | None = None,
 ) -> stream_lib.Stream:
   """Makes a stream of the training part of a corpus, mixed.
 
@@ -211,13 +279,16 @@ def mixture_stream(
     unit: One of `UNITS`.
     order: The order of the instances of each label.
     num_epochs: Passes of the mixture; None for a stream without end.
+    split: Which instances are held out; by default, `held_out_instances` of the index.
+    taken: How many chunks of each label earlier mixtures have taken.
+    seen: A bitmap of the train chunks that the first epoch of each label leaves out.
   """
   if order not in (permutations.FeistelOrder.name, permutations.SequentialOrder.name):
     raise errors.ConfigError(
         f"olmo_mixture does not work with olmo_order={order!r}, which is an order of the whole"
         " corpus; use feistel or sequential."
     )
-  split = stream_lib.Split.of_index(index, held_out_instances)
+  split = split or stream_lib.Split.of_index(index, held_out_instances)
   mixed = MixtureOrder(
       make_members(index, split, mixture, unit),
       unit,
@@ -225,6 +296,8 @@ def mixture_stream(
       seed=seed,
       chunk_size=index.chunk_size,
       sequence_length=index.sequence_length,
+      taken=taken,
+      seen=seen,
   )
   return stream_lib.Stream(
       index.fingerprint, index.sequence_length, mixed, split, num_epochs=num_epochs

@@ -58,15 +58,24 @@ class Epochs:
 
   Attributes:
     lengths: `(first epoch, places)` pairs; the first is of epoch 0, and the last holds for good.
+    cut: Epochs that end early, because another stage begins. Batches that do not fit into one pass
+      over it.
   """
 
   lengths: tuple[tuple[int, int], ...]
+  cut: tuple[int, ...] = ()
 
   def __post_init__(self):
     firsts = [first for first, _ in self.lengths]
     if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
       raise errors.OrderError(
           f"Lengths of epochs begin with epoch 0 and go up, got {list(self.lengths)}."
+      )
+    ends = [first - 1 for first in firsts[1:]]
+    if any(epoch not in firsts or epoch not in ends for epoch in self.cut):
+      raise errors.OrderError(
+          f"An epoch that is cut has a length of its own and is not the last, got {self.cut} of"
+          f" {list(self.lengths)}."
       )
     if any(length < 1 for _, length in self.lengths):
       raise errors.OrderError(f"An epoch needs at least one place, got {list(self.lengths)}.")
@@ -86,6 +95,11 @@ class Epochs:
         start += (first - before) * length_before
       found.append((start, first, length))
     return tuple(found)
+
+  @property
+  def shortest(self) -> int:
+    """The length of the shortest epoch, except those that are cut because a stage begins."""
+    return min(length for first, length in self.lengths if first not in self.cut)
 
   def length(self, epoch: int) -> int:
     """Returns how many places an epoch has."""
@@ -160,7 +174,7 @@ class BatchSchedule:
           f" {self.anchor_step} at position {self.anchor_position}."
       )
     if self.epochs is not None:
-      shortest = min(length for _, length in self._counted_epochs.lengths)  # type: ignore
+      shortest = self._counted_epochs.shortest  # type: ignore[union-attr]
       if self.sizes[-1] > shortest:
         skipped = " (without what is skipped)" if self.skips else ""
         raise errors.ConfigError(
@@ -215,7 +229,7 @@ class BatchSchedule:
       return cls(tuple(stages))
     return cls.from_tokens(stages, sequence_length=sequence_length)
 
-  def within(self, epochs: Epochs) -> BatchSchedule:
+  def within(self, epochs: Epochs | None) -> BatchSchedule:
     """Returns the same schedule, with batches that do not cross the ends of epochs."""
     return dataclasses.replace(self, epochs=epochs)
 
@@ -327,9 +341,8 @@ class BatchSchedule:
     if epochs is None:
       return _Run(step, position, position, size, 0, _NEVER), None
     start, epoch = position, epochs.epoch(position)
-    end = epochs.start(epoch + 1)
-    if position + size > end:
-      start, epoch = end, epoch + 1
+    while start + size > epochs.start(epoch + 1):
+      start, epoch = epochs.start(epoch + 1), epoch + 1
     later = [first for first, _, _ in epochs.parts if first > start]
     run = _Run(step, position, start, size, epochs.start(epoch), epochs.length(epoch))
     return run, later[0] if later else None
@@ -352,7 +365,7 @@ class BatchSchedule:
               f"The skipped positions {first} to {end} cover all of epoch {epoch}, which this order"
               " does not allow."
           )
-    return Epochs(tuple(sorted(lengths.items())))
+    return Epochs(tuple(sorted(lengths.items())), self.epochs.cut)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -163,7 +163,7 @@ class OrderFile:
     found = self._find(trusted)
     if found is not None:
       return found
-    with self._lock():
+    with building(self.path):
       # The previous holder of the lock may have built it.
       found = self._find(trusted)
       if found is None:
@@ -225,26 +225,28 @@ class OrderFile:
     if self.n >= _LOG_FROM:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
 
-  @contextlib.contextmanager
-  def _lock(self) -> Iterator[None]:
-    """Waits for the lock of this file and holds it; the lock of a process that dies is released."""
+
+@contextlib.contextmanager
+def building(path: str) -> Iterator[None]:
+  """Waits for the lock of a file of the cache and holds it; a process that dies releases it."""
+  directory = os.path.dirname(path)
+  try:
+    os.makedirs(directory, exist_ok=True)
+    lock = open(path + ".lock", "ab", opener=_open_at_once)  # noqa: SIM115
+  except (OSError, ValueError) as error:
+    raise errors.ConfigError(
+        f"The directory of stored orders, {directory!r}, cannot be written: {error}. Set"
+        " olmo_order_cache_dir to a directory that can."
+    ) from error
+  with lock:
     try:
-      os.makedirs(self.directory, exist_ok=True)
-      lock = open(self.path + ".lock", "ab", opener=_open_at_once)  # noqa: SIM115
-    except (OSError, ValueError) as error:
-      raise errors.ConfigError(
-          f"The directory of stored orders, {self.directory!r}, cannot be written: {error}. Set"
-          " olmo_order_cache_dir to a directory that can."
-      ) from error
-    with lock:
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-      except OSError as error:
-        # Some network file systems have no locks. Without one, a file may be built twice, but the
-        # rename keeps it correct.
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-          raise
-      yield
+      fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+      # Some network file systems have no locks. Without one, a file may be built twice, but the
+      # rename keeps it correct.
+      if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        raise
+    yield
 
 
 def _open_at_once(path: str, flags: int) -> int:

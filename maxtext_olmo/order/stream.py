@@ -39,6 +39,7 @@ class Split:
     num_held_out: Windows that training never sees.
     key: Key of the permutation that chooses them.
     keyed_windows: How many windows, from the first, the permutation chooses from.
+    listed: The held-out windows themselves, if another corpus decides which they are.
   """
 
   num_windows: int
@@ -46,6 +47,7 @@ class Split:
   num_held_out: int = 0
   key: str = ""
   keyed_windows: int = 0
+  listed: tuple[int, ...] | None = None
 
   @classmethod
   def of_index(cls, index: index_lib.OlmoNpyIndex, held_out_instances: int) -> Split:
@@ -78,6 +80,8 @@ class Split:
   @functools.cached_property
   def _held_out(self) -> np.ndarray:
     """Held-out windows in evaluation's order, which is random over the corpus."""
+    if self.listed is not None:
+      return np.array(self.listed, np.int64)
     choose = feistel.Bijection(max(self.keyed_windows, 1), "split", self.key)
     return choose(np.arange(self.num_held_out))
 
@@ -117,6 +121,11 @@ class Split:
     rank = self._ranked[1][np.minimum(before, self.num_held_out - 1)]
     return np.where(held, rank * self.chunk_size + rest, -1)
 
+  @property
+  def held_out_windows(self) -> np.ndarray:
+    """The held-out windows, in evaluation's order."""
+    return self._held_out
+
   def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
     """Returns how many train windows lie before each of some windows."""
     return windows - self._find_held_out(windows)[0]
@@ -138,6 +147,8 @@ class Split:
     """Returns what determines the split, for a checkpoint to compare."""
     if self.num_held_out == 0:
       return "none"
+    if self.listed is not None:
+      return f"{self.num_held_out} windows, because of the windows with key {self.key}"
     return f"{self.num_held_out} of {self.keyed_windows} windows, key {self.key}"
 
 
@@ -194,6 +205,11 @@ class Stream:
   def drops_tails(self) -> bool:
     """Whether a batch that would cross the end of an epoch starts at the next one."""
     return self.order.drops_tails
+
+  @property
+  def batch_epochs(self) -> schedule.Epochs | None:
+    """The epochs whose ends no batch crosses; None if batches may span epochs."""
+    return self.order.epochs if self.order.drops_tails else None
 
   @property
   def epochs(self) -> schedule.Epochs:
@@ -261,6 +277,8 @@ def train_stream(
     num_epochs: int | None = None,
     cache_dir: str | None = None,
     consumed_path: str = "",
+    split: Split | None = None,
+    seen: consumed_lib.Consumed | None = None,
 ) -> Stream:
   """Makes a stream of the training part of a corpus.
 
@@ -268,8 +286,10 @@ def train_stream(
     num_epochs: Until the end; None for a stream without one.
     cache_dir: Where stored orders are kept.
     consumed_path: A bitmap of what the first epoch leaves out.
+    split: Which instances are held out; by default, `held_out_instances` of the index.
+    seen: A bitmap of the train chunks that the first epoch leaves out.
   """
-  split = Split.of_index(index, held_out_instances)
+  split = split or Split.of_index(index, held_out_instances)
   made = permutations.make_order(
       order,
       num_instances=split.num_train,
@@ -278,10 +298,18 @@ def train_stream(
       cache_dir=cache_dir,
   )
   if consumed_path:
+    if split.chunk_size != 1:
+      raise errors.ConfigError(
+          "A bitmap of consumed instances (olmo_consumed_path) belongs to windows of one length;"
+          f" this index has chunks of {split.chunk_size}."
+      )
     bitmap = consumed_lib.Consumed(
         consumed_path, fingerprint=index.fingerprint, num_instances=index.total_instances
     )
     made = consumed_lib.RemainderOrder(bitmap, made)
+  elif seen is not None:
+    shuffles = order != permutations.SequentialOrder.name
+    made = consumed_lib.RemainderOrder(seen, made, shuffles=shuffles)
   return Stream(index.fingerprint, index.sequence_length, made, split, num_epochs=num_epochs)
 
 

@@ -22,6 +22,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import stages as stages_lib
 
 _COUNT = schema.Count()
 # An entry as JSON.
@@ -34,11 +35,13 @@ SCHEMA: dict[str, Any] = {
         "by_position": bool,
         "anchor": (_COUNT, _COUNT),
         "epochs": schema.Maybe([(_COUNT, schema.Count(1))]),
+        "cut_epochs": schema.Maybe([_COUNT]),
     },
     "identity": dict,
     "content": dict,
     "extents": [(_COUNT, schema.Count(1), str)],
     "skips": schema.Maybe([(str, _COUNT, schema.Count(1), str)]),
+    "stages": schema.Maybe([stages_lib.SCHEMA]),
 }
 
 
@@ -55,6 +58,8 @@ class Entry:
     content: What is done with the tokens of a row.
     extents: `(first epoch, files, fingerprint)` of each extent of a corpus that has grown.
     skips: What the run skips, before and after this step; the schedule leaves it out.
+    stages: The stages of the run, before and after this step; empty for a run without stages whose
+      identity says all.
   """
 
   step: int
@@ -65,6 +70,7 @@ class Entry:
   content: dict[str, Any]
   extents: tuple[tuple[int, int, str], ...] = ()
   skips: tuple[skips_lib.Skip, ...] = ()
+  stages: tuple[stages_lib.Stage, ...] = ()
 
   def same_as(self, other: Entry) -> bool:
     """Returns whether the two entries say the same, from wherever they say it."""
@@ -82,11 +88,13 @@ class Entry:
             "by_position": schedule.by_position,
             "anchor": [schedule.anchor_step, schedule.anchor_position],
             "epochs": schedule.epochs and [list(length) for length in schedule.epochs.lengths],
+            **({"cut_epochs": list(cut)} if (cut := _cut(schedule.epochs)) else {}),
         },
         "identity": dict(self.identity),
         "content": dict(self.content),
         "extents": [list(extent) for extent in self.extents],
         **({"skips": [list(skip) for skip in self.skips]} if self.skips else {}),
+        **({"stages": [stage.to_json() for stage in self.stages]} if self.stages else {}),
     }
 
   @classmethod
@@ -97,6 +105,11 @@ class Entry:
     skips = tuple(skips_lib.Skip(*skip) for skip in values.get("skips") or ())
     if any(skip.mode not in skips_lib.MODES for skip in skips):
       raise schema.damaged(f"its history skips in a mode other than {skips_lib.MODES}")
+    stages = tuple(stages_lib.Stage.from_json(stage) for stage in values.get("stages") or ())
+    firsts = [stage.position for stage in stages]
+    if stages and (firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:]))):
+      raise schema.damaged(f"its stages begin at the positions {firsts}")
+    cut = tuple(schedule.get("cut_epochs") or ())
     try:
       return cls(
           step=values["step"],
@@ -107,13 +120,14 @@ class Entry:
               anchor_step=schedule["anchor"][0],
               anchor_position=schedule["anchor"][1],
               by_position=schedule["by_position"],
-              epochs=None if epochs is None else schedule_lib.Epochs(_tuples(epochs)),
+              epochs=None if epochs is None else schedule_lib.Epochs(_tuples(epochs), cut),
               skips=skips_lib.positions_of(skips, "drop"),
           ),
           identity=dict(values["identity"]),
           content=dict(values["content"]),
           extents=_tuples(values["extents"]),
           skips=skips,
+          stages=stages,
       )
     except (errors.ConfigError, errors.OrderError) as error:
       raise schema.damaged(f"its history has an impossible schedule ({error})") from error
@@ -191,6 +205,10 @@ class Timeline:
     if not entries or any(a >= b for a, b in zip(steps, steps[1:])):
       raise schema.damaged(f"the entries of its history begin at the steps {steps}")
     return cls(entries)
+
+
+def _cut(epochs: schedule_lib.Epochs | None) -> tuple[int, ...]:
+  return () if epochs is None else epochs.cut
 
 
 def _tuples(values: Any) -> tuple[Any, ...]:

@@ -131,6 +131,7 @@ class RowSequence:
   """
 
   drops_tails = False
+  batch_epochs = None
   history: tuple[()] = ()
 
   def __init__(

@@ -1,7 +1,9 @@
 """Tests of finding a run and opening it."""
 
+import json
 import os
 import pathlib
+import shutil
 import tempfile
 import unittest
 
@@ -11,6 +13,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.inspection import run as run_lib
+from maxtext_olmo.loader import history_file
 from tests.inspection import small_run
 from tests.loader import cases
 
@@ -69,6 +72,34 @@ class FindRunTest(parameterized.TestCase):
 
 
 class OpenIteratorTest(absltest.TestCase):
+
+  def steps_without_states(self, config, *, history=True, item=None):
+    """Returns the steps done by a copy of the run whose checkpoints have no data state."""
+    copy = pathlib.Path(self.create_tempdir().full_path) / "checkpoints"
+    shutil.copytree(_run.checkpoints, copy)
+    for path in copy.glob("*/data"):
+      shutil.rmtree(path)
+      metadata = path.parent / "_CHECKPOINT_METADATA"
+      values = json.loads(metadata.read_text())
+      metadata.write_text(json.dumps({**values, "item_handlers": {}}))
+      if item:
+        (path.parent / item).mkdir()
+    if not history:
+      (copy / history_file.NAME).unlink()
+    with run_lib.open_iterator(run_lib.find_run(str(copy), config=config)) as iterator:
+      return iterator.step, iterator.position
+
+  def test_without_a_data_state_the_label_says_how_many_steps_are_done(self):
+    self.assertEqual(self.steps_without_states(_run.config), (15, 60))
+    # Tunix labels a checkpoint with the number of steps.
+    self.assertEqual(self.steps_without_states(_run.config, item="model_params"), (14, 58))
+
+  def test_without_history_too_wherever_the_config_begins_the_data(self):
+    for config in (_run.config, {**_run.config, "initial_step": 0}):
+      self.assertEqual(self.steps_without_states(config, history=False), (15, 30))
+    anchor = {"initial_step": 10, "olmo_initial_position": 0}
+    found = self.steps_without_states({**_run.config, **anchor}, history=False)
+    self.assertEqual(found, (15, 10))
 
   def test_every_step_is_what_the_run_was_fed_and_nothing_is_written(self):
     before = _files(str(_run.directory))

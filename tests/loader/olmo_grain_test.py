@@ -124,7 +124,7 @@ class TrainTest(OlmoCase):
 
   def test_the_start_is_announced_in_one_line(self):
     with self.assertLogs(level="INFO") as logs:
-      self.train(initial_step=40)
+      self.take(self.train(initial_step=40), 2)
     lines = [line for line in logs.output if "olmo_grain" in line]
     self.assertLen(lines, 1)
     self.assertRegex(
@@ -132,6 +132,17 @@ class TrainTest(OlmoCase):
         r"step 40 at position 160 \(epoch 1, place 37 of 123\), first instances \[\d+, .*"
         r"fingerprint \S+, order feistel, seed 11, split none",
     )
+
+  def test_a_restored_position_is_announced_and_no_other(self):
+    first = self.train()
+    self.take(first, 5)
+    second = self.train()
+    with self.assertLogs(level="INFO") as logs:
+      second.set_state(first.get_state())
+      self.take(second, 1)
+    lines = [line for line in logs.output if "olmo_grain" in line]
+    self.assertLen(lines, 1)
+    self.assertIn("step 5 at position 20 (epoch 0, place 20 of 123)", lines[0])
 
   def test_it_saves_and_restores_through_orbax_as_grain_iterators_do(self):
     iterator = self.train()

@@ -194,8 +194,8 @@ class RemainderOrderTest(parameterized.TestCase):
         pickle.loads(pickle.dumps(order)).at(positions), order.at(positions)
     )
 
-  def test_chunks_are_refused(self):
-    with self.assertRaisesRegex(errors.ConfigError, "chunks of 2"):
+  def test_a_bitmap_of_instances_does_not_fit_chunks(self):
+    with self.assertRaisesRegex(errors.OrderError, "bitmap has 10 chunks, the order 5"):
       self._order(np.zeros(10, bool), chunk_size=2)
 
   def test_a_stream_ends_after_the_rest_and_its_epochs(self):

@@ -8,6 +8,7 @@ MaxText has no registry of data pipelines, so its functions are replaced where i
   load_state_if_possible                   and a restored run continues after it
   create_dataloader                        under batch ramp-up our iterator has each step's rows
   create_checkpoint_manager                a run takes the lease of its checkpoint directory first
+  MetricLogger                             metrics have the position and the epoch of each step
 
 Each is checked before anything is replaced: another version of MaxText, or another signature of one
 of these, is refused.
@@ -262,7 +263,10 @@ def _create_dataloader(
     return original(config, mesh, data_iterator, goodput_recorder, rampup_manager)
   from maxtext.common import data_loader
 
-  return data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
+  from maxtext_olmo.trainers.maxtext import monitor
+
+  loader = data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
+  return monitor.watch(loader, data_iterator)
 
 
 def _create_checkpoint_manager(
@@ -280,6 +284,15 @@ def _take_lease(config: Any) -> None:
     from maxtext_olmo.trainers import lease  # Late, because it imports JAX.
 
     _leases[directory] = lease.Lease(directory)
+
+
+def _metric_logger(original: Callable, config: Any, *args: Any, **kwargs: Any) -> Any:
+  logger = original(config, *args, **kwargs)
+  if not _is_ours(config):
+    return logger
+  from maxtext_olmo.trainers.maxtext import monitor
+
+  return monitor.add_to_metrics(logger)
 
 
 # Where each function is looked up, what replaces it (with the original as its first argument), and
@@ -316,6 +329,7 @@ _REPLACEMENTS: dict[tuple[str, str], tuple[Callable, tuple[str, ...]]] = {
         _create_checkpoint_manager,
         ("config", "mesh", "init_state_fn"),
     ),
+    ("maxtext.common.metric_logger", "MetricLogger"): (_metric_logger, ("config",)),
 }
 
 

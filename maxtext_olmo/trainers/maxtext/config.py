@@ -11,9 +11,11 @@ And some of its values have consequences for the data that the loader cannot see
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import types
-from typing import Any
+from typing import Annotated, Any
 
 from etils import epath
 
@@ -35,8 +37,18 @@ def extended_config_class(base: type) -> type:
     if key.default is None:
       declared = declared | None
     default = list(key.default) if declared is list else key.default
+    if declared is list:
+      declared = Annotated[list, pydantic.BeforeValidator(_as_list)]
     fields[key.name] = (declared, pydantic.Field(default, description=key.help))
   return pydantic.create_model(base.__name__, __base__=base, __module__=__name__, **fields)
+
+
+def _as_list(value: Any) -> Any:
+  """Returns a list for a tuple in Python's notation, which MaxText's command line keeps as text."""
+  if isinstance(value, str):
+    with contextlib.suppress(ValueError, SyntaxError):
+      value = ast.literal_eval(value)
+  return list(value) if isinstance(value, tuple) else value
 
 
 def data_config(config: Any) -> Any:

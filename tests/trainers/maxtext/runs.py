@@ -33,6 +33,7 @@ import numpy as np
 
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.order import stream as stream_lib
+from tests.trainers import proof
 
 LENGTH = 16
 VOCABULARY = 512
@@ -230,6 +231,7 @@ def start(
     devices: int = 1,
     install: bool = True,
     pause: float = 0.0,
+    arrays: str | pathlib.Path = "",
     entry: str = "maxtext.trainers.pre_train.train",
     config: str = "base.yml",
 ) -> Run:
@@ -242,6 +244,7 @@ def start(
     devices: CPU devices of each.
     install: Whether to put this package in; without it MaxText's own loader runs.
     pause: Seconds that each step takes longer, so that a kill hits the step it is meant for.
+    arrays: Where all arrays of each train step are kept, if anywhere (`proof.save_batch`).
     entry: MaxText's module.
     config: One of MaxText's configs, or a path.
   """
@@ -277,7 +280,18 @@ def start(
     leader = started[0].pid if started else None
     child = context.Process(
         target=_child,
-        args=(str(directory), leader, process, environment, devices, install, pause, entry, argv),
+        args=(
+            str(directory),
+            leader,
+            process,
+            environment,
+            devices,
+            install,
+            pause,
+            str(arrays),
+            entry,
+            argv,
+        ),
     )
     child.start()
     started.append(child)
@@ -348,6 +362,7 @@ def _child(
     devices: int,
     install: bool,
     pause: float,
+    arrays: str,
     entry: str,
     argv: Sequence[str],
 ) -> None:
@@ -372,7 +387,7 @@ def _child(
       from maxtext_olmo.trainers.maxtext import adapter
 
       adapter.install()
-    _Tap(tap / f"{process}.jsonl", pause).install()
+    _Tap(tap / f"{process}.jsonl", pause, arrays, process).install()
     importlib.import_module(entry).main(argv)
     code = 0
   except SystemExit as error:
@@ -388,9 +403,11 @@ def _child(
 class _Tap:
   """Writes down what MaxText's compiled steps are called with, and the loss they give back."""
 
-  def __init__(self, path: pathlib.Path, pause: float):
+  def __init__(self, path: pathlib.Path, pause: float, arrays: str, process: int):
     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     self._pause = pause
+    self._arrays = arrays
+    self._process = process
     self._counts = {"eval": 0, "loaded": 0}
 
   def install(self) -> None:
@@ -432,6 +449,8 @@ class _Tap:
     record = {"kind": kind, "step": step, "rows": lines, "loss": loss}
     os.write(self._file, (json.dumps(record) + "\n").encode())
     if kind == "train":
+      if self._arrays:
+        proof.save_batch(self._arrays, step, self._process, batch)
       time.sleep(self._pause)
 
 

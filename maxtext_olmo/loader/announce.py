@@ -1,0 +1,53 @@
+"""The line that a log has at each start: where the data begins, so that runs compare by eye."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+_SHOWN_ROWS = 4
+
+
+def announce(name: str, iterator: Any) -> None:
+  """Logs where an iterator is when it starts to read.
+
+  Args:
+    name: The dataset type.
+    iterator: A `BatchIterator`.
+  """
+  stream, position = iterator.stream, iterator.position
+  where, rows = "the end of the data", []
+  if stream.has(position):
+    where = place(stream, position)
+    rows = iterator.row_numbers(iterator.step)[:_SHOWN_ROWS].tolist()
+  logging.info(
+      "%s: step %d at position %d (%s), first instances %s, %s",
+      name,
+      iterator.step,
+      position,
+      where,
+      rows,
+      ", ".join(f"{k} {_short(v)}" for k, v in stream.identity().items()),
+  )
+
+
+def place(stream: Any, position: int) -> str:
+  """Returns the stage, the epoch and the place of a position, in words."""
+  epoch = int(stream.locate(np.array([position]))[0][0])
+  stage_of_epoch = getattr(stream, "stage_of_epoch", None)
+  stage, own_epoch = ("", epoch)
+  if stage_of_epoch is not None:
+    number, own_epoch = stage_of_epoch(epoch)
+    stage = f"stage {number}, "
+  if stream.epochs is None:
+    return f"{stage}epoch {own_epoch}"
+  start, length = stream.epochs.start(epoch), stream.epochs.length(epoch)
+  return f"{stage}epoch {own_epoch}, place {position - start} of {length}"
+
+
+def _short(value: Any) -> str:
+  """Returns a value as text, with long hashes cut to what tells two apart by eye."""
+  return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))

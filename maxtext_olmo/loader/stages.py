@@ -1,0 +1,309 @@
+"""The policy for the stages of a run: which it has entered, and which lie ahead.
+
+The history of a run says which stages it has entered, and where. These stay as they were. The
+config says which stages lie ahead, and these may be changed at any restart:
+
+    config      from_step 100     from_step 200              the run resumes at step 150
+    history     entered at 6400   .                          stage 100 must be the same,
+    result      6400              where step 200 will be     stage 200 may be new
+
+Stages that lie ahead are placed with the schedule in force, in order, because an order that lets no
+batch span epochs decides where the steps after it are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from maxtext_olmo import config as config_lib
+from maxtext_olmo import config_stages
+from maxtext_olmo import errors
+from maxtext_olmo import schema
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import staged_stream
+from maxtext_olmo.order import stages as stages_lib
+from maxtext_olmo.order import timeline as timeline_lib
+
+Stages = tuple[stages_lib.Stage, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A stage that the config asks for.
+
+  Attributes:
+    unit: 'step' or 'tokens'.
+    first: The step, or the tokens trained on, from which it is in force.
+    settings: What decides its rows.
+  """
+
+  unit: str
+  first: int
+  settings: stages_lib.Settings
+
+  @property
+  def text(self) -> str:
+    """The request as the history keeps it."""
+    return f"{self.unit} {self.first}"
+
+  def first_step(
+      self, schedule: schedule_lib.BatchSchedule, sequence_length: int, least: int
+  ) -> int:
+    """Returns the first step of the stage; if it is given in tokens, at least `least`."""
+    if self.unit == "step":
+      return self.first
+    position = -(-self.first // sequence_length)
+    if position <= schedule.position(least):
+      return least
+    step = schedule.step_at(position)
+    return step if schedule.position(step) >= position else step + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePolicy:
+  """Decides which stages a run has.
+
+  Attributes:
+    base: The settings of the config's own keys, with which a run begins.
+    requests: The stages that the config asks for, in order.
+    corpora: Their indexes.
+    num_epochs: Epochs of the last stage; None for a run without end.
+    allow_mixture_change: Whether another mixture at a restart begins a stage there.
+  """
+
+  base: stages_lib.Settings
+  requests: tuple[Request, ...]
+  corpora: staged_stream.Corpora
+  num_epochs: int | None = None
+  allow_mixture_change: bool = False
+
+  @property
+  def beginning(self) -> Stages:
+    """The stages of a run that has not begun, without those ahead."""
+    return (stages_lib.Stage(0, "", self.base),)
+
+  def stream(self, stages: Stages) -> Any:
+    """Returns the stream of some stages."""
+    staged = staged_stream.StagedStream(stages, self.corpora, self.num_epochs)
+    return staged if len(stages) > 1 else staged.stream(0)
+
+  def recorded(self, stages: Stages) -> Stages:
+    """Returns what the history keeps: nothing if the identity of the stream says it all."""
+    return stages if len(stages) > 1 or stages[0].settings.mixture else ()
+
+  def first_stream(self, entry: timeline_lib.Entry, stream: Any) -> Any:
+    """Returns the stream that a run began with: the config's, unless its mixture was changed."""
+    if not entry.stages:
+      return stream
+    was = entry.stages[0].settings
+    if was == self.base or was.fingerprint != self.base.fingerprint:
+      return stream
+    return _checked(lambda: self.stream(entry.stages[:1]))
+
+  def entered(
+      self, entry: timeline_lib.Entry, step: int, position: int, convert: Callable[[int], int]
+  ) -> Stages:
+    """Returns the stages that a run has entered; raises ResumeError if the config has others.
+
+    Args:
+      entry: What was in force when the state was saved.
+      step: The next step.
+      position: Its position.
+      convert: Converts a position of the entry to samples of this run's length.
+    """
+    recorded = entry.stages or self.beginning
+    recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
+    kept = (recorded[0], *(stage for stage in recorded[1:] if stage.position < position))
+    names = {stage.request for stage in kept}
+    wanted = self.base
+    for request in self.requests:
+      if request.text in names:
+        wanted = request.settings
+      elif _has_passed(request, entry, step):
+        raise errors.ResumeError(
+            f"olmo_stages: the stage from {request.text} on cannot begin any more: this run has"
+            f" reached step {step} without it. Resume from a checkpoint before it, or give it a"
+            f" later beginning, such as from_step={step}."
+        )
+    self._check_streams(kept)
+    was = kept[-1]
+    if wanted == was.settings:
+      return kept
+    mixed = dataclasses.replace(was.settings, mixture=wanted.mixture, unit=wanted.unit)
+    if self.allow_mixture_change and mixed == wanted and was.settings.mixture and wanted.mixture:
+      if position == was.position:
+        return (*kept[:-1], dataclasses.replace(was, settings=wanted))
+      restart = f"the restart at step {step}"
+      new = stages_lib.Stage(self._rounded(kept, position, wanted), restart, wanted)
+      return (*kept, new)
+    differences = "\n".join(f"  {line}" for line in was.settings.differences(wanted))
+    raise errors.ResumeError(
+        "The checkpoint's data state belongs to another stream, so resuming would repeat and skip"
+        f" data. The run is in {was.name}, and this config differs from it:\n{differences}\nSet"
+        " these keys back. To continue with other data from here on, set them in a new stage:"
+        f" olmo_stages=({{'from_step': {step}, …}},)"
+        + (" or set olmo_allow_mixture_change=True." if mixed == wanted else ".")
+    )
+
+  def ahead(
+      self, entered: Stages, schedule: schedule_lib.BatchSchedule, step: int
+  ) -> tuple[Stages, Any, schedule_lib.BatchSchedule]:
+    """Places the stages that lie ahead.
+
+    Args:
+      entered: The stages that the run has entered.
+      schedule: Step ↔ position.
+      step: The first step that a stage may begin with.
+
+    Returns:
+      All stages, their stream, and the schedule with the batches that these stages have.
+    """
+    stages, stream = entered, self.stream(entered)
+    schedule = schedule.within(stream.batch_epochs)
+    names = {stage.request for stage in entered}
+    for request in self.requests:
+      if request.text in names:
+        continue
+      try:
+        first = request.first_step(schedule, stream.sequence_length, step)
+        position = schedule.position(first)
+      except errors.OrderError as error:
+        raise errors.ConfigError(
+            f"olmo_stages: the stage from {request.text} on begins before this run: {error} Remove"
+            " it, and set its values as the config's own."
+        ) from error
+      position = self._rounded(stages, position, request.settings)
+      if position <= stages[-1].position:
+        raise errors.ConfigError(
+            f"olmo_stages: the stage from {request.text} on begins at position {position}, where"
+            f" {stages[-1].name} has no sample yet. Stages begin one after the other, and the first"
+            " one after step 0."
+        )
+      stages = (*stages, stages_lib.Stage(position, request.text, request.settings))
+      stream = self.stream(stages)
+      try:
+        schedule = schedule.within(stream.batch_epochs)
+      except errors.ConfigError as error:
+        raise errors.ConfigError(f"olmo_stages: {stages[-1].name}: {error}") from error
+    return stages, stream, schedule
+
+  def _rounded(self, stages: Stages, position: int, wanted: stages_lib.Settings) -> int:
+    """Returns where a stage begins: after the rest of a chunk that is begun at a position.
+
+    Batches that do not span epochs do not span stages either, so there the rest is dropped.
+    """
+    last = stages[-1]
+    if any(staged_stream.drops_tails(settings) for settings in (last.settings, wanted)):
+      return position
+    size = self.corpora.index(last).chunk_size
+    return last.position + -(-(position - last.position) // size) * size
+
+  def _check_streams(self, stages: Stages) -> None:
+    """Raises ResumeError if a stage in a state is not one that this corpus can have had."""
+    staged = staged_stream.StagedStream(stages, self.corpora)
+    for number, stage in enumerate(stages):
+      settings = stage.settings
+      if settings.fingerprint == self.base.fingerprint and not settings.leave_out_seen:
+        _checked(lambda number=number: staged.stream(number))  # type: ignore[misc]
+
+
+def _has_passed(request: Request, entry: timeline_lib.Entry, step: int) -> bool:
+  """Returns whether a run has taken a step that a stage should have taken."""
+  schedule = entry.schedule
+  return request.first_step(schedule, entry.sequence_length, schedule.anchor_step) < step
+
+
+def policy_of(
+    options: config_lib.Options,
+    base: index_lib.OlmoNpyIndex,
+    open_index: Callable[[str], index_lib.OlmoNpyIndex],
+) -> StagePolicy:
+  """Returns the policy of a config.
+
+  Args:
+    options: The data keys of the run.
+    base: The index of the run.
+    open_index: Opens another index.
+  """
+  own = {
+      "olmo_index_path": options.olmo_index_path,
+      "olmo_order": options.order_name,
+      "data_shuffle_seed": options.data_shuffle_seed,
+      "olmo_mixture": options.olmo_mixture,
+      "olmo_mixture_unit": options.olmo_mixture_unit,
+  }
+  indexes: dict[str, index_lib.OlmoNpyIndex] = {options.olmo_index_path: base}
+  requests = []
+  for number, stage in enumerate(options.olmo_stages, 1):
+    values = {**own, **stage}
+    path = values["olmo_index_path"]
+    try:
+      if path not in indexes:
+        indexes[path] = _like(open_index(path), base)
+      unit = next(name for name in config_stages.BEGINNINGS if name in stage)
+      settings = _settings(values, indexes[path])
+    except (errors.ConfigError, errors.CorpusError) as error:
+      raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+    requests.append(Request(unit.removeprefix("from_"), stage[unit], settings))
+  corpora = staged_stream.Corpora(
+      base,
+      {index.fingerprint: index for index in indexes.values()},
+      options.olmo_eval_instances,
+      options.olmo_order_cache_dir,
+      options.olmo_consumed_path,
+  )
+  for number, request in enumerate(requests, 1):
+    _check_settings(request.settings, corpora, number)
+  return StagePolicy(
+      _settings(own, base),
+      tuple(requests),
+      corpora,
+      options.olmo_num_epochs or None,
+      options.olmo_allow_mixture_change,
+  )
+
+
+def _check_settings(
+    settings: stages_lib.Settings, corpora: staged_stream.Corpora, number: int
+) -> None:
+  """Raises ConfigError if a stage is impossible, which would otherwise show when it begins."""
+  alone = stages_lib.Stage(0, "", dataclasses.replace(settings, leave_out_seen=False))
+  corpora = dataclasses.replace(corpora, consumed_path="")
+  try:
+    staged_stream.StagedStream((alone,), corpora).stream(0)
+  except (errors.ConfigError, errors.CorpusError) as error:
+    raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+
+
+def _settings(values: dict[str, Any], index: index_lib.OlmoNpyIndex) -> stages_lib.Settings:
+  mixture = stages_lib.mixture_pairs(values["olmo_mixture"])
+  return stages_lib.Settings(
+      order=values["olmo_order"],
+      seed=values["data_shuffle_seed"],
+      fingerprint=index.fingerprint,
+      index_path=paths.absolute(values["olmo_index_path"]),
+      mixture=mixture,
+      unit=values["olmo_mixture_unit"] if mixture else "",
+      leave_out_seen=values.get("leave_out_seen", False),
+  )
+
+
+def _like(index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex) -> index_lib.OlmoNpyIndex:
+  """Returns the index of a stage; raises ConfigError if its rows are not like those of the run."""
+  if index.token_dtype != base.token_dtype:
+    raise errors.ConfigError(
+        f"its tokens are {index.dtype}, those of the run {base.dtype}. All stages need one dtype:"
+        " tokenize the corpus again."
+    )
+  return index
+
+
+def _checked(make: Callable[[], Any]) -> Any:
+  try:
+    return make()
+  except (errors.ConfigError, errors.OrderError, OverflowError) as error:
+    raise schema.damaged(f"its stages are not those of this corpus ({error})") from error

@@ -1,0 +1,235 @@
+"""What a run has seen, as a bitmap over the train chunks of a corpus.
+
+    stage 0   index A, file x   windows of 8    seen   [0, 8) [16, 24)     tokens of file x
+    stage 1   index B, file x   windows of 12          ^^^^^^^^^^^^^^^^
+                                                0..11  12..23  24..35
+                                                seen   seen    left
+
+A window of the new corpus counts as seen if it overlaps any token that was seen. Files of two
+indexes are the same file if their full paths and their sizes are. Samples that a run skips, and
+those in the tails that an order drops, count as seen.
+
+The bitmap is a function of the stages alone. It is a file in the directory of stored orders, under
+a name that has a digest of these stages, and is built once per host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from maxtext_olmo import errors
+from maxtext_olmo import progress
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.order import consumed as consumed_lib
+from maxtext_olmo.order import mixture as mixture_lib
+from maxtext_olmo.order import stored
+from maxtext_olmo.order import stream as stream_lib
+
+_BLOCK = 1 << 20
+
+
+class SharedFiles:
+  """Maps windows of one index to the windows of another that hold some of the same tokens."""
+
+  def __init__(self, one: index_lib.OlmoNpyIndex, other: index_lib.OlmoNpyIndex):
+    def files(index: index_lib.OlmoNpyIndex) -> dict[tuple[str, int, int], int]:
+      return {
+          (index.resolve(i), index.expected_size(i), entry.data_offset): i
+          for i, entry in enumerate(index.files)
+      }
+
+    there = files(other)
+    self._target = np.full(len(one.files), -1, np.int64)
+    for key, number in files(one).items():
+      self._target[number] = there.get(key, -1)
+    self._starts, _ = _windows_of_files(one)
+    self._other_starts, self._other_counts = _windows_of_files(other)
+    self._window, self._other_window = one.window, other.window
+
+  def overlapping(self, windows: np.ndarray) -> np.ndarray:
+    """Returns the windows of the other index that overlap some of this one; some come twice."""
+    files = np.searchsorted(self._starts, windows, side="right") - 1
+    target = self._target[files]
+    files, target, windows = (values[target >= 0] for values in (files, target, windows))
+    first = (windows - self._starts[files]) * self._window
+    low = first // self._other_window
+    high = (first + self._window - 1) // self._other_window
+    found = [np.zeros(0, np.int64)]
+    for more in range(int((high - low).max(initial=-1)) + 1):
+      here = low + more
+      inside = (here <= high) & (here < self._other_counts[target])
+      found.append(self._other_starts[target[inside]] + here[inside])
+    return np.concatenate(found)
+
+
+def _windows_of_files(index: index_lib.OlmoNpyIndex) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first window of each file, and its number of windows."""
+  starts = np.array([entry.instance_offset for entry in index.files], np.int64)
+  counts = np.array([entry.n_instances for entry in index.files], np.int64)
+  return starts // index.chunk_size, counts // index.chunk_size
+
+
+def split_like(
+    index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex, base_split: stream_lib.Split
+) -> stream_lib.Split:
+  """Returns the split of an index that holds out what the split of another one does."""
+  if index.fingerprint == base.fingerprint:
+    return base_split
+  windows = np.zeros(0, np.int64)
+  if base_split.num_held_out:
+    windows = np.unique(SharedFiles(base, index).overlapping(base_split.held_out_windows))
+  if len(windows) >= index.num_windows:
+    raise errors.ConfigError(
+        "Every instance of this index overlaps the held-out part (olmo_eval_instances), so none is"
+        " left for training."
+    )
+  return stream_lib.Split(
+      num_windows=index.num_windows,
+      chunk_size=index.chunk_size,
+      num_held_out=len(windows),
+      key=base_split.key,
+      listed=tuple(windows.tolist()),
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+  """What a run has taken from one stage.
+
+  Attributes:
+    index: The corpus of the stage.
+    stream: Its stream.
+    length: How many positions of the stream the run takes.
+    consumed_path: The bitmap of what was consumed before the stage, if it has one.
+  """
+
+  index: index_lib.OlmoNpyIndex
+  stream: stream_lib.Stream
+  length: int
+  consumed_path: str = ""
+
+  @property
+  def num_windows(self) -> int:
+    """About how many windows there are to mark."""
+    return min(self.length // self.index.chunk_size, self.index.num_windows)
+
+  def windows(self) -> Iterator[np.ndarray]:
+    """Yields the windows that were taken, in blocks; some may come twice."""
+    size = self.index.chunk_size
+    chunks = -(-self.length // size)
+    order = self.stream.order
+    # A whole epoch of a plain order has every train window.
+    plain = not isinstance(order, mixture_lib.MixtureOrder)
+    if plain and self.length >= order.epochs.start(len(order.epochs.lengths)):
+      for first in range(0, order.num_instances, _BLOCK * size):
+        ranks = np.arange(first, min(first + _BLOCK * size, order.num_instances), size)
+        yield self.stream.split.train_ids(ranks) // size
+    else:
+      for first in range(0, chunks, _BLOCK):
+        places = np.arange(first, min(first + _BLOCK, chunks)) * size
+        yield self.stream.instance_ids(places) // size
+    if self.consumed_path:
+      bitmap = consumed_lib.Consumed(
+          self.consumed_path,
+          fingerprint=self.index.fingerprint,
+          num_instances=self.index.total_instances,
+      )
+      for first in range(0, self.index.total_instances, _BLOCK):
+        ids = np.arange(first, min(first + _BLOCK, self.index.total_instances))
+        yield ids[bitmap.ranks(ids) < 0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeenFile:
+  """The bitmap of what was seen before a stage.
+
+  Attributes:
+    directory: Where it is kept.
+    key: All that decides its bits, as JSON-able values.
+    index: The corpus of the stage.
+    split: What is held out of it; the bits are those of train windows.
+    parts: Returns what was seen.
+  """
+
+  directory: str
+  key: Any
+  index: index_lib.OlmoNpyIndex
+  split: stream_lib.Split
+  parts: Callable[[], list[Part]]
+
+  @property
+  def path(self) -> str:
+    """The file."""
+    return os.path.join(self.directory, f"seen-{self._digest[:32]}.bits")
+
+  @property
+  def _digest(self) -> str:
+    return hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+
+  @property
+  def num_chunks(self) -> int:
+    """The number of bits."""
+    return self.split.num_train // self.split.chunk_size
+
+  def open(self, stop: threading.Event | None = None) -> consumed_lib.Consumed:
+    """Opens the bitmap, and builds it first if it is missing or damaged.
+
+    Args:
+      stop: If it is set, building ends with an InterruptedError.
+    """
+    found = self._find()
+    if found is not None:
+      return found
+    with stored.building(self.path):
+      found = self._find()
+      if found is None:
+        consumed_lib.write_bits(self.path, self._bits(stop), self.num_chunks, self._digest)
+        found = self._find()
+    if found is None:
+      raise errors.OrderError(
+          f"{self.path} does not read back as it was written: its disk is damaged, or another"
+          " program changes the file. Choose another olmo_order_cache_dir."
+      )
+    return found
+
+  def _find(self) -> consumed_lib.Consumed | None:
+    if not os.path.exists(self.path):
+      return None
+    try:
+      return consumed_lib.Consumed(
+          self.path, fingerprint=self._digest, num_instances=self.num_chunks
+      )
+    except errors.CorpusError:
+      return None
+
+  def _bits(self, stop: threading.Event | None) -> np.ndarray:
+    bits = np.zeros(-(-self.num_chunks // 8), np.uint8)
+    parts, size = self.parts(), self.split.chunk_size
+    total = sum(part.num_windows for part in parts)
+    # A small bitmap takes no time worth a message.
+    with progress.progress_bar(
+        "Marking what the run has seen", total, enabled=total > _BLOCK, unit="windows"
+    ) as advance:
+      for part in parts:
+        shared = None
+        if part.index.fingerprint != self.index.fingerprint:
+          shared = SharedFiles(part.index, self.index)
+        for windows in part.windows():
+          if stop is not None and stop.is_set():
+            raise InterruptedError("The bitmap of what was seen is no longer needed.")
+          count = len(windows)
+          if shared is not None:
+            windows = shared.overlapping(windows)
+          ranks = self.split.train_ranks(windows * size)
+          ranks = np.unique(ranks[ranks >= 0] // size)
+          np.bitwise_or.at(bits, ranks >> 3, (1 << (ranks & 7)).astype(np.uint8))
+          advance(count)
+    return bits

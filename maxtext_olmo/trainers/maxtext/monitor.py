@@ -1,0 +1,52 @@
+"""Adds the position and the epoch of each step to MaxText's metrics and to the log.
+
+MaxText's loop takes a batch, runs the step, and hands the step's metrics to its logger. The
+position and the epoch are noted when the batch is taken, so they belong to the step whatever its
+number. Metrics get the scalars `data/position` and `data/epoch`, which MaxText writes to all that
+it writes metrics to (TensorBoard, metrics_file, …), and the log gets a line for each step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from absl import logging
+
+_POSITION, _EPOCH = "data/position", "data/epoch"
+# Of the batch that the train loop took last; a process has one train loop.
+_taken: dict[str, int] = {}
+
+
+def watch(loader: Any, iterator: Any) -> Any:
+  """Returns MaxText's data loader, which now notes where each batch of the iterator begins."""
+  load = loader.load_next_batch
+  _taken.clear()
+
+  def load_next_batch(*args: Any, **kwargs: Any) -> Any:
+    step = iterator.step
+    where = {_POSITION: iterator.position, _EPOCH: iterator.epoch}
+    batch = load(*args, **kwargs)
+    if iterator.step != step:  # MaxText can be told to reuse a batch.
+      _taken.clear()
+      _taken.update({name: value for name, value in where.items() if value is not None})
+    return batch
+
+  loader.load_next_batch = load_next_batch
+  return loader
+
+
+def add_to_metrics(logger: Any) -> Any:
+  """Returns MaxText's metric logger, which now adds to the metrics of each train step."""
+  write = logger.buffer_and_write_metrics
+
+  def buffer_and_write_metrics(
+      metrics: Any, step: int, step_time_delta: Any = None, is_training: bool = True
+  ) -> None:
+    if is_training and _taken:
+      metrics["scalar"].update(_taken)
+      epoch = f", epoch {_taken[_EPOCH]}" if _EPOCH in _taken else ""
+      logging.info("olmo_grain: step %d began at position %d%s.", step, _taken[_POSITION], epoch)
+    write(metrics, step, step_time_delta, is_training)
+
+  logger.buffer_and_write_metrics = buffer_and_write_metrics
+  return logger

@@ -1,0 +1,327 @@
+"""Tests of stages, and of a mixture that changes at a restart."""
+
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+
+import maxtext_olmo
+from maxtext_olmo import errors
+from tests.loader import cases
+
+_A = {"label-0": 1.0, "label-1": 1.0}
+_B = {"label-0": 3.0, "label-1": 1.0}
+_C = {"label-0": 1.0}
+_MIXED = {"olmo_mixture": _A, "olmo_mixture_unit": "weights"}
+# Of mixtures, orders and seeds, with what was seen left out and not.
+_STAGES = (
+    {"from_step": 5, "olmo_mixture": _B},
+    {"from_step": 9, "olmo_mixture": {}, "leave_out_seen": True},
+    {"from_tokens": 14 * 32, "data_shuffle_seed": 3, "olmo_mixture": _C},
+)
+
+
+def setUpModule():
+  jax.config.update("jax_num_cpu_devices", 2)
+  cases.compile_fast()
+
+
+def numbers(iterator, first, end):
+  """Returns the rows of some steps, without reading them."""
+  return [iterator.row_numbers(step).tolist() for step in range(first, end)]
+
+
+class StagesTest(cases.LoaderCase):
+
+  axes: ClassVar[dict[str, int]] = {"data": 2}
+
+  def setUp(self):
+    super().setUp()
+    self.cache = self.create_tempdir().full_path
+
+  def staged(self, **values: Any) -> Any:
+    return self.train(
+        **{**_MIXED, "olmo_stages": _STAGES, "olmo_order_cache_dir": self.cache, **values}
+    )
+
+  def test_a_stage_is_in_force_from_its_step_on(self):
+    plain, staged = self.train(**_MIXED), self.staged()
+    self.assertEqual(numbers(plain, 0, 5), numbers(staged, 0, 5))
+    self.assertNotEqual(numbers(plain, 5, 9), numbers(staged, 5, 9))
+    index = maxtext_olmo.load_index(self.index_path)
+    labels = [
+        index.files[index.locate(np.array([row]))[0][0]].label
+        for rows in numbers(staged, 5, 9)
+        for row in rows
+    ]
+    self.assertEqual(labels.count("label-0"), 12)
+
+  @parameterized.parameters(0, 1)
+  def test_batches_do_not_depend_on_workers(self, held_out):
+    values = {"olmo_eval_instances": 8 * held_out}
+    expected = cases.take(self.staged(**values), 20)
+    self.assert_equal_batches(cases.take(self.staged(**values, grain_worker_count=2), 20), expected)
+
+  def test_a_run_resumes_at_every_step_as_if_it_had_not_stopped(self):
+    values = {
+        "olmo_batch_schedule": ((0, 4), (3, 6), (12, 2)),
+        "olmo_skip": ((7, 8), (11, 12)),
+    }
+    whole = self.staged(**values)
+    states, fed = [whole.get_state()], []
+    for _ in range(22):
+      fed += cases.take(whole, 1)
+      states.append(whole.get_state())
+    for step, state in enumerate(states):
+      resumed = self.staged(**values)
+      resumed.set_state(state)
+      self.assert_equal_batches(
+          cases.take(resumed, 3), [*fed, *cases.take(whole, 3)][step : step + 3]
+      )
+      whole.set_state(states[-1])
+
+  def test_every_step_is_explained_as_it_was_fed(self):
+    train = self.staged()
+    fed = cases.take(train, 22)
+    for step, batch in enumerate(fed):
+      found = train.explain(step)
+      for name, array in batch.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=f"{name}, {step}")
+
+  def test_nothing_that_was_seen_comes_again_before_the_corpus_ends(self):
+    train = self.staged(olmo_stages=_STAGES[:2], olmo_eval_instances=8)
+    count = train.stream.corpora.split(train.stream.index(0)).num_train
+    rows = train.stream.locate(np.arange(count))[1]
+    self.assertLen(set(rows.tolist()), count)
+
+  def test_the_held_out_part_is_the_same_in_all_stages(self):
+    train, evaluation = self.make(
+        **_MIXED,
+        olmo_stages=_STAGES,
+        olmo_order_cache_dir=self.cache,
+        olmo_eval_instances=12,
+        eval_interval=1,
+        global_batch_size_to_load_eval=4,
+    )
+    held_out = {row for step in range(3) for row in evaluation.row_numbers(step).tolist()}
+    self.assertLen(held_out, 12)
+    rows = train.stream.locate(np.arange(600))[1]
+    self.assertFalse(held_out & set(rows.tolist()))
+
+  def test_the_last_stage_has_the_epochs(self):
+    train = self.staged(olmo_stages=_STAGES[:2], olmo_num_epochs=2)
+    seen = 36 + (123 - 36) + 123
+    steps = sum(1 for _ in train)
+    self.assertEqual(steps, -(-seen // 4))
+
+  def test_stages_ahead_may_be_changed(self):
+    train = self.staged()
+    cases.take(train, 7)
+    other = self.staged(olmo_stages=(_STAGES[0], {"from_step": 8, "olmo_mixture": _C}))
+    other.set_state(train.get_state())
+    plain = self.staged(olmo_stages=(_STAGES[0],))
+    self.assertEqual(numbers(other, 7, 8), numbers(plain, 7, 8))
+    self.assertNotEqual(numbers(other, 8, 10), numbers(plain, 8, 10))
+    cases.take(other, 3)
+    # Back before the change, the first plan holds again.
+    train.set_state(train.get_state())
+    self.assertEqual(numbers(other, 7, 8), numbers(train, 7, 8))
+
+  def test_a_stage_may_begin_where_a_run_resumes(self):
+    train = self.train(**_MIXED)
+    cases.take(train, 4)
+    annealed = self.train(**_MIXED, olmo_stages=({"from_step": 4, "olmo_mixture": _C},))
+    annealed.set_state(train.get_state())
+    whole = self.train(**_MIXED, olmo_stages=({"from_step": 4, "olmo_mixture": _C},))
+    self.assertEqual(numbers(annealed, 4, 12), numbers(whole, 4, 12))
+
+  def test_a_stage_that_the_run_has_passed_is_refused(self):
+    train = self.train(**_MIXED)
+    cases.take(train, 4)
+    for stage in ({"from_step": 3}, {"from_tokens": 96}):
+      late = self.train(**_MIXED, olmo_stages=({**stage, "olmo_mixture": _C},))
+      with self.assertRaisesRegex(errors.ResumeError, "has reached step 4 without it. Resume from"):
+        late.set_state(train.get_state())
+
+  def test_the_stage_in_force_must_be_the_same(self):
+    train = self.staged()
+    cases.take(train, 7)
+    state = train.get_state()
+    changed = ({"from_step": 5, "olmo_mixture": {"label-0": 2.0, "label-1": 1.0}}, *_STAGES[1:])
+    with self.assertRaisesRegex(errors.ResumeError, "the stage from step 5 on.*\n.*olmo_mixture"):
+      self.staged(olmo_stages=changed).set_state(state)
+    with self.assertRaisesRegex(errors.ResumeError, "the stage from step 5 on.*\n.*olmo_mixture"):
+      self.train(**_MIXED).set_state(state)
+
+  def test_steps_of_other_stages_are_not_explained(self):
+    train = self.staged()
+    cases.take(train, 7)
+    other = self.staged(olmo_stages=({"from_step": 6, "olmo_mixture": _C},))
+    with self.assertRaisesRegex(errors.ResumeError, "this run has reached step 7 without it"):
+      other.set_state(train.get_state())
+
+  def test_impossible_stages_are_config_errors(self):
+    for stages, message in (
+        (({"olmo_mixture": _A},), "stage 1 needs one of from_step and from_tokens"),
+        (({"from_step": 5},), "stage 1 sets nothing but its beginning"),
+        (({"from_step": 5, "olmo_skip": 3},), "stage 1 sets 'olmo_skip'; a stage may set"),
+        (({"from_step": 0, "olmo_mixture": _B},), "from_step=0 must be at least 1"),
+        (({"from_step": 5, "olmo_mixture": {"x": 1.0}},), "stage 1: olmo_mixture: 'x' matches no"),
+        (({"from_step": 5, "olmo_order": "x"},), "olmo_order='x' must be one of"),
+        (({"from_step": 5, "olmo_index_path": "/x"},), "stage 1: "),
+        ((_STAGES[1], _STAGES[0]), "from_step must increase"),
+        (
+            ({"from_step": 5, "olmo_mixture": _B}, {"from_tokens": 160, "olmo_mixture": _C}),
+            "from tokens 160 on begins at position 20, where the stage from step 5 on has no",
+        ),
+        (
+            (
+                {
+                    "from_step": 5,
+                    "olmo_mixture": {},
+                    "olmo_order": "olmo_core",
+                    "leave_out_seen": True,
+                },
+            ),
+            "leave_out_seen does not work with olmo_order='olmo_core'",
+        ),
+        ("x", "olmo_stages='x' should be a list of dicts"),
+    ):
+      with self.subTest(message), self.assertRaisesRegex(errors.ConfigError, message):
+        self.staged(olmo_stages=stages)
+
+
+class MixtureChangeTest(cases.LoaderCase):
+
+  def test_another_mixture_takes_effect_at_the_restart(self):
+    train = self.train(**_MIXED)
+    fed = cases.take(train, 5)
+    with self.assertRaisesRegex(errors.ResumeError, "olmo_allow_mixture_change"):
+      self.train(olmo_mixture=_B, olmo_mixture_unit="weights").set_state(train.get_state())
+    changed = self.train(
+        olmo_mixture=_B, olmo_mixture_unit="weights", olmo_allow_mixture_change=True
+    )
+    changed.set_state(train.get_state())
+    staged = self.train(**_MIXED, olmo_stages=({"from_step": 5, "olmo_mixture": _B},))
+    self.assertEqual(numbers(changed, 5, 20), numbers(staged, 5, 20))
+    fed += cases.take(changed, 5)
+    # The next restart needs no permission, and knows both mixtures.
+    again = self.train(olmo_mixture=_B, olmo_mixture_unit="weights")
+    again.set_state(changed.get_state())
+    for step, batch in enumerate(fed):
+      found = again.explain(step).arrays
+      for name, array in batch.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=f"{name} of step {step}")
+    self.assertEqual(again.get_state(), changed.get_state())
+
+  def test_a_change_is_undone_by_an_earlier_checkpoint(self):
+    train = self.train(**_MIXED)
+    cases.take(train, 5)
+    state = train.get_state()
+    changed = self.train(
+        olmo_mixture=_B, olmo_mixture_unit="weights", olmo_allow_mixture_change=True
+    )
+    changed.set_state(state)
+    cases.take(changed, 3)
+    back = self.train(**_MIXED)
+    back.set_state(state)
+    self.assertEqual(numbers(back, 5, 12), numbers(train, 5, 12))
+    # A trainer that knows only the step goes back in the same iterator.
+    changed.go_to(3)
+    later = self.train(**_MIXED, olmo_stages=({"from_step": 3, "olmo_mixture": _B},))
+    self.assertEqual(numbers(changed, 3, 12), numbers(later, 3, 12))
+
+  def test_labels_continue_where_they_were(self):
+    values = {"olmo_mixture_unit": "weights", "olmo_allow_mixture_change": True}
+    mixtures = [_A, _B, _C, {"label-1": 1.0}, _A, _B]
+    state, rows = None, []
+    for mixture in mixtures:
+      train = self.train(olmo_mixture=mixture, **values)
+      if state is not None:
+        train.set_state(state)
+      for _ in range(7):
+        rows += train.row_numbers(train.step).tolist()
+        cases.take(train, 1)
+      state = train.get_state()
+    for label in ("label-0", "label-1"):
+      alone = self.train(olmo_mixture={label: 1.0}, olmo_mixture_unit="weights")
+      index = maxtext_olmo.load_index(self.index_path)
+      files = index.locate(np.array(rows))[0]
+      mine = [row for row, file in zip(rows, files) if index.files[file].label == label]
+      self.assertGreater(len(mine), 50)
+      self.assertEqual(mine, alone.stream.locate(np.arange(len(mine)))[1].tolist())
+
+
+class OlmoCoreStagesTest(cases.LoaderCase):
+
+  def setUp(self):
+    super().setUp()
+    self.values = {"olmo_order_cache_dir": self.create_tempdir().full_path}
+
+  def test_an_order_that_drops_tails_counts_from_its_beginning(self):
+    stage = {"from_step": 7, "olmo_order": "olmo_core", "data_shuffle_seed": 5}
+    staged = self.train(**self.values, olmo_stages=(stage,))
+    alone = self.train(**self.values, olmo_order="olmo_core", data_shuffle_seed=5)
+    self.assertEqual(numbers(staged, 7, 107), numbers(alone, 0, 100))
+    plain = self.train(**self.values)
+    self.assertEqual(numbers(staged, 0, 7), numbers(plain, 0, 7))
+
+  def test_a_stage_after_it_spans_epochs_again(self):
+    stage = {"from_step": 43, "olmo_order": "feistel"}
+    staged = self.train(**self.values, olmo_order="olmo_core", olmo_stages=(stage,))
+    alone = self.train(**self.values)
+    self.assertEqual(numbers(staged, 43, 143), numbers(alone, 0, 100))
+    resumed = self.train(**self.values, olmo_order="olmo_core", olmo_stages=(stage,))
+    fed = cases.take(staged, 50)
+    for step in (29, 30, 31, 42, 43, 44):
+      state = self.train(
+          **self.values, olmo_order="olmo_core", olmo_stages=(stage,), initial_step=step
+      ).get_state()
+      resumed.set_state(state)
+      self.assert_equal_batches(cases.take(resumed, 5), fed[step : step + 5])
+
+
+class ChunkStagesTest(cases.LoaderCase):
+
+  corpus: ClassVar[dict[str, Any]] = {"max_target_sequence_length": 32}
+
+  def test_the_rest_of_a_chunk_comes_first(self):
+    values = {
+        "global_batch_size_to_load": 3,
+        "olmo_order_cache_dir": self.create_tempdir().full_path,
+    }
+    stage = {"from_step": 5, "data_shuffle_seed": 2, "leave_out_seen": True}
+    staged = self.train(**values, olmo_stages=(stage,), olmo_eval_instances=8)
+    plain = self.train(**values, olmo_eval_instances=8)
+    self.assertEqual(
+        staged.stream.locate(np.arange(16))[1].tolist(),
+        plain.stream.locate(np.arange(16))[1].tolist(),
+    )
+    self.assertEqual(staged.stream.stages[1].position, 16)
+    count = plain.stream.split.num_train
+    rows = staged.stream.locate(np.arange(count))[1]
+    self.assertLen(set(rows.tolist()), count)
+
+  def test_the_sequence_length_may_change_in_a_run_with_stages(self):
+    stages = (
+        {"from_step": 6, "olmo_mixture": _B},
+        {"from_step": 20, "olmo_mixture": _C},
+    )
+    short = self.train(**_MIXED, olmo_stages=stages, max_target_length=8)
+    cases.take(short, 8)
+    long = self.train(
+        **_MIXED, olmo_stages=stages, max_target_length=16, global_batch_size_to_load=2
+    )
+    long.set_state(short.get_state())
+    tokens = [
+        np.concatenate([b["inputs"].ravel() for b in cases.take(it, 8)]) for it in (short, long)
+    ]
+    ids = short.stream.locate(np.arange(32, 64))[1]
+    self.assertEqual(ids[::2].tolist(), (2 * long.stream.locate(np.arange(16, 32))[1]).tolist())
+    self.assertEqual(tokens[0].shape, tokens[1].shape)
+
+
+if __name__ == "__main__":
+  absltest.main()
