@@ -126,6 +126,8 @@ def _read_config(
   from maxtext_olmo import config as data_keys
   from maxtext_olmo.trainers.tiny import config as config_lib
 
+  if path:
+    path = config_lib.shipped_config(path) or path
   if path and not os.path.isfile(path):
     raise errors.ConfigError(f"The config file {path} does not exist.")
   if path and not path.endswith(".py"):

@@ -84,7 +84,7 @@ class DocumentIndex:
   checksum: str
   storage: Storage = dataclasses.field(default_factory=LocalStorage, compare=False, repr=False)
 
-  def __getstate__(self):
+  def __getstate__(self) -> dict[str, Any]:
     # The files are opened again in each process.
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
@@ -382,5 +382,5 @@ def _fits(name: str, value: Any) -> bool:
   return isinstance(value, str if name in ("fingerprint", "checksum") else int)
 
 
-def _digest_of(values: dict) -> str:
+def _digest_of(values: dict[str, Any]) -> str:
   return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
