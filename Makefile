@@ -16,7 +16,10 @@ MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 # Bokeh and a driver of Chromium, on top of the packages in VENV.
 BROWSER_VENV ?= .venv-browser
 
-.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser lint format bench bench-peers bench-startup bench-order \
+# Sphinx, Jupyter and the tools that build and check a release, on top of the packages in VENV.
+DOCS_VENV ?= .venv-docs
+
+.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser docs dist lint format bench bench-peers bench-startup bench-order \
   bench-packing bench-lmeval bench-calls bench-maxtext pictures clean
 
 help: ## Show this list.
@@ -99,6 +102,20 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
 	  tests/cli/report_test.py
 
+# The commands of VENV come first, so that the tutorial runs this checkout's.
+$(DOCS_VENV)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet $$($(BIN)/python -c 'import configparser; \
+	  c = configparser.ConfigParser(); c.read("setup.cfg"); e = c["options.extras_require"]; print(e["docs"], e["dist"])')
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
+	@touch $@
+
+docs: $(DOCS_VENV)/.installed ## Build the documentation site into build/docs; runs the tutorial. Warnings are errors.
+	PATH="$(abspath $(BIN)):$$PATH" JAX_PLATFORMS=cpu \
+	  $(DOCS_VENV)/bin/python -m sphinx -b html -W --keep-going -n -q docs build/docs
+	@echo "The site is in build/docs/index.html."
+
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
 	$(BIN)/pyink --check --quiet maxtext_olmo tests configs docs
@@ -136,4 +153,4 @@ pictures: $(VENV)/.installed ## Draw the pictures of the guides.
 	$(BIN)/python docs/pictures.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
