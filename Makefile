@@ -25,11 +25,18 @@ DOCS_VENV ?= .venv-docs
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed: setup.cfg pyproject.toml
+# In two stages: the demo needs a fifth of what the tests need. pip shows its progress.
+$(VENV)/.installed-train: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
+	@echo "Installing JAX, Grain, Orbax and optax into $(VENV): a download of about 250 MB, unless pip has them cached."
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[train]'
 	@# So that each test file runs by itself too: python tests/corpus/index_builder_test.py
 	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo_tests.pth
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-train
+	@echo "Installing what the tests need (PyTorch for lm-eval is most of it): up to 1.5 GB."
+	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
@@ -55,7 +62,7 @@ $(MAXTEXT_VENV)/.installed: setup.cfg pyproject.toml
 
 install: $(VENV)/.installed ## Make the virtual environment.
 
-demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
+demo: $(VENV)/.installed-train ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
 	$(BIN)/python -m maxtext_olmo demo
 
 test: $(VENV)/.installed ## Run all tests.
@@ -115,6 +122,12 @@ docs: $(DOCS_VENV)/.installed ## Build the documentation site into build/docs; r
 	PATH="$(abspath $(BIN)):$$PATH" JAX_PLATFORMS=cpu \
 	  $(DOCS_VENV)/bin/python -m sphinx -b html -W --keep-going -n -q docs build/docs
 	@echo "The site is in build/docs/index.html."
+
+dist: $(DOCS_VENV)/.installed ## Build sdist and wheel, check them, and run the quickstart with the wheel in a clean environment.
+	rm -rf dist
+	$(DOCS_VENV)/bin/python -m build --outdir dist .
+	$(DOCS_VENV)/bin/python -m twine check --strict dist/*
+	WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(BIN)/python tests/run.py -j 1 tests/dist_test.py
 
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
