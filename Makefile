@@ -16,17 +16,27 @@ MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
 # Bokeh and a driver of Chromium, on top of the packages in VENV.
 BROWSER_VENV ?= .venv-browser
 
-.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser lint format bench bench-peers bench-startup bench-order \
+# Sphinx, Jupyter and the tools that build and check a release, on top of the packages in VENV.
+DOCS_VENV ?= .venv-docs
+
+.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser docs dist lint format bench bench-peers bench-startup bench-order \
   bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext pictures screenshots clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(VENV)/.installed: setup.cfg pyproject.toml
+# In two stages: the demo needs a fifth of what the tests need. pip shows its progress.
+$(VENV)/.installed-train: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
+	@echo "Installing JAX, Grain, Orbax and optax into $(VENV): a download of about 250 MB, unless pip has them cached."
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[train]'
 	@# So that each test file runs by itself too: python tests/corpus/index_builder_test.py
 	@echo '$(CURDIR)' > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo_tests.pth
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-train
+	@echo "Installing what the tests need (PyTorch for lm-eval is most of it): up to 1.5 GB."
+	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
@@ -52,7 +62,7 @@ $(MAXTEXT_VENV)/.installed: setup.cfg pyproject.toml
 
 install: $(VENV)/.installed ## Make the virtual environment.
 
-demo: $(VENV)/.installed ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
+demo: $(VENV)/.installed-train ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
 	$(BIN)/python -m maxtext_olmo demo
 
 test: $(VENV)/.installed ## Run all tests.
@@ -99,6 +109,26 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
 	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
 
+# The commands of VENV come first, so that the tutorial runs this checkout's.
+$(DOCS_VENV)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet $$($(BIN)/python -c 'import configparser; \
+	  c = configparser.ConfigParser(); c.read("setup.cfg"); e = c["options.extras_require"]; print(e["docs"], e["dist"])')
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
+	@touch $@
+
+docs: $(DOCS_VENV)/.installed ## Build the documentation site into build/docs; runs the tutorial. Warnings are errors.
+	PATH="$(abspath $(BIN)):$$PATH" JAX_PLATFORMS=cpu \
+	  $(DOCS_VENV)/bin/python -m sphinx -b html -W --keep-going -n -q docs build/docs
+	@echo "The site is in build/docs/index.html."
+
+dist: $(DOCS_VENV)/.installed ## Build sdist and wheel, check them, and run the quickstart with the wheel in a clean environment.
+	rm -rf dist
+	$(DOCS_VENV)/bin/python -m build --outdir dist .
+	$(DOCS_VENV)/bin/python -m twine check --strict dist/*
+	WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(BIN)/python tests/run.py -j 1 tests/dist_test.py
+
 lint: $(VENV)/.installed-lint ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff check --output-format=concise maxtext_olmo tests configs docs
 	$(BIN)/pyink --check --quiet maxtext_olmo tests configs docs
@@ -139,4 +169,4 @@ pictures: $(VENV)/.installed ## Draw the pictures of the guides.
 	$(BIN)/python docs/pictures.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -12,11 +12,11 @@ The model has the size of OLMo 3 but is a plain decoder, without sliding windows
 on queries and keys.
 """
 
-from maxtext_olmo.trainers.tiny import config as config_lib
+import maxtext_olmo
 
 
 def get_config():
-  config = config_lib.get_config()
+  config = maxtext_olmo.get_trainer_config()
 
   # Data: what AI2's official run has, but for the order.
   config.dataset_type = "olmo_grain"

@@ -7,11 +7,11 @@
 `configs/packed_midtraining.py` says how to make an index of your own texts.
 """
 
-from maxtext_olmo.trainers.tiny import config as config_lib
+import maxtext_olmo
 
 
 def get_config():
-  config = config_lib.get_config()
+  config = maxtext_olmo.get_trainer_config()
 
   config.dataset_type = "olmo_documents"
   config.vocab_size = 512  # bytes and some special tokens fit

@@ -13,11 +13,11 @@ On two processes of this machine, and then on one, from where those stopped:
     python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py ...
 """
 
-from maxtext_olmo.trainers.tiny import config as config_lib
+import maxtext_olmo
 
 
 def get_config():
-  config = config_lib.get_config()
+  config = maxtext_olmo.get_trainer_config()
 
   config.dataset_type = "synthetic"
   config.vocab_size = 512  # bytes and some special tokens fit

@@ -2,7 +2,8 @@
 
 `packed_rows.svg` shows what each packing makes of the same documents. `design.svg` shows the rooms
 of this package as boxes from left to right, and below them a row of 16 tokens that is put together
-from ranges of three files.
+from ranges of three files. `sources.svg` is what `maxtext-olmo plan --svg` draws for a run that
+doubles its batch, and changes its mixture for the last fifth of its steps.
 """
 
 from __future__ import annotations
@@ -318,11 +319,59 @@ def _text(
 _centred = functools.partial(_text, anchor="middle")
 
 
+# Tokens of each label in billions, and how often each stage takes them.
+_LABELS = {"web": 60, "code": 18, "papers": 9, "math": 4, "wiki": 3}
+_STAGE_1 = {"web": 1.0, "code": 1.0, "papers": 1.0, "math": 1.5, "wiki": 2.0}
+_STAGE_2 = {"web": 0.1, "code": 0.6, "papers": 0.8, "math": 3.0, "wiki": 2.0}
+
+
+def draw_sources() -> str:
+  """Draws the sources of a run over its steps."""
+  from maxtext_olmo.corpus import index as index_lib
+  from maxtext_olmo.inspection import picture
+  from maxtext_olmo.inspection import sources
+  from maxtext_olmo.order import mixture
+  from maxtext_olmo.order import schedule
+
+  length = 8192
+  files = [
+      index_lib.OlmoNpyFileEntry(
+          path=f"{label}/part-0.npy",
+          n_tokens=billions * 10**9,
+          n_instances=billions * 10**9 // length,
+          instance_offset=0,
+          label=label,
+          size_bytes=4 * billions * 10**9,
+      )
+      for label, billions in _LABELS.items()
+  ]
+  index = index_lib.make_index(files, length, dtype="uint32", tokenizer="dolma2", base="")
+  stretches, position = [], 0
+  for first, end, rows, shares in (
+      (0, 6000, 512, _STAGE_1),
+      (6000, 16000, 1024, _STAGE_1),
+      (16000, 20000, 1024, _STAGE_2),
+  ):
+    batches = schedule.BatchSchedule.constant(rows).anchored(first, position)
+    stream = mixture.mixture_stream(index, shares, "epochs", order="feistel", seed=0)
+    stretches.append(sources.Stretch(first, end, batches, stream, index))
+    position = batches.position(end)
+  return picture.draw_svg(
+      sources.count_sources(stretches, bins=100),
+      (
+          sources.Change(6000, "batches of 1,024"),
+          sources.Change(16000, "the mixture of the last stage"),
+      ),
+      title="What a run of 20,000 steps sees of each source",
+  )
+
+
 def main() -> None:
   """Draws all pictures."""
   guides = pathlib.Path(__file__).parent / "guides"
   (guides / "packed_rows.svg").write_text(draw_packings(48, 1024))
   (guides / "design.svg").write_text(draw_design())
+  (guides / "sources.svg").write_text(draw_sources())
 
 
 if __name__ == "__main__":

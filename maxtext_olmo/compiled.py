@@ -74,7 +74,7 @@ class Background(Generic[F]):
       self.ready = self._build()
     except ModuleNotFoundError as error:
       logging.info(
-          "%s stays with NumPy: %s; `pip install maxtext-olmo[fast]` makes it several times faster",
+          "%s stays with NumPy: %s; `pip install numba` makes it several times faster",
           self._what,
           error,
       )

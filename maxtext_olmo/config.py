@@ -20,11 +20,13 @@ import types
 from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
+from ml_collections import ConfigDict
+
 from maxtext_olmo import config_key
 from maxtext_olmo import config_stages
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import BOOLEAN
-from maxtext_olmo.config_key import DATASET_TYPES
+from maxtext_olmo.config_key import DATASET_TYPES as DATASET_TYPES
 from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.config_key import MOST_ROWS
@@ -255,6 +257,24 @@ KEYS: tuple[Key, ...] = (
 def defaults() -> dict[str, Any]:
   """Returns every key with its default."""
   return {key.name: key.default for key in KEYS}
+
+
+def get_config() -> ConfigDict:
+  """Returns a config with every data key at its default, for a trainer of your own.
+
+  It is locked, so that a misspelt key is an error. The embedded trainer has further keys; its
+  configs begin with `get_trainer_config`.
+
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.max_target_length
+  2048
+  >>> config.max_target_len = 4096
+  Traceback (most recent call last):
+    ...
+  AttributeError: ...
+  """
+  return config_key.make_config(KEYS)
 
 
 def read_value(config: Any, name: str) -> Any:

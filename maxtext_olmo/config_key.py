@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from ml_collections import ConfigDict
+from ml_collections import config_dict
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import permutations
@@ -331,3 +333,13 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
         " olmo_shard='batch' and olmo_packing='planned', or 'none' with olmo_long_documents other"
         " than 'split'."
     )
+
+
+def make_config(keys: Iterable[Key]) -> ConfigDict:
+  """Returns a locked config with some keys at their defaults."""
+  return ConfigDict({key.name: _default(key) for key in keys}).lock()
+
+
+def _default(key: Key) -> Any:
+  # A placeholder has a type, so that the command line can set it.
+  return config_dict.placeholder(key.kind.python_type) if key.default is None else key.default

@@ -52,5 +52,17 @@ class DesignTest(absltest.TestCase):
     self.assertTrue(any(" → ".join(rooms) in text for text in texts), rooms)
 
 
+class SourcesTest(absltest.TestCase):
+
+  def test_the_picture_of_the_readme_is_what_the_command_draws(self):
+    drawn = (_ROOT / "docs" / "guides" / "sources.svg").read_text()
+    self.assertEqual(drawn, pictures.draw_sources())
+
+  def test_it_names_every_label_and_the_change_of_the_mixture(self):
+    texts = " ".join(e.text for e in ET.fromstring(pictures.draw_sources()).iter() if e.text)
+    for word in (*pictures._LABELS, "mixture"):
+      self.assertIn(word, texts)
+
+
 if __name__ == "__main__":
   absltest.main()

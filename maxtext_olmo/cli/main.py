@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import maxtext_olmo
 from maxtext_olmo import cli
 from maxtext_olmo.errors import MaxtextOlmoError
 
@@ -82,6 +83,12 @@ def make_parser() -> argparse.ArgumentParser:
   )
   cli.add_option(
       parser, "--debug", "show the traceback of an error", otherwise="one line", action="store_true"
+  )
+  parser.add_argument(
+      "--version",
+      action="version",
+      version=f"maxtext-olmo {maxtext_olmo.__version__}",
+      help="show the version and exit",
   )
   subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
   for name in COMMANDS:

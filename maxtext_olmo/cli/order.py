@@ -206,7 +206,7 @@ def _write(path: str, values: dict[str, Any], said: str) -> None:
         f'"""Continues an OLMo-core run.\n\n    maxtext-olmo train --config={path}\n\n'
         + "\n".join(comment)
         + '\n"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
-        "  config = maxtext_olmo.get_config()\n"
+        "  config = maxtext_olmo.get_trainer_config()\n"
         + "".join(f"  config.{name} = {value!r}\n" for name, value in values.items())
         + "  return config\n"
     )

@@ -347,5 +347,5 @@ def _fits(name: str, value: Any) -> bool:
   return isinstance(value, int) and value >= 0
 
 
-def _digest_of(values: dict) -> str:
+def _digest_of(values: dict[str, Any]) -> str:
   return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())

@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -112,7 +113,7 @@ class OlmoNpyIndex:
   def _instance_bytes(self) -> int:
     return self.sequence_length * self.token_dtype.itemsize
 
-  def __getstate__(self) -> dict:
+  def __getstate__(self) -> dict[str, Any]:
     """Leaves out what is quickly derived again, so that workers receive little."""
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
@@ -163,7 +164,7 @@ class OlmoNpyIndex:
     lines = json.dumps([[entry.label, entry.checksum] for entry in self.files])
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
-  def to_json_dict(self) -> dict:
+  def to_json_dict(self) -> dict[str, Any]:
     """Returns the index as it is stored."""
     values = self.__getstate__() | {"annotations": self.annotations}
     values["files"] = [

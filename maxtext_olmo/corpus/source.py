@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import grain
 import numpy as np
@@ -186,7 +186,9 @@ class OlmoDocumentSource(_CorpusSource):
       found.setdefault(entry.label, []).append((offsets[i], offsets[i + 1]))
     return found
 
-  def _out_of_vocabulary(self, tokens: np.ndarray, document_id: int, start: int, limit: int):
+  def _out_of_vocabulary(
+      self, tokens: np.ndarray, document_id: int, start: int, limit: int
+  ) -> NoReturn:
     place = int(np.argmax(tokens >= limit))
     raise CorpusError(
         f"Token id {tokens[place]} of document {document_id} is outside the vocabulary of {limit}:"

@@ -66,7 +66,7 @@ class HuggingFaceTokenizer:
       import tokenizers
     except ImportError as error:
       raise ConfigError(
-          "A tokenizer.json needs the package `tokenizers`: pip install 'maxtext-olmo[tokenizers]'."
+          "A tokenizer.json needs the package `tokenizers`: pip install tokenizers."
       ) from error
     try:
       self._tokenizer = tokenizers.Tokenizer.from_file(path)
@@ -157,7 +157,7 @@ def _download(name: str, token: str | None, cache_dir: str | None) -> tuple[str,
   except ImportError as error:
     raise ConfigError(
         "A tokenizer from the Hub needs the package `huggingface_hub`: pip install"
-        " 'maxtext-olmo[eval]'."
+        " lm-eval tokenizers."
     ) from error
 
   def fetch(file: str) -> str:

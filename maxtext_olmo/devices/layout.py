@@ -83,7 +83,7 @@ class BatchLayout:
   batch: int
   length: int
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     for size, part, what in zip((self.batch, self.length), self.spec, ("rows", "tokens")):
       shards = _ways(self.mesh, part)
       if size % shards:

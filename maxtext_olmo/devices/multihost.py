@@ -208,7 +208,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     if hasattr(self.local_iterator, "close"):
       self.local_iterator.close()
 
-  def __del__(self):
+  def __del__(self) -> None:
     """Leaves the data iterator open: the caller who passed it in may still use it."""
 
   @property

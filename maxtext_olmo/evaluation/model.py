@@ -24,7 +24,7 @@ try:
   from lm_eval.api.model import LM
 except ImportError as error:
   raise errors.ConfigError(
-      "Evaluation needs lm-evaluation-harness: pip install 'maxtext-olmo[eval]'."
+      "Evaluation needs lm-evaluation-harness: pip install lm-eval tokenizers."
   ) from error
 
 Arguments = tuple[Any, ...]

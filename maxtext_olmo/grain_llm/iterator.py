@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import grain
 import jax
@@ -27,6 +27,7 @@ from maxtext_olmo.devices import grain_state
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import OrderError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm import row_dataset
@@ -34,6 +35,7 @@ from maxtext_olmo.grain_llm import rows_by_position
 from maxtext_olmo.grain_llm import streams
 from maxtext_olmo.order import interleave
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import status
 from maxtext_olmo.rows import prefetch
 
 # A plan of up to this many documents is counted at construction, which takes seconds.
@@ -61,7 +63,7 @@ class Batches:
   repeat: bool
   spec: jax.sharding.PartitionSpec
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     if self.batch_class is not dict and not dataclasses.is_dataclass(self.batch_class):
       raise ConfigError(f"batch_class must be dict or a data class, got {self.batch_class!r}.")
 
@@ -300,6 +302,24 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     """Returns `batches` and `wait_seconds`; these pipelines do not measure the stages."""
     found = self._metrics.snapshot()
     return {name: found[name] for name in ("batches", "wait_seconds")}
+
+  def describe(self) -> status.RunStatus:
+    """Returns where the run stands; rows that are packed as they stream have no epoch numbers."""
+    with self._lock:
+      return status.RunStatus(
+          step=self.step,
+          position=self.position,
+          tokens=self.position * (self._batches.info.length or 0),
+          epoch=None,
+          identity=dict(self._batches.info.identity),
+      )
+
+  def explain(self, step: int) -> NoReturn:
+    """Raises OrderError: what these rows hold follows from no table of parts."""
+    raise OrderError(
+        f"Step {step} cannot be explained: these rows are packed as they stream, so a row has no"
+        " position of its own. Rows of olmo_packing='planned' can be explained."
+    )
 
   def __len__(self) -> int:
     with self._lock:

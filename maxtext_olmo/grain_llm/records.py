@@ -30,7 +30,7 @@ from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.rows import segments as segments_lib
 from maxtext_olmo.rows.batch import NAMES
-from maxtext_olmo.rows.batch import SIDES
+from maxtext_olmo.rows.batch import SIDES as SIDES
 
 _INT32 = np.iinfo(np.int32)
 

@@ -167,7 +167,7 @@ def _plots(
     from bokeh.embed import json_item
   except ImportError as error:
     raise errors.ConfigError(
-        "A report needs Bokeh. Install it with `pip install 'maxtext-olmo[report]'`."
+        "A report needs Bokeh. Install it with `pip install bokeh`."
     ) from error
   first, last = int(sources.edges[0]), int(sources.edges[-1])
   steps = models.Range1d(first, last, bounds=(first, last))

@@ -31,6 +31,7 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import status
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import explain as explain_lib
@@ -76,7 +77,7 @@ class _Sender:
   expanders: Mapping[int, expand.Expander]
   metrics: metrics_lib.Metrics
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     self.look_ahead = getattr(self.start.stream, "look_ahead", None)
     self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
 
@@ -309,6 +310,21 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         rows,
     )
 
+  def describe(self) -> status.RunStatus:
+    """Returns where the run stands: step, position, tokens, epoch, and the identity of its stream.
+
+    Printed, it is a few lines of text.
+    """
+    with self._lock:
+      position, stream = self.position, self._start.stream
+      return status.RunStatus(
+          step=self._step,
+          position=position,
+          tokens=position * stream.sequence_length,
+          epoch=self.epoch,
+          identity=stream.identity(),
+      )
+
   def get_state(self) -> dict[str, Any]:
     """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""
     with self._lock:
@@ -409,7 +425,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._start, self._step = start, start.step
       self._history = state_lib.begin_history(start, self._record)
 
-  def __del__(self, getpid=os.getpid) -> None:
+  def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
     # Without waiting for threads: the garbage collector may run in any of them.
     if getpid() == getattr(self, "_pid", None):
       self._stop(wait=False)

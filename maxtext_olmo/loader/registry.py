@@ -18,6 +18,8 @@ import jax
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
+from maxtext_olmo.order import status
+from maxtext_olmo.rows import explain as explain_lib
 
 
 @runtime_checkable
@@ -54,6 +56,12 @@ class DataIterator(Protocol):
 
   def metrics(self) -> dict[str, float]:
     """Returns what loading has cost so far, by name."""
+
+  def describe(self) -> status.RunStatus:
+    """Returns where the run stands; printed, a few lines of text."""
+
+  def explain(self, step: int) -> explain_lib.StepExplanation:
+    """Returns what a step holds, past or to come; OrderError if rows have no positions."""
 
   @property
   def step(self) -> int:

@@ -15,6 +15,7 @@ those of the hosts before it, for any number of hosts.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import grain
 import numpy as np
@@ -164,7 +165,7 @@ class OlmoIndexSampler:
       self._block = block
     return int(block[1][offset])
 
-  def __getstate__(self):
+  def __getstate__(self) -> dict[str, Any]:
     return {**self.__dict__, "_block": None}
 
   def __repr__(self) -> str:

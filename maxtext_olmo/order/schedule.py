@@ -65,7 +65,7 @@ class Epochs:
   lengths: tuple[tuple[int, int], ...]
   cut: tuple[int, ...] = ()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     firsts = [first for first, _ in self.lengths]
     if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
       raise errors.OrderError(
@@ -159,7 +159,7 @@ class BatchSchedule:
   epochs: Epochs | None = None
   skips: skips_lib.Skips = skips_lib.Skips()
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     unit = "position" if self.by_position else "step"
     firsts = [first for first, _ in self.stages]
     if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):

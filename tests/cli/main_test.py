@@ -8,6 +8,7 @@ import sys
 from absl.testing import absltest
 from absl.testing import parameterized
 
+import maxtext_olmo
 from maxtext_olmo.cli import main as main_lib
 from maxtext_olmo.errors import CorpusError
 from tests.cli import runner
@@ -29,6 +30,10 @@ class CliTest(parameterized.TestCase):
     self.assertEqual(code, 0)
     for name in main_lib.COMMANDS:
       self.assertRegex(out, rf"\n    {name} +\w")
+
+  def test_version_is_that_of_the_package(self):
+    code, out, _ = runner.run("--version")
+    self.assertEqual((code, out), (0, f"maxtext-olmo {maxtext_olmo.__version__}\n"))
 
   def test_help_imports_nothing_heavy(self):
     code = (

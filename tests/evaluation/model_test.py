@@ -323,7 +323,7 @@ class WithoutHarnessTest(absltest.TestCase):
         text=True,
         check=True,
     )
-    self.assertIn("pip install 'maxtext-olmo[eval]'", done.stdout)
+    self.assertIn("pip install lm-eval tokenizers", done.stdout)
 
 
 if __name__ == "__main__":

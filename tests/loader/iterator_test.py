@@ -134,6 +134,36 @@ class MoveTest(cases.LoaderCase):
     self.assertIs(iterator.local_iterator, iterator)
 
 
+class DescribeTest(cases.LoaderCase):
+
+  def test_it_says_where_the_run_stands(self):
+    iterator = self.train(initial_step=3)
+    next(iterator)
+    found = iterator.describe()
+    self.assertEqual((found.step, found.position, found.tokens), (4, 16, 16 * 8))
+    self.assertEqual(found.epoch, iterator.epoch)
+    self.assertEqual(found.identity, iterator.history.present.identity)
+    self.assertIn("4 steps done: 16 samples, 128 tokens", str(found))
+
+  def test_after_the_end_there_is_no_epoch(self):
+    iterator = self.train(olmo_num_epochs=1)
+    for _ in iterator:
+      pass
+    self.assertIsNone(iterator.describe().epoch)
+    self.assertEqual(iterator.describe().position, iterator.position)
+
+
+class DescribeStreamTest(cases.DocumentsCase):
+
+  def test_rows_that_are_packed_as_they_stream_have_a_position_but_no_explanation(self):
+    iterator = self.train(olmo_packing="first_fit")
+    next(iterator)
+    found = iterator.describe()
+    self.assertEqual((found.step, found.position, found.tokens, found.epoch), (1, 4, 128, None))
+    with self.assertRaisesRegex(errors.OrderError, "Step 0 cannot be explained"):
+      iterator.explain(0)
+
+
 class RowNumbersTest(cases.LoaderCase):
 
   def test_they_tell_what_a_step_holds_without_reading_it(self):

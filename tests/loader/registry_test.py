@@ -55,6 +55,12 @@ class _Iterator:
   def metrics(self):
     return {}
 
+  def describe(self):
+    return maxtext_olmo.RunStatus(self.step, self.position, self.position * 4, 0, {})
+
+  def explain(self, step):
+    raise errors.OrderError(f"Step {step} holds counts, not tokens.")
+
   def close(self):
     self.closed = True
 

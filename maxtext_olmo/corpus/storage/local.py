@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class LocalStorage:
     self.max_open_files = max_open_files
     self._files = open_files.OpenFiles(max_open_files, seen)
 
-  def __reduce__(self) -> tuple:
+  def __reduce__(self) -> tuple[Any, ...]:
     return type(self), (self.max_open_files, dict(self._files.seen))
 
   def __repr__(self) -> str:

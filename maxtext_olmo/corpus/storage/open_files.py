@@ -15,7 +15,7 @@ import resource
 import stat
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class OpenFile:
   def __init__(self, fd: int):
     self.fd = fd
 
-  def __del__(self, close=os.close) -> None:
+  def __del__(self, close: Callable[[int], None] = os.close) -> None:
     close(self.fd)
 
 

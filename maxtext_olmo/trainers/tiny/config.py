@@ -1,30 +1,33 @@
 """The config of the tiny trainer: the data keys, and keys of model, optimiser, mesh and reports.
 
 `get_config()` returns all of them with their defaults; a config file changes some, the command line
-others. The config is locked, so that a misspelt key is an error that suggests the nearest one.
+others. The config is locked, so that a misspelt key is an error that suggests the nearest one. The
+configs of this package (`configs/` in a checkout) are found by name from any directory.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
-from ml_collections import config_dict
 from ml_collections import config_flags
 
 from maxtext_olmo import config as data_keys
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import Key
 from maxtext_olmo.config_key import at_least
+from maxtext_olmo.config_key import make_config
 from maxtext_olmo.config_key import more_than
 from maxtext_olmo.config_key import one_of
 from maxtext_olmo.config_key import read_values
 
+SHIPPED = pathlib.Path(data_keys.__file__).parent / "configs"
 DTYPES = ("float32", "bfloat16")
 
 
@@ -88,9 +91,21 @@ KEYS: tuple[Key, ...] = (
 )  # fmt: skip
 
 
-def get_config() -> ConfigDict:
-  """Returns every key with its default; locked, so that only keys that exist can be set."""
-  return ConfigDict({key.name: _default(key) for key in (*data_keys.KEYS, *KEYS)}).lock()
+def get_trainer_config() -> ConfigDict:
+  """Returns a config of the embedded trainer: every key, data keys included, at its default.
+
+  Config files of `maxtext-olmo train` begin with it. It is locked, so that a misspelt key is an
+  error.
+
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_trainer_config()
+  >>> config.dataset_type, config.num_layers
+  ('olmo_grain', 2)
+  """
+  return make_config((*data_keys.KEYS, *KEYS))
+
+
+get_config = get_trainer_config  # The name in config files of earlier releases.
 
 
 def read_config(argv: Sequence[str]) -> ConfigDict:
@@ -99,24 +114,17 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
   Args:
     argv: The arguments as in `sys.argv`, the program's name first.
   """
-  values = flags.FlagValues()
-  args = list(argv)
-  _check_files(args)
+  program, *args = argv
+  named = [arg for arg in args if arg.split("=")[0].lstrip("-") == "config"]
   try:
-    if any(arg.split("=")[0].lstrip("-") == "config" for arg in args[1:]):
-      config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=args)
-    else:
-      config_flags.DEFINE_config_dict("config", get_config(), flag_values=values, sys_argv=args)
-    rest = values(args)
-    config: Any = values["config"].value
-    # A file that could not be loaded shows only now.
-    missing = sorted(set(get_config()) - set(config))
-    if missing:
-      raise errors.ConfigError(
-          f"The config lacks {len(missing)} keys ({', '.join(missing[:3])}, …). Start it with"
-          " `config = maxtext_olmo.get_config()`, which has them all, and change what should"
-          " differ."
-      )
+    config = get_trainer_config()
+    if named:
+      config = _load_file(program, [_find_file(arg) for arg in named])
+      args = [arg for arg in args if arg not in named]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=[program, *args])
+    rest = values([program, *args])
+    config = values["config"].value
   except AttributeError as error:
     raise errors.ConfigError(_unknown_key(error)) from error
   except SyntaxError as error:
@@ -135,13 +143,49 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
   return config
 
 
-def _check_files(args: Sequence[str]) -> None:
-  """Raises ConfigError for a config file that would be waited for, or never ends."""
-  named = [arg.split("=", 1) for arg in args if arg.lstrip("-").startswith("config=")]
-  for _, file in named:
-    path = file.split(":")[0]
-    if os.path.exists(path) and not os.path.isfile(path):
-      raise errors.ConfigError(f"The config file {path} is not a regular file.")
+def _load_file(program: str, named: Sequence[str]) -> ConfigDict:
+  """Returns the config of a file; keys that it lacks have their defaults."""
+  values = flags.FlagValues()
+  args = [program, *named]
+  config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=args)
+  values(args)
+  config: Any = values["config"].value
+  defaults = get_trainer_config()
+  unknown = sorted(set(config) - set(defaults))
+  if unknown:
+    raise errors.ConfigError(_unknown_key_text(unknown[0]))
+  with config.unlocked():
+    for name in set(defaults) - set(config):
+      config[name] = defaults.get_ref(name)
+  return config.lock()
+
+
+def _find_file(argument: str) -> str:
+  """Returns `--config=FILE` with the path of a config of this package, if that is what FILE names.
+
+  Raises:
+    ConfigError: The file would be waited for, or never ends.
+  """
+  flag, given, file = argument.partition("=")
+  path, colon, parameter = file.partition(":")
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise errors.ConfigError(f"The config file {path} is not a regular file.")
+  return f"{flag}{given}{shipped_config(path) or path}{colon}{parameter}"
+
+
+def shipped_config(name: str) -> str | None:
+  """Returns the path of a config that comes with this package; None if `name` names none.
+
+  Args:
+    name: A file name, with or without `configs/` and `.py`. A file that exists has precedence.
+  """
+  folder, base = os.path.split(name)
+  path = SHIPPED / f"{base.removesuffix('.py')}.py"
+  return (
+      str(path)
+      if folder in ("", "configs") and not os.path.exists(name) and path.is_file()
+      else None
+  )
 
 
 def describe() -> str:
@@ -177,11 +221,6 @@ def for_data(config: ConfigDict, *, restores: bool = False) -> ConfigDict:
   if restores:
     changed.update(initial_step=0, olmo_initial_position=-1)
   return changed
-
-
-def _default(key: Key) -> Any:
-  # A placeholder has a type, so that the command line can set it.
-  return config_dict.placeholder(key.kind.python_type) if key.default is None else key.default
 
 
 def _data_problems(config: ConfigDict) -> list[str]:
@@ -223,7 +262,16 @@ def _unknown_key(error: AttributeError) -> str:
   found = re.match(r"""["']\W*(?:Key \W*)?(\w+)""", str(error))
   if not found:
     return f"The config cannot be read: {error}"
-  name, known = found[1], list(get_config())
+  return _unknown_key_text(found[1])
+
+
+def _unknown_key_text(name: str) -> str:
+  known = list(get_trainer_config())
+  if name in known:
+    return (
+        f"The config has no key {name!r}, because it was made by maxtext_olmo.get_config(), which"
+        " has data keys only; begin the file with maxtext_olmo.get_trainer_config()."
+    )
   near = difflib.get_close_matches(name, known, n=1)
   hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}."
   return f"The config has no key {name!r}; {hint}"

@@ -207,7 +207,7 @@ def _harness() -> Iterator[None]:
     from lm_eval import evaluator
   except ImportError as error:
     raise errors.ConfigError(
-        "Evaluation on tasks needs lm-evaluation-harness: pip install 'maxtext-olmo[eval]'."
+        "Evaluation on tasks needs lm-evaluation-harness: pip install lm-eval tokenizers."
     ) from error
   logger = python_logging.getLogger("lm_eval")
   level = logger.level

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 
@@ -33,7 +34,7 @@ class ConfigTest(parameterized.TestCase):
     path = self.write(
         "import maxtext_olmo\n"
         "def get_config():\n"
-        "  c = maxtext_olmo.get_config()\n"
+        "  c = maxtext_olmo.get_trainer_config()\n"
         "  c.steps, c.emb_dim = 7, 8\n"
         "  return c\n"
     )
@@ -70,12 +71,57 @@ class ConfigTest(parameterized.TestCase):
     path = self.write(
         "import maxtext_olmo\n"
         "def get_config():\n"
-        "  c = maxtext_olmo.get_config()\n"
+        "  c = maxtext_olmo.get_trainer_config()\n"
         "  c.learning_rat = 1.0\n"
         "  return c\n"
     )
     with self.assertRaisesRegex(errors.ConfigError, "'learning_rat'; did you mean 'learning_rate'"):
       config_lib.read_config(["tiny", f"--config={path}"])
+
+  def test_a_file_with_data_keys_only_gets_the_trainers_defaults(self):
+    path = self.write(
+        "import maxtext_olmo\n"
+        "def get_config():\n"
+        "  c = maxtext_olmo.get_config()\n"
+        "  c.max_target_length = 96\n"
+        "  return c\n"
+    )
+    config = config_lib.read_config(["tiny", f"--config={path}", "--config.steps=9"])
+    self.assertEqual((config.max_target_length, config.steps), (96, 9))
+    self.assertCountEqual(config, config_lib.get_config())
+    with self.assertRaisesRegex(AttributeError, "locked"):
+      config.no_such_key = 1
+
+  def test_a_trainers_key_in_a_config_of_data_keys_says_where_to_begin(self):
+    path = self.write(
+        "import maxtext_olmo\n"
+        "def get_config():\n"
+        "  c = maxtext_olmo.get_config()\n"
+        "  c.steps = 3\n"
+        "  return c\n"
+    )
+    with self.assertRaisesRegex(errors.ConfigError, r"'steps', .*get_trainer_config\(\)"):
+      config_lib.read_config(["tiny", f"--config={path}"])
+
+  def test_a_file_that_makes_its_own_config_may_not_misspell_a_key(self):
+    path = self.write(
+        "import ml_collections\n"
+        "def get_config():\n"
+        "  return ml_collections.ConfigDict({'stpes': 3})\n"
+    )
+    with self.assertRaisesRegex(errors.ConfigError, "'stpes'; did you mean 'steps'"):
+      config_lib.read_config(["tiny", f"--config={path}"])
+
+  @parameterized.parameters("tiny", "tiny.py", "configs/tiny.py")
+  def test_configs_of_the_package_are_found_by_name_from_any_directory(self, name: str):
+    with contextlib.chdir(self.create_tempdir().full_path):
+      config = config_lib.read_config(["tiny", f"--config={name}", "--config.steps=3"])
+      self.assertEqual((config.dataset_type, config.steps), ("synthetic", 3))
+      pathlib.Path("tiny.py").write_text(
+          "import maxtext_olmo\n" "def get_config():\n" "  return maxtext_olmo.get_config()\n"
+      )
+      own = config_lib.read_config(["tiny", "--config=tiny.py"])
+      self.assertEqual(own.dataset_type, "olmo_grain")
 
   def test_what_is_no_config_file_is_refused(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
