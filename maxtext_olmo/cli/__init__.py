@@ -90,6 +90,7 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
   from maxtext_olmo.inspection import run as run_lib
 
   keys = [word for word in args.rest if word.startswith("--config.")]
+  path = _shipped(path)
   if os.path.isfile(path):
     values, steps = read_config(path, keys)
     return run_lib.run_of_config(path, values, args.checkpoint, steps)
@@ -99,6 +100,13 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
     found = run_lib.find_run(path, config=values, label=args.checkpoint)
     found = dataclasses.replace(found, steps=steps)
   return found
+
+
+def _shipped(path: str) -> str:
+  """Returns the path of a config that comes with this package, if that is what `path` names."""
+  from maxtext_olmo.trainers.tiny import config as config_lib
+
+  return config_lib.shipped_config(path) or path
 
 
 def read_config(
@@ -115,6 +123,7 @@ def read_config(
   from maxtext_olmo.trainers.tiny import config as config_lib
 
   steps = None
+  path = path and _shipped(path)
   if path and not os.path.isfile(path):
     raise errors.ConfigError(f"The config file {path} does not exist.")
   if path and not path.endswith(".py"):
