@@ -39,12 +39,9 @@ def find_hashes(table: sorted_table.SortedTable, hashes: Sequence[str]) -> list[
   """Returns the documents (uint64) that have each hash; raises ValueError for what is no hash."""
   numbers = [int(check_hash(text), 16) for text in hashes]
   halves = np.array([divmod(number, 1 << 64) for number in numbers], np.uint64).reshape(-1, 2)
-  found = []
-  for first, end, low in zip(*(part.tolist() for part in table.find(halves[:, 0])), halves[:, 1]):
-    records = np.arange(first, end)
-    same = table.column(records, 1) == low
-    found.append(table.column(records[same], 2))
-  return found
+  which, records = table.find_all(halves[:, 0])
+  same = table.column(records, 1) == halves[which, 1]
+  return sorted_table.split_by(which[same], table.column(records[same], 2), len(hashes))
 
 
 def hash_documents(

@@ -116,17 +116,15 @@ class DocumentNames:
     """Returns the documents that have each name, ascending."""
     # A command line may hold lone surrogates, which no name has.
     keys = [xxhash.xxh3_64_intdigest(name.encode(errors="surrogatepass")) for name in names]
-    firsts, ends = self._lookup.find(np.array(keys, np.uint64))
-    found = []
-    for name, first, end in zip(names, firsts.tolist(), ends.tolist()):
-      numbers = self._lookup.column(np.arange(first, end), 1)
-      if numbers.size and numbers.max() >= len(self._sources):
-        raise self._damaged(f"a name has the document {numbers.max()}")
-      documents = numbers.astype(np.int64)
-      # Two names may have the same hash.
-      same = [one.name == name for one in self.describe(documents)] if documents.size else []
-      found.append(documents[np.array(same, np.bool_)])
-    return found
+    which, records = self._lookup.find_all(np.array(keys, np.uint64))
+    numbers = self._lookup.column(records, 1)
+    if numbers.size and numbers.max() >= len(self._sources):
+      raise self._damaged(f"a name has the document {numbers.max()}")
+    documents = numbers.astype(np.int64)
+    # Two names may have the same hash.
+    texts = self._texts(self._name_starts, self._name_text, documents)
+    same = np.array([names[i] == text for i, text in zip(which.tolist(), texts)], np.bool_)
+    return sorted_table.split_by(which[same], documents[same], len(names))
 
   def _texts(
       self, starts: file_array.FileArray, text: file_array.FileArray, numbers: np.ndarray

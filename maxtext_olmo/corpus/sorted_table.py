@@ -48,6 +48,14 @@ class SortedTable:
     firsts = self._bisect(keys, right=False)
     return firsts, self._bisect(keys, right=True)
 
+  def find_all(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the records of all keys, and before them which key each one is of (int64)."""
+    firsts, ends = self.find(keys)
+    counts = ends - firsts
+    which = np.repeat(np.arange(len(keys)), counts)
+    before = np.cumsum(counts) - counts
+    return which, firsts[which] + np.arange(len(which)) - before[which]
+
   def column(self, records: np.ndarray, column: int) -> np.ndarray:
     """Returns one number of each of some records (uint64)."""
     return self._numbers[records * self._width + column]
@@ -63,6 +71,12 @@ class SortedTable:
       low[still[before]] = middle[before] + 1
       high[still[~before]] = middle[~before]
     return low
+
+
+def split_by(which: np.ndarray, values: np.ndarray, count: int) -> list[np.ndarray]:
+  """Returns the values of each of `count` keys, given the key of each value, ascending."""
+  bounds = np.searchsorted(which, np.arange(1, count))
+  return np.split(values, bounds) if count else []
 
 
 def sort_records(
@@ -98,7 +112,7 @@ def _sorted(
   with atomic.write_errors(folder), tempfile.TemporaryDirectory(dir=folder) as divided:
     width = taken[0].shape[1]
     _divide(itertools.chain(taken, blocks), divided, shift)
-    taken.clear()
+    del taken, block  # Up to eight of these frames are active at once.
     for name in sorted(os.listdir(divided), key=int):
       path = os.path.join(divided, name)
       yield from _sorted(_read(path, width), divided, in_memory, shift - 8)
@@ -122,5 +136,5 @@ def _divide(blocks: Iterable[np.ndarray], folder: str, shift: int) -> None:
 
 def _read(path: str, width: int) -> Iterator[np.ndarray]:
   # A whole number of records per piece, whatever their width.
-  for piece in LocalStorage().pieces(path, piece_bytes=(1 << 17) * 8 * width):
+  for piece in LocalStorage().pieces(path, piece_bytes=(1 << 15) * 8 * width):
     yield np.frombuffer(piece, "<u8").reshape(-1, width)

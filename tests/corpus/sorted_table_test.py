@@ -61,6 +61,10 @@ class SortedTableTest(parameterized.TestCase):
       found = np.arange(first, end)
       self.assertEqual(table.column(found, 0).tolist(), [key] * len(found))
       self.assertEqual(table.column(found, 1).tolist(), found.tolist())
+    which, records = table.find_all(np.array(wanted, np.uint64))
+    split = sorted_table.split_by(which, records, len(wanted))
+    expected = [list(range(first, end)) for first, end in zip(firsts.tolist(), ends.tolist())]
+    self.assertEqual([one.tolist() for one in split], expected)
     os.unlink(os.path.join(self.folder, "table"))
 
   @parameterized.named_parameters(("different", 1 << 64), ("all_equal", 1))
