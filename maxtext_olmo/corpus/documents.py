@@ -46,7 +46,7 @@ from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import sorted_table
 from maxtext_olmo.corpus.document_index import HEADER_BYTES
 from maxtext_olmo.corpus.document_index import REBUILD
-from maxtext_olmo.corpus.document_index import DocumentIndex
+from maxtext_olmo.corpus.document_index import DocumentIndex as DocumentIndex
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
