@@ -33,6 +33,8 @@ class MaxTextProofTest(proof.ProofTestCase):
         "olmo_eos_id": proof.EOS,
         **phase.keys,
     }
+    # The command line is YAML, which has no tuples; pairs of numbers are read in either notation.
+    keys["olmo_stages"] = list(phase.keys.get("olmo_stages", ()))
     arguments = [f"{name}={value}" for name, value in keys.items()]
     kills = phase.steps is None
     run = runs.start(
