@@ -399,6 +399,8 @@ def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[s
       name = "corpus" if name == "fingerprint" else name
       mixed = name == "order" and "mixture" in f"{was.identity.get(name)}{now.identity.get(name)}"
       yield f"another {'mixture' if mixed else name}"
+  if was.stages[1:] != now.stages[1:]:
+    yield "another plan of stages"
   for name in sorted({*was.content, *now.content}):
     old, new = was.content.get(name), now.content.get(name)
     if old != new:

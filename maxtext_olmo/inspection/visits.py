@@ -22,7 +22,7 @@ class Visit:
   """A row of the run that holds tokens of a range.
 
   Attributes:
-    epoch: The epoch, from 0.
+    epoch: The epoch, counted from 0 at the beginning of the stage.
     position: The position in the run.
     step: The step that takes it; None if no batch does, in the tail of an epoch that is dropped.
     row: The row of that step.
@@ -31,6 +31,7 @@ class Visit:
       was not read.
     tokens: How many tokens of the range the row holds.
     kept: Whether the repetition filter keeps the row in the loss.
+    stage: The stage, from 0; 0 in a run without stages.
   """
 
   epoch: int
@@ -41,6 +42,7 @@ class Visit:
   columns: tuple[int, int] | None = None
   tokens: int | None = None
   kept: bool | None = None
+  stage: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +155,7 @@ def _end(iterator: iterator_lib.BatchIterator, until_step: int | None) -> int:
 def _visits_at(iterator: iterator_lib.BatchIterator, epoch: int, position: int) -> list[Visit]:
   """Returns the steps that take a position, as far as this stream was in force."""
   found = []
+  ((stage, epoch),) = row_source.stages_of(iterator.stream, np.array([epoch]))
   steps = iterator.history.steps_at(position)
   for step in steps:
     entry = iterator.history.at(step)
@@ -161,9 +164,9 @@ def _visits_at(iterator: iterator_lib.BatchIterator, epoch: int, position: int) 
     except errors.OrderError:
       continue
     row = int(np.searchsorted(entry.schedule.positions(step), position))
-    found.append(Visit(epoch, position, step, row, step < iterator.step))
+    found.append(Visit(epoch, position, step, row, step < iterator.step, stage=stage))
   if not steps and iterator.stream.drops_tails:
-    found.append(Visit(epoch, position, None, None, False))
+    found.append(Visit(epoch, position, None, None, False, stage=stage))
   return found
 
 
@@ -190,11 +193,12 @@ def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end
   """Returns why no row up to a position holds tokens of a range."""
   rows_of = getattr(iterator.source, "rows_of", None)
   rows = None if rows_of is None else rows_of(0, target.file, target.first, target.count)
-  if rows is not None and not len(rows):
+  staged = hasattr(iterator.stream, "stages")
+  if rows is not None and not len(rows) and not staged:
     if iterator.stream.epochs is not None and hasattr(iterator.source, "index"):
       return "in the tail of its file, which is shorter than an instance and belongs to none"
     return "cut off: it lies beyond the row that its document is cut to"
-  split = getattr(iterator.stream, "split", None)
+  split = getattr(iterator.stream, "split", None) if rows is None or len(rows) else None
   if split is not None and rows is not None and (split.train_ranks(rows) < 0).all():
     return "held out for evaluation, so training never sees it"
   label = iterator.provenance.index.files[target.file].label if iterator.provenance else ""
