@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -356,11 +357,11 @@ def find_changes(
 def _stage_changes(stretch: Stretch) -> Iterable[Change]:
   """Yields where stages begin."""
   schedule = stretch.schedule
-  for stage in getattr(stretch.stream, "stages", ())[1:]:
+  for before, stage in itertools.pairwise(getattr(stretch.stream, "stages", ())):
     if stage.position >= schedule.anchor_position:
       step = schedule.step_at(stage.position)
       if stretch.first <= step < stretch.end:
-        yield Change(step, f"stage: {stage.settings.describe()}")
+        yield Change(step, f"stage: {stage.settings.describe(before.settings)}")
 
 
 def _schedule_changes(

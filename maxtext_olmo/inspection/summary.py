@@ -233,8 +233,9 @@ def _everything(entry: timeline_lib.Entry) -> list[str]:
 
 def _stages(stages: Sequence[stages_lib.Stage]) -> list[str]:
   return [
-      f"from {stage.request} (position {stage.position:,}) on: {stage.settings.describe()}"
-      for stage in stages[1:]
+      f"from {stage.request} (position {stage.position:,}) on:"
+      f" {stage.settings.describe(before.settings)}"
+      for before, stage in itertools.pairwise(stages)
   ]
 
 

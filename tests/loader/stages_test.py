@@ -1,5 +1,6 @@
 """Tests of stages, and of a mixture that changes at a restart."""
 
+import copy
 import pathlib
 from typing import Any, ClassVar
 
@@ -197,6 +198,26 @@ class StagesTest(cases.LoaderCase):
     ):
       with self.subTest(message), self.assertRaisesRegex(errors.ConfigError, message):
         self.staged(olmo_stages=stages)
+
+  def test_damaged_stages_are_resume_errors(self):
+    train = self.staged()
+    cases.take(train, 16)
+    state = train.get_state()
+    resumed = self.staged()
+    bad = (None, -1, 2**70, 1.5, "x", "", [], {}, True, 0, [1], {"a": 1}, 13, {"label-0": 1e300})
+    for number, stage in enumerate(state["history"][0]["stages"]):
+      for name in stage:
+        for value in bad:
+          if name == "index_path" or (name, value) == ("request", ""):
+            continue
+          spoiled = copy.deepcopy(state)
+          spoiled["history"][0]["stages"][number][name] = value
+          try:
+            resumed.set_state(spoiled)
+          except errors.ResumeError:
+            continue
+          self.assertEqual(resumed.position, train.position)
+          self.assertEqual(numbers(resumed, 16, 18), numbers(train, 16, 18))
 
 
 class MixtureChangeTest(cases.LoaderCase):
