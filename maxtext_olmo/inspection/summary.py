@@ -159,7 +159,7 @@ def _summary(
       identity=history.present.identity,
       next_rows=rows,
       resume=_resume(run, step, history, iterator),
-      corpus=_corpus(run, history, iterator.provenance.index if iterator.provenance else None),
+      corpus=_corpus(run, history, _first_index(iterator)),
       stage=stage,
   )
 
@@ -182,6 +182,12 @@ def _resume(
   ):
     text += "; changes: " + "; ".join(_differences(history.present, iterator.history.present))
   return text
+
+
+def _first_index(iterator: iterator_lib.BatchIterator) -> index_lib.OlmoNpyIndex | None:
+  """Returns the index that a run began with, without the files of other stages."""
+  named = iterator.provenance
+  return None if named is None else named.documented or named.index
 
 
 def _index(run: run_lib.Run) -> index_lib.OlmoNpyIndex | None:
