@@ -192,7 +192,7 @@ KEYS: tuple[Key, ...] = (
         " olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed, leave_out_seen.",
         kind=config_stages.STAGES, read_by=(GRAIN,), per_host=True),
     Key("olmo_allow_mixture_change", False,
-        "Let another olmo_mixture at a restart take effect from there on; otherwise it is an error.",
+        "Let another olmo_mixture at a restart take effect from there on; otherwise it is refused.",
         read_by=(GRAIN,)),
     Key("olmo_batch_schedule", (),
         "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"

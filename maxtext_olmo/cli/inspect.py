@@ -242,7 +242,7 @@ def _print_visits(visits: Any) -> None:
     cut = visit.tokens < visits.tokens
     held = f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
     kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
-    cells = (visit.step, visit.row, visit.position, visit.epoch)
+    cells = (visit.step, visit.row, visit.position, _epoch(visit))
     rows.append((*cells, when, columns, held, kept))
   cli.print_table(("step", "row", "position", "epoch", "when", "columns", "tokens", "kept"), rows)
 
@@ -290,8 +290,8 @@ def _print_overview(explanations: Sequence[Any]) -> None:
     shown = ", ".join(f"{label or '-'} {count}" for label, count in labels.most_common())
     masked = sum(not row.kept for row in explanation.rows)
     loss = sum(row.loss_tokens for row in explanation.rows)
-    epochs = sorted({row.epoch for row in explanation.rows if row.epoch >= 0})
-    cells = (explanation.position, "/".join(map(str, epochs)), len(explanation.rows))
+    epochs = dict.fromkeys(_epoch(row) for row in explanation.rows if row.epoch >= 0)
+    cells = (explanation.position, "/".join(epochs), len(explanation.rows))
     rows.append((explanation.step, *cells, masked, loss, shown))
   cli.print_table(("step", "position", "epoch", "rows", "masked", "loss tokens", "label"), rows)
 
@@ -311,7 +311,7 @@ def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, toke
   for row in rows:
     for part in row.parts or [None]:
       first = part is None or part is row.parts[0]
-      own = (row.row, row.position, row.epoch, row.number) if first else (None,) * 4
+      own = (row.row, row.position, _epoch(row), row.number) if first else (None,) * 4
       kept = ("yes" if row.kept else "MASKED") if first and row.parts else ""
       table.append(
           (
@@ -353,3 +353,8 @@ def _documents(part: Any) -> str:
 
 def _ends(span: Any) -> bool:
   return span.last == span.length - 1
+
+
+def _epoch(found: Any) -> str:
+  """Returns the epoch of a row or a visit, with its stage if it is not the first."""
+  return f"{found.epoch} (stage {found.stage})" if found.stage else str(found.epoch)

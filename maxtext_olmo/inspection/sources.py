@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -348,11 +349,11 @@ def find_changes(
 def _stage_changes(stretch: Stretch) -> Iterable[Change]:
   """Yields where stages begin."""
   schedule = stretch.schedule
-  for stage in getattr(stretch.stream, "stages", ())[1:]:
+  for before, stage in itertools.pairwise(getattr(stretch.stream, "stages", ())):
     if stage.position >= schedule.anchor_position:
       step = schedule.step_at(stage.position)
       if stretch.first <= step < stretch.end:
-        yield Change(step, f"stage: {stage.settings.describe()}")
+        yield Change(step, f"stage: {stage.settings.describe(before.settings)}")
 
 
 def _schedule_changes(
@@ -391,6 +392,8 @@ def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[s
       name = "corpus" if name == "fingerprint" else name
       mixed = name == "order" and "mixture" in f"{was.identity.get(name)}{now.identity.get(name)}"
       yield f"another {'mixture' if mixed else name}"
+  if was.stages[1:] != now.stages[1:]:
+    yield "another plan of stages"
   for name in sorted({*was.content, *now.content}):
     old, new = was.content.get(name), now.content.get(name)
     if old != new:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import row_source
 
 _BLOCK = 1 << 20
 _SHOWN_ROWS = 8
@@ -47,7 +50,9 @@ class Summary:
     step: Steps done, which is the number of the next step.
     position: Samples consumed.
     tokens: Tokens consumed.
-    epoch: The epoch of the next sample; None if that is not known.
+    stage: The stage of the next sample, from 0; None if the run has none, or it is not known.
+    epoch: The epoch of the next sample, counted from the beginning of its stage; None if that is
+      not known.
     place: Its place in that epoch.
     epoch_length: Samples in that epoch; None if they are counted as they are needed.
     history: What was in force from which step on.
@@ -70,6 +75,7 @@ class Summary:
   next_rows: tuple[int, ...]
   resume: str
   corpus: str
+  stage: int | None = None
 
   def to_json(self) -> dict[str, Any]:
     """Returns the summary as a JSON-able dict."""
@@ -84,7 +90,9 @@ class Summary:
     ]
     if self.epoch is not None:
       of = "" if self.epoch_length is None else f" of {self.epoch_length:,}"
-      lines.append(f"  next      step {self.step:,}: epoch {self.epoch}, place {self.place:,}{of}")
+      stage = "" if self.stage is None else f"stage {self.stage}, "
+      where = f"{stage}epoch {self.epoch}, place {self.place:,}{of}"
+      lines.append(f"  next      step {self.step:,}: {where}")
     if self.next_rows:
       lines.append(f"  rows      {', '.join(map(str, self.next_rows))}, …")
     lines += [f"  identity  {name}: {value}" for name, value in self.identity.items()]
@@ -128,12 +136,14 @@ def _summary(
 ) -> Summary:
   step, position, history = parsed or (iterator.step, iterator.position, iterator.history)
   stream = iterator.stream
-  epoch = place = length = None
+  stage = epoch = place = length = None
   rows: tuple[int, ...] = ()
   if stream.has(iterator.position):
     epoch, place = (int(found[0]) for found in stream.locate(np.array([iterator.position])))
     if stream.epochs is not None:
       place, length = iterator.position - stream.epochs.start(epoch), stream.epochs.length(epoch)
+    if hasattr(stream, "stages"):
+      ((stage, epoch),) = row_source.stages_of(stream, np.array([epoch]))
     numbers = iterator.row_numbers(iterator.step)
     rows = tuple(numbers[numbers >= 0][:_SHOWN_ROWS].tolist())
   return Summary(
@@ -149,7 +159,8 @@ def _summary(
       identity=history.present.identity,
       next_rows=rows,
       resume=_resume(run, step, history, iterator),
-      corpus=_corpus(run, history, iterator.provenance.index if iterator.provenance else None),
+      corpus=_corpus(run, history, _first_index(iterator)),
+      stage=stage,
   )
 
 
@@ -171,6 +182,12 @@ def _resume(
   ):
     text += "; changes: " + "; ".join(_differences(history.present, iterator.history.present))
   return text
+
+
+def _first_index(iterator: iterator_lib.BatchIterator) -> index_lib.OlmoNpyIndex | None:
+  """Returns the index that a run began with, without the files of other stages."""
+  named = iterator.provenance
+  return None if named is None else named.documented or named.index
 
 
 def _index(run: run_lib.Run) -> index_lib.OlmoNpyIndex | None:
@@ -216,6 +233,15 @@ def _everything(entry: timeline_lib.Entry) -> list[str]:
       f"{_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
       *(f"{name} {value}" for name, value in entry.content.items()),
       *_skips(entry.skips),
+      *_stages(entry.stages),
+  ]
+
+
+def _stages(stages: Sequence[stages_lib.Stage]) -> list[str]:
+  return [
+      f"from {stage.request} (position {stage.position:,}) on:"
+      f" {stage.settings.describe(before.settings)}"
+      for before, stage in itertools.pairwise(stages)
   ]
 
 
@@ -243,6 +269,11 @@ def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[
       found.append(f"{name} {now} (before: {was})")
   found += _skips([skip for skip in after.skips if skip not in before.skips])
   found += [f"no longer {text}" for text in _skips(before.skips) if text not in _skips(after.skips)]
+  was_planned, planned = _stages(before.stages), _stages(after.stages)
+  found += [text for text in planned if text not in was_planned]
+  found += [f"no longer {text}" for text in was_planned if text not in planned]
+  if not found and before.stages != after.stages:
+    found.append("the history says what the mixture is")
   if not found:
     found.append(f"batches are counted from step {after.step:,}, position {after.position:,}")
   return found
@@ -314,6 +345,13 @@ def _first_difference(
     one: timeline_lib.Entry, other: timeline_lib.Entry, first: int, last: int
 ) -> int | None:
   """Returns the first of some steps at which two entries give different rows, or None."""
+  stages = _first_stage_difference(one, other)
+  if stages is not None and stages < last:
+    last = max(first, stages)
+    found = _first_difference(
+        dataclasses.replace(one, stages=()), dataclasses.replace(other, stages=()), first, last
+    )
+    return last if found is None else found
   if (one.identity, one.sequence_length, one.content) != (
       other.identity,
       other.sequence_length,
@@ -331,6 +369,19 @@ def _first_difference(
       differ |= [_masks_differ(one.schedule, step + i, masked) for i in range(count)]
     if differ.any():
       return step + int(np.argmax(differ))
+  return None
+
+
+def _first_stage_difference(one: timeline_lib.Entry, other: timeline_lib.Entry) -> int | None:
+  """Returns the first step that two entries take from different stages; None if there is none."""
+  for a, b in itertools.zip_longest(one.stages[1:], other.stages[1:]):
+    if a is None or b is None or (a.position, a.settings) != (b.position, b.settings):
+      steps = [
+          entry.schedule.step_at(max(stage.position, entry.schedule.anchor_position))
+          for entry, stage in ((one, a), (other, b))
+          if stage is not None
+      ]
+      return min(steps)
   return None
 
 

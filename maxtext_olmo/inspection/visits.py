@@ -26,7 +26,7 @@ class Visit:
   """A row of the run that holds tokens of a range.
 
   Attributes:
-    epoch: The epoch, from 0.
+    epoch: The epoch, counted from 0 at the beginning of the stage.
     position: The position in the run.
     step: The step that takes it; None if no batch does, in the tail of an epoch that is dropped.
     row: The row of that step.
@@ -35,6 +35,7 @@ class Visit:
     tokens: How many tokens of the range the row holds.
     kept: Whether the row takes part in the loss: neither rejected by the repetition filter nor
       masked by olmo_skip. None if the row was not read, or no step takes it.
+    stage: The stage, from 0; 0 in a run without stages.
   """
 
   epoch: int
@@ -45,6 +46,7 @@ class Visit:
   columns: tuple[int, int]
   tokens: int
   kept: bool | None = None
+  stage: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +202,9 @@ def _visits_at(
   """Returns the steps that take some positions, as far as this stream was in force."""
   found = []
   firsts, lasts, held = _columns(iterator, target, positions)
-  rows = zip(epochs.tolist(), positions.tolist(), firsts.tolist(), lasts.tolist(), held.tolist())
-  for epoch, position, first, last, tokens in rows:
+  stages = row_source.stages_of(iterator.stream, epochs)
+  rows = zip(stages, positions.tolist(), firsts.tolist(), lasts.tolist(), held.tolist())
+  for (stage, epoch), position, first, last, tokens in rows:
     steps = iterator.history.steps_at(position)
     for step in steps:
       entry = iterator.history.at(step)
@@ -211,9 +214,9 @@ def _visits_at(
         continue
       row = int(np.searchsorted(entry.schedule.positions(step), position))
       seen = step < iterator.step
-      found.append(Visit(epoch, position, step, row, seen, (first, last), tokens))
+      found.append(Visit(epoch, position, step, row, seen, (first, last), tokens, stage=stage))
     if not steps and iterator.stream.drops_tails:
-      found.append(Visit(epoch, position, None, None, False, (first, last), tokens))
+      found.append(Visit(epoch, position, None, None, False, (first, last), tokens, stage=stage))
   return found
 
 
@@ -264,11 +267,12 @@ def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end
   """Returns why no row up to a position holds tokens of a range."""
   rows_of = getattr(iterator.source, "rows_of", None)
   rows = None if rows_of is None else rows_of(0, target.file, target.first, target.count)
-  if rows is not None and not len(rows):
+  staged = hasattr(iterator.stream, "stages")
+  if rows is not None and not len(rows) and not staged:
     if iterator.stream.epochs is not None and hasattr(iterator.source, "index"):
       return "in the tail of its file, which is shorter than an instance and belongs to none"
     return "cut off: it lies beyond the row that its document is cut to"
-  split = getattr(iterator.stream, "split", None)
+  split = getattr(iterator.stream, "split", None) if rows is None or len(rows) else None
   if split is not None and rows is not None and (split.train_ranks(rows) < 0).all():
     return "held out for evaluation, so training never sees it"
   label = iterator.provenance.index.files[target.file].label if iterator.provenance else ""

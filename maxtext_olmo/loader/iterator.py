@@ -262,7 +262,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   @property
   def source(self) -> row_source.RowSource:
     """What the rows are made of."""
-    return self._source
+    return self._rows_of(self._start.stream)
 
   @property
   def provenance(self) -> explain_lib.Provenance | None:
@@ -297,7 +297,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """
     entry, start = self._history.at(step), self._start
     state_lib.check_same_stream(entry, start.stream, step)
-    source, content = steps.as_recorded(entry.content, self._source, self._content)
+    source, content = steps.as_recorded(entry.content, self.source, self._content)
     return explain_lib.explain(
         source,
         self._reader,
@@ -448,7 +448,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if rows is None:
       rows = {size: layout.rows for size, layout in self._layouts.items()}
     return steps.StepDataset(
-        self._source,
+        self._rows_of(start.stream),
         self._reader,
         start.stream,
         start.schedule,
@@ -459,6 +459,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         masked=skips_lib.positions_of(start.skips, "mask"),
         block_steps=block_steps,
     )
+
+  def _rows_of(self, stream: Any) -> row_source.RowSource:
+    """Returns the rows of a stream; those of stages with different indexes depend on it."""
+    for_stream = getattr(self._source, "for_stream", None)
+    return self._source if for_stream is None else for_stream(stream)
 
   def _padding_batch(self) -> dict[str, jax.Array]:
     size = self._start.schedule.size(self._step)

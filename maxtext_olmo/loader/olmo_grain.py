@@ -12,6 +12,7 @@ from absl import logging
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import token_files
@@ -28,6 +29,7 @@ from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import reader
 from maxtext_olmo.rows import repetition
 from maxtext_olmo.rows import segments
+from maxtext_olmo.rows import staged
 from maxtext_olmo.rows import windows
 from maxtext_olmo.rows import workers
 
@@ -99,7 +101,7 @@ def _train(
     storage: storage_lib.Storage,
 ) -> iterator_lib.BatchIterator:
   stages = collectives.run_on_all_processes(
-      lambda: stages_lib.policy_of(options, index, lambda path: _open_index(path, options)[0]),
+      lambda: stages_lib.policy_of(options, index, lambda path: _open(path, options, storage)),
       "opening the stages",
   )
   collectives.check_equal({"olmo_stages": repr(stages.requests)})
@@ -113,14 +115,22 @@ def _train(
       options.olmo_allow_corpus_change,
       options.checkpoint_dir if options.enable_checkpointing else "",
   )
+  joined = joined_lib.join([index, *stages.corpora.others.values()])
+  rows: Any
+  rows, reader_ = _rows(index, options, storage)
+  if len(joined.indexes) > 1:
+    rows = staged.StagedRows(joined, rows.segment_rule)
+    reader_ = _reader(joined.index, options, storage)
   return wiring.train_iterator(
       options,
       mesh,
-      *_rows(index, options, storage),
+      rows,
+      reader_,
       stream,
       index=index,
       corpus=corpus,
       stages=stages,
+      joined=joined if len(joined.indexes) > 1 else None,
   )
 
 
@@ -211,10 +221,16 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
   Returns:
     The index, and the storage that checked its files, which refuses one that is replaced later.
   """
-  index = load_index(path, options)
   storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  return _open(path, options, storage), storage
+
+
+def _open(
+    path: str, options: config_lib.Options, storage: storage_lib.Storage
+) -> index_lib.OlmoNpyIndex:
+  index = load_index(path, options)
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
-  return index, storage
+  return index
 
 
 def load_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
@@ -236,8 +252,15 @@ def _rows(
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
-  files = token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
-  return windows.WindowRows(index, rule), reader.FileReader(files)
+  return windows.WindowRows(index, rule), _reader(index, options, storage)
+
+
+def _reader(
+    index: index_lib.OlmoNpyIndex, options: config_lib.Options, storage: storage_lib.Storage
+) -> reader.FileReader:
+  return reader.FileReader(
+      token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
+  )
 
 
 def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> None:

@@ -72,5 +72,9 @@ def _derived(options: config_lib.Options) -> dict[str, int]:
 
 
 def _absolute(name: str, value: Any) -> Any:
+  if name == "olmo_stages":
+    return [{key: _absolute(key, item) for key, item in stage.items()} for stage in value]
+  if not isinstance(value, str):
+    return value
   is_path = name.endswith(("_path", "_dir", "_exclude")) and value and "://" not in value
   return os.path.abspath(value) if is_path else value

@@ -204,11 +204,9 @@ class StagePolicy:
 
   def _check_streams(self, stages: Stages) -> None:
     """Raises ResumeError if a stage in a state is not one that this corpus can have had."""
-    staged = staged_stream.StagedStream(stages, self.corpora)
-    for number, stage in enumerate(stages):
-      settings = stage.settings
-      if settings.fingerprint == self.base.fingerprint and not settings.leave_out_seen:
-        _checked(lambda number=number: staged.stream(number))  # type: ignore[misc]
+    for stage in stages:
+      if stage.settings.fingerprint == self.base.fingerprint:
+        _checked(lambda stage=stage: _stream_alone(stage.settings, self.corpora))  # type: ignore
 
 
 def _has_passed(request: Request, entry: timeline_lib.Entry, step: int) -> bool:
@@ -271,12 +269,17 @@ def _check_settings(
     settings: stages_lib.Settings, corpora: staged_stream.Corpora, number: int
 ) -> None:
   """Raises ConfigError if a stage is impossible, which would otherwise show when it begins."""
-  alone = stages_lib.Stage(0, "", dataclasses.replace(settings, leave_out_seen=False))
-  corpora = dataclasses.replace(corpora, consumed_path="")
   try:
-    staged_stream.StagedStream((alone,), corpora).stream(0)
+    _stream_alone(settings, corpora)
   except (errors.ConfigError, errors.CorpusError) as error:
     raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+
+
+def _stream_alone(settings: stages_lib.Settings, corpora: staged_stream.Corpora) -> Any:
+  """Returns the stream of a stage as if nothing came before it."""
+  alone = stages_lib.Stage(0, "", dataclasses.replace(settings, leave_out_seen=False))
+  corpora = dataclasses.replace(corpora, consumed_path="")
+  return staged_stream.StagedStream((alone,), corpora).stream(0)
 
 
 def _settings(values: dict[str, Any], index: index_lib.OlmoNpyIndex) -> stages_lib.Settings:

@@ -14,6 +14,7 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import announce
@@ -44,6 +45,7 @@ def train_iterator(
     index: index_lib.OlmoNpyIndex | None = None,
     corpus: corpus_change.CorpusPolicy | None = None,
     stages: stages_lib.StagePolicy | None = None,
+    joined: joined_lib.Joined | None = None,
 ) -> iterator_lib.BatchIterator:
   """Returns the iterator over training batches, at the step where the run resumes.
 
@@ -53,10 +55,12 @@ def train_iterator(
     index: The corpus, whose labels a batch may have as an extra array.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
     stages: Policy for stages; None for a dataset type that has none.
+    joined: The files of the reader, if they are those of several indexes.
   """
   content = content or _content(options)
-  if options.olmo_exclude and index is not None:
-    content = dataclasses.replace(content, exclusions=_exclusions(options, index))
+  named = index if joined is None else joined.index
+  if options.olmo_exclude and index is not None and named is not None:
+    content = dataclasses.replace(content, exclusions=_exclusions(options, index, named))
   schedule = options.schedule()
   if stream.drops_tails:
     schedule = schedule.within(stream.batch_epochs)
@@ -84,9 +88,9 @@ def train_iterator(
       whole_batches=options.resumes_whole_batches,
       skips=options.skips,
       stages=stages,
-      labels=None if index is None else labels(index),
+      labels=None if named is None else labels(named),
       on_start=_starter(options),
-      provenance=_provenance(options, index),
+      provenance=_provenance(options, index, joined, stages),
   )
 
 
@@ -140,12 +144,27 @@ def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
 
 
 def _provenance(
-    options: config_lib.Options, index: index_lib.OlmoNpyIndex | None
+    options: config_lib.Options,
+    index: index_lib.OlmoNpyIndex | None,
+    joined: joined_lib.Joined | None,
+    stages: stages_lib.StagePolicy | None,
 ) -> explain.Provenance | None:
   if index is None:
     return None
   path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
-  return explain.Provenance(index, path)
+  if joined is None or stages is None:
+    return explain.Provenance(index, path)
+  others = {}
+  for request in stages.requests:
+    settings = request.settings
+    if settings.fingerprint != index.fingerprint:
+      documents = documents_lib.default_path(settings.index_path)
+      numbers = joined.numbers[settings.fingerprint].tolist()
+      others[settings.fingerprint] = (
+          explain.Provenance(joined.indexes[settings.fingerprint], documents),
+          {number: own for own, number in enumerate(numbers)},
+      )
+  return explain.Provenance(joined.index, path, tuple(others.values()), index)
 
 
 def _layout(
@@ -164,15 +183,22 @@ def _content(options: config_lib.Options) -> steps.Content:
   )
 
 
-def _exclusions(options: config_lib.Options, index: index_lib.OlmoNpyIndex) -> exclude.Exclusions:
-  """Reads the file of exclusions, which must be the same on all processes."""
+def _exclusions(
+    options: config_lib.Options, index: index_lib.OlmoNpyIndex, named: index_lib.OlmoNpyIndex
+) -> exclude.Exclusions:
+  """Reads the file of exclusions, which must be the same on all processes.
+
+  Args:
+    index: The corpus, whose rows and documents may be named.
+    named: The same, with the files of all stages, which may be named too.
+  """
 
   def documents() -> documents_lib.DocumentIndex:
     path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
     return documents_lib.load_documents(path, index)
 
   def read() -> exclude.Exclusions:
-    return exclude.read_exclusions(options.olmo_exclude, index, documents=documents)
+    return exclude.read_exclusions(options.olmo_exclude, named, documents=documents)
 
   exclusions = collectives.run_on_all_processes(read, "reading olmo_exclude")
   collectives.check_equal({"olmo_exclude": exclusions.digest})

@@ -88,8 +88,8 @@ class RestOfRanges:
 
   def __init__(self, ranges: Ranges, consumed: consumed_lib.Consumed):
     self._ranges, self._consumed = ranges, consumed
-    bounds = consumed.remaining_before(np.array(ranges.bounds, np.int64).reshape(-1, 2))
-    self._left = Ranges(bounds.tolist())
+    left = consumed.remaining_before(np.array(ranges.bounds, np.int64).reshape(-1))
+    self._left = Ranges(list(zip(left[::2].tolist(), left[1::2].tolist())))
     self.num_instances = len(ranges)
     self.num_remaining = len(self._left)
     self.digest = consumed.digest

@@ -28,6 +28,7 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo import progress
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import joined
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import stored
@@ -40,16 +41,8 @@ class SharedFiles:
   """Maps windows of one index to the windows of another that hold some of the same tokens."""
 
   def __init__(self, one: index_lib.OlmoNpyIndex, other: index_lib.OlmoNpyIndex):
-    def files(index: index_lib.OlmoNpyIndex) -> dict[tuple[str, int, int], int]:
-      return {
-          (index.resolve(i), index.expected_size(i), entry.data_offset): i
-          for i, entry in enumerate(index.files)
-      }
-
-    there = files(other)
-    self._target = np.full(len(one.files), -1, np.int64)
-    for key, number in files(one).items():
-      self._target[number] = there.get(key, -1)
+    there = {key: i for i, key in enumerate(joined.file_keys(other))}
+    self._target = np.array([there.get(key, -1) for key in joined.file_keys(one)], np.int64)
     self._starts, _ = _windows_of_files(one)
     self._other_starts, self._other_counts = _windows_of_files(other)
     self._window, self._other_window = one.window, other.window

@@ -59,7 +59,7 @@ class Corpora:
       return self.others[settings.fingerprint]
     index = index_builder.load_index(settings.index_path)
     if index.fingerprint != settings.fingerprint:
-      raise errors.OrderError(
+      raise errors.CorpusError(
           f"{stage.name} had the index {settings.index_path} with the fingerprint"
           f" {settings.fingerprint}, which is {index.fingerprint} now. Put the index back."
       )

@@ -20,6 +20,7 @@ import dataclasses
 from typing import Any
 
 from maxtext_olmo import schema
+from maxtext_olmo.order import permutations
 
 SCHEMA: dict[str, Any] = {
     "position": schema.Count(),
@@ -82,15 +83,15 @@ class Settings:
         if value != values[1][name]
     ]
 
-  def describe(self) -> str:
-    """Returns the settings in a few words."""
+  def describe(self, before: Settings) -> str:
+    """Returns the settings in a few words; the index only if it is another one than before."""
     what = f"{self.order} order, seed {self.seed}"
     if self.mixture:
       shares = ", ".join(f"{name}={value:g}" for name, value in self.mixture)
       what = f"mixture by {self.unit} ({shares}), {what}"
     if self.leave_out_seen:
       what += ", without what was seen"
-    return what
+    return what if self.fingerprint == before.fingerprint else f"index {self.index_path}, {what}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,8 @@ class Stage:
     mixture = values.get("mixture") or {}
     if not all(type(value) in (int, float) and 0 < value < 2**64 for value in mixture.values()):
       raise schema.damaged(f"the mixture of a stage is {schema.show(mixture)}")
+    if values["order"] not in permutations.order_names():
+      raise schema.damaged(f"a stage has the order {schema.show(values['order'])}")
     names = ("order", "seed", "fingerprint", "index_path", "unit", "leave_out_seen")
     return cls(
         position=values["position"],

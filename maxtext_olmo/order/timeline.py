@@ -109,6 +109,10 @@ class Entry:
     firsts = [stage.position for stage in stages]
     if stages and (firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:]))):
       raise schema.damaged(f"its stages begin at the positions {firsts}")
+    if stages and stages[0].settings.fingerprint != values["identity"].get("fingerprint"):
+      raise schema.damaged("its first stage has another corpus than the run")
+    if stages and stages[0].settings.leave_out_seen:
+      raise schema.damaged("nothing can be seen before its first stage")
     cut = tuple(schedule.get("cut_epochs") or ())
     try:
       return cls(

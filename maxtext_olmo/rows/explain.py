@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,8 @@ class RowExplanation:
   Attributes:
     row: Its place in the global batch.
     position: Its position in the run.
-    epoch: The epoch of that position; -1 for a padding row.
+    epoch: The epoch of that position, counted from the beginning of the stage; -1 for a padding
+      row.
     number: The number of the row in the corpus (for windows, the instance); -1 for a padding row.
     label: The label of its first part.
     used: Tokens that are not padding.
@@ -105,6 +106,7 @@ class RowExplanation:
     loss_share: Their share of those of the whole step (of the chosen rows, if rows were chosen).
     parts: What it is made of.
     tokens: Its tokens, without padding.
+    stage: The stage of that position, from 0; 0 in a run without stages.
   """
 
   row: int
@@ -118,6 +120,7 @@ class RowExplanation:
   loss_share: float
   parts: tuple[PartExplanation, ...]
   tokens: np.ndarray = dataclasses.field(repr=False, compare=False)
+  stage: int = 0
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything but tokens as a JSON-able dict."""
@@ -166,10 +169,15 @@ class Provenance:
   Attributes:
     index: The corpus, whose files have labels.
     documents_path: Where its document index may be.
+    others: For each other index whose files are read too: its own names, and the number there of
+      each file.
+    documented: The index that the document index belongs to, if `index` has files of others too.
   """
 
   index: index_lib.OlmoNpyIndex
   documents_path: str = ""
+  others: tuple[tuple[Provenance, Mapping[int, int]], ...] = ()
+  documented: index_lib.OlmoNpyIndex | None = None
 
   @functools.cached_property
   def documents(self) -> documents_lib.DocumentIndex | None:
@@ -177,13 +185,16 @@ class Provenance:
     if not os.path.exists(self.documents_path):
       return None
     try:
-      return documents_lib.load_documents(self.documents_path, self.index)
+      return documents_lib.load_documents(self.documents_path, self.documented or self.index)
     except errors.CorpusError as error:
       logging.warning("Documents cannot be named: %s", error)
       return None
 
   def spans(self, file: int, first: int, count: int, column: int) -> tuple[DocumentSpan, ...]:
     """Returns what a range of a file, which is at a column of a row, has of each document."""
+    for other, own in self.others:
+      if file in own and (self.documents is None or file >= self.documents.num_files):
+        return other.spans(own[file], first, count, column)
     if self.documents is None:
       return ()
     numbers = self.documents.within(file, first, count)
@@ -256,6 +267,7 @@ def explain(
   positions = schedule.positions(step)[chosen]
   epochs = np.full(len(chosen), -1, np.int64)
   epochs[numbers >= 0] = stream.locate(positions[numbers >= 0])[0]
+  stages = row_source.stages_of(stream, epochs)
   arrays = batch_lib.to_arrays(batch, content.shift)
   loss = (arrays[batch_lib.TARGETS_SEGMENTATION] != 0).sum(axis=1)
   of_rows = _explain_parts(parts, reader, provenance)
@@ -263,7 +275,7 @@ def explain(
       RowExplanation(
           row=row,
           position=int(positions[i]),
-          epoch=int(epochs[i]),
+          epoch=stages[i][1],
           number=int(numbers[i]),
           label=of_rows[i][0].label if of_rows[i] else "",
           used=int(batch["used"][i]),
@@ -272,6 +284,7 @@ def explain(
           loss_share=float(loss[i] / max(1, loss.sum())),
           parts=of_rows[i],
           tokens=batch["tokens"][i, : batch["used"][i]],
+          stage=stages[i][0],
       )
       for i, row in enumerate(chosen.tolist())
   )

@@ -312,6 +312,14 @@ def positions_of(
   return epochs, positions
 
 
+def stages_of(stream: Any, epochs: np.ndarray) -> list[tuple[int, int]]:
+  """Returns the stage of each epoch of a run, and the epoch counted from the stage's beginning."""
+  stage_of_epoch = getattr(stream, "stage_of_epoch", None)
+  if stage_of_epoch is None:
+    return [(0, epoch) for epoch in epochs.tolist()]
+  return [(0, -1) if epoch < 0 else stage_of_epoch(epoch) for epoch in epochs.tolist()]
+
+
 def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> parts_lib.Parts:
   """Returns the parts of the rows at some positions, which may span epochs."""
   return parts_of(source, *stream.locate(positions))

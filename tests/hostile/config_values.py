@@ -71,6 +71,21 @@ _MIXTURES: dict[str, Any] = {
     "tiny": {"label-0": 1e-300}, "text": {"label-0": "1"}, "number": {0: 1.0}, "bad": {"[": 1.0},
     "empty": {"": 1.0}, "pairs": [("label-0", 1.0)], "valid": {"label-0": 1.0, "*": 1.0},
 }  # fmt: skip
+_STAGES: dict[str, Any] = {
+    "valid": ({"from_step": 2, "olmo_mixture": {"*": 1.0}},),
+    "valid-seed": ({"from_tokens": 10**6, "data_shuffle_seed": 7, "leave_out_seen": True},),
+    "no-beginning": ({"olmo_mixture": {"*": 1.0}},), "only-beginning": ({"from_step": 2},),
+    "zero": ({"from_step": 0, "data_shuffle_seed": 1},), "texts": ("from_step", "2"),
+    "huge": ({"from_step": 2**70, "data_shuffle_seed": 1},), "numbers": (1, 2), "none": (None,),
+    "nan": ({"from_step": math.nan, "data_shuffle_seed": 1},), "dict": {"from_step": 2},
+    "unknown-key": ({"from_step": 2, "olmo_skip": 1},), "empty": ({},), "number-key": ({0: 1},),
+    "unsorted": ({"from_step": 5, "data_shuffle_seed": 1}, {"from_step": 3, "olmo_mixture": {}}),
+    "unknown-order": ({"from_step": 2, "olmo_order": "nowhere"},),
+    "bad-mixture": ({"from_step": 2, "olmo_mixture": {"nowhere": 1.0}},),
+    "bad-index": ({"from_step": 2, "olmo_index_path": "/nowhere"},),
+    "directory": ({"from_step": 2, "olmo_index_path": "/"},),
+    "nul": ({"from_step": 2, "olmo_index_path": "a\0b"},),
+}  # fmt: skip
 _AXES: dict[str, Any] = {
     "unknown-axis": (("nowhere",),), "axis-twice": (("data", "data"),), "number": ((0,),),
     "twice": (("data",), ("data",)), "three": (("data",), None, ("fsdp",)), "none-axis": ((None,),),
@@ -78,6 +93,7 @@ _AXES: dict[str, Any] = {
 }  # fmt: skip
 _OF_KEY = {
     "olmo_batch_schedule": _PAIRS, "olmo_batch_rampup_factors": _PAIRS, "olmo_mixture": _MIXTURES,
+    "olmo_stages": _STAGES,
     "data_sharding": _AXES, "olmo_path_remap_from": _PATHS, "olmo_path_remap_to": _PATHS,
     "olmo_order": config_lib.ORDERS, "olmo_packing": config_lib.PACKINGS,
     "olmo_skip": _PAIRS, "olmo_exclude": _PATHS,
@@ -154,6 +170,8 @@ _RULES: dict[str, Accepts] = {
     "olmo_consumed_path": _path(),
     "olmo_mixture": _one_of(_MIXTURES["valid"], _MIXTURES["tiny"]),  # A share is relative.
     "olmo_mixture_unit": _text("epochs", "tokens", "weights"),
+    "olmo_stages": _one_of(_STAGES["valid"], _STAGES["valid-seed"]),
+    "olmo_allow_mixture_change": _boolean,
     "olmo_batch_schedule": _one_of(_PAIRS["ones"]),
     "olmo_batch_rampup_factors": _one_of(_PAIRS["ones"], _PAIRS["not-from-0"]),
     "olmo_batch_schedule_unit": _text("steps", "tokens"),
@@ -179,7 +197,7 @@ _OTHER_ROWS = (
     "data_shuffle_seed", "enable_data_shuffling", "initial_step", "olmo_eval_instances",
     "olmo_order", "olmo_num_epochs", "olmo_initial_position", "olmo_mixture", "olmo_batch_schedule",
     "olmo_batch_rampup_factors", "olmo_eos_id", "olmo_apply_ngram_filter", "olmo_packing",
-    "olmo_packing_bins", "olmo_long_documents", "olmo_shard", "olmo_skip",
+    "olmo_packing_bins", "olmo_long_documents", "olmo_shard", "olmo_skip", "olmo_stages",
 )  # fmt: skip
 
 

@@ -10,6 +10,12 @@ from maxtext_olmo.inspection import run_plan
 from tests.loader import cases
 
 
+_STAGES = (
+    {"from_step": 6, "olmo_mixture": {"label-0": 1.0}},
+    {"from_step": 12, "olmo_mixture": {}, "leave_out_seen": True},
+)
+
+
 def setUpModule():
   cases.compile_fast()
 
@@ -47,11 +53,25 @@ class RunPlanTest(cases.LoaderCase):
     changes = plan.find_changes()
     self.assertEqual(changes, ((7, "batch size 4 → 6"), (12, "batch size 6 → 2")))
 
+  def test_the_plan_of_a_run_with_stages_has_those_that_it_was_in(self):
+    train = self.train(olmo_stages=_STAGES)
+    delivered = self.labels(train, 15)
+    resumed = self.train(olmo_stages=_STAGES, global_batch_size_to_load=2)
+    resumed.set_state(train.get_state())
+    plan = run_plan.plan_of_iterator(resumed, index_lib.load_index(self.index_path), 40)
+    delivered += self.labels(resumed, 25)
+    sources = plan.count_sources()
+    before = np.concatenate([[[0, 0]], np.cumsum(delivered, axis=0)])
+    np.testing.assert_array_equal(sources.seen, before[sources.edges])
+    self.assertEqual([change.step for change in plan.find_changes()], [6, 12, 15])
+
   def test_the_plan_of_a_config_is_what_its_iterator_delivers(self):
     for values in (
         {},
         {"olmo_mixture": {}, "olmo_batch_schedule": ((0, 4), (5, 4), (9, 2))},
         {"olmo_mixture": {}, "olmo_num_epochs": 1},
+        {"olmo_stages": _STAGES[:1]},
+        {"olmo_stages": _STAGES, "olmo_skip": ((8, 9),)},
     ):
       options = config_lib.Options.read(self.config(**values))
       sources = run_plan.plan_of_options(options, 30).count_sources()

@@ -1,5 +1,7 @@
 """Tests of stages, and of a mixture that changes at a restart."""
 
+import copy
+import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -9,6 +11,11 @@ from absl.testing import parameterized
 
 import maxtext_olmo
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import windows
+from tests import corpora
 from tests.loader import cases
 
 _A = {"label-0": 1.0, "label-1": 1.0}
@@ -192,6 +199,26 @@ class StagesTest(cases.LoaderCase):
       with self.subTest(message), self.assertRaisesRegex(errors.ConfigError, message):
         self.staged(olmo_stages=stages)
 
+  def test_damaged_stages_are_resume_errors(self):
+    train = self.staged()
+    cases.take(train, 16)
+    state = train.get_state()
+    resumed = self.staged()
+    bad = (None, -1, 2**70, 1.5, "x", "", [], {}, True, 0, [1], {"a": 1}, 13, {"label-0": 1e300})
+    for number, stage in enumerate(state["history"][0]["stages"]):
+      for name in stage:
+        for value in bad:
+          if name == "index_path" or (name, value) == ("request", ""):
+            continue
+          spoiled = copy.deepcopy(state)
+          spoiled["history"][0]["stages"][number][name] = value
+          try:
+            resumed.set_state(spoiled)
+          except errors.ResumeError:
+            continue
+          self.assertEqual(resumed.position, train.position)
+          self.assertEqual(numbers(resumed, 16, 18), numbers(train, 16, 18))
+
 
 class MixtureChangeTest(cases.LoaderCase):
 
@@ -321,6 +348,128 @@ class ChunkStagesTest(cases.LoaderCase):
     ids = short.stream.locate(np.arange(32, 64))[1]
     self.assertEqual(ids[::2].tolist(), (2 * long.stream.locate(np.arange(16, 32))[1]).tolist())
     self.assertEqual(tokens[0].shape, tokens[1].shape)
+
+
+class IndexStagesTest(cases.LoaderCase):
+  """Another index shares files with the first, cuts them into longer windows, and has one more."""
+
+  def setUp(self):
+    super().setUp()
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    base = maxtext_olmo.load_index(self.index_path)
+    corpora.write_tokens(directory / "new.npy", 200, seed=9)
+    paths = [base.resolve(3), str(directory / "new.npy"), base.resolve(0)]
+    self.other = index_lib.build_index(
+        [(path, label) for path, label in zip(paths, ("web", "new", "web"))],
+        8,
+        tokenizer="test",
+        dtype="uint16",
+        base=str(directory),
+        max_target_sequence_length=16,
+    )
+    self.other.save(directory / "other.json")
+    self.base = base
+    self.values = {
+        "olmo_order_cache_dir": str(directory / "cache"),
+        "olmo_stages": (
+            {"from_step": 12, "olmo_index_path": str(directory / "other.json")},
+            {"from_step": 20, "olmo_index_path": self.index_path, "data_shuffle_seed": 4},
+        ),
+    }
+
+  def ranges(self, train, first, end):
+    """Returns the (path, token) pairs of the rows at some positions."""
+    epochs, rows = train.stream.locate(np.arange(first, end))
+    found = []
+    for epoch, row in zip(epochs.tolist(), rows.tolist()):
+      parts = train.source.parts(epoch, np.array([row]))
+      path = train.files.paths[parts.source[0]]
+      found.append({(path, int(parts.first[0]) + i) for i in range(int(parts.count[0]))})
+    return found
+
+  def test_rows_of_each_stage_are_those_of_its_index(self):
+    train = self.train(**self.values, olmo_batch_extras=("labels", "row_ids"))
+    alone = self.train(olmo_index_path=self.values["olmo_stages"][0]["olmo_index_path"])
+    plain = self.train()
+    fed = cases.take(train, 24)
+    self.assert_equal_batches(
+        [{k: v for k, v in b.items() if k not in ("labels", "row_ids")} for b in fed[12:20]],
+        cases.take(alone, 8),
+    )
+    self.assert_equal_batches(
+        [{k: v for k, v in b.items() if k not in ("labels", "row_ids")} for b in fed[:12]],
+        cases.take(plain, 12),
+    )
+    labels = {int(label) for batch in fed[12:20] for label in np.asarray(batch["labels"])}
+    self.assertEqual(labels, {0, 1, 2})  # Files that both have keep their labels; 2 is 'new'.
+
+  def test_workers_and_every_resume_give_the_same_batches(self):
+    train = self.train(**self.values)
+    fed = cases.take(train, 24)
+    self.assert_equal_batches(cases.take(self.train(**self.values, grain_worker_count=2), 24), fed)
+    for step in (0, 11, 12, 13, 20, 21):
+      state = self.train(**self.values, initial_step=step).get_state()
+      resumed = self.train(**self.values)
+      resumed.set_state(state)
+      self.assert_equal_batches(cases.take(resumed, 3), fed[step : step + 3])
+
+  def test_steps_are_explained_with_the_names_of_their_index(self):
+    documents_lib.build_documents(self.base, f"{self.index_path}.documents", 0)
+    path = self.values["olmo_stages"][0]["olmo_index_path"]
+    documents_lib.build_documents(self.other, f"{path}.documents", 0)
+    train = self.train(**self.values)
+    fed = cases.take(train, 24)
+    named = set()
+    for step, batch in enumerate(fed):
+      explained = train.explain(step)
+      for name, array in batch.items():
+        np.testing.assert_array_equal(explained.arrays[name], array, err_msg=f"{name}, {step}")
+      for row in explained.rows:
+        self.assertEqual((row.stage, row.epoch), ((step >= 12) + (step >= 20), 0))
+        part = row.parts[0]
+        tokens = np.fromfile(part.file, "<u2")[part.first : part.first + part.count]
+        np.testing.assert_array_equal(tokens, row.tokens)
+        self.assertNotEmpty(part.documents)
+        named.add(row.label)
+    self.assertEqual(named, {"label-0", "label-1", "new"})
+
+  def test_what_was_seen_of_shared_files_is_left_out(self):
+    stage = {**self.values["olmo_stages"][0], "leave_out_seen": True}
+    train = self.train(**{**self.values, "olmo_stages": (stage,)}, olmo_eval_instances=10)
+    seen = set().union(*self.ranges(train, 0, 48))
+    count = train.stream.stream(1).epochs.length(0)
+    first = self.ranges(train, 48, 48 + count)
+    self.assertFalse(seen & set().union(*first))
+    # Windows of 16 tokens that overlap neither what was seen nor what is held out all come, once.
+    held_out = train.stream.stream(0).split.held_out_windows
+    rows = windows.WindowRows(self.base)
+    kept = set(seen)
+    for row in held_out.tolist():
+      parts = rows.parts(0, np.array([row]))
+      path = self.base.resolve(int(parts.source[0]))
+      kept |= {(path, int(parts.first[0]) + i) for i in range(8)}
+    expected = []
+    for file, entry in enumerate(self.other.files):
+      for window in range(entry.n_tokens // 16):
+        tokens = {(self.other.resolve(file), window * 16 + i) for i in range(16)}
+        if not tokens & kept:
+          expected.append(tokens)
+    pairs = [a | b for a, b in zip(first[::2], first[1::2])]
+    self.assertCountEqual(map(sorted, pairs), map(sorted, expected))
+
+  def test_a_file_is_found_in_all_stages(self):
+    train = self.train(**self.values)
+    file = train.files.paths.index(self.base.resolve(3))
+    epochs, positions = row_source.positions_of(train.source, train.stream, file, 40, 30, 300)
+    wanted = {(self.base.resolve(3), token) for token in range(40, 70)}
+    expected = [i for i, tokens in enumerate(self.ranges(train, 0, 300)) if tokens & wanted]
+    self.assertEqual(positions.tolist(), expected)
+    self.assertEqual(epochs.tolist(), train.stream.locate(positions)[0].tolist())
+
+  def test_tokens_of_another_dtype_are_refused(self):
+    path, _ = corpora.write_corpus(self.create_tempdir().full_path, dtype="uint32")
+    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, those of the"):
+      self.train(olmo_stages=({"from_step": 3, "olmo_index_path": path},))
 
 
 if __name__ == "__main__":
