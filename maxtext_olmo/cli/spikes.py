@@ -146,7 +146,7 @@ def _print_contrast(contrast: Any, spikes: int) -> None:
   for heads, sources in (
       (("label",), contrast.labels),
       (("label", "path"), contrast.files),
-      (("label", "path", "document"), contrast.documents),
+      (("label", "path", "document"), [d for d in contrast.documents if d.notable > 1]),
   ):
     table = [
         (

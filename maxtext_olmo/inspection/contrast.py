@@ -178,8 +178,8 @@ def steps_to_compare(
   calm = steps[~loud & (steps < spike.first)][::-1]
   if len(calm) < _CALM_STEPS[0]:
     calm = steps[~loud & (steps > spike.last)]
-  calm = [step for step in calm[: _CALM_STEPS[1] + 1].tolist() if step not in chosen]
-  return sorted(chosen), calm[: _CALM_STEPS[1]]
+  nearest = [step for step in calm[: _CALM_STEPS[1] + 1].tolist() if step not in chosen]
+  return sorted(chosen), nearest[: _CALM_STEPS[1]]
 
 
 def contrast(
@@ -283,5 +283,5 @@ def _count_tokens(
   for rows in steps:
     for pieces in rows.pieces:
       for piece in pieces:
-        counts[piece[:depth]] += piece.count
+        counts[piece[:depth]] += piece.size
   return counts

@@ -58,7 +58,7 @@ class Piece(NamedTuple):
     file: Its path.
     document: The number of the document; -1 if it is not known.
     column: Where the tokens begin in the row.
-    count: How many there are.
+    size: How many there are.
     length: Tokens of the whole document; 0 if that is not known.
   """
 
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
   file: str
   document: int
   column: int
-  count: int
+  size: int
   length: int
 
 
@@ -135,7 +135,7 @@ class Measured:
     """Returns the piece of a row whose surprise is furthest from the usual, given its size."""
     pieces = self.pieces[number]
     distances = [
-        abs(surprise - usual) * math.sqrt(piece.count)
+        abs(surprise - usual) * math.sqrt(piece.size)
         for surprise, piece in zip(self.surprises[number], pieces)
     ]
     return pieces[int(np.argmax(distances))]
@@ -166,7 +166,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
         1 - len(tokens) / rows.width,
     )
     documents.append(_hash_documents(tokens, ends))
-    surprises.append([float(bits[p.column : p.column + p.count].mean()) for p in pieces])
+    surprises.append([float(bits[p.column : p.column + p.size].mean()) for p in pieces])
   return Measured(places, figures, documents, [rows.pieces[i] for i in places], surprises)
 
 
@@ -175,7 +175,7 @@ def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
   verdicts = np.ones(len(rows), np.bool_)
   lengths = np.array([len(row) for row in rows])
   for length in np.unique(lengths).tolist():  # Few: full rows, and those with padding.
-    same = np.flatnonzero(lengths == length)
+    same = np.flatnonzero(lengths == length).tolist()
     verdicts[same] = repetition.clean_rows(np.stack([rows[i] for i in same]))
   return verdicts
 

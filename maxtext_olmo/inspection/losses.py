@@ -5,8 +5,8 @@ step was logged several times, because the run went back to a checkpoint, the la
 
 A spike is a step whose loss stands out from the steps before it: its robust z-score, the distance
 from a line through their medians in units of the median absolute deviation from that line, exceeds
-a threshold. Medians, because a spike must not hide the next one. Steps that spike one after another,
-or nearly so, are one spike:
+a threshold. Medians, because a spike must not hide the next one. Steps that spike one after
+another, or nearly so, are one spike:
 
     loss    2.1  2.0  2.1  6.3  4.8  2.2  2.0
     spike                  ---------             steps 3 to 4, the highest at step 3

@@ -77,6 +77,14 @@ class ReadLossesTest(parameterized.TestCase):
     self.assert_read(path)
     self.assert_read(self.folder)
 
+  def test_the_export_of_another_tool_and_positions_are_read(self):
+    path = self.folder / "export.csv"
+    path.write_text('"Step","run - train/loss"\n' + "".join(f"{i},2.5\n" for i in range(3)))
+    self.assertEqual(losses_lib.read_losses(str(path)).steps.tolist(), [0, 1, 2])
+    path = self.folder / "metrics.jsonl"
+    path.write_text('{"step": 3, "loss": 2.5, "position": 24}\n{"step": 4, "loss": 2.5}\n')
+    self.assertEqual(losses_lib.read_losses(str(path)).positions, {3: 24})
+
   def test_the_loss_can_be_named(self):
     path = self.folder / "metrics.jsonl"
     lines = [{"step": s, "a_loss": v, "b_loss": 0.0} for s, v in self.expected.items()]
@@ -135,6 +143,15 @@ class FindSpikesTest(parameterized.TestCase):
     some.values[900] = math.nan
     some.values[1200] = math.inf
     self.assertEqual({s.peak for s in losses_lib.find_spikes(some)}, {9000, 12000})
+
+  def test_a_spike_while_the_loss_falls_fast_is_found(self):
+    for step in (200, 250, 300):
+      found = losses_lib.find_spikes(self.losses({step: 0.6}))
+      self.assertEqual([spike.peak for spike in found], [10 * step])
+
+  def test_neighbouring_steps_of_a_long_log_share_a_line(self):
+    some = self.losses({200_001: 1.0}, count=400_000)
+    self.assertEqual([spike.peak for spike in losses_lib.find_spikes(some)], [2_000_010])
 
   def test_a_run_of_few_steps_has_no_spikes(self):
     for count in range(9):

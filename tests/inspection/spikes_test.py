@@ -92,9 +92,9 @@ class SpikesTest(absltest.TestCase):
     losses = self.losses()
     later = losses_lib.Losses(losses.steps + 10_000, losses.values, "loss")
     finite = run_lib.run_of_config("config", {**_run.config, "olmo_num_epochs": 1})
-    with run_lib.open_iterator(finite) as iterator:
-      with self.assertRaisesRegex(errors.ConfigError, "which this run does not have"):
-        spikes.examine(iterator, later)
+    said = "which this run does not have"
+    with run_lib.open_iterator(finite) as it, self.assertRaisesRegex(errors.ConfigError, said):
+      spikes.examine(it, later)
 
 
 if __name__ == "__main__":
