@@ -44,7 +44,7 @@ def write_corpus(directory: pathlib.Path) -> dict[str, Any]:
   from maxtext_olmo.corpus import tokenizer
 
   rng = random.Random(1)
-  garbage = ["".join(chr(rng.randrange(33, 127)) for _ in range(700)) for _ in range(5)]
+  garbage = ["".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(130)) for _ in range(3)]
   texts = {**demo.docstrings(60), "scraped": garbage}
   corpus, tokens = directory / "corpus", tokenizer.ByteTokenizer()
   made = tokenize.make_corpus(texts, corpus, tokens, tokens_per_file=200_000)
