@@ -267,11 +267,12 @@ def _serve(args: argparse.Namespace, found: Any) -> int:
   from maxtext_olmo.inspection import run as run_lib
   from maxtext_olmo.inspection import serve
   from maxtext_olmo.inspection import text as text_lib
+  from maxtext_olmo.inspection import views
 
   with run_lib.open_iterator(found) as iterator:
     index = None if iterator.provenance is None else iterator.provenance.index
     tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
-    with serve.Server(found, iterator, tokenizer, args.until) as server:
+    with serve.Server(views.Views(found, iterator, tokenizer, args.until)) as server:
       text = "" if tokenizer else ", without text because --tokenizer is not given"
       print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)
       with contextlib.suppress(KeyboardInterrupt):
