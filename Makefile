@@ -168,5 +168,8 @@ bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader
 pictures: $(VENV)/.installed ## Draw the pictures of the guides.
 	$(BIN)/python docs/pictures.py
 
+screenshots: $(BROWSER_VENV)/.installed ## Take the screenshots of the guides, in headless Chromium.
+	PYTHONPATH=. $(BROWSER_VENV)/bin/python docs/screenshots.py
+
 clean: ## Remove the virtual environments and caches.
 	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

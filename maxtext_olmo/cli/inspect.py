@@ -64,11 +64,6 @@ def add_parser(subparsers: Any) -> None:
   option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
   option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
   spikes.add_options(option)
-  option(
-      "--read N",
-      "rows to read for the filter's verdict, if steps are searched",
-      default=1000,
-  )
   option("--text", "with the text of the rows", otherwise="without", action="store_true")
   option(
       "--tokenizer T",
@@ -76,6 +71,7 @@ def add_parser(subparsers: Any) -> None:
       otherwise="`bytes` if the index says so",
       default="",
   )
+  option("--read N", "rows to read for the filter's verdict, in a search", default=1000)
   option(
       "--serve",
       "show it in a browser, on 127.0.0.1, until Ctrl-C",
@@ -98,12 +94,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if comparison.same_until is None else 1
   if args.losses:
     return spikes.show(args, found)
-  if args.serve:
-    return _serve(args, found)
   if args.step is not None or args.steps:
     return _show_steps(args, found)
   if args.find is not None or args.document is not None or args.file:
     return _show_visits(args, found)
+  if args.serve:
+    return _serve(args, found)
   described = summary.summarize(found)
   _print(args, described.to_json(), described.lines())
   return 0
@@ -119,34 +115,17 @@ def _check(args: argparse.Namespace) -> None:
     )
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row is a row of a step: give --step too.")
-  if args.read < 0:
-    raise errors.ConfigError(f"--read={args.read} is not a number of rows.")
   if bool(args.file) != (args.byte is not None):
     raise errors.ConfigError("--file and --byte belong together: give both.")
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
-  shown = (args.other, args.step, args.steps, args.find, args.document, args.file)
+  if args.read < 0:
+    raise errors.ConfigError(f"--read={args.read} is not a number of rows.")
+  shown = (*asked, args.losses)
   if args.serve and (args.json or any(value is not None for value in shown)):
     raise errors.ConfigError("--serve shows one run, and everything about it: leave out the rest.")
   if args.other and (args.step is not None or args.steps):
     raise errors.ConfigError("Two runs are compared as a whole: leave out --step and --steps.")
-
-
-def _serve(args: argparse.Namespace, found: Any) -> int:
-  """Serves pages about the run until Ctrl-C."""
-  from maxtext_olmo.inspection import run as run_lib
-  from maxtext_olmo.inspection import serve
-  from maxtext_olmo.inspection import text as text_lib
-
-  with run_lib.open_iterator(found) as iterator:
-    index = None if iterator.provenance is None else iterator.provenance.index
-    tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
-    with serve.Server(found, iterator, tokenizer, args.until) as server:
-      text = "" if tokenizer else ", without text because --tokenizer is not given"
-      print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)
-      with contextlib.suppress(KeyboardInterrupt):
-        server.serve_forever()
-  return 0
 
 
 def _show_steps(args: argparse.Namespace, found: Any) -> int:
@@ -245,6 +224,24 @@ def _print_visits(visits: Any) -> None:
     cells = (visit.step, visit.row, visit.position, _epoch(visit))
     rows.append((*cells, when, columns, held, kept))
   cli.print_table(("step", "row", "position", "epoch", "when", "columns", "tokens", "kept"), rows)
+
+
+def _serve(args: argparse.Namespace, found: Any) -> int:
+  """Serves pages about the run until Ctrl-C."""
+  from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import serve
+  from maxtext_olmo.inspection import text as text_lib
+  from maxtext_olmo.inspection import views
+
+  with run_lib.open_iterator(found) as iterator:
+    index = None if iterator.provenance is None else iterator.provenance.index
+    tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
+    with serve.Server(views.Views(found, iterator, tokenizer, args.until)) as server:
+      text = "" if tokenizer else ", without text because --tokenizer is not given"
+      print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)
+      with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+  return 0
 
 
 def _range(text: str) -> range:

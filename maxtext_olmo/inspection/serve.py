@@ -22,9 +22,7 @@ from typing import Any
 from absl import logging
 
 from maxtext_olmo import errors
-from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.inspection import views
-from maxtext_olmo.loader import iterator as iterator_lib
 
 _HOSTS = ("127.0.0.1", "localhost")
 _SECONDS = 30  # Until a connection that sends nothing is closed.
@@ -48,25 +46,16 @@ def _headers() -> dict[str, str]:
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves the pages of a run on a free port of 127.0.0.1; `serve_forever` runs it.
+  """Serves pages on a free port of 127.0.0.1; `serve_forever` runs it.
 
   Args:
-    run: The run.
-    iterator: At the state of the run.
-    tokenizer: Of the corpus; None shows no text.
-    until_step: How far searches look; None for the end of the next epoch.
+    pages: The pages of a run.
   """
 
   daemon_threads = True
 
-  def __init__(
-      self,
-      run: run_lib.Run,
-      iterator: iterator_lib.BatchIterator,
-      tokenizer: Any = None,
-      until_step: int | None = None,
-  ):
-    self.views = views.Views(run, iterator, tokenizer, until_step)
+  def __init__(self, pages: views.Views):
+    self.views = pages
     self.token = secrets.token_urlsafe(24)
     super().__init__(("127.0.0.1", 0), _Handler)
 

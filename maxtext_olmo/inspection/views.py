@@ -15,6 +15,7 @@ import collections
 import functools
 import html
 import importlib.resources
+import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ from maxtext_olmo.loader import iterator as iterator_lib
 
 _ROWS = 200  # Of a step, on one page.
 _SNIPPET_TOKENS, _SNIPPET = 48, 90
+_WIDE = ("file", "text", "place")  # Columns whose text is folded.
 _MOST_READ = 100  # Rows per page whose filter verdict is looked up.
 
 _FORMS = """\
@@ -51,7 +53,8 @@ nav input { width: 9rem } [name=n], [name=id], [name=byte] { width: 6rem }
 button { font: inherit; padding: .3rem .7rem } td, th { vertical-align: top }
 .left td, .left th { text-align: left } .masked { color: var(--accent); font-weight: bold }
 a { color: inherit } .walk a { margin-right: 1.2rem } progress { width: 100% }
-td { overflow-wrap: anywhere } pre.row { max-height: none }
+td { white-space: nowrap } td.wide { white-space: normal; overflow-wrap: anywhere }
+pre.row { max-height: none }
 """
 
 
@@ -163,7 +166,7 @@ class Views:
     body = [
         f'<p class="walk">{"".join(walk)}</p>',
         _paragraph(
-            f"{self._when(step)}: {len(explanation.rows):,} rows of"
+            f"{self._when(step).capitalize()}: {len(explanation.rows):,} rows of"
             f" {explanation.sequence_length:,} tokens from position {explanation.position:,},"
             f" repetition filter {'on' if explanation.ngram_filter else 'off'}. Rows by label:"
             f" {', '.join(f'{label} {count:,}' for label, count in labels.most_common())}."
@@ -176,7 +179,7 @@ class Views:
                     f"{row.position:,}",
                     row.epoch if row.parts else "",
                     row.label if row.parts else "padding",
-                    _file_of(row),
+                    self._file_of(row),
                     sum(len(part.documents) for part in row.parts) or "",
                     _verdict(row.kept if row.parts else None),
                     f"{row.loss_share:.2%}",
@@ -200,7 +203,7 @@ class Views:
     walk.append(_link("step", f"all rows of step {step:,}", n=step))
     body = [
         f'<p class="walk">{"".join(walk)}</p>',
-        f"<p>{self._when(step)}, position {row.position:,}, epoch {row.epoch},"
+        f"<p>{self._when(step).capitalize()}, position {row.position:,}, epoch {row.epoch},"
         f" {row.used:,} tokens, {row.loss_share:.2%} of the step's loss,"
         f" {_verdict(row.kept)}.</p>",
         _table(
@@ -318,6 +321,18 @@ class Views:
   def _when(self, step: int) -> str:
     return "seen" if step < self._iterator.step else "to come"
 
+  def _file_of(self, row: Any) -> str:
+    """Returns the file that a row begins with, below the directory that holds all files."""
+    files = list(dict.fromkeys(part.file for part in row.parts))
+    if not files or self._iterator.files is None:
+      return "".join(files[:1])
+    more = f" and {len(files) - 1} more" if files[1:] else ""
+    return os.path.relpath(files[0], self._base) + more
+
+  @functools.cached_property
+  def _base(self) -> str:
+    return os.path.commonpath([os.path.dirname(path) for path in self._iterator.files.paths])
+
   def _snippet(self, row: Any) -> str:
     if self._tokenizer is None:
       return ""
@@ -333,11 +348,6 @@ def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -
   if not (text.isascii() and text.isdigit() and len(text) < 19):
     raise errors.ConfigError(f"{name} must be a whole number from 0 on, got {text[:40]!r}.")
   return int(text)
-
-
-def _file_of(row: Any) -> str:
-  files = list(dict.fromkeys(part.file for part in row.parts))
-  return "" if not files else files[0] + (f" and {len(files) - 1} more" if files[1:] else "")
 
 
 def _verdict(kept: bool | None) -> Html:
@@ -360,7 +370,10 @@ def _link(page: str, text: str, **query: int | str) -> Html:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-  lines = ["".join(f"<td>{_escape(cell)}</td>" for cell in row) for row in rows]
+  kinds = [' class="wide"' if head in _WIDE else "" for head in heads]
+  lines = [
+      "".join(f"<td{kind}>{_escape(cell)}</td>" for kind, cell in zip(kinds, row)) for row in rows
+  ]
   return (
       '<div class="scroll"><table class="left"><thead><tr>'
       + "".join(f"<th>{_escape(head)}</th>" for head in heads)

@@ -10,6 +10,7 @@ from absl.testing import absltest
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.inspection import serve
+from maxtext_olmo.inspection import views
 from tests.inspection import chromium
 from tests.inspection import pages
 from tests.inspection import small_run
@@ -32,7 +33,7 @@ class ServeBrowserTest(absltest.TestCase):
     run = run_lib.find_run(made.checkpoints)
     cls.iterator = cls.enterClassContext(run_lib.open_iterator(run))
     tokenizer = tokenizer_lib.ByteTokenizer()
-    cls.server = cls.enterClassContext(serve.Server(run, cls.iterator, tokenizer))
+    cls.server = cls.enterClassContext(serve.Server(views.Views(run, cls.iterator, tokenizer)))
     thread = threading.Thread(target=cls.server.serve_forever)
     thread.start()
     cls.addClassCleanup(thread.join)

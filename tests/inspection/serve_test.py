@@ -14,6 +14,7 @@ from absl.testing import absltest
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.inspection import serve
+from maxtext_olmo.inspection import views
 from tests.inspection import small_run
 from tests.loader import cases
 
@@ -30,7 +31,7 @@ def setUpModule():
   run = run_lib.find_run(_run.checkpoints)
   iterator = unittest.enterModuleContext(run_lib.open_iterator(run))
   tokenizer = tokenizer_lib.ByteTokenizer()
-  _server = unittest.enterModuleContext(serve.Server(run, iterator, tokenizer))
+  _server = unittest.enterModuleContext(serve.Server(views.Views(run, iterator, tokenizer)))
   thread = threading.Thread(target=_server.serve_forever)
   thread.start()
   unittest.addModuleCleanup(thread.join)
@@ -125,7 +126,7 @@ class ServeTest(absltest.TestCase):
 
   def test_a_step_after_the_end_says_so(self):
     run = run_lib.find_run(_run.checkpoints, config={**_run.config, "olmo_num_epochs": 2})
-    with run_lib.open_iterator(run) as iterator, serve.Server(run, iterator) as server:
+    with run_lib.open_iterator(run) as iterator, serve.Server(views.Views(run, iterator)) as server:
       thread = threading.Thread(target=server.serve_forever)
       thread.start()
       try:

@@ -74,8 +74,8 @@ class ViewsTest(absltest.TestCase):
     links = _Reader(page).links
     self.assertContainsSubset(["step?n=6", "step?n=8"], links)
     self.assertContainsSubset([f"row?step=7&row={row}" for row in range(6)], links)
-    self.assertIn("seen: 6 rows of 32 tokens from position 32", page)
-    self.assertIn("to come: 2 rows", self.page("step", n="1,000"))
+    self.assertIn("Seen: 6 rows of 32 tokens from position 32", page)
+    self.assertIn("To come: 2 rows", self.page("step", n="1,000"))
     self.assertNotIn("step?n=-1", self.page("step", n=0))
 
   def test_a_row_shows_the_text_that_the_trainer_was_fed_as_text(self):
