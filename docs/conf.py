@@ -30,6 +30,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -52,6 +53,7 @@ html_theme_options = {
     "home_page_in_toc": False,
     "use_download_button": False,
     "use_fullscreen_button": False,
+    "navbar_persistent": [],  # The sidebar has the search field.
     "pygments_light_style": "tango",
     "pygments_dark_style": "github-dark",
 }
@@ -70,6 +72,12 @@ def _mark_code(app, what, name, obj, options, lines):
       lines[number] = line + ":"
 
 
+def _hide_signature(app, what, name, obj, options, signature, result):
+  """Leaves out the signature of a protocol, which is never called."""
+  return ("", None) if getattr(obj, "_is_protocol", False) else None
+
+
 def setup(app):
+  app.connect("autodoc-process-signature", _hide_signature)
   app.connect("source-read", _expand)
   app.connect("autodoc-process-docstring", _mark_code, priority=400)  # Before napoleon.

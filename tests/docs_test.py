@@ -1,13 +1,16 @@
 """Tests that the guides agree with the code."""
 
+import doctest
 import pathlib
 import re
 import sys
 
 from absl.testing import absltest
 
+import maxtext_olmo
 from maxtext_olmo import config as data_config
 from maxtext_olmo.trainers.tiny import config as trainer_config
+from tests import doc_blocks
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PACKAGE = _ROOT / "maxtext_olmo"
@@ -40,10 +43,43 @@ class DocsTest(absltest.TestCase):
       self.assertIn(table, page, "run `python tests/docs_test.py --write` to update the page")
 
   def test_links_between_guides_lead_somewhere(self):
-    for page in [*_GUIDES.glob("*.md"), _ROOT / "README.md"]:
+    for page in doc_blocks.pages():
       for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
           self.assertTrue((page.parent / target).exists(), f"{page.name} links to {target}")
+
+  def test_every_page_is_in_the_table_of_contents_of_the_site(self):
+    index = (_ROOT / "docs" / "index.md").read_text()
+    listed = {line for block in index.split("```{toctree}")[1:] for line in block.splitlines()}
+    pages = {
+        str(page.relative_to(_ROOT / "docs").with_suffix("")) for page in doc_blocks.pages()[1:]
+    }
+    self.assertContainsSubset(pages - {"index"}, listed)
+
+  def test_every_block_that_does_not_run_says_why(self):
+    for page in doc_blocks.pages():
+      for block in doc_blocks.blocks(page):
+        with self.subTest(f"{block.page}:{block.line}"):
+          self.assertTrue(not block.not_run or len(block.not_run.split()) > 1, block.not_run)
+
+  def test_no_page_installs_the_package_from_an_index_that_does_not_have_it(self):
+    for page in doc_blocks.pages():
+      self.assertNotRegex(page.read_text(), r"pip install '?maxtext[-_]olmo(\[|'|\s|$)", page.name)
+
+  def test_examples_of_public_docstrings_run(self):
+    tried = 0
+    for name in maxtext_olmo.__all__:
+      public = getattr(maxtext_olmo, name)
+      for test in doctest.DocTestFinder(recurse=True).find(public, name):
+        with self.subTest(test.name):
+          result = doctest.DocTestRunner(
+              optionflags=doctest.ELLIPSIS
+              | doctest.NORMALIZE_WHITESPACE
+              | doctest.IGNORE_EXCEPTION_DETAIL
+          ).run(test)
+          self.assertEqual(result.failed, 0)
+        tried += len(test.examples) > 0
+    self.assertGreater(tried, 2)
 
   def test_the_design_guide_names_every_module_of_each_room(self):
     page = (_GUIDES / "design.md").read_text()

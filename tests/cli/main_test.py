@@ -1,6 +1,5 @@
 """Tests of the command line as a whole."""
 
-import argparse
 import pathlib
 import subprocess
 import sys
@@ -9,18 +8,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from docs import reference
 from maxtext_olmo.cli import main as main_lib
 from maxtext_olmo.errors import CorpusError
 from tests.cli import runner
 
 STARTS_PROCESSES = True
-
-
-def _leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-  groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-  if not groups:
-    return [parser]
-  return [leaf for child in groups[0].choices.values() for leaf in _leaves(child)]
 
 
 class CliTest(parameterized.TestCase):
@@ -57,7 +50,7 @@ class CliTest(parameterized.TestCase):
     subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
 
   def test_every_flag_of_every_command_says_its_default_or_that_it_is_required(self):
-    leaves = _leaves(main_lib.make_parser())
+    leaves = reference.leaves(main_lib.make_parser())
     self.assertGreater(len(leaves), 4)
     for leaf in leaves:
       for action in leaf._actions:
