@@ -333,15 +333,22 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       except errors.WriteError as error:  # The copy only helps to name what changes later.
         logging.warning("%s", error)
 
-  def go_to(self, step: int, position: int | None = None) -> None:
+  def go_to(self, step: int, position: int | None = None, *, keep_history: bool = True) -> None:
     """Continues with a step, at the position where the schedule puts it or at `position`.
 
     This serves a trainer that restored a model from a checkpoint without a data state, and so knows
     only the step.
+
+    Args:
+      keep_history: Whether the steps before it are known; otherwise the history begins here.
     """
     with self._lock:
       schedule, history = self._start.schedule, self._history.until(step)
-      if position is None and history is not None and history.present is not self._history.present:
+      if not keep_history:
+        position, history = schedule.position(step) if position is None else position, None
+      elif (
+          position is None and history is not None and history.present is not self._history.present
+      ):
         position = history.present.schedule.position(step)  # Another schedule was in force then.
       if position is not None:
         schedule = schedule.anchored(step, position)
