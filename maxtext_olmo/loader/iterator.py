@@ -345,10 +345,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     with self._lock:
       schedule, history = self._start.schedule, self._history.until(step)
       if not keep_history:
-        position, history = schedule.position(step) if position is None else position, None
-      elif (
-          position is None and history is not None and history.present is not self._history.present
-      ):
+        if position is None:
+          position = schedule.position(step)
+        schedule = dataclasses.replace(schedule, anchor_step=step, anchor_position=position)
+        history = None
+      elif position is None and history and history.present is not self._history.present:
         position = history.present.schedule.position(step)  # Another schedule was in force then.
       if position is not None:
         schedule = schedule.anchored(step, position)
