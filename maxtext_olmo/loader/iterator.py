@@ -24,6 +24,7 @@ from absl import logging
 
 from maxtext_olmo import cores
 from maxtext_olmo import errors
+from maxtext_olmo import grain_compat
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
@@ -179,7 +180,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if os.getpid() != self._pid:
       prefetch_lib.check_process(self._pid)
     with self._lock:
-      self._assert_not_closed()
+      grain_compat.assert_not_closed(self)
       asked_at = time.perf_counter()
       if self._sent is None:
         self.start_prefetch()

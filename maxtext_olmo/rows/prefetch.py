@@ -25,6 +25,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.errors import WorkerError
@@ -147,7 +148,7 @@ class PrefetchedDataset(grain.IterDataset[Any]):
 
   @property
   def _element_spec(self) -> Any:
-    return grain.experimental.get_element_spec(self._parent)
+    return grain_compat.get_element_spec(self._parent)
 
 
 class PrefetchedIterator(grain.DatasetIterator[Any]):
@@ -171,7 +172,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._close: Callable[..., None] | None = None
 
   def __next__(self) -> Any:
-    self._assert_not_closed()
+    grain_compat.assert_not_closed(self)
     if self._take is None:
       self.start_prefetch()
     while True:
@@ -341,7 +342,7 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
     self._opened.start_prefetch()
 
   def __next__(self) -> Any:
-    self._assert_not_closed()
+    grain_compat.assert_not_closed(self)
     if self._thread is None:
       self._thread = threading.Thread(
           target=_serve, args=(self._opened, self._requests, self._results), daemon=True
