@@ -57,10 +57,6 @@ class VersionTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "not installed in .*docs/guides/maxtext.md"):
       shapes.installed_version()
 
-  @runs.needs_maxtext
-  def test_the_installed_version_is_one_that_was_tried(self):
-    self.assertIn(shapes.installed_version(), shapes.TRIED)
-
 
 if __name__ == "__main__":
   absltest.main()
