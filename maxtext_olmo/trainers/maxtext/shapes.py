@@ -33,7 +33,10 @@ class Function(NamedTuple):
       function = getattr(importlib.import_module(self.module), self.name, None)
     except ModuleNotFoundError as error:
       if not self.module.startswith(str(error.name)):
-        raise  # MaxText itself lacks a package.
+        raise errors.ConfigError(
+            f"MaxText {installed_version()} needs the package {error.name}, which is not installed."
+            " docs/guides/maxtext.md has the commands that install MaxText with what it needs."
+        ) from error
       function = None
     if not callable(function):
       raise wrong_shape(f"it has no function {self}, which this package needs")

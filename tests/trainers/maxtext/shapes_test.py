@@ -44,6 +44,13 @@ class FunctionTest(absltest.TestCase):
         r"load takes \(config, mesh, more\), without state, step.*: pip install maxtext==",
     )
 
+  def test_a_package_that_maxtext_lacks_is_named(self):
+    site = self.create_tempdir()
+    site.create_file("maxtext_without_tensorflow.py", "import no_tensorflow_here")
+    self.enter_context(mock.patch.object(sys, "path", [site.full_path, *sys.path]))
+    with self.assertRaisesRegex(errors.ConfigError, "needs the package no_tensorflow_here"):
+      shapes.Function("maxtext_without_tensorflow", "load", ()).find()
+
   def test_a_config_without_a_key_is_refused(self):
     shapes.check_keys(types.SimpleNamespace(steps=3), ["steps"])
     with self.assertRaisesRegex(errors.ConfigError, "its config has no olmo_order"):
