@@ -119,13 +119,20 @@ def _rebind(name: str, old: Callable, new: Callable) -> None:
       setattr(module, name, new)
 
 
+def _bind(function: Callable, args: Any, kwargs: Any) -> inspect.BoundArguments:
+  """Returns the arguments of a call by name, so that their order and number may differ."""
+  call = inspect.signature(function).bind(*args, **kwargs)
+  call.apply_defaults()
+  return call
+
+
 def _is_ours(config: Any) -> bool:
   kind = getattr(config, "dataset_type", None)
   return str(getattr(kind, "value", kind)) == _DATASET_TYPE
 
 
 def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-  given = inspect.signature(original).bind(*args, **kwargs).arguments
+  given = _bind(original, args, kwargs).arguments
   config = given["config"]
   if not _is_ours(config):
     return original(*args, **kwargs)
@@ -149,18 +156,16 @@ def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tupl
 
 
 def _initialize_pydantic(original: Callable, *args: Any, **kwargs: Any) -> Any:
-  from maxtext.configs import types
-
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
-  call = inspect.signature(original).bind(*args, **kwargs)
-  config_class = call.arguments.get("config_class", types.MaxTextConfig)
-  call.arguments["config_class"] = config_lib.extended_config_class(config_class)
+  call = _bind(original, args, kwargs)
+  extended = config_lib.extended_config_class(call.arguments["config_class"])
+  call.arguments["config_class"] = extended
   return original(*call.args, **call.kwargs)
 
 
 def _setup_training_state(original: Callable, *args: Any, **kwargs: Any) -> Any:
-  given = inspect.signature(original).bind(*args, **kwargs).arguments
+  given = _bind(original, args, kwargs).arguments
   iterator, config = given["data_iterator"], given["config"]
   from maxtext_olmo.loader import iterator as iterator_lib
 
@@ -186,7 +191,7 @@ def _setup_training_state(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
-  call = inspect.signature(original).bind(*args, **kwargs)
+  call = _bind(original, args, kwargs)
   config = call.arguments["config"]
   if not _is_ours(config):
     return original(*args, **kwargs)
@@ -212,7 +217,7 @@ def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _create_checkpoint_manager(original: Callable, *args: Any, **kwargs: Any) -> Any:
-  config = inspect.signature(original).bind(*args, **kwargs).arguments["config"]
+  config = _bind(original, args, kwargs).arguments["config"]
   directory = _lease_directory(config)
   if _is_ours(config) and directory and directory not in _leases:
     from maxtext_olmo.trainers import lease  # Late, because it imports JAX.
