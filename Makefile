@@ -12,6 +12,9 @@ PYTHON312 ?= $(shell for python in python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/vers
   "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$python" && break; done)
 MAXTEXT_VENV ?= .venv-maxtext
 MAXTEXT_BIN := $(MAXTEXT_VENV)/bin
+# Other releases of MaxText, with which runs are killed and resumed; the newest is in MAXTEXT_VENV.
+MAXTEXT_OTHER ?= 0.2.4
+MAXTEXT_OTHER_VENVS := $(MAXTEXT_OTHER:%=$(MAXTEXT_VENV)-%)
 
 # Bokeh and a driver of Chromium, on top of the packages in VENV.
 BROWSER_VENV ?= .venv-browser
@@ -60,6 +63,14 @@ $(MAXTEXT_VENV)/.installed: setup.cfg pyproject.toml
 	$(MAXTEXT_BIN)/uv pip install --quiet --python $(MAXTEXT_BIN)/python --editable '.[maxtext,test]'
 	@touch $@
 
+# MaxText alone, by version; after it come the packages of MAXTEXT_VENV with all that their .pth files add.
+$(MAXTEXT_VENV)-%/.installed: $(MAXTEXT_VENV)/.installed
+	$(MAXTEXT_BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --no-deps maxtext==$*
+	@$(MAXTEXT_BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
+	@touch $@
+
 install: $(VENV)/.installed ## Make the virtual environment.
 
 demo: $(VENV)/.installed-train ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
@@ -86,12 +97,16 @@ test-maxtext:
 	@echo "test-maxtext: skipped, because MaxText needs Python 3.12 and none was found; set PYTHON312=/path/to/python3.12."
 else
 # Compiled bytecode and compiled programs are kept: without them most of the time goes into making them again.
-test-maxtext: $(MAXTEXT_VENV)/.installed ## Run the tests inside the real MaxText trainer, on Python 3.12.
+test-maxtext: $(MAXTEXT_VENV)/.installed $(MAXTEXT_OTHER_VENVS:%=%/.installed) ## Run the tests inside the real MaxText trainer, on Python 3.12.
 	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$(MAXTEXT_VENV)/programs \
 	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) tests/trainers/maxtext tests/cli/maxtext_test.py \
 	  tests/benchmarks/maxtext_loader_test.py \
 	  tests/input_pipeline tests/order tests/rows/steps_test.py tests/devices/expand_test.py \
 	  $(addprefix tests/loader/,laws_test.py olmo_grain_test.py resume_test.py checkpoint_item_test.py)
+	for venv in $(MAXTEXT_OTHER_VENVS); do \
+	  env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$$venv/programs $$venv/bin/python tests/run.py -j $(JOBS) \
+	    $(addprefix tests/trainers/maxtext/,adapter_test.py checkpoints_test.py) || exit 1; \
+	done
 endif
 
 $(BROWSER_VENV)/.installed: $(VENV)/.installed
@@ -172,4 +187,4 @@ screenshots: $(BROWSER_VENV)/.installed ## Take the screenshots of the guides, i
 	PYTHONPATH=. $(BROWSER_VENV)/bin/python docs/screenshots.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(BROWSER_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -20,6 +20,7 @@ import grain
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo import grain_compat
 
 T = TypeVar("T")
 Sample = dict[str, Any]
@@ -105,7 +106,7 @@ class _Wrapped(grain.MapDataset[T], Generic[T]):
   @property
   def _element_spec(self) -> Any:
     """What `grain.experimental.get_element_spec` returns."""
-    return grain.experimental.get_element_spec(self.dataset)
+    return grain_compat.get_element_spec(self.dataset)
 
   @abc.abstractmethod
   def _get(self, index: int) -> Any:

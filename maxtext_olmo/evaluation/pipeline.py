@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from maxtext_olmo import errors
+from maxtext_olmo import grain_compat
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.devices import multihost
 from maxtext_olmo.evaluation import packing
@@ -91,7 +92,7 @@ def lmeval_preprocessing_pipeline(
   if len(batches):
     ready = batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
     if use_thread_prefetch:
-      ready = grain.experimental.ThreadPrefetchIterDataset(
+      ready = grain_compat.ThreadPrefetchIterDataset(
           ready, prefetch_buffer_size=max(1, worker_buffer_size * worker_count)
       )
     elif worker_count > 0:

@@ -22,6 +22,7 @@ import grain
 import jax
 import numpy as np
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.devices import layout as layout_lib
@@ -156,12 +157,12 @@ class Batches:
         for dataset in self.datasets
     ]
     if self.repeat:
-      members = [grain.experimental.RepeatIterDataset(stream) for stream in members]
+      members = [grain_compat.RepeatIterDataset(stream) for stream in members]
     stream = members[0] if len(members) == 1 else grain.IterDataset.mix(members, self.weights)
     made = streams.StreamBatches(stream, batching).map(collated)
     if not self.ahead:
       return made
-    return grain.experimental.ThreadPrefetchIterDataset(made, prefetch_buffer_size=self.ahead)
+    return grain_compat.ThreadPrefetchIterDataset(made, prefetch_buffer_size=self.ahead)
 
   @property
   def tail(self) -> Callable[[], Any] | None:

@@ -26,6 +26,7 @@ import grain
 import jax
 import numpy as np
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.rows import segments as segments_lib
@@ -146,7 +147,7 @@ def to_row(
   return segmented(shifted(row, shift, eod_token_id), eod_token_id)
 
 
-class SplitDocuments(grain.experimental.FlatMapTransform):
+class SplitDocuments(grain_compat.FlatMapTransform):
   """Divides or cuts documents that are longer than a row."""
 
   max_fan_out = 1 << 20
@@ -185,11 +186,11 @@ def pack_stream(
   documents = documents.filter(lambda record: len(record["inputs"]) > 0)
   documents = documents.map(functools.partial(_name_masks, masks=masks))
   if packing == "concat_then_split":
-    rows = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
+    rows = grain_compat.ConcatThenSplitIterDataset(documents, length_struct=lengths)
   else:
     packer: Callable[..., grain.IterDataset] = {
-        "first_fit": grain.experimental.FirstFitPackIterDataset,
-        "best_fit": grain.experimental.BestFitPackIterDataset,
+        "first_fit": grain_compat.FirstFitPackIterDataset,
+        "best_fit": grain_compat.BestFitPackIterDataset,
     }[packing]
     rows = packer(
         documents, length_struct=lengths, num_packing_bins=bins, shuffle_bins=shuffle, seed=seed

@@ -16,6 +16,7 @@ from typing import Any
 
 import grain
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.grain_llm import records as records_lib
@@ -207,7 +208,7 @@ class RowMaker:
 
   @property
   def _split(self) -> bool:
-    flat_map = grain.experimental.FlatMapTransform
+    flat_map = grain_compat.FlatMapTransform
     return self.long_documents == "split" or any(
         isinstance(operation, flat_map) for operation in self.operations
     )
@@ -278,7 +279,7 @@ class RowMaker:
         self._records(), workers=workers, ahead=max(ahead, 2 * self.bins) if workers else ahead
     )
     if self.packing != "concat_then_split" or self.long_documents != "split":
-      documents = grain.experimental.FlatMapIterDataset(
+      documents = grain_compat.FlatMapIterDataset(
           documents, records_lib.SplitDocuments(self.length, self.long_documents)
       )
     if self.packing is None:

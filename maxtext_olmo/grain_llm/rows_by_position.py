@@ -20,6 +20,7 @@ from typing import Any
 import grain
 import numpy as np
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.corpus import source as source_lib
 from maxtext_olmo.grain_llm import records as records_lib
 from maxtext_olmo.grain_llm.records import Record
@@ -106,7 +107,7 @@ class OrderedDataset(grain.MapDataset[Any]):
 
   @property
   def _element_spec(self) -> Any:
-    return grain.experimental.get_element_spec(self._parent)
+    return grain_compat.get_element_spec(self._parent)
 
 
 class MapRows(RowsByPosition):

@@ -10,6 +10,7 @@ from typing import Any
 
 import grain
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.devices import grain_state
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
@@ -100,7 +101,7 @@ class SlicedStream(grain.IterDataset[Record]):
 
   @property
   def _element_spec(self) -> Any:
-    return grain.experimental.get_element_spec(self._parent)
+    return grain_compat.get_element_spec(self._parent)
 
 
 class _SlicedStreamIterator(grain.DatasetIterator[Record]):

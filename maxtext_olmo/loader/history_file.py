@@ -3,8 +3,8 @@
     checkpoint_dir/olmo_history.jsonl      a line per change: an entry of the timeline, as JSON
 
 A data state has the run's position and history, so this file is not needed where there is one. A
-trainer that keeps nothing but a step (a loop of your own, MaxText with an emergency manager) still
-resumes exactly: step + history → position.
+trainer that keeps nothing but a step (MaxText, a loop of your own) still resumes exactly: step +
+history → position.
 
 Process 0 appends to the file when it starts to read batches, if anything has changed. A line drops
 the entries at or after its step, so a run that went back to an earlier step says so by a line for
@@ -23,6 +23,7 @@ from typing import Any
 from absl import logging
 from etils import epath
 
+from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.loader import run_files
 from maxtext_olmo.loader import state as state_lib
@@ -34,12 +35,16 @@ NAME = "olmo_history.jsonl"
 def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any] | None:
   """Returns the data state after `step` steps of a directory's run, or None if it is not known.
 
+  It is the state that a checkpoint would have held at that time. A later start that changed
+  something from `step` on is not part of it, unless the history begins there.
+
   Raises:
     ResumeError: The file cannot be read, or is damaged.
   """
   path = epath.Path(checkpoint_dir) / NAME
   history, _ = _read(path)
-  history = None if history is None else history.until(step)
+  if history is not None:
+    history = history.until(step - 1) or history.until(step)
   if history is None:
     return None
   try:
@@ -56,30 +61,37 @@ def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any
 
 
 def record(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
-  """Appends what a run that continues with `step` changes; only warns if that is impossible.
+  """Calls `write`, and only warns if that fails: for runs whose checkpoints have a data state."""
+  try:
+    write(checkpoint_dir, history, step)
+  except (errors.WriteError, errors.ResumeError) as error:
+    logging.warning(
+        "The history of the run cannot be kept (%s). Its data states have it; a checkpoint without"
+        " one will resume by its step alone.",
+        error,
+    )
 
-  To be called on process 0 alone.
+
+def write(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
+  """Appends what a run that continues with `step` changes, if anything; on process 0 alone.
+
+  Raises:
+    ResumeError: The file cannot be read, or is damaged.
+    WriteError: The file cannot be written.
   """
   path = epath.Path(checkpoint_dir) / NAME
   now = history.present
   here = dataclasses.replace(now, step=step, position=now.schedule.position(step))
-  try:
-    before, whole = _read(path)
-    wanted = _changed(before, (*history.entries, here))
-    if wanted == before:
-      return
-    ways = ((here,), history.entries, (*history.entries, here))
-    lines = next(entries for entries in ways if _changed(before, entries) == wanted)
-    text = "".join(json.dumps(entry.to_json()) + "\n" for entry in lines)
+  before, whole = _read(path)
+  wanted = _changed(before, (*history.entries, here))
+  if wanted == before:
+    return
+  ways = ((here,), history.entries, (*history.entries, here))
+  lines = next(entries for entries in ways if _changed(before, entries) == wanted)
+  text = "".join(json.dumps(entry.to_json()) + "\n" for entry in lines)
+  with atomic.write_errors(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     _append(path, whole, text.encode())
-  except (OSError, errors.ResumeError) as error:
-    logging.warning(
-        "The history of the run cannot be kept in %s (%s). Its data states have it; a checkpoint"
-        " without one will resume by its step alone.",
-        path,
-        error,
-    )
 
 
 def _read(path: epath.Path) -> tuple[timeline.Timeline | None, bytes]:
@@ -124,7 +136,6 @@ def _append(path: epath.Path, whole: bytes, more: bytes) -> None:
 
 def _damaged(path: epath.Path, what: Any) -> errors.ResumeError:
   return errors.ResumeError(
-      f"The history of the run in {path} is damaged: {what}. Set initial_step and"
-      " olmo_initial_position, or move the file away to resume by the step and this run's batch"
-      " schedule alone."
+      f"The history of the run in {path} is damaged: {what}. Restore it from a copy, or move it"
+      " away and set initial_step and olmo_initial_position to where the run resumes."
   )

@@ -24,6 +24,7 @@ from absl import logging
 
 from maxtext_olmo import cores
 from maxtext_olmo import errors
+from maxtext_olmo import grain_compat
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
@@ -184,7 +185,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if os.getpid() != self._pid:
       prefetch_lib.check_process(self._pid)
     with self._lock:
-      self._assert_not_closed()
+      grain_compat.assert_not_closed(self)
       asked_at = time.perf_counter()
       if self._sent is None:
         self.start_prefetch()
@@ -358,15 +359,23 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         stages=self._stages,
     )
 
-  def go_to(self, step: int, position: int | None = None) -> None:
+  def go_to(self, step: int, position: int | None = None, *, keep_history: bool = True) -> None:
     """Continues with a step, at the position where the schedule puts it or at `position`.
 
     This serves a trainer that restored a model from a checkpoint without a data state, and so knows
     only the step.
+
+    Args:
+      keep_history: Whether the steps before it are known; otherwise the history begins here.
     """
     with self._lock:
       schedule, history = self._start.schedule, self._history.until(step)
-      if position is None and history is not None and history.present is not self._history.present:
+      if not keep_history:
+        if position is None:
+          position = schedule.position(step)
+        schedule = dataclasses.replace(schedule, anchor_step=step, anchor_position=position)
+        history = None
+      elif position is None and history and history.present is not self._history.present:
         position = history.present.schedule.position(step)  # Another schedule was in force then.
         if self._stages is not None:  # And perhaps other stages.
           state = state_lib.make_state(history, self._start.stream, history.present.schedule, step)

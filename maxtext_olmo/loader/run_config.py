@@ -2,7 +2,8 @@
 
     checkpoint_dir/olmo_run/config.json      the keys that differ from their defaults
 
-Process 0 writes it at each start. `maxtext-olmo inspect` reads it; nothing else does.
+Process 0 writes it at each start, after the history. `maxtext-olmo inspect` reads it; for others it
+is a sign that this package has trained here.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ def _text(path: epath.Path) -> str:
     return ""
 
 
+def exists(checkpoint_dir: str | os.PathLike[str]) -> bool:
+  """Returns whether a config was kept next to some checkpoints."""
+  return epath.Path(checkpoint_dir).joinpath(*_FILE).exists()
+
+
 def load(checkpoint_dir: str) -> dict[str, Any] | None:
   """Returns the config kept next to some checkpoints; None if there is none."""
   path = epath.Path(checkpoint_dir).joinpath(*_FILE)
-  if not path.exists():
+  if not exists(checkpoint_dir):
     return None
   try:
     values = json.loads(run_files.read(path).decode())

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stored
 
@@ -103,9 +104,7 @@ def _orders(n: int, seed: int, cache: str | None) -> dict[str, Ids]:
 
 def grain_shuffle(n: int, seed: int) -> Ids:
   """Computes `grain.MapDataset.range(n).shuffle(seed)` without the cost of making datasets."""
-  from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
-
-  shuffle = index_shuffle_module.index_shuffle
+  shuffle = grain_compat.index_shuffle
   return lambda places: np.fromiter(
       (shuffle(int(place), n - 1, seed, 4) for place in places), np.int64, len(places)
   )

@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import grain
 import numpy as np
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.rows import workers as workers_lib
@@ -144,7 +145,7 @@ class PrefetchedDataset(grain.IterDataset[Any]):
 
   @property
   def _element_spec(self) -> Any:
-    return grain.experimental.get_element_spec(self._parent)
+    return grain_compat.get_element_spec(self._parent)
 
 
 class PrefetchedIterator(grain.DatasetIterator[Any]):
@@ -168,7 +169,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     self._close: Callable[..., None] | None = None
 
   def __next__(self) -> Any:
-    self._assert_not_closed()
+    grain_compat.assert_not_closed(self)
     if self._take is None:
       self.start_prefetch()
     while True:

@@ -11,6 +11,7 @@ from typing import Any
 import grain
 from absl import flags
 
+from maxtext_olmo import grain_compat
 from maxtext_olmo.errors import WorkerError
 
 
@@ -68,7 +69,7 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
     self._opened.start_prefetch()
 
   def __next__(self) -> Any:
-    self._assert_not_closed()
+    grain_compat.assert_not_closed(self)
     if self._thread is None:
       self._thread = threading.Thread(
           target=_serve, args=(self._opened, self._requests, self._results), daemon=True

@@ -79,9 +79,19 @@ def _detect() -> tuple[str, int] | None:
   JAX has no public function for the number; `jax.distributed.initialize` would wait for tasks that
   a single one does not have.
   """
-  from jax._src import clusters
+  try:
+    from jax._src import clusters
 
-  for kind in clusters.ClusterEnv._cluster_types:
+    kinds = clusters.ClusterEnv._cluster_types
+  except (ImportError, AttributeError) as error:
+    logging.warning(
+        "JAX %s cannot be asked which cluster this is (%s); set coordinator_address, num_processes"
+        " and process_id.",
+        jax.__version__,
+        error,
+    )
+    return None
+  for kind in kinds:
     try:
       if not kind.opt_in_only_method and kind.is_env_present():
         return kind.__name__, int(kind.get_process_count())

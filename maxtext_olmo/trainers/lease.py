@@ -113,6 +113,14 @@ class Lease:
 
     collectives.from_process_0(check, "checking the lease of checkpoint_dir")
 
+  def require_held(self) -> None:
+    """Raises ConfigError if another run has taken over; asks no other process, so at any time.
+
+    An unreadable file does not count: a storage that fails for a moment need not end a run.
+    """
+    with contextlib.suppress(OSError):
+      self._check()
+
   def release(self) -> None:
     """Gives the lease back; idempotent. A forked child leaves it to its parent."""
     if self._thread is None or os.getpid() != self._pid:

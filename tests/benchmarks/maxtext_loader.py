@@ -43,9 +43,9 @@ _MODULES = {
 
 def compare(*, sizes: Sequence[int], repeats: int) -> str:
   """Measures everything and returns two tables in Markdown."""
-  from maxtext_olmo.trainers.maxtext import adapter
+  from maxtext_olmo.trainers.maxtext import shapes
 
-  adapter.check_version()
+  shapes.installed_version()
   with tempfile.TemporaryDirectory(prefix="maxtext_olmo_compare_") as directory:
     lines = _ledger_table(pathlib.Path(directory, "ledger"))
     lines += ["", *_speed_table(pathlib.Path(directory), sizes, repeats)]

@@ -126,6 +126,30 @@ class HistoryFileTest(cases.LoaderCase):
     self.assertIn("history of the run cannot be kept", str(logs.output))
     self.assertEqual(self.path.read_bytes(), before)
 
+  def test_a_start_that_was_killed_before_its_first_batch_is_not_part_of_the_state(self):
+    _, state = self.run_to(3)
+    other = self.train(global_batch_size_to_load=8)
+    other.set_state(state)
+    history_file.write(self.checkpoints, other.history, 3)
+    self.assertEqual(self.lines(), [0, 3])
+    self.assertEqual(history_file.state_at(self.checkpoints, 3), state)
+    self.assertLen(history_file.state_at(self.checkpoints, 4)["history"], 2)
+
+  def test_a_history_that_begins_at_the_step_is_all_that_is_known(self):
+    iterator = self.train()
+    iterator.go_to(5, 7, keep_history=False)
+    history_file.write(self.checkpoints, iterator.history, 5)
+    self.assertIsNone(history_file.state_at(self.checkpoints, 4))
+    self.assertEqual(history_file.state_at(self.checkpoints, 5)["position"], 7)
+
+  def test_a_file_that_cannot_be_written_is_an_error_for_those_who_need_it(self):
+    history = self.train().history
+    self.path.mkdir()
+    with self.assertRaisesRegex(errors.ResumeError, "not a regular file"):
+      history_file.write(self.checkpoints, history, 0)
+    with self.assertRaisesRegex(errors.WriteError, "Cannot write /proc/none"):
+      history_file.write("/proc/none", history, 0)
+
   def test_a_file_that_cannot_be_written_is_a_warning(self):
     self.path.mkdir()
     with self.assertLogs(level="WARNING") as logs:

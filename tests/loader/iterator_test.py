@@ -78,6 +78,13 @@ class MoveTest(cases.LoaderCase):
     iterator.go_to(99)  # The history knows where it was before.
     self.assertEqual((iterator.step, iterator.position), (99, 396))
 
+  def test_going_to_a_step_whose_past_is_unknown_begins_the_history_there(self):
+    for position, expected in ((None, 16), (3, 3)):
+      iterator = self.train()
+      iterator.go_to(4, position, keep_history=False)
+      self.assertEqual((iterator.step, iterator.position), (4, expected))
+      self.assertEqual([(e.step, e.position) for e in iterator.history.entries], [(4, expected)])
+
   def test_going_to_a_step_keeps_the_history_up_to_it(self):
     small = self.train(global_batch_size_to_load=4)
     cases.take_inputs(small, 5)

@@ -51,6 +51,13 @@ class ClusterTest(parameterized.TestCase):
     lines = [task.communicate()[0].splitlines()[-1] for task in tasks]
     self.assertEqual(lines, ["0 of 2", "1 of 2"])
 
+  def test_a_jax_without_its_private_list_of_clusters_gives_a_warning_and_no_run_alone(self):
+    self.enter_context(mock.patch("jax._src.clusters.ClusterEnv", object()))
+    self.enter_context(mock.patch.dict(os.environ, _slurm(0)))
+    with self.assertLogs(level="WARNING") as logs, self.assertRaises(errors.ConfigError):
+      cluster.connect()
+    self.assertIn("cannot be asked which cluster this is", str(logs.output))
+
   def test_trainers_that_cannot_reach_each_other_refuse_to_train_alone(self):
     checkpoints = pathlib.Path(self.create_tempdir().full_path) / "checkpoints"
     flags = launched.flags(steps=3, checkpoint_dir=str(checkpoints))

@@ -149,6 +149,19 @@ class LeaseTest(parameterized.TestCase):
     lease.release()
     self.assertTrue(self.file.exists())
 
+  def test_between_saves_only_a_takeover_counts_and_not_a_storage_that_fails(self):
+    with lease_lib.Lease(self.dir) as lease:
+      lease.require_held()
+      self.file.unlink()
+      self.file.mkdir()
+      lease.require_held()
+      with self.assertRaisesRegex(errors.ConfigError, "cannot be read"):
+        lease.check()
+      self.file.rmdir()
+      self.write_foreign_lease(pid=4711)
+      with self.assertRaisesRegex(errors.ConfigError, "now belongs to process"):
+        lease.require_held()
+
   def test_a_deleted_lease_is_taken_again(self):
     with lease_lib.Lease(self.dir) as lease:
       self.file.unlink()

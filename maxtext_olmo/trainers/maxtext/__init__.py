@@ -8,8 +8,6 @@ or `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, which is a
 """
 
 from maxtext_olmo.trainers.maxtext.adapter import ENTRY_POINTS as ENTRY_POINTS
-from maxtext_olmo.trainers.maxtext.adapter import VERSIONS as VERSIONS
-from maxtext_olmo.trainers.maxtext.adapter import check_version as check_version
 from maxtext_olmo.trainers.maxtext.adapter import install as install
 from maxtext_olmo.trainers.maxtext.adapter import is_installed as is_installed
 from maxtext_olmo.trainers.maxtext.adapter import main as main

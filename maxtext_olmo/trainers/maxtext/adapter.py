@@ -1,34 +1,37 @@
 """Replaces the functions of MaxText through which its trainers get data.
 
-MaxText has no registry of data pipelines, so its functions are replaced where it looks them up:
+MaxText has no registry of data pipelines, so six of its functions are replaced:
 
-  create_data_iterator                     ours for olmo_grain, its own for every other dataset type
-  _initialize_pydantic                     its config class gets our keys
-  save_checkpoint, for_save                a checkpoint of olmo_grain gets the data state
-  load_state_if_possible                   and a restored run continues after it
-  create_dataloader                        under batch ramp-up our iterator has each step's rows
-  create_checkpoint_manager                a run takes the lease of its checkpoint directory first
-  MetricLogger                             metrics have the position and the epoch of each step
+  create_data_iterator         ours for olmo_grain, its own for every other dataset type
+  _initialize_pydantic         its config class gets our keys
+  setup_training_state         the data moves to the step that the model has done
+  create_dataloader            under batch ramp-up our iterator has each step's rows; at each step
+                               the run must still hold its lease
+  create_checkpoint_manager    a run takes the lease of its checkpoint directory first
+  MetricLogger                 metrics have the position and the epoch of each step
 
-Each is checked before anything is replaced: another version of MaxText, or another signature of one
-of these, is refused.
+Nothing of its checkpointing is: `checkpoints` says how a step gets its position. Each function is
+checked by shape before anything is replaced (`shapes`), and again by what happens: a trainer that
+gets data from elsewhere, or never says which step it restored, is stopped before its first batch.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import inspect
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from maxtext_olmo import errors
+from absl import logging
 
-VERSIONS = ("0.2.5",)
+from maxtext_olmo import errors
+from maxtext_olmo.trainers.maxtext import shapes
+
 # What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short
 # names are looked up.
 ENTRY_POINTS = {
@@ -37,43 +40,48 @@ ENTRY_POINTS = {
     "dataloader": ("maxtext.utils.standalone_dataloader", ""),
 }
 _DATASET_TYPE = "olmo_grain"
-_CREATE = ("maxtext.input_pipeline.input_pipeline_interface", "create_data_iterator")
-# Modules that take create_data_iterator by name when they are imported.
-_BY_NAME = ("maxtext.trainers.post_train.hooks",)
 
-_originals: dict[tuple[str, str], Callable] = {}
+# By (module, name): MaxText's own function, and what stands in its place.
+_installed: dict[shapes.Function, tuple[Callable, Callable]] = {}
 # By directory; held until the process exits. An elastic restart in the same process keeps its own.
 _leases: dict[str, Any] = {}
+# Training data whose trainer has not said yet which step it restored.
+_unplaced: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_installed() -> bool:
   """Whether MaxText's functions are replaced now."""
-  return bool(_originals)
+  return bool(_installed)
 
 
 def install() -> None:
-  """Makes MaxText's `dataset_type=olmo_grain` use this package; a second call changes nothing."""
+  """Makes MaxText's `dataset_type=olmo_grain` use this package; a second call changes nothing.
+
+  Raises:
+    ConfigError: MaxText is not installed, or a function has another shape; nothing has changed.
+  """
   if is_installed():
     return
-  check_version()
-  found = {place: _find(*place) for place in _REPLACEMENTS}
-  replacements = {
-      place: functools.wraps(original)(functools.partial(_REPLACEMENTS[place][0], original))
-      for place, original in found.items()
-  }
-  _originals.update(found)
-  for (module, name), replacement in replacements.items():
-    setattr(importlib.import_module(module), name, replacement)
-  _rebind_by_name(replacements[_CREATE])
+  version = shapes.installed_version()
+  found = {function: function.find() for function in _REPLACEMENTS}
+  for function, original in found.items():
+    replacement = functools.wraps(original)(functools.partial(_REPLACEMENTS[function], original))
+    _installed[function] = original, replacement
+    _rebind(function.name, original, replacement)
+  if version not in shapes.TRIED:
+    logging.warning(
+        "MaxText %s has not been tried with this package; %s have. The functions that it replaces"
+        " have the expected parameters, so it continues.",
+        version,
+        ", ".join(shapes.TRIED),
+    )
 
 
 def uninstall() -> None:
   """Gives MaxText its own functions back; without an installation it does nothing."""
-  for (module, name), original in _originals.items():
-    setattr(importlib.import_module(module), name, original)
-  if _originals:
-    _rebind_by_name(_originals[_CREATE])
-  _originals.clear()
+  for function, (original, replacement) in _installed.items():
+    _rebind(function.name, replacement, original)
+  _installed.clear()
 
 
 def run(entry_point: str, args: Sequence[str]) -> None:
@@ -122,45 +130,18 @@ def _end_all_processes(error: Exception) -> None:
   failure.end(f"{type(error).__name__}: {error}", code)
 
 
-def check_version() -> None:
-  """ConfigError where MaxText is not there, or in a version that is not known here."""
-  try:
-    version = importlib.metadata.version("maxtext")
-  except importlib.metadata.PackageNotFoundError as error:
-    raise errors.ConfigError(
-        f"MaxText is not installed in {sys.prefix}; this package works inside"
-        f" maxtext=={VERSIONS[-1]} (Python 3.12): docs/guides/maxtext.md has the commands."
-    ) from error
-  if version not in VERSIONS:
-    raise errors.ConfigError(
-        f"MaxText {version} is installed; this package works inside {', '.join(VERSIONS)} and"
-        f" changes nothing in others: pip install maxtext=={VERSIONS[-1]}."
-    )
+def _rebind(name: str, old: Callable, new: Callable) -> None:
+  """Replaces a function in all modules of MaxText that have it, also by `from … import`."""
+  for module in list(sys.modules.values()):
+    if getattr(module, "__name__", "").startswith("maxtext.") and vars(module).get(name) is old:
+      setattr(module, name, new)
 
 
-def _find(module: str, name: str) -> Callable:
-  """A function of MaxText, if it has the shape that its replacement relies on."""
-  function = getattr(importlib.import_module(module), name, None)
-  if not callable(function):
-    raise errors.ConfigError(
-        f"This MaxText has no function {module}.{name}, which the data pipeline has to replace. It"
-        f" may have been edited: reinstall maxtext=={VERSIONS[-1]}."
-    )
-  expected = _REPLACEMENTS[module, name][1]
-  found = tuple(inspect.signature(function).parameters)
-  if not set(expected) <= set(found):
-    raise errors.ConfigError(
-        f"MaxText's {module}.{name} takes {list(found)}; expected at least {list(expected)}. It may"
-        f" have been edited: reinstall maxtext=={VERSIONS[-1]}."
-    )
-  return function
-
-
-def _rebind_by_name(function: Callable) -> None:
-  for name in _BY_NAME:
-    module = sys.modules.get(name)
-    if module is not None:
-      module.create_data_iterator = function  # type: ignore[attr-defined]
+def _bind(function: Callable, args: Any, kwargs: Any) -> inspect.BoundArguments:
+  """Returns the arguments of a call by name, so that their order and number may differ."""
+  call = inspect.signature(function).bind(*args, **kwargs)
+  call.apply_defaults()
+  return call
 
 
 def _is_ours(config: Any) -> bool:
@@ -168,168 +149,150 @@ def _is_ours(config: Any) -> bool:
   return str(getattr(kind, "value", kind)) == _DATASET_TYPE
 
 
-def _is_our_iterator(iterator: Any) -> bool:
-  from maxtext_olmo.loader import iterator as iterator_lib
-
-  return isinstance(iterator, iterator_lib.BatchIterator)
-
-
-def _create_data_iterator(original: Callable, config: Any, mesh: Any) -> tuple[Any, Any]:
+def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+  given = _bind(original, args, kwargs).arguments
+  config = given["config"]
   if not _is_ours(config):
-    return original(config, mesh)
+    return original(*args, **kwargs)
   from maxtext.input_pipeline import multihost_dataloading
 
   from maxtext_olmo.loader import registry
   from maxtext_olmo.trainers import failure
+  from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
   failure.watch()
   if getattr(config, "use_sft", False):
     _take_lease(config)  # Tunix makes a checkpoint manager of its own.
-  made = registry.create_data_iterator(config_lib.data_config(config), mesh)
-  for iterator in made:
-    if iterator is not None:
-      # MaxText closes the iterators it knows of before an elastic restart.
-      multihost_dataloading._GLOBAL_MULTIHOST_ITERATORS.add(iterator)
-  return made
+  train, evaluation = registry.create_data_iterator(config_lib.data_config(config), given["mesh"])
+  # MaxText closes the iterators it knows of before an elastic restart; 0.2.4 knows of none.
+  known = getattr(multihost_dataloading, "_GLOBAL_MULTIHOST_ITERATORS", None)
+  if known is not None:
+    known.update(iterator for iterator in (train, evaluation) if iterator is not None)
+  tunix = config_lib.tunix_checkpoint(config)
+  if tunix is None:
+    _unplaced.add(train)
+  else:
+    checkpoints_lib.place(train, config, label=tunix.label, step=tunix.step)  # type: ignore[arg-type]
+  return train, evaluation
 
 
-def _initialize_pydantic(
-    original: Callable, argv: Any = None, config_class: Any = None, **kwargs: Any
-) -> Any:
-  from maxtext.configs import types
-
+def _initialize_pydantic(original: Callable, *args: Any, **kwargs: Any) -> Any:
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
-  extended = config_lib.extended_config_class(config_class or types.MaxTextConfig)
-  return original(argv, config_class=extended, **kwargs)
-
-
-def _save_checkpoint(original: Callable, *args: Any, **kwargs: Any) -> Any:
-  from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
-
-  call = inspect.signature(original).bind(*args, **kwargs)
-  if _is_our_iterator(call.arguments.get("data_iterator")):
-    lease = _leases.get(str(getattr(call.arguments["config"], "checkpoint_dir", "")))
-    if lease is not None:
-      lease.check()
-    call.arguments["config"] = checkpoints_lib.AsGrain(call.arguments["config"])
+  call = _bind(original, args, kwargs)
+  extended = config_lib.extended_config_class(call.arguments["config_class"])
+  call.arguments["config_class"] = extended
   return original(*call.args, **call.kwargs)
 
 
-def _for_save(original: Callable, step: int, data_iterator: Any, *rest: Any, **kwargs: Any) -> Any:
-  from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
+def _setup_training_state(original: Callable, *args: Any, **kwargs: Any) -> Any:
+  given = _bind(original, args, kwargs).arguments
+  iterator, config = given["data_iterator"], given["config"]
+  from maxtext_olmo.loader import iterator as iterator_lib
 
-  if _is_our_iterator(data_iterator):
-    return checkpoints_lib.DataState(data_iterator)
-  return original(step, data_iterator, *rest, **kwargs)
-
-
-def _load_state_if_possible(original: Callable, *args: Any, **kwargs: Any) -> Any:
-  call = inspect.signature(original).bind(*args, **kwargs)
-  call.apply_defaults()
-  given = call.arguments
-  if not _is_our_iterator(given["data_iterator"]):
+  if not isinstance(iterator, iterator_lib.BatchIterator):
+    if _is_ours(config) and hasattr(iterator, "__next__"):
+      raise shapes.wrong_shape(
+          "its trainer got olmo_grain batches from another function than"
+          " maxtext.input_pipeline.input_pipeline_interface.create_data_iterator"
+      )
     return original(*args, **kwargs)
-  from maxtext.common import checkpointing
-
   from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 
-  manager = given["checkpoint_manager"]
-  label = None
-  if manager is not None:
-    label = given["step"] if given["step"] >= 0 else checkpointing.latest_step(manager)
-  result = original(*call.args, **call.kwargs)
-  checkpoints_lib.place_after_restore(
-      given["data_iterator"],
-      directory=getattr(manager, "directory", None),
-      label=label,
-      full_state_path=given["load_full_state_from_path"],
-      restored=result[0],
-      config=given["maxtext_config"],
-  )
+  label = checkpoints_lib.latest_label(given["checkpoint_manager"])
+  result = original(*args, **kwargs)
+  step = checkpoints_lib.model_step(result[0] if isinstance(result, tuple) else result)
+  if step is None:
+    raise shapes.wrong_shape(
+        "maxtext.utils.maxtext_utils.setup_training_state returned no train state with a step"
+    )
+  checkpoints_lib.place(iterator, config, label=label, step=step)
+  _unplaced.discard(iterator)
   return result
 
 
-def _create_dataloader(
-    original: Callable,
-    config: Any,
-    mesh: Any,
-    data_iterator: Any,
-    goodput_recorder: Any,
-    rampup_manager: Any,
-) -> Any:
+def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
+  call = _bind(original, args, kwargs)
+  config = call.arguments["config"]
   if not _is_ours(config):
-    return original(config, mesh, data_iterator, goodput_recorder, rampup_manager)
-  from maxtext.common import data_loader
+    return original(*args, **kwargs)
+  # Without a manager MaxText hands out batches as they come, and ours have each step's rows.
+  call.arguments["rampup_manager"] = None
+  loader = original(*call.args, **call.kwargs)
+  load = loader.load_next_batch
+  lease = _leases.get(_lease_directory(config))
+
+  def load_next_batch(*args: Any, **kwargs: Any) -> Any:
+    if _unplaced:
+      raise shapes.wrong_shape(
+          "its trainer asks for a batch without having called"
+          " maxtext.utils.maxtext_utils.setup_training_state, so the step that it restored is not"
+          " known"
+      )
+    if lease is not None:
+      lease.require_held()
+    return load(*args, **kwargs)
 
   from maxtext_olmo.trainers.maxtext import monitor
 
-  loader = data_loader.DataLoader(config, mesh, data_iterator, goodput_recorder)
-  return monitor.watch(loader, data_iterator)
+  loader.load_next_batch = load_next_batch
+  return monitor.watch(loader, call.arguments["data_iterator"])
 
 
-def _create_checkpoint_manager(
-    original: Callable, config: Any, mesh: Any, init_state_fn: Any
-) -> Any:
+def _create_checkpoint_manager(original: Callable, *args: Any, **kwargs: Any) -> Any:
+  config = _bind(original, args, kwargs).arguments["config"]
   if _is_ours(config):
     _take_lease(config)
-  return original(config, mesh, init_state_fn)
+  return original(*args, **kwargs)
 
 
 def _take_lease(config: Any) -> None:
   """Takes the lease of the checkpoint directory, unless this process holds it or there is none."""
-  directory = str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
+  directory = _lease_directory(config)
   if directory and directory not in _leases:
     from maxtext_olmo.trainers import lease  # Late, because it imports JAX.
 
     _leases[directory] = lease.Lease(directory)
 
 
-def _metric_logger(original: Callable, config: Any, *args: Any, **kwargs: Any) -> Any:
-  logger = original(config, *args, **kwargs)
-  if not _is_ours(config):
+def _metric_logger(original: Callable, *args: Any, **kwargs: Any) -> Any:
+  logger = original(*args, **kwargs)
+  if not _is_ours(_bind(original, args, kwargs).arguments["config"]):
     return logger
   from maxtext_olmo.trainers.maxtext import monitor
 
   return monitor.add_to_metrics(logger)
 
 
-# Where each function is looked up, what replaces it (with the original as its first argument), and
-# the parameters that the replacement relies on.
-_REPLACEMENTS: dict[tuple[str, str], tuple[Callable, tuple[str, ...]]] = {
-    _CREATE: (_create_data_iterator, ("config", "mesh")),
-    ("maxtext.configs.pyconfig", "_initialize_pydantic"): (
-        _initialize_pydantic,
-        ("argv", "config_class", "kwargs"),
-    ),
-    ("maxtext.common.checkpointing", "save_checkpoint"): (
-        _save_checkpoint,
-        ("checkpoint_manager", "step", "state", "config", "data_iterator", "force"),
-    ),
-    ("maxtext.common.checkpointing", "load_state_if_possible"): (
-        _load_state_if_possible,
-        (
-            "checkpoint_manager",
-            "data_iterator",
-            "load_full_state_from_path",
-            "step",
-            "maxtext_config",
-        ),
-    ),
-    ("maxtext.common.grain_utility", "for_save"): (
-        _for_save,
-        ("step", "data_iterator", "expansion_factor_real_data"),
-    ),
-    ("maxtext.utils.train_utils", "create_dataloader"): (
-        _create_dataloader,
-        ("config", "mesh", "data_iterator", "goodput_recorder", "rampup_manager"),
-    ),
-    ("maxtext.utils.train_utils", "create_checkpoint_manager"): (
-        _create_checkpoint_manager,
-        ("config", "mesh", "init_state_fn"),
-    ),
-    ("maxtext.common.metric_logger", "MetricLogger"): (_metric_logger, ("config",)),
+def _lease_directory(config: Any) -> str:
+  return str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
+
+
+# What replaces each function, with the original as its first argument.
+_REPLACEMENTS: dict[shapes.Function, Callable] = {
+    shapes.Function(
+        "maxtext.input_pipeline.input_pipeline_interface",
+        "create_data_iterator",
+        ("config", "mesh"),
+    ): _create_data_iterator,
+    shapes.Function(
+        "maxtext.configs.pyconfig", "_initialize_pydantic", ("config_class",)
+    ): _initialize_pydantic,
+    shapes.Function(
+        "maxtext.utils.maxtext_utils",
+        "setup_training_state",
+        ("data_iterator", "config", "checkpoint_manager"),
+    ): _setup_training_state,
+    shapes.Function(
+        "maxtext.common.data_loader",
+        "create_dataloader",
+        ("config", "data_iterator", "rampup_manager"),
+    ): _create_dataloader,
+    shapes.Function(
+        "maxtext.utils.train_utils", "create_checkpoint_manager", ("config",)
+    ): _create_checkpoint_manager,
+    shapes.Function("maxtext.common.metric_logger", "MetricLogger", ("config",)): _metric_logger,
 }
 
 

@@ -1,141 +1,68 @@
-"""The data state in MaxText's checkpoints, and where the data resumes if a checkpoint has none.
+"""Finds the position of the data for the step that a MaxText trainer restored.
 
-MaxText keeps an iterator's state for its own `grain` pipeline alone. Here a checkpoint of an
-`olmo_grain` run gets the same item, `iter`, with one file that any number of processes can read.
-When a run is restored,
+MaxText's checkpoints hold the model and its step. The position follows from that step and the
+history file of the run (`loader/history_file.py`), which process 0 writes into `checkpoint_dir` at
+each start, before the first batch. Nothing is added to the checkpoints. The first of these that
+applies decides where the data resumes:
 
-  1. `initial_step` and `olmo_initial_position` are used, if both are set and the restored model has
-     done exactly that many steps: the run begins new data here; or
-  2. the state in the restored checkpoint (or next to that of `load_full_state_path`), or
-  3. `initial_step`, if set; together with `olmo_initial_position` it is an anchor, or
-  4. the step of the restored model, as the number of steps done; its position follows from the
-     history in the run's directory or, without one, from the batch schedule.
+  1. `initial_step` and `olmo_initial_position`, if both are set and the model has done exactly that
+     many steps: the run begins new data here. If nothing was restored from this run's own
+     directory, `initial_step` alone is enough.
+  2. The data state in the checkpoint, which earlier releases saved as the item `iter`.
+  3. The history file in the directory of the checkpoint, if it covers the steps before this one.
+  4. `initial_step`, `olmo_initial_position`, or both as an anchor from which steps are counted.
+  5. The step and the batch schedule of this run, for checkpoints of MaxText's own loader.
 
-The last case is for checkpoints of the emergency and multi-tier managers and of MaxText's own
-loader, which hold no state.
+Steps of the data are steps of the model, so that each later checkpoint's step has its position.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
 from etils import epath
 
-from maxtext_olmo import atomic
+from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
-
-_FILE = "process_0.json"
-
-
-class DataState:
-  """An Orbax checkpointable: an iterator's state, the same on all processes, in one file."""
-
-  def __init__(self, iterator: iterator_lib.BatchIterator):
-    self._iterator = iterator
-
-  async def save(self, directory: Any) -> Any:
-    """Takes the state now and returns the coroutine that writes it, perhaps during training."""
-    text = json.dumps(self._iterator.get_state(), indent=1)
-
-    async def write() -> None:
-      path = await directory.await_creation()
-      if jax.process_index() == 0:
-        with atomic.write_errors(path / _FILE):
-          await asyncio.to_thread((path / _FILE).write_text, text)
-
-    return write()
-
-  async def load(self, directory: Any) -> Any:
-    """The coroutine that sets the iterator to the state that was saved."""
-
-    async def read() -> None:
-      self._iterator.set_state(await asyncio.to_thread(resume.read_json, directory / _FILE))
-
-    return read()
+from maxtext_olmo.loader import run_config
 
 
-class AsGrain:
-  """A config whose `dataset_type` is `grain`, which MaxText checks before it saves a data state."""
-
-  dataset_type = "grain"
-
-  def __init__(self, config: Any):
-    self._config = config
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._config, name)
-
-
-def place_after_restore(
-    iterator: iterator_lib.BatchIterator,
-    *,
-    directory: Any,
-    label: int | None,
-    full_state_path: str,
-    restored: Any,
-    config: Any,
+def place(
+    iterator: iterator_lib.BatchIterator, config: Any, *, step: int, label: int | None
 ) -> None:
-  """Sets the iterator to the step at which the restored model resumes.
+  """Moves the data to the step at which a model resumes, and writes the history of the run.
 
   Args:
-    iterator: Of the training data.
-    directory: Where the checkpoints of this run are, or None.
-    label: The checkpoint of it that was restored, or None.
-    full_state_path: MaxText's `load_full_state_path`, which counts where no label was restored.
-    restored: What MaxText restored.
-    config: Of the run.
+    iterator: The training data, as `create_data_iterator` returned it for this config.
+    config: MaxText's config.
+    step: The number of steps that the model has done.
+    label: The checkpoint in `checkpoint_dir` that was restored; None if none was.
+
+  Raises:
+    ResumeError: The position is lost, or belongs to another stream.
+    WriteError: The history cannot be written, so a checkpoint could not be resumed.
   """
-  if restored is None:
-    return
-  step, given, position = model_step(restored), config.initial_step, config.olmo_initial_position
-  checkpoint = None
-  if label is not None:
-    checkpoint = None if directory is None else epath.Path(directory) / str(label)
-  elif full_state_path:
-    checkpoint = epath.Path(full_state_path).parent  # The path names the model's item.
-  reason = "the checkpoint was saved without a data state"
-  by_config = given >= 0 and (label is None or (position >= 0 and step == given))
-  if by_config:
-    reason = f"initial_step={given} and olmo_initial_position={position}, not a data state, decide"
-
-  def find() -> tuple[dict[str, Any] | None, str, str]:
-    """Returns the state, where it is, and what to say about it."""
-    if checkpoint is not None and not by_config and resume.is_step(checkpoint):
-      state = resume.saved_state(str(checkpoint.parent), int(checkpoint.name))
-      if state is not None:
-        return state, str(checkpoint), "data state restored"
-    if step is None or given >= 0 or position >= 0:
-      return None, "", ""
-    where = epath.Path(config.checkpoint_dir) if checkpoint is None else checkpoint.parent
-    return history_file.state_at(where, step), str(where), f"{reason}, but the run has its history"
-
   # Process 0 looks for all: views of a shared disk may differ for a while.
-  state, where, source = collectives.from_process_0(find, "looking for the data state")
-  if state is not None:
-    with resume.naming(where):
-      iterator.set_state(state)
-    logging.info("olmo_grain: %s, step %d, position %d.", source, iterator.step, iterator.position)
-    return
-  if step is None:
-    return
-  if given < 0:
-    iterator.go_to(step, position if position >= 0 else None)
-  elif position >= 0 and step >= given:
-    iterator.go_to(step)
-  elif given != step:
-    logging.warning(
-        "The restored model has done %d steps, but the data resumes at initial_step=%d. To count"
-        " from there after later restarts too, set olmo_initial_position as well.",
-        step,
-        given,
+  found = collectives.from_process_0(
+      lambda: _find_state(config, step, label), "looking for the position of the data"
+  )
+  if found is not None:
+    with resume.naming(found["where"]):
+      iterator.set_state(found["state"])
+    if iterator.step != step:  # Earlier releases counted the steps of the data apart.
+      iterator.go_to(step, iterator.position)
+    reason = found["source"]
+  else:
+    reason = _follow_config(iterator, config, step, restored=step > 0 or label is not None)
+  if config.enable_checkpointing and config.checkpoint_dir:
+    collectives.from_process_0(
+        lambda: history_file.write(config.checkpoint_dir, iterator.history, iterator.step),
+        "writing the history of the run",
     )
   logging.info(
       "olmo_grain: %s; the data resumes with step %d, position %d.",
@@ -145,9 +72,27 @@ def place_after_restore(
   )
 
 
-def model_step(restored: Any) -> int | None:
-  """The steps that a restored train state has done, or None where it has only parameters."""
-  state = restored["items"] if isinstance(restored, dict) and "items" in restored else restored
+def latest_label(manager: Any) -> int | None:
+  """Returns the label of the checkpoint that MaxText restores; None if there is none.
+
+  Orbax's earlier manager, and its emergency and multi-tier managers, have a method `latest_step`;
+  its training `Checkpointer` has a property `latest`.
+  """
+  if manager is None:
+    return None
+  if hasattr(manager, "latest_step"):
+    return manager.latest_step()
+  if hasattr(manager, "latest"):
+    return None if manager.latest is None else manager.latest.step
+  raise errors.ConfigError(
+      f"The checkpoint manager of MaxText, {type(manager).__qualname__}, has neither latest_step()"
+      " nor latest, so it is not known which checkpoint is restored. Install versions of MaxText"
+      " and orbax-checkpoint that docs/guides/maxtext.md names."
+  )
+
+
+def model_step(state: Any) -> int | None:
+  """Returns the number of steps that a train state has done; None if it has only parameters."""
   for path in (("optimizer", "step"), ("step",)):
     value = state
     for name in path:
@@ -161,3 +106,70 @@ def model_step(restored: Any) -> int | None:
       value = value.get_value() if hasattr(value, "get_value") else value
       return int(np.asarray(value))
   return None
+
+
+def _find_state(config: Any, step: int, label: int | None) -> dict[str, Any] | None:
+  """Returns the state after `step` steps, where it was found and what to log, or None."""
+  given, position = config.initial_step, config.olmo_initial_position
+  checkpoint = _restored_checkpoint(config, label)
+  if checkpoint is None or _begins_new_data(config, step, label):
+    return None
+  directory = checkpoint.parent
+  if resume.is_step(checkpoint):
+    state = resume.saved_state(str(directory), int(checkpoint.name))
+    if state is not None:
+      source = "the data state in the checkpoint decides"
+      return {"state": state, "where": str(checkpoint), "source": source}
+  path = directory / history_file.NAME
+  by_keys = given >= 0 or position >= 0
+  if not by_keys and run_config.exists(directory) and not path.exists():
+    raise errors.ResumeError(
+        f"The history of the run, {path}, is missing, and without it the position of step {step} is"
+        " not known. Restore the file from a copy. If the batch size never changed, set"
+        f" initial_step={step} and olmo_initial_position to {step} times the rows of a batch."
+    )
+  state = history_file.state_at(directory, step)
+  # Where the history begins at this step, no checkpoint was saved since, and keys still decide.
+  if state is None or (by_keys and state["history"][0]["step"] >= step):
+    return None
+  return {"state": state, "where": str(path), "source": f"{history_file.NAME} decides"}
+
+
+def _restored_checkpoint(config: Any, label: int | None) -> epath.Path | None:
+  """Returns the directory of the checkpoint that the model was restored from, if any."""
+  if label is not None:
+    return epath.Path(config.checkpoint_dir) / str(label)
+  if not config.load_full_state_path:
+    return None
+  path = epath.Path(config.load_full_state_path)
+  return path if resume.is_step(path) else path.parent  # It may name the model's item.
+
+
+def _begins_new_data(config: Any, step: int, label: int | None) -> bool:
+  given, position = config.initial_step, config.olmo_initial_position
+  return given >= 0 and (label is None or (position >= 0 and step == given))
+
+
+def _follow_config(
+    iterator: iterator_lib.BatchIterator, config: Any, step: int, *, restored: bool
+) -> str:
+  """Moves the data to where the config alone puts a step, and returns what to log about it."""
+  given, position = config.initial_step, config.olmo_initial_position
+  if given < 0:
+    iterator.go_to(step, position if position >= 0 else None, keep_history=False)
+    if position >= 0:
+      return f"olmo_initial_position={position} decides"
+    return "the checkpoint has no data state and no history" if restored else "a new run"
+  if position >= 0 and step >= given:
+    iterator.go_to(step)
+  else:
+    iterator.go_to(step, iterator.position, keep_history=False)
+  if position >= 0:
+    return f"initial_step={given} and olmo_initial_position={position} decide"
+  if restored and given != step:
+    logging.warning(
+        "The restored model has done %d steps, but the data resumes at initial_step=%d, as set.",
+        step,
+        given,
+    )
+  return f"initial_step={given} decides"

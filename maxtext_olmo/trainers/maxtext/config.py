@@ -15,13 +15,24 @@ import ast
 import contextlib
 import functools
 import types
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from etils import epath
 
 from maxtext_olmo import config as data_keys
 from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers.maxtext import shapes
+
+# Keys of MaxText that this package reads, besides those that the data path has too.
+_READ = (
+    "enable_rampup_batch_size",
+    "gradient_accumulation_steps",
+    "load_full_state_path",
+)
+_RAMP_UP = shapes.Function(
+    "maxtext.utils.rampup_batch", "RampupBatchManager", ("config", "step_num")
+)
 
 
 @functools.cache
@@ -53,7 +64,8 @@ def _as_list(value: Any) -> Any:
 
 def data_config(config: Any) -> Any:
   """Returns the config for `create_data_iterator` that a config of MaxText amounts to."""
-  values: dict[str, Any] = {key.name: getattr(config, key.name, None) for key in data_keys.KEYS}
+  shapes.check_keys(config, (*(key.name for key in data_keys.KEYS), *_READ))
+  values: dict[str, Any] = {key.name: getattr(config, key.name) for key in data_keys.KEYS}
   values["dataset_type"] = str(getattr(config.dataset_type, "value", config.dataset_type))
   for load, train in (
       ("global_batch_size_to_load", "global_batch_size_to_train_on"),
@@ -69,16 +81,15 @@ def data_config(config: Any) -> Any:
         )
     values["olmo_batch_schedule"] = ramp_up_stages(config)
     values["olmo_batch_schedule_unit"] = "steps"
-  if values["initial_step"] == -1:
-    values.update(_start_after_checkpoint(config))
+  if values["initial_step"] == -1 and _latest_label(config) is not None:
+    # `checkpoints.place` moves the data after MaxText has restored the checkpoint.
+    values.update(initial_step=0, olmo_initial_position=-1)
   return types.SimpleNamespace(**values)
 
 
 def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
   """Returns the (first step, rows) pairs of MaxText's batch ramp-up, from its own manager."""
-  from maxtext.utils import rampup_batch
-
-  manager = rampup_batch.RampupBatchManager(config, -1)
+  manager = _RAMP_UP.find()(config, -1)
   stages = [(0, manager.global_batch_size_current)]
   step = 0
   active = True
@@ -93,20 +104,29 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
   return tuple(stages)
 
 
-def _start_after_checkpoint(config: Any) -> dict[str, int]:
-  """Returns what the latest checkpoint, if there is one, does to the keys of where the data begins.
+class TunixCheckpoint(NamedTuple):
+  """The latest checkpoint of Tunix's trainer, and the batches that it had taken by then."""
 
-  MaxText restores its own checkpoints, and `checkpoints.place_after_restore` then moves the data,
-  so the data path does not look for a state too. Tunix's trainer (SFT, DPO) restores no iterator:
-  the data begins with the state next to its checkpoint, or after the batches that it has taken.
+  label: int
+  step: int
+
+
+def tunix_checkpoint(config: Any) -> TunixCheckpoint | None:
+  """Returns the checkpoint from which Tunix's trainer (SFT, DPO) resumes; None if there is none.
+
+  Tunix restores a model by itself and says nothing to the data.
   """
+  label = _latest_label(config)
+  if label is None or not _is_tunix(config, label):
+    return None
+  return TunixCheckpoint(label, label * max(1, config.gradient_accumulation_steps))
+
+
+def _latest_label(config: Any) -> int | None:
   if not (config.enable_checkpointing and config.checkpoint_dir):
-    return {}
-  label = resume.latest_committed_step(config.checkpoint_dir)
-  if label is None:
-    return {}
-  if not (epath.Path(config.checkpoint_dir) / str(label) / "model_params").exists():
-    return {"initial_step": 0, "olmo_initial_position": -1}
-  if resume.saved_state(config.checkpoint_dir, label) is not None:
-    return {}
-  return {"initial_step": label * max(1, config.gradient_accumulation_steps)}
+    return None
+  return resume.latest_committed_step(config.checkpoint_dir)
+
+
+def _is_tunix(config: Any, label: int) -> bool:
+  return (epath.Path(config.checkpoint_dir) / str(label) / "model_params").exists()

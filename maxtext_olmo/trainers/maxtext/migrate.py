@@ -20,6 +20,7 @@ from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import storage
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import resume
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.trainers.maxtext import loader_history as history
@@ -176,9 +177,11 @@ def _find_label(checkpoint_dir: str, label: int | None) -> int:
     raise errors.ResumeError(
         f"{checkpoint_dir} has no committed checkpoint {label}; its latest is {latest}."
     )
-  if resume.saved_state(checkpoint_dir, label) is not None:
+  state = resume.saved_state(checkpoint_dir, label)
+  trained_here = history_file.state_at(checkpoint_dir, label + 1)
+  if state is not None or (trained_here and trained_here["history"][0]["step"] <= label):
     raise errors.ResumeError(
-        f"Checkpoint {label} in {checkpoint_dir} has a data state of this package: the run has been"
+        f"Checkpoint {label} in {checkpoint_dir} was trained with this package: the run has been"
         " migrated already and continues with its config."
     )
   return label

@@ -10,6 +10,8 @@ import pathlib
 import random
 import subprocess
 import sys
+import types
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
@@ -18,6 +20,7 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.trainers import lease
 from maxtext_olmo.trainers.maxtext import adapter
+from maxtext_olmo.trainers.maxtext import shapes
 from tests.trainers.maxtext import runs
 
 STARTS_PROCESSES = True
@@ -161,6 +164,17 @@ class LedgerTest(parameterized.TestCase):
     self.assertRegex(run.log(), r"ConfigError: .* is in use by process \d+ on elsewhere")
     self.assertEqual(run.labels(), [])
 
+  def test_a_run_whose_directory_another_one_has_taken_over_stops(self):
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    runs.write_corpus(directory, 40)
+    run = runs.start(directory, "steps=1000", "per_device_batch_size=4", pause=0.1)
+    run.wait_until(lambda: len(run.steps()) > 1)
+    other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere", machine="another")
+    path = directory / "run" / "checkpoints" / lease.FILE_NAME
+    path.write_text(json.dumps(dataclasses.asdict(other)))
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertRegex(run.log(), r"ConfigError: .* now belongs to process \d+ on elsewhere")
+
 
 @runs.needs_maxtext
 class OtherEntryPointsTest(absltest.TestCase):
@@ -223,8 +237,10 @@ class InstallTest(absltest.TestCase):
 
   def _places(self) -> dict[tuple[str, str], object]:
     return {
-        (module, name): getattr(importlib.import_module(module), name)
-        for module, name in adapter._REPLACEMENTS
+        (function.module, function.name): getattr(
+            importlib.import_module(function.module), function.name
+        )
+        for function in adapter._REPLACEMENTS
     }
 
   def test_install_replaces_and_uninstall_gives_back(self):
@@ -242,36 +258,40 @@ class InstallTest(absltest.TestCase):
     self.assertEqual(self._places(), before)
     adapter.uninstall()
 
-  def test_modules_that_took_the_function_by_name_get_ours_too(self):
-    if importlib.util.find_spec("tunix") is None:
-      self.skipTest("google-tunix is not installed.")
-    hooks = importlib.import_module("maxtext.trainers.post_train.hooks")
-    interface = importlib.import_module("maxtext.input_pipeline.input_pipeline_interface")
-    own = hooks.create_data_iterator
+  def test_modules_that_took_a_function_by_name_get_ours_too(self):
+    loader = importlib.import_module("maxtext.common.data_loader")
+    users = [importlib.import_module("maxtext.utils.train_utils")]
+    users.append(types.ModuleType("maxtext.of_a_fork"))
+    users[1].create_dataloader = own = loader.create_dataloader
+    self.enter_context(mock.patch.dict(sys.modules, {"maxtext.of_a_fork": users[1]}))
     adapter.install()
-    self.assertIs(hooks.create_data_iterator, interface.create_data_iterator)
-    self.assertIsNot(hooks.create_data_iterator, own)
+    for user in users:
+      self.assertIs(user.create_dataloader, loader.create_dataloader)
+      self.assertIsNot(user.create_dataloader, own)
     adapter.uninstall()
-    self.assertIs(hooks.create_data_iterator, own)
+    for user in users:
+      self.assertIs(user.create_dataloader, own)
 
-  def test_a_function_of_another_shape_is_refused_and_nothing_changes(self):
-    from maxtext.utils import train_utils
+  def test_a_function_of_another_shape_is_refused_by_name_and_nothing_changes(self):
+    from maxtext.common import data_loader
 
-    own = train_utils.create_dataloader
+    own = data_loader.create_dataloader
     before = self._places()
-    self.addCleanup(setattr, train_utils, "create_dataloader", own)
-    train_utils.create_dataloader = lambda config, mesh: None
-    message = r"takes \['config', 'mesh'\]; expected at least"
+    self.addCleanup(setattr, data_loader, "create_dataloader", own)
+    data_loader.create_dataloader = lambda config, mesh: None
+    message = r"create_dataloader takes \(config, mesh\), without rampup_manager"
     with self.assertRaisesRegex(errors.ConfigError, message):
       adapter.install()
-    del train_utils.create_dataloader
-    with self.assertRaisesRegex(errors.ConfigError, "no function maxtext.utils.train_utils.create"):
+    del data_loader.create_dataloader
+    with self.assertRaisesRegex(
+        errors.ConfigError, "no function maxtext.common.data_loader.create"
+    ):
       adapter.install()
-    train_utils.create_dataloader = own
+    data_loader.create_dataloader = own
     self.assertEqual(self._places(), before)
     self.assertFalse(adapter.is_installed())
 
-  def test_another_version_is_refused(self):
+  def test_another_version_with_the_right_shapes_works_with_one_warning(self):
     # A real distribution of that name, in front of the installed one.
     site = self.create_tempdir().full_path
     info = os.path.join(site, "maxtext-9.9.9.dist-info")
@@ -280,8 +300,59 @@ class InstallTest(absltest.TestCase):
       file.write("Metadata-Version: 2.1\nName: maxtext\nVersion: 9.9.9\n")
     sys.path.insert(0, site)
     self.addCleanup(sys.path.remove, site)
-    with self.assertRaisesRegex(errors.ConfigError, "MaxText 9.9.9 is installed"):
+    with self.assertLogs(level="WARNING") as logs:
       adapter.install()
+    self.assertLen(logs.output, 1)
+    self.assertIn("MaxText 9.9.9 has not been tried", logs.output[0])
+    self.assertTrue(adapter.is_installed())
+
+  @absltest.skipIf(
+      runs.has_maxtext() and shapes.installed_version() not in shapes.TRIED,
+      "This MaxText has not been tried.",
+  )
+  def test_a_version_that_was_tried_gives_no_warning(self):
+    with self.assertNoLogs(level="WARNING"):
+      adapter.install()
+
+
+def _take_own_data() -> None:
+  """Makes MaxText one that gets its data from a function that is not replaced."""
+  from maxtext.input_pipeline import input_pipeline_interface
+
+  own = input_pipeline_interface.create_data_iterator.__wrapped__
+  input_pipeline_interface.create_data_iterator = own
+
+
+def _restore_by_another_function() -> None:
+  """Makes MaxText one that restores its state with a function that is not replaced."""
+  from maxtext.utils import maxtext_utils
+
+  maxtext_utils.setup_training_state = maxtext_utils.setup_training_state.__wrapped__
+
+
+def _forget_the_step() -> None:
+  """Makes MaxText one whose train state has no step where it is looked for."""
+  from maxtext_olmo.trainers.maxtext import checkpoints
+
+  checkpoints.model_step = lambda state: None
+
+
+@runs.needs_maxtext
+class OtherMaxTextTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (_take_own_data, "got olmo_grain batches from another function"),
+      (_restore_by_another_function, "without having called maxtext.utils.maxtext_utils.setup_tra"),
+      (_forget_the_step, "setup_training_state returned no train state with a step"),
+  )
+  def test_a_trainer_that_works_otherwise_is_stopped_before_its_first_step(self, edit, message):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    run = runs.start(directory, "steps=2", "per_device_batch_size=4", edit=edit)
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertEmpty(run.steps())
+    self.assertIn(f"ConfigError: MaxText {shapes.installed_version()} does not fit", run.log())
+    self.assertIn(message, run.log())
 
 
 @runs.needs_maxtext

@@ -1,6 +1,5 @@
-"""Tests of where the data resumes inside MaxText, with and without a data state."""
+"""Tests of where the data resumes inside MaxText."""
 
-import asyncio
 import pathlib
 import shutil
 import tempfile
@@ -9,6 +8,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import errors
 from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
 from tests.trainers.maxtext import runs
 
@@ -59,6 +59,14 @@ class ResumeTest(parameterized.TestCase):
     index = pathlib.Path(self.begun["ours"][0], "index.json")
     return runs.start(self.directory, *_BATCH, f"olmo_index_path={index}", *args)
 
+  @property
+  def _checkpoints(self) -> pathlib.Path:
+    return pathlib.Path(self.directory, "run", "checkpoints")
+
+  @property
+  def _history(self) -> pathlib.Path:
+    return self._checkpoints / "olmo_history.jsonl"
+
   def _expected(self, first: int, last: int) -> list[int]:
     return runs.expected_ids(self.begun["ours"][0], last)[first:]
 
@@ -66,61 +74,105 @@ class ResumeTest(parameterized.TestCase):
     run = self._go_on("own", "steps=10")
     self.assertEqual(list(run.steps()), [7, 8, 9])
     self.assertEqual(_ids(run), self._expected(28, 40))
-    self.assertIn("saved without a data state; the data resumes with step 7", run.log())
+    self.assertIn("no data state and no history; the data resumes with step 7", run.log())
 
-  def test_without_a_state_the_step_decides_and_no_row_is_left_out_or_repeated(self):
-    self._copy("ours", "run")
-    runs.remove_states(self.directory, "run")
-    run = self._start("steps=10").wait()
-    self.assertEqual(_ids(self.begun["ours"][1]) + _ids(run), self._expected(0, 40))
+  def test_checkpoints_get_no_data_and_the_history_decides_where_the_batch_size_has_changed(self):
+    second = self._go_on("ours", "steps=10", "per_device_batch_size=6")
+    self.assertEqual(list(second.steps()), [7, 8, 9])
+    self.assertEqual(_ids(second), self._expected(28, 46))
+    self.assertIn(
+        "olmo_history.jsonl decides; the data resumes with step 7, position 28", second.log()
+    )
+    self.assertIn("olmo_grain: step 0 at position 0", second.log())
+    third = self._go_on("ours", "steps=12")
+    self.assertEqual(_ids(third), self._expected(46, 54))
+    self.assertEmpty(list(self._checkpoints.glob("*/iter")))
+    self.assertLen(self._history.read_text().splitlines(), 3)
 
-  def test_without_a_state_the_history_decides_where_the_batch_size_has_changed(self):
+  def test_a_kill_between_the_history_and_the_first_batch_changes_nothing(self):
     self._copy("ours", "run")
-    runs.remove_states(self.directory, "run")
+    run = self._start("steps=12", "per_device_batch_size=6")
+    run.kill_when(lambda: len(self._history.read_text().splitlines()) == 2)
+    self.assertEmpty(run.steps())
+    run = self._start("steps=9").wait()
+    self.assertEqual(_ids(run), self._expected(28, 36))
+
+  def test_going_back_drops_what_came_after_the_step(self):
+    self._go_on("ours", "steps=10", "per_device_batch_size=6")
+    for label in (7, 9):
+      shutil.rmtree(self._checkpoints / str(label), ignore_errors=True)
+    run = self._go_on("ours", "steps=10", "per_device_batch_size=5")
+    self.assertEqual(list(run.steps()), [7, 8, 9])
+    self.assertEqual(_ids(run), self._expected(28, 43))
+    run = self._go_on("ours", "steps=11")
+    self.assertEqual(_ids(run), self._expected(43, 47))
+
+  def test_a_lost_history_stops_the_run(self):
+    self._copy("ours", "run")
+    self._history.unlink()
+    run = self._start("steps=9")
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertEmpty(run.steps())
+    self.assertIn(
+        "olmo_history.jsonl, is missing, and without it the position of step 7", run.log()
+    )
+    run = self._start("steps=9", "initial_step=7", "olmo_initial_position=28").wait()
+    self.assertEqual(_ids(run), self._expected(28, 36))
+
+  def test_a_history_that_cannot_be_written_stops_the_run(self):
+    self._checkpoints.mkdir(parents=True)
+    self._history.mkdir()
+    run = self._start("steps=2")
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertEmpty(run.steps())
+    self.assertIn("ResumeError: The history of the run in", run.log())
+
+  @parameterized.parameters(True, False)
+  def test_the_data_state_of_an_earlier_release_decides(self, with_history):
+    self._copy("ours", "run")
+    runs.add_states(self.directory, "run")
+    if not with_history:
+      self._history.unlink()
+      shutil.rmtree(self._checkpoints / "olmo_run")
     second = self._start("steps=10", "per_device_batch_size=6").wait()
     self.assertEqual(_ids(second), self._expected(28, 46))
-    self.assertIn("but the run has its history, step 7, position 28", second.log())
-    runs.remove_states(self.directory, "run")
+    self.assertIn("the data state in the checkpoint decides; the data resumes", second.log())
     third = self._start("steps=12").wait()
     self.assertEqual(_ids(third), self._expected(46, 54))
+    self.assertIn("olmo_history.jsonl decides", third.log())
 
-  def test_a_lost_data_state_stops_the_run(self):
-    for path in self._copy("ours", "run").glob("checkpoints/6/iter/*.json"):
-      path.unlink()
+  def test_a_lost_data_state_of_an_earlier_release_stops_the_run(self):
+    self._copy("ours", "run")
+    runs.add_states(self.directory, "run")
+    (self._checkpoints / "6" / "iter" / "process_0.json").unlink()
     run = self._start("steps=9")
     self.assertEqual(run.exit_codes(), [1])
     self.assertEmpty(run.steps())
     self.assertIn("6/iter holds no data state of this library", run.log())
 
-  def test_the_state_decides_where_the_batch_size_has_changed(self):
-    second = self._go_on("ours", "steps=10", "per_device_batch_size=6")
-    self.assertEqual(list(second.steps()), [7, 8, 9])
-    self.assertEqual(_ids(second), self._expected(28, 46))
-    # It is read once, when MaxText has restored the model.
-    self.assertEqual(second.log().count("olmo_grain: data state restored, step 7, position 28"), 1)
-    self.assertEqual(second.log().count("olmo_grain: step 7 at position 28"), 1)
-    self.assertNotIn("olmo_grain: step 0 at position 0", second.log())
-    third = self._go_on("ours", "steps=12")
-    self.assertEqual(_ids(third), self._expected(46, 54))
-
   @parameterized.parameters(True, False)
   def test_load_full_state_path_goes_on_where_that_model_stopped(self, with_state):
     first = self._copy("ours", "first")
-    if not with_state:
-      runs.remove_states(self.directory, "first")
+    if with_state:
+      runs.add_states(self.directory, "first")
     path = first / "checkpoints" / "6" / "items"
-    run = self._start("steps=10", "run_name=second", f"load_full_state_path={path}").wait()
+    second = ("run_name=second", f"load_full_state_path={path}")
+    run = self._start("steps=10", "per_device_batch_size=6", *second).wait()
     self.assertEqual(list(run.steps()), [7, 8, 9])
-    self.assertEqual(_ids(run), self._expected(28, 40))
+    self.assertEqual(_ids(run), self._expected(28, 46))
+    run = self._start("steps=12", *second).wait()
+    self.assertEqual(_ids(run), self._expected(46, 54))
 
   def test_initial_step_and_position_are_an_anchor_that_later_restarts_count_from(self):
     anchor = ("initial_step=7", "olmo_initial_position=0")
     first = self._go_on("own", "steps=10", *anchor)
     self.assertEqual(_ids(first), self._expected(0, 12))
-    runs.remove_states(self.directory, "run")
-    second = self._go_on("own", "steps=12", *anchor)
-    self.assertEqual(list(second.steps()), [10, 11])
-    self.assertEqual(_ids(second), self._expected(12, 20))
+    second = self._go_on("own", "steps=11", "per_device_batch_size=6", *anchor)
+    self.assertEqual(list(second.steps()), [10])
+    self.assertEqual(_ids(second), self._expected(12, 18))
+    self._history.unlink()  # Without it, steps are counted from the anchor in this run's batches.
+    third = self._go_on("own", "steps=12", *anchor)
+    self.assertEqual(_ids(third), self._expected(16, 20))
 
   def test_a_restored_model_begins_a_new_corpus_in_the_same_directory(self):
     other = self.create_tempdir().full_path
@@ -129,23 +181,34 @@ class ResumeTest(parameterized.TestCase):
     first = self._go_on("ours", "steps=10", *new)
     self.assertEqual(list(first.steps()), [7, 8, 9])
     self.assertEqual(_ids(first), runs.expected_ids(other, 12))
-    self.assertIn("initial_step=7 and olmo_initial_position=0, not a data state", first.log())
-    self.assertNotIn("without a data state", first.log())
-    # The same command again continues after the state that it has saved by then.
+    self.assertIn("initial_step=7 and olmo_initial_position=0 decide", first.log())
+    # The same command again continues after what it has trained by then.
     second = self._go_on("ours", "steps=12", *new)
     self.assertEqual(list(second.steps()), [10, 11])
     self.assertEqual(_ids(second), runs.expected_ids(other, 20)[12:])
-    self.assertIn("data state restored, step 10, position 12", second.log())
+    self.assertIn("olmo_history.jsonl decides; the data resumes with step 10", second.log())
+    # Back at the old checkpoint, with the old corpus, it is as if nothing had happened.
+    for label in (9, 11):
+      shutil.rmtree(self._checkpoints / str(label))
+    third = self._go_on("ours", "steps=9")
+    self.assertEqual(_ids(third), self._expected(28, 36))
 
-  def test_initial_step_alone_is_taken_at_its_word(self):
+  def test_initial_step_alone_is_used_as_given_once(self):
     run = self._go_on("own", "steps=9", "initial_step=0")
     self.assertEqual(_ids(run), self._expected(0, 8))
     self.assertIn("the data resumes at initial_step=0", run.log())
+    run = self._go_on("own", "steps=10", "initial_step=0")
+    self.assertEqual(_ids(run), self._expected(8, 12))
 
-  def test_the_position_alone_says_where_the_restored_step_is(self):
+  def test_the_position_alone_says_where_the_restored_step_is_until_there_is_a_checkpoint(self):
+    self._copy("own", "run")
+    run = self._start("steps=12")
+    run.kill_when(self._history.exists)
     run = self._go_on("own", "steps=9", "olmo_initial_position=50")
     self.assertEqual(list(run.steps()), [7, 8])
     self.assertEqual(_ids(run), self._expected(50, 58))
+    run = self._go_on("own", "steps=10", "olmo_initial_position=50")
+    self.assertEqual(_ids(run), self._expected(58, 62))
 
   def test_another_seed_stops_the_run_before_a_step(self):
     self._copy("ours", "run")
@@ -169,47 +232,38 @@ class ModelStepTest(absltest.TestCase):
       def get_value(self):
         return np.int32(7)
 
-    self.assertEqual(checkpoints_lib.model_step({"items": {"optimizer": {"step": 7}}}), 7)
+    self.assertEqual(checkpoints_lib.model_step({"optimizer": {"step": 7}}), 7)
     self.assertEqual(checkpoints_lib.model_step({"optimizer": {"step": Variable()}}), 7)
-    self.assertEqual(checkpoints_lib.model_step({"items": {"step": np.int32(3)}}), 3)
-    self.assertIsNone(checkpoints_lib.model_step({"items": {"params": {}}}))
+    self.assertEqual(checkpoints_lib.model_step({"step": np.int32(3)}), 3)
+    self.assertIsNone(checkpoints_lib.model_step({"params": {}}))
 
 
-class DataStateTest(absltest.TestCase):
+class LatestLabelTest(absltest.TestCase):
 
-  def test_what_was_saved_is_loaded(self):
-    self.assertEqual(runs.in_child(_save_and_load, self.create_tempdir().full_path), {"step": 3})
+  def test_both_kinds_of_orbax_managers_say_which_checkpoint_is_the_latest(self):
+    found = runs.in_child(_latest_labels, self.create_tempdir().full_path)
+    self.assertEqual(found, [None, None, 5, None, 6])
+
+  def test_another_kind_of_manager_is_refused_by_name(self):
+    with self.assertRaisesRegex(errors.ConfigError, "MaxText, dict, has neither latest_step"):
+      checkpoints_lib.latest_label({})
 
 
-def _save_and_load(path: str) -> dict:
-  class Iterator:
+def _latest_labels(directory: str) -> list[int | None]:
+  import orbax.checkpoint as ocp
+  from orbax.checkpoint import v1 as ocp_v1
 
-    def __init__(self):
-      self.state = {"step": 3}
-
-    def get_state(self):
-      return self.state
-
-    def set_state(self, state):
-      self.state = state
-
-  class Directory(type(pathlib.Path())):
-
-    async def await_creation(self):
-      return self
-
-  directory = Directory(path)
-  iterator = Iterator()
-  state = checkpoints_lib.DataState(iterator)
-
-  async def save_and_load():
-    write = await state.save(directory)
-    iterator.state = {"step": 9}
-    await write
-    await (await state.load(directory))
-
-  asyncio.run(save_and_load())
-  return iterator.state
+  found = [checkpoints_lib.latest_label(None)]
+  with ocp.CheckpointManager(f"{directory}/first") as manager:
+    found.append(checkpoints_lib.latest_label(manager))
+    manager.save(5, args=ocp.args.StandardSave({"w": np.ones(2)}))
+    manager.wait_until_finished()
+    found.append(checkpoints_lib.latest_label(manager))
+  with ocp_v1.training.Checkpointer(f"{directory}/second") as manager:
+    found.append(checkpoints_lib.latest_label(manager))
+    manager.save_checkpointables(6, {"items": {"w": np.ones(2)}})
+    found.append(checkpoints_lib.latest_label(manager))
+  return found
 
 
 if __name__ == "__main__":

@@ -4,14 +4,18 @@ import collections
 import json
 import pathlib
 import random
+import shutil
 import types
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import errors
 from maxtext_olmo.trainers.maxtext import config as maxtext_config
+from maxtext_olmo.trainers.maxtext import shapes
 from tests.trainers.maxtext import runs
 
 STARTS_PROCESSES = True
@@ -34,28 +38,29 @@ def _trained_ids(run_steps: dict[int, runs.Step]) -> list[int]:
 
 
 class StartTest(parameterized.TestCase):
-  """Returns where the data begins, before MaxText has restored anything."""
+  """Tests where the data begins, before MaxText has restored anything."""
 
-  def start(self, **values):
+  def config(self, **values):
     config = types.SimpleNamespace(**config_lib.defaults())
     config.enable_rampup_batch_size = False
     config.gradient_accumulation_steps = 2
+    config.load_full_state_path = ""
     for name, value in {"checkpoint_dir": str(self.directory), **values}.items():
       setattr(config, name, value)
-    made = maxtext_config.data_config(config)
+    return config
+
+  def start(self, **values):
+    made = maxtext_config.data_config(self.config(**values))
     return made.initial_step, made.olmo_initial_position
 
   def setUp(self):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path)
 
-  def save(self, *items):
+  def save(self, item):
     """Writes what a committed checkpoint has; Orbax would start JAX here, and runs are forked."""
     checkpoint = self.directory / "6"
-    for item in items:
-      (checkpoint / item).mkdir(parents=True)
-      state = {"format": 2, "kind": "stream"} if item == "iter" else {}
-      (checkpoint / item / "process_0.json").write_text(json.dumps(state))
+    (checkpoint / item).mkdir(parents=True)
     metadata = json.dumps({"commit_timestamp_nsecs": 1})
     (checkpoint / "_CHECKPOINT_METADATA").write_text(metadata)
 
@@ -64,19 +69,26 @@ class StartTest(parameterized.TestCase):
     self.assertEqual(self.start(olmo_initial_position=50), (-1, 50))
 
   def test_a_checkpoint_that_maxtext_restores_is_not_looked_into(self):
-    self.save("items", "iter")
+    self.save("items")
     self.assertEqual(self.start(), (0, -1))
     self.assertEqual(self.start(olmo_initial_position=50), (0, -1))
     self.assertEqual(self.start(initial_step=7, olmo_initial_position=0), (7, 0))
     self.assertEqual(self.start(enable_checkpointing=False), (-1, -1))
+    self.assertIsNone(maxtext_config.tunix_checkpoint(self.config()))
 
-  def test_tunix_restores_no_iterator(self):
+  def test_tunix_says_only_how_many_updates_it_has_done(self):
+    self.assertIsNone(maxtext_config.tunix_checkpoint(self.config()))
     self.save("model_params")
-    self.assertEqual(self.start(), (12, -1))
+    self.assertEqual(maxtext_config.tunix_checkpoint(self.config()), (6, 12))
 
-  def test_a_state_next_to_the_checkpoint_of_tunix_decides(self):
-    self.save("model_params", "iter")
-    self.assertEqual(self.start(), (-1, -1))
+  def test_a_config_without_our_keys_or_a_key_of_maxtext_is_refused_by_name(self):
+    config = self.config()
+    del config.olmo_order, config.load_full_state_path
+    # MaxText need not be here.
+    self.enter_context(mock.patch.object(shapes, "installed_version", lambda: "1.2.3"))
+    message = "MaxText 1.2.3 .* no olmo_order, load_full_state_path"
+    with self.assertRaisesRegex(errors.ConfigError, message):
+      maxtext_config.data_config(config)
 
 
 @runs.needs_maxtext
@@ -105,9 +117,10 @@ class BatchSizesTest(parameterized.TestCase):
         {step: (done.digests, done.loss) for step, done in reference.steps().items()},
     )
 
-  def test_ramp_up_goes_on_by_the_step_where_there_is_no_state(self):
+  def test_ramp_up_continues_by_the_step_where_nothing_else_is_known(self):
     first = runs.start(self.directory, *_RAMP_UP, "steps=5").wait()
-    runs.remove_states(self.directory, "run")
+    pathlib.Path(self.directory, "run", "checkpoints", "olmo_history.jsonl").unlink()
+    shutil.rmtree(pathlib.Path(self.directory, "run", "checkpoints", "olmo_run"))
     second = runs.start(self.directory, *_RAMP_UP, "steps=8").wait()
     sizes = [2, 2, 2, 4, 4, 6, 8, 8]
     self.assertEqual([len(step.ids) for step in second.steps().values()], sizes[5:])

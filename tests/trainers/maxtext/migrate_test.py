@@ -1,6 +1,7 @@
 """Tests of moving a run over from MaxText's own loader."""
 
 import collections
+import dataclasses
 import os
 import pathlib
 
@@ -11,7 +12,10 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.loader import history_file
+from maxtext_olmo.order import schedule
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.order import timeline
 from maxtext_olmo.trainers.maxtext import loader_history as history
 from maxtext_olmo.trainers.maxtext import migrate
 from tests.trainers.maxtext import runs
@@ -167,6 +171,26 @@ class MigrateTest(parameterized.TestCase):
     (item / "process_0.json").write_text('{"identity": {}}')
     with self.assertRaisesRegex(errors.ResumeError, "migrated already"):
       self._migrate(devices=2)
+    item.rename(self.directory / "moved")
+    self._migrate(devices=2)
+
+  def test_a_checkpoint_that_the_history_covers_is_refused(self):
+    entry = timeline.Entry(
+        step=9,
+        position=0,
+        sequence_length=16,
+        schedule=schedule.BatchSchedule.constant(4),
+        identity={"fingerprint": "f"},
+        content={},
+    )
+    checkpoints = self.directory / "checkpoints"
+    history_file.write(checkpoints, timeline.Timeline((entry,)), 9)
+    with self.assertRaisesRegex(errors.ResumeError, "Checkpoint 9 .*migrated already"):
+      self._migrate(devices=2)
+    (checkpoints / history_file.NAME).unlink()
+    later = dataclasses.replace(entry, step=10)  # A run that began after the checkpoint.
+    history_file.write(checkpoints, timeline.Timeline((later,)), 10)
+    self._migrate(devices=2)
 
 
 @runs.needs_maxtext

@@ -18,7 +18,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.loader import history_file
 from maxtext_olmo.order import stream as stream_lib
 from tests.trainers import proof
 
@@ -150,20 +150,25 @@ class Run:
     self._processes = processes
     self._directory = directory
 
-  def kill_at(self, step: int, *, label: int | None = None) -> None:
-    """Kills all processes once a step was trained and the checkpoint of a given label exists."""
-    while True:
-      done = self.steps()
-      if done and max(done) >= step and (label is None or label in self.labels()):
-        break
-      if not any(process.is_alive() for process in self._processes):
-        raise AssertionError(f"The run ended before step {step}:\n{self.log()[-_SHOWN:]}")
-      time.sleep(0.02)
+  def kill_at(self, step: int) -> None:
+    """Kills all processes once a step was trained."""
+    self.kill_when(lambda: max(self.steps(), default=-1) >= step)
+
+  def kill_when(self, condition: Callable[[], bool]) -> None:
+    """Kills all processes once a condition holds."""
+    self.wait_until(condition)
     for process in self._processes:
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for process in self._processes:
       process.join()
+
+  def wait_until(self, condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds, while the run goes on."""
+    while not condition():
+      if not any(process.is_alive() for process in self._processes):
+        raise AssertionError(f"The run ended too early:\n{self.log()[-_SHOWN:]}")
+      time.sleep(0.02)
 
   def labels(self) -> list[int]:
     """The checkpoints of the run."""
@@ -234,6 +239,7 @@ def start(
     arrays: str | pathlib.Path = "",
     entry: str = "maxtext.trainers.pre_train.train",
     config: str = "base.yml",
+    edit: Callable[[], None] | None = None,
 ) -> Run:
   """Starts the trainer on the corpus of a directory; `args` are MaxText's own.
 
@@ -247,6 +253,7 @@ def start(
     arrays: Where all arrays of each train step are kept, if anywhere (`proof.save_batch`).
     entry: MaxText's module.
     config: One of MaxText's configs, or a path.
+    edit: Called in each process before the trainer starts, to make MaxText another.
   """
   directory = pathlib.Path(directory)
   import maxtext.utils.globals as maxtext_globals
@@ -291,6 +298,7 @@ def start(
             str(arrays),
             entry,
             argv,
+            edit,
         ),
     )
     child.start()
@@ -309,13 +317,18 @@ def set_up_module() -> None:
   import maxtext.trainers.pre_train.train  # noqa: F401
 
 
-def remove_states(directory: str | pathlib.Path, run_name: str) -> None:
-  """Makes a run's checkpoints such as the emergency managers save: they never had a data state."""
-  for item in pathlib.Path(directory).glob(f"{run_name}/checkpoints/*/iter"):
-    shutil.rmtree(item)
-    path = item.parent / "_CHECKPOINT_METADATA"
+def add_states(directory: str | pathlib.Path, run_name: str) -> None:
+  """Gives a run's checkpoints the data states that earlier releases saved as the item `iter`."""
+  for checkpoint in pathlib.Path(directory).glob(f"{run_name}/checkpoints/[0-9]*"):
+    state = history_file.state_at(checkpoint.parent, int(checkpoint.name) + 1)
+    (checkpoint / "iter").mkdir()
+    (checkpoint / "iter" / "process_0.json").write_text(json.dumps(state))
+    path = checkpoint / "_CHECKPOINT_METADATA"
     metadata = json.loads(path.read_text())
-    del metadata["item_handlers"]["iter"]
+    metadata["item_handlers"]["iter"] = (
+        "orbax.checkpoint.experimental.v1._src.handlers.stateful_checkpointable_handler"
+        ".StatefulCheckpointableHandler"
+    )
     path.write_text(json.dumps(metadata))
 
 
@@ -365,6 +378,7 @@ def _child(
     arrays: str,
     entry: str,
     argv: Sequence[str],
+    edit: Callable[[], None] | None,
 ) -> None:
   os.setsid()
   tap = pathlib.Path(directory, "tap", str(leader or os.getpid()))
@@ -387,6 +401,8 @@ def _child(
       from maxtext_olmo.trainers.maxtext import adapter
 
       adapter.install()
+    if edit is not None:
+      edit()
     _Tap(tap / f"{process}.jsonl", pause, arrays, process).install()
     importlib.import_module(entry).main(argv)
     code = 0
