@@ -9,7 +9,6 @@ from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.inspection import run_plan
 from tests.loader import cases
 
-
 _STAGES = (
     {"from_step": 6, "olmo_mixture": {"label-0": 1.0}},
     {"from_step": 12, "olmo_mixture": {}, "leave_out_seen": True},
