@@ -127,6 +127,11 @@ def _staged(stream: staged_stream.StagedStream) -> Counter:
   counter = Counter(labels, available, stream.sequence_length, stream.num_positions, before)
   if all(counter.tally is None for counter in counters):
     return counter
+  return _with_tally(counter, tally)
+
+
+def _with_tally(counter: Counter, tally: Callable[[np.ndarray], Tally]) -> Counter:
+  """Returns a counter of averages that looks at the rows themselves where there are few."""
   return dataclasses.replace(
       counter,
       tally=tally,
@@ -202,12 +207,7 @@ def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counte
   counter = Counter(labels, by_file[-1] * length, length, stream.num_positions, before)
   if sequential:
     return counter
-  return dataclasses.replace(
-      counter,
-      tally=tally,
-      sample=lambda positions: (*tally(positions), len(positions)),
-      enumerable=1 << 21,
-  )
+  return _with_tally(counter, tally)
 
 
 def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) -> Counter:

@@ -37,12 +37,18 @@ _ALL: dict[str, Any] = {
 }
 _DOCUMENTS = {"dataset_type": "olmo_documents", "olmo_eos_id": 0, "olmo_packing_bins": 40}
 _MIXTURE = {"olmo_mixture": {"label-0": 2.0, "label-*": 0.5}}
+# From positions on where steps begin with all batch sizes that tests change to.
+_STAGES = (
+    {"from_tokens": 16 * LENGTH, "olmo_mixture": {"label-0": 1.0}},
+    {"from_tokens": 24 * LENGTH, "olmo_mixture": {}, "leave_out_seen": True},
+)
 # What each row source adds to the config of a run.
 SOURCES: dict[str, dict[str, Any]] = {
     "windows": {},
     "windows_held_out": {"olmo_eval_instances": 11},
     "windows_olmo_core": {"olmo_order": "olmo_core"},
     "windows_mixture": _MIXTURE,
+    "windows_stages": {**_MIXTURE, "olmo_stages": _STAGES},
     "windows_document_mask": {"olmo_document_mask": True, "olmo_eos_id": 0},
     "planned": _DOCUMENTS,
     "planned_mixture": {**_DOCUMENTS, **_MIXTURE},
