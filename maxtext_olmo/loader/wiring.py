@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
 
+from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
@@ -72,10 +74,15 @@ def train_iterator(
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
   start = resume.find_start(options, stream, schedule, record, corpus=corpus, stages=stages)
-  if corpus is not None:
-    collectives.run_on_all_processes(
-        lambda: corpus.keep_copy(resumed=start.history is not None), "keeping a copy of the index"
-    )
+
+  def prepare_directory() -> None:
+    if jax.process_index() == 0 and options.enable_checkpointing and options.checkpoint_dir:
+      with atomic.write_errors(options.checkpoint_dir):
+        epath.Path(options.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+    if corpus is not None:
+      corpus.keep_copy(resumed=start.history is not None)
+
+  collectives.run_on_all_processes(prepare_directory, "preparing checkpoint_dir")
   return iterator_lib.BatchIterator(
       source,
       reader,

@@ -74,6 +74,11 @@ class WiringTest(cases.LoaderCase):
     built = [name for name in os.listdir(cache) if name.endswith(".order")]
     self.assertLessEqual(len(built), 2, built)
 
+  @parameterized.parameters(*_TYPES)
+  def test_a_directory_that_cannot_be_made_is_refused(self, **values):
+    with self.assertRaisesRegex(errors.WriteError, "Cannot write /proc/nowhere"):
+      self.train(**values, checkpoint_dir="/proc/nowhere")
+
   def test_labels_are_numbered_as_they_first_appear(self):
     index = maxtext_olmo.load_index(self.index_path)
     self.assertEqual(wiring.labels(index).tolist(), [0, 1, 0, 1])
