@@ -45,7 +45,7 @@ def write_corpus(directory: pathlib.Path) -> dict[str, Any]:
   from maxtext_olmo.corpus import tokenizer
 
   rng = random.Random(1)
-  garbage = ["".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(180))]  # Four rows.
+  garbage = ["".join(chr(rng.randrange(0x400, 0x500)) for _ in range(270))]  # Four rows.
   texts = {**demo.docstrings(60), "scraped": garbage}
   corpus, tokens = directory / "corpus", tokenizer.ByteTokenizer()
   made = tokenize.make_corpus(texts, corpus, tokens, tokens_per_file=200_000)
@@ -139,7 +139,10 @@ def save_report(driver: Any, config: pathlib.Path) -> None:
   drawn = "return document.body.dataset.drawn === 'yes' && Bokeh.documents[0].is_idle"
   WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(drawn))
   save(driver, "report", 1200)
-  for name, heading in (("report_spike", "Spikes"), ("report_changes", "Changes")):
+  for name, heading, height in (
+      ("report_spike", "Spikes", 900),
+      ("report_changes", "Changes", 290),
+  ):
     found = driver.execute_script(
         "const heading = [...document.querySelectorAll('h2')].find("
         " (h) => h.textContent.startsWith(arguments[0]));"
@@ -148,7 +151,7 @@ def save_report(driver: Any, config: pathlib.Path) -> None:
         heading,
     )
     if found:
-      save(driver, name, 700)
+      save(driver, name, height)
 
 
 def save_served(driver: Any, config: pathlib.Path) -> None:
@@ -161,9 +164,7 @@ def save_served(driver: Any, config: pathlib.Path) -> None:
       driver.get(f"{address}step?n={spike_step(config.parent)}")
       save(driver, "inspect_step", 760)
       driver.find_element("xpath", "//tr[td='scraped']/td/a").click()
-      save(driver, "inspect_row", 800)
-      driver.get(f"{address}document?id=20")
-      save(driver, "inspect_document", 560)
+      save(driver, "inspect_row", 640)
     finally:
       server.terminate()
 
