@@ -1,14 +1,15 @@
 """Takes the screenshots of the guides (`make screenshots`).
 
-A small model is trained on Python's documentation strings and a few documents of garbage, which
-make its loss jump; then it resumes with another batch size and passes over some steps. The report
-of that run, and the pages that `inspect --serve` shows of it, are opened in headless Chromium.
+A small model is trained on Python's documentation strings and a document of garbage, which makes
+its loss jump; then it resumes with another batch size and passes over some steps. The report of
+that run, and the pages that `inspect --serve` shows of it, are opened in headless Chromium.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import pathlib
 import random
@@ -44,7 +45,7 @@ def write_corpus(directory: pathlib.Path) -> dict[str, Any]:
   from maxtext_olmo.corpus import tokenizer
 
   rng = random.Random(1)
-  garbage = ["".join(chr(rng.randrange(0x4E00, 0x9FFF)) for _ in range(130)) for _ in range(3)]
+  garbage = ["".join(chr(rng.randrange(0x400, 0x500)) for _ in range(270))]  # Four rows.
   texts = {**demo.docstrings(60), "scraped": garbage}
   corpus, tokens = directory / "corpus", tokenizer.ByteTokenizer()
   made = tokenize.make_corpus(texts, corpus, tokens, tokens_per_file=200_000)
@@ -65,10 +66,34 @@ def write_corpus(directory: pathlib.Path) -> dict[str, Any]:
       "vocab_size": made.vocab_size,
       "checkpoint_dir": str(directory / "checkpoints"),
       "metrics_file": str(directory / "metrics.jsonl"),
-      "data_shuffle_seed": 3,
+      "data_shuffle_seed": _late_seed(index, "scraped"),
       "checkpoint_period": 100,
       "log_interval": 100,
   }
+
+
+def _late_seed(index: Any, label: str) -> int:
+  """Returns a seed with which a label comes late, most of it in one batch."""
+  import numpy as np
+
+  from maxtext_olmo.order import permutations
+
+  (file,) = (file for file in index.files if file.label == label)
+  rows = file.instance_offset + np.arange(file.n_instances)
+  count = index.total_instances
+  for seed in range(1_000_000):
+    order = permutations.make_order("feistel", num_instances=count, seed=seed)
+    steps = order.places(0, rows) // _BATCH
+    if steps.min() > 120 and np.bincount(steps).max() > 1:
+      return seed
+  raise RuntimeError("No seed was found.")
+
+
+def spike_step(directory: pathlib.Path) -> int:
+  """Returns the step with the highest loss of a model that has learned something."""
+  lines = (directory / "metrics.jsonl").read_text().splitlines()
+  logged = [entry for entry in map(json.loads, lines) if entry["step"] > 120]
+  return max(logged, key=lambda entry: entry["loss"])["step"]
 
 
 def train(directory: pathlib.Path) -> None:
@@ -113,8 +138,11 @@ def save_report(driver: Any, config: pathlib.Path) -> None:
   driver.get(page.as_uri())
   drawn = "return document.body.dataset.drawn === 'yes' && Bokeh.documents[0].is_idle"
   WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(drawn))
-  save(driver, "report", 1050)
-  for name, heading in (("report_spike", "Spikes"), ("report_changes", "Changes")):
+  save(driver, "report", 1200)
+  for name, heading, height in (
+      ("report_spike", "Spikes", 900),
+      ("report_changes", "Changes", 290),
+  ):
     found = driver.execute_script(
         "const heading = [...document.querySelectorAll('h2')].find("
         " (h) => h.textContent.startsWith(arguments[0]));"
@@ -123,7 +151,7 @@ def save_report(driver: Any, config: pathlib.Path) -> None:
         heading,
     )
     if found:
-      save(driver, name, 700)
+      save(driver, name, height)
 
 
 def save_served(driver: Any, config: pathlib.Path) -> None:
@@ -133,12 +161,10 @@ def save_served(driver: Any, config: pathlib.Path) -> None:
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
     try:
       (address,) = re.findall(r"http://\S+/(?=;)", server.stdout.readline())  # type: ignore
-      driver.get(f"{address}step?n=120")
+      driver.get(f"{address}step?n={spike_step(config.parent)}")
       save(driver, "inspect_step", 760)
-      driver.find_element("css selector", "tbody a").click()
-      save(driver, "inspect_row", 800)
-      driver.get(f"{address}document?id=20")
-      save(driver, "inspect_document", 560)
+      driver.find_element("xpath", "//tr[td='scraped']/td/a").click()
+      save(driver, "inspect_row", 640)
     finally:
       server.terminate()
 

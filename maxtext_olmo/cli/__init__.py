@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +15,8 @@ from typing import Any
 
 from maxtext_olmo import errors
 
+_MOST_STYLED = 50
+_NARROWEST = 8
 _TEXT_COLUMNS = ("label", "path", "checksum", "level", "finding", "figure", "reason")
 
 
@@ -172,6 +176,10 @@ def print_table(
     rows: The cells of each row: texts, whole numbers, or None for an empty cell.
     style: Returns the style of a row, such as "bold".
   """
+  rows = list(rows)
+  if not sys.stdout.isatty() or len(rows) > _MOST_STYLED:
+    _print_plain(columns, rows)
+    return
   import rich.console
   import rich.table
   import rich.text
@@ -182,8 +190,41 @@ def print_table(
         column, justify="left" if column in _TEXT_COLUMNS else "right", overflow="fold"
     )
   for row in rows:
-    cells = (f"{cell:,}" if isinstance(cell, int) else cell or "" for cell in row)
     # Brackets in a path or a label are brackets, not markup.
-    table.add_row(*map(rich.text.Text, cells), style=style(row))
-  width = None if sys.stdout.isatty() else 10_000
-  rich.console.Console(width=width, highlight=False).print(table)
+    table.add_row(*map(rich.text.Text, map(_cell, row)), style=style(row))
+  rich.console.Console(highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+  return f"{value:,}" if isinstance(value, int) else value or ""
+
+
+def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+  """Prints a table as rich does, but without styles: rich needs a second for a thousand rows."""
+  from rich import cells
+
+  texts = [list(columns), *([_cell(value) for value in row] for row in rows)]
+  widths = [max(map(cells.cell_len, column)) for column in zip(*texts)]
+  if sys.stdout.isatty():  # The widest columns are folded, until the table fits.
+    left = shutil.get_terminal_size().columns - 3 * len(widths) - 1
+    while sum(widths) > left and max(widths) > _NARROWEST:
+      widths[widths.index(max(widths))] -= 1
+
+  def line(row: Sequence[str], bar: str) -> str:
+    folded = [cells.chop_cells(text, width) or [""] for text, width in zip(row, widths)]
+    lines = []
+    for parts in itertools.zip_longest(*folded, fillvalue=""):
+      padded = []
+      for name, part, width in zip(columns, parts, widths):
+        space = " " * (width - cells.cell_len(part))
+        padded.append(part + space if name in _TEXT_COLUMNS else space + part)
+      lines.append(f"{bar} {f' {bar} '.join(padded)} {bar}\n")
+    return "".join(lines)
+
+  def rule(left: str, fill: str, between: str, right: str) -> str:
+    return left + between.join(fill * (width + 2) for width in widths) + right + "\n"
+
+  head, *body = texts
+  sys.stdout.write(rule(*"┏━┳┓") + line(head, "┃") + rule(*"┡━╇┩"))
+  sys.stdout.writelines(line(row, "│") for row in body)
+  sys.stdout.write(rule(*"└─┴┘"))

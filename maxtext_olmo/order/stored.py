@@ -106,6 +106,7 @@ HEADER_BYTES = 4096
 _MAGIC = "maxtext_olmo order"
 _VERSION = 1
 _LOG_FROM = 50_000_000
+_PIECE_BYTES = 4 << 20
 
 # Inode, size and time of change: identifies a file that was verified and has not changed since.
 FileId = tuple[int, int, int]
@@ -190,7 +191,7 @@ class OrderFile:
     if header != {**self._description(), "checksum": checksum}:
       return None
     found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if found != trusted and _checksum(storage.pieces(self.path, HEADER_BYTES)) != checksum:
+    if found != trusted and _checksum(_pieces(storage, self.path, stat.st_size)) != checksum:
       return None
     return file_array.FileArray(storage, self.path, "<u4", HEADER_BYTES, self.n), found
 
@@ -259,6 +260,15 @@ def _checksum(pieces: Iterable[bytes | memoryview]) -> str:
   for piece in pieces:
     hashed.update(piece)
   return "xxh3:" + hashed.hexdigest()
+
+
+def _pieces(storage: LocalStorage, path: str, size: int) -> Iterator[memoryview]:
+  """Yields what follows the header of an order file, in one buffer: an order may have gigabytes."""
+  buffer, nothing = np.empty(_PIECE_BYTES, np.uint8), np.zeros(1, np.int64)
+  for offset in range(HEADER_BYTES, size, _PIECE_BYTES):
+    count = min(_PIECE_BYTES, size - offset)
+    storage.fill([path], nothing, np.array([offset]), np.array([count]), buffer, nothing)
+    yield buffer[:count].data
 
 
 class StoredOrder(base.Order):
