@@ -27,10 +27,12 @@ from absl import logging
 from etils import epath
 
 from maxtext_olmo import atomic
+from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers import failure
 
 _FILE = "process_0.json"
 
@@ -48,8 +50,14 @@ class DataState:
     async def write() -> None:
       path = await directory.await_creation()
       if jax.process_index() == 0:
-        with atomic.write_errors(path / _FILE):
-          await asyncio.to_thread((path / _FILE).write_text, text)
+        try:
+          with atomic.write_errors(path / _FILE):
+            await asyncio.to_thread((path / _FILE).write_text, text)
+        except errors.WriteError as error:
+          # Orbax raises it only after a barrier in which processes wait 20 minutes for each other.
+          logging.error("%s", error)
+          failure.end(f"WriteError: {error}", 2)
+          raise
 
     return write()
 
