@@ -91,9 +91,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
         f"tokenizer.load_tokenizer({__file__!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    self.assertIn(
-        "needs the package `tokenizers`: pip install tokenizers.", done.stderr
-    )
+    self.assertIn("needs the package `tokenizers`: pip install tokenizers.", done.stderr)
 
 
 class LoadTokenizerTest(parameterized.TestCase):
