@@ -117,13 +117,15 @@ class StagePolicy:
     """
     recorded = entry.stages or self.beginning
     recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
-    kept = (recorded[0], *(stage for stage in recorded[1:] if stage.position < position))
+    passed = {request.text for request in self.requests if _has_passed(request, entry, step)}
+    # While the rest of a chunk comes first, a stage that the run has reached has no sample yet.
+    kept = (recorded[0], *(s for s in recorded[1:] if s.position < position or s.request in passed))
     names = {stage.request for stage in kept}
     wanted = self.base
     for request in self.requests:
       if request.text in names:
         wanted = request.settings
-      elif _has_passed(request, entry, step):
+      elif request.text in passed:
         raise errors.ResumeError(
             f"olmo_stages: the stage from {request.text} on cannot begin any more: this run has"
             f" reached step {step} without it. Resume from a checkpoint before it, or give it a"
@@ -135,7 +137,7 @@ class StagePolicy:
       return kept
     mixed = dataclasses.replace(was.settings, mixture=wanted.mixture, unit=wanted.unit)
     if self.allow_mixture_change and mixed == wanted and was.settings.mixture and wanted.mixture:
-      if position == was.position:
+      if position <= was.position:
         return (*kept[:-1], dataclasses.replace(was, settings=wanted))
       restart = f"the restart at step {step}"
       new = stages_lib.Stage(self._rounded(kept, position, wanted), restart, wanted)

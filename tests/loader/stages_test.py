@@ -331,6 +331,23 @@ class ChunkStagesTest(cases.LoaderCase):
     rows = staged.stream.locate(np.arange(count))[1]
     self.assertLen(set(rows.tolist()), count)
 
+  def test_a_run_resumes_while_the_rest_of_a_chunk_comes_first(self):
+    values = {
+        "global_batch_size_to_load": 2,
+        "olmo_order_cache_dir": self.create_tempdir().full_path,
+        "olmo_stages": ({"from_step": 5, "data_shuffle_seed": 2, "leave_out_seen": True},),
+    }
+    whole = self.train(**values, olmo_mixture=_A, olmo_mixture_unit="weights")
+    self.assertEqual(whole.stream.stages[1].position, 12)
+    states, fed = [whole.get_state()], []
+    for _ in range(10):
+      fed += cases.take(whole, 1)
+      states.append(whole.get_state())
+    for step, state in enumerate(states[:8]):
+      resumed = self.train(**values, olmo_mixture=_A, olmo_mixture_unit="weights")
+      resumed.set_state(state)
+      self.assert_equal_batches(cases.take(resumed, 2), fed[step : step + 2])
+
   def test_the_sequence_length_may_change_in_a_run_with_stages(self):
     stages = (
         {"from_step": 6, "olmo_mixture": _B},
