@@ -169,7 +169,7 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
     unread = sum(visits.unread for visits in all_visits)
     if unread:
       print(
-          f"{unread:,} rows were not read, so whether the filter keeps them is not known; --read"
+          f"{unread:,} rows were not read, so it is unknown whether the filter keeps them; --read"
           " reads more."
       )
   return 0 if any(visits.visits for visits in all_visits) else 1
@@ -185,7 +185,7 @@ def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
     numbers = visits_lib.find_documents(iterator, args.document)
     return [visits_lib.document_range(iterator, number) for number in numbers]
   if iterator.provenance is None:
-    raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
+    raise errors.ConfigError("This run does not read files, so it cannot be searched.")
   index = iterator.provenance.index
   if args.file:
     number = search.file_number(iterator.files, args.file)
@@ -256,7 +256,7 @@ def _rows(explanation: Any, row: int | None) -> Any:
     return explanation.rows
   if not 0 <= row < len(explanation.rows):
     raise errors.ConfigError(
-        f"--row={row}: step {explanation.step} has the rows 0 to {len(explanation.rows) - 1}."
+        f"--row={row}: step {explanation.step} has rows 0 to {len(explanation.rows) - 1}."
     )
   return explanation.rows[row : row + 1]
 
