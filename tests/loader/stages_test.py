@@ -468,7 +468,7 @@ class IndexStagesTest(cases.LoaderCase):
 
   def test_tokens_of_another_dtype_are_refused(self):
     path, _ = corpora.write_corpus(self.create_tempdir().full_path, dtype="uint32")
-    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, those of the"):
+    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, but those of"):
       self.train(olmo_stages=({"from_step": 3, "olmo_index_path": path},))
 
 
