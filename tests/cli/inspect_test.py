@@ -171,7 +171,7 @@ class InspectTest(absltest.TestCase):
 
   def test_what_cannot_be_asked_is_an_error(self):
     for argv, message in (
-        (("--row", 1), "give --step too"),
+        (("--row", 1), "--row needs --step"),
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
         (("--file", "a"), "give both"),
