@@ -43,7 +43,7 @@ class CorpusMakeTest(absltest.TestCase):
         out,
         "3 documents (1 empty ones left out), 19 tokens of uint16 in 2 files; vocab_size 258, EOS"
         " 256.\n"
-        f"The manifest is {self.out}/mix.txt. Next:\n  maxtext-olmo index build ",
+        f"The manifest is {self.out}/mix.txt. Next, build an index:\n  maxtext-olmo index build ",
     )
     self.assertEqual(
         (self.out / "mix.txt").read_text(),

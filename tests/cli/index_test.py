@@ -139,7 +139,7 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertEqual(
         err,
-        "error: The corpus has no instance: each needs 64 tokens, and the longest file has 33."
+        "error: The corpus has no instances: each needs 64 tokens, but the longest file has 33."
         " Choose a shorter --sequence-length.\n",
     )
     self.assertFalse(self.output.exists())
@@ -182,14 +182,18 @@ class IndexTest(parameterized.TestCase):
   def test_an_output_that_cannot_be_written_is_an_error_before_the_scan(self):
     code, _, err = self._build("--output", self.dir / "none" / "x.json", "--tokenizer", "other")
     self.assertEqual(
-        (code, err), (2, f"error: The directory of the output does not exist: {self.dir}/none.\n")
+        (code, err),
+        (
+            2,
+            f"error: The directory of --output, {self.dir}/none, does not exist. Create it.\n",
+        ),
     )
 
   def test_an_output_that_is_a_directory_is_an_error_before_the_scan(self):
     code, _, err = self._build("--output", self.dir, "--tokenizer", "other")
     self.assertEqual(
         (code, err),
-        (2, f"error: The output {self.dir} is a directory: name a file, such as index.json.\n"),
+        (2, f"error: The output {self.dir} is a directory. Give a file, such as index.json.\n"),
     )
 
   def test_files_with_headers(self):

@@ -80,7 +80,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     if len(padded):
       self.assertEqual(padded[len(padded) + 1], padded[1 % len(padded)])
     else:
-      with self.assertRaisesRegex(errors.OrderError, "is empty; asked for element 0"):
+      with self.assertRaisesRegex(errors.OrderError, "is empty, so it has no element 0"):
         padded[0]  # pylint: disable=pointless-statement
 
   def test_they_repeat_as_datasets_of_grain_do(self):
@@ -159,7 +159,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "4 rows does not divide over 3 hosts"):
       datasets.MultihostSortedRemapDataset(source, 4, 3)
     with self.assertRaisesRegex(
-        errors.ConfigError, "8 elements are no whole number of batches of 3"
+        errors.ConfigError, "8 elements are not a whole number of batches of 3"
     ):
       datasets.MultihostSortedRemapDataset(source, 3, 1)
     with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 must be positive"):

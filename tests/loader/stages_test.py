@@ -172,7 +172,7 @@ class StagesTest(cases.LoaderCase):
   def test_impossible_stages_are_config_errors(self):
     for stages, message in (
         (({"olmo_mixture": _A},), "stage 1 needs one of from_step and from_tokens"),
-        (({"from_step": 5},), "stage 1 sets nothing but its beginning"),
+        (({"from_step": 5},), "stage 1 sets only where it begins"),
         (({"from_step": 5, "olmo_skip": 3},), "stage 1 sets 'olmo_skip'; a stage may set"),
         (({"from_step": 0, "olmo_mixture": _B},), "from_step=0 must be at least 1"),
         (({"from_step": 5, "olmo_mixture": {"x": 1.0}},), "stage 1: olmo_mixture: 'x' matches no"),
@@ -485,7 +485,7 @@ class IndexStagesTest(cases.LoaderCase):
 
   def test_tokens_of_another_dtype_are_refused(self):
     path, _ = corpora.write_corpus(self.create_tempdir().full_path, dtype="uint32")
-    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, those of the"):
+    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, but those of"):
       self.train(olmo_stages=({"from_step": 3, "olmo_index_path": path},))
 
 

@@ -67,7 +67,7 @@ class ReportTest(absltest.TestCase):
     (directory / "thesis.txt").write_bytes(b"\x93years of work")
     os.mkfifo(directory / "pipe")
     for path, text in (
-        (directory / "thesis.txt", "holds something else than metrics"),
+        (directory / "thesis.txt", "holds something other than metrics"),
         (directory / "pipe", "is not a regular file"),
         (directory, "is not a regular file"),
         (directory / "thesis.txt" / "below", "Cannot write .*below: "),
