@@ -48,7 +48,7 @@ class FileArrayTest(absltest.TestCase):
     os.truncate(self.path, 300)
     self.assertEqual(array[np.array([3])].tolist(), [3])
     with self.assertRaisesRegex(
-        errors.CorpusError, "numbers is too short: bytes 4068 to 4100 were expected.* at byte 300"
+        errors.CorpusError, "numbers is too short: expected bytes 4068 to 4100, .* at byte 300"
     ):
       array[np.array([999])]
 

@@ -240,7 +240,7 @@ class HeaderReaderTest(parameterized.TestCase):
     )
     self.assertEqual(build(npy_header.read_npy_header_from_path).files[0].data_offset, 128)
     with self.assertRaisesRegex(
-        CorpusError, "x.npy: the header reader says 9 tokens of uint32, the file holds 8"
+        CorpusError, "x.npy: the header reader reports 9 tokens of uint32, but the file has 8"
     ):
       build(lambda _: ("uint32", (9,)))
 
@@ -288,15 +288,17 @@ class ExtendsTest(parameterized.TestCase):
       ({"dtype": "uint16"}, "dtype: was 'uint32', is 'uint16'"),
       (
           {"max_target_sequence_length": 8},
-          "windows: files were cut into windows of 4 tokens, now of 8",
+          "windows: files were cut into windows of 4 tokens, and are now cut into windows of 8",
       ),
   )
   def test_another_stream_does_not_continue_the_older_one(self, changed, message):
-    with self.assertRaisesRegex(CorpusError, rf"does not continue the older index:\n  {message}"):
+    with self.assertRaisesRegex(CorpusError, rf"does not extend the older index:\n  {message}"):
       index_lib.build_index(self.files, 4, **{"tokenizer": "t", "extends": self.older, **changed})
 
   def test_files_go_behind_the_old_ones(self):
-    with self.assertRaisesRegex(CorpusError, r"removed: 0/x.npy \(32 bytes\)\n.*\nNew files come"):
+    with self.assertRaisesRegex(
+        CorpusError, r"removed: 0/x.npy \(32 bytes\)\n.*\nKeep the old files"
+    ):
       index_lib.build_index(self.files[1:], 4, tokenizer="t", extends=self.older)
     with self.assertRaisesRegex(CorpusError, r"removed: 1/x.npy"):
       index_lib.build_index(self.files[:1], 4, tokenizer="t", extends=self.older)
@@ -397,7 +399,10 @@ class OwnFormatTest(IndexFileTest):
       ),
       (lambda v: v.update(total_instances=5), "total_instances must be 123, found 5"),
       (lambda v: v.update(total_tokens=5), "total_tokens must be 1004, found 5"),
-      (lambda v: v.update(split_key="0" * 64), "the split key '000*' over 123 windows is neither"),
+      (
+          lambda v: v.update(split_key="0" * 64),
+          "the split key '000*' over 123 windows belongs neither",
+      ),
       (lambda v: v.update(split_windows=122), "the split key '[0-9a-f]*' over 122 windows"),
       (lambda v: v.update(sequence_length=0), "sequence_length must be positive, got 0"),
       (

@@ -109,7 +109,7 @@ class LocateTest(parameterized.TestCase):
       index_lib.global_to_local(index, bad)
 
   def test_ids_must_be_integers(self):
-    with self.assertRaisesRegex(OrderError, "must be integers, got an array of float64"):
+    with self.assertRaisesRegex(OrderError, "must be integers, found an array of float64"):
       _index([8]).locate(np.array([0.0]))
 
 
@@ -231,7 +231,7 @@ class ChangesTest(parameterized.TestCase):
     new = self.index("a", "b", "c", checksums="xxh3")
     self.assertEqual(old.fingerprint, new.fingerprint)
     self.assertEqual(
-        index_lib.describe_changes(old, new), ["replaced: b (the same size, another content)"]
+        index_lib.describe_changes(old, new), ["replaced: b (same size, different content)"]
     )
     self.assertEmpty(index_lib.describe_changes(self.old, new))
 
@@ -241,7 +241,7 @@ class ChangesTest(parameterized.TestCase):
     )
     self.assertStartsWith(lines[0], "dtype: was 'uint16', is 'uint8'")
     self.assertStartsWith(lines[1], "tokenizer: was 'test', is 'other'")
-    self.assertIn("windows of 8 tokens, now of 4", lines[2])
+    self.assertIn("windows of 8 tokens, and are now cut into windows of 4", lines[2])
 
   def test_long_lists_are_cut(self):
     many = dataclasses.replace(

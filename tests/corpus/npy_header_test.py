@@ -77,7 +77,7 @@ class NpyHeaderTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (b"tokens", r"^f has no \.npy header: expected it to begin with .*, found b'tokens'"),
-      (b"\x93NUMPY\x09\x00", r"^f has a \.npy header of version 9; versions 1, 2 and 3 are known"),
+      (b"\x93NUMPY\x09\x00", r"^f has a \.npy header of version 9; expected version 1, 2 or 3"),
       (b"\x93NUMPY", r"^f has a \.npy header of version None"),
       (
           b"\x93NUMPY\x01\x00\x20",
@@ -108,7 +108,7 @@ class NpyHeaderTest(parameterized.TestCase):
     if message is None:
       self.assertEqual(check(len(content)), 4)
       with self.assertRaisesRegex(
-          CorpusError, "says 4 tokens of uint32, which makes 144 bytes; found 143"
+          CorpusError, "says 4 tokens of uint32; expected 144 bytes, found 143"
       ):
         check(len(content) - 1)
     else:

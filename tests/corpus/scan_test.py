@@ -161,7 +161,7 @@ class ShortReadsTest(parameterized.TestCase):
     path = pathlib.Path(self.create_tempdir().full_path, "x.npy")
     np.save(path, np.arange(9, dtype=np.uint32))
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    with self.assertRaisesRegex(CorpusError, "holds a .npy header, but does not begin with one"):
+    with self.assertRaisesRegex(CorpusError, "contains a .npy header, but does not begin with one"):
       scan.scan_file(str(path), _U4, LocalStorage())
     self.assertEqual(scan.scan_file(str(path), np.dtype("u1"), LocalStorage()).n_tokens, 164)
 

@@ -152,7 +152,7 @@ class SourceTest(parameterized.TestCase):
       file.truncate(20)
     np.testing.assert_array_equal(source[41]["tokens"].shape, (8,))
     with self.assertRaisesRegex(
-        CorpusError, "part-001.npy is too short: bytes 16 to 32 were expected, .* byte 20"
+        CorpusError, "part-001.npy is too short: expected bytes 16 to 32, .* byte 20"
     ):
       source[42]
 

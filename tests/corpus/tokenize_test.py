@@ -112,7 +112,7 @@ class MakeCorpusTest(parameterized.TestCase):
 
   def test_a_directory_that_was_there_is_kept(self):
     (self.dir / "out").mkdir()
-    with self.assertRaisesRegex(CorpusError, r"no document .* No corpus was made in .*\. Fix"):
+    with self.assertRaisesRegex(CorpusError, r"no document .* No corpus was written to .*\. Fix"):
       tokenize.make_corpus({"l": [""]}, self.dir / "out", _BYTES)
     self.assertEmpty(os.listdir(self.dir / "out"))
 
@@ -144,9 +144,7 @@ class MakeCorpusTest(parameterized.TestCase):
 
   def test_a_corpus_is_not_replaced_unless_asked(self):
     tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
-    with self.assertRaisesRegex(
-        ConfigError, r"There is a corpus in .* already \(it has a mix\.txt\)"
-    ):
+    with self.assertRaisesRegex(ConfigError, r"already contains a corpus \(it has a mix\.txt\)"):
       tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES)
     summary = tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES, overwrite=True)
     self.assertEqual(self._tokens(summary.mix_file)["l"][0].tobytes(), b"n\0e\0w\0\0\x01")
@@ -162,7 +160,7 @@ class MakeCorpusTest(parameterized.TestCase):
 
   def test_what_is_in_the_way_is_an_error_without_a_manifest(self):
     (self.dir / "bytes" / "l" / "part-00000.npy").mkdir(parents=True)
-    with self.assertRaisesRegex(WriteError, "not a regular file. No corpus was made"):
+    with self.assertRaisesRegex(WriteError, "not a regular file.* No corpus was written"):
       tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES)
     self.assertEqual(os.listdir(self.dir), ["bytes"])
 
@@ -259,7 +257,8 @@ class ReadDocumentsTest(parameterized.TestCase):
 
   def test_what_is_not_utf8_is_an_error(self):
     with self.assertRaisesRegex(
-        CorpusError, r"x\.bin is not UTF-8 text \(byte 0xff in it\)\. Convert it, or leave"
+        CorpusError,
+        r"x\.bin is not UTF-8 text \(it contains the byte 0xff\)\. Convert it, or exclude",
     ):
       self._read("x.bin", b"abc\xff")
 
@@ -290,7 +289,7 @@ class FindTextFilesTest(absltest.TestCase):
     self.assertEqual(found("*"), ["a/y.md", "a/z.txt", "b.txt"])
     self.assertEqual(found("*.txt"), ["a/z.txt", "b.txt"])
     self.assertEqual(tokenize.find_text_files(directory / "b.txt"), [str(directory / "b.txt")])
-    with self.assertRaisesRegex(CorpusError, r"No file below .* fits the pattern '\*\.rst'"):
+    with self.assertRaisesRegex(CorpusError, r"No file below .* matches the pattern '\*\.rst'"):
       found("*.rst")
     with self.assertRaisesRegex(MissingFileError, "There is no file or directory .*none"):
       tokenize.find_text_files(directory / "none")

@@ -69,7 +69,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
     ):
       tokenizer_lib.HuggingFaceTokenizer(path)
     with self.assertRaisesRegex(
-        ConfigError, "does not have '</s>': name the token that ends a document"
+        ConfigError, "does not have '</s>'. Give the token that ends a document"
     ):
       tokenizer_lib.HuggingFaceTokenizer(path, eos_token="</s>")
 
@@ -91,9 +91,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
         f"tokenizer.load_tokenizer({__file__!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    self.assertIn(
-        "needs the package `tokenizers`: pip install tokenizers.", done.stderr
-    )
+    self.assertIn("needs the package `tokenizers`: pip install tokenizers.", done.stderr)
 
 
 class LoadTokenizerTest(parameterized.TestCase):

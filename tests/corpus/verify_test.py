@@ -47,7 +47,7 @@ class CheckSizesTest(VerifyTestCase):
       verify.check_sizes(self.index)
     self.assertEqual(
         str(caught.exception),
-        "2 of 4 files of the corpus are not what the index says:\n"
+        "2 of 4 files of the corpus do not match the index:\n"
         f"  {self.data}/part-000.npy: No such file or directory\n"
         f"  {self.data}/part-002.npy: expected 14 bytes, found 15\n"
         f"The index expects them below {self.data}. If the corpus has moved, remap its paths"
@@ -187,7 +187,7 @@ class VerifyCorpusTest(VerifyTestCase):
             verify.Finding(
                 "warning",
                 f"{self.data}/part-000.npy",
-                "holds no EOS id 0: no document ends in this file",
+                "does not contain the EOS id 0: no document ends in this file",
             ),
         ),
     )
@@ -195,7 +195,13 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertFalse(report.ok)
     self.assertEqual(
         report.findings,
-        (verify.Finding("error", "", "no file holds the EOS id 70000: is it this tokenizer's?"),),
+        (
+            verify.Finding(
+                "error",
+                "",
+                "no file contains the EOS id 70000: check that it belongs to this tokenizer",
+            ),
+        ),
     )
 
   @parameterized.parameters(True, False)
@@ -252,8 +258,8 @@ class VerifyCorpusTest(VerifyTestCase):
             (
                 "warning",
                 "part-003.npy",
-                "ends within a token (1 of the 2 bytes of a uint16), which is never read: was the"
-                " file cut off?",
+                "ends with an incomplete token (1 of the 2 bytes of a uint16), which is never read;"
+                " the file may be truncated",
             )
         ],
     )
@@ -287,7 +293,7 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertEqual([name for _, name, _ in findings], ["part-001.npy", "part-004.npy"])
     self.assertRegex(
         findings[0][2],
-        f"^the {algorithm} is [0-9a-f]+, the index says [0-9a-f]+: the content has changed$",
+        f"^the {algorithm} is [0-9a-f]+, but the index says [0-9a-f]+: the content has changed$",
     )
 
   def test_a_remap_is_followed(self):

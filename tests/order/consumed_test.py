@@ -51,7 +51,7 @@ class ConsumedTest(parameterized.TestCase):
 
   def test_a_rank_beyond_the_rest_is_an_error(self):
     bitmap = self._open(self._file(np.array([True, False, False])), 3)
-    with self.assertRaisesRegex(errors.OrderError, "2 instances are left"):
+    with self.assertRaisesRegex(errors.OrderError, "2 instances remain"):
       bitmap.select(np.array([2]))
 
   def test_all_consumed_leaves_nothing(self):
@@ -71,7 +71,7 @@ class ConsumedTest(parameterized.TestCase):
     path = self._file(np.zeros(10, bool), "sha256:b")
     with self.assertRaisesRegex(errors.CorpusError, "another corpus"):
       self._open(path, 10)
-    with self.assertRaisesRegex(errors.CorpusError, "it has 10 instances, this index has 11"):
+    with self.assertRaisesRegex(errors.CorpusError, "it has 10 instances, but this index has 11"):
       self._open(self._file(np.zeros(10, bool)), 11)
 
   def test_a_flipped_bit_and_a_cut_file_are_found(self):
@@ -100,7 +100,9 @@ class ConsumedTest(parameterized.TestCase):
     path = self._file(np.zeros(40_000_000, bool))
     bitmap = self._open(path, 40_000_000)
     os.truncate(path, 200)
-    with self.assertRaisesRegex(errors.CorpusError, "seen.bits is too short: bytes .* at byte 200"):
+    with self.assertRaisesRegex(
+        errors.CorpusError, "seen.bits is too short: expected bytes .* at byte 200"
+    ):
       bitmap.select(np.array([39_999_999]))
 
   def test_another_kind_of_file_and_another_format_are_named(self):
@@ -169,7 +171,7 @@ class RemainderOrderTest(parameterized.TestCase):
 
   def test_a_place_behind_the_rest_is_an_error(self):
     order = self._order(np.array([True, False, False, True]))
-    with self.assertRaisesRegex(errors.OrderError, r"lie in \[0, 2\)"):
+    with self.assertRaisesRegex(errors.OrderError, r"are in \[0, 2\)"):
       order.ids(0, np.array([2]))
 
   def test_it_stays_itself_in_a_corpus_that_did_not_grow_and_refuses_one_that_did(self):
@@ -195,7 +197,7 @@ class RemainderOrderTest(parameterized.TestCase):
     )
 
   def test_a_bitmap_of_instances_does_not_fit_chunks(self):
-    with self.assertRaisesRegex(errors.OrderError, "bitmap has 10 chunks, the order 5"):
+    with self.assertRaisesRegex(errors.OrderError, "bitmap has 10 chunks, but the order has 5"):
       self._order(np.zeros(10, bool), chunk_size=2)
 
   def test_a_stream_ends_after_the_rest_and_its_epochs(self):

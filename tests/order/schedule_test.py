@@ -125,7 +125,7 @@ class BatchScheduleTest(parameterized.TestCase):
     within = schedule.BatchSchedule.constant(4).within(schedule.Epochs.constant(10))
     with self.assertRaisesRegex(errors.ConfigError, "positions 8 to 21 cover all of epoch 1"):
       within.skipping(skips.Skips.of([(8, 21)]))
-    with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .without what is skip"):
+    with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .excluding skip"):
       within.skipping(skips.Skips.of([(11, 18)]))
 
   def test_a_block_may_begin_with_any_step(self):

@@ -83,7 +83,7 @@ class SeenTest(parameterized.TestCase):
   def test_an_index_that_is_all_held_out_is_refused(self):
     other = self.other(300, files=(0,))
     split = stream_lib.Split.of_index(self.base, 100)
-    with self.assertRaisesRegex(errors.ConfigError, "none is left for training"):
+    with self.assertRaisesRegex(errors.ConfigError, "none remains for training"):
       seen.split_like(other, self.base, split)
 
 

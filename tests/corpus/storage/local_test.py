@@ -179,8 +179,8 @@ class LocalStorageTest(parameterized.TestCase):
 
   def test_a_short_file_is_an_error_with_range_and_size(self):
     message = (
-        r"0\.npy is too short: bytes 990 to 1054 were expected, but it ends at byte 1000\. It was"
-        r" cut off or replaced"
+        r"0\.npy is too short: expected bytes 990 to 1054, but it ends at byte 1000\. It was"
+        r" truncated or replaced"
     )
     storage = storage_lib.LocalStorage()
     with self.assertRaisesRegex(CorpusError, message):
