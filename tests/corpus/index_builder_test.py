@@ -246,7 +246,7 @@ class HeaderReaderTest(parameterized.TestCase):
 
   def test_dtypes_may_not_differ(self):
     dtypes = {"gs://b/x": "uint32", "gs://b/y": "uint16"}
-    with self.assertRaisesRegex(CorpusError, "one dtype: gs://b/x has uint32, gs://b/y has uint16"):
+    with self.assertRaisesRegex(CorpusError, "dtype: gs://b/x has uint32, gs://b/y has uint16"):
       index_lib.build_index(
           [(path, "l") for path in dtypes],
           4,

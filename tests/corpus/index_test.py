@@ -136,7 +136,7 @@ class IndexTest(parameterized.TestCase):
 
   def test_another_sequence_length_needs_windows(self):
     with self.assertRaisesRegex(
-        CorpusError, r"sequence length of 4, asked for 2\..*--max-target-sequence-length"
+        CorpusError, r"sequence length of 4, but 2 was requested\..*--max-target-sequence-length"
     ):
       _index([8]).with_sequence_length(2)
 

@@ -66,7 +66,8 @@ class MixTest(parameterized.TestCase):
       ),
       (
           "a,{TOKENIZER}/y",
-          "the path needs a tokenizer's name for {TOKENIZER}, but none was given: 'a,{TOKENIZER}/y'",
+          "the path needs a tokenizer's name for {TOKENIZER}, but none was given:"
+          " 'a,{TOKENIZER}/y'",
       ),
   )
   def test_a_malformed_line_is_an_error_with_file_and_line(self, line, message):
@@ -114,7 +115,8 @@ class MixTest(parameterized.TestCase):
     entries = manifest_lib.read_mix(self._write("a,x\na,y\nb,./x\na,z\na,y\na,x\n"))
     self.assertEqual(
         manifest_lib.describe_repeats(entries),
-        "2 of 3 files are listed more than once (x 3 times), and are read as often as they are listed.",
+        "2 of 3 files are listed more than once (x 3 times), and are read as often as they are"
+        " listed.",
     )
     self.assertEqual(manifest_lib.describe_repeats(entries[:2]), "")
 

@@ -124,7 +124,7 @@ class NpyHeaderTest(parameterized.TestCase):
     path = self.create_tempfile("x", content=b"x" * 12, mode="wb").full_path
     self.assertEqual(npy_header.read_raw_metadata_from_path(path, "uint32"), ("uint32", (3,)))
     with self.assertRaisesRegex(
-        CorpusError, "has 12 bytes, expected a multiple of 8 for uint64: 4 bytes"
+        CorpusError, "has 12 bytes; expected a multiple of 8 for uint64, but 4 bytes"
     ):
       npy_header.read_raw_metadata_from_path(path, "uint64")
 

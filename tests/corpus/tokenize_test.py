@@ -165,7 +165,7 @@ class MakeCorpusTest(parameterized.TestCase):
     self.assertEqual(os.listdir(self.dir), ["bytes"])
 
   def test_nothing_is_an_error(self):
-    with self.assertRaisesRegex(CorpusError, "There are no documents to make a corpus of"):
+    with self.assertRaisesRegex(CorpusError, "There are no documents to make a corpus from"):
       tokenize.make_corpus({}, self.dir, _BYTES)
 
   @parameterized.parameters("", "a,b", "a/b", "..", "a b", "{TOKENIZER}", "#a")

@@ -240,7 +240,7 @@ class VerifyCorpusTest(VerifyTestCase):
             (
                 "error",
                 "x.npy",
-                f"the data look like {actual}, the index says {declared}. Build the index again"
+                f"the data look like {actual}, but the index says {declared}. Build the index again"
                 f" with `--dtype {actual}`.",
             )
         ],
@@ -269,7 +269,7 @@ class VerifyCorpusTest(VerifyTestCase):
     np.save(self.data / "part-003.npy", tokens[: 514 - 64])  # Of the same size in bytes.
     self.assertEqual(
         self._findings(vocab_size=100),
-        [("error", "part-003.npy", "the tokens begin at byte 128, the index says 0")],
+        [("error", "part-003.npy", "the tokens begin at byte 128, but the index says 0")],
     )
 
   @parameterized.parameters("xxh3", "sha256")

@@ -86,12 +86,12 @@ class GrainStateTest(parameterized.TestCase):
       (
           "bytes",
           {"step": 2, "iterator_length": None, "iterator": {"__bytes__": "a"}},
-          "bytes that are none",
+          "invalid bytes",
       ),
       (
           "no_bytes",
           {"step": 2, "iterator_length": None, "iterator": {"__bytes__": 5}},
-          "bytes that are none",
+          "invalid bytes",
       ),
       (
           "order",

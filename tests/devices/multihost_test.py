@@ -72,7 +72,9 @@ class OneProcessTest(parameterized.TestCase):
     self.assertIn("Epoch 2 has no batches", logs.output[0])
 
   def test_reset_after_epoch_refuses_an_iterator_that_ends_once(self):
-    with self.assertRaisesRegex(errors.ConfigError, "list_iterator is an iterator that ends once"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "list_iterator is an iterator that cannot be restarted"
+    ):
       self.make(iter(_batches(2)), reset_after_epoch=True)
 
   def test_reset_after_epoch_resets_an_iterator_that_can_be_reset(self):
@@ -89,7 +91,7 @@ class OneProcessTest(parameterized.TestCase):
       self.make(_batches(1), -1)
 
   def test_without_a_length_len_says_why(self):
-    with self.assertRaisesRegex(TypeError, "no length: it was made without iterator_length"):
+    with self.assertRaisesRegex(TypeError, "no length: it was created without iterator_length"):
       len(self.make(_batches(1)))
     self.assertLen(list(self.make(_batches(3))), 3)
 

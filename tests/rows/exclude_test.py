@@ -147,11 +147,11 @@ class ReadExclusionsTest(parameterized.TestCase):
   @parameterized.parameters(
       ({"document": "c"}, "no document has the name 'c'"),
       ({"document": "0"}, "no document has the name '0'"),
-      ({"document": -1}, "documents are numbered from 0 to"),
-      ({"document": 10**30}, "documents are numbered from 0 to"),
-      ({"document": True}, "documents are numbered from 0 to"),
-      ({"document": ["a"]}, "documents are numbered from 0 to"),
-      ({"document": None}, "documents are numbered from 0 to"),
+      ({"document": -1}, "expected a document number from 0 to"),
+      ({"document": 10**30}, "expected a document number from 0 to"),
+      ({"document": True}, "expected a document number from 0 to"),
+      ({"document": ["a"]}, "expected a document number from 0 to"),
+      ({"document": None}, "expected a document number from 0 to"),
       ({"hash": 7}, "32 hexadecimal digits, found 7"),
       ({"hash": "xyz"}, "32 hexadecimal digits, found 'xyz'"),
       ({"hash": "0" * 32}, "no document has the hash '0000"),
@@ -220,7 +220,7 @@ class ReadExclusionsTest(parameterized.TestCase):
       ({"rows": [3, True]}, "expected a pair of whole numbers"),
       ({"rows": [3, 3]}, "the index has rows 0 to 123"),
       ({"rows": [0, 2**70]}, "the index has rows 0 to 123"),
-      ({"document": 3}, "only where there is a document index"),
+      ({"document": 3}, "only if there is a document index"),
       ("[" * 100_000, "recursion"),
   )
   def test_a_line_that_cannot_be_used_is_a_config_error(self, line, message):

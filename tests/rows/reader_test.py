@@ -159,7 +159,7 @@ class FileReaderTest(parameterized.TestCase):
       read(files, parts, reader_lib.Checks())
     message = str(caught.exception)
     self.assertIn(files.paths[1], message)
-    self.assertIn(f"bytes {128 + 4 * 500} to {128 + 4 * 650} were expected", message)
+    self.assertIn(f"expected bytes {128 + 4 * 500} to {128 + 4 * 650}", message)
     self.assertIn(f"ends at byte {128 + 4 * 600}", message)
     self.assertIn("build the index again", message)
 
@@ -244,7 +244,7 @@ class RecordReaderTest(parameterized.TestCase):
     for dtype, tokens in (("int32", [1, 2**32 + 5]), ("uint16", [-1, 3])):
       reader = reader_lib.RecordReader([{"inputs": np.array(tokens)}], np.dtype(dtype))
       parts = parts_lib.Parts.of_rows([[(0, 0, 2)]])
-      with self.assertRaisesRegex(errors.CorpusError, f"a batch holds {dtype}"):
+      with self.assertRaisesRegex(errors.CorpusError, f"do not fit {dtype}"):
         reader.read(parts, np.empty((1, 2), dtype), reader_lib.Checks())
 
   @parameterized.parameters(True, False)
@@ -263,7 +263,7 @@ class RecordReaderTest(parameterized.TestCase):
     reader = reader_lib.RecordReader([{"inputs": np.ones(size, np.int64)}])
     parts = parts_lib.Parts.of_rows([[(0, 0, 7)]])
     with self.assertRaisesRegex(
-        errors.CorpusError, rf"Record 0 .* tokens 0 to 7 were expected, .* has {size}"
+        errors.CorpusError, rf"Record 0 .* expected tokens 0 to 7, .* has {size}"
     ):
       reader.read(parts, np.zeros((1, 8), np.int32), reader_lib.Checks())
 

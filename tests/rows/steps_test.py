@@ -294,7 +294,7 @@ class WindowStepsTest(parameterized.TestCase):
 
     for source, extras, message in (
         (Padded, (), "padding id 1099511627776 does not fit tokens of uint16"),
-        (Large, ("row_ids",), "int32, and there are 2,147,483,649 rows"),
+        (Large, ("row_ids",), "int32, but there are 2,147,483,649 rows"),
         (windows.WindowRows, ("labels",), "needs files with labels"),
     ):
       with self.assertRaisesRegex(errors.ConfigError, message):

@@ -93,7 +93,7 @@ class LocalStorageTest(parameterized.TestCase):
     sizes = np.array([10, 985, 10, 10])
     places = np.array([0, 10, 1100, 995 + gap])
     # The message names the range of the read that failed, which passes the end of the file.
-    with self.assertRaisesRegex(CorpusError, f"bytes {expected} were expected"):
+    with self.assertRaisesRegex(CorpusError, f"expected bytes {expected}"):
       storage_lib.LocalStorage().fill(
           self.paths, sources, offsets, sizes, np.zeros(1200, np.uint8), places
       )
@@ -194,9 +194,7 @@ class LocalStorageTest(parameterized.TestCase):
     storage = storage_lib.LocalStorage()
     _fill(storage, self.paths, [0], [500], 64)
     os.truncate(self.paths[0], 510)
-    with self.assertRaisesRegex(
-        CorpusError, "bytes 500 to 564 were expected, but it ends at byte 510"
-    ):
+    with self.assertRaisesRegex(CorpusError, "expected bytes 500 to 564, but it ends at byte 510"):
       _fill(storage, self.paths, [0], [500], 64)
 
   @parameterized.parameters(1, 7, 100, 1000, 5000)
