@@ -190,7 +190,9 @@ class CorpusMakeTest(absltest.TestCase):
 
   def test_a_missing_input_is_an_error(self):
     code, _, err = runner.run("corpus", "make", "--output", self.out, self.dir / "none")
-    self.assertEqual((code, err), (2, f"error: There is no file or directory {self.dir}/none.\n"))
+    self.assertEqual(
+        (code, err), (2, f"error: There is no file or directory {self.dir}/none. Check the path.\n")
+    )
 
 
 if __name__ == "__main__":

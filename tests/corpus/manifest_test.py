@@ -106,12 +106,12 @@ class MixTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("../x.npy", "gs://other/x.npy", "gs://base/../x.npy", "/x.npy")
-  def test_a_store_can_be_left_too(self, path):
+  def test_a_path_may_also_leave_an_object_store(self, path):
     entries = manifest_lib.read_mix(self._write(f"a,x.npy\na,gs://base/x.npy\na,{path}\n"))
     with self.assertRaisesRegex(CorpusError, "names 1 of its 3 files outside"):
       manifest_lib.check_inside(entries, "mix", "gs://base")
 
-  def test_files_that_are_named_again_are_counted(self):
+  def test_files_that_are_listed_more_than_once_are_counted(self):
     entries = manifest_lib.read_mix(self._write("a,x\na,y\nb,./x\na,z\na,y\na,x\n"))
     self.assertEqual(
         manifest_lib.describe_repeats(entries),
@@ -120,7 +120,7 @@ class MixTest(parameterized.TestCase):
     )
     self.assertEqual(manifest_lib.describe_repeats(entries[:2]), "")
 
-  def test_a_fifo_is_no_manifest(self):
+  def test_a_fifo_is_not_a_manifest(self):
     path = pathlib.Path(self.create_tempdir().full_path, "mix.txt")
     os.mkfifo(path)
     with self.assertRaisesRegex(CorpusError, "Cannot read the mix file .* is not a regular file"):

@@ -54,12 +54,12 @@ class ConsumedTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.OrderError, "2 instances remain"):
       bitmap.select(np.array([2]))
 
-  def test_all_consumed_leaves_nothing(self):
+  def test_nothing_remains_if_all_are_consumed(self):
     bitmap = self._open(self._file(np.ones(100, bool)), 100)
     self.assertEqual(bitmap.num_remaining, 0)
     self.assertEqual(bitmap.select(np.zeros(0, np.int64)).size, 0)
 
-  def test_it_travels_to_a_worker_without_the_bits(self):
+  def test_a_pickle_does_not_contain_the_bits(self):
     flags = np.random.default_rng(1).random(1_000_000) < 0.5
     bitmap = self._open(self._file(flags), len(flags))
     text = pickle.dumps(bitmap)
@@ -74,7 +74,7 @@ class ConsumedTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, "it has 10 instances, but this index has 11"):
       self._open(self._file(np.zeros(10, bool)), 11)
 
-  def test_a_flipped_bit_and_a_cut_file_are_found(self):
+  def test_a_flipped_bit_and_a_truncated_file_are_detected(self):
     path = pathlib.Path(self._file(np.zeros(10_000, bool)))
     data = bytearray(path.read_bytes())
     data[500] ^= 4
@@ -96,7 +96,7 @@ class ConsumedTest(parameterized.TestCase):
       with self.assertRaises(errors.CorpusError, msg=f"byte {place}"):
         self._open(str(path), count)
 
-  def test_a_file_that_is_cut_off_while_in_use_is_an_error(self):
+  def test_truncation_while_in_use_is_an_error(self):
     path = self._file(np.zeros(40_000_000, bool))
     bitmap = self._open(path, 40_000_000)
     os.truncate(path, 200)
@@ -132,7 +132,7 @@ class RemainderOrderTest(parameterized.TestCase):
     return consumed_lib.RemainderOrder(bitmap, order)
 
   @parameterized.parameters((50, 0.3), (1000, 0.9), (1000, 0.0), (777, 0.5))
-  def test_what_was_not_consumed_comes_once_then_whole_epochs(self, count, share):
+  def test_remaining_instances_come_once_then_whole_epochs(self, count, share):
     flags = np.random.default_rng(count).random(count) < share
     order = self._order(flags)
     left = int((~flags).sum())
@@ -163,18 +163,18 @@ class RemainderOrderTest(parameterized.TestCase):
     ids = order.at(np.arange(1000))
     self.assertLess(np.mean(np.diff(ids) == 1), 0.02)
 
-  def test_nothing_left_begins_with_the_next_epoch(self):
+  def test_without_remaining_instances_it_begins_with_the_next_epoch(self):
     order = self._order(np.ones(10, bool))
     plain = permutations.make_order("feistel", num_instances=10, seed=3)
     np.testing.assert_array_equal(order.at(np.arange(10)), plain.ids(1, np.arange(10)))
     np.testing.assert_array_equal(order.at(np.arange(10, 20)), plain.ids(2, np.arange(10)))
 
-  def test_a_place_behind_the_rest_is_an_error(self):
+  def test_a_place_after_the_rest_is_an_error(self):
     order = self._order(np.array([True, False, False, True]))
     with self.assertRaisesRegex(errors.OrderError, r"are in \[0, 2\)"):
       order.ids(0, np.array([2]))
 
-  def test_it_stays_itself_in_a_corpus_that_did_not_grow_and_refuses_one_that_did(self):
+  def test_epochs_of_another_length_are_refused(self):
     order = self._order(np.array([True, False, False, True]))
     self.assertIs(order.with_epochs(schedule.Epochs.constant(4)), order)
     with self.assertRaisesRegex(errors.ConfigError, "cannot be extended"):
@@ -184,12 +184,12 @@ class RemainderOrderTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "lets no batch span epochs"):
       self._order(np.zeros(10, bool), plain="olmo_core")
 
-  def test_its_name_tells_bitmaps_apart(self):
+  def test_its_name_distinguishes_bitmaps(self):
     names = {self._order(np.arange(10) < k).name for k in (2, 3)}
     self.assertLen(names, 2)
     self.assertEqual(self._order(np.arange(10) < 2).name, self._order(np.arange(10) < 2).name)
 
-  def test_it_travels_to_a_worker(self):
+  def test_it_survives_pickling(self):
     order = self._order(np.random.default_rng(1).random(5000) < 0.5)
     positions = np.arange(6000)
     np.testing.assert_array_equal(

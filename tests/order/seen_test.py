@@ -59,7 +59,7 @@ class SeenTest(parameterized.TestCase):
     expected = [i for i, w in enumerate(windows.tolist()) if not _tokens(other, [w]) & was_seen]
     self.assertEqual(bitmap.select(np.arange(bitmap.num_remaining)).tolist(), expected)
 
-  def test_a_whole_epoch_is_everything(self):
+  def test_a_whole_epoch_marks_everything(self):
     for order in ("feistel", "sequential"):
       file, stream = self.seen_file(self.base, length=200, order=order, held_out_instances=9)
       self.assertGreater(200, stream.split.num_train)

@@ -1,4 +1,4 @@
-"""Tests of exclusions: which tokens of a row take no loss."""
+"""Tests of exclusions, the tokens that are left out of the loss."""
 
 import gzip
 import json
@@ -157,7 +157,7 @@ class ReadExclusionsTest(parameterized.TestCase):
       ({"hash": "0" * 32}, "no document has the hash '0000"),
       ({"document": 1, "hash": "0" * 32}, "expected one of these forms"),
   )
-  def test_a_document_that_is_not_there_is_a_config_error(self, line, message):
+  def test_a_document_that_does_not_exist_is_a_config_error(self, line, message):
     documents = self.named_documents(hashes=True)
     with self.assertRaisesRegex(errors.ConfigError, f"line 2 of {self.path}, .*{message}"):
       self.read({"document": 1}, line, documents=lambda: documents)
@@ -186,7 +186,9 @@ class ReadExclusionsTest(parameterized.TestCase):
       corpora.write_tokens(self.folder / label / "part.npy", 50, seed=0)
     entries = [(str(self.folder / label / "part.npy"), label) for label in ("a", "b", "a")]
     self.index = index_builder.build_index(entries, 8, tokenizer="t", dtype="uint16")
-    with self.assertRaisesRegex(errors.ConfigError, "2 paths .* end with 'part.npy': give more"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "2 paths .* end with 'part.npy': give a longer"
+    ):
       self.read({"file": "part.npy"})
     # The mix repeats this one.
     self.assert_excludes(self.read({"file": "a/part.npy"}), (0, 0, 50), (2, 0, 50))
