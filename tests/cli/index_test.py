@@ -109,7 +109,7 @@ class IndexTest(parameterized.TestCase):
     self._write_mix(1)
     code, _, err = self._build("--extends", self.output, "--output", other)
     self.assertEqual(code, 2)
-    self.assertStartsWith(err, "error: The corpus does not continue the older index:\n  removed: ")
+    self.assertStartsWith(err, "error: The corpus does not extend the older index:\n  removed: ")
 
   def test_another_corpus_in_place_of_an_index_is_noted(self):
     self._build()
@@ -177,7 +177,7 @@ class IndexTest(parameterized.TestCase):
     self.mix.write_text("l,tok/0.npy\nl,tok/1.npy\nl,tok/0.npy\n")
     code, _, err = self._build()
     self.assertEqual(code, 0)
-    self.assertStartsWith(err, "note: 1 of 2 files are named more than once, tok/0.npy 2 times")
+    self.assertStartsWith(err, "note: 1 of 2 files are listed more than once (tok/0.npy 2 times)")
 
   def test_an_output_that_cannot_be_written_is_an_error_before_the_scan(self):
     code, _, err = self._build("--output", self.dir / "none" / "x.json", "--tokenizer", "other")

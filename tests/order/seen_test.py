@@ -59,7 +59,7 @@ class SeenTest(parameterized.TestCase):
     expected = [i for i, w in enumerate(windows.tolist()) if not _tokens(other, [w]) & was_seen]
     self.assertEqual(bitmap.select(np.arange(bitmap.num_remaining)).tolist(), expected)
 
-  def test_a_whole_epoch_is_everything(self):
+  def test_a_whole_epoch_marks_everything(self):
     for order in ("feistel", "sequential"):
       file, stream = self.seen_file(self.base, length=200, order=order, held_out_instances=9)
       self.assertGreater(200, stream.split.num_train)
@@ -83,7 +83,7 @@ class SeenTest(parameterized.TestCase):
   def test_an_index_that_is_all_held_out_is_refused(self):
     other = self.other(300, files=(0,))
     split = stream_lib.Split.of_index(self.base, 100)
-    with self.assertRaisesRegex(errors.ConfigError, "none is left for training"):
+    with self.assertRaisesRegex(errors.ConfigError, "none remains for training"):
       seen.split_like(other, self.base, split)
 
 

@@ -72,7 +72,7 @@ class ReportTest(absltest.TestCase):
         (directory, "is not a regular file"),
         (directory / "thesis.txt" / "below", "Cannot write .*below: "),
         ("/proc/none/metrics.jsonl", "Cannot write /proc/none/metrics.jsonl: "),
-        ("a\0b", "a path has no NUL"),
+        ("a\0b", "contains a NUL"),
     ):
       with self.assertRaisesRegex(errors.WriteError, text):
         report_lib.Report(str(path), 0, 1, enabled=True)
