@@ -204,7 +204,12 @@ def print_table(
 
 
 def _cell(value: Any) -> str:
-  return f"{value:,}" if isinstance(value, int) else value or ""
+  return f"{value:,}" if isinstance(value, int) else plain(value or "")
+
+
+def plain(text: str) -> str:
+  """Returns a name of a corpus on one line, without what a terminal would obey."""
+  return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -215,8 +215,8 @@ def _print_visits(visits: Any) -> None:
   ]
   documents = f", document {', '.join(names)}" if names else ""
   print(
-      f"{visits.file}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,} tokens, label"
-      f" {visits.label}{documents})"
+      f"{cli.plain(visits.file)}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,}"
+      f" tokens, label {cli.plain(visits.label)}{documents})"
   )
   if not visits.visits:
     print(f"  {visits.reason}")

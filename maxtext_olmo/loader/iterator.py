@@ -374,8 +374,10 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     with self._lock:
       schedule, history = self._start.schedule, self._history.until(step)
       if not keep_history:
-        if position is None:
-          position = schedule.position(step)
+        if position is not None and schedule.anchored(step, position) is not schedule:
+          self._move_to(self._begin_at(step, position))
+          return
+        position = schedule.position(step)
         schedule = dataclasses.replace(schedule, anchor_step=step, anchor_position=position)
         history = None
       elif position is None and history and history.present is not self._history.present:
@@ -388,6 +390,23 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         schedule = schedule.anchored(step, position)
       schedule.start(step)
       self._move_to(self._start._replace(step=step, schedule=schedule, history=history))
+
+  def _begin_at(self, step: int, position: int) -> state_lib.Start:
+    """Returns a run that begins with a step at a position; its skips and stages count from there."""
+    stages, stream = self._stages, self._start.stream
+    entered: stages_lib.Stages = ()
+    if stages is not None:
+      entered = stages.beginning
+      stream = stages.stream(entered)
+    schedule = dataclasses.replace(
+        self._start.schedule,
+        anchor_step=step,
+        anchor_position=position,
+        epochs=getattr(stream, "batch_epochs", None),
+        skips=skips_lib.Skips(),
+    )
+    start = state_lib.Start(step, schedule, stream)
+    return state_lib.steered(start, self._skips, stages, entered, position)
 
   def reset(self) -> None:
     """Returns to the step at which this iterator began."""

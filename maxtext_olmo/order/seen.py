@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -41,8 +42,12 @@ class SharedFiles:
   """Maps windows of one index to the windows of another that share tokens with them."""
 
   def __init__(self, one: index_lib.OlmoNpyIndex, other: index_lib.OlmoNpyIndex):
-    there = {key: i for i, key in enumerate(joined.file_keys(other))}
-    self._target = np.array([there.get(key, -1) for key in joined.file_keys(one)], np.int64)
+    there: dict[tuple[str, int, int], list[int]] = {}
+    for number, key in enumerate(joined.file_keys(other)):
+      there.setdefault(key, []).append(number)
+    targets = [there.get(key, []) for key in joined.file_keys(one)]
+    # An index may list a file several times; -1 stands for none.
+    self._targets = np.array(list(itertools.zip_longest(*targets, fillvalue=-1)), np.int64)
     self._starts, _ = _windows_of_files(one)
     self._other_starts, self._other_counts = _windows_of_files(other)
     self._window, self._other_window = one.window, other.window
@@ -50,17 +55,22 @@ class SharedFiles:
   def overlapping(self, windows: np.ndarray) -> np.ndarray:
     """Returns the windows of the other index that overlap the given ones; some occur twice."""
     files = np.searchsorted(self._starts, windows, side="right") - 1
-    target = self._target[files]
-    files, target, windows = (values[target >= 0] for values in (files, target, windows))
     first = (windows - self._starts[files]) * self._window
     low = first // self._other_window
     high = (first + self._window - 1) // self._other_window
     found = [np.zeros(0, np.int64)]
-    for more in range(int((high - low).max(initial=-1)) + 1):
-      here = low + more
-      inside = (here <= high) & (here < self._other_counts[target])
-      found.append(self._other_starts[target[inside]] + here[inside])
+    for targets in self._targets:
+      target = targets[files]
+      for more in range(int((high - low).max(initial=-1)) + 1):
+        here = low + more
+        inside = (target >= 0) & (here <= high) & (here < self._other_counts[target])
+        found.append(self._other_starts[target[inside]] + here[inside])
     return np.concatenate(found)
+
+  @property
+  def digest(self) -> str:
+    """A digest of which files are the same."""
+    return hashlib.sha256(self._targets.tobytes()).hexdigest()
 
 
 def _windows_of_files(index: index_lib.OlmoNpyIndex) -> tuple[np.ndarray, np.ndarray]:

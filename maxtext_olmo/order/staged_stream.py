@@ -102,6 +102,7 @@ class StagedStream:
     self._firsts = [stage.position for stage in stages]
     self._streams: dict[int, stream_lib.Stream] = {}
     self._first_epochs = [0]
+    self._unprepared: set[int] = set()
     self._connect()
 
   def _connect(self) -> None:
@@ -315,6 +316,12 @@ class StagedStream:
         "sequence_length": self.sequence_length,
         "split": self.stream(0).split.identity(),
         "consumed": consumed,
+        # Directories are no part of a fingerprint, so which files are the same may change.
+        "shared": [
+            seen_lib.SharedFiles(self.index(earlier), index).digest
+            for earlier in range(number)
+            if self.stages[earlier].settings.fingerprint != index.fingerprint
+        ],
     }
     directory = self.corpora.cache_dir or stored.default_cache_dir()
     return seen_lib.SeenFile(directory, key, index, split, parts)
@@ -362,7 +369,9 @@ class StagedStream:
   def look_ahead(self, position: int) -> None:
     """Builds the bitmap of a stage that begins soon, in the background."""
     number = self.number_at(position) + 1
-    if number >= len(self.stages) or number in self._streams or self._thread is not None:
+    if number >= len(self.stages) or number in self._streams or number in self._unprepared:
+      return
+    if self._thread is not None:
       return
     if self._needs_bitmap(number) and position >= self._firsts[number] * (1 - _AHEAD):
       self._thread = threading.Thread(
@@ -372,12 +381,16 @@ class StagedStream:
 
   def _build(self, number: int) -> None:
     try:
+      # The lock of this stream is not taken while the file's is held, which would be a deadlock.
+      for earlier in range(number):
+        self.stream(earlier)
       # Without the lock of this stream, because batches are located in the meantime.
       self._seen(number).open(self._stop)
       self.stream(number)
     except InterruptedError:
       pass
     except errors.MaxtextOlmoError as error:  # It is raised again when the stage begins.
+      self._unprepared.add(number)
       logging.warning("%s cannot be prepared: %s", self.stages[number].name, error)
     finally:
       self._thread = None

@@ -123,6 +123,18 @@ class StagesTest(cases.LoaderCase):
     steps = sum(1 for _ in train)
     self.assertEqual(steps, -(-seen // 4))
 
+  def test_stages_and_skips_count_from_where_a_run_without_a_past_begins(self):
+    values = {
+        "olmo_stages": ({"from_step": 12, "data_shuffle_seed": 3},),
+        "olmo_skip": ((11, 12),),
+    }
+    moved = self.staged(**values)
+    moved.go_to(10, 8, keep_history=False)
+    begun = self.staged(**values, initial_step=10, olmo_initial_position=8)
+    self.assertEqual(moved.get_state(), begun.get_state())
+    self.assertEqual(numbers(moved, 10, 16), numbers(begun, 10, 16))
+    self.assertEqual(moved.stream.number_at(moved.history.present.schedule.start(12)), 1)
+
   def test_stages_ahead_may_be_changed(self):
     train = self.staged()
     cases.take(train, 7)
