@@ -92,7 +92,7 @@ def main() -> None:
 def _allow_same_number_of_devices() -> None:
   """Lets each test file set the number of devices that its interpreter has already.
 
-  Early JAX releases, among them the oldest supported one, refuse this once a backend is initialized.
+  The oldest supported JAX refuses this once a backend is initialized, newer ones do not.
   """
   update = jax.config.update
 

@@ -44,10 +44,21 @@ def lowest(python: str) -> dict[str, Version]:
   return found
 
 
+def above(floors: dict[str, Version], installed: dict[str, Version]) -> list[str]:
+  """Returns the packages whose installed version is not their lowest.
+
+  >>> above({"rich": Version("13.0")}, {"rich": Version("13.0.0")})
+  []
+  """
+  return [name for name, floor in floors.items() if installed[name] != floor]
+
+
 def main() -> int:
   """Prints the table; returns the exit code."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--lowest", action="store_true", help="fail unless each version is the lowest")
+  parser.add_argument(
+      "--lowest", action="store_true", help="fail unless each version is the lowest"
+  )
   args = parser.parse_args()
   floors = lowest(".".join(platform.python_version_tuple()[:2]))
   installed = {name: Version(importlib.metadata.version(name)) for name in floors}
@@ -55,9 +66,10 @@ def main() -> int:
   print(f"{'package':<18} {'lowest':<8} installed")
   for name, floor in floors.items():
     print(f"{name:<18} {floor!s:<8} {installed[name]}")
-  higher = [name for name, floor in floors.items() if installed[name] != floor]
-  if args.lowest and higher:
-    print(f"Not at their lowest version: {', '.join(higher)}. Remove this environment to make it again.")
+  if args.lowest and (names := above(floors, installed)):
+    print(
+        f"Not at their lowest version: {', '.join(names)}. Delete this environment, and run again."
+    )
     return 1
   return 0
 

@@ -225,10 +225,8 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
   @property
   def _element_spec(self) -> Any:
     """The spec of the dataset, except for lengths that differ from batch to batch."""
-    import jax
-
     return {
-        name: jax.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
+        name: grain.experimental.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
         if len(spec.shape) == 2
         else spec
         for name, spec in super()._element_spec.items()
