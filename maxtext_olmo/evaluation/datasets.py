@@ -228,10 +228,8 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
   @property
   def _element_spec(self) -> Any:
     """The spec of the wrapped dataset, with unknown lengths where they differ between batches."""
-    import jax
-
     return {
-        name: jax.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
+        name: grain_compat.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
         if len(spec.shape) == 2
         else spec
         for name, spec in super()._element_spec.items()

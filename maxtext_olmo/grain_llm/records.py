@@ -24,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from maxtext_olmo import grain_compat
@@ -218,9 +217,10 @@ def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
   return row
 
 
-def row_spec(shape: tuple[int | None, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+def row_spec(shape: tuple[int | None, ...]) -> dict[str, grain.experimental.ShapeDtypeStruct]:
   """Returns the shape and dtype of the arrays of a row or batch; None is a size that varies."""
-  return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in NAMES}  # type: ignore[arg-type]
+  # Grain's type: that of JAX 0.12 refuses None.
+  return {name: grain.experimental.ShapeDtypeStruct(shape, np.int32) for name in NAMES}
 
 
 def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:

@@ -4,7 +4,6 @@ import doctest
 import pickle
 
 import grain
-import jax
 import numpy as np
 from absl.testing import absltest
 from hypothesis import given
@@ -102,7 +101,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
         return {"inputs": np.zeros((1, element + 1), np.int32), "n": np.int64(element)}
 
       def output_spec(self, input_spec):
-        return {"inputs": jax.ShapeDtypeStruct((1, None), np.int32), "n": input_spec}
+        return {"inputs": grain.experimental.ShapeDtypeStruct((1, None), np.int32), "n": input_spec}
 
     numbers = grain.MapDataset.range(8)
     for dataset in (
