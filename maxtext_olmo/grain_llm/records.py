@@ -217,10 +217,10 @@ def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
   return row
 
 
-def row_spec(shape: tuple[int | None, ...]) -> dict[str, grain.experimental.ShapeDtypeStruct]:
+def row_spec(shape: tuple[int | None, ...]) -> dict[str, grain_compat.ShapeDtypeStruct]:
   """Returns the shape and dtype of the arrays of a row or batch; None is a size that varies."""
   # Grain's type: that of JAX 0.12 refuses None.
-  return {name: grain.experimental.ShapeDtypeStruct(shape, np.int32) for name in NAMES}
+  return {name: grain_compat.ShapeDtypeStruct(shape, np.int32) for name in NAMES}
 
 
 def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
