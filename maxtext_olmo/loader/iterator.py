@@ -389,7 +389,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._move_to(self._start._replace(step=step, schedule=schedule, history=history))
 
   def _begin_at(self, step: int, position: int) -> state_lib.Start:
-    """Returns a run that begins with a step at a position; its skips and stages count from there."""
+    """Returns a run that begins with a step at a position; skips and stages count from there."""
     stages, stream = self._stages, self._start.stream
     entered: stages_lib.Stages = ()
     if stages is not None:
