@@ -353,5 +353,6 @@ def _ends(span: Any) -> bool:
 
 
 def _epoch(found: Any) -> str:
-  """Returns the epoch of a row or a visit, with its stage if it is not the first."""
-  return f"{found.epoch} (stage {found.stage})" if found.stage else str(found.epoch)
+  from maxtext_olmo.inspection import text as text_lib
+
+  return text_lib.describe_epoch(found)
