@@ -244,6 +244,8 @@ def explain(
   """
   size = schedule.size(step)
   chosen = np.arange(size) if rows is None else np.asarray(rows, np.int64)
+  if ((chosen < 0) | (chosen >= size)).any():
+    raise errors.OrderError(f"Step {step} has the rows 0 to {size - 1}, got {rows}.")
   # A step that failed because of an id outside the vocabulary is one that people want explained.
   content = dataclasses.replace(content, vocab_size=0, extras=())
   dataset = steps.StepDataset(
