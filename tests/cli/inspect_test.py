@@ -174,6 +174,7 @@ class InspectTest(absltest.TestCase):
         (("--row", 1), "--row needs --step"),
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
+        (("--steps", "1:²"), "such as 100:120"),
         (("--file", "a"), "give both"),
         (("--document", 1, "--read", -1), "is not a number of rows"),
         (("--find", "a", "--label", "x"), "matches no label"),

@@ -136,6 +136,17 @@ class ViewsTest(absltest.TestCase):
       with self.assertRaisesRegex(errors.MaxtextOlmoError, message):
         self.page(name, **query)
 
+  def test_rows_of_a_later_stage_say_so(self):
+    run = run_lib.find_run(_run.checkpoints)
+    first = self.iterator.step + 1
+    stages = ({"from_step": first, "data_shuffle_seed": 99},)
+    run = run_lib.find_run(_run.checkpoints, config={**run.config, "olmo_stages": stages})
+    with run_lib.open_iterator(run) as iterator:
+      pages = views.Views(run, iterator)
+      self.assertIn("0 (stage 1)", pages.page("step", {"n": f"{first}"}))
+      self.assertIn("0 (stage 1)", pages.page("row", {"step": f"{first}", "row": "0"}))
+      self.assertNotIn("(stage", pages.page("step", {"n": f"{first - 1}"}))
+
 
 if __name__ == "__main__":
   absltest.main()
