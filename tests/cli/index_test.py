@@ -119,7 +119,7 @@ class IndexTest(parameterized.TestCase):
     self.assertRegex(
         err,
         r"^note: .*index\.json is replaced, with a new held-out split\. The corpus does not"
-        r" continue",
+        r" extend",
     )
 
   def test_a_likely_wrong_dtype_is_a_warning(self):
