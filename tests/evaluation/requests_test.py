@@ -150,10 +150,12 @@ class RequestsTest(parameterized.TestCase):
 
   def test_with_truncation_error_a_long_request_is_an_error(self):
     arguments = [("x", "a"), ("x" * 50, "abc")]
-    with self.assertRaisesRegex(errors.ConfigError, "Request 1 has 50 tokens .* 52 input tokens.* takes at most 8"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "Request 1 has 50 tokens .* 52 input tokens.* at most 8"
+    ):
       requests_lib.request_rows(byte_tokenizer(), arguments, max_length=8, truncation="error")
 
-  def test_nothing_to_score_is_no_row(self):
+  def test_a_request_with_nothing_to_score_has_no_row(self):
     rows = requests_lib.request_rows(byte_tokenizer(), [("a", ""), ("",), ("", "")], max_length=4)
     self.assertEmpty(rows)
 

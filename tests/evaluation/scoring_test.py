@@ -65,7 +65,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     self.assertLess(run[True], run["auto"])  # which tries it out
     self.assertLess(run["auto"], run[False])
 
-  def test_a_model_that_would_mix_up_requests_gets_each_alone_and_it_is_said(self):
+  def test_a_model_that_mixes_requests_scores_each_alone_with_a_warning(self):
     rows = some_rows(90)
     apply = pipeline_cases.looks_across_borders
     found = {}
@@ -81,7 +81,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     # Told that it may, it does; so there is something to be found.
     self.assertGreater(np.abs(np.array(found[True]) - found[False]).max(), 1.0)
 
-  def test_a_model_is_tried_again_with_other_weights(self):
+  def test_a_model_is_tested_again_with_other_weights(self):
     rows = some_rows(90)
     scorer = make_scorer(pipeline_cases.looks_across_borders)
     # Without its attention, it keeps all tokens apart.
@@ -124,7 +124,7 @@ class LMEvalScoringTest(parameterized.TestCase):
   def test_the_vocabulary_is_that_of_the_logits(self):
     self.assertEqual(make_scorer().vocab_size(self.params), 260)
 
-  def test_no_rows_are_no_scores(self):
+  def test_no_rows_give_no_scores(self):
     self.assertEmpty(list(make_scorer().scores(self.params, [])))
 
   def test_a_batch_that_no_process_can_hold_is_an_error_at_once(self):
@@ -227,7 +227,7 @@ class LMEvalProbeTest(parameterized.TestCase):
       (functools.partial(recurrent, starts_afresh=False), "mixes the requests of a row"),
       (is_broken, "returns NaN"),
   )
-  def test_models_that_do_not_are_found(self, apply, message):
+  def test_models_that_mix_requests_are_detected(self, apply, message):
     self.assertIn(message, reason(apply, self.params))
 
   @parameterized.parameters(
@@ -240,12 +240,12 @@ class LMEvalProbeTest(parameterized.TestCase):
     self.assertEqual(bool(found), bool(message))
     self.assertIn(message, found)
 
-  def test_a_model_that_has_learnt_nothing_is_found_too(self):
+  def test_an_untrained_model_that_mixes_requests_is_detected(self):
     params = model.init(jax.random.key(0), reference.CONFIG)
     self.assertIn("mixes the requests of a row", reason(looks_across_borders, params))
     self.assertEqual(reason(transformer, params), "")
 
-  def test_half_precision_is_seen_inside_of_loops(self):
+  def test_half_precision_is_detected_inside_loops(self):
     def loop(dtype):
       return jax.make_jaxpr(
           lambda x: jax.lax.fori_loop(0, 2, lambda _, x: x.astype(dtype).astype("float32"), x)

@@ -163,7 +163,7 @@ class OlmoCoreCheck(absltest.TestCase):
             loader.reset()
         iterator.close()
 
-  def test_resumes_go_on_as_olmo_core_does_or_exactly(self):
+  def test_resumes_continue_as_olmo_core_does_or_exactly(self):
     repeated = 0
     for number in range(_CASES):
       with self.subTest(seed=_SEED, case=number):
