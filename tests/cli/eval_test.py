@@ -1,4 +1,4 @@
-"""Tests for `maxtext-olmo eval`, as a person would run it."""
+"""Tests for `maxtext-olmo eval`, as a user would run it."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Tests for the datasets that sort, pad and deal rows."""
+"""Tests for the datasets that sort, pad and distribute rows."""
 
 import doctest
 import pickle

@@ -29,7 +29,7 @@ _TOLERANCE = 1e-4
 
 
 def make_calls():
-  """Requests of all three kinds; some longer than the model's limit, some twice, in no order."""
+  """Returns shuffled requests of all three kinds; some exceed the limit, some are repeated."""
   text = reference.text
   pairs = [(text(i, i % 4)[: 5 * i], f" {w}") for i in range(12) for w in ("green", "black")]
   pairs += [("", "The"), ("The colour ", "of"), ("é", "ü"), pairs[0], (text(1, 4), "")]
@@ -43,7 +43,7 @@ def make_calls():
 
 
 def kill_me_soon(cache_file):
-  """Evaluates in a process that is going to be killed."""
+  """Evaluates in a process that will be killed."""
   lm = pipeline_cases.make_lm(reference.random_params(), batch_size=1, cache_file=cache_file)
   lm.loglikelihood(
       [pipeline_cases.Request(("x" * (i % 16), chr(97 + i % 26) * 2)) for i in range(400)]

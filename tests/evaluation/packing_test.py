@@ -186,7 +186,7 @@ _LENGTH_MULTIPLES = st.sampled_from([1, 4, 16])
 
 
 def least_padding(rounded, budget, known):
-  """By trying all: the least padding with `budget` new lengths, or None where none will do."""
+  """Returns the least padding with `budget` new lengths, by trying all; None if none fits."""
   found = []
   for count in range(budget + 1):
     for bought in itertools.combinations(sorted(set(rounded)), count):

@@ -32,7 +32,7 @@ _DOCUMENTED = (
 
 
 def some_requests(count, seed=0):
-  """Requests of many lengths, of one and of two arguments."""
+  """Returns requests of many lengths, with one and with two arguments."""
   lengths = np.random.default_rng(seed).geometric(0.03, size=(count, 2))
   return [
       ("x" * int(a), "y" * int(b)) if i % 3 else ("z" * int(a),) for i, (a, b) in enumerate(lengths)

@@ -1,4 +1,4 @@
-"""Tests for the way from harness requests to rows."""
+"""Tests for the conversion of harness requests to rows."""
 
 import dataclasses
 import doctest
@@ -25,7 +25,7 @@ needs_harness = unittest.skipUnless(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What this library looks at of a harness request."""
+  """The fields of a harness request that this library reads."""
 
   args: tuple
 
@@ -35,11 +35,11 @@ def byte_tokenizer():
 
 
 def harness_encoder(tokenizer):
-  """The harness's own way to encode requests, with our tokenizer."""
+  """Encodes requests as the harness does, with our tokenizer."""
   from lm_eval.api.model import TemplateLM
 
   class Encoder(TemplateLM):
-    """Notes what it would score."""
+    """Records the requests that it would score."""
 
     eot_token_id = tokenizer.eos_id
     prefix_token_id = tokenizer.prefix_id

@@ -111,7 +111,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     self.assertEqual(make_scorer().padded_length(60), 64)
 
   def test_sums_of_long_texts_keep_their_digits(self):
-    # Two tokens, equally likely; in float32, the sum over so many would be off by more than 0.01.
+    # Two equally likely tokens; in float32, the sum over the text would be off by more than 0.01.
     def even(params, batch):
       del params
       return jax.nn.one_hot(batch.inputs, 2) * 0
@@ -151,7 +151,7 @@ def looks_across_borders(params, batch, **options):
 
 
 def with_position_embeddings(params, batch, position, **options):
-  """A model that knows where in a text it is, not only how far apart two tokens are."""
+  """A model with absolute positions, not only relative ones."""
   table = np.random.default_rng(1).normal(size=(512, 260)).astype(np.float32) * 0.1
   return transformer(params, batch, **options) + jnp.asarray(table)[position]
 
@@ -166,7 +166,7 @@ def counts_by_position(params, batch, **options):
 
 
 def recurrent(params, batch, starts_afresh):
-  """A decaying sum of embeddings; at borders it may begin anew."""
+  """A decaying sum of embeddings, which may restart at borders."""
   x = params["embedding"][batch.inputs]
   borders = batch.get_document_borders() & starts_afresh
 
@@ -188,7 +188,7 @@ def is_broken(params, batch):
 
 
 def reason(apply, params, count=30, batch_size=4):
-  """What the probe says."""
+  """Returns the reason why requests cannot share rows; empty if they can."""
   rows = scoring_test.some_rows(count)
   scorer = scoring_test.make_scorer(apply, batch_size=batch_size)
   steps = packing_lib.plan_steps([row.length for row in rows], batch_size, 16, pack=True)

@@ -1,4 +1,4 @@
-"""Tests of what sets the steps of a spike apart."""
+"""Tests of the comparison of a spike with calm steps."""
 
 import numpy as np
 from absl.testing import absltest
@@ -44,7 +44,7 @@ class _Run:
     )
 
   def contrast(self):
-    """Returns what sets each spike apart, and all of them."""
+    """Returns the comparison of each spike, and of all of them."""
     spikes = losses_lib.find_spikes(self.losses)
     each = [
         contrast.contrast(self.read, *contrast.steps_to_compare(self.losses, spike, spikes))

@@ -26,7 +26,7 @@ def setUpModule():
 
 
 class _SlowTokenizer(tokenizer_lib.ByteTokenizer):
-  """Decodes when it is allowed to."""
+  """Blocks in `decode` until the test allows it."""
 
   def __init__(self):
     super().__init__()

@@ -17,7 +17,7 @@ _LIVE = "<img src=x onerror=alert(1)>"
 
 
 def _examined(spikes, text, score=9.0):
-  """Returns what was found about spikes, with five rows each of one text."""
+  """Returns findings about spikes, with five rows each of one text."""
   rows = tuple(
       contrast.RowScore(spike.peak, row, _LIVE, f"{_LIVE}.npy", -1, score, "rarity", 9.0, 4.0)
       for spike in spikes

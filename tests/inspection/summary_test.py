@@ -1,4 +1,4 @@
-"""Tests of what is said about a run, and about two."""
+"""Tests of the summary of a run, and of the comparison of two runs."""
 
 import dataclasses
 import json

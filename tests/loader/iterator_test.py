@@ -1,4 +1,4 @@
-"""Tests of the iterator that a trainer holds, over windows and over documents."""
+"""Tests of the trainer's iterator, over windows and over documents."""
 
 import concurrent.futures
 import gc
@@ -300,7 +300,7 @@ print("done")
 
 
 class FailureTest(cases.LoaderCase):
-  """What happens to an iterator while its files are damaged."""
+  """Tests of an iterator whose files are damaged while it runs."""
 
   def setUp(self):
     super().setUp()

@@ -1,4 +1,4 @@
-"""Tests of where a run resumes: a step, a position, or what the latest checkpoint says."""
+"""Tests of where a run resumes: at a step, at a position, or from the latest checkpoint."""
 
 import json
 import pathlib

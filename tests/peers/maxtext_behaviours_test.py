@@ -1,4 +1,4 @@
-"""What code written against MaxText's `olmo_grain` modules relies on, under the same module names.
+"""Tests of behaviour that code for MaxText's `olmo_grain` modules relies on, by the same names.
 
 What differs on purpose is in docs/guides/differences.md, and is tested here as well.
 """

@@ -88,7 +88,7 @@ class Case:
     return maxtext_olmo.create_data_iterator(config, mesh)[0]
 
   def loaders(self, rows: int, world: int, length: int | None = None) -> list[NumpyDataLoaderBase]:
-    """The real thing, one for each rank."""
+    """Returns the loaders of the real OLMo-core, one for each rank."""
     length = length or self.length
     made = []
     for rank in range(world):

@@ -12,7 +12,7 @@ from tests import distributed
 
 STARTS_PROCESSES = True
 
-# A process of a run of two; the others wait in vain for one that fails.
+# One of two processes; without `failure`, the other would wait forever for one that fails.
 _PROCESS = """
 import sys, time
 from absl import logging
@@ -65,7 +65,7 @@ class FailureTest(absltest.TestCase):
 
   def test_a_single_process_continues(self):
     failure.watch()
-    failure.end("nobody else is there", 7)
+    failure.end("there is no other process", 7)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def setUpModule():
 
 
 def _digests_outside(directory: str, steps: int) -> list[list[int]]:
-  """The rows of the first batches from `create_data_iterator`, without MaxText."""
+  """Returns the rows of the first batches from `create_data_iterator`, without MaxText."""
   import zlib
 
   import jax

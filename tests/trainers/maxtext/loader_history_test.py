@@ -1,4 +1,4 @@
-"""Tests of what MaxText's own loader has trained on, against that loader."""
+"""Tests of the reconstructed data of MaxText's own loader, against that loader."""
 
 import collections
 import itertools

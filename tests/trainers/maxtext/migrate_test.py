@@ -1,4 +1,4 @@
-"""Tests of moving a run over from MaxText's own loader."""
+"""Tests of the migration of a run from MaxText's own loader."""
 
 import collections
 import dataclasses

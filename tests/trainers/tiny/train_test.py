@@ -46,7 +46,7 @@ class TinyTest(parameterized.TestCase):
     return cases.make_config(**changes)
 
   def interrupted(self):
-    """The config of a run that stopped after step 3, with a checkpoint of step 2."""
+    """Returns the config of a run that stopped after step 3, with a checkpoint of step 2."""
     config = self.config(checkpoint_dir=str(self.dir))
     cases.run(config, stop_after=3)
     return config
