@@ -175,7 +175,7 @@ class InspectTest(absltest.TestCase):
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
         (("--file", "a"), "give both"),
-        (("--document", 1, "--read", -1), "is not a number of rows"),
+        (("--document", 1, "--read", -1), "--read=-1 must be 0 or more"),
         (("--find", "a", "--label", "x"), "matches no label"),
         (("--step", 1, "--row", 9), "has rows 0 to 3"),
         (("--config", "/nowhere.py"), "does not exist"),
