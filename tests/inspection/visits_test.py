@@ -142,7 +142,9 @@ class VisitsTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "the corpus has documents 0 to"):
       visits.document_range(iterator, 10**9)
     for name in ("1000000000", "nameless", "9" * 5000, "²", "-1", ""):
-      with self.assertRaisesRegex(errors.ConfigError, "no document has this number or name.* of which 0"):
+      with self.assertRaisesRegex(
+          errors.ConfigError, "no document has this number or name.* which 0"
+      ):
         visits.find_documents(iterator, name)
     self.assertEqual(visits.find_documents(iterator, "7"), [7])
     with self.assertRaisesRegex(errors.ConfigError, "does not read files"):
