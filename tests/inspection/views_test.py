@@ -64,7 +64,7 @@ class ViewsTest(absltest.TestCase):
   def page(self, page, **query):
     return self.views.page(page, {key: str(value) for key, value in query.items()})
 
-  def test_the_first_page_says_what_the_state_says(self):
+  def test_the_first_page_summarizes_the_state(self):
     page = self.page("")
     self.assertIn("15 steps, 60 samples", page)
     self.assertIn("step?n=14", _Reader(page).links)
@@ -106,7 +106,7 @@ class ViewsTest(absltest.TestCase):
     self.views.searches.get("</pre><script>").wait()
     page = self.page("find", text="</pre><script>")
     self.assertNotIn("http-equiv", page)
-    self.assertIn("40 places", page)
+    self.assertIn("40 occurrences", page)
     reader = _Reader(page)
     self.assertNoCommonElements(reader.elements, ["script", "img"])
     self.assertLen([link for link in reader.links if link.startswith("range?")], 20)
