@@ -22,7 +22,12 @@ BROWSER_VENV ?= .venv-browser
 # Sphinx, Jupyter and the tools that build and check a release, on top of the packages in VENV.
 DOCS_VENV ?= .venv-docs
 
-.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser docs dist lint format bench bench-peers bench-startup bench-order \
+# The oldest and the newest releases that setup.cfg allows; a pair of environments for each version of PYTHON.
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+LOWEST_VENV ?= .venv-lowest-$(PYTHON_VERSION)
+NEWEST_VENV ?= .venv-newest-$(PYTHON_VERSION)
+
+.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser test-lowest test-newest docs dist lint format bench bench-peers bench-startup bench-order \
   bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext pictures screenshots clean
 
 help: ## Show this list.
@@ -124,6 +129,28 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
 	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
 
+# uv installs the floors of setup.cfg itself; the packages that these need in turn are the newest.
+$(LOWEST_VENV)/.installed: RESOLUTION = lowest-direct
+$(NEWEST_VENV)/.installed: RESOLUTION = highest
+$(LOWEST_VENV)/.installed $(NEWEST_VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet uv
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --resolution $(RESOLUTION) -r setup.cfg \
+	  --extra train --extra tokenizers --extra fast --extra eval --extra report
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python hypothesis packaging
+	@touch $@
+
+# Paths to test instead of all fast tests: make test-lowest TESTS='tests/loader tests/rows'
+TESTS ?= tests
+
+test-lowest: $(LOWEST_VENV)/.installed ## Run the fast tests with the oldest releases allowed, on PYTHON.
+	$(LOWEST_VENV)/bin/python tests/versions.py --lowest
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(LOWEST_VENV)/programs $(LOWEST_VENV)/bin/python tests/run.py --fast -j $(JOBS) $(TESTS)
+
+test-newest: $(NEWEST_VENV)/.installed ## Run the fast tests with the newest releases allowed, on PYTHON.
+	$(NEWEST_VENV)/bin/python tests/versions.py
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(NEWEST_VENV)/programs $(NEWEST_VENV)/bin/python tests/run.py --fast -j $(JOBS) $(TESTS)
+
 # The commands of VENV come first, so that the tutorial runs this checkout's.
 $(DOCS_VENV)/.installed: $(VENV)/.installed
 	$(BIN)/python -m venv $(DOCS_VENV)
@@ -187,4 +214,4 @@ screenshots: $(BROWSER_VENV)/.installed ## Take the screenshots of the guides, i
 	PYTHONPATH=. $(BROWSER_VENV)/bin/python docs/screenshots.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(DOCS_VENV) .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(DOCS_VENV) .venv-lowest-* .venv-newest-* .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -18,16 +18,16 @@ import maxtext_olmo
 def get_config():
   config = maxtext_olmo.get_trainer_config()
 
-  # Data: what AI2's official run has, but for the order.
+  # Data: as in AI2's official run, except for the order.
   config.dataset_type = "olmo_grain"
   config.max_target_length = 8192
   config.global_batch_size_to_load = 512  # x 8192 = 4,194,304 tokens
   config.data_shuffle_seed = 34521  # AI2's seed
   config.olmo_order = "feistel"  # starts at once; it is not the order of AI2's run
-  config.vocab_size = 100278  # ids of the dolma2 tokenizer; a larger one stops the run
+  config.vocab_size = 100278  # of the dolma2 tokenizer; an id outside it stops the run
   config.olmo_eos_id = 100257  # <|endoftext|>, which ends each document
-  config.olmo_document_mask = False  # in pretraining, tokens see earlier documents of their window
-  config.olmo_apply_ngram_filter = False  # the 7B run had none; the 32B run had it
+  config.olmo_document_mask = False  # tokens attend to earlier documents in their window
+  config.olmo_apply_ngram_filter = False  # the 7B run had no filter; the 32B run had one
 
   # Model.
   config.emb_dim = 4096

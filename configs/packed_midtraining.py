@@ -14,13 +14,13 @@ def get_config():
   config = maxtext_olmo.get_trainer_config()
 
   config.dataset_type = "olmo_documents"
-  config.vocab_size = 512  # bytes and some special tokens fit
-  config.olmo_eos_id = 256  # of the tokenizer `bytes`
+  config.vocab_size = 512  # room for 256 bytes and the special tokens
+  config.olmo_eos_id = 256  # EOS of the tokenizer `bytes`
   config.max_target_length = 256
 
-  config.olmo_packing = "planned"  # rows by position, with under half a percent of padding
+  config.olmo_packing = "planned"  # rows addressed by position, with less than 0.5 % padding
   config.olmo_long_documents = "split"  # nothing is discarded
-  # Per label, such as {"wiki": 2.0, "web-*": 0.5}; see `maxtext-olmo plan`.
+  # An amount for each label, such as {"wiki": 2.0, "web-*": 0.5}; see `maxtext-olmo plan`.
   config.olmo_mixture = {"*": 1.0}
   config.olmo_mixture_unit = "epochs"
 

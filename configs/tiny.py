@@ -8,7 +8,7 @@ On a corpus of your own (`maxtext-olmo corpus make`, `maxtext-olmo index build`)
       --config.dataset_type=olmo_grain --config.olmo_index_path=index.json \\
       --config.max_target_length=256 --config.checkpoint_dir=checkpoints
 
-On two processes of this machine, and then on one, from where those stopped:
+On two processes of this machine; a later run on one process resumes where they stopped:
 
     python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py ...
 """
@@ -20,7 +20,7 @@ def get_config():
   config = maxtext_olmo.get_trainer_config()
 
   config.dataset_type = "synthetic"
-  config.vocab_size = 512  # bytes and some special tokens fit
+  config.vocab_size = 512  # room for 256 bytes and the special tokens
   config.max_target_length = 128
   config.global_batch_size_to_load = 8  # divides over 1, 2, 4 and 8 devices
   config.data_shuffle_seed = 0
@@ -32,7 +32,7 @@ def get_config():
   config.mlp_dim = 192  # 3 x emb_dim: SwiGLU has three matrices where a plain MLP has two
 
   config.steps = 100
-  config.learning_rate = 3e-3  # small models like large ones
+  config.learning_rate = 3e-3  # small models train well at high learning rates
   config.warmup_steps = 10
 
   config.checkpoint_period = 20

@@ -1,7 +1,7 @@
 """The OLMo data path for JAX trainers.
 
-The public names load what they need when they are first used, so that importing the package imports
-neither JAX nor Grain.
+Each public name imports its module on first use, so importing the package imports neither JAX nor
+Grain.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The one way to write files: whole, or line by line, with errors that name the file.
+"""Functions that write files, atomically or line by line, with errors that name the file.
 
-A reader never sees a half-written file, and a killed writer leaves the old file as it was: the
-bytes go to a temporary name in the same directory, reach the disk, and only then take the real
-name. Only regular files are replaced or appended to.
+A reader never sees a half-written file, and a killed writer leaves the old file unchanged: the
+bytes go to a temporary file in the same directory, are synced to disk, and only then is that file
+renamed. Only regular files are replaced or appended to.
 
-What the system refuses (no space, no permission, a read-only mount) becomes a `WriteError`.
+An error of the operating system (no space, no permission, a read-only mount) becomes a
+`WriteError`.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-  """Opens a binary file that takes the name `path` when the block ends without an error."""
+  """Opens a temporary binary file, and renames it to `path` if the block ends without an error."""
   path = os.fspath(path)
   directory, name = os.path.split(path)
   temporary = os.path.join(directory, f".{name}.{uuid.uuid4().hex}.tmp")
@@ -42,13 +43,13 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-  """Writes a whole file at once; text is UTF-8."""
+  """Writes a whole file atomically; text is encoded as UTF-8."""
   with atomic_writer(path) as file:
     file.write(content.encode() if isinstance(content, str) else content)
 
 
 def move(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-  """Gives a complete file its real name, in a directory that is made if it is missing."""
+  """Renames a complete file to its final path, and creates the directory if it is missing."""
   directory = os.path.dirname(os.fspath(path)) or "."
   with write_errors(path):
     os.makedirs(directory, exist_ok=True)
@@ -58,9 +59,9 @@ def move(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
 
 
 class LineWriter:
-  """A text file to which whole lines are appended, each handed to the operating system at once.
+  """Appends whole lines to a text file, each passed to the operating system without buffering.
 
-  Its directory is made if it is missing.
+  Creates the file's directory if it is missing.
   """
 
   def __init__(self, path: str | os.PathLike[str]):
@@ -73,7 +74,7 @@ class LineWriter:
       self._ends_in_line = not end or os.pread(self._file.fileno(), 1, end - 1) == b"\n"
 
   def write(self, line: str) -> None:
-    """Appends a line; if the file ends in half a line, which a killed process left, after it."""
+    """Appends a line; starts a new line first if a killed process left a partial one."""
     data = ("" if self._ends_in_line else "\n").encode() + line.encode() + b"\n"
     with write_errors(self.path):
       self._ends_in_line = False
@@ -88,7 +89,7 @@ class LineWriter:
 
 @contextlib.contextmanager
 def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Turns the system's errors in a block that writes `path` into a `WriteError`."""
+  """Turns operating system errors in a block that writes `path` into a `WriteError`."""
   try:
     yield
   except errors.MaxtextOlmoError:
@@ -98,13 +99,15 @@ def write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
   except ValueError as error:
     if "\0" not in os.fspath(path):
       raise
-    raise errors.WriteError(f"Cannot write {os.fspath(path)!r}: a path has no NUL.") from error
+    raise errors.WriteError(
+        f"Cannot write {os.fspath(path)!r}: the path contains a NUL character. Choose another path."
+    ) from error
 
 
 def _message(path: str, error: OSError) -> str:
   why = (error.strerror or str(error)).rstrip(".")
   if error.errno in _FULL:
-    remedy = "Make room, or choose another directory."
+    remedy = "Free some space, or choose another directory."
   elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
     remedy = "Choose a directory that this user may write to."
   else:
@@ -113,7 +116,7 @@ def _message(path: str, error: OSError) -> str:
 
 
 def _free_space(path: str) -> str:
-  """Says how much space is free in the nearest directory that exists; nothing if none is known."""
+  """Returns a sentence about the free space in the nearest existing directory; "" if unknown."""
   directory = os.path.dirname(os.path.abspath(path))
   while not os.path.isdir(directory) and directory != os.path.dirname(directory):
     directory = os.path.dirname(directory)
@@ -131,12 +134,14 @@ def _check_regular(path: str) -> None:
   except FileNotFoundError:
     return
   if not stat.S_ISREG(mode):
-    raise errors.WriteError(f"Cannot write {path}: it exists and is not a regular file.")
+    raise errors.WriteError(
+        f"Cannot write {path}: it exists and is not a regular file. Choose another path."
+    )
 
 
 def _sync_directory(directory: str) -> None:
-  """Makes the new name itself survive a power cut, where the file system allows it."""
-  # Mounted object stores refuse fsync on a directory; the rename has happened all the same.
+  """Makes the rename itself survive a power cut, where the file system supports it."""
+  # Mounted object stores reject fsync on a directory; the rename has taken effect anyway.
   with contextlib.suppress(OSError):
     descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -1,5 +1,5 @@
-"""A function that is compiled in the background, once there is enough work for it, while
-something slower serves."""
+"""Functions compiled in the background once there is enough work; a slower version serves until
+then."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ F = TypeVar("F")
 
 
 class Background(Generic[F]):
-  """Compiles in a thread of its own; safe for threads and forks.
+  """Compiles a function in a separate thread; safe to use with threads and forks.
 
   Args:
-    build: Compiles, or loads what was compiled before; None where that is not possible.
-    after: How much work has to be asked for before compiling is worth a second of another core.
-    what: What is compiled, for messages: "<what> stays with NumPy: ...".
+    build: Compiles the function or loads it from a cache; returns None where that is impossible.
+    after: Amount of work after which compiling is worth a second of another core.
+    what: Name of the function in messages: "<what> stays with NumPy: ...".
   """
 
   def __init__(self, build: Callable[[], F | None], *, after: int, what: str):
@@ -36,10 +36,10 @@ class Background(Generic[F]):
     _ALL.add(self)
 
   def get(self, work: int) -> F | None:
-    """The compiled function if it is ready; enough work asks for it to be compiled.
+    """Returns the compiled function if it is ready; starts compiling after enough work.
 
     Args:
-      work: What is about to be done, in the unit of `after`.
+      work: Amount of work about to be done, in the unit of `after`.
     """
     if self.ready is None and not self._began:
       self._work += work
@@ -48,7 +48,7 @@ class Background(Generic[F]):
     return self.ready
 
   def wait(self) -> bool:
-    """Compiles now, and waits for it; False where that is not possible."""
+    """Compiles now and waits for the result; returns False where compiling is impossible."""
     self._start()
     if self._thread is not None:
       self._thread.join()
@@ -59,7 +59,7 @@ class Background(Generic[F]):
       if self._began:
         return
       self._began = True
-      # Not a daemon: a process that ends while LLVM is at work may crash.
+      # Not a daemon thread: a process that exits while LLVM is running may crash.
       thread = threading.Thread(target=self._compile, name=f"compile {self._what}")
       try:
         thread.start()
@@ -78,7 +78,7 @@ class Background(Generic[F]):
           self._what,
           error,
       )
-    except Exception as error:  # Whatever numba stumbles over, the same results come from NumPy.
+    except Exception as error:  # Whatever fails in numba, NumPy gives the same results.
       logging.warning("%s stays with NumPy: numba failed: %r", self._what, error)
     finally:
       self._is_compiling = False
@@ -94,12 +94,12 @@ _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-  # The child has the code that was ready, but not the thread of what was not, and perhaps its locks
-  # in numba: compiling anything would wait for them forever.
-  everyone = list(_ALL)
-  under_way = any(background._is_compiling for background in everyone)
-  for background in everyone:
-    background._after_fork(may_begin=not under_way)
+  # The child inherits code that is compiled, but not a thread that is still compiling. That thread
+  # may have held locks in numba, and compiling anything would wait for them forever.
+  backgrounds = list(_ALL)
+  is_compiling = any(background._is_compiling for background in backgrounds)
+  for background in backgrounds:
+    background._after_fork(may_begin=not is_compiling)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -116,17 +116,17 @@ KEYS: tuple[Key, ...] = (
         "Rows that are evaluated; the remaining rows are padding. 0: all rows.",
         at_least(0, MOST_ROWS)),
     Key("vocab_size", 0,
-        "Token ids at or above this stop the run. 0: only ids that do not fit int32 do.",
+        "A token id at or above this stops the run. 0: check only that ids fit int32.",
         _fits_int32),
     Key("data_shuffle_seed", 0, "Seed of the order."),
     Key("enable_data_shuffling", True,
-        "False: corpus order, which overrides olmo_order.", read_by=_CORPUS),
+        "False reads the corpus in its own order, whatever olmo_order is.", read_by=_CORPUS),
     Key("data_sharding", (),
         "Mesh axes of each batch dimension, as in MaxText. Empty: rows are sharded over all axes.",
         kind=_MESH_AXES),
     Key("grain_worker_count", 0,
-        "Worker processes that prepare batches. 0 or less: threads of the trainer's process, which"
-        " is fastest.", at_least(-_MOST_WORKERS, _MOST_WORKERS), per_host=True),
+        "Worker processes that prepare batches. 0 or less: threads of the trainer's process"
+        " prepare them, which is fastest.", at_least(-_MOST_WORKERS, _MOST_WORKERS), per_host=True),
     Key("grain_per_worker_buffer_size", 1,
         "Batches that each worker process prepares in advance.",
         at_least(0, _MOST_AHEAD), per_host=True),
@@ -135,11 +135,14 @@ KEYS: tuple[Key, ...] = (
     Key("generate_padding_batch_eval", False,
         "Continue with padding batches when the evaluation data is exhausted."),
     Key("eval_interval", -1,
-        "Steps between evaluations. 0 or less: create_data_iterator makes no eval iterator."),
-    Key("enable_checkpointing", True, "Whether initial_step=-1 looks in checkpoint_dir."),
-    Key("checkpoint_dir", "", "Directory of the checkpoints.", _is_directory, per_host=True),
+        "Steps between evaluations. 0 or less: no evaluation; create_data_iterator returns None as"
+        " the eval iterator."),
+    Key("enable_checkpointing", True,
+        "Whether initial_step=-1 looks for a checkpoint in checkpoint_dir."),
+    Key("checkpoint_dir", "", "Directory of the run's checkpoints.", _is_directory, per_host=True),
     Key("initial_step", -1,
-        "Steps done before this run. -1: as in the latest committed checkpoint, or 0 without one.",
+        "Steps done before this start. -1: those of the latest committed checkpoint, or 0 if there"
+        " is none.",
         at_least(-1, 2**32)),
     # The corpus.
     Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _is_file,
@@ -166,33 +169,34 @@ KEYS: tuple[Key, ...] = (
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
-        "Where the olmo_core and maxtext orders are stored, 4 bytes per instance and epoch. Empty:"
-        " the user's cache directory.", _is_directory, read_by=(GRAIN,), per_host=True),
+        "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch."
+        " Empty: the user's cache directory.", _is_directory, read_by=(GRAIN,), per_host=True),
     Key("olmo_order_resume", "exact",
         "When the restored position is not a multiple of the batch size: 'exact' continues there,"
         " 'olmo_core' rounds down as OLMo-core does.", one_of("exact", "olmo_core"),
         read_by=(GRAIN,)),
     Key("olmo_num_epochs", 0,
-        "Epochs to train for; padding completes the last batch. 0: no end.", at_least(0, 10**6),
+        "Epochs to train for; padding completes the last batch. 0: unlimited.", at_least(0, 10**6),
         read_by=_CORPUS),
     Key("olmo_initial_position", -1,
-        "Samples consumed before this run. -1: they follow from initial_step.",
+        "Samples consumed before this start. -1: computed from initial_step.",
         at_least(-1)),
     Key("olmo_consumed_path", "",
-        "Bitmap of instances consumed before this run, which the first epoch leaves out.", _is_file,
+        "Bitmap of the instances consumed before this run; the first epoch omits them.", _is_file,
         read_by=(GRAIN,), per_host=True),
     Key("olmo_mixture", {},
-        "How much to read of each label or label pattern: {'wiki': 2.0, 'web-*': 0.5}. Empty: the"
-        " corpus as it is.", kind=config_stages.MIXTURE, read_by=_CORPUS),
+        "Amount to read of each label or label pattern, such as {'wiki': 2.0, 'web-*': 0.5}. Empty:"
+        " the corpus as it is.", kind=config_stages.MIXTURE, read_by=_CORPUS),
     Key("olmo_mixture_unit", "epochs",
         f"Unit of the numbers in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
         one_of(*mixture.UNITS), read_by=_CORPUS),
     Key("olmo_stages", (),
-        "Dicts with from_step (or from_tokens) and what changes there: olmo_mixture,"
-        " olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed, leave_out_seen.",
+        "Later stages of the run: dicts with from_step (or from_tokens) and the keys that change"
+        " there: olmo_mixture, olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed,"
+        " leave_out_seen.",
         kind=config_stages.STAGES, read_by=(GRAIN,), per_host=True),
     Key("olmo_allow_mixture_change", False,
-        "Let another olmo_mixture at a restart take effect from there on; otherwise it is refused.",
+        "Whether a changed olmo_mixture takes effect on resume; otherwise it is refused.",
         read_by=(GRAIN,)),
     Key("olmo_batch_schedule", (),
         "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"
@@ -210,13 +214,14 @@ KEYS: tuple[Key, ...] = (
         "Restart segment ids and positions at each document, so that attention stays within it."
         " Needs olmo_eos_id. olmo_documents always does this.", read_by=(GRAIN,)),
     Key("olmo_skip", (),
-        "(first, end) pairs of steps or samples to pass over; the end is not skipped.",
+        "(first, end) pairs of steps or samples to skip; the end is exclusive.",
         kind=_RANGES, read_by=_CORPUS),
     Key("olmo_skip_unit", skips.UNITS[0],
-        "Unit of olmo_skip: 'steps', as the run logged them, or 'samples', which are positions.",
+        "Unit of olmo_skip: 'steps', as the run logged them, or 'samples', as positions.",
         one_of(*skips.UNITS), read_by=_CORPUS),
     Key("olmo_skip_mode", skips.MODES[0],
-        "'drop' continues with the samples after them; 'mask' delivers them without loss.",
+        "What to do with skipped samples: 'drop' continues with the samples after them, 'mask'"
+        " delivers them without loss.",
         one_of(*skips.MODES), read_by=_CORPUS),
     Key("olmo_exclude", "",
         "File that lists documents, files, byte ranges, rows or labels on which no loss is taken.",
@@ -224,23 +229,24 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
         read_by=_CORPUS),
     Key("olmo_documents_path", "",
-        "File of document boundaries. Empty: INDEX.documents, next to the index.",
+        "Document index. Empty: the file INDEX.documents next to the index.",
         read_by=(DOCUMENTS,), per_host=True),
     Key("olmo_packing", "planned",
         f"How documents are packed into rows: {', '.join(packing.PACKINGS)}; 'none' gives each"
         " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),
     Key("olmo_packing_bins", 0,
-        "Rows that are packed at a time. 0: 1024 for 'planned', otherwise the batch of one host.",
+        "Rows packed at a time. 0: 1024 for 'planned', otherwise the batch size of one host.",
         at_least(0, 2**20), read_by=(DOCUMENTS,)),
     Key("olmo_long_documents", "split",
         f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}.",
         one_of(*packing.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
     Key("olmo_shift", "left",
-        "'left' shifts the targets; 'right' shifts the inputs and puts an EOS first.",
+        "'left' shifts the targets; 'right' shifts the inputs and puts an EOS before them.",
         one_of("left", "right"), read_by=(DOCUMENTS,)),
     Key("olmo_shard", "batch",
-        "'batch': global batches are the same for any number of hosts. 'slice': each host reads"
-        " documents of its own.", one_of("batch", "slice"), read_by=(DOCUMENTS,)),
+        "How documents are divided among hosts. 'batch': global batches are the same for any number"
+        " of hosts. 'slice': each host reads its own documents.", one_of("batch", "slice"),
+        read_by=(DOCUMENTS,)),
     # The batches.
     Key("olmo_batch_extras", (),
         f"Additional arrays in each batch, one value per row: {', '.join(batch.EXTRAS)}.",
@@ -306,7 +312,7 @@ class Options(types.SimpleNamespace):
     """Reads the keys of a config, with defaults for those that are missing or None.
 
     Raises:
-      ConfigError: An error that lists all problems.
+      ConfigError: The config is invalid. The message lists every problem.
     """
     values, problems = read_values(config, KEYS)
     name = values["dataset_type"]
@@ -362,24 +368,24 @@ class Options(types.SimpleNamespace):
 
   @property
   def skips(self) -> skips.Requests:
-    """What to skip."""
+    """The ranges of steps or samples to skip, as the config requests them."""
     return skips.Requests(self.olmo_skip, self.olmo_skip_unit, self.olmo_skip_mode)
 
   @property
   def order_name(self) -> str:
-    """The order in force: olmo_order, or sequential without shuffling."""
+    """The effective order: olmo_order, or sequential if shuffling is disabled."""
     return self.olmo_order if self.enable_data_shuffling else permutations.SequentialOrder.name
 
   @property
   def path_remap(self) -> dict[str, str]:
-    """Replacements of path prefixes of token files."""
+    """The path prefixes of token files to replace, each with its replacement."""
     if not self.olmo_path_remap_from:
       return {}
     return {self.olmo_path_remap_from: self.olmo_path_remap_to}
 
   @property
   def random_access_documents(self) -> bool:
-    """Whether a row of documents follows from its position alone; otherwise rows are streamed."""
+    """Whether each row of documents can be computed from its position; otherwise rows stream."""
     one_per_row = self.olmo_packing == "none" and self.olmo_long_documents != "split"
     return self.olmo_shard == "batch" and (self.olmo_packing == "planned" or one_per_row)
 
@@ -390,7 +396,7 @@ class Options(types.SimpleNamespace):
 
 
 def _unread_keys(config: Any, dataset_type: str, reads: Collection[str]) -> dict[str, str]:
-  """Returns the problem with each key that is set but would have no effect."""
+  """Returns an error message for each key that is set but would have no effect, by key."""
   return {
       key.name: (
           f"{key.name}={getattr(config, key.name)!r} would have no effect, because"

@@ -1,7 +1,7 @@
 """A configuration key: its name, type, default, help and check, and how its value is read.
 
-Bounds and choices of a single value are part of the table in `config`; combinations of values that
-cannot work are found by the checks below.
+The table in `config` has the bounds and choices of each single value; the checks below find
+combinations of values that cannot work together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ml_collections import config_dict
 from maxtext_olmo import errors
 from maxtext_olmo.order import permutations
 
-# Says what is wrong with a value, as in "must be at least 0"; empty for a value that is right.
+# Returns what is wrong with a value, such as "must be at least 0"; empty if the value is valid.
 Check = Callable[[Any], str]
 
 GRAIN, DOCUMENTS, SYNTHETIC = "olmo_grain", "olmo_documents", "synthetic"
@@ -37,7 +37,7 @@ MOST_TOKENS = 2**32
 
 
 def at_least(bound: float, most: float = _MOST) -> Check:
-  """Checks a lower bound, and an upper one that only mistakes exceed."""
+  """Checks a lower bound, and an upper bound that only a mistake exceeds."""
 
   def check(value: float) -> str:
     if value > most:
@@ -67,9 +67,9 @@ class Kind(NamedTuple):
   """A type of value.
 
   Attributes:
-    description: What it is called in an error, as in "should be a whole number".
-    python_type: What a config with declared types, such as MaxText's, declares for it.
-    read: Converts a value; raises TypeError, ValueError or the like for one of another type.
+    description: Name of the type in an error, as in "should be a whole number".
+    python_type: Type to declare in a config with declared types, such as MaxText's.
+    read: Converts a value; raises TypeError, ValueError or the like for a value of another type.
   """
 
   description: str
@@ -100,8 +100,8 @@ def _read_boolean(value: Any) -> bool:
 def _read_text(value: Any) -> str:
   text = os.fspath(value.value if isinstance(value, enum.Enum) else value)
   if not isinstance(text, str) or "\0" in text or len(text) > _MOST_TEXT:
-    raise TypeError("This is no text, or holds a NUL, or is too long for a path.")
-  text.encode()  # Raises for surrogates, which no file system takes.
+    raise TypeError("The value is not text, contains a NUL, or is too long for a path.")
+  text.encode()  # Raises for surrogates, which no file system accepts.
   return text
 
 
@@ -112,7 +112,7 @@ def _read_list(value: Any) -> tuple[Any, ...]:
 
 
 def show(value: Any) -> str:
-  """Returns a value as an error shows it: at most 200 characters of it."""
+  """Returns the text of a value for an error, cut to 200 characters."""
   text = repr(value)
   return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
 
@@ -132,14 +132,14 @@ class Key:
   """A configuration key.
 
   Attributes:
-    name: Its name.
-    default: Its value in a config that does not set it.
-    help: What it does, in a sentence or two.
-    check: Says what is wrong with a value of the right type.
-    read_by: The dataset types of this package that read it; not used for a trainer's own keys.
+    name: Name of the key.
+    default: Value in a config that does not set the key.
+    help: Description of the key, in a sentence or two.
+    check: Returns what is wrong with a value of the right type; empty if it is valid.
+    read_by: Dataset types of this package that read the key; not used for a trainer's own keys.
     per_host: Whether the hosts of a run may have different values.
-    kind: The type of its values; by default, the type of `default`.
-    default_by_type: For a key whose default is None, what that means for each dataset type.
+    kind: Type of the values; by default, the type of `default`.
+    default_by_type: If `default` is None, the default for each dataset type.
   """
 
   name: str
@@ -197,7 +197,7 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
 
 
 def problems(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
-  """Yields a sentence for each combination that cannot work.
+  """Yields a sentence for each combination of values that cannot work together.
 
   Args:
     options: A `config.Options`.

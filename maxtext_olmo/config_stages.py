@@ -3,7 +3,7 @@
     ({"from_step": 1000, "olmo_mixture": {"code": 0.6, "web": 0.4}, "olmo_mixture_unit": "weights"},
      {"from_tokens": 10**12, "olmo_index_path": "mid.json", "data_shuffle_seed": 7})
 
-A stage has what the config's own keys say, except for what it sets itself.
+A stage overrides some keys of the config; all others keep the config's values.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _read(value: Any) -> tuple[Stage, ...]:
       try:
         read[name] = _KEYS[name].kind.read(item)
       except (KeyError, *config_key.WRONG_TYPE):
-        pass  # `check` says what is wrong with it.
+        pass  # `problems` reports what is wrong with the value.
     stages.append(dict(sorted(read.items())))
   return tuple(stages)
 
@@ -75,7 +75,7 @@ def _problems(stages: Sequence[Stage]) -> Iterator[str]:
       if problem:
         yield f"{name}: {key}={config_key.show(value)} {problem}."
     if set(stage) == set(given):
-      yield f"{name} sets nothing but its beginning."
+      yield f"{name} sets only where it begins. Set what changes there, or remove the stage."
   for beginning in BEGINNINGS:
     firsts = [stage[beginning] for stage in stages if type(stage.get(beginning)) is int]
     if any(a >= b for a, b in zip(firsts, firsts[1:])):
@@ -91,8 +91,8 @@ def problems(options: Any) -> Iterator[str]:
   changed = options.olmo_allow_corpus_change
   if options.olmo_stages and changed != "no":
     yield (
-        f"olmo_stages needs olmo_allow_corpus_change='no', not {changed!r}: stages belong to the"
-        " corpus as it is."
+        f"olmo_stages needs olmo_allow_corpus_change='no', not {changed!r}: the corpus of a run"
+        " with stages must not change."
     )
   for number, stage in enumerate(options.olmo_stages, 1):
     order = stage.get("olmo_order", options.order_name)

@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use.
+"""The number of CPU cores this process may use.
 
     affinity mask       0-15        16 cores
     cgroup quota        350 ms of CPU time per 100 ms: 3.5 cores
@@ -16,7 +16,11 @@ import pathlib
 
 
 def available_cores() -> int:
-  """Returns the number of CPU cores this process may use: affinity mask and cgroup quota."""
+  """Returns the number of CPU cores that the affinity mask and the cgroup quota allow.
+
+  >>> available_cores() >= 1
+  True
+  """
   if hasattr(os, "sched_getaffinity"):
     cores = len(os.sched_getaffinity(0))
   else:
@@ -26,13 +30,13 @@ def available_cores() -> int:
 
 
 def cgroup_quota(root: pathlib.Path, membership: pathlib.Path) -> float | None:
-  """Returns the CPU quota of a process in cores; None where there is none.
+  """Returns the CPU quota of a process in cores, or None if it has no quota.
 
   The smallest quota of the process's cgroup and its ancestors applies.
 
   Args:
-    root: where cgroups are mounted; cgroup v2 itself, or the parent of the v1 controllers.
-    membership: lines of `id:controllers:path`, as in `/proc/self/cgroup`.
+    root: Mount point of cgroup v2, or parent directory of the v1 controllers.
+    membership: File with lines of `id:controllers:path`, such as `/proc/self/cgroup`.
   """
   quotas: list[float] = []
   for line in _read(membership).splitlines():
@@ -41,7 +45,7 @@ def cgroup_quota(root: pathlib.Path, membership: pathlib.Path) -> float | None:
     if not controllers:
       quotas += _quotas(root, path, _quota_v2)
     elif "cpu" in controllers.split(","):
-      # The directory is named for all its controllers; many systems link `cpu` to it as well.
+      # The directory is named after all its controllers; many systems also link `cpu` to it.
       mount = next((root / name for name in (controllers, "cpu") if (root / name).is_dir()), None)
       quotas += _quotas(mount, path, _quota_v1) if mount is not None else []
   return min(quotas, default=None)

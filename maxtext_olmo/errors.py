@@ -1,24 +1,31 @@
-"""What can go wrong, by kind.
+"""The exceptions of this library, by kind.
 
-Each error says what happened, where, what was expected and found, and what to do. Each takes one
-message, so that it survives pickling on its way out of a worker process.
+Each message says what happened, where, what was expected and found, and what to do. Each exception
+takes one argument, its message, so that it survives pickling on its way out of a worker process.
 """
 
 
 class MaxtextOlmoError(Exception):
-  """Everything this library raises on purpose."""
+  """The base class of every exception that this library raises on purpose.
+
+  >>> try:
+  ...   raise ConfigError("olmo_seed must not be negative, got -1.")
+  ... except MaxtextOlmoError as error:
+  ...   print(error)
+  olmo_seed must not be negative, got -1.
+  """
 
 
 class CorpusError(MaxtextOlmoError, ValueError):
-  """The token files, a manifest or an index are not what they should be."""
+  """A token file, a manifest or an index is damaged, inconsistent or unreadable."""
 
 
 class MissingFileError(CorpusError, FileNotFoundError):
-  """A file or directory of the corpus is not there."""
+  """A file or directory of the corpus does not exist."""
 
 
 class WriteError(MaxtextOlmoError, OSError):
-  """A file cannot be written: no space, no permission, or something else has its name."""
+  """A file cannot be written: no space, no permission, or its path is not a regular file."""
 
 
 class WorkerError(MaxtextOlmoError, RuntimeError):

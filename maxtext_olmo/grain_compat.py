@@ -20,6 +20,7 @@ from grain.experimental import FirstFitPackIterDataset as FirstFitPackIterDatase
 from grain.experimental import FlatMapIterDataset as FlatMapIterDataset
 from grain.experimental import FlatMapTransform as FlatMapTransform
 from grain.experimental import RepeatIterDataset as RepeatIterDataset
+from grain.experimental import ShapeDtypeStruct as ShapeDtypeStruct
 from grain.experimental import ThreadPrefetchIterDataset as ThreadPrefetchIterDataset
 from grain.experimental import get_element_spec as get_element_spec
 

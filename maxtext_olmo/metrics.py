@@ -1,11 +1,11 @@
 """Loading metrics, and a warning when the trainer keeps waiting for its batches.
 
-Each batch adds what its stages cost: order, reads, filter (with the vocabulary check) and transfer
-to the devices. Most of that runs in parallel with the trainer. What the trainer loses is the wait:
-the time that `next` took.
+Each batch adds the cost of its stages: order, reads, filter (with the vocabulary check) and
+transfer to the devices. Most of that runs in parallel with the trainer. The trainer only loses the
+time that it waits in `next`.
 
 The watchdog warns once, and only after warm-up. The first steps wait for compilation and cold
-caches, and one long wait may be an accident, so it looks at 20 later steps together:
+caches, and a single long wait may be an accident, so it evaluates 20 later steps together:
 
     first batch | 20 steps and 10 s: ignored | 20 steps, of which more than a tenth waiting: warn
 """
@@ -54,9 +54,9 @@ class Metrics:
     """Counts a batch handed to the trainer, and warns once if waits persist.
 
     Args:
-      step: The step that the batch is for.
-      asked_at: When the trainer asked for it, on the clock of `time.perf_counter`.
-      served_at: When it got it, on the same clock; now unless given.
+      step: Step of the batch.
+      asked_at: Time at which the trainer requested it, from `time.perf_counter`.
+      served_at: Time at which the trainer received it, from the same clock; now by default.
     """
     served_at = time.perf_counter() if served_at is None else served_at
     self.batches += 1
@@ -75,17 +75,17 @@ class _Watchdog:
     self._first_at: float | None = None
     self._seen = 0
     self._warned = False
-    # Of each of the last steps: when it got its batch, how long it waited, all costs up to then.
+    # For each of the last steps: when it got its batch, how long it waited, and all costs so far.
     self._recent: collections.deque[tuple[float, float, Sequence[float]]] = collections.deque(
         maxlen=_WINDOW_STEPS + 1
     )
 
   def observe(self, step: int, asked_at: float, served_at: float, costs: Sequence[float]) -> None:
-    """Takes in a step, and warns if the waits of the last steps are worth it."""
+    """Records a step, and warns if the last steps waited too long."""
     if self._first_at is None:
       self._first_at = served_at
     self._seen += 1
-    # Nothing that happens during warm-up counts, so the window fills with later steps only.
+    # Steps during warm-up do not count, so the window contains later steps only.
     warm = self._seen > _WARM_UP_STEPS and served_at - self._first_at >= _WARM_UP_SECONDS
     if self._warned or not warm:
       return

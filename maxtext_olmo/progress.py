@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for work that may take long."""
+"""A progress bar on stderr, for work that may take a long time."""
 
 import contextlib
 import sys
@@ -13,13 +13,15 @@ _SECONDS_BETWEEN_LINES = 10.0
 def progress_bar(
     description: str, total: int | None, *, enabled: bool, unit: str = "files"
 ) -> Iterator[Callable[[int], None]]:
-  """Yields a function that takes the amount of work just done; any thread may call it.
+  """Yields a function to call with the amount of work just done, from any thread.
 
-  A terminal gets a bar, a log file a line now and then, and nobody anything unless `enabled`.
+  Shows a bar on a terminal, and otherwise prints a line every 10 seconds.
 
   Args:
-    total: how much there is to do, or None where nobody knows.
-    unit: what is counted; "bytes" are shown as KB, MB, GB.
+    description: Text before the bar.
+    total: Total amount of work, or None if it is unknown.
+    enabled: Whether to show anything.
+    unit: Unit of the work; "bytes" are shown as KB, MB, GB.
   """
   if not enabled:
     yield _ignore
@@ -36,7 +38,7 @@ def _ignore(amount: int) -> None:
 
 @contextlib.contextmanager
 def _bar(description: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-  # Imported here, so that library code that shows nothing does not pay for it.
+  # Imported here, so that code that shows no bar does not pay for the import.
   import rich.console
   import rich.progress as bars
 

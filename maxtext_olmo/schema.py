@@ -1,13 +1,13 @@
-"""Schemas of saved states: whatever is wrong with a state is a ResumeError that says where.
+"""Schemas of saved states; a state that does not match raises a ResumeError that says where.
 
 Count(1)          a whole number of at least 1 (and below 2**62)
 str, bool, int    a value of that type
-dict              an object that holds nothing but JSON
+dict              an object that contains only JSON values
 object            anything
 Maybe(x)          x, or null, or missing
 [x]               a list of x
 (x, y)            a list of two items
-{"name": x}       an object with that member; it may have others, of other releases
+{"name": x}       an object with that member; it may have others, from other releases
 
 check({"step": 5, "anchor": [0, -1]}, {"step": Count(), "anchor": (Count(), Count())})
     → The data state is damaged: 'anchor[1]' is -1, expected a whole number of at least 0. …
@@ -27,25 +27,25 @@ _JSON = (type(None), bool, int, float, str)
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-  """A whole number that fits 63 bits, with room for arithmetic."""
+  """A whole number from `least` to 2**62 - 1, which leaves room for arithmetic in int64."""
 
   least: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Maybe:
-  """What may be null or missing."""
+  """A value that may be null or missing."""
 
   schema: Any
 
 
 def damaged(what: str) -> errors.ResumeError:
-  """Returns the error for a damaged state; `what` is wrong with it."""
+  """Returns the error for a damaged state; `what` says what is wrong with it."""
   return errors.ResumeError(f"The data state is damaged: {what}. {REMEDY}")
 
 
 def show(value: Any) -> str:
-  """Returns the beginning of a value, whatever it is."""
+  """Returns a short text for any value."""
   try:
     return reprlib.repr(value)
   except (ValueError, RecursionError):  # For example, an integer of thousands of digits.
@@ -56,7 +56,9 @@ def check(value: Any, schema: Any, name: str = "") -> None:
   """Raises ResumeError unless a value has the form that a schema describes.
 
   Args:
-    name: Where the value is, for the error: "history[0].step".
+    value: Value to check.
+    schema: Schema that it must match.
+    name: Location of the value for errors, such as "history[0].step".
   """
   expected = ""
   if isinstance(schema, Maybe):

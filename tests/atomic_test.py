@@ -109,7 +109,9 @@ class AtomicTest(parameterized.TestCase):
     lines = found.stdout.splitlines()
     self.assertLen(lines, 6)
     for line in lines:
-      self.assertRegex(line, "Cannot write .*: File too large.* bytes of free space. Make room")
+      self.assertRegex(
+          line, "Cannot write .*: File too large.* bytes of free space. Free some space"
+      )
     self.assertCountEqual(os.listdir(self.dir), ["lines", "old", "orders", "tokens.npy"])
     self.assertEqual((self.dir / "old").read_text(), "old")
     self.assertLessEqual({n.split(".")[-1] for n in os.listdir(self.dir / "orders")}, {"lock"})

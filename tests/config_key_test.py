@@ -140,7 +140,7 @@ class ChecksTest(parameterized.TestCase):
       ({"olmo_index_path": ""}, "olmo_index_path is empty"),
       ({"global_batch_size_to_train_on": 9}, "train_on=9 exceeds global_batch_size_to_load=8"),
       ({"global_batch_size_to_eval_on": 9}, "eval_on=9 exceeds global_batch_size_to_load_eval=8"),
-      ({"olmo_batch_schedule": ((1, 4),)}, "olmo_batch_schedule: .*begins at step 0"),
+      ({"olmo_batch_schedule": ((1, 4),)}, "olmo_batch_schedule: .*must begin at step 0"),
       (
           {"olmo_batch_schedule": ((0, 4),), "global_batch_size_to_train_on": 4},
           "olmo_batch_schedule needs global_batch_size_to_train_on=4 to equal",

@@ -25,6 +25,7 @@ _NAMES = {
     ),
     "FlatMapIterDataset": ("splitting long documents in streams", ()),
     "RepeatIterDataset": ("streams without an end", ()),
+    "ShapeDtypeStruct": ("the specs of batches whose lengths differ", ()),
     "ThreadPrefetchIterDataset": ("prefetching of streams", ("prefetch_buffer_size",)),
     "get_element_spec": ("the element specs of our datasets", ()),
 }

@@ -35,7 +35,7 @@ class MemoryStorage:
     end = len(content) if size is None else offset + size
     if end > len(content):
       raise CorpusError(
-          f"{path} is too short: bytes {offset} to {end} were expected, but it ends at byte"
+          f"{path} is too short: expected bytes {offset} to {end}, but it ends at byte"
           f" {len(content)}."
       )
     return content[offset:end]

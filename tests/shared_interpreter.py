@@ -26,6 +26,8 @@ import unittest
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import numpy.testing  # noqa: F401  NumPy 2.0 runs lscpu at this import, which the guard would refuse.
 from absl import flags
 from absl import logging as absl_logging
 from absl.testing import absltest
@@ -78,12 +80,27 @@ def main() -> None:
   answers = os.fdopen(os.dup(1), "w")
   flags.FLAGS(sys.argv[:1])  # Absl's test cases read flags.
   loader = absltest.TestLoader()
+  _allow_same_number_of_devices()
   guard = _ProcessGuard()
   for line in sys.stdin:
     request = json.loads(line)
     with _output_to(request["output"]), _isolated():
       answer = _run(pathlib.Path(request["path"]), loader, guard)
     print(json.dumps(answer), file=answers, flush=True)
+
+
+def _allow_same_number_of_devices() -> None:
+  """Lets each test file set the number of devices that its interpreter has already.
+
+  The oldest supported JAX refuses this once a backend is initialized, newer ones do not.
+  """
+  update = jax.config.update
+
+  def update_if_changed(name: str, value: Any) -> None:
+    if name != "jax_num_cpu_devices" or getattr(jax.config, name) != value:
+      update(name, value)
+
+  jax.config.update = update_if_changed
 
 
 def _run(path: pathlib.Path, loader: unittest.TestLoader, guard: _ProcessGuard) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The commands of `maxtext-olmo`, and what they share: parsers, runs and tables."""
+"""The commands of `maxtext-olmo`, and their shared code: parsers, runs and tables."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def add_command(
   """Adds a command and returns `add_option` for its parser.
 
   Args:
-    commands: The subparsers to add it to.
-    name: What the user types.
-    run: Runs it and returns the exit code.
-    description: What it does; lines are kept, and folded where they are too long.
-    settings: Of its `ArgumentParser`.
+    commands: The subparsers to add the command to.
+    name: The name that the user types.
+    run: Runs the command and returns the exit code.
+    description: The description in its help; line breaks are kept, and long lines are wrapped.
+    settings: Further arguments of its `ArgumentParser`.
   """
   parser = commands.add_parser(
       name,
@@ -54,10 +54,11 @@ def add_option(
 
   Args:
     parser: The parser of a command.
-    usage: The name, and what stands for its value: `INDEX`, `--steps N`, `--overwrite`.
-    help: What it means.
-    otherwise: What happens without it, where the default does not say that.
-    settings: Of `ArgumentParser.add_argument`; the type follows from a default that is an int.
+    usage: The name, and a placeholder for its value: `INDEX`, `--steps N`, `--overwrite`.
+    help: The description of the argument.
+    otherwise: What happens without it, if the default does not show that.
+    settings: Further arguments of `ArgumentParser.add_argument`; a default that is an int implies
+      the type.
   """
   name, *metavar = usage.split()
   if metavar or not name.startswith("-"):
@@ -73,8 +74,15 @@ def add_option(
 
 def add_run_options(option: Callable[..., None]) -> None:
   """Adds the options that `find_run` reads."""
-  option("--config FILE", "the run's config", otherwise="the one kept next to its checkpoints")
-  option("--checkpoint N", "which checkpoint", otherwise="the one named, or the latest", type=int)
+  option(
+      "--config FILE", "config file of the run", otherwise="the one kept next to the checkpoints"
+  )
+  option(
+      "--checkpoint N",
+      "the checkpoint to use",
+      otherwise="the one that PATH names, or the latest",
+      type=int,
+  )
 
 
 def use_cpu() -> None:
@@ -89,7 +97,7 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
 
   Args:
     path: A checkpoint, a directory with checkpoints, or a config file.
-    args: With what `add_run_options` adds, and `rest`, the keys to change: `--config.KEY=VALUE`.
+    args: The options of `add_run_options`, and `rest`, the keys to change: `--config.KEY=VALUE`.
   """
   from maxtext_olmo.inspection import run as run_lib
 
@@ -107,7 +115,7 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
 
 
 def _shipped(path: str) -> str:
-  """Returns the path of a config that comes with this package, if that is what `path` names."""
+  """Returns the full path if `path` names a config that comes with this package."""
   from maxtext_olmo.trainers.tiny import config as config_lib
 
   return config_lib.shipped_config(path) or path
@@ -120,8 +128,8 @@ def read_config(
 
   Args:
     path: A Python file with `get_config`, or a YAML or JSON file, such as a config of MaxText.
-    keys: What to change: `--config.KEY=VALUE`.
-    kept: The data keys, if there is no file.
+    keys: The changes, as `--config.KEY=VALUE`.
+    kept: The data keys that were kept with the run, if there is no file.
   """
   from maxtext_olmo import config as data_keys
   from maxtext_olmo.trainers.tiny import config as config_lib
@@ -160,7 +168,7 @@ def read_values(path: str) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
       raise errors.ConfigError(f"The config file {path} cannot be read: {error}") from error
   if not isinstance(values, dict):
-    raise errors.ConfigError(f"The config file {path} does not hold keys and values.")
+    raise errors.ConfigError(f"The config file {path} does not contain keys and values.")
   return values
 
 
@@ -190,13 +198,18 @@ def print_table(
         column, justify="left" if column in _TEXT_COLUMNS else "right", overflow="fold"
     )
   for row in rows:
-    # Brackets in a path or a label are brackets, not markup.
+    # Brackets in a path or a label are not markup.
     table.add_row(*map(rich.text.Text, map(_cell, row)), style=style(row))
   rich.console.Console(highlight=False).print(table)
 
 
 def _cell(value: Any) -> str:
-  return f"{value:,}" if isinstance(value, int) else value or ""
+  return f"{value:,}" if isinstance(value, int) else plain(value or "")
+
+
+def plain(text: str) -> str:
+  """Returns a name of a corpus on one line, without what a terminal would obey."""
+  return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

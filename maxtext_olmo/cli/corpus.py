@@ -11,10 +11,10 @@ _DESCRIPTION = """\
 Makes a corpus in OLMo's on-disk format from any text: raw token files, a mix.txt that lists them,
 and next to each file a .csv.gz with the name, source file and line of each document.
 
-An INPUT is a text file, or a directory, of which all files are taken. A .jsonl file has one
-document per line; any other file is one document. Files are UTF-8, and may be compressed (.gz).
-LABEL=PATH gives an input a label; without it the label is the name of the file or directory.
-Inputs with the same label go together.
+Each input is a text file, or a directory whose files are all used. A .jsonl file has one document
+per line; any other file is one document. Files are UTF-8 and may be compressed (.gz). LABEL=PATH
+gives an input a label; by default, the label is the name of the file or directory. Inputs with the
+same label are combined.
 """
 
 _EPILOG = """\
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
       description=_DESCRIPTION,
       epilog=_EPILOG,
   )
-  option("INPUTS", "PATH or LABEL=PATH", nargs="+")
+  option("INPUTS", "inputs, as PATH or LABEL=PATH", nargs="+")
   option("--output DIR", "directory for mix.txt and TOKENIZER/LABEL/part-00000.npy", required=True)
   option(
       "--tokenizer",
@@ -45,12 +45,12 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--tokenizer-name NAME",
-      "what {TOKENIZER} stands for in the manifest",
+      "value of {TOKENIZER} in the manifest",
       otherwise="the directory of the tokenizer.json",
   )
   option(
       "--eos-token TOKEN",
-      "the token of a tokenizer.json that ends a document",
+      "the token that ends a document, for a tokenizer.json",
       otherwise="a well-known one, such as <|endoftext|>",
   )
   option(
@@ -60,27 +60,27 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--pattern",
-      "which files of a directory are taken, such as '*.txt'",
-      otherwise="all but hidden ones",
+      "pattern of the files to use from a directory, such as '*.txt'",
+      otherwise="all except hidden files",
       default="*",
   )
   option(
       "--separator TEXT",
-      "a line with just this text ends a document; '' is a blank line",
+      "line that ends a document in a text file; '' is a blank line",
       otherwise="a file is one document",
   )
   option("--text-field FIELD", "the field of a .jsonl line that holds the text", default="text")
   option("--id-field FIELD", "the field of a .jsonl line that names the document", default="id")
   option(
       "--overwrite",
-      "replace a corpus that is in the output directory, once the new one is complete",
-      otherwise="that is an error",
+      "replace an existing corpus in the output directory once the new one is complete",
+      otherwise="an existing corpus is an error",
       action="store_true",
   )
 
 
 def run(args: argparse.Namespace) -> int:
-  """Makes a corpus and says what to do with it."""
+  """Makes a corpus and prints the next command."""
   from maxtext_olmo.corpus import tokenize
   from maxtext_olmo.corpus import tokenizer as tokenizers
 
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
   print(
       f"{summary.documents:,} documents{empty}, {summary.tokens:,} tokens of {summary.dtype} in"
       f" {summary.files:,} files; vocab_size {summary.vocab_size}, EOS {summary.eos_id}.\n"
-      f"The manifest is {summary.mix_file}. Next:\n"
+      f"The manifest is {summary.mix_file}. Next, build an index:\n"
       f"  maxtext-olmo index build --mix-file {summary.mix_file} --tokenizer {summary.tokenizer}"
       f" --dtype {summary.dtype} --sequence-length 1024 --output"
       f" {os.path.join(args.output, 'index.json')}"

@@ -1,7 +1,7 @@
 """`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost.
 
-`python -m maxtext_olmo.cli.demo --config=…` is what it runs: the tiny trainer, which also records a
-digest of every row that each process trains on, in the directory `MAXTEXT_OLMO_DEMO_LEDGER`. With
+It runs `python -m maxtext_olmo.cli.demo --config=…`: the tiny trainer, which also records a digest
+of every row that each process trains on, in the directory `MAXTEXT_OLMO_DEMO_LEDGER`. With
 `MAXTEXT_OLMO_DEMO_PAUSE` set to a step, it pauses there, so that it can be killed.
 """
 
@@ -47,12 +47,12 @@ def add_parser(subparsers: Any) -> None:
       help="make a corpus, train on 2 processes, kill one, resume on 1, compare",
       description=(
           "Makes a corpus of Python's own documentation strings, trains a small model on two JAX"
-          " processes, kills one of them mid-run, resumes with a single process, and compares all"
-          " of it with an uninterrupted run."
+          " processes, kills one of them mid-run, resumes with a single process, and compares the"
+          " result with an uninterrupted run."
       ),
   )
-  option("--directory DIR", "where everything goes", default="demo-run")
-  option("--steps N", "training steps, 24 or more", default=48)
+  option("--directory DIR", "directory for all files of the demo", default="demo-run")
+  option("--steps N", "number of training steps, at least 24", default=48)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
   root = pathlib.Path(args.directory)
   if root.exists():
     if not (root / "demo.txt").exists():
-      raise errors.ConfigError(f"{root} exists and is not a demo's directory; choose another.")
+      raise errors.ConfigError(
+          f"{root} exists and was not made by a demo. Choose another --directory."
+      )
     shutil.rmtree(root)
   root.mkdir(parents=True)
   (root / "demo.txt").write_text("Made by `maxtext-olmo demo`; safe to delete.\n")
@@ -98,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
       "A position counts samples, not processes, so the number of processes may change.",
   )
   _train(console, root / "interrupted", flags, processes=1)
-  chapter("The same run without an accident, on 1 process", "What should have happened.")
+  chapter("The same run without interruption, on 1 process", "The reference for the comparison.")
   _train(console, root / "untouched", flags, processes=1)
   chapter(
       "Compare",
@@ -111,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def docstrings(limit_files: int = 700) -> dict[str, list[str]]:
-  """Documentation strings of Python's standard library, by kind, read from its sources."""
+  """Returns docstrings of Python's standard library, by kind, read from its sources."""
   library = pathlib.Path(sysconfig.get_paths()["stdlib"])
   skipped = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
   files = [
@@ -188,7 +190,7 @@ def _train(
     processes: int,
     kill_at: int | None = None,
 ) -> None:
-  """Runs the trainer on two devices in all, and kills a process once it has reached a step."""
+  """Runs the trainer on two devices in total, and kills a process once it has reached a step."""
   from maxtext_olmo.trainers import launch
 
   ledger = directory / f"ledger-{processes}-processes"
@@ -227,7 +229,7 @@ def _train(
 def _wait_for_step(
     started: Any, ledger: pathlib.Path, step: int, checkpoints: pathlib.Path
 ) -> None:
-  """Waits until both processes pause at a step, to be killed, and there is a checkpoint."""
+  """Waits until both processes pause at a step and a checkpoint has been written."""
   from maxtext_olmo.loader import resume
 
   while started.running:
@@ -257,7 +259,7 @@ def _compare(console: Any, root: pathlib.Path, steps: int, kill_at: int) -> bool
   off = [abs(losses[step] - expected_losses[step]) for step in range(steps)]
 
   table = Table(title="loss, step by step")
-  for name in ("step", "killed and resumed", "untouched", "difference", "rows of the batch"):
+  for name in ("step", "killed and resumed", "uninterrupted", "difference", "rows of the batch"):
     table.add_column(name, justify="right")
   differing = 0
   for step in range(steps):
@@ -296,19 +298,17 @@ def _differing_rows(
     after: dict[int, str] | None,
     kept: bool,
 ) -> int:
-  """Rows of a step that are not what the untouched run had.
+  """Returns the rows of a step that differ from the uninterrupted run.
 
   Args:
-    expected: Row → digest, as it should be.
-    before: What the killed run recorded; it may lack the rows of a process that was killed at this
-      step.
-    after: What the resumed run recorded, if it reached this step.
-    kept: Whether the step is in the checkpoint that was resumed from, so that the killed run
-      counts.
+    expected: The digest of each row in the uninterrupted run.
+    before: The digests of the killed run; it may lack rows of a process that was killed here.
+    after: The digests of the resumed run, if it reached this step.
+    kept: Whether the resumed checkpoint includes the step, so that the killed run counts.
   """
   counting = before if kept else (after or {})
   wrong = {row for row, digest in expected.items() if counting.get(row) != digest}
-  # A step that was trained before the kill and again after it must have been the same both times.
+  # A step that was trained before the kill and again after it must be the same both times.
   return len(wrong | {row for row, digest in before.items() if expected.get(row) != digest})
 
 
@@ -328,13 +328,13 @@ class _Output:
 
 
 def read_ledger(directory: pathlib.Path) -> dict[int, dict[int, str]]:
-  """Returns step → row → digest over all processes of a directory; a row's last writer counts."""
+  """Returns digests by step and row, over all processes; the last digest of a row counts."""
   steps: dict[int, dict[int, str]] = {}
   for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
     for line in path.read_text().splitlines():
       try:
         entry = json.loads(line)
-      except ValueError:  # The line that a killed process was at.
+      except ValueError:  # A killed process may leave an incomplete line.
         continue
       rows = {int(row): digest for row, digest in entry["rows"].items()}
       steps.setdefault(entry["step"], {}).update(rows)

@@ -18,8 +18,8 @@ Evaluates a checkpoint of the embedded trainer.
 --tasks runs tasks of lm-evaluation-harness and prints its table (needs the extra `eval`).
 --ppl scores every token of a corpus once, and prints perplexity and bits per byte for each label.
 
-The checkpoint is the latest in checkpoint_dir; --config and --config.KEY=VALUE are those it was
-trained with.
+Evaluates the latest checkpoint in checkpoint_dir. Give the same --config and --config.KEY=VALUE as
+in training.
 """
 
 _EPILOG = """\
@@ -41,27 +41,27 @@ def add_parser(subparsers: Any) -> None:
       subparsers,
       "eval",
       run,
-      help="evaluate a checkpoint: harness tasks, perplexity",
+      help="evaluate a checkpoint on harness tasks, or its perplexity on a corpus",
       description=_DESCRIPTION,
       epilog=_EPILOG,
       allow_abbrev=False,
   )
-  option("--config FILE", "a config file", otherwise="all keys' defaults")
+  option("--config FILE", "config file of the run", otherwise="the defaults of all keys")
   option(
       "--tasks NAMES",
-      "harness tasks, by comma: names, patterns such as 'arc_*', or YAML files",
+      "harness tasks, separated by commas: names, patterns such as 'arc_*', or YAML files",
       otherwise="none",
       default="",
   )
   option(
       "--task-dir DIR",
-      "where task files of your own are",
-      otherwise="the harness's alone",
+      "directory of your own task files",
+      otherwise="only tasks of the harness",
       default="",
   )
   option(
       "--ppl INDEX",
-      "an index JSON; may be repeated",
+      "index (JSON file) of a corpus to score; may be repeated",
       otherwise="none",
       action="append",
       default=[],
@@ -71,40 +71,40 @@ def add_parser(subparsers: Any) -> None:
       "`bytes`, a tokenizer.json, a directory with one, or `hf:NAME` on the Hugging Face Hub",
       otherwise="eval_tokenizer",
   )
-  option("--step N", "which checkpoint", otherwise="the latest", type=int)
-  option("--batch-size N", "rows, over all processes", default=64)
-  option("--max-length N", "tokens per row", otherwise="max_target_length", type=int)
+  option("--step N", "step of the checkpoint to evaluate", otherwise="the latest", type=int)
+  option("--batch-size N", "rows per batch, over all processes", default=64)
+  option("--max-length N", "maximum tokens per row", otherwise="max_target_length", type=int)
   option(
       "--truncation HOW",
-      "of contexts that are too long: `left` drops their beginning, `error` stops",
+      "how to treat contexts that are too long: `left` drops their beginning, `error` stops",
       default="left",
   )
   option(
       "--packing WHEN",
-      "several requests in a row: `on`, `off`, or `auto`, which tests whether the scores stay the"
+      "pack several requests into a row: `on`, `off`, or `auto`, which tests that scores stay the"
       " same",
       default="auto",
   )
   option(
       "--limit N",
-      "documents per task, and per label of each --ppl; below 1 a share of them",
+      "documents per task, and per label of each --ppl; below 1, a share of them",
       otherwise="all",
       type=float,
   )
-  option("--num-fewshot N", "examples before each question", otherwise="the task's own", type=int)
-  option("--output FILE", "write the results here, as JSON", otherwise="they are only printed")
+  option("--num-fewshot N", "examples before each question", otherwise="set by the task", type=int)
+  option("--output FILE", "write the results to a JSON file", otherwise="only print them")
   option(
       "--log-samples",
-      "with each document and answer in the JSON",
+      "include each document and answer in the JSON",
       otherwise="off",
       action="store_true",
   )
   option(
       "--cache FILE",
-      "keep finished requests here, so that a killed evaluation resumes",
-      otherwise="nothing is kept",
+      "file of finished requests, with which a killed evaluation resumes",
+      otherwise="no cache",
   )
-  option("--processes N", "run on N processes of this machine", default=1)
+  option("--processes N", "run in N processes on this machine", default=1)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,9 +131,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-  """Raises ConfigError for what is wrong before anything is loaded."""
+  """Raises ConfigError for invalid arguments, before anything is loaded."""
   if not args.tasks and not args.ppl:
-    raise errors.ConfigError("Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both.")
+    raise errors.ConfigError(
+        "There is nothing to evaluate. Give --tasks=NAMES, --ppl=INDEX, or both."
+    )
   if args.packing not in _PACKINGS:
     raise errors.ConfigError(
         f"--packing={args.packing} is unknown; choose from {', '.join(_PACKINGS)}."
@@ -157,7 +159,7 @@ def _on_processes(args: argparse.Namespace) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-  """The results of the command line's tasks and corpora; each process gets them."""
+  """Returns the results of the command line's tasks and corpora, on each process."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.evaluation import perplexity
   from maxtext_olmo.evaluation import scoring
@@ -171,7 +173,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
   report.show_on_stderr(int(os.environ.get("JAX_PROCESS_ID", "0")))
   config_file = [f"--config={args.config}"] if args.config else []
   config = config_lib.read_config(["maxtext-olmo eval", *config_file, *args.rest])
-  # What is looked for by name is looked for before the slow part begins.
+  # Look up names first, so that a wrong one fails before the slow part.
   tasks = evaluation.Tasks(args.tasks.split(","), args.task_dir) if args.tasks else None
   indexes = {path: index_lib.load_index(path) for path in args.ppl}
   tokenizer = tokenizer_lib.load_eval_tokenizer(args.tokenizer or config.eval_tokenizer)
@@ -231,7 +233,7 @@ def _report(results: dict[str, Any]) -> None:
 def _how_it_was_scored(config: dict[str, Any]) -> str:
   lengths = config["compiled_lengths"]
   if not lengths:
-    return "No request had to be scored."
+    return "There were no requests to score."
   return (
       f"Scored in rows of {', '.join(map(str, lengths))} tokens:"
       f" {len(lengths)} shape{'s' if len(lengths) > 1 else ''} compiled,"

@@ -28,14 +28,14 @@ def add_parser(subparsers: Any) -> None:
       commands,
       "show",
       run_show,
-      help="show what is in an index",
+      help="show the contents of an index",
       description=(
           "Shows the labels of an index with their files, tokens and instances, and its"
           " fingerprint."
       ),
   )
-  option("INDEX", "the index, a JSON file (MaxText's own too)")
-  option("--files", "show each file", otherwise="a line for each label", action="store_true")
+  option("INDEX", "the index, a JSON file; also one made by MaxText")
+  option("--files", "show a line for each file", otherwise="one per label", action="store_true")
   _add_documents(commands)
 
 
@@ -44,40 +44,39 @@ def _add_build(commands: Any) -> None:
       commands,
       "build",
       run_build,
-      help="look at the files of a mix and write their index",
+      help="build the index of the files of a mix",
       description=(
-          "Looks at each file of a mix once (a stat and a small read) and writes the index that"
+          "Checks each file of a mix once (a stat and a small read) and writes the index that"
           " training reads."
       ),
       epilog=_BUILD_EPILOG,
   )
   option(
       "--mix-file FILE",
-      "the manifest: one `label,path` per line; AI2's own can be used as they are",
+      "the manifest, with one `label,path` per line; AI2's manifests can be used as they are",
       required=True,
   )
   option(
       "--base DIR",
-      "the directory that the manifest's paths are relative to",
+      "directory to which the manifest's paths are relative",
       otherwise="the directory of the manifest",
   )
   option(
       "--allow-outside",
-      "use files that do not lie below the base: absolute paths, and paths that lead out of it by"
-      " `..`",
+      "allow files outside the base: absolute paths, and paths that leave it by" " `..`",
       otherwise="they are refused",
       action="store_true",
   )
   option(
       "--tokenizer NAME",
-      "what {TOKENIZER} stands for in the paths; part of the fingerprint",
+      "value of {TOKENIZER} in the paths; part of the fingerprint",
       default="allenai/dolma3-tokenizer",
   )
   option("--sequence-length S", "tokens per instance", required=True, type=int)
   option(
       "--max-target-sequence-length M",
-      "cut files into windows of M tokens, a multiple of S, so that later stages with any S that"
-      " divides M see the same tokens",
+      "cut files into windows of M tokens, a multiple of S, so that later stages with any sequence"
+      " length that divides M see the same tokens",
       otherwise="none",
       type=int,
   )
@@ -90,23 +89,23 @@ def _add_build(commands: Any) -> None:
   option(
       "--dtype",
       "dtype of the token files",
-      otherwise="%(default)s, as AI2's are",
+      otherwise="%(default)s, as in AI2's files",
       default="uint32",
       choices=("uint8", "uint16", "uint32", "uint64"),
   )
   option(
       "--checksums",
-      "record a checksum of each file, for `verify`; reads all data",
+      "record a checksum of each file for `verify`; reads all data",
       otherwise="none",
       choices=("xxh3", "sha256"),
   )
-  option("--workers N", "threads that look at files", default=32)
+  option("--workers N", "threads that check files", default=32)
   option(
       "--extends INDEX",
-      "an older index that this mix continues with more files: its held-out split is kept",
-      otherwise="the output file, if it is there already and the mix continues it",
+      "older index that this mix extends with more files; its held-out split is kept",
+      otherwise="the output file, if it exists and the mix extends it",
   )
-  option("--output FILE", "the index, a JSON file", required=True)
+  option("--output FILE", "the index to write, a JSON file", required=True)
 
 
 def _add_documents(commands: Any) -> None:
@@ -117,23 +116,23 @@ def _add_documents(commands: Any) -> None:
       help="find the documents of an index, for dataset_type=olmo_documents",
       description=(
           "Finds the documents of a corpus by their EOS, which reads all tokens once, or by dolma's"
-          " csv.gz boundary files if they are next to the token files. Writes where each document"
-          " begins, and the names that boundary files have, to a sidecar file."
+          " csv.gz boundary files if they are next to the token files. Writes the document index: a"
+          " file with the beginning of each document, and its name if there is a boundary file."
       ),
   )
   option("INDEX", "the index, a JSON file")
   option("--eos-id ID", "the token that ends a document", required=True, type=int)
-  option("--output FILE", "the sidecar file", otherwise="INDEX.documents")
+  option("--output FILE", "the document index to write", otherwise="INDEX.documents")
   option(
       "--hashes",
-      "keep a hash of each document's tokens, for olmo_exclude; reads all tokens once more",
+      "store a hash of each document's tokens, for olmo_exclude; reads all tokens once more",
       otherwise="off",
       action="store_true",
   )
-  option("--workers N", "threads that read files", otherwise="one for each core", type=int)
+  option("--workers N", "threads that read files", otherwise="one per core", type=int)
   option(
       "--verify",
-      "check the sidecar file that is there, all of it, instead of making one",
+      "check the whole existing document index instead of making one",
       otherwise="off",
       action="store_true",
   )
@@ -146,9 +145,9 @@ def run_build(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import paths
   from maxtext_olmo.loader import olmo_core_import
 
-  _check_directory(args.output)  # Better now than after an hour of checksums.
+  _check_directory(args.output)  # Fail now rather than after an hour of checksums.
   if os.path.isdir(args.output):
-    raise CorpusError(f"The output {args.output} is a directory: name a file, such as index.json.")
+    raise CorpusError(f"The output {args.output} is a directory. Give a file, such as index.json.")
   entries = manifest_lib.read_mix(args.mix_file, tokenizer=args.tokenizer)
   base = paths.absolute(args.base or os.path.dirname(os.path.abspath(args.mix_file)))
   if not args.allow_outside:
@@ -170,8 +169,8 @@ def run_build(args: argparse.Namespace) -> int:
   if not index.total_instances:
     longest = max(entry.n_tokens for entry in index.files)
     raise CorpusError(
-        "The corpus has no instance: each needs"
-        f" {args.max_target_sequence_length or args.sequence_length} tokens, and the longest file"
+        "The corpus has no instances: each needs"
+        f" {args.max_target_sequence_length or args.sequence_length} tokens, but the longest file"
         f" has {longest}. Choose a shorter --sequence-length."
     )
   if not args.extends and os.path.exists(args.output):
@@ -201,7 +200,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def run_documents(args: argparse.Namespace) -> int:
-  """Builds or checks the sidecar file and says what is in it."""
+  """Builds or checks the document index and prints its contents."""
   import numpy as np
 
   from maxtext_olmo.corpus import documents as documents_lib
@@ -237,11 +236,11 @@ def run_documents(args: argparse.Namespace) -> int:
 def _check_directory(output: str) -> None:
   directory = os.path.dirname(os.path.abspath(output))
   if not os.path.isdir(directory):
-    raise MissingFileError(f"The directory of the output does not exist: {directory}.")
+    raise MissingFileError(f"The directory of --output, {directory}, does not exist. Create it.")
 
 
 def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
-  """A forgotten --dtype is the likeliest mistake, and a few bytes of a few files give it away."""
+  """Warns if a few bytes of a few files look like another dtype; a common mistake."""
   from maxtext_olmo.corpus import verify
   from maxtext_olmo.corpus.token_files import TokenFiles
 

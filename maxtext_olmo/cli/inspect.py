@@ -1,4 +1,4 @@
-"""`maxtext-olmo inspect`: what a run has seen, and will see."""
+"""`maxtext-olmo inspect`: shows what a run has seen and will see."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from maxtext_olmo import errors
 from maxtext_olmo.cli import spikes
 
 _DESCRIPTION = """\
-Answers what a run has seen and will see, without replaying it and without a log.
+Shows what a run has seen and will see, without replaying it and without a log.
 
 PATH names a run: a checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText),
-the directory above one, or a config file (.py, .yml, .json). A second run is compared with the
-first. Nothing is written next to the run, and no accelerator is used.
+the directory above one, or a config file (.py, .yml, .json). With a second run, the two are
+compared. Nothing is written next to the run, and no accelerator is used.
 
-The config is the one kept next to the checkpoints; --config=FILE and --config.KEY=VALUE replace and
-change it, for example where the corpus is mounted elsewhere.
+The config is the one kept next to the checkpoints. --config=FILE replaces it, and
+--config.KEY=VALUE changes it, for example if the corpus is mounted elsewhere.
 """
 
 _EPILOG = """\
 examples:
-  maxtext-olmo inspect checkpoints                        what the latest data state says
+  maxtext-olmo inspect checkpoints                        a summary of the latest data state
   maxtext-olmo inspect checkpoints --step 41200           the rows of a step
   maxtext-olmo inspect checkpoints --step 41200 --row 3 --text
   maxtext-olmo inspect checkpoints --steps 41190:41210    a line for each step
@@ -36,7 +36,7 @@ examples:
   maxtext-olmo inspect checkpoints --document 901         a document by its number, or its name
   maxtext-olmo inspect checkpoints --serve                the same in a browser
   maxtext-olmo inspect checkpoints --file wiki/part-003.npy --byte 32768
-  maxtext-olmo inspect checkpoints --losses metrics.jsonl  the spikes of the loss, and what was read
+  maxtext-olmo inspect checkpoints --losses metrics.jsonl  the loss spikes, and the data around them
 """
 
 
@@ -46,43 +46,52 @@ def add_parser(subparsers: Any) -> None:
       subparsers,
       "inspect",
       run,
-      help="what a run has seen and will see: any step, past or to come, down to its text",
+      help="show what a run has seen and will see: any past or future step, down to its text",
       description=_DESCRIPTION,
       epilog=_EPILOG,
       allow_abbrev=False,
   )
   option("PATH", "the run: a checkpoint, a directory with checkpoints, or a config file")
-  option("OTHER", "a second run, to compare with", nargs="?")
+  option("OTHER", "a second run to compare with the first", nargs="?")
   cli.add_run_options(option)
-  option("--step N", "show the rows of a step", otherwise="the state", type=int)
+  option("--step N", "show the rows of a step", otherwise="a summary", type=int)
   option("--row R", "show one row of the step, with all its parts", otherwise="all rows", type=int)
-  option("--steps A:B", "show the steps from A to B - 1, a line each", otherwise="the state")
-  option("--find TEXT", "show every step that has a text; scans the corpus", otherwise="the state")
+  option("--steps A:B", "show steps A to B - 1, one line each", otherwise="a summary")
+  option("--find TEXT", "show every step that has a text; scans the corpus", otherwise="a summary")
   option("--label PATTERN", "with --find: scan only these labels", otherwise="all", default="*")
-  option("--document ID", "show every step that has a document: its number, or its name")
-  option("--file F", "with --byte: a token file of the corpus", otherwise="the state")
-  option("--byte B", "show every step that has this byte of the file", otherwise="none", type=int)
-  option("--until STEP", "how far to look", otherwise="the end of the next epoch", type=int)
+  option(
+      "--document ID",
+      "show every step that has a document, given by number or name",
+      otherwise="a summary",
+  )
+  option("--file F", "with --byte: a token file of the corpus", otherwise="a summary")
+  option("--byte B", "show every step that has this byte of --file", otherwise="none", type=int)
+  option(
+      "--until STEP",
+      "with --find, --document or --file: the step up to which to look",
+      otherwise="the end of the next epoch",
+      type=int,
+  )
   spikes.add_options(option)
-  option("--text", "with the text of the rows", otherwise="without", action="store_true")
+  option("--text", "also show the text of the rows", otherwise="no text", action="store_true")
   option(
       "--tokenizer T",
-      "`bytes`, or a tokenizer.json",
-      otherwise="`bytes` if the index says so",
+      "tokenizer of the corpus: `bytes`, or the path of a tokenizer.json",
+      otherwise="`bytes` if the index names it",
       default="",
   )
-  option("--read N", "rows to read for the filter's verdict, in a search", default=1000)
+  option("--read N", "maximum rows to read in a search, for the filter's verdict", default=1000)
   option(
       "--serve",
-      "show it in a browser, on 127.0.0.1, until Ctrl-C",
-      otherwise="print it",
+      "serve pages about the run on 127.0.0.1, for a browser, until Ctrl-C",
+      otherwise="print to stdout",
       action="store_true",
   )
-  option("--json", "print JSON, with everything", otherwise="text", action="store_true")
+  option("--json", "print all details as JSON", otherwise="text", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
-  """Prints what was asked for."""
+  """Prints the requested view of the run."""
   _check(args)
   cli.use_cpu()
   from maxtext_olmo.inspection import summary
@@ -114,18 +123,18 @@ def _check(args: argparse.Namespace) -> None:
         " --file or a second run."
     )
   if args.row is not None and args.step is None:
-    raise errors.ConfigError("--row is a row of a step: give --step too.")
+    raise errors.ConfigError("--row needs --step, the step of the row.")
   if bool(args.file) != (args.byte is not None):
-    raise errors.ConfigError("--file and --byte belong together: give both.")
+    raise errors.ConfigError("--file and --byte need each other; give both.")
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
   if args.read < 0:
-    raise errors.ConfigError(f"--read={args.read} is not a number of rows.")
+    raise errors.ConfigError(f"--read={args.read} must be 0 or more.")
   shown = (*asked, args.losses)
   if args.serve and (args.json or any(value is not None for value in shown)):
-    raise errors.ConfigError("--serve shows one run, and everything about it: leave out the rest.")
+    raise errors.ConfigError("--serve shows everything about one run; remove the other options.")
   if args.other and (args.step is not None or args.steps):
-    raise errors.ConfigError("Two runs are compared as a whole: leave out --step and --steps.")
+    raise errors.ConfigError("Two runs are compared as a whole; remove --step and --steps.")
 
 
 def _show_steps(args: argparse.Namespace, found: Any) -> int:
@@ -149,7 +158,7 @@ def _show_steps(args: argparse.Namespace, found: Any) -> int:
 
 
 def _show_visits(args: argparse.Namespace, found: Any) -> int:
-  """Shows the steps that have a text, a document or a byte; returns 1 if there is none."""
+  """Shows the steps that have a text, a document or a byte; returns 1 if there are none."""
   from maxtext_olmo.inspection import run as run_lib
   from maxtext_olmo.inspection import visits as visits_lib
 
@@ -169,7 +178,7 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
     unread = sum(visits.unread for visits in all_visits)
     if unread:
       print(
-          f"{unread:,} rows were not read, so whether the filter keeps them is not known; --read"
+          f"{unread:,} rows were not read, so it is unknown whether the filter keeps them; --read"
           " reads more."
       )
   return 0 if any(visits.visits for visits in all_visits) else 1
@@ -185,7 +194,7 @@ def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
     numbers = visits_lib.find_documents(iterator, args.document)
     return [visits_lib.document_range(iterator, number) for number in numbers]
   if iterator.provenance is None:
-    raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
+    raise errors.ConfigError("This run does not read files, so it cannot be searched.")
   index = iterator.provenance.index
   if args.file:
     number = search.file_number(iterator.files, args.file)
@@ -206,8 +215,8 @@ def _print_visits(visits: Any) -> None:
   ]
   documents = f", document {', '.join(names)}" if names else ""
   print(
-      f"{visits.file}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,} tokens, label"
-      f" {visits.label}{documents})"
+      f"{cli.plain(visits.file)}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,}"
+      f" tokens, label {cli.plain(visits.label)}{documents})"
   )
   if not visits.visits:
     print(f"  {visits.reason}")
@@ -238,7 +247,7 @@ def _serve(args: argparse.Namespace, found: Any) -> int:
     tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
     with serve.Server(views.Views(found, iterator, tokenizer, args.until)) as server:
       text = "" if tokenizer else ", without text because --tokenizer is not given"
-      print(f"Serving {args.path} on {server.address}{text}; Ctrl-C ends it.", flush=True)
+      print(f"Serving {args.path} on {server.address}{text}; press Ctrl-C to stop.", flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
   return 0
@@ -256,7 +265,7 @@ def _rows(explanation: Any, row: int | None) -> Any:
     return explanation.rows
   if not 0 <= row < len(explanation.rows):
     raise errors.ConfigError(
-        f"--row={row}: step {explanation.step} has the rows 0 to {len(explanation.rows) - 1}."
+        f"--row={row}: step {explanation.step} has rows 0 to {len(explanation.rows) - 1}."
     )
   return explanation.rows[row : row + 1]
 

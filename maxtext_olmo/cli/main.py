@@ -1,11 +1,10 @@
 """The `maxtext-olmo` command.
 
-Each command is a module of this package whose `add_parser(subparsers)` calls `cli.add_command`. A
-new one is a name in `COMMANDS`. A module imports what is heavy when it runs, so that `--help`
-answers at once.
+Each command is a module of this package whose `add_parser(subparsers)` calls `cli.add_command`. To
+add a command, add its name to `COMMANDS`. A module imports heavy packages only when it runs, so
+that `--help` is fast.
 
-Exit codes: 0 all is well; 1 the command looked and found something wrong; 2 it could not do what
-was asked.
+Exit codes: 0, success; 1, the command found a problem or no result; 2, the command failed.
 """
 
 import argparse
@@ -31,10 +30,10 @@ COMMANDS = (
     "order",
     "maxtext",
 )
-# What follows these is read by another program's parser.
+# Arguments after these commands are parsed by another program.
 _PASSED_ON = (["train"], ["maxtext", "train"], ["maxtext", "sft"], ["maxtext", "dataloader"])
 
-# These take keys of the trainer's config, besides options of their own.
+# These commands accept keys of the trainer's config in addition to their own options.
 _TAKE_KEYS = frozenset({"eval", "inspect", "plan", "report"})
 
 _DESCRIPTION = """\
@@ -53,7 +52,7 @@ From text to a training run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a command; errors that are the user's to fix are one line on stderr, not a traceback."""
+  """Runs a command; prints errors that the user can fix as one line on stderr."""
   argv = list(sys.argv[1:] if argv is None else argv)
   parser = make_parser()
   own, rest = _split_arguments(argv)
@@ -61,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   args.argv, args.rest = argv, rest
   try:
     return args.run(args)
-  except BrokenPipeError:  # The reader of our output, `head` perhaps, has seen enough.
+  except BrokenPipeError:  # The reader of our output, such as `head`, has exited.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   except KeyboardInterrupt:
@@ -97,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
-  """Returns our own arguments, and those that another program's parser reads."""
+  """Returns our own arguments, and those that another program parses."""
   first = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
   for command in _PASSED_ON:
     end = first + len(command)
@@ -105,7 +104,7 @@ def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
       return argv[:end], argv[end:]
   if not {*argv[first : first + 1]} & _TAKE_KEYS:
     return argv, []
-  # The keys of the trainer's config are no options of ours.
+  # The keys of the trainer's config are not options of ours.
   keys = [word for word in argv if word.startswith("--config.")]
   return [word for word in argv if word not in keys], keys
 

@@ -1,4 +1,4 @@
-"""`maxtext-olmo maxtext`: MaxText's trainers on our data, and moving over from its own loader."""
+"""`maxtext-olmo maxtext`: runs MaxText's trainers on our data, and migrates from its loader."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
   from maxtext_olmo.trainers.maxtext.migrate import Migration
 
 _DESCRIPTION = """\
-Runs MaxText, unedited, on batches of this package, and migrates runs from MaxText's own olmo_grain
+Runs unmodified MaxText on batches of this package, and migrates runs from MaxText's own olmo_grain
 loader.
 
-  train CONFIG.yml key=value ...        MaxText's pre-training; all arguments are MaxText's own
+  train CONFIG.yml key=value ...        MaxText's pre-training; all arguments go to MaxText
   sft CONFIG.yml key=value ...          its supervised fine-tuning, which needs google-tunix
-  dataloader CONFIG.yml key=value ...   its standalone data loader: batches without a model's step
+  dataloader CONFIG.yml key=value ...   its standalone data loader: batches without training
   migrate --run-config FILE --checkpoint-dir DIR ...
                                         continue a run that MaxText's own loader began
 
@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
   """Adds `maxtext` with MaxText's entry points and `migrate`."""
   group = subparsers.add_parser(
       "maxtext",
-      help="run MaxText on this data, or move a run over from its own loader",
+      help="run MaxText on this data, or migrate a run from MaxText's own loader",
       description=_DESCRIPTION,
       epilog=_EXAMPLE,
       formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,8 +62,8 @@ def add_parser(subparsers: Any) -> None:
         commands,
         name,
         functools.partial(_run_maxtext, name),
-        help="arguments go to MaxText",
-        description=f"Runs MaxText's {adapter.ENTRY_POINTS[name][0]}; all arguments are its own.",
+        help="all arguments go to MaxText",
+        description=f"Runs MaxText's {adapter.ENTRY_POINTS[name][0]}; all arguments go to it.",
     )
   _add_migrate(commands)
 
@@ -75,38 +75,38 @@ def _add_migrate(commands: Any) -> None:
       _migrate,
       help="continue a run that MaxText's own loader began",
       description=(
-          "Works out what the model in a checkpoint was trained on, with the repetitions and gaps"
-          " of MaxText's own loader, and writes a config that continues training with the remaining"
-          " instances of this epoch, each once, and then with whole epochs."
+          "Reconstructs what the model in a checkpoint was trained on, with the repetitions"
+          " and gaps of MaxText's own loader. Writes a config that continues training with the"
+          " remaining instances of this epoch, each once, and then with whole epochs."
       ),
       epilog=_MIGRATE_EPILOG,
   )
-  option("--run-config FILE", "MaxText's YAML of the run", required=True)
-  option("--checkpoint-dir DIR", "checkpoints of the run", required=True)
+  option("--run-config FILE", "MaxText's YAML config of the run", required=True)
+  option("--checkpoint-dir DIR", "directory of the run's checkpoints", required=True)
   option(
       "--devices N",
-      "all devices of the run, which give its batch",
+      "total number of devices of the run, which determines its batch size",
       otherwise="taken from --log",
       type=int,
   )
-  option("--hosts H", "hosts that loaded data", default=1)
+  option("--hosts H", "number of hosts that loaded data", default=1)
   option(
       "--restart LABEL[,hosts=H,devices=N,workers=W,data=LABEL]",
-      "a checkpoint that the run was restarted from, and what changed; once for each, in order",
+      "a checkpoint from which the run restarted, and what changed; repeat for each, in order",
       otherwise="none",
       action="append",
       default=[],
   )
   option(
       "--log FILE",
-      "a log of the run, which has starts, hosts and batch; once for each, in order",
+      "a log of the run, which has its starts, hosts and batch size; repeat for each, in order",
       otherwise="none",
       action="append",
       default=[],
   )
   option("--checkpoint LABEL", "the checkpoint to continue from", otherwise="the latest", type=int)
-  option("--consumed FILE", "where to write the bitmap", otherwise="INDEX.consumed-LABEL")
-  option("--output FILE", "where to write the config", otherwise="RUN_CONFIG-migrated.yml")
+  option("--consumed FILE", "file for the bitmap", otherwise="INDEX.consumed-LABEL")
+  option("--output FILE", "file for the new config", otherwise="RUN_CONFIG-migrated.yml")
 
 
 def _run_maxtext(entry_point: str, args: argparse.Namespace) -> int:

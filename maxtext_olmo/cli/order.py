@@ -15,11 +15,11 @@ from maxtext_olmo import errors
 _MOST_INSTANCES = 1 << 40
 
 _IMPORT_DESCRIPTION = """\
-Reads the state of OLMo-core's data loader and prints the config with which this library continues
+Reads the state of OLMo-core's data loader and prints a config with which this library continues
 exactly where that run stopped.
 
-STATE is a JSON file with the loader's `state_dict()`, or a trainer's with a `data_loader` in it.
-From a checkpoint:
+STATE is a JSON file with the loader's `state_dict()`, or with a trainer's that has a `data_loader`.
+To make it from a checkpoint:
   python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
       weights_only=False)['data_loader']))" > state.json
 """
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
       commands,
       "import-olmo-core",
       run_import,
-      help="the config that continues where an OLMo-core run stopped",
+      help="print a config that continues where an OLMo-core run stopped",
       description=_IMPORT_DESCRIPTION,
       epilog=_IMPORT_EPILOG,
   )
@@ -53,30 +53,30 @@ def add_parser(subparsers: Any) -> None:
       otherwise="the run's",
       type=int,
   )
-  option("--batch-size ROWS", "rows of a global batch", otherwise="the run's", type=int)
+  option("--batch-size ROWS", "rows of a global batch", otherwise="as in the run", type=int)
   option(
       "--vocab-size V",
-      "the run's vocabulary; with --pad-id and --eos-id, the fingerprint is checked",
+      "the run's vocabulary size; with --pad-id and --eos-id, the fingerprint is checked",
       otherwise="no check",
       type=int,
   )
   option("--pad-id ID", "the run's padding token", otherwise="no check", type=int)
   option("--eos-id ID", "the run's end-of-document token", otherwise="no check", type=int)
-  option("--bos-id ID", "the run's first token of a document", otherwise="it had none", type=int)
+  option("--bos-id ID", "the run's beginning-of-document token", otherwise="none", type=int)
   option(
       "--write FILE",
-      "write the config: a .py file for the tiny trainer, a .yml file for MaxText, or a .json file",
+      "file for the config: .py for the tiny trainer, .yml for MaxText, or .json",
       otherwise="print it",
   )
   option = cli.add_command(
       commands,
       "stats",
       run_stats,
-      help="how well each order mixes, compared with a true shuffle",
+      help="measure how well each order mixes, compared with a true shuffle",
       description=(
-          "Measures displacement, serial correlation, the mixing of files within batches, and the"
-          " agreement with a true shuffle by chi-square, for each order and for Grain's own"
-          " shuffle, side by side, as standard deviations from what a true shuffle is expected to"
+          "Compares each order, and Grain's own shuffle, with a true shuffle: displacement, serial"
+          " correlation, the mixing of files within batches, and a chi-square test. Figures are"
+          " standard deviations from what a true shuffle is expected to"
           " give."
       ),
   )
@@ -90,10 +90,10 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--largest-stored N",
-      "leave out olmo_core above this size, which takes 4 bytes per instance",
+      "omit olmo_core, which needs 4 bytes per instance, above this size",
       default=50_000_000,
   )
-  option("--seed", "of the orders", default=0)
+  option("--seed", "seed of the orders", default=0)
 
 
 def run_import(args: argparse.Namespace) -> int:
@@ -114,8 +114,8 @@ def run_import(args: argparse.Namespace) -> int:
   )
   if rows is None:
     raise errors.ConfigError(
-        "The state does not determine the batch size, since no batch, or batches of several sizes,"
-        " were processed in this epoch; set --batch-size."
+        "The state does not determine the batch size, because no batch, or batches of several"
+        " sizes, were processed in this epoch. Set --batch-size."
     )
   values = {
       "dataset_type": "olmo_grain",
@@ -148,13 +148,13 @@ _STEP_NOTE = (
 
 
 def run_stats(args: argparse.Namespace) -> int:
-  """Prints the evidence."""
+  """Prints the measurements."""
   from maxtext_olmo.order import statistics as statistics_lib
 
   if max(args.instances) > _MOST_INSTANCES or not 0 <= args.seed < 1 << 32:
     raise errors.ConfigError(
-        f"--instances are at most {_MOST_INSTANCES}, and --seed is from 0 to 2**32 - 1, as Grain's"
-        f" shuffle takes it; got {args.instances} and {args.seed}."
+        f"--instances must be at most {_MOST_INSTANCES}, and --seed from 0 to 2**32 - 1, as in"
+        f" Grain's shuffle; got {args.instances} and {args.seed}."
     )
   sys.stdout.write(
       statistics_lib.report(args.instances, seed=args.seed, largest_stored=args.largest_stored)
@@ -177,9 +177,9 @@ def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
 
   ids = (args.vocab_size, args.pad_id, args.eos_id)
   if all(value is None for value in (*ids, args.bos_id)):
-    return "The fingerprint was not checked: give --vocab-size, --pad-id and --eos-id for that."
+    return "The fingerprint was not checked; give --vocab-size, --pad-id and --eos-id to check it."
   if any(value is None for value in ids):
-    raise errors.ConfigError("--vocab-size, --pad-id and --eos-id are needed together.")
+    raise errors.ConfigError("--vocab-size, --pad-id and --eos-id need each other; give all three.")
   expected = olmo_core_import.fingerprint(
       index,
       vocab_size=args.vocab_size,
@@ -193,7 +193,7 @@ def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
 
 def _write(path: str, values: dict[str, Any], said: str) -> None:
   if os.path.exists(path):
-    raise errors.ConfigError(f"{path} is there already; choose another name, or remove it.")
+    raise errors.ConfigError(f"{path} exists already; choose another name, or remove it.")
   ending = os.path.splitext(path)[1]
   comment = (said + _STEP_NOTE).splitlines()
   if ending == ".json":

@@ -1,4 +1,4 @@
-"""`maxtext-olmo plan`: what a run sees of each label, before it runs and while it does."""
+"""`maxtext-olmo plan`: shows what a run sees of each label, before and while it runs."""
 
 import argparse
 import contextlib
@@ -12,18 +12,18 @@ from maxtext_olmo import cli
 _MOST, _MOST_ROWS = 2**32, 2**24
 
 _DESCRIPTION = """\
-Prints, for each label, what a run will see of it: tokens, share, epochs, and the step after which
-all of it has been seen once. Reads only the index. --svg and --html also draw it over the steps.
+Prints what a run will see of each label: tokens, share, epochs, and the step after which all of it
+has been seen once. Reads only the index. --svg and --html also draw the shares over the steps.
 
-PATH is a config file (.py, .yml, .json, with --config.KEY=VALUE as the trainer takes them), a
-checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText) or the one above it,
-or an index. Of a run, the plan has its schedule, order, mixture and held-out part, and of one that
-has begun, also its history: what it has seen so far, what changed when, and what it skips. If the
-corpus is shuffled as a whole, tokens seen and epochs are averages of a shuffle, unless the run is
+PATH is a config file (.py, .yml, .json, with --config.KEY=VALUE as in training), a checkpoint, a
+directory of checkpoints (of the embedded trainer or of MaxText) or the one above it, or an index.
+The plan of a run follows its schedule, order, mixture and held-out part. If the run has begun, it
+also includes its history: what it has seen so far, what changed when, and what it skips. If the
+corpus is shuffled as a whole, tokens seen and epochs are averages over shuffles, unless the run is
 short enough to count.
 
-Of an index, the options below describe the run. With --mixture the numbers are those of the run
-itself. Without it each label is taken once per pass, in its exact share; the plain shuffle of a
+For an index, the options below describe the run. With --mixture, the numbers are those of the run
+itself. Without it, each label is taken once per pass, in its exact share; a plain shuffle of the
 corpus has these shares on average.
 """
 
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
       subparsers,
       "plan",
       run,
-      help="what a run sees of each label: tokens, share, epochs, when seen once",
+      help="show what a run sees of each label: tokens, share, epochs",
       description=_DESCRIPTION,
       epilog=_EPILOG,
       allow_abbrev=False,
@@ -54,30 +54,30 @@ def add_parser(subparsers: Any) -> None:
   cli.add_run_options(option)
   option(
       "--mixture LABEL=NUMBER",
-      "the mixture, as olmo_mixture: a label or a pattern, and how much of it",
+      "the mixture, as in olmo_mixture: a label or a pattern, and its amount",
       otherwise="the corpus as it is",
       nargs="+",
       default=[],
   )
   option(
       "--unit",
-      "what the numbers are, as olmo_mixture_unit",
+      "unit of the amounts, as in olmo_mixture_unit",
       default="epochs",
       choices=("epochs", "weights", "tokens"),
   )
-  option("--batch-size ROWS", "rows per step", otherwise="needed with an index", type=int)
+  option("--batch-size ROWS", "rows per step", otherwise="required for an index", type=int)
   option(
       "--steps N",
-      "steps of the run",
-      otherwise="as the config says, or up to the end of the epoch",
+      "number of steps of the run",
+      otherwise="from the config, or up to the end of the epoch",
       type=int,
   )
-  option("--sequence-length S", "tokens per row", otherwise="the index's", type=int)
-  option("--held-out N", "instances held out, as olmo_eval_instances", default=0)
-  option("--svg FILE", "draw the sources over the steps, as a picture", otherwise="no picture")
+  option("--sequence-length S", "tokens per row", otherwise="as in the index", type=int)
+  option("--held-out N", "instances held out, as in olmo_eval_instances", default=0)
+  option("--svg FILE", "draw the shares over the steps as an SVG picture", otherwise="no picture")
   option(
       "--html FILE",
-      "draw them as a page that zooms (needs the extra `report`)",
+      "draw the shares as a zoomable HTML page; needs the extra `report`",
       otherwise="no page",
   )
 
@@ -115,8 +115,7 @@ def _open_plan(args: argparse.Namespace) -> contextlib.AbstractContextManager[An
   given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
   if given:
     raise ConfigError(
-        f"{', '.join(given)}: the config of a run says this itself; change it with"
-        " --config.KEY=VALUE."
+        f"{', '.join(given)}: the config of a run sets this; change it with" " --config.KEY=VALUE."
     )
   cli.use_cpu()
   from maxtext_olmo.inspection import run_plan
@@ -134,7 +133,7 @@ def _is_index(path: str) -> bool:
     try:
       values = json.load(file)
     except (ValueError, RecursionError):
-      return True  # Which says what is wrong with it.
+      return True  # Loading it as an index reports what is wrong.
   return not (isinstance(values, dict) and values.keys() & data_keys.defaults().keys())
 
 
@@ -215,7 +214,7 @@ def _print_summary(plan: Any, sources: Any, steps: int) -> None:
     print(f"{plan.step:,} steps are done.")
   first = int(sources.edges[0])
   if first:
-    print(f"Steps before {first:,} are of another stream and are not counted.")
+    print(f"Steps before {first:,} belong to another stream and are not counted.")
   for change in plan.find_changes():
     print(f"step {change.step:,}: {change.text}")
   if not sources.exact:

@@ -1,4 +1,4 @@
-"""`maxtext-olmo report`: a page that shows what a run has seen and will see."""
+"""`maxtext-olmo report`: writes a page that shows what a run has seen and will see."""
 
 import argparse
 from typing import Any
@@ -7,13 +7,13 @@ from maxtext_olmo import cli
 from maxtext_olmo.cli import spikes
 
 _DESCRIPTION = """\
-Writes one HTML file about a run: its sources over all steps, past and to come, epochs per label,
-changes, and the identity of the stream. With --losses, also the loss, its spikes, what sets them
-apart, and the rows to look at first, with their text if the tokenizer is known. The file opens
+Writes one HTML file about a run: its sources over all past and future steps, epochs per label,
+changes, and the identity of the stream. With --losses, also the loss, its spikes, how their data
+differs, and the rows to look at first, with their text if the tokenizer is known. The file opens
 without a server and without network access. Needs the extra `report`.
 
 PATH is a checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText) or the one
-above it, or a config file (.py, .yml, .json, with --config.KEY=VALUE as the trainer takes them).
+above it, or a config file (.py, .yml, .json, with --config.KEY=VALUE as in training).
 """
 
 _EPILOG = """\
@@ -32,25 +32,25 @@ def add_parser(subparsers: Any) -> None:
       subparsers,
       "report",
       run,
-      help="a page that shows what a run has seen and will see",
+      help="write a page that shows what a run has seen and will see",
       description=_DESCRIPTION,
       epilog=_EPILOG,
       allow_abbrev=False,
   )
   option("PATH", "the run: a checkpoint, a directory with checkpoints, or a config file")
-  option("--output FILE", "the page", required=True)
+  option("--output FILE", "the HTML file to write", required=True)
   cli.add_run_options(option)
   option(
       "--steps N",
-      "steps of the run",
-      otherwise="as the config says, or up to the end of the epoch",
+      "number of steps of the run",
+      otherwise="from the config, or up to the end of the epoch",
       type=int,
   )
   spikes.add_options(option)
   option(
       "--tokenizer T",
-      "for the text of rows: `bytes`, or a tokenizer.json",
-      otherwise="`bytes` if the index says so, or no text",
+      "tokenizer for the text of rows: `bytes`, or the path of a tokenizer.json",
+      otherwise="`bytes` if the index names it, or no text",
       default="",
   )
   option("--title TEXT", "the heading", otherwise="the name of the run")
@@ -84,6 +84,6 @@ def run(args: argparse.Namespace) -> int:
         findings=findings,
     ).encode()
   atomic.write_atomically(args.output, page)
-  said = "" if findings is None else f", {len(findings.spikes):,} spikes of the loss"
+  said = "" if findings is None else f", {len(findings.spikes):,} loss spikes"
   print(f"{args.output}: {len(page) / 1e6:.1f} MB{said}.")
   return 0

@@ -1,4 +1,4 @@
-"""The part of `maxtext-olmo inspect` that answers `--losses`: spikes, and what sets them apart."""
+"""The `--losses` option of `maxtext-olmo inspect`: loss spikes, and how their data differs."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ def add_options(option: Callable[..., None]) -> None:
   """Adds `--losses` and the options that belong to it."""
   option(
       "--losses FILE",
-      "losses that the trainer logged: JSON lines, CSV, or event files of TensorBoard, or their"
-      " directory; finds the spikes and what sets them apart",
+      "find the spikes in the losses that the trainer logged, and how their data differs; FILE is"
+      " JSON lines, CSV, or a TensorBoard event file or its directory",
       otherwise="none",
   )
   option(
       "--loss-name NAME",
-      "with --losses: what the log calls the loss",
-      otherwise="`loss`, or the one name that ends with it",
+      "with --losses: name of the loss in the log",
+      otherwise="`loss`, or the only name that ends with it",
       default="",
   )
   option(
       "--threshold Z",
-      "with --losses: the least robust z-score of a spike, compared with the 100 losses before it",
+      "with --losses: lowest robust z-score of a spike, compared with the 100 losses before it",
       default=6.0,
       type=float,
   )
-  option("--spikes N", "with --losses: how many spikes to examine, the highest first", default=20)
-  option("--rows N", "with --losses: how many rows to show", default=10)
+  option("--spikes N", "with --losses: spikes to examine, the highest first", default=20)
+  option("--rows N", "with --losses: rows to show", default=10)
 
 
 def check_options(args: argparse.Namespace) -> None:
-  """Raises ConfigError for numbers that cannot be."""
+  """Raises ConfigError for invalid numbers."""
   for name in ("spikes", "rows"):
     if getattr(args, name) < 1:
       raise errors.ConfigError(f"--{name} must be 1 or more.")
@@ -47,7 +47,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def examine(args: argparse.Namespace, found: Any, tokenizer: Callable[[Any], Any]) -> Any:
-  """Returns the losses that the command line names, and what was found about their spikes.
+  """Returns the losses that the command line names, and the findings about their spikes.
 
   Args:
     found: The run.

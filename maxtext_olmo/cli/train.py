@@ -15,8 +15,8 @@ def add_parser(subparsers: Any) -> None:
       help="train a small language model on a corpus",
       usage="maxtext-olmo train [-h] [--config=FILE] [--config.KEY=VALUE ...]",
       description=(
-          "Trains the embedded JAX language model. All arguments go to the trainer, which is also"
-          " `python -m maxtext_olmo.trainers.tiny`."
+          "Trains the embedded JAX language model. All arguments go to the trainer; the command is"
+          " the same as `python -m maxtext_olmo.trainers.tiny`."
       ),
       epilog=(
           "example: maxtext-olmo train --config=configs/tiny.py --config.steps=200\n"
@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Hands over to the trainer."""
+  """Runs the trainer."""
   from maxtext_olmo.trainers.tiny import trainer
 
   return trainer.main_from_argv(["maxtext-olmo train", *args.rest])

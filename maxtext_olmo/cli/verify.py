@@ -1,4 +1,4 @@
-"""`maxtext-olmo verify`: is the corpus what its index says?"""
+"""`maxtext-olmo verify`: checks that a corpus matches its index."""
 
 import argparse
 from typing import Any
@@ -7,7 +7,7 @@ from maxtext_olmo import cli
 
 _EPILOG = """\
 exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read
-what each finding means, and what to do: docs/guides/troubleshooting.md
+docs/guides/troubleshooting.md explains each finding and what to do about it
 
 example:
   maxtext-olmo verify olmo-mix-0925.json --vocab-size 100278 --eos-id 100257
@@ -23,34 +23,34 @@ def add_parser(subparsers: Any) -> None:
       run,
       help="check the files of an index: sizes, dtype, ids, EOS, checksums",
       description=(
-          "Checks that every file of an index is there with its size, and that its data look like"
-          " the index's dtype. With --vocab-size, --eos-id, or checksums in the index, all tokens"
-          " are read."
+          "Checks that every file of an index exists with the right size, and that its data looks"
+          " like the index's dtype. With --vocab-size, --eos-id, or checksums in the index, all"
+          " tokens are read."
       ),
       epilog=_EPILOG,
   )
-  option("INDEX", "the index, a JSON file (MaxText's own too)")
+  option("INDEX", "the index, a JSON file; also one made by MaxText")
   option("--vocab-size N", "token ids must be below N", otherwise="ids are not checked", type=int)
   option(
       "--eos-id ID",
-      "the id that ends documents: it must occur, and documents of unlikely lengths are a warning",
-      otherwise="not looked for",
+      "the token that ends documents; it must occur, and unlikely document lengths are a warning",
+      otherwise="not checked",
       type=int,
   )
-  option("--base DIR", "where the token files are now", otherwise="the base stored in the index")
+  option("--base DIR", "directory of the token files", otherwise="the base stored in the index")
   option(
       "--path-remap FROM TO",
-      "replace FROM at the beginning of full paths by TO; may be given more than once",
+      "replace FROM at the beginning of full paths with TO; may be repeated",
       otherwise="none",
       nargs=2,
       action="append",
       default=[],
   )
-  option("--workers N", "threads", otherwise="one for each core", type=int)
+  option("--workers N", "threads that read files", otherwise="one per core", type=int)
 
 
 def run(args: argparse.Namespace) -> int:
-  """Verifies a corpus and prints what was found."""
+  """Verifies a corpus and prints the findings."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import verify
 

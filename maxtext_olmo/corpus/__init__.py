@@ -1,1 +1,1 @@
-"""What tokens there are, and how to get their bytes."""
+"""The corpus: its token files, its documents, and the storage that reads them."""

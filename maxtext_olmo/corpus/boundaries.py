@@ -1,4 +1,4 @@
-"""Boundary files: where the documents of a token file lie, and what they are called.
+"""Boundary files: the positions and names of the documents of a token file.
 
 dolma writes a `part.csv.gz` next to `part.npy`, with a line for each document:
 
@@ -40,14 +40,14 @@ _LARGEST_LINE = np.iinfo(np.int64).max
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries:
-  """Some documents of a token file, in their order there.
+  """Consecutive documents of a token file.
 
   Attributes:
-    starts: The first token of each (int64).
-    lengths: How many tokens each has (int64).
-    names: Their names; empty for a document that has none.
-    sources: The files that their texts came from; empty if unknown.
-    lines: Where in these files, as their writer counted; -1 if unknown (int64).
+    starts: First token of each document (int64).
+    lengths: Number of tokens of each document (int64).
+    names: Name of each document; empty if it has none.
+    sources: File that each text came from; empty if unknown.
+    lines: Line of each text in its source, as the writer counted; -1 if unknown (int64).
   """
 
   starts: np.ndarray
@@ -58,14 +58,22 @@ class Boundaries:
 
 
 def boundary_path(token_path: str) -> str:
-  """Returns where the boundary file of a token file would be."""
+  """Returns the path of the boundary file that belongs to a token file."""
   return os.path.splitext(token_path)[0] + _SUFFIX
 
 
 def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boundaries]:
-  """Yields the documents of a boundary file, which must reach the end of the token file.
+  """Yields the documents of a boundary file.
 
-  Tokens between documents belong to none, as in OLMo-core; dolma leaves none.
+  Tokens between two documents belong to neither, as in OLMo-core; dolma writes no such gaps.
+
+  Args:
+    storage: Storage that holds the boundary file.
+    path: Path of the boundary file.
+    n_tokens: Number of tokens in the token file; the last document must end there.
+
+  Raises:
+    CorpusError: The boundary file cannot be read, or does not match the token file.
   """
   rows = _csv_rows(storage, path)
   number, end, outside = 1, 0, 0
@@ -87,26 +95,26 @@ def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boun
   if end != n_tokens:
     raise CorpusError(
         f"The boundary file {path} ends with a document up to token {end}, but the token file has"
-        f" {n_tokens} tokens: it is cut off, or belongs to another file. {_USE_EOS}"
+        f" {n_tokens} tokens: it is truncated, or belongs to another file. {_USE_EOS}"
     )
   if outside:
     logging.warning(
-        "%s: %d of %d tokens lie between documents and are left out.", path, outside, n_tokens
+        "%s: %d of %d tokens lie between documents and are skipped.", path, outside, n_tokens
     )
 
 
 class BoundaryWriter:
-  """Writes a boundary file, a document at a time, to an open binary file."""
+  """Writes a boundary file to an open binary file, one document at a time."""
 
   def __init__(self, file: IO[bytes]):
-    # Without a time and a file name, equal boundaries make equal files.
+    # Without a timestamp and a file name, equal boundaries give byte-identical files.
     self._gzip = gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0)
     self._text = io.TextIOWrapper(self._gzip, encoding="utf-8", newline="")
     self._csv = csv.writer(self._text)
     self._end = 0
 
   def add(self, length: int, name: str, source: str, line: int | None) -> None:
-    """Adds the document after the last one."""
+    """Appends a document that starts where the previous one ended."""
     start, self._end = self._end, self._end + length
     self._csv.writerow((start, self._end, name, source, "" if line is None else line))
 
@@ -127,7 +135,7 @@ def _csv_rows(storage: Storage, path: str) -> Iterator[list[str]]:
 
 
 class _PieceReader(io.RawIOBase):
-  """Reads the pieces of a file as a stream."""
+  """Presents the pieces of a file as one byte stream."""
 
   def __init__(self, pieces: Iterator[bytes]):
     super().__init__()
@@ -146,7 +154,7 @@ class _PieceReader(io.RawIOBase):
 
 
 def _misfit(block: list[list[str]], path: str, number: int, end: int, n_tokens: int) -> CorpusError:
-  """Returns the error of the first line that does not follow the one before it."""
+  """Returns an error for the first line that does not follow its predecessor."""
   for line in block:
     before = end
     try:
@@ -157,14 +165,14 @@ def _misfit(block: list[list[str]], path: str, number: int, end: int, n_tokens: 
       break
     number += 1
   return CorpusError(
-      f"{path}:{number}: expected the first token and the end of a document after token {before}"
+      f"{path}:{number}: expected the start and the end of a document at or after token {before}"
       f" and within the {n_tokens} tokens of the file, found"
       f" {reprlib.repr(','.join(line[:2]))}. {_USE_EOS}"
   )
 
 
 def _column(block: list[list[str]], column: int) -> list[str]:
-  """Returns a column, empty in lines that do not have it."""
+  """Returns a column; a line without it gives an empty string."""
   try:
     return [row[column] for row in block]
   except IndexError:
@@ -172,7 +180,7 @@ def _column(block: list[list[str]], column: int) -> list[str]:
 
 
 def _lines(texts: list[str]) -> np.ndarray:
-  """Returns numbers of lines; -1 for what is none, because other writers have other columns."""
+  """Parses line numbers; -1 for any other text, because other writers have other columns."""
   try:
     lines = np.fromiter(map(int, texts), np.int64, len(texts))
   except (ValueError, OverflowError):

@@ -1,9 +1,9 @@
-"""Hashes of documents: xxh3-128 of their tokens, and which documents have a hash.
+"""Hashes of documents (xxh3-128 of their tokens), and the lookup of documents by hash.
 
-A hash is that of the document's bytes in its token file, its EOS included, so copies of a document
-have the same hash wherever they are, and `xxhash.xxh3_128_hexdigest(tokens.tobytes())` gives it.
+A hash covers the document's bytes in its token file, including the EOS, so copies of a document
+have the same hash wherever they are. `xxhash.xxh3_128_hexdigest(tokens.tobytes())` computes it.
 
-A document index keeps a table of (upper half of the hash, lower half, document), sorted, of 24
+A document index keeps a sorted table of (upper half of the hash, lower half, document), with 24
 bytes per document.
 """
 
@@ -36,7 +36,7 @@ def check_hash(text: Any) -> str:
 
 
 def find_hashes(table: sorted_table.SortedTable, hashes: Sequence[str]) -> list[np.ndarray]:
-  """Returns the documents (uint64) that have each hash; raises ValueError for what is no hash."""
+  """Returns the documents (uint64) of each hash; raises ValueError for a malformed hash."""
   numbers = [int(check_hash(text), 16) for text in hashes]
   halves = np.array([divmod(number, 1 << 64) for number in numbers], np.uint64).reshape(-1, 2)
   which, records = table.find_all(halves[:, 0])
@@ -55,9 +55,9 @@ def hash_documents(
   """Writes the hash of each document of a file, reading its tokens once.
 
   Args:
-    spans: The first token and the length of the documents, in blocks of rows.
-    path: Of the file of hashes, of 16 bytes each.
-    advance: Is told how many bytes have been read.
+    spans: Blocks of rows (first token, length), one row per document.
+    path: Path of the file of hashes, 16 bytes each.
+    advance: Called with the number of bytes read since the last call.
   """
   reader = _Reader(files, file_id, n_tokens, advance)
   with atomic.write_errors(path), open(path, "wb") as out:
@@ -67,7 +67,7 @@ def hash_documents(
 
 
 def records(folder: str, counts: Sequence[int], name: Callable[[int], str]) -> Iterator[np.ndarray]:
-  """Yields the records of all documents, from the files that `hash_documents` wrote."""
+  """Yields the table records of all documents, from the files that `hash_documents` wrote."""
   document = 0
   for number, count in enumerate(counts):
     place = document
@@ -82,7 +82,7 @@ def records(folder: str, counts: Sequence[int], name: Callable[[int], str]) -> I
 
 
 class _Reader:
-  """Hashes ranges of a file that come in ascending order."""
+  """Hashes ranges of a file, which must be requested in ascending order."""
 
   def __init__(
       self, files: TokenFiles, file_id: int, n_tokens: int, advance: Callable[[int], None]
@@ -98,7 +98,7 @@ class _Reader:
     self._advance = advance
 
   def digest(self, first: int, count: int) -> bytes:
-    """Returns the hash of some tokens."""
+    """Returns the hash of `count` tokens from token `first`."""
     start, end = first * self._width, (first + count) * self._width
     if end - self._begin <= len(self._piece) and start >= self._begin:
       return xxhash.xxh3_128_digest(self._piece[start - self._begin : end - self._begin])

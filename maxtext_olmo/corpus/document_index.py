@@ -1,4 +1,4 @@
-"""An open document index: where each document lies, and, if it was kept, its name and hash."""
+"""An open document index: the position of each document and, if stored, its name and hash."""
 
 from __future__ import annotations
 
@@ -25,19 +25,31 @@ REBUILD = "Build it again with `maxtext-olmo index documents`."
 
 @dataclasses.dataclass(frozen=True)
 class DocumentIndex:
-  """The documents of a corpus, by number; its arrays are read as they are needed.
+  """The documents of a corpus, by number; reads its arrays as they are needed.
+
+  `build_documents` and `load_documents` return one:
+
+  >>> import tempfile
+  >>> from maxtext_olmo import build_documents, build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.array([5, 6, 0, 7, 0], "uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  ...   documents = build_documents(index, f"{folder}/index.documents", eos_id=0)
+  ...   print(documents.num_documents, documents.lengths(np.array([0, 1])))
+  2 [3 2]
 
   Attributes:
-    path: Of the sidecar file.
-    fingerprint: Of the corpus.
-    eos_id: The token that ends a document where there is no boundary file.
-    num_documents: In all files.
-    num_tokens: In all documents.
-    num_boundary_files: How many files have a boundary file of dolma.
-    checksum: Of where documents lie, as hex; the same with and without names and hashes.
-    names: The sizes of the names; None if no document has one.
-    hashes: The checksum of the hashes; empty if there are none.
-    storage: Where the sidecar file is read from.
+    path: Path of the sidecar file.
+    fingerprint: Fingerprint of the corpus.
+    eos_id: Token that ends a document where there is no boundary file.
+    num_documents: Number of documents in all files.
+    num_tokens: Number of tokens in all documents.
+    num_files: Number of token files.
+    num_boundary_files: Number of token files with a boundary file written by dolma.
+    checksum: Checksum (hex) of the document positions; names and hashes do not affect it.
+    names: Sizes of the stored names; None if no document has a name.
+    hashes: Checksum of the stored hashes; empty if there are none.
+    storage: Storage that holds the sidecar file.
   """
 
   path: str
@@ -58,7 +70,7 @@ class DocumentIndex:
 
   @property
   def size(self) -> int:
-    """How many bytes the file must have."""
+    """Size in bytes that the sidecar file must have."""
     return self._sections[-1][1]
 
   @functools.cached_property
@@ -88,22 +100,22 @@ class DocumentIndex:
 
   @functools.cached_property
   def file_offsets(self) -> np.ndarray:
-    """The first document of each file, then the number of all documents."""
+    """The first document of each file, followed by the total number of documents."""
     return self._arrays[0].load()
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """Returns how many tokens each document has (int64)."""
+    """Returns the number of tokens of each document (int64)."""
     return self._arrays[2][document_ids].astype(np.int64)
 
   def locate(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the file of each document, and its first token in it (int64)."""
-    # Files without documents share their offset with the next file; the last of equals has the
-    # document.
+    # A file without documents has the same offset as the next file; the last of the equal offsets
+    # is the file that has the document.
     file_ids = np.searchsorted(self.file_offsets, document_ids, side="right") - 1
     return file_ids, self._arrays[1][document_ids].astype(np.int64)
 
   def within(self, file_id: int, first: int, count: int) -> np.ndarray:
-    """Returns the documents that have a token of a range of a file, in their order there."""
+    """Returns the documents that overlap `count` tokens of a file from `first`, in file order."""
     offsets, (_, starts, lengths) = self.file_offsets, self._arrays[:3]
     documents = range(int(offsets[file_id]), int(offsets[file_id + 1]))
 
@@ -118,33 +130,33 @@ class DocumentIndex:
     return found[(size > 0) & (starts[found].astype(np.int64) + size > first)]
 
   def describe(self, document_ids: np.ndarray) -> list[document_names.DocumentName]:
-    """Returns what each document is called, and where its text came from."""
+    """Returns the name of each document, and the source of its text."""
     if self._names is None:
       return [document_names.NO_NAME] * len(document_ids)
     return self._names.describe(document_ids)
 
   def find_names(self, names: Sequence[str]) -> list[np.ndarray]:
-    """Returns the documents that have each of some names, ascending."""
+    """Returns, for each name, the documents that have it, in ascending order."""
     if self._names is None:
       return [np.zeros(0, np.int64) for _ in names]
     return self._names.find(names)
 
   def find_hashes(self, hashes: Sequence[str]) -> list[np.ndarray]:
-    """Returns the documents that have each of some hashes (32 hexadecimal digits), ascending.
+    """Returns, for each hash (32 hexadecimal digits), the documents that have it, ascending.
 
     Raises:
-      ValueError: The document index has no hashes, or this is none.
+      ValueError: The document index has no hashes, or an argument is not a hash.
     """
     if not self.hashes:
       raise ValueError(
-          f"{self.path} has no hashes: build it again with `maxtext-olmo index documents --hashes`."
+          f"{self.path} has no hashes. Build it again with `maxtext-olmo index documents --hashes`."
       )
     table = sorted_table.SortedTable(self._arrays[-1], document_hashes.WIDTH)
     found = document_hashes.find_hashes(table, hashes)
     if any(documents.size and documents.max() >= self.num_documents for documents in found):
       raise CorpusError(
-          f"The hashes in the document index {self.path} are damaged: one has a document that is"
-          f" not there. {REBUILD}"
+          f"The hashes in the document index {self.path} are damaged: one refers to a document that"
+          f" does not exist. {REBUILD}"
       )
     return [documents.astype(np.int64) for documents in found]
 
@@ -155,7 +167,7 @@ class DocumentIndex:
     return document_names.DocumentNames(self.path, self._arrays[3:10])
 
   def verify(self) -> None:
-    """Reads the whole file and compares its checksums."""
+    """Reads the whole file and checks its checksums; raises CorpusError if one differs."""
     begin = HEADER_BYTES
     for expected, end, _ in self._sections:
       digest = xxhash.xxh3_128()
@@ -164,6 +176,6 @@ class DocumentIndex:
       if digest.hexdigest() != expected:
         raise CorpusError(
             f"The document index {self.path} is damaged: bytes {begin} to {end} have the checksum"
-            f" {digest.hexdigest()}, its header says {expected}. {REBUILD}"
+            f" {digest.hexdigest()}, but the header says {expected}. {REBUILD}"
         )
       begin = end

@@ -1,7 +1,7 @@
-"""How long the documents are that an EOS would make, and whether such documents are likely.
+"""Statistics of the documents that a token id would delimit, to judge whether it is the EOS.
 
-Any id may occur in text, but only the EOS ends documents: files end with it, documents are not a
-few words long, and none has many millions of tokens.
+Any id may occur in text, but only the true EOS gives plausible documents: files end with it, most
+documents are longer than a few words, and none has many millions of tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Lengths are counted in eighths of an octave, so a median is true to 9 %.
+# Lengths are counted in bins of an eighth of an octave, so the median is accurate to 9 %.
 _PER_OCTAVE = 8
 _BINS = 64 * _PER_OCTAVE
 _SHORT = 64
@@ -19,15 +19,15 @@ _LONG = 10_000_000
 
 
 class DocumentLengths:
-  """The lengths of the documents of a file, counted piece by piece, or of several files.
+  """A histogram of document lengths in one file, counted piece by piece, or in several files.
 
   Attributes:
-    documents: How many the EOS ends.
-    longest: The most tokens of one, that after the last EOS included.
-    tokens: In all pieces.
-    rest: Tokens after the last EOS.
-    files: How many have tokens.
-    unended: How many of them do not end with the EOS.
+    documents: Number of documents that end with the EOS.
+    longest: Length of the longest document, including the one after the last EOS.
+    tokens: Number of tokens counted.
+    rest: Number of tokens after the last EOS.
+    files: Number of files that have tokens.
+    unended: Number of these files that do not end with the EOS.
   """
 
   def __init__(self) -> None:
@@ -35,7 +35,11 @@ class DocumentLengths:
     self.documents = self.longest = self.tokens = self.rest = self.files = self.unended = 0
 
   def add(self, is_eos: np.ndarray) -> None:
-    """Counts the next tokens of a file, given which of them are the EOS."""
+    """Counts the next tokens of a file.
+
+    Args:
+      is_eos: For each token, whether it is the EOS.
+    """
     ends = np.flatnonzero(is_eos)
     if len(ends):
       lengths = np.diff(ends, prepend=-1 - self.rest)
@@ -52,7 +56,7 @@ class DocumentLengths:
 
   @classmethod
   def total(cls, parts: Sequence[DocumentLengths]) -> DocumentLengths:
-    """Returns the lengths of several files together."""
+    """Returns the combined statistics of several files."""
     total = cls()
     for part in parts:
       total._bins += part._bins
@@ -63,14 +67,14 @@ class DocumentLengths:
 
   @property
   def median(self) -> int:
-    """About half of the documents are longer; 0 where there are none."""
+    """The approximate median length of a document; 0 if there are none."""
     if not self.documents:
       return 0
     middle = int(np.searchsorted(np.cumsum(self._bins), (self.documents + 1) // 2))
     return min(self.longest, round(2 ** ((middle + 0.5) / _PER_OCTAVE)))
 
   def describe(self) -> str:
-    """Returns the figures in one line."""
+    """Returns the statistics as one line of text."""
     return (
         f"{self.documents:,} documents, median about {self.median:,} tokens, longest"
         f" {self.longest:,}; {self.unended:,} of {self.files:,} files do not end with the EOS,"
@@ -78,7 +82,7 @@ class DocumentLengths:
     )
 
   def doubts(self) -> list[str]:
-    """Returns the reasons to think that the id is not the EOS."""
+    """Returns the reasons to suspect that the id is not the EOS."""
     found = []
     if 2 * self.unended > self.files:
       found.append("most files do not end with it")

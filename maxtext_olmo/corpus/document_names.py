@@ -1,6 +1,6 @@
-"""Names of documents: in which file of the source each text was, and which document has a name.
+"""Names of documents, the source file of each text, and the lookup of documents by name.
 
-The names of a document index follow its boundaries. For three documents:
+In a document index, the names are stored after the boundaries. For three documents:
 
     name_starts     0   6   6   12          the second has no name
     name_text       wiki-1wiki-7
@@ -10,7 +10,7 @@ The names of a document index follow its boundaries. For three documents:
     source_text     wiki.jsonl.gz
     lookup          (hash of "wiki-7", 2), (hash of "wiki-1", 0)     sorted by hash
 
-A lookup bisects the hashes and compares the names of what it finds. Everything is read as needed.
+A lookup bisects the hashes and compares the names that it finds. Everything is read as needed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _SOURCE_SIZES = "source_sizes"
 
 
 class DocumentName(NamedTuple):
-  """What a document is called.
+  """The name of a document and the source of its text.
 
   Attributes:
-    name: Its id in the boundary file; empty if it has none.
-    source: The file that its text came from; empty if unknown.
-    line: Where in that file; None if unknown.
+    name: Id of the document in the boundary file; empty if it has none.
+    source: File that the text came from; empty if unknown.
+    line: Line of the text in that file; None if unknown.
   """
 
   name: str
@@ -52,7 +52,7 @@ class DocumentName(NamedTuple):
 
   @property
   def place(self) -> str:
-    """Source and line as one text; empty if the source is unknown."""
+    """Source and line as `source:line`; empty if the source is unknown."""
     return f"{self.source}:{self.line}" if self.source and self.line is not None else self.source
 
 
@@ -70,7 +70,7 @@ class NameSizes:
   checksum: str
 
   def layout(self, num_documents: int) -> tuple[tuple[str, int], ...]:
-    """Returns dtype and count of each array, in the order of the file."""
+    """Returns the dtype and the length of each array, in file order."""
     return (
         ("<u8", num_documents + 1),
         ("<u1", self.name_bytes),
@@ -86,8 +86,8 @@ class DocumentNames:
   """Reads the names in a document index.
 
   Args:
-    path: Of the document index.
-    arrays: Its arrays, as `NameSizes.layout` has them.
+    path: Path of the document index, for errors.
+    arrays: Arrays of the names, in the order of `NameSizes.layout`.
   """
 
   def __init__(self, path: str, arrays: Sequence[file_array.FileArray]):
@@ -97,7 +97,7 @@ class DocumentNames:
     self._lookup = sorted_table.SortedTable(arrays[6], 2)
 
   def describe(self, documents: np.ndarray) -> list[DocumentName]:
-    """Returns what each document is called."""
+    """Returns the name and the source of each document."""
     names = self._texts(self._name_starts, self._name_text, documents)
     numbers = self._sources[documents]
     known = np.flatnonzero(numbers != _NO_SOURCE)
@@ -113,13 +113,13 @@ class DocumentNames:
     ]
 
   def find(self, names: Sequence[str]) -> list[np.ndarray]:
-    """Returns the documents that have each name, ascending."""
-    # A command line may hold lone surrogates, which no name has.
+    """Returns, for each name, the documents that have it, in ascending order."""
+    # A name from the command line may contain lone surrogates, which no stored name has.
     keys = [xxhash.xxh3_64_intdigest(name.encode(errors="surrogatepass")) for name in names]
     which, records = self._lookup.find_all(np.array(keys, np.uint64))
     numbers = self._lookup.column(records, 1)
     if numbers.size and numbers.max() >= len(self._sources):
-      raise self._damaged(f"a name has the document {numbers.max()}")
+      raise self._damaged(f"a name refers to document {numbers.max()}, which does not exist")
     documents = numbers.astype(np.int64)
     # Two names may have the same hash.
     texts = self._texts(self._name_starts, self._name_text, documents)
@@ -130,7 +130,7 @@ class DocumentNames:
       self, starts: file_array.FileArray, text: file_array.FileArray, numbers: np.ndarray
   ) -> list[str]:
     if numbers.size and not numbers.max() + 1 < len(starts):
-      raise self._damaged(f"there is no source {numbers.max()}")
+      raise self._damaged(f"entry {numbers.max()} does not exist")
     bounds = starts[np.stack([numbers, numbers + 1])].astype(np.int64)
     sizes = bounds[1] - bounds[0]
     if bounds.size and (bounds.min() < 0 or bounds.max() > len(text) or sizes.min() < 0):
@@ -150,7 +150,7 @@ class DocumentNames:
 
 
 class NameSpool:
-  """Keeps the names of one token file in temporary files, until those of all are known."""
+  """Stores the names of one token file in temporary files, until all files have been read."""
 
   def __init__(self, folder: str, number: int):
     self._folder, self._number = folder, number
@@ -179,7 +179,7 @@ class NameSpool:
     self._write("sources", np.array(numbers, "<u4"))
 
   def _source(self, source: str) -> int:
-    """Returns the number of a source; a source that was not seen for long may get another one."""
+    """Returns the number of a source; one that was evicted from the cache gets a new number."""
     if not source:
       return _NO_SOURCE
     number = self._numbers.get(source)
@@ -203,19 +203,25 @@ class NameSpool:
 def write_names(
     folder: str, counts: Sequence[int], named: int, put: Callable[[np.ndarray], None]
 ) -> NameSizes:
-  """Writes the names of all files, as `NameSizes.layout` has them; the checksum is left empty.
+  """Writes the names of all files in the layout of `NameSizes.layout`.
 
   Args:
-    folder: Where the spools of the files are.
-    counts: Documents of each file.
-    named: How many documents have a name.
+    folder: Directory of the temporary files that `NameSpool` wrote.
+    counts: Number of documents of each file.
+    named: Number of documents that have a name.
     put: Writes an array.
+
+  Returns:
+    The sizes, with an empty checksum.
   """
   files = range(len(counts))
   columns = {name: lambda i, name=name: _numbers(folder, i, name, counts[i]) for name in _COLUMNS}
   sources = [_spooled(folder, i, _SOURCE_SIZES) // 4 for i in files]
   if sum(sources) >= _NO_SOURCE:
-    raise CorpusError(f"The boundary files name {sum(sources)} sources, more than fit 32 bits.")
+    raise CorpusError(
+        f"The boundary files name {sum(sources)} sources; a document index holds fewer than"
+        f" {_NO_SOURCE}. Build an index for each part of the corpus."
+    )
   sizes = NameSizes(
       named,
       sum(_spooled(folder, i, "name_text") for i in files),
@@ -253,7 +259,7 @@ def _records(folder: str, counts: Sequence[int]) -> Iterator[np.ndarray]:
 
 
 def _put_starts(put: Callable[[np.ndarray], None], blocks: Iterator[np.ndarray]) -> None:
-  """Writes where each text begins, given their sizes, and where the last one ends."""
+  """Writes the start of each text, and the end of the last one, from blocks of text sizes."""
   end = np.uint64(0)
   put(np.array([end], "<u8"))
   for block in blocks:
@@ -270,7 +276,7 @@ def _put_text(put: Callable[[np.ndarray], None], folder: str, num_files: int, co
 
 
 def _numbers(folder: str, number: int, column: str, count: int) -> Iterator[np.ndarray]:
-  """Yields a column of a file's documents, also if they have no names."""
+  """Yields a column of a file's documents, with default values if the file has no names."""
   if count and not _spooled(folder, number, column):
     none = {"sources": _NO_SOURCE, "lines": -1}.get(column, 0)
     for first in range(0, count, _AT_ONCE):
@@ -288,7 +294,7 @@ def _read(folder: str, number: int, column: str, dtype: str) -> Iterator[np.ndar
 
 
 def _spooled(folder: str, number: int, column: str) -> int:
-  """Returns how many bytes of a column there are."""
+  """Returns the size in bytes of a column's temporary file; 0 if there is none."""
   path = _spool_path(folder, number, column)
   return os.path.getsize(path) if os.path.exists(path) else 0
 

@@ -1,4 +1,4 @@
-"""The document index: where each document of a corpus lies, in a sidecar file.
+"""The document index: a sidecar file with the position of each document of a corpus.
 
 A document ends with its EOS token, which belongs to it, or at the end of its file; the next one
 begins there. With EOS = 0:
@@ -6,9 +6,9 @@ begins there. With EOS = 0:
     tokens      5  6  0 | 7  0 | 0 | 8  9 (end of file)
     document    0         1      2   3
 
-so documents cover their files without gaps, and two EOS in a row make a document of one token.
-Where a boundary file lies next to the tokens (`boundaries`), that is used instead, with the names
-it has, and the tokens are not read.
+So documents cover their files without gaps, and two consecutive EOS make a document of one token.
+A boundary file next to the token file (`boundaries`) takes precedence: its documents and names are
+used, and the tokens are not read.
 
 The file has a JSON header in its first 4096 bytes, and then up to three sections, each with a
 checksum in the header:
@@ -18,9 +18,9 @@ checksum in the header:
     names        if there are any (`document_names`)
     hashes       if asked for (`document_hashes`)
 
-Opening it reads only the header, and looking up documents reads only their numbers: memory does not
-grow with the number of documents. Files of format 1, which has neither names nor hashes, are read
-too; building the index again gives one of format 2, with the same boundaries and their checksum.
+Opening it reads only the header, and looking up documents reads only their entries: memory does not
+grow with the number of documents. Format 1, which has neither names nor hashes, can still be read;
+building the index again writes format 2, with the same boundaries and the same checksum of them.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from maxtext_olmo.progress import progress_bar
 
 _FORMAT_1 = "maxtext-olmo documents 1"
 _FORMAT = "maxtext-olmo documents 2"
-# A smaller file is checked whole when it is opened; a larger one with `verify`.
+# Files up to this size are checked completely when they are opened; larger ones by `verify`.
 _CHECKED_AT_OPENING = 64 << 20
-_SPAN_BYTES = 16  # Of a document in the temporary files: its first token and its length.
+_SPAN_BYTES = 16  # A document in the temporary files: its first token and its length.
 
 
 def default_path(index_path: str | os.PathLike[str]) -> str:
-  """Returns where the document index of an index is kept by default."""
+  """Returns the default path of the document index that belongs to an index."""
   return os.fspath(index_path) + ".documents"
 
 
@@ -74,10 +74,25 @@ def load_documents(
     *,
     storage: Storage | None = None,
 ) -> DocumentIndex:
-  """Opens a sidecar file, which must belong to the index and, where one is given, to the EOS.
+  """Opens a document index and checks that it belongs to the corpus.
+
+  >>> import tempfile
+  >>> from maxtext_olmo import build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.array([5, 6, 0, 7, 0], "uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  ...   built = build_documents(index, f"{folder}/index.documents", eos_id=0)
+  ...   load_documents(f"{folder}/index.documents", index).num_documents
+  2
 
   Args:
-    storage: where the file is read from; local files unless given.
+    path: Path of the sidecar file.
+    index: Index of the corpus.
+    eos_id: EOS that the document index must have been built with; None accepts any.
+    storage: Storage that holds the sidecar file; local files by default.
+
+  Raises:
+    CorpusError: The file is missing or damaged, or belongs to another corpus or EOS.
   """
   path = os.fspath(path)
   storage = LocalStorage() if storage is None else storage
@@ -101,14 +116,14 @@ def load_documents(
     )
   if values["fingerprint"] != index.fingerprint or values["num_files"] != len(index.files):
     raise CorpusError(
-        f"The document index {path} belongs to another corpus: it was made for"
-        f" {values['fingerprint']}, the index is {index.fingerprint}. {REBUILD}"
+        f"The document index {path} belongs to another corpus: it was built for"
+        f" {values['fingerprint']}, but the index is {index.fingerprint}. {REBUILD}"
     )
   if eos_id is not None and values["eos_id"] != eos_id:
     raise CorpusError(
-        f"The document index {path} was made with EOS {values['eos_id']}, this run has"
-        f" olmo_eos_id={eos_id}. Set it back, or build the document index again with"
-        " `maxtext-olmo index documents`."
+        f"The document index {path} was made with EOS {values['eos_id']}, but this run has"
+        f" olmo_eos_id={eos_id}. Set olmo_eos_id={values['eos_id']}, or build the document index"
+        " again with `maxtext-olmo index documents`."
     )
   if size <= _CHECKED_AT_OPENING:
     documents.verify()
@@ -126,17 +141,34 @@ def build_documents(
     progress: bool = False,
     storage: Storage | None = None,
 ) -> DocumentIndex:
-  """Finds all documents, reading each file once in bounded memory, and writes the sidecar file.
+  """Finds all documents of a corpus and writes the document index.
+
+  Reads each file once, in bounded memory.
+
+  >>> import tempfile
+  >>> from maxtext_olmo import build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.array([5, 6, 0, 7, 0], "uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  ...   build_documents(index, f"{folder}/index.documents", eos_id=0).num_documents
+  2
 
   Args:
-    path: Of the sidecar file, which is local and written atomically.
-    hashes: Whether to keep a hash of each document's tokens too; reads all tokens once more.
-    workers: Threads that read files; as many as cores unless given.
-    storage: Where token files and boundary files are read from; local files unless given.
+    index: Index of the corpus.
+    path: Local path of the sidecar file, which is written atomically.
+    eos_id: Token that ends a document.
+    hashes: Whether to store a hash of each document's tokens; reads all tokens once more.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    workers: Number of threads that read files; one per core by default.
+    progress: Whether to show a progress bar.
+    storage: Storage that holds the token files and boundary files; local files by default.
   """
   path = os.fspath(path)
   if eos_id < 0 or eos_id > np.iinfo(index.token_dtype).max:
-    raise ConfigError(f"No token of {index.dtype} can be the EOS {eos_id}; set olmo_eos_id.")
+    raise ConfigError(
+        f"The EOS {eos_id} is not a valid {index.dtype} token id. Set olmo_eos_id to the id of the"
+        " tokenizer's EOS."
+    )
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
   directory = os.path.dirname(path) or "."
@@ -178,7 +210,7 @@ def build_documents(
 
 @dataclasses.dataclass(frozen=True)
 class _Found:
-  """How many documents a token file has, whether by a boundary file, and how many names."""
+  """The documents found in a token file: their number, where they came from, and their names."""
 
   documents: int
   by_boundaries: bool
@@ -269,7 +301,7 @@ def _checked_writer(file: BinaryIO) -> tuple[Callable[[np.ndarray], None], Calla
 
 
 def _spans(folder: str, number: int, count: int) -> Iterator[np.ndarray]:
-  """Yields the first token and the length of a file's documents, a document per row."""
+  """Yields blocks of rows (first token, length), one row per document of a file."""
   if count:
     for piece in LocalStorage().pieces(os.path.join(folder, str(number))):
       yield np.frombuffer(piece, "<u8").reshape(-1, 2)
@@ -283,7 +315,7 @@ Spans = Iterator[tuple[np.ndarray, np.ndarray, int]]  # starts, lengths, tokens 
 
 
 def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int) -> Spans:
-  begun, place = 0, 0  # where the open document began, and how many tokens have been read
+  begun, place = 0, 0  # start of the current document, and number of tokens read
   for piece in files.storage.pieces(
       files.paths[file_id],
       int(files.data_offsets[file_id]),
@@ -303,7 +335,7 @@ def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int
 def _spans_of_csv(
     storage: Storage, path: str, n_tokens: int, names: document_names.NameSpool
 ) -> Spans:
-  """Yields the documents of a boundary file, and keeps their names."""
+  """Yields the documents of a boundary file, and spools their names."""
   for some in boundaries.read_boundaries(storage, path, n_tokens):
     names.add(some)
     yield some.starts, some.lengths, 0
@@ -313,17 +345,17 @@ def _spans_of_csv(
 def _check_lengths(lengths: np.ndarray, path: str) -> None:
   if len(lengths) and int(lengths.max()) > np.iinfo(np.uint32).max:
     raise CorpusError(
-        f"{path} has a document of {int(lengths.max())} tokens, more than fit 32 bits: is the EOS"
-        " right?"
+        f"{path} has a document of {int(lengths.max())} tokens; the length must fit in 32 bits."
+        " Check olmo_eos_id."
     )
 
 
 def _read_header(header: bytes) -> dict[str, Any]:
-  """Returns the values of a header; raises ValueError, KeyError or TypeError if it is none."""
+  """Returns the values of a header; raises ValueError, KeyError or TypeError if it is invalid."""
   values = json.loads(header)
   version = values.pop("format")
   if version not in (_FORMAT_1, _FORMAT) or values.pop("header") != _digest_of(values):
-    raise ValueError("another format, or a header that was changed")
+    raise ValueError("it has another format, or its header was changed")
   if version == _FORMAT_1:
     values |= {"names": None, "hashes": ""}
   sizes = values["names"]
@@ -335,7 +367,7 @@ def _read_header(header: bytes) -> dict[str, Any]:
 
 
 def _with_sizes(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the values of a header as those of a document index."""
+  """Returns the values of a header as the arguments of `DocumentIndex`."""
   sizes = values["names"]
   return {**values, "names": None if sizes is None else document_names.NameSizes(**sizes)}
 

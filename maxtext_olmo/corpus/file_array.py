@@ -1,14 +1,14 @@
-"""Arrays in files, of which only the numbers that are needed are read.
+"""Arrays in files, read only where they are needed.
 
 The arrays of orders, document indexes and consumed bitmaps may have gigabytes, and a batch needs a
-few numbers of them. They are read and not mapped: a mapped file that is cut off while it is in use
-ends the process with SIGBUS, where a read raises an error that names the file and the bytes.
+few of their numbers. They are read instead of memory-mapped: if a mapped file is truncated while in
+use, SIGBUS kills the process, whereas a read raises an error that names the file and the bytes.
 
-Numbers are read in blocks, so that neighbours cost one read:
+Numbers are read in blocks, so that neighbouring numbers cost one read:
 
     blocks of 4 here, of 512 bytes in the file     places 9, 1, 8  →  blocks 0 and 2
 
-A small array is loaded when it is first used.
+A small array is loaded completely when it is first used.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class FileArray:
   """A one-dimensional array in a file; can be pickled, and shared by threads.
 
   Args:
-    storage: Where the file is read from; it keeps the file open until it is closed.
-    path: Of the file.
-    dtype: Of the numbers, with their byte order.
-    offset: The byte of the first number.
-    count: How many numbers there are.
-    block_bytes: How many bytes are read at once.
-    load_up_to: The bytes of the largest array that is loaded.
+    storage: Storage that holds the file, and keeps it open until the storage is closed.
+    path: Path of the file.
+    dtype: Dtype of the numbers, with byte order.
+    offset: Byte offset of the first number.
+    count: Number of numbers in the array.
+    block_bytes: Number of bytes per block.
+    load_up_to: Largest size in bytes of an array that is loaded completely.
   """
 
   def __init__(
@@ -61,11 +61,11 @@ class FileArray:
     return {name: value for name, value in self.__dict__.items() if name != "_loaded"}
 
   def __getitem__(self, places: np.ndarray) -> np.ndarray:
-    """Returns the numbers at some places; raises CorpusError if they cannot be read."""
+    """Returns the numbers at the given places; raises CorpusError if they cannot be read."""
     if places.size and not (0 <= places.min() and places.max() < self._count):
       raise errors.OrderError(
-          f"{self._paths[0]} has {self._count} numbers; there is none at {places.min()} or"
-          f" {places.max()}."
+          f"{self._paths[0]} has {self._count} numbers, but places {places.min()} to"
+          f" {places.max()} were requested."
       )
     if self._loaded is not None:
       return self._loaded.reshape(-1)[places]
@@ -74,7 +74,7 @@ class FileArray:
     return self.blocks(needed)[which, within]
 
   def blocks(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns some blocks of numbers, one per row; zeros complete the last block of the array."""
+    """Returns blocks by number, one per row; the last block of the array is padded with zeros."""
     return self._read(numbers) if self._loaded is None else self._loaded[numbers]
 
   @property
@@ -103,7 +103,7 @@ class FileArray:
     return found.view(self._dtype).reshape(len(numbers), self._per_block)
 
   def ranges(self, firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the numbers of some ranges, one range after another."""
+    """Returns the numbers of several ranges, concatenated."""
     sizes = counts * self._dtype.itemsize
     found = np.zeros(int(sizes.sum()), np.uint8)
     self._storage.fill(
@@ -117,6 +117,6 @@ class FileArray:
     return found.view(self._dtype)
 
   def load(self) -> np.ndarray:
-    """Returns all numbers."""
+    """Returns the whole array."""
     size = self._count * self._dtype.itemsize
     return np.frombuffer(self._storage.read(self._paths[0], self._offset, size), self._dtype)

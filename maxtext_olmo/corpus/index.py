@@ -1,15 +1,15 @@
-"""The index: which token files there are, and which instance lies where.
+"""The index: the token files of a corpus, and the location of each instance.
 
-Each file is cut into instances of S tokens, and the instances are counted through the files, in
-order:
+Each file is cut into instances of S tokens, and instances are numbered consecutively across the
+files:
 
     S = 4          file 0 (11 tokens)       file 1 (3)   file 2 (9 tokens)
     tokens         0123 4567 89.            ...          0123 4567 8
     instance id    0    1    (rest unused)               2    3    (rest unused)
 
-With a `max_target_sequence_length` M (a multiple of S), files are cut into windows of M first, and
-each window into M / S instances. So a later stage with another S sees the same tokens, and the
-corpus keeps its fingerprint.
+With a `max_target_sequence_length` M (a multiple of S), files are first cut into windows of M
+tokens, and each window into M / S instances. A later stage with another S then sees the same
+tokens, and the corpus keeps its fingerprint.
 """
 
 import dataclasses
@@ -34,15 +34,21 @@ _SHOWN = 10
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OlmoNpyFileEntry:
-  """One token file: where it is, how much of it is used, and what a check can compare.
+  """One token file: its location, its instances, and the values that checks compare.
+
+  >>> entry = OlmoNpyFileEntry("part.npy", "wiki", n_tokens=11, n_instances=2, instance_offset=0)
+  >>> entry.label
+  'wiki'
 
   Attributes:
-    path: relative to the index's base, or absolute where it lies outside it.
-    n_tokens: all whole tokens of the file, used or not.
-    instance_offset: the id of the file's first instance.
-    size_bytes: the whole file, a header and odd bytes at the end included.
-    data_offset: bytes before the first token.
-    checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file.
+    path: Path relative to the base of the index, or absolute if the file is outside it.
+    label: Label of the file, by which mixtures select it.
+    n_tokens: Number of complete tokens in the file, used or not.
+    n_instances: Number of instances in the file.
+    instance_offset: Id of the file's first instance.
+    size_bytes: Size of the whole file, including a header and an incomplete token at the end.
+    data_offset: Number of bytes before the first token.
+    checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
   """
 
   path: str
@@ -57,13 +63,34 @@ class OlmoNpyFileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class OlmoNpyIndex:
-  """All token files of a corpus, in order, and what identifies the stream that they make.
+  """All token files of a corpus, in order, and the values that identify their stream.
+
+  `build_index` and `load_index` return one:
+
+  >>> import tempfile
+  >>> from maxtext_olmo import build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.arange(11, dtype="uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  >>> index.total_instances, index.total_tokens
+  (2, 11)
+  >>> index.locate(np.array([1]))  # The file and the byte offset of instance 1.
+  (array([0]), array([16]))
 
   Attributes:
-    base: the directory that the files' paths are relative to; no part of the fingerprint.
-    max_target_sequence_length: the longest window that a later stage may ask for, if one was set.
-    split_key: the key (hex) that chooses the held-out windows; stays when files are appended.
-    split_windows: how many windows there were when the key was made.
+    format_version: Version of the file format.
+    sequence_length: Number of tokens per instance.
+    dtype: Name of the dtype of the token files.
+    tokenizer: Name of the tokenizer.
+    files: Token files, in stream order.
+    total_instances: Number of instances in all files.
+    total_tokens: Number of tokens in all files, used or not.
+    fingerprint: Hash of everything that decides which tokens an instance holds.
+    base: Directory that the paths are relative to; not part of the fingerprint.
+    max_target_sequence_length: Longest sequence length that a later stage may use; None if it is
+      fixed.
+    split_key: Key (hex) that selects the held-out windows; unchanged when files are appended.
+    split_windows: Number of windows when the key was made.
   """
 
   format_version: str
@@ -81,17 +108,17 @@ class OlmoNpyIndex:
 
   @property
   def window(self) -> int:
-    """Tokens per window: M where it is set, else S."""
+    """Number of tokens per window: `max_target_sequence_length` if set, else `sequence_length`."""
     return self.max_target_sequence_length or self.sequence_length
 
   @property
   def chunk_size(self) -> int:
-    """Instances per window: neighbours that the order keeps together."""
+    """Number of instances per window; the order keeps them together."""
     return self.window // self.sequence_length
 
   @property
   def num_windows(self) -> int:
-    """Windows in the corpus."""
+    """Number of windows in the corpus."""
     return self.total_instances // self.chunk_size
 
   @functools.cached_property
@@ -105,7 +132,7 @@ class OlmoNpyIndex:
 
   @functools.cached_property
   def _first_bytes(self) -> np.ndarray:
-    """For each file, the byte where instance 0 would begin if it lay in this file."""
+    """For each file, the byte offset at which instance 0 would begin if it were in this file."""
     offsets = np.array([entry.data_offset for entry in self.files], np.int64)
     return offsets - self._starts * self._instance_bytes
 
@@ -114,7 +141,7 @@ class OlmoNpyIndex:
     return self.sequence_length * self.token_dtype.itemsize
 
   def __getstate__(self) -> dict[str, Any]:
-    """Leaves out what is quickly derived again, so that workers receive little."""
+    """Omits cached values, which are cheap to derive again, to keep pickles for workers small."""
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   def resolve(self, file_id: int) -> str:
@@ -127,17 +154,18 @@ class OlmoNpyIndex:
     return entry.size_bytes or entry.data_offset + entry.n_tokens * self.token_dtype.itemsize
 
   def locate(self, instance_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the file (int64 id) and the byte offset in it (int64) where each instance begins."""
+    """Returns the file id and the byte offset in that file (both int64) of each instance."""
     ids = np.asarray(instance_ids)
     if not ids.size:
       return np.zeros(ids.shape, np.int64), np.zeros(ids.shape, np.int64)
     if ids.dtype.kind not in "iu":
-      raise OrderError(f"Instance ids must be integers, got an array of {ids.dtype.name}.")
+      raise OrderError(f"Instance ids must be integers, found an array of {ids.dtype.name}.")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= self.total_instances:
       raise OrderError(_out_of_range(low if low < 0 else high, self))
     ids = ids.astype(np.int64, copy=False)
-    # Files without instances share their start with the next file; the last of equals has the id.
+    # A file without instances has the same start as the next file; the last of the equal starts is
+    # the file that has the instance.
     file_ids = np.searchsorted(self._starts, ids, side="right") - 1
     return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
 
@@ -147,10 +175,10 @@ class OlmoNpyIndex:
       return self
     if self.max_target_sequence_length is None:
       raise CorpusError(
-          f"The index is for a sequence length of {self.sequence_length}, asked for"
-          f" {sequence_length}. Set max_target_length={self.sequence_length}, or build an index for"
-          " the length you want (`maxtext-olmo index build --sequence-length`). One index serves"
-          " several lengths only where it was built with --max-target-sequence-length."
+          f"The index has a sequence length of {self.sequence_length}, but {sequence_length} was"
+          f" requested. Set max_target_length={self.sequence_length}, or build an index for the"
+          " length you want (`maxtext-olmo index build --sequence-length`). One index serves"
+          " several lengths only if it was built with --max-target-sequence-length."
       )
     check_lengths(sequence_length, self.max_target_sequence_length)
     files = _lay_out(self.files, sequence_length, self.max_target_sequence_length)
@@ -160,12 +188,12 @@ class OlmoNpyIndex:
 
   @property
   def annotations(self) -> str:
-    """A hash of what the fingerprint leaves out: labels, which mixtures go by, and checksums."""
+    """A hash of the labels and checksums, which the fingerprint does not cover."""
     lines = json.dumps([[entry.label, entry.checksum] for entry in self.files])
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
   def to_json_dict(self) -> dict[str, Any]:
-    """Returns the index as it is stored."""
+    """Returns the index in the form in which it is stored."""
     values = self.__getstate__() | {"annotations": self.annotations}
     values["files"] = [
         {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
@@ -174,7 +202,7 @@ class OlmoNpyIndex:
     return values
 
   def save(self, path: str | os.PathLike[str]) -> None:
-    """Writes the index as JSON, atomically, one line for each file."""
+    """Writes the index atomically as JSON, with one line per token file."""
     from maxtext_olmo.corpus import index_builder
 
     index_builder.save_index(self, path)
@@ -192,7 +220,7 @@ def make_index(
     base: str,
     max_target_sequence_length: int | None = None,
 ) -> OlmoNpyIndex:
-  """Makes an index: numbers the instances, computes the fingerprint and the split key."""
+  """Makes an index: numbers the instances, and computes the fingerprint and the split key."""
   check_lengths(sequence_length, max_target_sequence_length)
   files = _lay_out(entries, sequence_length, max_target_sequence_length)
   fingerprint = compute_fingerprint(
@@ -221,12 +249,12 @@ def make_index(
 
 
 def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
-  """Returns the index with the held-out split of an older one, which it must continue."""
+  """Returns the index with the held-out split of an older index, which it must extend."""
   if find_prefix(index, older.fingerprint) != len(older.files):
     changes = "\n".join(f"  {line}" for line in describe_changes(older, index))
     raise CorpusError(
-        f"The corpus does not continue the older index:\n{changes}\nNew files come after the old"
-        " ones, which stay as they are."
+        f"The corpus does not extend the older index:\n{changes}\nKeep the old files unchanged and"
+        " in order, and add new files after them."
     )
   return dataclasses.replace(index, split_key=older.split_key, split_windows=older.split_windows)
 
@@ -239,14 +267,14 @@ def compute_fingerprint(
     *,
     max_target_sequence_length: int | None = None,
 ) -> str:
-  """Returns a hash of all that decides which tokens an instance holds; the mount does not."""
+  """Returns a hash of everything that decides which tokens an instance holds; not of the base."""
   window = max_target_sequence_length or sequence_length
   *_, fingerprint = _prefix_fingerprints(window, dtype, tokenizer, files)
   return fingerprint
 
 
 def split_belongs(index: OlmoNpyIndex) -> bool:
-  """Returns whether the split key is that of this corpus, or of one that it continues."""
+  """Returns whether the split key belongs to this corpus or to one that it extends."""
   return any(
       windows_of_prefix(index, count) == index.split_windows
       and _split_key(fingerprint) == index.split_key
@@ -255,7 +283,7 @@ def split_belongs(index: OlmoNpyIndex) -> bool:
 
 
 def find_prefix(index: OlmoNpyIndex, fingerprint: str) -> int | None:
-  """Returns how many of the first files have this fingerprint; None if no number of them has."""
+  """Returns the number of leading files that have this fingerprint; None if there is none."""
   found = enumerate(_prefixes_of(index))
   return next((count for count, prefix in found if prefix == fingerprint), None)
 
@@ -279,7 +307,7 @@ def _prefix_fingerprints(
   )
   yield f"sha256:{digest.hexdigest()}"
   for f in files:
-    # MaxText's entries have no size, which then follows from their tokens.
+    # Entries from MaxText have no size; it follows from the number of tokens.
     size = f.size_bytes or (f.n_tokens and f.data_offset + f.n_tokens * token_dtype(dtype).itemsize)
     digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}\n".encode())
     yield f"sha256:{digest.hexdigest()}"
@@ -290,7 +318,16 @@ def _split_key(fingerprint: str) -> str:
 
 
 def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
-  """Returns the file that holds an instance, and the token in it where the instance begins."""
+  """Returns the id of the file that holds an instance, and the instance's first token in it.
+
+  >>> import tempfile
+  >>> from maxtext_olmo import build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.arange(11, dtype="uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  >>> global_to_local(index, 1)
+  (0, 4)
+  """
   file_ids, offsets = index.locate(np.array([instance_id]))
   file_id = int(file_ids[0])
   offset = int(offsets[0]) - index.files[file_id].data_offset
@@ -298,7 +335,7 @@ def global_to_local(index: OlmoNpyIndex, instance_id: int) -> tuple[int, int]:
 
 
 def check_lengths(sequence_length: int, longest: int | None) -> None:
-  """Raises a ConfigError for lengths that no corpus can be cut into."""
+  """Raises ConfigError if a corpus cannot be cut into these lengths."""
   if sequence_length < 1:
     raise ConfigError(f"sequence_length must be positive, got {sequence_length}.")
   if longest is not None and (longest < sequence_length or longest % sequence_length):
@@ -311,7 +348,7 @@ def check_lengths(sequence_length: int, longest: int | None) -> None:
 def _lay_out(
     entries: Sequence[OlmoNpyFileEntry], sequence_length: int, longest: int | None
 ) -> tuple[OlmoNpyFileEntry, ...]:
-  """Gives each file as many instances as fit, numbered from where the previous file ended."""
+  """Assigns each file as many instances as fit, numbered consecutively across the files."""
   window = longest or sequence_length
   offset, files = 0, []
   for entry in entries:
@@ -333,17 +370,16 @@ def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
 
 
 def describe_changes(old: OlmoNpyIndex, new: OlmoNpyIndex) -> list[str]:
-  """Returns a line for each difference; none where the fingerprints agree."""
+  """Returns one line per difference; no lines if the fingerprints are equal."""
   lines = []
   for name in ("dtype", "tokenizer"):
     if getattr(old, name) != getattr(new, name):
       lines.append(f"{name}: was {getattr(old, name)!r}, is {getattr(new, name)!r}")
   if old.window != new.window:
     lines.append(
-        f"windows: files were cut into windows of {old.window} tokens, now of {new.window}, which"
-        " makes other"
-        " instances; index a corpus whose sequence length will change with"
-        " --max-target-sequence-length"
+        f"windows: files were cut into windows of {old.window} tokens, and are now cut into windows"
+        f" of {new.window}, which gives other instances; if the sequence length will change, build"
+        " the index with --max-target-sequence-length"
     )
   before = {entry.path: entry for entry in old.files}
   after = {entry.path: entry for entry in new.files}
@@ -363,7 +399,7 @@ def describe_changes(old: OlmoNpyIndex, new: OlmoNpyIndex) -> list[str]:
     elif found.data_offset != entry.data_offset or (
         found.checksum and entry.checksum and found.checksum != entry.checksum
     ):
-      kinds["replaced"].append(f"{path} (the same size, another content)")
+      kinds["replaced"].append(f"{path} (same size, different content)")
   last_kept = max((place for place, path in enumerate(after) if path in before), default=-1)
   for place, (path, entry) in enumerate(after.items()):
     if path not in before:

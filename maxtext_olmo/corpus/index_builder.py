@@ -1,8 +1,8 @@
-"""Making an index: from the files of a corpus, or from an index file.
+"""Builds an index from token files, and reads and writes index files.
 
-An index file is JSON, with one line for each token file, and is checked completely when it is read.
-Two formats are read: "2", this project's, with paths relative to a base; and "1", MaxText's, with
-full paths and neither sizes nor data offsets. Format 2 is written.
+An index file is JSON, with one line per token file, and is checked completely when it is read. Two
+formats can be read: "2", this project's, with paths relative to a base; and "1", MaxText's, with
+full paths but neither sizes nor data offsets. Only format 2 is written.
 """
 
 import dataclasses
@@ -53,18 +53,31 @@ def build_index(
 ) -> OlmoNpyIndex:
   """Scans every file once and builds the index of a corpus.
 
+  >>> import numpy as np, tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.arange(11, dtype="uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  >>> index.total_instances  # 4 + 4 tokens; the remaining 3 are not used.
+  2
+
   Args:
-    paths_and_labels: (path, label) of each token file, in the order of the stream; relative paths
-      count from `base`.
-    header_reader: path → (dtype, shape), for files that cannot be opened from here; its dtype is
-      used instead of `dtype`.
-    dtype: of the files; a file with a `.npy` header must agree with it.
-    base: the directory that stored paths are relative to; the files' common directory unless given.
-    max_target_sequence_length: the longest window that a later stage may ask for.
+    paths_and_labels: (path, label) of each token file, in stream order; relative paths are relative
+      to `base`.
+    sequence_length: Number of tokens per instance.
+    tokenizer: Name of the tokenizer, which becomes part of the fingerprint.
+    header_reader: Function path → (dtype, shape), for files that cannot be opened from here; its
+      dtype replaces `dtype`.
+    dtype: Dtype of the files; a `.npy` header must agree with it.
+    base: Directory that stored paths are relative to; by default the common directory of the files.
+    max_target_sequence_length: Longest sequence length that a later stage may use.
     checksums: "xxh3" or "sha256" to record a checksum of each file, which reads all of it.
-    workers: threads that scan files.
-    extends: an older index that this corpus continues; its held-out split is kept.
-    storage: where the files are read from; local files unless given.
+    workers: Number of threads that scan files.
+    progress: Whether to show a progress bar.
+    extends: Older index that this corpus extends; its held-out split is kept.
+    storage: Storage that holds the files; local files by default.
+
+  Raises:
+    CorpusError: A file is missing or damaged, or the corpus does not extend `extends`.
   """
   storage = LocalStorage() if storage is None else storage
   check_lengths(sequence_length, max_target_sequence_length)
@@ -121,7 +134,7 @@ def _infos_from_reader(
     storage: Storage,
     workers: int | None,
 ) -> tuple[str, list[scan.FileInfo]]:
-  """Returns what the caller's reader says of the files; those that exist here must agree."""
+  """Returns the dtype and the sizes that the caller's reader reports, checked where files exist."""
   results, errors = scan.map_files(lambda i: header_reader(names[i]), len(names), workers=workers)
   headers = scan.all_or_error(results, errors, "Token files cannot be indexed")
   dtype = token_dtype(headers[0][0])
@@ -129,7 +142,8 @@ def _infos_from_reader(
   for path, (name, shape) in zip(full, headers):
     if token_dtype(name) != dtype:
       raise CorpusError(
-          f"All files of a corpus have one dtype: {full[0]} has {dtype.name}, {path} has {name}."
+          f"All files of a corpus must have the same dtype: {full[0]} has {dtype.name}, {path} has"
+          f" {name}."
       )
     if len(shape) != 1:
       raise CorpusError(f"{path} has shape {tuple(shape)}; expected one dimension.")
@@ -138,7 +152,7 @@ def _infos_from_reader(
       info = scan.scan_file(path, dtype, storage)
       if info.n_tokens != shape[0]:
         raise CorpusError(
-            f"{path}: the header reader says {shape[0]} tokens of {dtype.name}, the file holds"
+            f"{path}: the header reader reports {shape[0]} tokens of {dtype.name}, but the file has"
             f" {info.n_tokens}."
         )
     infos.append(info)
@@ -146,7 +160,7 @@ def _infos_from_reader(
 
 
 def save_index(index: OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
-  """Writes an index, atomically."""
+  """Writes an index file atomically."""
   atomic.write_atomically(path, dump_index(index))
 
 
@@ -165,12 +179,24 @@ def load_index(
     base: str | os.PathLike[str] | None = None,
     storage: Storage | None = None,
 ) -> OlmoNpyIndex:
-  """Reads an index and verifies it; MaxText's own index files can be read too.
+  """Reads an index file and checks it; also reads the index files of MaxText.
+
+  >>> import numpy as np, tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.arange(11, dtype="uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  ...   index.save(f"{folder}/index.json")
+  ...   load_index(f"{folder}/index.json") == index
+  True
 
   Args:
-    base: where the token files are now, if not where they were when the index was built.
-    storage: where the index, and of MaxText's indexes the token files, are read from; local files
-      unless given.
+    path: Path of the index file.
+    base: Directory of the token files, if they have moved since the index was built.
+    storage: Storage that holds the index and, for an index of MaxText, the token files; local files
+      by default.
+
+  Raises:
+    CorpusError: The index is missing, damaged or of an unknown format.
   """
   name = os.fspath(path)
   storage = LocalStorage() if storage is None else storage
@@ -187,7 +213,7 @@ def load_index(
 def parse_index(
     text: str | bytes, name: str, base: str | None = None, storage: Storage | None = None
 ) -> OlmoNpyIndex:
-  """Returns the index of the text of an index file, whose name is `name` in errors."""
+  """Parses the text of an index file; errors call it `name`."""
   try:
     values = json.loads(text)
   except (ValueError, RecursionError) as error:  # Not JSON, not even text, or nested too deep.
@@ -215,7 +241,7 @@ def parse_index(
 def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
   annotations = values.pop("annotations", None)  # Indexes of the first releases have none.
   index = _parse(name, values)
-  # The index again, from what the fingerprint covers.
+  # Derive the index again from the values that the fingerprint covers.
   itemsize = token_dtype(index.dtype).itemsize
   again = make_index(
       [
@@ -234,7 +260,7 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
   if not split_belongs(index):
     raise CorpusError(
         f"The index {name} is damaged: the split key {index.split_key!r} over"
-        f" {index.split_windows} windows is neither that of its files, nor of the first of them."
+        f" {index.split_windows} windows belongs neither to its files nor to the first n of them."
         f" {_REBUILD}"
     )
   if annotations not in (None, index.annotations):
@@ -248,7 +274,7 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
 def _load_maxtext(
     name: str, values: dict[str, Any], base: str | None, storage: Storage
 ) -> OlmoNpyIndex:
-  """Reads MaxText's format: the paths are full, and only the token counts are known."""
+  """Reads MaxText's format, which has full paths and token counts only."""
   raw = _parse(name, values)
   entries = raw.files
   expected = _maxtext_fingerprint(raw)
@@ -263,7 +289,7 @@ def _load_maxtext(
   full = [paths.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
-    # Files that cannot be seen from here are assumed to be raw; the check of sizes finds those that
+    # Files that do not exist on this machine are assumed to be raw; the size check finds those that
     # are not.
     if not storage.exists(full[i]):
       return 0
@@ -285,7 +311,7 @@ def _load_maxtext(
 
 
 def _check_numbers(name: str, derived: OlmoNpyIndex, stored: OlmoNpyIndex) -> None:
-  """Compares the numbers that no fingerprint covers, because they follow from others."""
+  """Checks the numbers that the fingerprint does not cover because they follow from others."""
 
   def compare(what: str, expected: int, found: int) -> None:
     if expected != found:
@@ -310,7 +336,7 @@ def _parse(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
 
 
 def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
-  """Makes a data class of JSON values, after checking the type of each."""
+  """Makes a data class from JSON values, after checking the type of each."""
   if not isinstance(values, dict):
     found = reprlib.repr(values)
     raise CorpusError(f"Expected an object for {where}, found {found}. {_REBUILD}")
@@ -330,7 +356,7 @@ def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
 
 
 def _is_possible(value: Any) -> bool:
-  """Returns whether a value of the right type can be in an index."""
+  """Returns whether a value of the right type is valid in an index."""
   if isinstance(value, int):
     return not isinstance(value, bool) and 0 <= value < 1 << 63
   return not isinstance(value, str) or paths.is_valid(value)
@@ -353,10 +379,10 @@ def _fingerprint_differs(name: str, found: str, expected: str) -> str:
 
 
 def _maxtext_fingerprint(index: OlmoNpyIndex) -> str:
-  """Returns the fingerprint as MaxText computes it, to detect damage."""
+  """Returns the fingerprint that MaxText would compute, to detect damage."""
   fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
   for entry in index.files:
     fields += [entry.path, str(entry.n_tokens)]
-  # Names that are not UTF-8 on disk are lone surrogates here.
+  # File names that are not valid UTF-8 contain lone surrogates here.
   text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
   return "sha256:" + hashlib.sha256(text).hexdigest()

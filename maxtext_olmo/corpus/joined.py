@@ -1,9 +1,9 @@
-"""Several indexes whose files are read as one list.
+"""Joins several indexes into one list of files.
 
-    index A   x y z         joined   x y z w       A's numbers are kept
-    index B   y w                    . 1 . 3       B's files by their numbers in the list
+    index A   x y z         joined   x y z w       A's file numbers stay the same
+    index B   y w           numbers  1 3           the numbers of B's files in the joined list
 
-A file that several indexes have is in the list once.
+A file that several indexes share is in the list once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Joined:
   """The files of several indexes.
 
   Attributes:
-    index: The first index, with the files of the others added; these have no instances.
-    indexes: The indexes, by fingerprint; the first one first.
-    numbers: For each index, by fingerprint, the number in the list of each of its files.
+    index: First index, with the files of the others appended; those have no instances.
+    indexes: All indexes by fingerprint, starting with the first one.
+    numbers: For each fingerprint, the number of each of its files in the joined list.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -32,7 +32,7 @@ class Joined:
 
 
 def file_keys(index: index_lib.OlmoNpyIndex) -> list[tuple[str, int, int]]:
-  """Returns what identifies each file of an index: its full path, size and first byte of data."""
+  """Returns the full path, the size and the data offset of each file, which identify it."""
   return [
       (index.resolve(i), index.expected_size(i), entry.data_offset)
       for i, entry in enumerate(index.files)
@@ -40,12 +40,12 @@ def file_keys(index: index_lib.OlmoNpyIndex) -> list[tuple[str, int, int]]:
 
 
 def join(indexes: Sequence[index_lib.OlmoNpyIndex]) -> Joined:
-  """Joins indexes of one dtype and sequence length; those of one fingerprint count once."""
+  """Joins indexes with the same dtype and sequence length; equal fingerprints count once."""
   first = indexes[0]
   by_fingerprint = {index.fingerprint: index for index in reversed(indexes)}
   by_fingerprint = {first.fingerprint: first, **dict(reversed(by_fingerprint.items()))}
   files = list(first.files)
-  # A file that is twice in the first index keeps both numbers; others refer to the first of them.
+  # A file that occurs twice in the first index keeps both numbers; other indexes use the lower one.
   known = {key: i for i, key in reversed(list(enumerate(file_keys(first))))}
   numbers = {first.fingerprint: np.arange(len(files))}
   for fingerprint, index in by_fingerprint.items():

@@ -1,4 +1,4 @@
-"""AI2's mix manifests: which token files make up a corpus, and in which order.
+"""AI2's mix manifests, which list the token files of a corpus in order.
 
 A manifest has one file per line, as `label,path`; blank lines and lines that begin with `#` are
 ignored:
@@ -38,10 +38,15 @@ class MixEntry:
 def read_mix(
     path: str | os.PathLike[str], *, tokenizer: str | None = None, storage: Storage | None = None
 ) -> tuple[MixEntry, ...]:
-  """Reads a manifest and fills in `{TOKENIZER}`; malformed lines are reported, never skipped.
+  """Reads a manifest and fills in `{TOKENIZER}`.
 
   Args:
-    storage: where the manifest is read from; local files unless given.
+    path: Path of the manifest.
+    tokenizer: Name that replaces `{TOKENIZER}`.
+    storage: Storage that holds the manifest; local files by default.
+
+  Raises:
+    CorpusError: The manifest is missing or empty, or has malformed lines, which are never skipped.
   """
   name = os.fspath(path)
   storage = LocalStorage() if storage is None else storage
@@ -51,10 +56,11 @@ def read_mix(
     why = reason(error).rstrip(".")
     raise type(error)(f"Cannot read the mix file {name}: {why}.") from error
   try:
-    lines = data.decode("utf-8-sig").splitlines()  # Some editors begin a text with a BOM.
+    lines = data.decode("utf-8-sig").splitlines()  # Some editors write a BOM first.
   except UnicodeDecodeError as error:
     raise CorpusError(
-        f"The mix file {name} is not UTF-8 text (byte {error.start}): is it a token file?"
+        f"The mix file {name} is not UTF-8 text (byte {error.start}). Check that it is not a token"
+        " file."
     ) from error
 
   entries, problems = [], []
@@ -77,7 +83,7 @@ def read_mix(
 
 
 def check_inside(entries: Sequence[MixEntry], name: str, base: str) -> None:
-  """Raises where a line of the manifest `name` names a file that does not lie below the base."""
+  """Raises CorpusError if a line of the manifest `name` names a file outside the base."""
   outside = [entry for entry in entries if paths.leaves(base, entry.path)]
   if outside:
     lines = _listed([f"  {name}:{entry.line}: {entry.path}" for entry in outside])
@@ -89,15 +95,15 @@ def check_inside(entries: Sequence[MixEntry], name: str, base: str) -> None:
 
 
 def describe_repeats(entries: Sequence[MixEntry]) -> str:
-  """Returns a sentence about the files that are named more than once; "" where there are none."""
+  """Returns a sentence about files that are listed more than once; "" if there are none."""
   counts = collections.Counter(posixpath.normpath(entry.path) for entry in entries)
   path, most = counts.most_common(1)[0]
   if most == 1:
     return ""
   repeated = sum(count > 1 for count in counts.values())
   return (
-      f"{repeated:,} of {len(counts):,} files are named more than once, {path} {most} times: each"
-      " is read as often as it is named."
+      f"{repeated:,} of {len(counts):,} files are listed more than once ({path} {most} times), and"
+      " are read as often as they are listed."
   )
 
 
@@ -108,7 +114,7 @@ def _listed(lines: Sequence[str]) -> str:
 
 def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:
   if "\0" in line:
-    raise CorpusError(f"a NUL, which neither a label nor a path can have: {line!r}")
+    raise CorpusError(f"a label or path must not contain a NUL character: {line!r}")
   if (commas := line.count(",")) != 1:
     raise CorpusError(f"expected exactly one comma, found {commas}: {line!r}")
   label, path = (part.strip() for part in line.split(","))
@@ -117,10 +123,12 @@ def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:
     raise CorpusError(f"the {what} the comma is empty: {line!r}")
   for placeholder in _PLACEHOLDER.findall(path):
     if placeholder != "{TOKENIZER}":
-      raise CorpusError(f"unknown placeholder {placeholder}, only {{TOKENIZER}} is known: {line!r}")
+      raise CorpusError(
+          f"unknown placeholder {placeholder}, expected {{TOKENIZER}} or none: {line!r}"
+      )
     if not tokenizer:
       raise CorpusError(
-          f"the path needs a tokenizer's name for {{TOKENIZER}}, none is given: {line!r}"
+          f"the path needs a tokenizer's name for {{TOKENIZER}}, but none was given: {line!r}"
       )
     path = path.replace(placeholder, tokenizer)
   return MixEntry(label=label, path=path, line=number)

@@ -1,6 +1,6 @@
 """The `.npy` header that may come before the tokens of a file.
 
-OLMo's own files have none, whatever their name says.
+OLMo's own files have no header, even though they are named `.npy`.
 
 raw file     | token 0 | token 1 | …
 .npy file    | \x93NUMPY, version, header length | {'descr': '<u4', …} | token 0 | token 1 | …
@@ -22,13 +22,13 @@ from maxtext_olmo.errors import CorpusError
 NPY_MAGIC = b"\x93NUMPY"
 TOKEN_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
-# NumPy writes a header of 118 bytes for a flat array; no valid file comes near this.
+# NumPy writes a header of 118 bytes for a flat array; no valid header comes near this size.
 MAX_BYTES = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NpyHeader:
-  """A parsed header: what the array is, and where its data begin."""
+  """A parsed header: the type of the array, and the byte offset of its data."""
 
   dtype: np.dtype
   shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class NpyHeader:
 
 
 def token_dtype(dtype: str | np.dtype | type) -> np.dtype:
-  """Returns the little-endian dtype of token files; signed integers count as unsigned."""
+  """Returns the little-endian unsigned dtype of token files; treats signed dtypes as unsigned."""
   try:
     parsed = np.dtype(dtype)
-  except Exception:  # NumPy reads a small language here, with the errors of Python's parser.
+  except Exception:  # NumPy parses the string, and may raise any error of Python's parser.
     parsed = None
   if parsed is not None and parsed.kind in "iu" and parsed.newbyteorder("<") == parsed:
     return np.dtype(f"<u{parsed.itemsize}")
@@ -66,14 +66,14 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
   version = start[6] if len(start) == 8 else None
   if version not in (1, 2, 3):
     raise CorpusError(
-        f"{where} has a .npy header of version {version}; versions 1, 2 and 3 are known."
+        f"{where} has a .npy header of version {version}; expected version 1, 2 or 3."
     )
   # Version 3 differs from 2 only in the encoding of field names, which tokens do not have.
   npy = np.lib.format
   read = npy.read_array_header_1_0 if version == 1 else npy.read_array_header_2_0
   try:
     shape, fortran_order, dtype = read(stream)
-  except Exception as error:  # Those of Python's parser, among others.
+  except Exception as error:  # Including the errors of Python's parser.
     raise CorpusError(
         f"{where} begins like a .npy file, but its header cannot be read: {error}. The file is"
         " damaged; copy it again."
@@ -87,7 +87,7 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:
-  """Reads `size` bytes, or all there are; a raw stream may return fewer at once."""
+  """Reads `size` bytes, or fewer at the end; one `read` of a raw stream may return too few."""
   data = b""
   while len(data) < size and (more := stream.read(size - len(data))):
     data += more
@@ -95,14 +95,14 @@ def _read_up_to(stream: BinaryIO, size: int) -> bytes:
 
 
 def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:
-  """Returns the number of tokens after a header; raises where it does not fit the corpus."""
+  """Returns the number of tokens after a header; raises CorpusError if it is not as expected."""
   descr, wanted = header.dtype, f"{dtype.name} or int{8 * dtype.itemsize}"
   if descr.kind not in "iu" or descr.itemsize != dtype.itemsize or descr.newbyteorder("<") != descr:
     order = " (big endian)" if descr.kind in "iu" and descr.newbyteorder("<") != descr else ""
     raise CorpusError(
         f"{where} has a .npy header that says dtype {descr.name}{order}; expected {wanted}, little"
-        " endian. All files of a corpus have one dtype: build the index with the right one, or"
-        " convert the file."
+        " endian. All files of a corpus must have the same dtype: build the index with the right"
+        " one, or convert the file."
     )
   if len(header.shape) != 1:
     raise CorpusError(
@@ -114,8 +114,8 @@ def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str
   expected = header.data_offset + header.shape[0] * dtype.itemsize
   if expected != size_bytes:
     raise CorpusError(
-        f"{where} has a .npy header that says {header.shape[0]} tokens of {dtype.name}, which"
-        f" makes {expected} bytes; found {size_bytes}. The file is damaged; copy it again."
+        f"{where} has a .npy header that says {header.shape[0]} tokens of {dtype.name}; expected"
+        f" {expected} bytes, found {size_bytes}. The file is damaged; copy it again."
     )
   return header.shape[0]
 
@@ -140,13 +140,13 @@ def read_npy_header_from_path(
 def read_raw_metadata_from_path(
     path: str | os.PathLike[str], dtype: str, *, storage: Storage | None = None
 ) -> tuple[str, tuple[int, ...]]:
-  """Returns the dtype and the shape of a headerless file; odd bytes at the end are an error."""
+  """Returns the dtype and the shape of a file without a header; raises if a token is incomplete."""
   itemsize = token_dtype(dtype).itemsize
   storage = LocalStorage() if storage is None else storage
   size = storage.size(os.fspath(path))
   if size % itemsize:
     raise CorpusError(
-        f"{os.fspath(path)} has {size} bytes, expected a multiple of {itemsize} for {dtype}:"
-        f" {size % itemsize} bytes are left over. The file is cut off, or has another dtype."
+        f"{os.fspath(path)} has {size} bytes; expected a multiple of {itemsize} for {dtype}, but"
+        f" {size % itemsize} bytes are left over. The file is truncated, or has another dtype."
     )
   return dtype, (size // itemsize,)

@@ -1,4 +1,4 @@
-"""Paths of token files, local or `scheme://`: relative to a base, so that a corpus may move."""
+"""Paths of token files, local or `scheme://`, relative to a base so that a corpus can be moved."""
 
 import os
 import posixpath
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def is_url(path: str) -> bool:
-  """Returns whether the path names an object in a store, not a file on a disk."""
+  """Returns whether the path names an object in an object store."""
   return "://" in path
 
 
 def is_valid(path: str) -> bool:
-  """Returns whether a file could have this path: no NUL, and nothing that no encoding has."""
+  """Returns whether a file can have this path: it has no NUL and can be encoded."""
   try:
     return b"\0" not in os.fsencode(path)
   except UnicodeEncodeError:
@@ -32,10 +32,9 @@ def join(base: str, path: str) -> str:
 
 
 def relative_to(base: str, path: str) -> str:
-  """Returns the path as an index stores it: relative to `base` where it lies below it.
+  """Returns the path as an index stores it: relative to `base` if it is below the base.
 
-  A path that climbs out of the base (`../other/x.npy`) becomes absolute, so that one file has one
-  name.
+  A path that leaves the base (`../other/x.npy`) becomes absolute, so that each file has one name.
   """
   if not is_url(path):
     path = posixpath.normpath(join(base, path) if base and not is_url(base) else path)
@@ -44,20 +43,20 @@ def relative_to(base: str, path: str) -> str:
 
 
 def leaves(base: str, path: str) -> bool:
-  """Returns whether a path lies outside its base; symbolic links are not looked at."""
+  """Returns whether a path is outside its base; does not follow symbolic links."""
   relative = relative_to(base, path)
   return relative.startswith("/") or is_url(relative) or ".." in relative.split("/")
 
 
 def find(paths: Sequence[str], name: str) -> list[int]:
-  """Returns the numbers of the paths that are `name`, or if none is, of those that end with it."""
+  """Returns the numbers of the paths equal to `name` or, if there are none, ending with it."""
   suffix = "/" + name.lstrip("/")
   exact = [number for number, path in enumerate(paths) if path == name]
   return exact or [number for number, path in enumerate(paths) if path.endswith(suffix)]
 
 
 def common_base(paths: Iterable[str]) -> str:
-  """Returns the deepest directory that holds all the paths, or "" where there is none."""
+  """Returns the deepest directory that contains all the paths, or "" if there is none."""
   common: list[str] | None = None
   for path in paths:
     parts = path.split("/")[:-1]

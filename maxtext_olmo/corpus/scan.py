@@ -1,7 +1,7 @@
-"""Many files at once: sizes and headers with one small read each, checksums in one pass.
+"""Scans many files in parallel: sizes and headers with one small read each, checksums in one pass.
 
-It uses threads, because the time goes into waiting for a disk or a mount, or into hashing outside
-the interpreter lock.
+Uses threads, because the time is spent waiting for a disk or a mount, or hashing without the
+interpreter lock.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ DEFAULT_WORKERS = 32
 CHUNK_BYTES = 4 << 20
 
 _SHOWN = 10
-_FIRST_BYTES = 256  # Enough for the magic, and for a whole header as NumPy writes it.
+_FIRST_BYTES = 256  # Enough for the magic and for a complete header as NumPy writes it.
 
 T = TypeVar("T")
 
@@ -45,13 +45,19 @@ class FileInfo:
 def map_files(
     function: Callable[[int], T], count: int, *, workers: int | None, block: int | None = None
 ) -> tuple[list[T | None], list[CorpusError]]:
-  """Calls `function(i)` for i below `count` in threads; returns results and CorpusErrors, in order.
+  """Calls `function(i)` for each i below `count` in threads.
 
-  A file's error does not stop the others, so that a report can name them all.
+  An error in one file does not stop the others, so that a report can name them all.
 
   Args:
-    block: files per task. The default is many, because passing a task to a thread costs more than
-      a stat on a local disk.
+    function: Function of a file number.
+    count: Number of files.
+    workers: Number of threads; 32 by default.
+    block: Number of files per task. The default is many, because passing a task to a thread costs
+      more than a stat on a local disk.
+
+  Returns:
+    The results, and the CorpusErrors that were raised, both in file order.
   """
   workers = DEFAULT_WORKERS if workers is None else workers
   if workers < 1:
@@ -74,14 +80,14 @@ def map_files(
     try:
       for _ in pool.map(run_block, range(0, count, step)):
         pass
-    except BaseException:  # Ctrl-C too: the threads must not continue to read terabytes.
+    except BaseException:  # Including Ctrl-C: the threads must not keep reading terabytes.
       stop.set()
       raise
   return results, [errors[i] for i in sorted(errors)]
 
 
 def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], what: str) -> list[T]:
-  """Returns the results, or raises one error that shows the first few and counts the rest."""
+  """Returns the results, or raises one error that lists the first errors and counts the rest."""
   if not errors:
     return list(results)  # type: ignore[arg-type]
   message = f"{what} ({len(errors)} of {len(results)} files):\n{list_errors(errors)}"
@@ -93,13 +99,13 @@ def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], wha
 
 
 def kind_of(errors: Sequence[CorpusError]) -> type[CorpusError]:
-  """Returns the type of an error that sums up others: a missing file stays a missing file."""
+  """Returns the type for an error that combines several: MissingFileError if any of them is one."""
   missing = any(isinstance(error, MissingFileError) for error in errors)
   return MissingFileError if missing else CorpusError
 
 
 def list_errors(errors: Sequence[CorpusError]) -> str:
-  """Returns one indented line for each of the first ten, and how many more there are."""
+  """Returns one indented line per error for the first ten, and the number of further errors."""
   lines = [f"  {_in_short(error)}" for error in errors[:_SHOWN]]
   if len(errors) > _SHOWN:
     lines.append(f"  … and {len(errors) - _SHOWN} more")
@@ -107,26 +113,28 @@ def list_errors(errors: Sequence[CorpusError]) -> str:
 
 
 def _in_short(error: CorpusError) -> str:
-  """Returns the message; where the system refused a file, only its path and why."""
+  """Returns the message of an error; for an error of the operating system, only path and reason."""
   cause = error.__cause__
   named = isinstance(cause, OSError) and cause.filename is not None
   return f"{cause.filename}: {reason(error)}" if named else str(error)  # type: ignore[union-attr]
 
 
 def scan_file(path: str, dtype: np.dtype, storage: Storage) -> FileInfo:
-  """Finds how many tokens a file has and where they begin, with one small read."""
+  """Finds the number of tokens of a file and the offset of the first one, with one small read."""
   size = storage.size(path)
   first = storage.read(path, 0, min(size, _FIRST_BYTES))
   if 4 <= size < len(npy_header.NPY_MAGIC) and npy_header.NPY_MAGIC.startswith(first):
     raise CorpusError(f"{path} ends within the magic of a .npy file. Copy it again.")
   if not npy_header.has_npy_magic(first):
-    # No sequence of wider tokens spells this.
+    # No sequence of real tokens of two or more bytes contains this text.
     if dtype.itemsize > 1 and b"'fortran_order'" in first:
-      raise CorpusError(f"{path} holds a .npy header, but does not begin with one. Copy it again.")
+      raise CorpusError(
+          f"{path} contains a .npy header, but does not begin with one. Copy it again."
+      )
     return FileInfo(size_bytes=size, data_offset=0, n_tokens=size // dtype.itemsize)
   try:
     header = npy_header.read_header(io.BytesIO(first), path)
-  except CorpusError:  # A header may be longer than what was read at first.
+  except CorpusError:  # The header may be longer than the first read.
     more = storage.read(path, 0, min(size, npy_header.MAX_BYTES))
     header = npy_header.read_header(io.BytesIO(more), path)
   n_tokens = npy_header.check_header(header, dtype, size, path)
@@ -141,7 +149,7 @@ def scan_files(
     workers: int | None,
     progress: bool,
 ) -> list[FileInfo]:
-  """Scans all files, in order; one error names every file that cannot be used."""
+  """Scans all files, in order; raises one error for all files that cannot be used."""
   with progress_bar("Scanning files", len(full_paths), enabled=progress) as advance:
 
     def scan(i: int) -> FileInfo:
@@ -174,7 +182,7 @@ def checksum_files(
     progress: bool,
 ) -> list[str]:
   """Returns `algorithm:hex` of each whole file, read in pieces."""
-  new_hash(algorithm)  # An unknown name is an error before anything is read.
+  new_hash(algorithm)  # Raises for an unknown name before anything is read.
   with progress_bar("Checksums", sum(sizes), enabled=progress, unit="bytes") as advance:
 
     def checksum(i: int) -> str:

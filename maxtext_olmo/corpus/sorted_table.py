@@ -1,13 +1,13 @@
-"""Tables of records in a file, sorted by a key, so that a lookup reads only a few blocks of them.
+"""Tables of records in a file, sorted by key, so that a lookup reads only a few blocks.
 
-A record is a row of uint64 numbers, and the first is its key, which may occur more than once:
+A record is a row of uint64 numbers. The first is its key, which may occur more than once:
 
     key     3   9   9  17  40         find(9)  →  records 1 to 3, the end not included
     value   8   2   5   0   1         find(4)  →  records 1 to 1: none
 
-Keys are hashes. Sorting divides the records into 256 files by the highest byte of their keys, each
-of these by the next byte if it is still too large, and sorts what fits in memory. So memory does
-not grow with the number of records.
+Keys are hashes. Sorting divides the records into 256 files by the highest byte of their keys,
+divides a file that is still too large by the next byte, and sorts each file in memory. So memory
+does not grow with the number of records.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FIRST_SHIFT = 56
 
 
 class SortedTable:
-  """A sorted table in a file, of which only the blocks that a lookup needs are read.
+  """A sorted table in a file; a lookup reads only the blocks that it needs.
 
   Args:
-    numbers: The numbers of all records, record by record.
-    width: How many numbers a record has.
+    numbers: Numbers of all records, record by record.
+    width: Number of numbers per record.
   """
 
   def __init__(self, numbers: file_array.FileArray, width: int):
@@ -44,12 +44,12 @@ class SortedTable:
     return len(self._numbers) // self._width
 
   def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first record of each key, and the one after its last (int64)."""
+    """Returns the bounds [first, end) of the records of each key (int64)."""
     firsts = self._bisect(keys, right=False)
     return firsts, self._bisect(keys, right=True)
 
   def find_all(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the records of all keys, and before them which key each one is of (int64)."""
+    """Returns (which, records): all matching records, and the index of the key of each (int64)."""
     firsts, ends = self.find(keys)
     counts = ends - firsts
     which = np.repeat(np.arange(len(keys)), counts)
@@ -57,11 +57,11 @@ class SortedTable:
     return which, firsts[which] + np.arange(len(which)) - before[which]
 
   def column(self, records: np.ndarray, column: int) -> np.ndarray:
-    """Returns one number of each of some records (uint64)."""
+    """Returns number `column` of each of the given records (uint64)."""
     return self._numbers[records * self._width + column]
 
   def _bisect(self, keys: np.ndarray, right: bool) -> np.ndarray:
-    """Returns how many records have a smaller key, or with `right` a smaller or equal one."""
+    """Returns the number of records with a smaller or, with `right`, equal key."""
     low = np.zeros(len(keys), np.int64)
     high = np.full(len(keys), len(self), np.int64)
     while len(still := np.flatnonzero(low < high)):
@@ -74,7 +74,13 @@ class SortedTable:
 
 
 def split_by(which: np.ndarray, values: np.ndarray, count: int) -> list[np.ndarray]:
-  """Returns the values of each of `count` keys, given the key of each value, ascending."""
+  """Groups values by key.
+
+  Args:
+    which: Index of the key of each value, ascending.
+    values: The values.
+    count: Number of keys.
+  """
   bounds = np.searchsorted(which, np.arange(1, count))
   return np.split(values, bounds) if count else []
 
@@ -82,12 +88,12 @@ def split_by(which: np.ndarray, values: np.ndarray, count: int) -> list[np.ndarr
 def sort_records(
     blocks: Iterable[np.ndarray], folder: str, in_memory: int = _IN_MEMORY
 ) -> Iterator[np.ndarray]:
-  """Yields the records of some blocks, sorted by key; equal keys stay in the order they came in.
+  """Yields the records of all blocks, sorted by key; equal keys keep their order.
 
   Args:
     blocks: Arrays of records (uint64, two dimensions).
-    folder: A local directory for temporary files.
-    in_memory: Bytes of records that are sorted at once.
+    folder: Local directory for temporary files.
+    in_memory: Number of bytes of records to sort in memory at once.
   """
   return _sorted(iter(blocks), folder, in_memory, _FIRST_SHIFT)
 
@@ -120,7 +126,7 @@ def _sorted(
 
 
 def _divide(blocks: Iterable[np.ndarray], folder: str, shift: int) -> None:
-  """Appends each record to the file of a byte of its key."""
+  """Appends each record to the file that is named after one byte of its key."""
   with contextlib.ExitStack() as stack:
     files = {}
     for block in blocks:

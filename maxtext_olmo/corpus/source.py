@@ -24,12 +24,12 @@ class _CorpusSource(grain.sources.RandomAccessDataSource):
   """An index and its token files; safe to use from several threads, to pickle and to fork.
 
   Args:
-    index: The corpus.
+    index: Index of the corpus.
     path_remap: prefix → replacement, for full paths that begin differently on this machine; the
       longest matching prefix applies.
-    max_open_files: How many files stay open in a process where no `storage` is given; None for as
-      many as the process can spare.
-    storage: Where the files are read from; the local file system unless given.
+    max_open_files: Number of files that stay open per process if no `storage` is given; None keeps
+      as many open as the process can spare.
+    storage: Storage that holds the files; local files by default.
   """
 
   def __init__(
@@ -47,7 +47,7 @@ class _CorpusSource(grain.sources.RandomAccessDataSource):
     )
 
   def __getstate__(self) -> dict[str, Any]:
-    # The paths are derived from the index, and take as many bytes as it does.
+    # The paths follow from the index, and would double the size of the pickle.
     return {**self.__dict__, "files": self.files.storage}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
@@ -58,7 +58,16 @@ class _CorpusSource(grain.sources.RandomAccessDataSource):
 
 
 class OlmoNpyDataSource(_CorpusSource):
-  """The instances of a corpus, by id, as records with `tokens`, `instance_id` and `file_id`."""
+  """The instances of a corpus, by id, as records with `tokens`, `instance_id` and `file_id`.
+
+  >>> import tempfile
+  >>> from maxtext_olmo import build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.arange(11, dtype="uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  ...   OlmoNpyDataSource(index)[1]
+  {'tokens': array([4, 5, 6, 7], dtype=uint32), 'instance_id': 1, 'file_id': 0}
+  """
 
   def __len__(self) -> int:
     return self.index.total_instances
@@ -73,7 +82,7 @@ class OlmoNpyDataSource(_CorpusSource):
     }
 
   def read(self, instance_ids: np.ndarray) -> np.ndarray:
-    """Returns the tokens of many instances, one row each, in the dtype of the files."""
+    """Returns the tokens of several instances, one row each, in the dtype of the files."""
     file_ids, offsets = self.index.locate(instance_ids)
     out = np.empty((len(file_ids), self.index.sequence_length), self.index.token_dtype)
     sizes = np.full(len(out), out.itemsize * out.shape[1], np.int64)
@@ -83,11 +92,11 @@ class OlmoNpyDataSource(_CorpusSource):
     return out
 
   def _resolve_path(self, path: str) -> str:
-    """Returns where a path of the index lies on this machine: below its base, and remapped."""
+    """Returns the path of a file on this machine, given its path in the index."""
     return paths_lib.remap(paths_lib.join(self.index.base, path), self._path_remap)
 
   def __repr__(self) -> str:
-    """Equal for equal streams on any mount: Grain compares it when it restores a state."""
+    """Returns a text that is equal for equal streams on any mount; Grain compares it on restore."""
     return (
         f"OlmoNpyDataSource(fingerprint={self.index.fingerprint!r},"
         f" sequence_length={self.index.sequence_length}, dtype={self.index.dtype!r})"
@@ -99,10 +108,19 @@ class OlmoDocumentSource(_CorpusSource):
 
   An EOS belongs to the document it ends.
 
+  >>> import tempfile
+  >>> from maxtext_olmo import build_documents, build_index
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   np.array([5, 6, 0, 7, 0], "uint32").tofile(f"{folder}/part.npy")
+  ...   index = build_index([("part.npy", "wiki")], 4, tokenizer="none", base=folder)
+  ...   documents = build_documents(index, f"{folder}/index.documents", eos_id=0)
+  ...   OlmoDocumentSource(index, documents)[1]
+  {'inputs': array([7, 0], dtype=int32), 'document_id': 1}
+
   Args:
-    index: The corpus.
-    documents: Where its documents lie (`build_documents`, `load_documents`).
-    vocab_size: A token id at or above it is an error; 0 checks only that ids fit int32.
+    index: Index of the corpus.
+    documents: Document index of the corpus (`build_documents`, `load_documents`).
+    vocab_size: Token ids at or above it raise an error; 0 checks only that ids fit in int32.
     **kwargs: As for `OlmoNpyDataSource`: `path_remap`, `max_open_files`, `storage`.
   """
 
@@ -135,7 +153,7 @@ class OlmoDocumentSource(_CorpusSource):
     return {"inputs": tokens, "document_id": document_id}
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """Returns how many tokens each document has."""
+    """Returns the number of tokens of each document."""
     return self.documents.lengths(document_ids)
 
   def read_parts(
@@ -144,7 +162,7 @@ class OlmoDocumentSource(_CorpusSource):
     """Reads tokens [start, start + length) of each document into its int32 array in `out`.
 
     Returns:
-      How many bytes were read.
+      The number of bytes read.
     """
     dtype = self.index.token_dtype
     itemsize = dtype.itemsize
@@ -156,7 +174,7 @@ class OlmoDocumentSource(_CorpusSource):
       count = int(lengths[i])
       if not count:
         continue
-      # Tokens of four bytes are read in place, others through a buffer of their own dtype.
+      # Four-byte tokens are read in place, others through a buffer of their own dtype.
       tokens = target.view(dtype) if itemsize == 4 else buffer[:count]
       raw = tokens.view(np.uint8)
       self.files.storage.fill(
@@ -174,7 +192,7 @@ class OlmoDocumentSource(_CorpusSource):
     return int(lengths.sum()) * itemsize
 
   def where(self, document_id: int, token: int = 0) -> str:
-    """Returns the file and the byte of a token of a document, for messages."""
+    """Returns the file and the byte offset of a token of a document, for messages."""
     file_ids, first_tokens = self.documents.locate(np.array([document_id]))
     return self.files.where(int(file_ids[0]), int(first_tokens[0]) + token)
 
@@ -192,13 +210,13 @@ class OlmoDocumentSource(_CorpusSource):
     place = int(np.argmax(tokens >= limit))
     raise CorpusError(
         f"Token id {tokens[place]} of document {document_id} is outside the vocabulary of {limit}:"
-        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, or the file has"
-        f" another dtype than {self.index.dtype}, or it is damaged: run `maxtext-olmo verify` on"
-        " the index."
+        f" {self.where(document_id, start + place)}. Either vocab_size is wrong, the dtype of the"
+        f" file is not {self.index.dtype}, or the file is damaged: run `maxtext-olmo verify` on the"
+        " index."
     )
 
   def __repr__(self) -> str:
-    """Equal for equal documents on any mount: Grain compares it when it restores a state."""
+    """Returns a text that is equal for equal documents on any mount; Grain compares it."""
     return (
         f"OlmoDocumentSource(fingerprint={self.index.fingerprint!r},"
         f" documents={self.documents.num_documents}, eos_id={self.documents.eos_id})"

@@ -1,4 +1,4 @@
-"""The token files of a corpus, as a reader needs them."""
+"""The token files of a corpus in the form that readers need: paths, offsets and dtype."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class TokenFiles:
   """Token files by number, and the storage they are read from.
 
   Attributes:
-    paths: full paths, remapped for this machine.
-    data_offsets: for each file, the byte where its first token begins (int64).
-    dtype: of the tokens.
-    storage: where the files are read from.
+    paths: Full paths, remapped for this machine.
+    data_offsets: Byte offset of the first token of each file (int64).
+    dtype: Dtype of the tokens.
+    storage: Storage that holds the files.
   """
 
   paths: tuple[str, ...]
@@ -38,14 +38,15 @@ class TokenFiles:
       storage: Storage | None = None,
       max_open_files: int | None = None,
   ) -> TokenFiles:
-    """Returns the files of an index; opens none of them.
+    """Returns the files of an index, without opening them.
 
     Args:
+      index: Index of the corpus.
       path_remap: prefix → replacement, for paths that begin differently on this machine; the
         longest matching prefix applies.
-      storage: local files unless given.
-      max_open_files: how many files stay open in a process where no `storage` is given; None for
-        as many as the process can spare.
+      storage: Storage that holds the files; local files by default.
+      max_open_files: Number of files that stay open per process if no `storage` is given; None
+        keeps as many open as the process can spare.
     """
     count = len(index.files)
     return cls(
@@ -56,10 +57,10 @@ class TokenFiles:
     )
 
   def byte_range(self, source: int, first: int, count: int) -> tuple[int, int]:
-    """Returns the first byte of a range of tokens of a file, and the byte after its last."""
+    """Returns the bounds [start, end) in bytes of a range of tokens of a file."""
     start = int(self.data_offsets[source]) + first * self.dtype.itemsize
     return start, start + count * self.dtype.itemsize
 
   def where(self, source: int, token: int) -> str:
-    """Returns the file and the byte of a token, for messages."""
+    """Returns the file and the byte offset of a token, for messages."""
     return f"{self.paths[source]}, byte {self.byte_range(source, token, 1)[0]}"

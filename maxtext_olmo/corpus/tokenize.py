@@ -1,17 +1,17 @@
-"""Makes a corpus in OLMo's on-disk format from any text.
+"""Makes a corpus in OLMo's on-disk format from text.
 
     out/mix.txt                           wiki,{TOKENIZER}/wiki/part-00000.npy
                                           wiki,{TOKENIZER}/wiki/part-00001.npy
     out/bytes/wiki/part-00000.npy         document, EOS, document, EOS, …  (raw ids, no header)
-    out/bytes/wiki/part-00000.csv.gz      where each document lies, its name, source file and line
+    out/bytes/wiki/part-00000.csv.gz      position, name, source file and line of each document
     out/bytes/wiki/part-00001.npy         …
 
 Documents stay whole: a part ends with the document that fills it. Memory is bounded by the longest
 document.
 
-All files are written to a hidden directory in `out`, and moved when they are complete; the manifest
-comes last. So where there is a manifest the corpus is complete. A corpus that cannot be made leaves
-nothing, and the corpus that it was to replace as it was.
+All files are written to a hidden directory in `out` and moved when they are complete, the manifest
+last. So a corpus with a manifest is complete. If making a corpus fails, nothing of it is left, and
+a corpus that it would have replaced is unchanged.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from maxtext_olmo.progress import progress_bar
 
 DEFAULT_TOKENS_PER_FILE = 1 << 28
 
-# A name that is one path component and holds nothing that a manifest would split.
+# A name that is one path component and contains no character that would split a manifest line.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]*")
 _OTHER_NAME = {
     "label": "Give the input another one (LABEL=PATH).",
@@ -53,13 +53,13 @@ _LONGEST_NAME = 1000
 
 
 class TextDocument(NamedTuple):
-  """The text of a document, and where it is from.
+  """The text of a document, with its name and source.
 
   Attributes:
-    text: The text.
-    name: Its name; empty if it has none.
-    source: The file that it is from; empty if unknown.
-    line: The line where it begins there, from 1; None if unknown.
+    text: Text of the document.
+    name: Name of the document; empty if it has none.
+    source: File that the text came from; empty if unknown.
+    line: First line of the text in that file, counted from 1; None if unknown.
   """
 
   text: str
@@ -70,7 +70,7 @@ class TextDocument(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CorpusSummary:
-  """What `make_corpus` wrote, with the values that the next steps need."""
+  """A summary of the corpus that `make_corpus` wrote, with the values that later steps need."""
 
   mix_file: str
   tokenizer: str
@@ -95,9 +95,12 @@ def make_corpus(
   """Tokenizes documents and writes token files, their boundary files and a mix manifest.
 
   Args:
-    documents: label → texts, which are read once and in order; empty ones are left out and counted.
-    tokens_per_file: a file ends after the document that reaches this.
-    overwrite: replace a corpus that is there already, once the new one is complete.
+    documents: label → texts, which are read once and in order; empty texts are skipped and counted.
+    out_dir: Directory of the corpus; created if it is missing.
+    tokenizer: Tokenizer of the texts.
+    tokens_per_file: Number of tokens after which a file ends, with the document that reaches it.
+    overwrite: Whether to replace an existing corpus once the new one is complete.
+    progress: Whether to show a progress bar.
   """
   out_dir = os.fspath(out_dir)
   _check_names(documents, tokenizer.name)
@@ -106,7 +109,7 @@ def make_corpus(
   mix_file = os.path.join(out_dir, "mix.txt")
   if os.path.exists(mix_file) and not overwrite:
     raise ConfigError(
-        f"There is a corpus in {out_dir} already (it has a mix.txt). Choose another directory, or"
+        f"{out_dir} already contains a corpus (it has a mix.txt). Choose another directory, or"
         " overwrite it (--overwrite)."
     )
   dtype = tokenizer_lib.dtype_for(tokenizer.vocab_size)
@@ -122,8 +125,8 @@ def make_corpus(
           raise CorpusError(f"The label {label!r} has no document with text in it.")
         lines += [f"{label},{{TOKENIZER}}/{label}/{part}\n" for part in parts]
     if not lines:
-      raise CorpusError("There are no documents to make a corpus of.")
-    # Its parts are about to change, and it must not describe a mixture of old and new.
+      raise CorpusError("There are no documents to make a corpus from.")
+    # Remove the old manifest before its files change, so that it never describes old and new ones.
     with contextlib.suppress(FileNotFoundError):
       os.unlink(mix_file)
     _move_all(unfinished, out_dir)
@@ -143,7 +146,7 @@ def make_corpus(
 
 @contextlib.contextmanager
 def _unfinished(out_dir: str) -> Iterator[str]:
-  """Makes a hidden directory in the output; after an error, removes what was made."""
+  """Creates a hidden directory in the output directory; after an error, removes what it created."""
   made = []
   directory = os.path.abspath(out_dir)
   while not os.path.lexists(directory):
@@ -155,18 +158,18 @@ def _unfinished(out_dir: str) -> Iterator[str]:
         os.makedirs(out_dir, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(prefix=".unfinished_", dir=out_dir)
       yield stack.enter_context(temporary)
-  except BaseException as error:  # Ctrl-C too.
+  except BaseException as error:  # Including Ctrl-C.
     for directory in made:
       with contextlib.suppress(OSError):
         os.rmdir(directory)
     if isinstance(error, MaxtextOlmoError):
-      hint = f"No corpus was made in {out_dir}. Fix this, and make it again."
+      hint = f"No corpus was written to {out_dir}. Fix the problem and run the command again."
       raise type(error)(f"{error} {hint}") from error
     raise
 
 
 def _move_all(source: str, target: str) -> None:
-  """Moves all files of a directory to the same places in another one."""
+  """Moves all files of a directory to the same relative paths in another one."""
   for directory, _, names in os.walk(source):
     for name in sorted(names):
       path = os.path.join(directory, name)
@@ -174,11 +177,11 @@ def _move_all(source: str, target: str) -> None:
 
 
 def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[str]:
-  """Returns a file itself, or the files below a directory that match the pattern, sorted."""
+  """Returns `path` itself if it is a file, else the files below it that match, sorted."""
   path = os.fspath(path)
   if not os.path.isdir(path):
     if not os.path.exists(path):
-      raise MissingFileError(f"There is no file or directory {path}.")
+      raise MissingFileError(f"There is no file or directory {path}. Check the path.")
     return [path]
   found = []
   for directory, subdirectories, names in os.walk(path):
@@ -189,30 +192,30 @@ def find_text_files(path: str | os.PathLike[str], pattern: str = "*") -> list[st
         if not name.startswith(".") and fnmatch.fnmatch(name, pattern)
     ]
   if not found:
-    raise CorpusError(f"No file below {path} fits the pattern {pattern!r}.")
+    raise CorpusError(f"No file below {path} matches the pattern {pattern!r}.")
   return sorted(found)
 
 
 def read_documents(
     path: str, *, separator: str | None = None, text_field: str = "text", id_field: str = "id"
 ) -> Iterator[TextDocument]:
-  """Yields the documents of a text file (UTF-8, also `.gz`).
+  """Yields the documents of a text file (UTF-8, optionally `.gz`).
 
-  A `.jsonl` file has one per line, in a field of an object; any other file is one document. A
-  document without an id is named by its file and line.
+  A `.jsonl` file has one document per line, in a field of a JSON object. Any other file is one
+  document unless `separator` is given. A document without an id is named after its file and line.
 
   Args:
-    separator: a line with just this text ends a document (an empty one: a blank line); not for
-      `.jsonl`.
-    text_field: the field of a `.jsonl` line that holds the text.
-    id_field: the field that holds the document's id, a short text or a number.
+    path: Path of the text file.
+    separator: Line that separates documents; "" stands for a blank line. Ignored for `.jsonl`.
+    text_field: Field of a `.jsonl` line that contains the text.
+    id_field: Field that contains the document's id, a short string or an integer.
   """
-  # A name on the disk may be no text.
+  # A file name need not be valid UTF-8.
   source = os.fsencode(path).decode(errors="backslashreplace")
   if os.path.exists(path) and not os.path.isfile(path):
     raise CorpusError(f"{path} is not a regular file.")
   try:
-    # Only "\n" ends a line, and nothing is translated: the corpus has the bytes of the file.
+    # Only "\n" ends a line, and no newline is translated, so the corpus has the bytes of the file.
     with _open_text(path) as file:
       if path.endswith(_JSON_SUFFIXES):
         found = _json_documents(file, path, text_field, id_field)
@@ -224,8 +227,8 @@ def read_documents(
         yield TextDocument(text, name or f"{source}:{line}", source, line)
   except UnicodeDecodeError as error:
     raise CorpusError(
-        f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} in it). Convert it, or"
-        " leave it out (--pattern)."
+        f"{path} is not UTF-8 text (it contains the byte {error.object[error.start]:#04x}). Convert"
+        " it, or exclude it (--pattern)."
     ) from error
   except (OSError, EOFError, zlib.error) as error:
     raise CorpusError(f"Cannot read {path}: {error}.") from error
@@ -244,8 +247,8 @@ def _check_names(labels: Iterable[str], tokenizer: str) -> None:
   ]:
     if not _NAME.fullmatch(name):
       raise ConfigError(
-          f"{name!r} cannot be a {what}: it is a directory and part of the manifest, so it may"
-          f" have letters, digits and _.+@=- only. {_OTHER_NAME[what]}"
+          f"{name!r} cannot be a {what}: it becomes a directory and part of the manifest, so only"
+          f" letters, digits and _.+@=- are allowed. {_OTHER_NAME[what]}"
       )
 
 
@@ -255,7 +258,7 @@ def _tokenize(
     counts: _Counts,
     advance: Callable[[int], None],
 ) -> Iterator[tuple[np.ndarray, TextDocument]]:
-  """Yields the ids of each document that has any; tokenizes many documents in one call."""
+  """Yields the ids of each document that is not empty; tokenizes many documents per call."""
   for batch in _batches(texts):
     for ids, document in zip(tokenizer.encode([document.text for document in batch]), batch):
       if not ids.size:
@@ -288,7 +291,7 @@ def _write_parts(
     eos_id: int,
     tokens_per_file: int,
 ) -> list[str]:
-  """Writes `part-00000.npy` and so on, with their boundary files, and returns their names."""
+  """Writes `part-00000.npy`, `part-00001.npy`, … with boundary files, and returns their names."""
   eos = np.array([eos_id], dtype).tobytes()
   parts: list[str] = []
   for first in documents:
@@ -329,7 +332,7 @@ def _json_documents(
       text = values[text_field]
       if not isinstance(text, str):
         raise TypeError(f"{text_field!r} is not text")
-      text.encode()  # JSON can hold lone surrogates, which no tokenizer accepts.
+      text.encode()  # JSON can contain lone surrogates, which no tokenizer accepts.
     except (ValueError, TypeError, KeyError, RecursionError) as error:
       raise CorpusError(
           f"{path}:{number}: expected a JSON object with text in the field {text_field!r}:"
@@ -339,7 +342,7 @@ def _json_documents(
 
 
 def _name(value: Any) -> str:
-  """Returns the id of a document as a text; empty if it is none, or one that nobody would type."""
+  """Returns the id of a document as a string; empty if it is missing, too long or not a scalar."""
   if type(value) is int and abs(value) < 1 << 64:
     return str(value)
   if not isinstance(value, str) or len(value) > _LONGEST_NAME:
@@ -355,7 +358,7 @@ def _separated_documents(file: IO[str], separator: str) -> Iterator[tuple[str, i
     if line.strip() != separator.strip():
       first = first if lines else number
       lines.append(line)
-    elif lines:  # Separators in a row are one.
+    elif lines:  # Consecutive separators count as one.
       yield "", first, "".join(lines)
       lines = []
   if lines:

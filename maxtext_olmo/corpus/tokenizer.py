@@ -1,7 +1,7 @@
 """Text → token ids, for making corpora: plain bytes, or any Hugging Face `tokenizer.json`.
 
-A tokenizer is downloaded only if its name is marked as one on the Hugging Face Hub, as `hf:gpt2` or
-`hf:org/name`. A misspelt path never reaches the network.
+A tokenizer is downloaded only if its name has the prefix of the Hugging Face Hub, as in `hf:gpt2`
+or `hf:org/name`. A misspelt path never reaches the network.
 """
 
 import contextlib
@@ -13,15 +13,15 @@ import numpy as np
 
 from maxtext_olmo.errors import ConfigError
 
-# The names that well-known tokenizers give the token that ends a document.
+# Names of the end-of-document token in well-known tokenizers.
 _EOS_TOKENS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>")
 
-HUB = "hf:"  # Marks a name on the Hugging Face Hub.
+HUB = "hf:"  # Prefix of names on the Hugging Face Hub.
 _TOKENIZER, _CONFIGS = "tokenizer.json", ("tokenizer_config.json", "special_tokens_map.json")
 
 
 class Tokenizer(Protocol):
-  """What `make_corpus` needs to know of a tokenizer."""
+  """The interface of a tokenizer that `make_corpus` needs."""
 
   name: str
   vocab_size: int
@@ -32,7 +32,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-  """UTF-8 bytes are the ids 0 to 255; 256 ends a document, 257 is for padding. Needs no files."""
+  """A tokenizer without files: ids 0 to 255 are UTF-8 bytes, 256 is EOS and 257 is padding."""
 
   name = "bytes"
   eos_id = 256
@@ -44,13 +44,13 @@ class ByteTokenizer:
     return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
   def decode(self, ids: np.ndarray) -> str:
-    """Returns the text of some ids; broken characters are replaced."""
+    """Returns the text of token ids; replaces incomplete characters."""
     ids = np.asarray(ids)
     return ids[ids < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
 
 class HuggingFaceTokenizer:
-  """A `tokenizer.json`, read with the `tokenizers` package."""
+  """A tokenizer from a `tokenizer.json`, read with the `tokenizers` package."""
 
   def __init__(
       self, path: str | os.PathLike[str], *, name: str | None = None, eos_token: str | None = None
@@ -58,8 +58,9 @@ class HuggingFaceTokenizer:
     """Reads the tokenizer.
 
     Args:
-      name: what stands for `{TOKENIZER}` in paths; the directory of the file unless given.
-      eos_token: the token that ends a document; a well-known one unless given.
+      path: Path of the `tokenizer.json`.
+      name: Name that replaces `{TOKENIZER}` in paths; by default the directory of the file.
+      eos_token: Token that ends a document; by default the first well-known one it has.
     """
     path = os.fspath(path)
     try:
@@ -70,7 +71,7 @@ class HuggingFaceTokenizer:
       ) from error
     try:
       self._tokenizer = tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # The package raises bare exceptions of its own.
+    except Exception as error:  # The package raises bare `Exception`.
       raise ConfigError(f"{path} is not a Hugging Face tokenizer.json: {error}.") from error
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
@@ -81,33 +82,34 @@ class HuggingFaceTokenizer:
     if not known:
       looked_for = repr(eos_token) if eos_token else f"any of {', '.join(_EOS_TOKENS)}"
       raise ConfigError(
-          f"The tokenizer {path} does not have {looked_for}: name the token that ends a document"
+          f"The tokenizer {path} does not have {looked_for}. Give the token that ends a document"
           " (--eos-token)."
       )
     self.eos_id = vocabulary[known[0]]
 
   def encode(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[np.ndarray]:
-    """Returns the ids of each text; many texts at a time are spread over all cores.
+    """Returns the ids of each text; uses all cores for many texts.
 
     Args:
-      special_tokens: with those that the tokenizer itself puts around a text, such as BOS.
+      texts: Texts to tokenize.
+      special_tokens: Whether to add the tokens that the tokenizer puts around a text, such as BOS.
     """
     encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special_tokens)
     return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
   def decode(self, ids: np.ndarray) -> str:
-    """Returns the text of some ids, without special tokens."""
+    """Returns the text of token ids, without special tokens."""
     return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
 
   def token_id(self, token: str) -> int | None:
-    """Returns the id of a token; None where the vocabulary does not have it."""
+    """Returns the id of a token; None if it is not in the vocabulary."""
     return self._tokenizer.token_to_id(token)
 
 
 def load_tokenizer(
     spec: str, *, name: str | None = None, eos_token: str | None = None
 ) -> Tokenizer:
-  """Returns the tokenizer called `bytes`, that of a `tokenizer.json`, or `hf:NAME` from the Hub."""
+  """Loads a tokenizer: `bytes`, the path of a `tokenizer.json`, or `hf:NAME` from the Hub."""
   if spec != ByteTokenizer.name:
     path, _ = find_files(spec)
     if spec.startswith(HUB) and name is None:
@@ -124,12 +126,12 @@ def load_tokenizer(
 def find_files(
     spec: str, token: str | None = None, cache_dir: str | None = None
 ) -> tuple[str, list[str]]:
-  """Returns the paths of a `tokenizer.json` and of the config files that may lie next to it.
+  """Returns the paths of a `tokenizer.json` and of the config files that may be next to it.
 
   Args:
     spec: A `tokenizer.json`, a directory with one, or `hf:NAME` for one on the Hub.
-    token: The access token for the Hub.
-    cache_dir: Where files from the Hub are kept.
+    token: Access token for the Hub.
+    cache_dir: Cache directory for files from the Hub.
   """
   if spec.startswith(HUB):
     return _download(spec.removeprefix(HUB), token, cache_dir)
@@ -169,7 +171,7 @@ def _download(name: str, token: str | None, cache_dir: str | None) -> tuple[str,
     for file in _CONFIGS:
       with contextlib.suppress(hub_errors.EntryNotFoundError):
         configs.append(fetch(file))
-  except Exception as error:  # Its errors come from several packages.
+  except Exception as error:  # The errors come from several packages.
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise ConfigError(
         f"{_TOKENIZER} of {name} cannot be fetched from the Hugging Face Hub: {reason} Give a"

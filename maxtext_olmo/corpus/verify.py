@@ -1,7 +1,7 @@
-"""Checks that a corpus is what its index says.
+"""Checks that a corpus matches its index.
 
-`check_sizes` is for every start of a run: one stat per file. `verify_corpus` adds the checks that
-have to read: dtype, ids, EOS, checksums.
+`check_sizes` runs at every start of a run, with one stat per file. `verify_corpus` adds the checks
+that read the files: dtype, ids, EOS, checksums.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _ENOUGH_GROUPS = 32
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-  """A fault or an oddity of a file, or of the whole corpus where the path is empty."""
+  """A problem with a file, or with the whole corpus if the path is empty."""
 
   level: Literal["error", "warning"]
   path: str
@@ -38,12 +38,15 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class VerifyReport:
-  """The checks `verify_corpus` made, and what they found.
+  """The result of `verify_corpus`.
 
   Attributes:
-    checks: what was checked, in words.
-    unchecked: what was not, and why.
-    documents: the figures of the documents that the EOS makes; "" where none was given.
+    files: Number of files.
+    tokens: Number of tokens in the corpus.
+    findings: Problems, errors first.
+    checks: Checks that were made, in words.
+    unchecked: Checks that were not made, and why.
+    documents: Statistics of the documents that the EOS ends; "" if no EOS was given.
   """
 
   files: int
@@ -58,17 +61,17 @@ class VerifyReport:
 
   @property
   def errors(self) -> tuple[Finding, ...]:
-    """The findings that must not reach a training run."""
+    """The findings that make the corpus unfit for training."""
     return self._of("error")
 
   @property
   def warnings(self) -> tuple[Finding, ...]:
-    """The findings that deserve a look."""
+    """The findings that should be looked at."""
     return self._of("warning")
 
   @property
   def ok(self) -> bool:
-    """Whether there are no errors; there may be warnings."""
+    """True if there are no errors; there may be warnings."""
     return not self.errors
 
 
@@ -79,7 +82,7 @@ def check_sizes(
     workers: int = 16,
     storage: Storage | None = None,
 ) -> None:
-  """Raises a CorpusError unless every file exists with its size; one stat per file."""
+  """Raises CorpusError unless every file exists and has the right size; makes one stat per file."""
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
 
   def check(i: int) -> None:
@@ -88,7 +91,7 @@ def check_sizes(
   results, errors = scan.map_files(check, len(index.files), workers=workers)
   if errors:
     raise scan.kind_of(errors)(
-        f"{len(errors)} of {len(results)} files of the corpus are not what the index says:\n"
+        f"{len(errors)} of {len(results)} files of the corpus do not match the index:\n"
         f"{scan.list_errors(errors)}\n"
         f"The index expects them below {index.base or '/'}. If the corpus has moved, remap its"
         " paths (olmo_path_remap_from and olmo_path_remap_to), or load the index with the new base."
@@ -107,13 +110,16 @@ def verify_corpus(
     progress: bool = False,
     storage: Storage | None = None,
 ) -> VerifyReport:
-  """Checks every file and its tokens against the index; reports faults of the data.
+  """Checks every file and its tokens against the index, and reports the problems.
 
   Args:
-    vocab_size: token ids must be below it; ids are not checked unless it is given.
-    eos_id: the id that ends documents; not looked for unless it is given.
-    workers: threads; one per core unless given.
-    storage: where the files are read from; local files unless given.
+    index: Index of the corpus.
+    vocab_size: Token ids must be below it; None does not check them.
+    eos_id: Id that ends documents; None does not look for it.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    workers: Number of threads; one per core by default.
+    progress: Whether to show a progress bar.
+    storage: Storage that holds the files; local files by default.
   """
   for name, value, least in (("vocab_size", vocab_size, 1), ("eos_id", eos_id, 0)):
     if value is not None and value < least:
@@ -157,11 +163,11 @@ def verify_corpus(
 
 
 def likelier_dtype(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> str | None:
-  """Returns the dtype that samples of a file look like; None where they look like the index's."""
+  """Returns the dtype that samples of a file look like; None if it is the dtype of the index."""
   entry, itemsize = index.files[file_id], index.token_dtype.itemsize
   groups = entry.n_tokens * itemsize // 8
-  # Groups of eight bytes, counted from the first token, so that the same place in a group always
-  # has the same meaning.
+  # Groups of eight bytes, counted from the first token, so that each place in a group always has
+  # the same meaning.
   width = min(groups * 8, _SAMPLE_BYTES)
   starts = np.unique(np.linspace(0, groups - width // 8, _SAMPLES).astype(np.int64)) * 8
   sample = np.empty(len(starts) * width, np.uint8)
@@ -177,10 +183,10 @@ def likelier_dtype(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> str 
 
 
 def likelier_dtype_of_bytes(sample: np.ndarray, itemsize: int) -> str | None:
-  """Returns the dtype that a sample looks like; None where that is one of `itemsize` bytes.
+  """Returns the dtype that a sample looks like; None if it has `itemsize` bytes or is unclear.
 
-  A file does not name its dtype, but its bytes show it. A token id is far below 2^24, so in files
-  of 4-byte tokens every fourth byte is zero, and most of the third ones:
+  A file does not name its dtype, but its bytes reveal it. Token ids are far below 2^24, so in a
+  file of 4-byte tokens every fourth byte is zero, and so are most third bytes:
 
       byte       0   1   2   3   4   5   6   7
       uint32     ..  ..  0   0   ..  ..  0   0        two tokens
@@ -188,13 +194,14 @@ def likelier_dtype_of_bytes(sample: np.ndarray, itemsize: int) -> str | None:
       uint16     ..  ..  ..  ..  ..  ..  ..  ..       four tokens
       uint16     ..  0   ..  0   ..  0   ..  0        four tokens of a tiny vocabulary
 
-  Read as a wider dtype than they have, ids are far above any vocabulary.
+  If tokens are read as a wider dtype than their own, the ids are far above any vocabulary.
 
   Args:
-    sample: uint8; begins where a token begins, in groups of eight bytes.
+    sample: Bytes of the file (uint8) in groups of eight, each beginning at a token.
+    itemsize: Number of bytes per token that the index says.
   """
   groups = sample[: len(sample) // 8 * 8].reshape(-1, 8)
-  groups = groups[groups.any(axis=1)]  # Zeros fit every dtype: padding, or holes in a sparse file.
+  groups = groups[groups.any(axis=1)]  # Zeros (padding, sparse files) are valid in every dtype.
   if len(groups) < _ENOUGH_GROUPS:
     return None
   zeros = (groups == 0).mean(axis=0)
@@ -219,14 +226,14 @@ class _Task:
   eos_id: int | None
 
   def reads_all(self, file_id: int) -> bool:
-    """Returns whether a sample of the file is not enough."""
+    """Returns whether the whole file must be read."""
     wanted = self.vocab_size is not None or self.eos_id is not None
     return wanted or self.index.files[file_id].checksum is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outcome:
-  """The result for one file; `lengths` is None where no EOS was looked for."""
+  """The result for one file; `lengths` is None if the EOS was not checked."""
 
   findings: list[Finding]
   lengths: DocumentLengths | None = None
@@ -247,13 +254,13 @@ def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _
     info = scan.scan_file(path, dtype, storage)
     if info.data_offset != entry.data_offset:
       raise CorpusError(
-          f"{path}: the tokens begin at byte {info.data_offset}, the index says"
+          f"{path}: the tokens begin at byte {info.data_offset}, but the index says"
           f" {entry.data_offset}"
       )
     if other := likelier_dtype(task.index, task.files, file_id):
       raise CorpusError(
-          f"{path}: the data look like {other}, the index says {dtype.name}. Build the index again"
-          f" with `--dtype {other}`."
+          f"{path}: the data look like {other}, but the index says {dtype.name}. Build the index"
+          f" again with `--dtype {other}`."
       )
     advance(entry.data_offset)
     if task.reads_all(file_id):
@@ -262,13 +269,13 @@ def _verify_file(task: _Task, file_id: int, advance: Callable[[int], None]) -> _
       outcome = _Outcome([])
       advance(info.size_bytes - entry.data_offset)
   except CorpusError as error:
-    # A file that is broken as a whole is one finding; its tokens would only add noise.
+    # A file that is broken as a whole gives one finding; checking its tokens would only add noise.
     return _Outcome([_finding("error", path, reason(error))])
   rest = (info.size_bytes - info.data_offset) % dtype.itemsize
   if rest:
     message = (
-        f"ends within a token ({rest} of the {dtype.itemsize} bytes of a {dtype.name}), which is"
-        " never read: was the file cut off?"
+        f"ends with an incomplete token ({rest} of the {dtype.itemsize} bytes of a {dtype.name}),"
+        " which is never read; the file may be truncated"
     )
     outcome.findings.append(_finding("warning", path, message))
   return outcome
@@ -311,7 +318,7 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
     findings.append(_finding("error", path, message + more))
   if digest is not None and digest.hexdigest() != expected:
     message = (
-        f"the {algorithm} is {digest.hexdigest()}, the index says {expected}: the content has"
+        f"the {algorithm} is {digest.hexdigest()}, but the index says {expected}: the content has"
         " changed"
     )
     findings.append(_finding("error", path, message))
@@ -322,11 +329,11 @@ def _read_all(task: _Task, file_id: int, advance: Callable[[int], None]) -> _Out
 def _eos_findings(
     task: _Task, outcomes: list[_Outcome], documents: DocumentLengths
 ) -> list[Finding]:
-  """Returns an error where no file has an EOS, and warnings where it is unlikely to be one."""
+  """Returns an error if no file has the EOS, and warnings if the id is unlikely to be the EOS."""
   if documents.files and not documents.documents:
-    message = f"no file holds the EOS id {task.eos_id}: is it this tokenizer's?"
+    message = f"no file contains the EOS id {task.eos_id}: check that it belongs to this tokenizer"
     return [Finding("error", "", message)]
-  message = f"holds no EOS id {task.eos_id}: no document ends in this file"
+  message = f"does not contain the EOS id {task.eos_id}: no document ends in this file"
   findings = [
       Finding("warning", task.files.paths[i], message)
       for i, outcome in enumerate(outcomes)

@@ -37,8 +37,9 @@ def run_on_all_processes(act: Callable[[], T], doing: str) -> T:
   """Calls a function on every process; if it fails on one, all raise.
 
   Args:
-    act: The function. It must not communicate with other processes.
-    doing: What it does, for the error on the processes where it succeeded: "opening the corpus".
+    act: Function to call. It must not communicate with other processes.
+    doing: What the function does, such as "opening the corpus", for the error on the processes
+      where it succeeded.
   """
   result: T | None = None
   error: Exception | None = None
@@ -60,18 +61,19 @@ def run_on_all_processes(act: Callable[[], T], doing: str) -> T:
 
 
 def from_process_0(decide: Callable[[], Any], doing: str) -> Any:
-  """Returns what a function returns on process 0, on every process; if it fails there, all raise.
+  """Calls a function on process 0 and returns its result on every process; if it fails, all raise.
 
   Args:
-    decide: The function, called on process 0 alone. Its result must be a JSON value.
-    doing: What it does, for the error on the other processes: "looking for checkpoints".
+    decide: Function to call on process 0 alone. Its result must be a JSON value.
+    doing: What the function does, such as "looking for checkpoints", for the error on the other
+      processes.
   """
   outcome: dict[str, Any] = {}
   error: Exception | None = None
   if jax.process_index() == 0:
     try:
       outcome = {"value": decide()}
-    except Exception as caught:  # As above.
+    except Exception as caught:  # The others must learn of any error before it is raised here.
       error = caught
       outcome = {"error": f"{type(caught).__name__}: {caught}"}
   if jax.process_count() > 1:

@@ -50,9 +50,10 @@ class Starts(NamedTuple):
   """The starts of segments, in words of 32 tokens: arrays (rows, words).
 
   Attributes:
-    bits: Whether a segment begins at a token, the first token of the word in the lowest bit.
-    segments: The segment at the end of the word before.
-    columns: Where that segment begins.
+    bits: Whether a segment begins at each token, with the first token of the word in the lowest
+      bit.
+    segments: Segment at the end of the previous word.
+    columns: Column where that segment begins.
   """
 
   bits: jax.Array
@@ -71,7 +72,7 @@ def scan_words(bits: jax.Array) -> Starts:
 
 
 def segments_and_positions(starts: Starts, length: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the number of each token's segment, from 1, and its place in it; both int32."""
+  """Returns the number of each token's segment, from 1, and its position in it; both int32."""
   rows, words = starts.bits.shape
   up_to_here = (jnp.uint32(2) << jnp.arange(_BITS, dtype=jnp.uint32)) - jnp.uint32(1)
   seen = starts.bits[:, :, None] & up_to_here
@@ -161,7 +162,7 @@ class Expander:
 
 
 def _besides_tokens(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-  """Returns what must be sent besides the tokens: numbers per row if rows differ, and bits."""
+  """Returns the arrays to send in addition to the tokens: numbers per row, and bits per token."""
   found = {}
   if not (batch["used"] == length).all():
     found["used"] = batch["used"].astype(np.int32)
@@ -206,12 +207,12 @@ def _row_arrays(real: jax.Array, length: int, shift: batch_lib.Shift) -> dict[st
 
 @functools.partial(jax.jit, static_argnames="shift")
 def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> dict[str, jax.Array]:
-  """Returns the arrays of a batch, apart from those that all batches like it share.
+  """Returns the arrays of a batch, except those that it shares with other batches.
 
   Args:
-    tokens: The tokens of this device's rows.
-    own: What else was sent: `used` and `trained` per row, `starts` and `loss` in bits.
-    shift: How inputs and targets are offset.
+    tokens: Tokens of this device's rows.
+    own: Other arrays that were sent: `used` and `trained` per row, `starts` and `loss` in bits.
+    shift: Offset between inputs and targets.
   """
   rows, length = tokens.shape
   ids = tokens.astype(jnp.int32)

@@ -32,9 +32,20 @@ def get_next_batch_sharded(
     *,
     data_sharding: PartitionSpec | None = None,
 ) -> PyTree:
-  """Returns the next batch of every host as one global batch; `pad` first makes shapes equal.
+  """Returns the next batch of every host as one global batch.
 
-  The hosts compare their status only with `pad`; then a host that runs out of data stops all.
+  >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  >>> batches = iter([{"inputs": np.ones((2, 4), np.int32)}])
+  >>> get_next_batch_sharded(batches, mesh)["inputs"].shape
+  (2, 4)
+
+  Args:
+    local_iterator: This host's batches, as pytrees of arrays with the batch on axis 0.
+    global_mesh: Mesh to shard over.
+    pad: Whether to pad arrays to the largest shape that any host has. The hosts then compare their
+      status first, and a host that runs out of data stops all; without it they do not.
+    pad_value: Value to pad with.
+    data_sharding: Layout of the batch on the mesh; by default axis 0 is split over all mesh axes.
   """
   return next_global_batch(
       local_iterator,
@@ -61,9 +72,13 @@ def next_global_batch(
   """Returns the next batch of every host as one global batch.
 
   Args:
+    local_iterator: This host's batches, as pytrees of arrays with the batch on axis 0.
+    global_mesh: Mesh to shard over.
+    data_sharding: Layout of the batch on the mesh; None splits axis 0 over all mesh axes.
     compare: Whether the hosts compare their status and shapes first.
     pad: Whether arrays are padded to the largest shape that any host has.
-    when: Names the step in errors.
+    pad_value: Value to pad with.
+    when: Name of the step in errors.
     tail: Makes the batch of a host whose data has ended while another host still has some.
   """
   if not compare or jax.process_count() == 1:
@@ -97,7 +112,7 @@ def _load(local_iterator: Iterator[PyTree]) -> tuple[list[KeyPath], collectives.
 def _pad_array_to_shape(
     array_and_shape: tuple[np.ndarray, tuple[int, ...]], pad_value: int | float = 0
 ) -> np.ndarray:
-  """Pads an array at the end of each axis; array and shape come as one tuple, as from zip().
+  """Pads an array at the end of each axis; takes array and shape as one tuple, as from zip().
 
   >>> _pad_array_to_shape((np.array([[1], [2]]), (3, 2))).tolist()
   [[1, 0], [2, 0], [0, 0]]
@@ -114,7 +129,7 @@ def _pad_array_to_shape(
 def _build_global_shape_and_sharding(
     local_shape: tuple[int, ...], global_mesh: Mesh, data_sharding: PartitionSpec | None = None
 ) -> tuple[tuple[int, ...], NamedSharding]:
-  """Returns the shape of all hosts' rows together and how they are laid out on the mesh."""
+  """Returns the global shape of all hosts' rows, and their sharding on the mesh."""
   layout = layout_lib.layout_of_local(global_mesh, data_sharding, tuple(local_shape))
   return (layout.batch, *local_shape[1:]), layout.sharding
 

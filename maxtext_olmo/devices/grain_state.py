@@ -46,13 +46,13 @@ class GrainState:
   """The state of an iterator.
 
   Attributes:
-    step: Steps done in all epochs.
-    epoch_start: Steps that were done when the epoch began.
-    iterator_length: Steps of an epoch; None if only the data ends it.
-    position: Samples taken; None if unknown.
-    identity: What decides which sample is at which position; a string in version 1, None if
+    step: Number of steps done in all epochs.
+    epoch_start: Number of steps that were done when the epoch began.
+    iterator_length: Number of steps per epoch; None if only the data ends it.
+    position: Number of samples taken; None if unknown.
+    identity: Values that decide which sample is at which position; a string in version 1, None if
       nothing is known.
-    iterator: The state of this process's data iterator; None if it has none.
+    iterator: State of this process's data iterator; None if it has none.
   """
 
   step: int
@@ -91,7 +91,8 @@ def read(state: Any) -> GrainState:
   """Reads a state of either version; raises ResumeError if it is damaged or of another kind."""
   if not isinstance(state, Mapping):
     raise errors.ResumeError(
-        f"A data state is a dict, found {type(state).__name__}: {schema.show(state)}."
+        f"Expected a data state, which is a dict, found {type(state).__name__}:"
+        f" {schema.show(state)}."
     )
   state = plain(state)
   version_1 = "format" not in state
@@ -135,18 +136,18 @@ def _check_checksum(state: Mapping[str, Any]) -> None:
   """Raises ResumeError if a state was changed; those of earlier releases have no checksum."""
   if state.get("checksum") and state["checksum"] != _checksum(state):
     raise errors.ResumeError(
-        f"The data state is damaged: its checksum is {_checksum(state)}, recorded is"
+        f"The data state is damaged: its checksum is {_checksum(state)}, but it records"
         f" {str(state['checksum'])[:40]}. Restore another checkpoint."
     )
 
 
 def _checksum(state: Mapping[str, Any]) -> str:
-  """Returns a hash of everything else in a state; nobody but Grain can check its iterators."""
+  """Returns a hash of everything else in a state, since only Grain can check its iterators."""
   values = {name: value for name, value in state.items() if name != "checksum"}
   try:
     # Twice, because JSON turns keys into text, which sort differently from numbers.
     text = json.dumps(json.loads(json.dumps(jsonable(values))), sort_keys=True)
-  except (TypeError, ValueError, RecursionError):  # Nothing that was ever saved as JSON.
+  except (TypeError, ValueError, RecursionError):  # It cannot have been saved as JSON.
     return ""
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -161,12 +162,12 @@ def is_state(value: Any) -> bool:
 
 
 def is_of_one_process(state: Mapping[str, Any]) -> bool:
-  """Returns whether a version 1 state has an iterator but does not say which process's it is."""
+  """Returns whether a version 1 state has an iterator but does not name its process."""
   return "format" not in state and "identity" not in state and "iterator" in state
 
 
 def plain(state: Any) -> Any:
-  """Returns a state as JSON has it; frameworks may restore integers as NumPy's."""
+  """Returns a state with JSON types only; frameworks may restore integers as NumPy scalars."""
   try:
     return jsonable(state)
   except RecursionError as error:
@@ -174,7 +175,7 @@ def plain(state: Any) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-  """Returns a value with NumPy scalars and bytes replaced by what JSON can hold."""
+  """Returns a value with NumPy scalars and bytes replaced by JSON values."""
   if isinstance(value, Mapping):
     return {key: jsonable(part) for key, part in value.items()}
   if isinstance(value, (list, tuple)):
@@ -186,7 +187,7 @@ def jsonable(value: Any) -> Any:
 
 
 def from_json(value: Any, tuples: bool = False) -> Any:
-  """Returns what `jsonable` was given, as far as the iterators of Grain need it.
+  """Returns the inverse of `jsonable`, as far as the iterators of Grain need it.
 
   Grain's concat-then-split compares its `remainder_slices` as tuples, which JSON turns into lists.
   """
@@ -219,4 +220,4 @@ def _restored(iterator: Any) -> Any:
   try:
     return from_json(iterator)
   except (TypeError, ValueError) as error:
-    raise schema.damaged(f"its data iterator's state has bytes that are none ({error})") from error
+    raise schema.damaged(f"its data iterator's state has invalid bytes ({error})") from error

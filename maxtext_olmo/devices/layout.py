@@ -1,4 +1,4 @@
-"""Which rows of a global batch this process needs, and how its rows become global arrays.
+"""The layout of a batch on the mesh: the rows that this process needs, as parts of global arrays.
 
 The mesh and the partition decide, not the process number. On a mesh of 2 × 2 devices (data,
 tensor) with two devices per process, a batch of 8 rows over `data` is laid out like this:
@@ -118,7 +118,7 @@ class BatchLayout:
 
   @functools.cached_property
   def _local_rows(self) -> dict[int, slice]:
-    """Maps the first row of each device's part to where that part is among this process's rows."""
+    """Maps the first row of each device's part to the slice of this process's rows it covers."""
     found = {}
     for rows, _ in self._slices.values():
       start = int(np.searchsorted(self.rows, rows.start))
@@ -132,7 +132,7 @@ class BatchLayout:
 
   @functools.cached_property
   def splits_rows(self) -> bool:
-    """Whether the tokens of a row are split over several devices."""
+    """True if the tokens of a row are split over several devices."""
     columns = next(iter(self._slices.values()))[1] if self._slices else slice(0, self.length)
     return columns.stop - columns.start < self.length
 

@@ -37,21 +37,29 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
   """Iterates over the data of all hosts as global batches.
 
   `iter()` starts a new epoch, unless a state was just set. Without `reset_after_epoch`, a new epoch
-  continues in the data where the last one stopped, as suits an endless, shuffled stream. Threads
-  may share the iterator: each batch goes to one of them, and a state is that of a whole step.
+  continues in the data where the last one stopped, which suits an endless, shuffled stream. Threads
+  may share the iterator: each batch goes to one of them, and a state is always that of a complete
+  step.
+
+  >>> import jax
+  >>> import numpy as np
+  >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  >>> batches = [{"inputs": np.full((2, 4), number)} for number in range(3)]
+  >>> [int(batch["inputs"][0, 0]) for batch in MultiHostDataLoadIterator(batches, mesh)]
+  [0, 1, 2]
 
   Args:
     dataloader: This host's batches, as pytrees of arrays with the batch on axis 0.
-    global_mesh: The mesh to shard over.
-    iterator_length: Steps per epoch; None lets an epoch last as long as the data.
-    dataset_size: What `get_dataset_size` returns.
+    global_mesh: Mesh to shard over.
+    iterator_length: Number of steps per epoch; None lets an epoch last as long as the data.
+    dataset_size: Value that `get_dataset_size` returns.
     reset_after_epoch: Whether each epoch starts again at the beginning of `dataloader`.
     pad_shapes: Whether each array is padded at its end to the largest shape that any host has.
-    pad_value: The value to pad with.
-    data_sharding: How a batch is laid out on the mesh; by default axis 0 is split over all mesh
-      axes. Hosts that hold the same rows must deliver the same rows.
+    pad_value: Value to pad with.
+    data_sharding: Layout of a batch on the mesh; by default axis 0 is split over all mesh axes.
+      Hosts that hold the same rows must deliver the same rows.
     tail: Makes the batch that a host delivers after its own data has ended while another host still
-      has some. Without it, hosts that do not end at the same step are an error.
+      has some. Without it, hosts must end at the same step.
   """
 
   def __init__(
@@ -77,7 +85,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       )
     if iterator_length is not None and iterator_length < 0:
       raise errors.ConfigError(
-          f"iterator_length={iterator_length} is negative; leave it None for an endless stream"
+          f"iterator_length={iterator_length} is negative; use None for an endless stream."
       )
     self.global_mesh = global_mesh
     self.dataloader = dataloader
@@ -88,7 +96,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     self.pad_value = pad_value
     self.data_sharding = data_sharding
     self.tail = tail
-    # An impossible layout is an error now, not at the first batch.
+    # Raises for an impossible layout now, not at the first batch.
     layout_lib.row_shards(global_mesh, data_sharding)
     self.state_set = False
     self.step_counter = 0
@@ -98,8 +106,8 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     if reset_after_epoch and self.local_iterator is dataloader and not hasattr(dataloader, "reset"):
       raise errors.ConfigError(
           "reset_after_epoch needs a dataloader that can be iterated again, but"
-          f" {type(dataloader).__name__} is an iterator that ends once; pass the dataset it came"
-          " from."
+          f" {type(dataloader).__name__} is an iterator that cannot be restarted; pass the dataset"
+          " it came from."
       )
 
   def __iter__(self) -> MultiHostDataLoadIterator:
@@ -144,14 +152,14 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
   def __len__(self) -> int:
     if self.iterator_length is None:
       raise TypeError(
-          "This iterator has no length: it was made without iterator_length, and ends when its data"
-          " does."
+          "This iterator has no length: it was created without iterator_length, and ends when its"
+          " data does."
       )
     return self.iterator_length
 
   @property
   def step(self) -> int:
-    """Steps done in all epochs."""
+    """The number of steps done in all epochs."""
     return self._epoch_start + self.step_counter
 
   @property
@@ -185,7 +193,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       return self._state().write(own_iterator=self._own_iterator)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Moves to where `get_state` was called; only warns if the data iterator has no state."""
+    """Moves to the step of a saved state; only warns if the data iterator has no `set_state`."""
     saved = grain_state.read(state)
     with self._lock:
       self._check(saved)
@@ -199,7 +207,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
         self.local_iterator.start_prefetch()
 
   def close(self) -> None:
-    """Stops what the data iterator keeps running, such as worker processes."""
+    """Stops the background work of the data iterator, such as worker processes."""
     if os.getpid() == self._pid:  # A forked child leaves it to its parent.
       with self._lock:
         self._close()
@@ -209,11 +217,11 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
       self.local_iterator.close()
 
   def __del__(self) -> None:
-    """Leaves the data iterator open: the caller who passed it in may still use it."""
+    """Leaves the data iterator open, because the caller that passed it may still use it."""
 
   @property
   def _own_iterator(self) -> bool:
-    """Whether the state of the data iterator may differ from process to process."""
+    """True if the state of the data iterator may differ between processes."""
     return True
 
   def _state(self) -> grain_state.GrainState:

@@ -1,1 +1,1 @@
-"""How good a model is: lm-evaluation-harness and perplexity."""
+"""Evaluation of models: tasks of lm-evaluation-harness, and perplexity."""

@@ -1,8 +1,8 @@
-"""Finished requests in a file, so that an evaluation that was killed continues where it stopped.
+"""A cache file of finished requests, with which a killed evaluation resumes.
 
-A line per request, `{"key": ..., "result": ...}`, appended by process 0 as soon as the result is
-known. The key is a hash of the request and of everything else that decides the result, the weights
-of the model included, so that one file can serve many checkpoints and never answers for the wrong
+Process 0 appends a line per request, `{"key": ..., "result": ...}`, as soon as the result is known.
+The key is a hash of the request and of everything else that decides the result, including the
+weights of the model. So one file can serve many checkpoints and never returns a result of the wrong
 one.
 """
 
@@ -26,10 +26,10 @@ from maxtext_olmo.devices import collectives
 
 
 class RequestCache:
-  """The finished requests; all processes make one together, and call `lookup` together.
+  """A cache of finished requests; all processes create it together, and call `lookup` together.
 
   Args:
-    path: The file; without one nothing is kept.
+    path: Path of the cache file; None keeps nothing.
   """
 
   def __init__(self, path: str | os.PathLike[str] | None):
@@ -43,8 +43,8 @@ class RequestCache:
     self._file = atomic.LineWriter(self._path)
     if os.path.getsize(self._path) > LARGEST_WHOLE:
       raise errors.ConfigError(
-          f"The cache of results {self._path} has {os.path.getsize(self._path):,} bytes, more than"
-          f" the {LARGEST_WHOLE:,} that are read. Choose another file."
+          f"The cache of results {self._path} has {os.path.getsize(self._path):,} bytes; at most"
+          f" {LARGEST_WHOLE:,} can be read. Choose another file."
       )
     try:
       with open(self._path, encoding="utf-8", errors="replace") as file:
@@ -56,7 +56,7 @@ class RequestCache:
       ) from error
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:
-    """The results that are there already; what process 0 found, on all."""
+    """Returns the cached results by key; process 0 reads them for all processes."""
     if not self._path:
       return {}
     return collectives.from_process_0(
@@ -65,7 +65,7 @@ class RequestCache:
     )
 
   def add(self, key: str, result: Any) -> None:
-    """Keeps a result; a file that cannot be written any more only loses the cache, with a word."""
+    """Appends a result; if the file cannot be written any more, warns and stops caching."""
     if self._file is None:
       return
     self._found[key] = result
@@ -83,14 +83,14 @@ class RequestCache:
 
 
 def make_key(*parts: Any) -> str:
-  """A hash of JSON values."""
+  """Returns a hash of JSON values."""
   return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fingerprint(params: Any) -> str:
-  """A hash of all weights, the same however they are laid out on devices.
+  """Returns a hash of all weights, which does not depend on their layout on devices.
 
-  Integers that wrap around may be added in any order, so each device adds up what it holds.
+  Wrapping integers can be added in any order, so each device sums the weights that it holds.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   sums = jax.jit(lambda arrays: [_checksum(array) for array in arrays])([a for _, a in leaves])
@@ -117,7 +117,7 @@ def _checksum(array: jax.Array) -> jax.Array:
   place = jnp.zeros(bits.shape, jnp.uint32)
   for axis, size in enumerate(bits.shape):
     place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-  # A weight per place, so that two values that change places change the sum; odd ones lose nothing.
+  # One factor per place, so that swapped values change the sum; odd factors lose no information.
   weight = (place * jnp.uint32(2654435761)) ^ (place >> 13) | jnp.uint32(1)
   mixed = (bits ^ (bits >> 16)) * jnp.uint32(0x45D9F3B)
   return jnp.stack([jnp.sum(bits * weight), jnp.sum(mixed * (weight ^ jnp.uint32(0x9E3779B8)))])
@@ -130,6 +130,6 @@ def _read(file: IO[str]) -> dict[str, Any]:
       entry = json.loads(line)
       found[entry["key"]] = entry["result"]
     except (ValueError, KeyError, TypeError, RecursionError):
-      # A killed process may have left half a line.
+      # A killed process may have left an incomplete line.
       continue
   return found

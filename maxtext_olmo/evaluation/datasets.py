@@ -1,6 +1,6 @@
 """Grain datasets that turn rows of any length into batches of few shapes, the same on every host.
 
-Rows are sorted by length over all requests, cut into global batches, and only then dealt to hosts:
+Rows are sorted by length over all requests, cut into global batches, and then divided among hosts:
 
     lengths, sorted            9 9 8 8 | 5 5 5 4 | 3 2 . .      . is a filler row
     padded, a batch at a time  9 9 9 9 | 5 5 5 5 | 3 3 3 3
@@ -27,10 +27,10 @@ Sample = dict[str, Any]
 
 
 class CompleteLLMIndexedBatch(grain.transforms.Map):
-  """Adds to rows with an "idx", the number of their request, what an `LLMIndexedBatch` has besides.
+  """Completes rows to the fields of an `LLMIndexedBatch`; "idx" is the number of their request.
 
-  A row is one document, whatever tokens it holds: positions run through, and no border is inside,
-  unless the element says otherwise.
+  A row is one document, whatever tokens it holds: positions are consecutive, and there is no border
+  inside, unless the element has these fields already.
 
   >>> made = CompleteLLMIndexedBatch().map(
   ...     {"inputs": np.array([[1, 2]]), "targets": np.array([[1, 2]]), "idx": np.array(0)})
@@ -44,7 +44,7 @@ class CompleteLLMIndexedBatch(grain.transforms.Map):
 
   @staticmethod
   def map(item: Sample) -> Sample:  # type: ignore[override]
-    """Converts an incomplete dict to one with all components; requests then count from 1."""
+    """Converts an incomplete dict to one with all fields; requests then count from 1."""
     made = {name: value for name, value in item.items() if name != "idx"}
     rows, length = made["inputs"].shape
     numbers = np.asarray(item["idx"], np.int32) + np.int32(1)
@@ -57,7 +57,7 @@ class CompleteLLMIndexedBatch(grain.transforms.Map):
 
 
 def empty_llm_indexed_sample() -> Sample:
-  """A filler row: one token of padding, for request 0, which is none.
+  """Returns a filler row: one token of padding, with request number 0, which means no request.
 
   >>> {name: (array.shape, array.dtype.name) for name, array in empty_llm_indexed_sample().items()
   ...  if name in ("inputs", "document_idx")}
@@ -75,7 +75,7 @@ def empty_llm_indexed_sample() -> Sample:
 
 
 def token_length(item: Sample) -> int:
-  """How many tokens the `inputs` of an item have, to sort by.
+  """Returns the number of tokens in the `inputs` of an item, for use as a sort key.
 
   >>> token_length({"inputs": np.array([[1, 2, 3]])})
   3
@@ -84,9 +84,10 @@ def token_length(item: Sample) -> int:
 
 
 class _Wrapped(grain.MapDataset[T], Generic[T]):
-  """A dataset over another one; `_get` gives the element at a place from 0 to below the length.
+  """A dataset that wraps another; `_get` returns the element at an index below the length.
 
-  As with all datasets of Grain, an index is taken modulo the length, so that they repeat.
+  As in all Grain datasets, `dataset[index]` takes the index modulo the length, so that the dataset
+  repeats.
   """
 
   def __init__(self, dataset: grain.MapDataset[T]):
@@ -100,27 +101,27 @@ class _Wrapped(grain.MapDataset[T], Generic[T]):
     if isinstance(index, slice):
       return self.slice(index)
     if not len(self):
-      raise errors.OrderError(f"{type(self).__name__} is empty; asked for element {index}.")
+      raise errors.OrderError(f"{type(self).__name__} is empty, so it has no element {index}.")
     return self._get(int(index) % len(self))
 
   @property
   def _element_spec(self) -> Any:
-    """What `grain.experimental.get_element_spec` returns."""
+    """The result of `grain.experimental.get_element_spec`."""
     return grain_compat.get_element_spec(self.dataset)
 
   @abc.abstractmethod
   def _get(self, index: int) -> Any:
-    """The element at a place that exists."""
+    """Returns the element at an index from 0 to below the length."""
 
 
 class PadBatchDataset(_Wrapped[T]):
-  """Adds elements at the end until all batches are full.
+  """Appends elements until all batches are full.
 
   Args:
-    dataset: The existing dataset.
-    multiple_of: What the length shall be a multiple of; the global batch size.
-    min_length: The smallest length; it is rounded up to the multiple, too.
-    pad_elem: What is added.
+    dataset: The dataset to pad.
+    multiple_of: The length is rounded up to a multiple of this; usually the global batch size.
+    min_length: The minimum length, also rounded up to the multiple.
+    pad_elem: The element to append.
 
   >>> three = grain.MapDataset.source([3, 1, 2])
   >>> padded = PadBatchDataset(three, multiple_of=4, min_length=0, pad_elem=0)
@@ -152,14 +153,15 @@ def _pad_batch_multiple(
     pad_value: int | float = 0,
     batch_size_pad: int | None = None,
 ) -> np.ndarray:
-  """Pads arrays along one axis to a common length, a given multiple, and joins them along axis 0.
+  """Pads arrays along one axis to a common length, and concatenates them along axis 0.
 
   Args:
-    batch: Arrays of the same rank; scalars are stacked, and arrays without that axis only joined.
-    multiple_of: What the common length shall be a multiple of.
-    axis: The axis to be padded, typically that of the sequence.
-    pad_value: What to pad with.
-    batch_size_pad: The least number of rows of the result; the rest is `pad_value`.
+    batch: Arrays of the same rank; scalars are stacked, and arrays without that axis are only
+      concatenated.
+    multiple_of: The common length is rounded up to a multiple of this.
+    axis: The axis to pad, usually the sequence axis.
+    pad_value: The value to pad with.
+    batch_size_pad: The minimum number of rows of the result; added rows hold `pad_value`.
 
   >>> rows = [np.array([[1, 2]]), np.array([[11, 12, 13]])]
   >>> _pad_batch_multiple(rows, multiple_of=4, axis=1).tolist()
@@ -181,14 +183,14 @@ def _pad_batch_multiple(
 class PadSequenceInBatchDataset(_Wrapped[Sample]):
   """Pads each element to the longest of its batch, rounded up, without making the batch.
 
-  So elements can be distributed to several hosts after it. Elements are flat dicts; arrays of two
-  axes are padded at the end of the second, and everything else is left alone.
+  The elements can then be distributed to several hosts. Elements are flat dicts; arrays with two
+  axes are padded at the end of the second axis, and other values are unchanged.
 
   Args:
-    dataset: The existing dataset; each `batch_size` elements make a batch, the last perhaps fewer.
+    dataset: The dataset to pad; each `batch_size` elements form a batch, the last may have fewer.
     batch_size: The global batch size.
-    multiple_of: What the padded length shall be a multiple of.
-    pad_value: What to pad with.
+    multiple_of: The padded length is rounded up to a multiple of this.
+    pad_value: The value to pad with.
 
   >>> padded = PadSequenceInBatchDataset(grain.MapDataset.source(
   ...     [{"a": np.array([[3, 1, 5]])},
@@ -225,11 +227,9 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
 
   @property
   def _element_spec(self) -> Any:
-    """The spec of the dataset, except for lengths that differ from batch to batch."""
-    import jax
-
+    """The spec of the wrapped dataset, with unknown lengths where they differ between batches."""
     return {
-        name: jax.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
+        name: grain_compat.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
         if len(spec.shape) == 2
         else spec
         for name, spec in super()._element_spec.items()
@@ -246,11 +246,11 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
 
 
 class SortedDataset(_Wrapped[T]):
-  """The elements of a dataset, sorted by a key; equal ones stay in order.
+  """The elements of a dataset, sorted by a key; the sort is stable.
 
   Args:
-    dataset: The existing dataset; each element is read once, for its key, and again when asked for.
-    key: What to sort by.
+    dataset: The dataset to sort; each element is read once for its key, and again on access.
+    key: Returns the sort key of an element.
     reverse: Whether the largest comes first.
 
   >>> SortedDataset(grain.MapDataset.source([3, 1, 2]), lambda x: x)[0]
@@ -274,10 +274,10 @@ class SortedDataset(_Wrapped[T]):
 
 
 class MultihostSortedRemapDataset(_Wrapped[T]):
-  """Deals the global batches of a sorted dataset to hosts that each take one contiguous slice.
+  """Reorders a sorted dataset so that contiguous slices give each host its rows of global batches.
 
-  A slice of a sorted dataset is sorted too, but then the batches of a step have other lengths on
-  each host:
+  Slices of a sorted dataset are sorted too, but then the batches of a step have different lengths
+  on each host:
 
       dataset                       1 2 3 4 5 6 7 8
       slices of two hosts           1 2 3 4        5 6 7 8
@@ -285,9 +285,9 @@ class MultihostSortedRemapDataset(_Wrapped[T]):
       wanted                        [1 2] [5 6]    [3 4] [7 8]     step 0 has 1 2 3 4
 
   Args:
-    dataset: Sorted, and with whole batches only.
+    dataset: A sorted dataset whose length is a multiple of the global batch size.
     global_batch_size: Rows of a batch over all hosts.
-    dataloader_host_count: How many hosts share a batch.
+    dataloader_host_count: The number of hosts that share a batch.
 
   >>> ds = MultihostSortedRemapDataset(
   ...     grain.MapDataset.source([1, 2, 3, 4, 5, 6, 7, 8]),
@@ -310,8 +310,8 @@ class MultihostSortedRemapDataset(_Wrapped[T]):
       )
     if len(dataset) % global_batch_size:
       raise errors.ConfigError(
-          f"{len(dataset)} elements are no whole number of batches of {global_batch_size}; put a"
-          " PadBatchDataset before."
+          f"{len(dataset)} elements are not a whole number of batches of {global_batch_size}. Pad"
+          " them with PadBatchDataset first."
       )
 
   def _get(self, index: int) -> T:
@@ -322,7 +322,7 @@ class MultihostSortedRemapDataset(_Wrapped[T]):
 
 
 def round_up(number: int, multiple: int) -> int:
-  """The smallest multiple that is not below the number."""
+  """Returns a number rounded up to a multiple."""
   return -(-number // multiple) * multiple
 
 

@@ -1,10 +1,10 @@
-"""Text from a model, token by token: greedy, or drawn at a temperature.
+"""Generates text token by token, greedily or by sampling at a temperature.
 
-Each step runs the model on the whole texts so far. That is slow compared with a cache of keys and
-values, but it needs only the model's logits, so it is right for every model.
+Each step runs the model on the whole texts so far. This is slower than a cache of keys and values,
+but it needs only the model's logits, so it works with every model.
 
-What is drawn for a request depends on the seed, the request's number and the step, and not on the
-batch or the number of processes.
+The tokens sampled for a request depend on the seed, the request's number and the step, but not on
+the batch or the number of processes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from maxtext_olmo.rows import batch as batch_lib
 
 _MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _KNOWN = (*_MAX_TOKENS, "until", "do_sample", "temperature", "num_beams")
-# What these values mean is what is done anyway.
+# Values that only ask for the default behaviour.
 _WITHOUT_EFFECT = {"top_p": (None, 1, 1.0), "top_k": (None, 0, -1), "num_beams": (None, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """How a text is continued."""
+  """The settings with which a text is continued."""
 
-  until: tuple[str, ...]  # ends before the first of these, or with EOS
+  until: tuple[str, ...]  # Ends before the first of these, or at EOS.
   max_tokens: int
-  temperature: float  # 0: the likeliest token
+  temperature: float  # 0: greedy.
 
   @classmethod
   def read(
       cls, arguments: Mapping[str, Any], *, default_tokens: int, max_length: int | None
   ) -> Generation:
-    """From the generation arguments of a harness task."""
+    """Reads the generation arguments of a harness task."""
     until = arguments.get("until") or ()
     temperature = float(arguments.get("temperature") or 0.0)
     if not arguments.get("do_sample", temperature != 0):
@@ -69,10 +69,10 @@ class Generation:
         if value not in _WITHOUT_EFFECT.get(name, ())
         and (name in _WITHOUT_EFFECT or name not in _KNOWN)
     }
-    # Options that shape the draw mean nothing where nothing is drawn.
+    # Sampling options have no effect on greedy decoding.
     if unknown and (self.temperature > 0 or "num_beams" in unknown):
       raise errors.ConfigError(
-          f"generate_until cannot do {unknown}: it takes until, max_gen_toks, do_sample and"
+          f"generate_until does not support {unknown}, only until, max_gen_toks, do_sample and"
           " temperature. Change generation_kwargs in the task's YAML."
       )
     if self.max_tokens < 1 or self.temperature < 0:
@@ -82,7 +82,7 @@ class Generation:
       )
     if max_length is not None and self.max_tokens >= max_length:
       raise errors.ConfigError(
-          f"max_gen_toks={self.max_tokens} leaves no room for a context: the model takes"
+          f"max_gen_toks={self.max_tokens} leaves no room for a context: the model takes at most"
           f" {max_length} tokens. Set a smaller max_gen_toks in the task's generation_kwargs."
       )
 
@@ -108,10 +108,10 @@ class Generator:
   def generate(
       self, params: Any, contexts: Mapping[int, str], generation: Generation
   ) -> Iterator[tuple[int, str]]:
-    """The numbers of requests and their continuations, as they are finished.
+    """Yields the number of each request and its continuation, as they are finished.
 
     Args:
-      contexts: By the number of the request.
+      contexts: The contexts, by the number of the request.
     """
     prompts = dict(zip(contexts, self._encode(list(contexts.values()), generation)))
     numbers = sorted(prompts, key=lambda number: -len(prompts[number]))
@@ -154,7 +154,7 @@ class Generator:
         return
 
   def _text(self, made: Sequence[int], until: Sequence[str]) -> str | None:
-    """The text, where it has come to its end."""
+    """Returns the finished text; None if it continues."""
     if made[-1] == self._tokenizer.eos_id:
       return _cut(self._tokenizer.decode(np.array(made[:-1])), until)
     text = self._tokenizer.decode(np.array(made)) if until else ""
@@ -163,7 +163,7 @@ class Generator:
   def _my_part(
       self, numbers: Sequence[int], texts: Sequence[Sequence[int]]
   ) -> batch_lib.LLMIndexedBatch:
-    # The last token of a row is only a target, which nobody asks for here.
+    # The last token of a row is only a target, which is not needed here.
     rows = [requests_lib.Row(np.array([*t, 0]), 0, n) for n, t in zip(numbers, texts)]
     length = self._scorer.padded_length(max(map(len, texts)))
     step = packing.Step(length, tuple((place,) for place in range(len(rows))))
@@ -183,5 +183,5 @@ class Generator:
 
 
 def _cut(text: str, until: Sequence[str]) -> str:
-  """The text before the first of the stops."""
+  """Returns the text before the first stop sequence."""
   return text[: min((text.find(stop) for stop in until if stop in text), default=len(text))]

@@ -1,4 +1,4 @@
-"""A JAX model as lm-evaluation-harness wants one. Importing this module imports the harness."""
+"""Adapts a JAX model to lm-evaluation-harness. Importing this module imports the harness."""
 
 from __future__ import annotations
 
@@ -34,31 +34,34 @@ Keep = Callable[[int, Any], None]
 class JaxLM(LM):
   """Runs harness requests on a model over a mesh, on one process or on several.
 
-  In a job of several processes, each makes one over the global mesh and runs the same harness call:
-  every process gets all requests and all results, the rows are split over the mesh inside, and the
-  caller lets process 0 report. To the harness each process is the only one (rank 0 of 1).
+  In a job with several processes, each process creates one over the global mesh and makes the same
+  harness call. Every process gets all requests and all results, and process 0 should report them.
+  The rows are split over the mesh internally; to the harness, each process is rank 0 of 1.
+
+      lm = maxtext_olmo.JaxLM(apply, params, "tokenizer.json", mesh, max_length=2048)
+      results = lm_eval.simple_evaluate(lm, tasks=["arc_easy"])
 
   Args:
-    apply: Parameters and an `LLMIndexedBatch` → logits (rows, tokens, vocabulary). The model must
-      use `inputs_position` and mask by `inputs_segmentation` as in training (0 is padding), or be
-      causal.
-    params: The parameters, as they lie on the mesh; may be replaced between evaluations.
-    tokenizer: As `load_eval_tokenizer` takes or gives it.
-    mesh: Where batches go.
+    apply: Maps parameters and an `LLMIndexedBatch` to logits (rows, tokens, vocabulary). The model
+      must use `inputs_position` and mask by `inputs_segmentation` as in training (0 is padding), or
+      be causal.
+    params: The parameters on the mesh; may be replaced between evaluations.
+    tokenizer: A tokenizer from `load_eval_tokenizer`, or its argument.
+    mesh: The mesh that holds the batches.
     batch_size: Rows of a batch, over all processes.
-    max_length: The most tokens the model takes; None if there is no limit, as for recurrent models.
+    max_length: The maximum number of input tokens; None for no limit, as for recurrent models.
     truncation: How a longer context is handled: `left` drops its beginning, `error` raises.
-    padding_multiple: All lengths are a multiple of it.
-    data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
-    packing: Whether a row may hold several requests, as segments. `auto`: if the model then scores
-      them as it does one by one, which is tested before each call's requests are scored; True skips
-      the test.
-    cache_file: File of finished requests, so that a killed evaluation resumes.
-    name: Of the model. Include anything that changes its logits besides the parameters: it is part
-      of the cache's keys.
-    max_gen_toks: The most tokens to generate if a task does not say.
-    seed: Of generation at a temperature.
-    progress: Whether process 0 shows how far it is.
+    padding_multiple: All lengths are rounded up to a multiple of this.
+    data_sharding: Sharding of a batch; by default its rows are split over all mesh axes.
+    packing: Whether a row may hold several requests, as segments. `auto` packs if the model then
+      gives the same scores as for single requests, which is tested in each call; True skips the
+      test.
+    cache_file: File of finished requests, with which a killed evaluation resumes.
+    name: Name of the model, which is part of the cache's keys. Include anything besides the
+      parameters that changes the logits.
+    max_gen_toks: The maximum number of tokens to generate if a task does not set it.
+    seed: Seed for generation at a temperature.
+    progress: Whether process 0 shows progress.
   """
 
   def __init__(
@@ -111,66 +114,66 @@ class JaxLM(LM):
 
   @property
   def max_length(self) -> float:
-    """How many tokens the model takes; infinite where there is no limit."""
+    """The maximum number of input tokens; infinite if there is no limit."""
     return math.inf if self._scorer.max_length is None else self._scorer.max_length
 
   @property
   def batch_size(self) -> int:
-    """Rows of a batch."""
+    """The number of rows of a batch."""
     return self._scorer.batch_size
 
   @property
   def eot_token_id(self) -> int:
-    """What ends a text."""
+    """The token that ends a text."""
     return self.tokenizer.eos_id
 
   @property
   def prefix_token_id(self) -> int:
-    """What stands before a text without context."""
+    """The token that precedes a text without context."""
     return self.tokenizer.prefix_id
 
   @property
   def tokenizer_name(self) -> str:
-    """Names the tokenizer in the harness's caches of requests."""
+    """The name of the tokenizer in the harness's request caches."""
     return self.tokenizer.name
 
   @property
   def compiled_lengths(self) -> tuple[int, ...]:
-    """The sequence lengths that requests were scored at; each was compiled once."""
+    """The sequence lengths at which requests were scored; each was compiled once."""
     return tuple(sorted(self._scorer.lengths))
 
   @property
   def padding_share(self) -> float:
-    """The share of what the model was run on to score requests that was none of them."""
+    """The share of padding in the tokens that the model was run on to score requests."""
     run = self._scorer.tokens_run
     return 1 - self._scorer.tokens_scored / run if run else 0.0
 
   def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
-    """Returns each continuation's log-probability after its context, and whether it is greedy.
+    """Returns the log-probability of each continuation, and whether it is the greedy one.
 
-    An empty continuation has probability 1, and is greedy.
+    An empty continuation has probability 1 and is greedy.
     """
     arguments = [request.args for request in requests]
     found = self._answer("loglikelihood", arguments, self._score)
     return [(float(logprob), bool(is_greedy)) for logprob, is_greedy in found]
 
   def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
-    """The log-probability of each text, every token of it scored once; 0 for an empty one."""
+    """Returns the log-probability of each text, with every token scored once; 0 if empty."""
     arguments = [request.args for request in requests]
     found = self._answer("loglikelihood_rolling", arguments, self._score)
     return [float(logprob) for logprob, _ in found]
 
   def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-    """A continuation of each context, as its generation arguments say."""
+    """Returns a continuation of each context, by the request's generation arguments."""
     arguments = [request.args for request in requests]
-    # Read all before running any: a request that cannot be done shows at once.
+    # Read all before running any, so that an unsupported request fails at once.
     generations = [
         generate_lib.Generation.read(
             options, default_tokens=self.max_gen_toks, max_length=self._scorer.max_length
         )
         for _, options in arguments
     ]
-    # What is drawn differs from one request to its repetition: it is neither kept nor shared.
+    # Repeated requests get different samples, so these are neither cached nor shared.
     drawn = {place for place, made in enumerate(generations) if made.temperature > 0}
 
     def run(requests: dict[int, Arguments], keep: Keep) -> None:
@@ -195,8 +198,8 @@ class JaxLM(LM):
     Args:
       kind: The name of the method.
       arguments: The arguments of each request.
-      run: Runs requests, given by their places, and passes on each result.
-      drawn: The places of requests whose results are random.
+      run: Runs requests, by their numbers, and passes each result to a function.
+      drawn: The numbers of requests whose results are sampled.
     """
     if not arguments:
       return []
@@ -208,7 +211,7 @@ class JaxLM(LM):
     _check_agreement(keys)
     cache = cache_lib.RequestCache(self._cache_file)
     results = cache.lookup(keys)
-    first: dict[str, int] = {}  # The first of equal requests is run for all of them.
+    first: dict[str, int] = {}  # Of equal requests, only the first is run.
     for place, key in enumerate(keys):
       first.setdefault(key, place)
     todo = {place: arguments[place] for key, place in first.items() if key not in results}
@@ -253,7 +256,7 @@ class JaxLM(LM):
           keep(places[score.request], totals[score.request])
 
   def _identity(self) -> str:
-    """Everything but the request that decides a result."""
+    """Returns everything except the request that decides a result."""
     return cache_lib.make_key(
         cache_lib.fingerprint(self.params),
         self.name,
@@ -263,8 +266,7 @@ class JaxLM(LM):
         self._scorer.max_length,
         self.truncation,
         self.max_gen_toks,
-        # With `auto` the model was tested to score shared rows the same; with True nothing tested
-        # it.
+        # `auto` has tested that packing does not change the scores; True has not.
         self._scorer.packing is True,
     )
 
@@ -274,7 +276,7 @@ class JaxLM(LM):
     if largest >= model:
       raise errors.ConfigError(
           f"The tokenizer {self.tokenizer.name!r} has ids up to {largest}, but the model's"
-          f" vocabulary has {model} tokens: it was trained with another tokenizer."
+          f" vocabulary has {model} tokens. Use the tokenizer that the model was trained with."
       )
 
 
@@ -284,6 +286,6 @@ def _check_agreement(keys: Sequence[str]) -> None:
   told = collectives.gather(f"{len(keys)} requests, {cache_lib.make_key(keys)[:8]}")
   if len(set(told)) > 1:
     raise errors.ConfigError(
-        f"The processes were given different requests: {'; '.join(told)} (number and hash, in the"
-        " order of processes). Run the same tasks, with the same limits and seeds, on all of them."
+        f"The processes were given different requests: {'; '.join(told)} (count and hash on each"
+        " process). Run the same tasks, with the same limits and seeds, on all processes."
     )

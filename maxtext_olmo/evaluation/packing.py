@@ -1,31 +1,31 @@
 """Plans which requests are scored in which row of which batch, for all requests at once.
 
-A request alone in its row leaves the rest of the row empty, and few lengths to compile
-leave much of it empty. A model that keeps segments apart, as packed training requires, can score
-several requests in a row:
+A single request per row leaves the rest of the row empty, and compiling only a few row lengths
+leaves even more of it empty. A model that keeps segments apart, as packed training requires, can
+score several requests in a row:
 
     inputs_segmentation    1 1 1 1 1 2 2 2 3 3 . .      three requests, two tokens of padding
     inputs_position        0 1 2 3 4 0 1 2 0 1 . .
 
-The longest request opens a batch: `batch_size` empty rows of one length, a few times its own. Each
-next one goes to the open row that it fills best, and opens a batch if it fits none. So short
-requests fill the gaps that long ones left, and only the last batch, which has short rows, has rows
-without a request.
+The longest request opens a batch: `batch_size` empty rows, each a few times as long as the request.
+Each following request goes to the open row that it fills best, or opens another batch if it fits
+none. So short requests fill the gaps that long ones leave, and only the last batch, whose rows are
+short, has rows without a request.
 
-Several choices of row length are tried, one request per row among them, and the cheapest is used.
-Every host knows all lengths, so all compute the same plan.
+Several row lengths are tried, as well as one request per row, and the cheapest plan is used. Every
+host knows all lengths, so all hosts compute the same plan.
 
-Each batch is padded to one of few lengths, since each costs a compilation. Rounding up to a
-multiple alone leaves as many shapes as there are multiples; powers of two leave few, but a quarter
-of the tokens is padding then. Here all lengths are known before the first batch, so the best few
-can be chosen. Five batches, a multiple of 16, and two shapes allowed:
+Each batch is padded to one of a few lengths, because each length costs a compilation. Rounding up
+to a multiple gives as many shapes as there are multiples; powers of two give few shapes, but a
+quarter of the tokens becomes padding. Here all lengths are known before the first batch, so the
+best few can be chosen. Five batches, a multiple of 16, and at most two shapes:
 
     longest row of the batch    130   70   66   33   20
     rounded up                  144   80   80   48   32
     two shapes                  144   80   80   80   80     112 tokens of padding per row, or
                                 144  144  144   48   48     144: so the first
 
-Every host chooses from the same lengths, so all choose the same.
+Every host chooses from the same lengths, so all hosts make the same choice.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def plan_lengths(
     max_shapes: int = MAX_SHAPES,
     known: Collection[int] = (),
 ) -> list[int]:
-  """The padded length of each batch, with the least padding that so few shapes allow.
+  """Returns the padded length of each batch, with the least padding for a number of shapes.
 
   Args:
     longest: The length of the longest row of each batch.
-    multiple: What all lengths are multiples of.
-    max_shapes: How many lengths there may be, those of `known` included. Once they are used up, a
+    multiple: All lengths are multiples of this.
+    max_shapes: The maximum number of lengths, including those in `known`. Once they are used up, a
       batch that is longer than all of them gets a power of two times `multiple`.
-    known: Lengths that have been compiled already and cost nothing more.
+    known: Lengths that are already compiled and therefore free.
 
   >>> plan_lengths([130, 70, 66, 33, 20], 16, max_shapes=2)
   [144, 80, 80, 80, 80]
@@ -77,7 +77,7 @@ def plan_lengths(
 
 
 def power_of_two(length: int, multiple: int) -> int:
-  """The smallest power of two times `multiple` that is not below `length`.
+  """Returns the smallest power of two times `multiple` that is at least `length`.
 
   >>> [power_of_two(length, 16) for length in (1, 16, 17, 65)]
   [16, 16, 32, 128]
@@ -92,10 +92,10 @@ def _choose(
   """Returns all free lengths and at most `budget` others, chosen for the least padding."""
   places = np.searchsorted(candidates, rounded)
   weights = np.bincount(places, minlength=len(candidates))
-  # Sums over the first j candidates: of batches, and of their tokens.
+  # Cumulative sums over the first j candidates: the batches, and their tokens.
   count = np.concatenate([[0], np.cumsum(weights)])
   tokens = np.concatenate([[0], np.cumsum(weights * candidates)])
-  # least[j, k]: the least padding of the first j candidates with k bought, the last of them chosen.
+  # least[j, k]: the least padding of the first j candidates with k compilations, the j-th chosen.
   impossible = np.iinfo(np.int64).max // 4
   least = np.full((len(candidates) + 1, budget + 1), impossible, np.int64)
   before = np.zeros((len(candidates) + 1, budget + 1), np.int64)
@@ -107,7 +107,7 @@ def _choose(
       totals = least[:j, k - bought] + padding
       before[j, k] = np.argmin(totals)
       least[j, k] = totals[before[j, k]]
-  used = int(np.flatnonzero(weights)[-1]) + 1  # the longest that some batch needs
+  used = int(np.flatnonzero(weights)[-1]) + 1  # Up to the longest that some batch needs.
   ends = [(int(least[j].min()), j) for j in range(used, len(candidates) + 1)]
   j = min(ends)[1]
   k = int(np.argmin(least[j]))
@@ -127,25 +127,25 @@ _TIMES = (1, 2, 4)
 # ...rounded up to one of a series, each half of the one before, that begins at this share of the
 # longest row.
 _SERIES = (0.5, 0.75, 0.875)
-# Extra room that makes it likely that all remaining requests fit into one batch.
+# Extra room, so that all remaining requests are likely to fit into one batch.
 _ROOM = 1.02
 # In rows of this many tokens, attention costs as much as the rest of the model: six times its
 # width.
 _ATTENTION = 6 * 2048
-# What a shape must save to be worth its compilation.
+# The cost that a shape must save to be worth its compilation.
 _PER_SHAPE = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A global batch: the length of its rows, and who is in each; rows at its end may be missing."""
+  """A global batch: the row length, and the requests in each row; empty last rows are omitted."""
 
   length: int
   rows: tuple[tuple[int, ...], ...]
 
   @property
   def is_packed(self) -> bool:
-    """Whether some row has several requests."""
+    """Whether any row has several requests."""
     return any(len(row) > 1 for row in self.rows)
 
 
@@ -159,17 +159,17 @@ def plan_steps(
     known: Collection[int] = (),
     overhead: int = 0,
 ) -> list[Step]:
-  """Plans all batches, the longest first; each number below `len(lengths)` is in exactly one row.
+  """Plans all batches, the longest first; each request is in exactly one row.
 
   Args:
     lengths: Tokens of each request.
     batch_size: Rows of a batch.
-    multiple: All lengths of rows are multiples of it, except `max_length`.
-    pack: Whether several may share a row.
-    max_length: The longest row.
-    known: Lengths that have been compiled already. In all there are at most
-      `MAX_SHAPES`, as long as that is enough for one request per row.
-    overhead: Extra runs of the shortest batch if there are shared rows at all.
+    multiple: All row lengths are multiples of this, except `max_length`.
+    pack: Whether several requests may share a row.
+    max_length: The maximum row length.
+    known: Lengths that are already compiled. The plan uses at most `MAX_SHAPES` lengths in all, if
+      that is enough for one request per row.
+    overhead: Extra runs of the shortest batch that packing costs.
 
   >>> for step in plan_steps([16, 9, 8, 7, 4, 3, 1], 2, 8, pack=True, max_length=16):
   ...   print(step)
@@ -202,9 +202,9 @@ def step_batch(
   `document_idx` and `sequence_idx` are those of the first request in a row.
 
   Args:
-    rows: What the numbers of the step stand for.
-    first: The first row of the step to be made; beyond its last, rows are empty.
-    count: How many.
+    rows: The rows that the request numbers of the step refer to.
+    first: The first row of the step to make; rows after its last are empty.
+    count: The number of rows to make.
   """
   shape = (count, step.length)
   made = {name: np.zeros(shape, np.int32) for name in ("inputs", "targets", "position", "mask")}
@@ -232,13 +232,13 @@ def step_batch(
       targets_segmentation=made["mask"],
       document_idx=document_idx,
       sequence_idx=sequence_idx,
-      # A row begins with a border, also one without a request.
+      # Every row begins with a border, even without a request.
       _document_borders=np.diff(segments, axis=1, prepend=-1) != 0,
   )
 
 
 def row_starts(step: Step, rows: Sequence[requests_lib.Row]) -> tuple[list[int], list[int]]:
-  """Returns the numbers of a step, row after row, and the cell that each begins at."""
+  """Returns the requests of a step, row by row, and the flat index where each begins."""
   numbers, starts = [], []
   for place, members in enumerate(step.rows):
     begin = place * step.length
@@ -270,7 +270,7 @@ def _one_per_row(
 def _all_series(
     longest: int, multiple: int, max_length: int | None, known: Collection[int]
 ) -> Iterable[list[int]]:
-  """Lengths of rows to choose from; the last of each holds the longest request."""
+  """Returns series of row lengths to choose from; the last of each holds the longest request."""
   if longest <= max(known, default=0):
     yield sorted(known)
   top = max(round_up(max(longest, 1), multiple), round_up(_ALWAYS_ALLOWED, multiple))

@@ -1,6 +1,6 @@
-"""Perplexity on a corpus, label by label: how well a model predicts each token of each document.
+"""Perplexity of a model on a corpus, for each label.
 
-Documents end with EOS, as in OLMo's token files, and are scored one by one, each on its own:
+Documents end with EOS, as in OLMo's token files, and are scored independently:
 
     file          5 6 7 E 8 9 E            two documents
     rows          E 5 6 7 E                the first, after the EOS that precedes it in training
@@ -33,21 +33,21 @@ from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 
 @dataclasses.dataclass(frozen=True)
 class LabelScore:
-  """What a model makes of the documents of a label."""
+  """The scores of a model on the documents of a label."""
 
   documents: int = 0
   tokens: int = 0
-  bytes: int = 0  # of the text, in UTF-8
-  logprob: float = 0.0  # natural, of all tokens together
+  bytes: int = 0  # UTF-8 bytes of the text.
+  logprob: float = 0.0  # Sum over all tokens, in nats.
 
   @property
   def perplexity(self) -> float:
-    """Of a token."""
+    """The perplexity per token."""
     return math.exp(min(-self.logprob / self.tokens, 700.0)) if self.tokens else math.nan
 
   @property
   def bits_per_byte(self) -> float:
-    """What a byte of text costs; comparable between tokenizers."""
+    """Bits per byte of text, which is comparable between tokenizers."""
     return -self.logprob / math.log(2) / self.bytes if self.bytes else math.nan
 
   def __add__(self, other: LabelScore) -> LabelScore:
@@ -55,7 +55,7 @@ class LabelScore:
     return LabelScore(*(a + b for a, b in zip(mine, theirs)))
 
   def to_json_dict(self) -> dict[str, Any]:
-    """All figures."""
+    """Returns all figures as a JSON-able dict."""
     derived = {"perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
     return {**dataclasses.asdict(self), **derived}
 
@@ -74,11 +74,11 @@ def score_index(
   """Returns the score of each label, in the order of the index; all processes must call it.
 
   Args:
-    path_remap: prefix → replacement, for paths that begin differently on this machine.
-    storage: where the files are read from; local files unless given.
-    limit: score only the first documents of each label, that many; below 1, this share of the
+    path_remap: Path prefixes to replace, each with its replacement on this machine.
+    storage: Storage to read the files from; by default, local files.
+    limit: The number of documents to score per label, the first ones; below 1, the share of the
       documents of each file. None scores all.
-    progress: whether process 0 shows a progress bar.
+    progress: Whether process 0 shows a progress bar.
   """
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   vocab_size = scorer.vocab_size(params)
@@ -108,7 +108,7 @@ def score_index(
           found[entry.label] += LabelScore(1, len(document), tokenizer.byte_count(document))
         advance(entry.size_bytes)
 
-  # A file that is missing on one process stops all, instead of leaving the others waiting.
+  # A file that is missing on one process stops all processes; otherwise the others would wait.
   collectives.run_on_all_processes(read, "reading the corpus")
   with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
     for scores in scorer.scores(params, rows):
@@ -130,8 +130,8 @@ def _documents(
     place = int(outside[0])
     raise errors.CorpusError(
         f"Token id {tokens[place]} in {files.where(file_id, place)}, is outside the model's"
-        f" vocabulary of {vocab_size}: the model was trained with another tokenizer, or the file"
-        f" has another dtype than {files.dtype.name}."
+        f" vocabulary of {vocab_size}. Either the model was trained with another tokenizer, or the"
+        f" dtype of the file is not {files.dtype.name}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1
   return [part for part in np.split(tokens, ends) if len(part)]

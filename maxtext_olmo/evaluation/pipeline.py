@@ -1,7 +1,7 @@
 """Requests of lm-evaluation-harness as global batches, for an evaluation loop of your own.
 
-Rows of all requests are sorted by length, padded to few different lengths, and distributed over the
-hosts, with a request in each row. `JaxLM` does the same for the harness itself, and puts several
+Rows of all requests are sorted by length, padded to a few different lengths, and distributed over
+the hosts, with one request per row. `JaxLM` does the same for the harness itself, but packs several
 requests into a row. Both use the plans of `packing`.
 """
 
@@ -56,20 +56,20 @@ def lmeval_preprocessing_pipeline(
   Models with a length limit use `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
 
   Args:
-    dataloading_host_index: Which of the hosts this is; `jax.process_index()`.
-    dataloading_host_count: How many hosts load data; `jax.process_count()`.
+    dataloading_host_index: Number of this host, such as `jax.process_index()`.
+    dataloading_host_count: Number of hosts that load data, such as `jax.process_count()`.
     global_mesh: The mesh to shard the batches over.
     dataset: The requests; anything with a length and `__getitem__`.
     global_batch_size: Rows of a batch, over all hosts.
     tokenizer_path: `bytes`, a tokenizer.json, a directory with one, or `hf:NAME` on the Hub.
-    hf_access_token: For a tokenizer on the Hub that is not public.
-    tokenizer_cache_dir: Where a tokenizer from the Hub is kept.
-    eos_token_id: Ends a text, instead of the tokenizer's EOS.
-    bos_token_id: Stands before a text without context, instead of the tokenizer's BOS or EOS.
-    worker_count: Processes that make batches; 0 for none.
-    worker_buffer_size: Batches each of them prepares ahead.
-    padding_multiple: What all lengths are a multiple of.
-    use_thread_prefetch: Let a thread prepare batches, instead of processes.
+    hf_access_token: Access token for a private tokenizer on the Hub.
+    tokenizer_cache_dir: Directory that caches tokenizers from the Hub.
+    eos_token_id: Token that ends a text, instead of the tokenizer's EOS.
+    bos_token_id: Token that precedes a text without context, instead of the tokenizer's BOS or EOS.
+    worker_count: Worker processes that make batches; 0 for none.
+    worker_buffer_size: Batches that each worker prepares in advance.
+    padding_multiple: All lengths are rounded up to a multiple of this.
+    use_thread_prefetch: Whether a thread prepares batches, instead of worker processes.
   """
   tokenizer = tokenizer_lib.load_eval_tokenizer(
       tokenizer_path,
@@ -114,11 +114,12 @@ def local_batches(
     host_count: int,
     padding_multiple: int,
 ) -> grain.MapDataset[batch.LLMIndexedBatch]:
-  """This host's rows of each global batch, a request each; the longest batch comes first."""
+  """Returns this host's rows of each global batch, one request per row, the longest batch first."""
   if not 0 <= host < host_count or global_batch_size < 1 or padding_multiple < 1:
     raise errors.ConfigError(
         f"Host {host} of {host_count}, global_batch_size={global_batch_size} and"
-        f" padding_multiple={padding_multiple}: hosts count from 0, and all else is positive."
+        f" padding_multiple={padding_multiple}: hosts count from 0, and all others must be"
+        " positive."
     )
   if global_batch_size % host_count:
     raise errors.ConfigError(
@@ -131,14 +132,14 @@ def local_batches(
 
   def make(step: packing.Step) -> batch.LLMIndexedBatch:
     made = packing.step_batch(step, rows, host * local_rows, local_rows)
-    # A row is one document, so there is no border inside it.
+    # A row is a single document, so there is no border inside it.
     return dataclasses.replace(made, _document_borders=np.zeros_like(made._document_borders))
 
   return grain.MapDataset.source(steps).map(make)
 
 
 def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, int]:
-  """Which share of each batch this process loads, and how many shares there are.
+  """Returns the index of this process's share of each batch, and the number of shares.
 
   The mesh decides: processes whose devices hold the same rows load the same share.
   """
@@ -151,7 +152,7 @@ def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, in
   shares = sorted({tuple(sorted(shards)) for shards in held.values()})
   if sum(len(share) for share in shares) != len({shard for share in shares for shard in share}):
     raise errors.ConfigError(
-        f"With data_sharding {data_sharding} on the mesh {dict(mesh.shape)}, some processes share a"
-        " part of their rows, but not all; put whole processes along the axes that split the batch."
+        f"With data_sharding {data_sharding} on the mesh {dict(mesh.shape)}, some processes share"
+        " only a part of their rows. Put whole processes along the axes that split the batch."
     )
   return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)

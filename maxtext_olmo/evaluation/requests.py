@@ -1,13 +1,13 @@
-"""From requests of lm-evaluation-harness to rows of tokens, of which some are scored.
+"""Converts requests of lm-evaluation-harness to rows of tokens, of which some are scored.
 
-Context and continuation are tokenized together, as a reader would, and then split:
+Context and continuation are tokenized together and then split:
 
-    ("The cat ", "sat")   context "The cat", continuation " sat"     spaces go with what follows
+    ("The cat ", "sat")   context "The cat", continuation " sat"     spaces move to the continuation
                           enc("The cat sat") = 7 21 5, enc("The cat") = 7 21, so 5 is scored
-    ("", "sat")           context is the prefix token (BOS, or EOS where there is no BOS)
+    ("", "sat")           context is the prefix token (BOS, or EOS if there is no BOS)
 
-A model that takes at most L tokens gets a long text in windows that score each token once, the last
-one with as much context as fits; "p" is the prefix token and L = 4:
+A model that takes at most L tokens gets a long text in windows that score each token once; the last
+window has as much context as fits. Here "p" is the prefix token and L = 4:
 
     tokens     0 1 2 3 4 5 6 7 8 9         inputs  p 0 1 2    3 4 5 6    5 6 7 8
                                            scored  0 1 2 3    4 5 6 7        8 9
@@ -32,16 +32,16 @@ TRUNCATIONS = ("left", "error")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-  """A sequence to run the model on: all tokens but the last go in, and the last few are scored."""
+  """A sequence to score: its inputs are all tokens but the last, and its last few are scored."""
 
   tokens: np.ndarray
   scored: int
-  request: int  # counted from 0
-  sequence: int = 0  # which window of the request
+  request: int  # Number of the request, from 0.
+  sequence: int = 0  # Number of the window of the request, from 0.
 
   @property
   def length(self) -> int:
-    """How many tokens go in."""
+    """The number of input tokens."""
     return len(self.tokens) - 1
 
 
@@ -49,7 +49,7 @@ class ParseLMEval(grain.transforms.Map):
   """Splits an LMEval request into a prefix and a text; a request of one argument has no prefix.
 
   Args:
-    request_name: The key of the request; all other keys are kept.
+    request_name: Key of the request in the item; all other keys are kept.
 
   >>> from lm_eval.api.instance import Instance
   >>> ParseLMEval().map(
@@ -80,9 +80,9 @@ def encode_requests(
   """Returns, for each request, the ids of its context (at least one) and the ids to score.
 
   Args:
-    arguments: (text,) or (context, continuation) of each, as the harness gives them.
-    add_bos: Whether the prefix token stands before a text without context. Otherwise the context
-      of such a text is its first token, which is not scored; an empty text has none.
+    arguments: (text,) or (context, continuation) of each request, as the harness gives them.
+    add_bos: Whether the prefix token precedes a text without context. Otherwise the context of
+      such a text is its first token, which is not scored; an empty text has none.
   """
   prefix = np.array([tokenizer.prefix_id] if add_bos else [], np.int64)
   moved = [_move_spaces(*pair) if len(pair) > 1 else ("", *pair) for pair in arguments]
@@ -106,7 +106,7 @@ def encode_requests(
       found.append((context if len(context) else prefix, whole[len(context) :]))
     else:
       ids = next(bare)
-      # A text that begins with the prefix token by itself needs no other.
+      # A text that already begins with the prefix token needs no other.
       begins = len(ids) > 0 and ids[0] == tokenizer.prefix_id
       found.append((ids[:1], ids[1:]) if begins else (prefix, ids))
   return [(head, tail) if len(head) else (tail[:1], tail[1:]) for head, tail in found]
@@ -121,15 +121,15 @@ def request_rows(
     add_bos: bool = True,
     add_eos: bool = False,
 ) -> list[Row]:
-  """The rows that answer some requests; none where there is nothing to score.
+  """Returns the rows of some requests; none for a request with nothing to score.
 
   Args:
-    arguments: (text,) or (context, continuation) of each, as the harness gives them.
-    max_length: How many tokens go into the model at most.
-    truncation: What becomes of a longer context: `left` drops its beginning, and never anything of
-      the continuation; `error` raises.
-    add_bos: As for `encode_requests`.
-    add_eos: Whether EOS is added to each text or continuation, and scored.
+    arguments: (text,) or (context, continuation) of each request, as the harness gives them.
+    max_length: The maximum number of input tokens.
+    truncation: How a longer context is handled: `left` drops its beginning, but never tokens of the
+      continuation; `error` raises.
+    add_bos: As in `encode_requests`.
+    add_eos: Whether EOS is appended to each text or continuation, and scored.
   """
   rows: list[Row] = []
   cut = 0
@@ -143,16 +143,16 @@ def request_rows(
       if truncation == "error":
         raise errors.ConfigError(
             f"Request {number} has {len(head)} tokens of context and {len(tail)} of continuation:"
-            f" {length} go into the model, which takes {max_length}. With truncation='left' the"
-            " beginning of the context is dropped. The continuation is"
+            f" {length} input tokens, but the model takes at most {max_length}. Set"
+            " truncation='left' to drop the beginning of the context. The continuation is"
             f" {arguments[number][1][:60]!r}."
         )
       cut += 1
     rows += windows(np.concatenate([head, tail]), len(tail), max_length, request=number)
   if cut:
     logging.warning(
-        "%d of %d requests are longer than the %s tokens that the model takes: the beginning of"
-        " their context was dropped.",
+        "%d of %d requests exceed the model's limit of %s tokens; the beginning of their context"
+        " was dropped.",
         cut,
         len(arguments),
         max_length,
@@ -163,7 +163,7 @@ def request_rows(
 def windows(
     tokens: np.ndarray, scored: int, max_length: int | None, *, request: int
 ) -> Iterator[Row]:
-  """Rows that together score the last `scored` tokens once each.
+  """Returns rows that together score each of the last `scored` tokens once.
 
   The first window begins as early as fits. Each window but the last is full; the last ends with the
   text and has as much context as fits.
@@ -188,7 +188,7 @@ def windows(
 
 
 def row_arrays(row: Row) -> dict[str, Any]:
-  """The arrays of a row, (1, n) int32, with the key "idx" that `CompleteLLMIndexedBatch` wants."""
+  """Returns the arrays of a row, (1, n) int32, with the key "idx" for `CompleteLLMIndexedBatch`."""
   tokens = np.asarray(row.tokens).astype(np.int32)[None]
   ones = np.ones((1, row.length), np.int32)
   mask = ones.copy()
@@ -204,24 +204,30 @@ def row_arrays(row: Row) -> dict[str, Any]:
 
 
 class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
-  """All rows of some requests, for models that take at most `max_length` tokens.
+  """Converts requests to rows, for models that take at most `max_length` tokens.
 
-  `map` takes the requests, with one argument (a text) or two (a context and its continuation), and
-  gives rows of exactly `max_length` tokens, in request order, as flat dicts of the fields of an
+  `map` takes requests with one argument (a text) or two (a context and its continuation). It
+  returns rows of exactly `max_length` tokens, in request order, as flat dicts with the fields of an
   `LLMIndexedBatch` without the batch axis. A longer request becomes several rows with the same
-  `document_idx`; filler rows, with `document_idx` 0, make whole batches.
+  `document_idx`; filler rows, with `document_idx` 0, complete the last batch.
+
+  >>> from lm_eval.api.instance import Instance
+  >>> request = Instance("loglikelihood", doc={}, idx=0, arguments=("The cat", " sat"))
+  >>> rows = HFTokenizeLogLikelihoodRolling("bytes", max_length=16, batch_size=2).map([request])
+  >>> [int(row["document_idx"]) for row in rows]
+  [1, 0]
 
   Args:
-    tokenizer_path: As `load_eval_tokenizer` takes it.
+    tokenizer_path: Tokenizer, as in `load_eval_tokenizer`.
     max_length: Tokens of a row.
-    batch_size: What the number of rows shall be a multiple of.
-    hf_access_token: For a tokenizer on the Hub that is not public.
-    tokenizer_cache_dir: Where a tokenizer from the Hub is kept.
-    add_bos_token: Whether BOS stands before a text without context. Otherwise the first token of
-      such a text is not scored.
-    add_eos_token: Whether EOS is added to each text, and scored.
-    bos_token_id: Stands before a text without context, instead of the tokenizer's BOS or EOS.
-    eos_token_id: Ends a text, instead of the tokenizer's EOS.
+    batch_size: The number of rows is rounded up to a multiple of this.
+    hf_access_token: Access token for a private tokenizer on the Hub.
+    tokenizer_cache_dir: Directory that caches tokenizers from the Hub.
+    add_bos_token: Whether BOS precedes a text without context. Otherwise the first token of such a
+      text is not scored.
+    add_eos_token: Whether EOS is appended to each text, and scored.
+    bos_token_id: Token that precedes a text without context, instead of the tokenizer's BOS or EOS.
+    eos_token_id: Token that ends a text, instead of the tokenizer's EOS.
   """
 
   def __init__(
@@ -252,7 +258,7 @@ class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
     self.add_eos_token = add_eos_token
 
   def map(self, requests: Sequence[Any]) -> list[dict[str, np.ndarray]]:
-    """The rows of all requests."""
+    """Returns the rows of all requests."""
     rows = request_rows(
         self.tokenizer,
         [request.args for request in requests],

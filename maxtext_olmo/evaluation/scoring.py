@@ -1,19 +1,20 @@
 """Runs a model over rows of tokens and gives every process the log-probabilities of scored tokens.
 
-Results leave the devices token by token and are added up in float64: in float32, the sum over a
-long text would be off in the fourth digit. Every process knows which token is whose (`packing`).
+Results leave the devices per token and are summed in float64: in float32, the sum over a long text
+would be wrong in the fourth digit. Every process knows which token belongs to which request
+(`packing`).
 
-Whether a model keeps the requests of a row apart is found by running it. Three batches of the same
-shape are made from one of the batches to score:
+A test run shows whether a model keeps the requests of a row apart. Three batches of the same shape
+are made from one of the batches to score:
 
     shared     A A A B B B C C      as planned
-    changed    X X X B B B Z Z      others have other tokens: the rest must score exactly the same
-    alone      A A A . . . . .      a row each: all must score the same, up to rounding
+    changed    X X X B B B Z Z      the neighbours change: B must score exactly the same
+    alone      A A A . . . . .      one per row: all must score the same, up to rounding
                B B B . . . . .
                C C . . . . . .
 
-The first comparison finds models that attend across segments, in any precision: no sum changes its
-order. The second finds those that count positions from the beginning of the row.
+The first comparison detects models that attend across segments, in any precision, because no sum
+changes its order. The second detects models that count positions from the beginning of the row.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from maxtext_olmo.rows import batch as batch_lib
 
 RUNS = 3
 
-# Of the log-probability of a token. The same sums are the same; some kernels do not promise that.
+# Tolerances of a token's log-probability. Equal sums should give equal results, but some kernels do
+# not guarantee that.
 _SAME = 1e-5
 # In float32.
 _ROUNDING = 1e-4
-# In half precision single tokens are off by more than that, but not the mean of their squares.
+# In half precision, single tokens differ by more than that, but their root mean square does not.
 _HALF_ROUNDING = 0.05
 _HALF = re.compile(r"\b(b?f16|f8\w*)\[")
 
@@ -55,9 +57,9 @@ Run = Callable[[packing_lib.Step, Sequence[requests_lib.Row]], list[np.ndarray]]
 
 
 def computes_in_half_precision(program: object, platform: str) -> bool:
-  """Whether a traced program rounds to less than float32 somewhere.
+  """Returns whether a traced program rounds anywhere to less than float32.
 
-  Other devices than CPUs do so even in products of float32 matrices, unless told otherwise.
+  Devices other than CPUs do so even in products of float32 matrices, by default.
 
   >>> import jax
   >>> computes_in_half_precision(jax.make_jaxpr(lambda x: x.astype("bfloat16"))(1.0), "cpu")
@@ -75,12 +77,12 @@ def why_not_shared(
     vocab_size: int,
     half_precision: bool,
 ) -> str:
-  """Why the rows of some steps cannot be shared; empty where they can.
+  """Returns why requests cannot share rows with this model; empty if they can.
 
   Args:
     run: Runs the model on a step.
-    steps: What is planned, some of it with shared rows.
-    rows: What the numbers of the steps stand for.
+    steps: The planned steps, of which some have shared rows.
+    rows: The rows that the request numbers of the steps refer to.
   """
   planned = min((step for step in steps if step.is_packed), key=lambda step: step.length)
   step, rows = _by_itself(planned, rows)
@@ -94,11 +96,11 @@ def why_not_shared(
   changed = run(step, others)
   off = np.concatenate([_difference(shared[number], changed[number]) for number in sorted(kept)])
   if np.isnan(off).any():
-    return "gives NaN, so that nothing can be compared"
+    return "returns NaN, so that nothing can be compared"
   if not off.max() <= _SAME:
-    return f"looks at other requests of a row: they change the score of a token by {off.max():.2g}"
+    return f"mixes the requests of a row: the others change a token's score by {off.max():.2g}"
 
-  # The last of a row are the farthest from its beginning.
+  # The last requests of a row are the farthest from its beginning.
   several = sorted((members for members in step.rows if len(members) > 1), key=len, reverse=True)
   some = [number for members in several for number in reversed(members)][:batch_size]
   alone = run(packing_lib.Step(step.length, tuple((number,) for number in some)), rows)
@@ -108,8 +110,8 @@ def why_not_shared(
     found, limit = np.sqrt(np.mean(off**2)), _HALF_ROUNDING
   if not found <= limit:
     return (
-        "does not count positions by inputs_position: after other requests, the score of a token"
-        f" changes by {found:.2g}"
+        "does not use inputs_position: after other requests, the score of a token changes by"
+        f" {found:.2g}"
     )
   return ""
 
@@ -117,7 +119,7 @@ def why_not_shared(
 def _by_itself(
     step: packing_lib.Step, rows: Sequence[requests_lib.Row]
 ) -> tuple[packing_lib.Step, list[requests_lib.Row]]:
-  """The step and what is in it, numbered from 0, and scored from the first token on."""
+  """Returns a step and its rows, renumbered from 0, with every token scored."""
   numbers = [number for members in step.rows for number in members]
   new = {number: place for place, number in enumerate(numbers)}
   made = [
@@ -131,7 +133,7 @@ def _by_itself(
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  # Two infinities are equal, too.
+  # Equal infinities have no difference, but subtracting them gives NaN.
   with np.errstate(invalid="ignore"):
     return np.where(a == b, 0.0, np.abs(a - b))
 
@@ -144,25 +146,25 @@ Apply = Callable[[Params, batch_lib.LLMIndexedBatch], jax.Array]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Score:
-  """What the model says to one row."""
+  """The score of one row."""
 
   request: int
-  logprob: float  # of all scored tokens together
-  is_greedy: bool  # whether each of them is the likeliest at its place
+  logprob: float  # Sum over all scored tokens.
+  is_greedy: bool  # Whether each scored token is the most likely one at its place.
 
 
 class Scorer:
-  """A model on a mesh; all processes call it together, with the same rows.
+  """Scores rows with a model on a mesh; all processes call it together, with the same rows.
 
   Args:
-    apply: Parameters and a batch → logits (rows, tokens, vocabulary).
-    mesh: Where the batches go.
+    apply: Maps parameters and a batch to logits (rows, tokens, vocabulary).
+    mesh: The mesh that holds the batches.
     batch_size: Rows of a batch, over all processes.
-    padding_multiple: All lengths are a multiple of it.
-    max_length: The most tokens that go into the model; no batch is longer, padding included.
-    data_sharding: How a batch lies on the mesh; by default its rows are split over all axes.
-    packing: Whether several rows may become segments of one. `auto`: if the model then scores them
-      as it does one by one, which is tried each time that rows are scored.
+    padding_multiple: All lengths are rounded up to a multiple of this.
+    max_length: The maximum number of input tokens; no batch is longer, including padding.
+    data_sharding: Sharding of a batch; by default its rows are split over all mesh axes.
+    packing: Whether several rows may become segments of one. `auto` packs if the model then gives
+      the same scores as for single rows, which is tested each time that rows are scored.
   """
 
   def __init__(
@@ -186,24 +188,24 @@ class Scorer:
     self.max_length = max_length
     self.data_sharding = data_sharding
     self.packing = packing if packing == "auto" else bool(packing)
-    self.lengths: set[int] = set()  # each is a shape that was compiled
-    self.tokens_run = 0  # padding included
-    self.tokens_scored = 0  # those of the rows alone
+    self.lengths: set[int] = set()  # Each is a compiled shape.
+    self.tokens_run = 0  # Including padding.
+    self.tokens_scored = 0  # Only the tokens of the rows.
     self._apply = apply
     self._host, self._host_count = pipeline_lib.host_share(mesh, data_sharding)
     self._step = jax.jit(self._score, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    # A batch that does not divide over the devices shows now, not after tokenizing everything.
+    # Fails now, rather than after tokenization, if a batch does not divide over the devices.
     self.place(batch_lib.LLMIndexedBatch.get_sample(self._local_rows(), padding_multiple))
 
   def vocab_size(self, params: Params) -> int:
-    """How many tokens the model knows."""
+    """Returns the size of the model's vocabulary."""
     return jax.eval_shape(self._apply, params, self._abstract_batch()).shape[-1]
 
   def scores(self, params: Params, rows: Sequence[requests_lib.Row]) -> Iterator[list[Score]]:
-    """Batch by batch, the scores of the rows, in no particular order."""
+    """Yields the scores of the rows, one list per batch, in no particular order."""
     pending = None
     for step in self._plan(params, rows):
-      # The devices run a step while the results of the one before are added up here.
+      # The devices run a step while the results of the previous one are summed here.
       results = self.run(params, self.my_part(step, rows))
       self.tokens_scored += sum(rows[number].length for members in step.rows for number in members)
       if pending is not None:
@@ -220,12 +222,12 @@ class Scorer:
     return self._step(params, batch)
 
   def padded_length(self, length: int) -> int:
-    """What a batch that grows is padded to: few lengths, whatever it grows to."""
+    """Returns the padded length of a growing batch; there are few lengths, however it grows."""
     longest = packing_lib.power_of_two(length, self.padding_multiple)
     return longest if self.max_length is None else max(length, min(longest, self.max_length))
 
   def place(self, local: batch_lib.LLMIndexedBatch) -> batch_lib.LLMIndexedBatch:
-    """This process's rows of a batch as its part of global arrays."""
+    """Returns the global arrays of a batch, of which this process provides its rows."""
     return global_batch.get_next_batch_sharded(
         iter([local]), self.mesh, data_sharding=self.data_sharding
     )
@@ -261,12 +263,12 @@ class Scorer:
         known=self.lengths,
         overhead=RUNS if is_tried else 0,
     )
-    # Each time, because it depends on the weights: in training, a model may begin to attend across
+    # Tested each time, because it depends on the weights: a model may learn to attend across
     # segments.
     if is_tried and any(step.is_packed for step in steps):
       reason = self._why_not_shared(params, steps, rows)
       if reason:
-        logging.warning("Each request is scored in a row of its own, since the model %s.", reason)
+        logging.warning("Each request is scored in a separate row, because the model %s.", reason)
         return plan(pack=False, known=self.lengths)
     return steps
 
@@ -293,7 +295,8 @@ class Scorer:
             self.mesh.devices.flat[0].platform,
         ),
     )
-    # The same on all, as the results are; but if ever not, they would wait for each other forever.
+    # The results are the same on all processes. If they ever differed, the processes would wait for
+    # each other forever, so process 0 decides.
     return collectives.from_process_0(lambda: reason, "deciding whether rows can share a sequence")
 
   def _abstract_batch(self) -> batch_lib.LLMIndexedBatch:
@@ -316,7 +319,7 @@ def _read(
     rows: Sequence[requests_lib.Row],
 ) -> list[Score]:
   numbers, starts = packing_lib.row_starts(step, rows)
-  # What is not scored, padding included, adds nothing to the row before it.
+  # Tokens that are not scored, including padding, add nothing to the preceding row.
   sums = np.add.reduceat(np.asarray(results["logprobs"], np.float64).reshape(-1), starts)
   greedy = np.logical_and.reduceat(np.asarray(results["hits"]).reshape(-1), starts)
   return [

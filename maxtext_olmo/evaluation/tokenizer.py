@@ -24,10 +24,11 @@ class EvalTokenizer:
   """A tokenizer and its special tokens.
 
   Args:
-    tokenizer: `ByteTokenizer`, `HuggingFaceTokenizer`, or one of your own with their methods.
-    bos: The token that the tokenizer begins texts with, if any.
-    bos_token_id: What stands before a text that has no context; by default BOS, else EOS.
-    eos_token_id: What ends a text; by default the tokenizer's.
+    tokenizer: `ByteTokenizer`, `HuggingFaceTokenizer`, or any object with their methods.
+    bos: Token with which the tokenizer begins texts, if any.
+    bos_token_id: Token that precedes a text without context; by default BOS, or EOS if there is
+      no BOS.
+    eos_token_id: Token that ends a text; by default the tokenizer's EOS.
   """
 
   def __init__(
@@ -48,10 +49,10 @@ class EvalTokenizer:
     self.prefix_id: int = self.eos_id if bos_token_id is None else bos_token_id
 
   def encode(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[np.ndarray]:
-    """The ids of each text; a text that spells out BOS itself gets no second one.
+    """Returns the ids of each text; a text that already begins with BOS gets no second one.
 
     Args:
-      special_tokens: with those that the tokenizer puts around a text by itself, if any.
+      special_tokens: Whether to include the special tokens that the tokenizer adds to a text.
     """
     if not special_tokens or not isinstance(self._tokenizer, tokenizers.HuggingFaceTokenizer):
       return self._tokenizer.encode(texts)
@@ -63,11 +64,11 @@ class EvalTokenizer:
     return [next(plain) if b else next(dressed) for b in bare]
 
   def decode(self, ids: np.ndarray) -> str:
-    """The text of some ids, without special tokens."""
+    """Returns the text of some ids, without special tokens."""
     return self._tokenizer.decode(ids)
 
   def byte_count(self, ids: np.ndarray) -> int:
-    """How many UTF-8 bytes the text of some ids has; special tokens have none."""
+    """Returns the number of UTF-8 bytes in the text of some ids, without special tokens."""
     if isinstance(self._tokenizer, tokenizers.ByteTokenizer):
       return int(np.count_nonzero(np.asarray(ids) < tokenizers.ByteTokenizer.eos_id))
     return len(self.decode(ids).encode())
@@ -85,17 +86,17 @@ def load_eval_tokenizer(
 
   Args:
     spec: `bytes`, a `tokenizer.json`, a directory with one, or `hf:NAME` for a tokenizer on the
-      Hugging Face Hub. A name without `/` and `.`, such as `gpt2`, is looked for on the Hub too,
-      unless there is such a file or directory.
-    hf_access_token: For a tokenizer on the Hub that is not public.
-    tokenizer_cache_dir: Where files from the Hub are kept.
-    bos_token_id: Stands before a text that has no context, instead of the tokenizer's BOS or EOS.
-    eos_token_id: Ends a text, instead of the tokenizer's EOS.
+      Hugging Face Hub. A name without `/` and `.`, such as `gpt2`, is also looked up on the Hub,
+      unless there is a file or directory with that name.
+    hf_access_token: Access token for a private tokenizer on the Hub.
+    tokenizer_cache_dir: Directory that caches files from the Hub.
+    bos_token_id: Token that precedes a text without context, instead of the tokenizer's BOS or EOS.
+    eos_token_id: Token that ends a text, instead of the tokenizer's EOS.
   """
   if not spec:
     raise errors.ConfigError(
-        "No tokenizer is given: `bytes`, the path of a tokenizer.json or of a directory with one,"
-        " or `hf:NAME` for one on the Hugging Face Hub."
+        "No tokenizer was given. Give `bytes`, the path of a tokenizer.json or of a directory with"
+        " one, or `hf:NAME` for one on the Hugging Face Hub."
     )
   special: dict[str, str] = {}
   if spec == tokenizers.ByteTokenizer.name:
@@ -116,7 +117,7 @@ def load_eval_tokenizer(
 
 
 def _special_tokens(configs: Sequence[str]) -> dict[str, str]:
-  """The texts of BOS and EOS, as the first config file that names them has them."""
+  """Returns the texts of BOS and EOS from the first config file that names them."""
   found: dict[str, str] = {}
   for path in configs:
     if not os.path.isfile(path):

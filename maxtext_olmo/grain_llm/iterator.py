@@ -1,9 +1,9 @@
 """The iterator that the `make_grain_llm_*` functions return: global batches, epochs, and a state.
 
-`Batches` says what this host's batches hold: mixing, the batch schedule, prefetching, and the end
-of the data. If all members are random access, the rows of step k follow from k alone, and worker
-processes make whole batches. Otherwise rows are taken one after the other, and worker processes
-read the documents that they are made of.
+`Batches` defines this host's batches: mixing, the batch schedule, prefetching, and the end of the
+data. If all members are random access, the rows of step k follow from k alone, and worker processes
+make whole batches. Otherwise rows are taken one after the other, and worker processes read the
+documents that they are made of.
 
 The state is that of `devices.grain_state`, with the rows taken as `position`. Its identity names
 the stream of the whole run, so it is the same on all hosts. If rows are random access, a run may
@@ -45,10 +45,11 @@ COUNTED_AT_ONCE = 1_000_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batches:
-  """The batches that the arguments of `make_grain_multihost_iterator` ask for.
+  """The batches that the arguments of `make_grain_multihost_iterator` define.
 
-  Schedules here count the rows that this host's batches take: from the stream that all hosts share,
-  or, if each has a share of the documents, from its own. `ahead` is 0 if nothing is prefetched.
+  Schedules here count the rows that this host's batches take: from the stream that all hosts share
+  or, if each host has a share of the documents, from its own stream. `ahead` is 0 if nothing is
+  prefetched.
   """
 
   datasets: list[grain.IterDataset]
@@ -113,7 +114,7 @@ class Batches:
 
   @property
   def _own_rows(self) -> bool:
-    """Whether each of several hosts has rows of its own."""
+    """True if there are several hosts and each has its own rows."""
     return self.info.shard == "slice" and self.hosts > 1
 
   @functools.cached_property
@@ -166,14 +167,14 @@ class Batches:
 
   @property
   def tail(self) -> Callable[[], Any] | None:
-    """Makes a batch without rows if hosts may end at different steps; padding gives it rows."""
+    """Makes an empty batch, which is then padded; None if all hosts end at the same step."""
     if self.rows is not None or not self._own_rows or self.info.endless:
       return None
     return lambda: records_lib.collate(records_lib.stack([], 0, self.info.length), self.batch_class)
 
   @functools.cached_property
   def settled(self) -> bool:
-    """Whether the length of an epoch is known now, and hence on all hosts, or never will be.
+    """True if the length of an epoch is known now, and hence on all hosts, or never will be.
 
     Only then do epochs end by it; otherwise only the data ends them.
     """
@@ -203,7 +204,7 @@ class Batches:
     return rows.total(counts) if isinstance(rows, rows_by_position.MixedRecords) else counts[0]
 
   def epoch_steps(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
-    """Returns the number of steps, as far as there is data, of an epoch that begins with a step.
+    """Returns the number of steps of an epoch that begins with step `first`, up to the data's end.
 
     For rows that are packed or filtered as they stream, it is the largest possible number. None if
     even that is not known.
@@ -265,10 +266,10 @@ class Batches:
 
 
 class LLMIterator(multihost.MultiHostDataLoadIterator):
-  """Global batches of a language-model pipeline, epoch after epoch.
+  """Iterates over the global batches of a language-model pipeline, epoch after epoch.
 
   Args:
-    batches: What they hold.
+    batches: Batches of this host.
     **kwargs: As for `MultiHostDataLoadIterator`.
   """
 
@@ -289,7 +290,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
 
   @property
   def position(self) -> int:
-    """Rows taken from this host's stream, or from the stream that all hosts share."""
+    """The number of rows taken from this host's stream, or from the stream that all hosts share."""
     return self._schedule.start(self.step)
 
   def _next(self) -> Any:
@@ -305,7 +306,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     return {name: found[name] for name in ("batches", "wait_seconds")}
 
   def describe(self) -> status.RunStatus:
-    """Returns where the run stands; rows that are packed as they stream have no epoch numbers."""
+    """Returns the status of the run; rows that are packed as they stream have no epoch numbers."""
     with self._lock:
       return status.RunStatus(
           step=self.step,
@@ -316,7 +317,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       )
 
   def explain(self, step: int) -> NoReturn:
-    """Raises OrderError: what these rows hold follows from no table of parts."""
+    """Raises OrderError, because these rows have no table of parts."""
     raise OrderError(
         f"Step {step} cannot be explained: these rows are packed as they stream, so a row has no"
         " position of its own. Rows of olmo_packing='planned' can be explained."
@@ -342,7 +343,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       self.iterator_length = self._epoch_length(self._epoch_start)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Moves to where `get_state` was called.
+    """Moves to the step at which a state was saved.
 
     Raises:
       ResumeError: The state belongs to another stream; the iterator is unchanged.
@@ -400,7 +401,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
 
   def _close_loader(self) -> None:
     super()._close()
-    # Grain's threads end now, not at interpreter exit, when what they need may be gone.
+    # Ends Grain's threads now, not at interpreter exit, when the modules they use may be gone.
     self.local_iterator = _Closed()
 
 

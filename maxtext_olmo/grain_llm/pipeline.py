@@ -38,7 +38,11 @@ SHARDS = ("slice", "batch")
 def shard_grain_dataset(
     grain_dataset: grain.MapDataset, dataloading_host_index: int, dataloading_host_count: int
 ) -> grain.MapDataset:
-  """Returns this host's contiguous share; the first hosts may have one element more."""
+  """Returns this host's contiguous share of a dataset; the first hosts may have one element more.
+
+  >>> list(shard_grain_dataset(grain.MapDataset.range(5), 0, 2))
+  [0, 1, 2]
+  """
   bounds = row_dataset.shard_bounds(
       len(grain_dataset), dataloading_host_index, dataloading_host_count
   )
@@ -69,33 +73,41 @@ def make_grain_llm_dataset(
 ) -> row_dataset.RowDataset:
   """Makes rows of a language model from a random-access dataset of documents, one at a time.
 
+  >>> rows = make_grain_llm_dataset(
+  ...     0, 1, [{"inputs": [5, 6, 0]}, {"inputs": [7, 0]}], global_batch_size=2,
+  ...     max_target_length=4, shuffle=False, data_shuffle_seed=0, num_epochs=1,
+  ... )
+  >>> [row["inputs"].tolist() for row in rows]
+  [[5, 6, 0, 0], [7, 0, 0, 0]]
+
   Args:
-    dataloading_host_index: Which host this is, as `jax.process_index()`.
-    dataloading_host_count: How many hosts load data, as `jax.process_count()`.
+    dataloading_host_index: Index of this host, as `jax.process_index()`.
+    dataloading_host_count: Number of hosts that load data, as `jax.process_count()`.
     dataset: Anything with `__len__` and `__getitem__` whose elements (after `operations`) have
       token ids under `inputs`.
-    global_batch_size: Rows of a batch over all hosts.
-    max_target_length: Tokens per row.
-    shuffle: Whether documents come in random order, a different one in each epoch.
-    data_shuffle_seed: The seed of that order.
-    num_epochs: None repeats without end; 0 is one pass. Batches may span the end of an epoch.
-    operations: Grain transforms that are applied to each element first.
+    global_batch_size: Number of rows of a batch over all hosts.
+    max_target_length: Number of tokens per row.
+    shuffle: Whether documents are in random order, a different one in each epoch.
+    data_shuffle_seed: Seed of that order.
+    num_epochs: Number of epochs; None repeats without end, and 0 is one pass. Batches may span the
+      end of an epoch.
+    operations: Grain transforms to apply to each element first.
     grain_packing: Whether several documents share a row; first-fit, unless `packing` is given.
-    grain_packing_bin_count: Rows that are filled at a time; by default as many as a host's batch
-      has (with a plan, 1024).
+    grain_packing_bin_count: Number of rows that are filled at a time; by default as many as a
+      host's batch has (with a plan, 1024).
     shift: Whether targets and inputs are offset from each other by one.
     shift_target: Whether the targets move left; otherwise the inputs move right, with an
       `eod_token_id` before them.
-    eod_token_id: The token that ends a document.
+    eod_token_id: Token that ends a document.
     apply_padding: Whether rows that are not packed are padded to `max_target_length`.
     packing: `first_fit`, `best_fit`, `concat_then_split` or `planned`; the last is random access.
     shard: `slice` gives each host its share of the documents. `batch` lets all hosts share one
       stream, of which each takes its rows of a batch, so that the global batch does not depend on
       the number of hosts.
-    long_documents: What to do with documents longer than a row: `error`, `truncate`, or `split`
-      them into pieces.
-    packing_counts_path: Where a plan stores its row counts, so that a resume need not count again;
-      None stores none.
+    long_documents: Handling of documents longer than a row: `error`, `truncate`, or `split` them
+      into pieces.
+    packing_counts_path: File in which a plan stores its row counts, so that a resume need not count
+      again; None stores none.
   """
   if grain_packing and packing is None:
     packing = "first_fit"
@@ -163,24 +175,34 @@ def make_grain_multihost_iterator(
     pad_shapes: bool = False,
     data_sharding: Any = None,
 ) -> iterator_lib.LLMIterator:
-  """Makes global batches of rows, mixed by weight if there are several datasets.
+  """Makes an iterator over global batches of rows, mixed by weight if there are several datasets.
+
+  >>> import numpy as np
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+  >>> rows = make_grain_llm_dataset(
+  ...     0, 1, [{"inputs": [5, 6, 0]}, {"inputs": [7, 0]}], global_batch_size=2,
+  ...     max_target_length=4, shuffle=False, data_shuffle_seed=0, num_epochs=1,
+  ... )
+  >>> iterator = make_grain_multihost_iterator([rows], [2], mesh, 2, 1, worker_count=0)
+  >>> [batch.inputs.tolist() for batch in iterator]
+  [[[5, 6, 0, 0], [7, 0, 0, 0]]]
 
   Args:
-    grain_datasets: Rows as `make_grain_llm_dataset` makes them, or any dataset of Grain whose
-      elements are dicts of arrays; one dataset or a list of them.
-    dataset_lengths: Rows of each dataset in an epoch, over all hosts. An epoch of the mix is over
-      when each has been seen once. For rows that are packed as they stream, the number of
+    grain_datasets: Rows from `make_grain_llm_dataset`, or any dataset of Grain whose elements are
+      dicts of arrays; one dataset or a list of them.
+    dataset_lengths: Number of rows of each dataset in an epoch, over all hosts. An epoch of the mix
+      ends when each has been seen once. For rows that are packed as they stream, the number of
       documents: a pass over the iterator then has at most as many batches as they could fill, and
       the next pass continues there. None lets a pass last as long as the data.
-    global_mesh: The mesh to shard over.
-    global_batch_size: Rows of a batch over all hosts.
-    dataloading_host_count: How many hosts load data.
-    dataset_weights: The shares of the mix; equal by default.
-    worker_count: Processes that prepare batches; 0 prepares them in this process.
-    worker_buffer_size: Batches that each worker prepares in advance.
+    global_mesh: Mesh to shard over.
+    global_batch_size: Number of rows of a batch over all hosts.
+    dataloading_host_count: Number of hosts that load data.
+    dataset_weights: Shares of the mix; equal by default.
+    worker_count: Number of processes that prepare batches; 0 prepares them in this process.
+    worker_buffer_size: Number of batches that each worker prepares in advance.
     drop_remainder: Whether the very last batch of all epochs together is dropped if it is not full;
       otherwise it is filled with rows of padding.
-    batch_class: The class of a batch: `LLMBatch`, another data class with such fields, or `dict`.
+    batch_class: Class of a batch: `LLMBatch`, another data class with such fields, or `dict`.
     reset_after_epoch: Whether each epoch starts with the first row again; otherwise it continues
       where the last one stopped.
     use_thread_prefetch: Whether threads prepare batches, instead of processes.
@@ -267,7 +289,17 @@ def make_grain_llm_iterator(
     pad_shapes: bool = False,
     data_sharding: Any = None,
 ) -> iterator_lib.LLMIterator:
-  """Combines `make_grain_llm_dataset` and `make_grain_multihost_iterator`; see their arguments."""
+  """Combines `make_grain_llm_dataset` and `make_grain_multihost_iterator`; see their arguments.
+
+  >>> import numpy as np
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+  >>> iterator = make_grain_llm_iterator(
+  ...     0, 1, mesh, [{"inputs": [5, 6, 0]}, {"inputs": [7, 0]}], global_batch_size=2,
+  ...     max_target_length=4, shuffle=False, data_shuffle_seed=0, num_epochs=1, worker_count=0,
+  ... )
+  >>> next(iter(iterator)).inputs.tolist()
+  [[5, 6, 0, 0], [7, 0, 0, 0]]
+  """
   rows = make_grain_llm_dataset(
       dataloading_host_index,
       dataloading_host_count,
@@ -311,7 +343,7 @@ def make_grain_llm_iterator(
 def rampup_schedule(
     batch_size: int, factors: Mapping[int, float] | None
 ) -> schedule_lib.BatchSchedule:
-  """Returns the schedule of a batch size times the factor of the last boundary that was reached."""
+  """Returns a schedule of the batch size times the factor of the last boundary reached."""
   stages = {0: batch_size}
   for step, factor in sorted((factors or {}).items()):
     size = math.floor(batch_size * factor + 1e-6)  # Factors such as 488 / 56 are not exact.

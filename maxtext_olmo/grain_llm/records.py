@@ -1,8 +1,8 @@
 """Turns records of tokens into rows of a language model: fit, pad or pack, shift, segment.
 
 No function here changes its input. A record has `inputs` (token ids). It may have `targets`
-(otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 where
-nothing counts. With EOD = 99, written E, the record 1 2 E 4 5 in a row of 7 becomes
+(otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 for tokens
+that do not count. With EOD = 99, written E, the record 1 2 E 4 5 in a row of 7 becomes
 
                             shifted left (targets)    shifted right (inputs)
     inputs                  1 2 E 4 5 0 0             E 1 2 E 4 5 0
@@ -11,8 +11,9 @@ nothing counts. With EOD = 99, written E, the record 1 2 E 4 5 in a row of 7 bec
     targets_segmentation    1 1 2 2 0 0 0             1 1 1 2 2 0 0
     inputs_position         0 1 0 1 2 0 0             0 1 2 0 1 0 0
 
-Segment 0 is padding. An EOD among the inputs opens a segment: the next document is predicted from
-it. Padding is identified by its segment, never by its id, so EOD and padding may be the same id.
+Segment 0 is padding. An EOD in the inputs begins a segment, because the next document is predicted
+from it. Padding is identified by its segment, never by its id, so EOD and padding may have the same
+id.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from maxtext_olmo import grain_compat
@@ -99,9 +99,9 @@ def shifted(rows: Record, direction: str | None, eod_token_id: int) -> Record:
 
   Args:
     rows: The six arrays.
-    direction: `left` moves the targets; `right` moves the inputs and puts an EOD before them; None
-      moves neither.
-    eod_token_id: The EOD token.
+    direction: `left` shifts the targets; `right` shifts the inputs and puts an EOD before them;
+      None shifts neither.
+    eod_token_id: EOD token.
   """
   rows = dict(rows)
   if direction == "left":
@@ -141,7 +141,7 @@ def to_row(
     shift: str | None,
     eod_token_id: int,
 ) -> Record:
-  """Turns a record into a row: cut if asked, padded, shifted, its documents numbered."""
+  """Turns a record into a row: truncates or pads it, shifts it, and numbers its documents."""
   (record,) = fit(record, length, long_documents)
   row = padded(record, length if pad else None)
   return segmented(shifted(row, shift, eod_token_id), eod_token_id)
@@ -217,9 +217,10 @@ def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
   return row
 
 
-def row_spec(shape: tuple[int | None, ...]) -> dict[str, jax.ShapeDtypeStruct]:
+def row_spec(shape: tuple[int | None, ...]) -> dict[str, grain_compat.ShapeDtypeStruct]:
   """Returns the shape and dtype of the arrays of a row or batch; None is a size that varies."""
-  return {name: jax.ShapeDtypeStruct(shape, np.int32) for name in NAMES}  # type: ignore[arg-type]
+  # Grain's type: that of JAX 0.12 refuses None.
+  return {name: grain_compat.ShapeDtypeStruct(shape, np.int32) for name in NAMES}
 
 
 def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
@@ -245,7 +246,11 @@ def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
 
 
 class TokenFeatures(grain.transforms.Map):
-  """Takes the `inputs` of a record from another column."""
+  """Takes the `inputs` of a record from another column.
+
+  >>> TokenFeatures("ids").map({"ids": [5, 6]})
+  {'inputs': array([5, 6], dtype=int32)}
+  """
 
   def __init__(self, column: str):
     self._column = column
@@ -262,7 +267,10 @@ class TokenFeatures(grain.transforms.Map):
 class AddEndOfDocument(grain.transforms.Map):
   """Appends an EOD to a document that does not end with one.
 
-  With `max_length`, a document of that length or more is cut to it and gets no EOD.
+  With `max_length`, a document of that length or more is truncated to it and gets no EOD.
+
+  >>> AddEndOfDocument(0).map({"inputs": [5, 6]})["inputs"].tolist()
+  [5, 6, 0]
   """
 
   def __init__(self, eod_token_id: int, max_length: int | None = None):
@@ -300,7 +308,7 @@ def _int32(name: str, values: Any) -> np.ndarray:
 
 
 def collate(arrays: dict[str, np.ndarray], batch_class: type) -> Any:
-  """Turns a dict of arrays into a batch class, which takes the fields it has; `dict` takes all."""
+  """Makes a batch of a class from arrays, dropping those that are not its fields."""
   if batch_class is dict:
     return arrays
   names = {field.name for field in dataclasses.fields(batch_class)}

@@ -1,4 +1,4 @@
-"""What `make_grain_llm_dataset` returns, and how its rows are made.
+"""The dataset that `make_grain_llm_dataset` returns, and how its rows are made.
 
 `RowDataset` is an `IterDataset` of rows. If its rows are random access (padded, or packed by a
 plan), it also has them as `rows`, so that batches and mixtures need not stream. If they are packed
@@ -34,18 +34,18 @@ class RowInfo:
   """The properties of the rows of a dataset.
 
   Attributes:
-    length: Tokens per row; None if rows are not padded.
-    shard: `slice` if each host has rows of its own, `batch` if all hosts share one stream, of which
+    length: Number of tokens per row; None if rows are not padded.
+    shard: `slice` if each host has its own rows, `batch` if all hosts share one stream, of which
       each takes its rows of a batch.
     packed: Whether the number of rows does not follow from the number of documents, because rows
       are packed, split or filtered.
     split: Whether a document may make more than one row.
-    endless: Whether rows never end.
-    host_rows: The rows of each host until the end; empty if unknown or without end.
-    identity: What decides which row is at which position, for all hosts together; empty if
+    endless: Whether the rows have no end.
+    host_rows: Number of rows of each host until the end; empty if unknown or without end.
+    identity: Values that decide which row is at which position, for all hosts together; empty if
       unknown.
-    version_1: The identity of each host in states of version 1.
-    host: The index of this host in `version_1`.
+    version_1: Identity of each host in states of version 1.
+    host: Index of this host in `version_1`.
   """
 
   length: int | None = None
@@ -66,10 +66,10 @@ class RowDataset(grain.IterDataset[Record]):
   packed as they come, each worker packs all of them, and keeps its own.
 
   Args:
-    info: Their properties.
+    info: Properties of the rows.
     rows: The rows, if they are random access.
-    open_stream: Otherwise, opens the stream, given the number of workers and of elements to
-      prefetch.
+    open_stream: Otherwise, a function that opens the stream, given the number of workers and of
+      elements to prefetch.
   """
 
   def __init__(
@@ -92,7 +92,7 @@ class RowDataset(grain.IterDataset[Record]):
     return prefetch.PrefetchedDataset(self.rows, workers=workers, ahead=ahead)
 
   def slice(self, sl: builtins.slice) -> grain.IterDataset:
-    """Returns the rows at some places, as for a list; places count from the first row."""
+    """Returns a slice of the rows, as for a list; places count from the first row."""
     if self.rows is not None:
       return prefetch.PrefetchedDataset(self.rows.slice(sl))
     whole = RowDataset(self.info, open_stream=self._open_stream)
@@ -108,7 +108,7 @@ class RowDataset(grain.IterDataset[Record]):
 
   @property
   def _element_spec(self) -> dict[str, Any]:
-    """What `grain.experimental.get_element_spec` returns."""
+    """The spec for `grain.experimental.get_element_spec`."""
     return records_lib.row_spec((self.info.length,))
 
 
@@ -125,7 +125,7 @@ def shard_bounds(count: int, host: int, hosts: int) -> tuple[int, int]:
 
 
 def window_of(source: Any, num_documents: int, bins: int, length: int) -> int:
-  """Returns how many documents make about `bins` rows, judged by their mean length."""
+  """Returns the number of documents that make about `bins` rows, given their mean length."""
   is_corpus = isinstance(source, source_lib.OlmoDocumentSource)
   tokens = source.documents.num_tokens if is_corpus else source.num_tokens
   return max(1, round(bins * length * num_documents / max(1, tokens)))
@@ -133,9 +133,9 @@ def window_of(source: Any, num_documents: int, bins: int, length: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowMaker:
-  """Makes the rows that the arguments of `make_grain_llm_dataset` ask for.
+  """Makes the rows that the arguments of `make_grain_llm_dataset` define.
 
-  `hosts` is 1 if all hosts share one stream; `shift` is that of `records.shifted`.
+  `hosts` is 1 if all hosts share one stream; `shift` is the `direction` of `records.shifted`.
   """
 
   dataset: Any
@@ -157,7 +157,7 @@ class RowMaker:
   counts_path: str | None
 
   def make(self) -> RowDataset:
-    """Makes the rows: random access if their number follows from the lengths of the documents."""
+    """Makes the dataset; its rows are random access if they are padded or packed by a plan."""
     share, epochs = self._share(self.host), self.num_epochs
     host_rows: tuple[int, ...] = ()
     if not share and (epochs is None or self.packing == "planned"):
@@ -298,7 +298,7 @@ class RowMaker:
     )
 
   def _masks(self) -> tuple[str, ...]:
-    """Returns the sides for which records have a segmentation of their own.
+    """Returns the sides for which records have their own segmentation.
 
     The first record that is not filtered out decides for all.
     """

@@ -36,8 +36,8 @@ class RowsByPosition(grain.MapDataset[Record]):
   """Maps positions to rows; an element past the end is {}.
 
   Attributes:
-    endless: Whether there is no end.
-    row_length: Tokens per row; None if rows are not padded.
+    endless: Whether the rows have no end.
+    row_length: Number of tokens per row; None if rows are not padded.
   """
 
   endless: bool
@@ -50,11 +50,11 @@ class RowsByPosition(grain.MapDataset[Record]):
 
   @property
   def epoch_rows(self) -> int | None:
-    """Rows of an epoch; None if they have not been counted yet."""
+    """The number of rows of an epoch; None if they have not been counted yet."""
     raise NotImplementedError
 
   def rows(self, positions: np.ndarray) -> list[Record]:
-    """Returns the rows at some positions, all of which must exist."""
+    """Returns the rows at the given positions, all of which must exist."""
     raise NotImplementedError
 
   def has(self, position: int) -> bool:
@@ -62,7 +62,7 @@ class RowsByPosition(grain.MapDataset[Record]):
     return self.endless or position < (self.num_rows or 0)
 
   def count_ahead(self, position: int) -> None:
-    """Starts counting, in the background, what a resume near a position would have to count."""
+    """Starts counting the rows that a resume near a position would have to count, in background."""
 
   def settle(self, limit: int) -> bool:
     """Counts the rows if that means packing at most `limit` documents; returns whether it did."""
@@ -83,7 +83,7 @@ class RowsByPosition(grain.MapDataset[Record]):
 
   @property
   def _element_spec(self) -> dict[str, Any]:
-    """What `grain.experimental.get_element_spec` returns."""
+    """The spec for `grain.experimental.get_element_spec`."""
     return records_lib.row_spec((self.row_length,))
 
 
@@ -132,7 +132,7 @@ class MapRows(RowsByPosition):
 
 
 class RecordParts:
-  """The records of a dataset by number; their lengths are found by reading each record once."""
+  """The records of a dataset by number; finds their lengths by reading each record once."""
 
   def __init__(self, dataset: grain.MapDataset):
     self._dataset = dataset
@@ -154,12 +154,12 @@ class PlannedRecords(RowsByPosition):
   """Documents packed by a plan, shifted; the segments of a row number its documents.
 
   Args:
-    source: The documents.
-    plan: Says which parts make up which row.
-    length: Tokens per row.
-    shift: How rows are shifted (`records.shifted`).
-    eod_token_id: The first input, if inputs are shifted.
-    num_epochs: Epochs until the end; None for no end.
+    source: Source of the documents.
+    plan: Packing plan, which says which parts make up which row.
+    length: Number of tokens per row.
+    shift: Direction in which rows are shifted (`records.shifted`).
+    eod_token_id: First input, if inputs are shifted.
+    num_epochs: Number of epochs until the end; None for no end.
   """
 
   def __init__(
@@ -242,11 +242,11 @@ class PlannedRecords(RowsByPosition):
 
 
 class MixedRecords(RowsByPosition):
-  """Rows of several sources, interleaved by weight: positions in the members follow from the mix's.
+  """Rows of several sources, interleaved by weight.
 
   Args:
-    sources: The members.
-    weights: Their shares.
+    sources: Members of the mix.
+    weights: Shares of the members.
     repeat: Whether a member that ends starts again, until each has ended once; otherwise the mix
       ends with the first member that ends.
   """
@@ -269,7 +269,7 @@ class MixedRecords(RowsByPosition):
     return self.total(counts)
 
   def total(self, counts: Sequence[int | None]) -> int | None:
-    """Returns the rows of the mix if its members have `counts` rows; None means without end."""
+    """Returns the number of rows of the mix if members have `counts` rows; None means no end."""
     ended = [(member, count) for member, count in enumerate(counts) if count is not None]
     if not ended or (self._repeat and None in counts):
       return None
@@ -279,7 +279,7 @@ class MixedRecords(RowsByPosition):
 
   @property
   def epoch_rows(self) -> int | None:
-    """Rows until each member has been seen once."""
+    """The number of rows until each member has been seen once."""
     ends = []
     for member, source in enumerate(self._sources):
       count = source.epoch_rows
@@ -319,7 +319,7 @@ class MixedRecords(RowsByPosition):
       source.close()
 
   def _rows_until(self, member: int, count: int) -> int:
-    """Returns the rows of the mix until a member has given `count` rows."""
+    """Returns the number of rows of the mix until a member has contributed `count` rows."""
     return self._interleave.position_of(member, count - 1) + 1 if count else 0
 
 
@@ -328,7 +328,7 @@ class Batching:
   """The division of rows into this host's batches.
 
   Attributes:
-    schedule: Where each step starts and how many rows it takes.
+    schedule: Schedule, which says where each step starts and how many rows it takes.
     mine: For each batch size, the rows of the batch that this host holds, ascending; rows at or
       past the batch size are padding.
     length: Tokens per row; None pads to the longest row of a batch.
@@ -350,9 +350,10 @@ class RowBatches(grain.MapDataset[Record]):
   """Maps a step to this host's rows of its batch; an element past the end is {}.
 
   Args:
-    source: Provides the rows.
-    batching: Says which of them make up a batch.
-    num_steps: Steps to the end, if all hosts have agreed on it; otherwise the source's end decides.
+    source: Source of the rows.
+    batching: Division of the rows into batches.
+    num_steps: Number of steps until the end, if all hosts have agreed on it; otherwise the end of
+      the source decides.
   """
 
   def __init__(self, source: RowsByPosition, batching: Batching, num_steps: int | None = None):

@@ -1,6 +1,6 @@
-"""Rows that come one after the other: batches of them, and slices.
+"""Batches and slices of rows that are only available as a stream.
 
-The state of each of these datasets is its own count and the state of the rows.
+The state of each of these datasets is its own count and the state of the stream.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from maxtext_olmo.grain_llm.records import Record
 
 
 class StreamBatches(grain.IterDataset[Record]):
-  """Batches of rows that come one after the other; the state is the step and that of the rows.
+  """Batches of a stream of rows; the state is the step and the state of the stream.
 
   Args:
-    rows: The stream.
-    batching: Which of them make up a batch.
+    rows: Stream of rows.
+    batching: Division of the rows into batches.
   """
 
   def __init__(self, rows: grain.IterDataset, batching: rows_by_position.Batching):
@@ -61,7 +61,7 @@ class _StreamBatchesIterator(grain.DatasetIterator[Record]):
     self._step += 1
     length = batching.length
     if length is None:
-      # Over all rows, not only this host's, so that hosts that share a batch agree on its length.
+      # Of all rows, not only this host's, so that hosts that share a batch agree on its length.
       length = max(len(row["inputs"]) for row in rows)
     mine = batching.mine[size]
     kept = [rows[i] for i in mine.tolist() if i < len(rows)]
@@ -78,17 +78,19 @@ class _StreamBatchesIterator(grain.DatasetIterator[Record]):
 
 
 class SlicedStream(grain.IterDataset[Record]):
-  """The rows of a stream at some places.
+  """A slice of a stream of rows.
 
   Args:
-    rows: The stream.
-    sl: Their places; they count from the first row, and ascend.
+    rows: Stream of rows.
+    sl: Places of the rows, counted from the first row, ascending.
   """
 
   def __init__(self, rows: grain.IterDataset, sl: slice):
     super().__init__(rows)
     if any((bound or 0) < 0 for bound in (sl.start, sl.stop, sl.step)):
-      raise ConfigError(f"{sl} counts from the end, which a stream does not know; count from 0.")
+      raise ConfigError(
+          f"{sl} counts from the end, which is unknown for a stream; count from the first row."
+      )
     self._places = range(sys.maxsize)[sl]
 
   def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -109,7 +111,7 @@ class _SlicedStreamIterator(grain.DatasetIterator[Record]):
   def __init__(self, parent: grain.DatasetIterator, places: range):
     super().__init__(parent)
     self._places = places
-    self._taken = 0  # Rows of the stream.
+    self._taken = 0  # Number of rows taken from the stream.
 
   def __next__(self) -> Record:
     while self._taken < self._places.stop:

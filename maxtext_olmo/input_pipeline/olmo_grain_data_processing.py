@@ -1,5 +1,4 @@
-"""The names of `maxtext.input_pipeline.olmo_grain_data_processing`: the iterators that a
-trainer takes."""
+"""The names of `maxtext.input_pipeline.olmo_grain_data_processing`: the trainer's iterators."""
 
 from maxtext_olmo.loader.olmo_grain import make_olmo_grain_eval_iterator
 from maxtext_olmo.loader.olmo_grain import make_olmo_grain_train_iterator

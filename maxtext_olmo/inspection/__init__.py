@@ -1,1 +1,1 @@
-"""What a run did see and will see."""
+"""Inspection of a run: the data that it has seen and will see."""

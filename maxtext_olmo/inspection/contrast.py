@@ -1,10 +1,10 @@
-"""What sets the steps of a loss spike apart from the steps around them.
+"""Compares the steps of a loss spike with the steps around them.
 
-The rows of a spike are compared with the rows of calm steps before it, the usual rows, by their
-figures (see `figures`). A row of several documents is blamed on the one whose tokens are furthest
-from what is usual. Files, labels and documents are ranked by the scores of their rows, so that a
-bad file comes first even if each step holds few of its rows. Rows without loss cannot raise it and
-are not scored.
+The rows of a spike are compared with the usual rows, those of calm steps before it, by their
+figures (see `figures`). A row of several documents is attributed to the one whose tokens are
+furthest from the usual. Files, labels and documents are ranked by the scores of their rows, so that
+a bad file comes first even if each step holds few of its rows. Rows without loss cannot raise the
+loss and are not scored.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import losses as losses_lib
 
-_MOST_STEPS = 16  # Of a spike.
-_CALM_STEPS = (4, 64)  # At least and at most.
+_MOST_STEPS = 16  # The most steps of a spike.
+_CALM_STEPS = (4, 64)  # The least and the most calm steps.
 _CALM_ROWS = 512  # Calm steps beyond the least are read until there are this many rows.
 
 
@@ -33,13 +33,13 @@ class RowScore:
   Attributes:
     step: The step that holds it.
     row: Its place in the global batch.
-    label: The label of the file that it is blamed on.
-    file: That file.
-    document: The document in it; -1 if it is not known.
+    label: The label of `file`.
+    file: The file that the row is attributed to.
+    document: The document in the file; -1 if unknown.
     score: How far the row stands out from the usual rows.
-    why: The figure that stands out most.
-    found: That figure.
-    usual: The median of the usual rows.
+    why: The name of the figure that stands out most.
+    found: The value of that figure.
+    usual: The median of that figure over the usual rows.
   """
 
   step: int
@@ -54,7 +54,7 @@ class RowScore:
 
   @property
   def reason(self) -> str:
-    """Why the row stands out, in words."""
+    """A description of why the row stands out."""
     noun, found, usual = figures_lib.describe(self.why, self.found, self.usual)
     return f"{noun} {found}, usually {usual}"
 
@@ -64,11 +64,11 @@ class SourceScore:
   """A label, file or document, and what it contributes to a spike.
 
   Attributes:
-    source: Its name: `(label,)`, `(label, file)` or `(label, file, document)`.
-    notable: Rows that stand out and are blamed on it.
-    share: Its share of the tokens of the spike.
-    usual_share: Its share of the usual tokens.
-    score: The sum of its rows' scores above what is chance.
+    source: `(label,)`, `(label, file)` or `(label, file, document)`.
+    notable: Rows that stand out and are attributed to this source.
+    share: The source's share of the tokens of the spike.
+    usual_share: The source's share of the tokens of the calm steps.
+    score: The sum of the rows' scores, each minus what chance explains.
   """
 
   source: tuple[Any, ...]
@@ -80,14 +80,14 @@ class SourceScore:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Contrast:
-  """What sets some steps apart.
+  """The result of comparing the steps of a spike with calm steps.
 
   Attributes:
     steps: The steps of the spike.
-    calm_steps: The steps that they are compared with.
+    calm_steps: The steps to which the spike is compared.
     rows: All rows with loss, the highest score first.
-    without_loss: Rows that take no loss.
-    figures: Each figure.
+    without_loss: The number of rows without loss.
+    figures: The score of each figure.
     tokens: Tokens of each label, file and document in the spike.
     usual_tokens: Tokens of each label and file in the calm steps.
   """
@@ -117,7 +117,7 @@ class Contrast:
 
   @functools.cached_property
   def documents(self) -> tuple[SourceScore, ...]:
-    """The documents that rows which stand out are blamed on, the highest score first."""
+    """The documents to which notable rows are attributed, the highest score first."""
     return tuple(d for d in self._rank(3) if d.notable and d.source[2] >= 0)
 
   def _rank(self, depth: int) -> tuple[SourceScore, ...]:
@@ -149,9 +149,9 @@ def steps_to_compare(
 ) -> tuple[list[int], list[int]]:
   """Returns the steps of a spike, and calm steps before it, or after it if there are none.
 
-  The update of a step shows in the loss of the next one, and a loss that is not logged at every
-  step may be the mean since the last one. So the steps of a spike begin after the last calm one
-  that was logged, or with it if that is the step before.
+  The update of a step affects the loss of the next step, and a loss that is not logged at every
+  step may be the mean since the last logged step. So the steps of a spike begin after the last calm
+  step that was logged, or with that step if it immediately precedes the spike.
 
   Args:
     spikes: All spikes, whose steps are not calm.
@@ -164,7 +164,7 @@ def steps_to_compare(
   last = int(np.searchsorted(steps, spike.last))
 
   def since(place: int) -> range:
-    """Returns the steps that the loss at a place of the log may be about."""
+    """Returns the steps that a logged loss may cover."""
     before = int(steps[place - 1]) if place else int(steps[place]) - 1
     return range(max(before + 1, int(steps[place]) - _MOST_STEPS + 1), int(steps[place]) + 1)
 
@@ -194,7 +194,7 @@ def contrast(
   Args:
     read: Returns the rows of a step.
     steps: The steps of a spike.
-    calm_steps: The nearest first; the last ones are not read if the others have enough rows.
+    calm_steps: The calm steps, the nearest first; reading stops once there are enough rows.
     eos_id: The token that ends a document; negative if unknown.
   """
   calm: list[figures_lib.StepRows] = []
@@ -206,7 +206,7 @@ def contrast(
   surprise = figures_lib.token_surprise(calm)
   usual = [figures_lib.measure(rows, surprise, eos_id) for rows in calm]
   usual_tokens = _count_tokens(calm, depth=2)
-  del calm  # Steps are large: of those of the spike, one at a time is held.
+  del calm  # Steps are large; from here on, only one is in memory at a time.
   tokens: collections.Counter[tuple[Any, ...]] = collections.Counter()
   measured: list[figures_lib.Measured] = []
   without_loss = 0
@@ -251,7 +251,7 @@ def contrast(
 
 
 def merge(contrasts: Sequence[Contrast]) -> Contrast:
-  """Returns what sets the steps of several spikes apart, each from the steps around it."""
+  """Combines the comparisons of several spikes, each with the steps around it."""
   rows: dict[tuple[int, int], RowScore] = {}
   for row in sorted((row for one in contrasts for row in one.rows), key=lambda row: -row.score):
     rows.setdefault((row.step, row.row), row)

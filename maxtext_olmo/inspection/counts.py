@@ -1,13 +1,13 @@
-"""How much of each label a stream has taken up to a position, in tokens.
+"""Counts the tokens of each label that a stream has consumed up to a position.
 
-How that is known depends on the stream:
+The method depends on the stream:
 
     mixture, sequential order     exactly, from a closed form of the position
     shuffle of a whole corpus     on average, and exactly at the ends of epochs
     packed documents              on average; a mixture of them exactly, in rows
 
-If a count is an average, `tally` looks at the rows at some positions: at all of them, if there are
-few, or at a sample.
+If a count is an average, `tally` examines the rows at some positions: all of them if there are few,
+otherwise a sample.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from maxtext_olmo.rows import planned
 from maxtext_olmo.rows import row_source
 
 _WINDOWS_FOR_MEAN = 8
-_FEW_ROWS = 1 << 14  # Rows of documents whose packing takes about a second.
+_FEW_ROWS = 1 << 14  # Packing this many rows of documents takes about a second.
 
-# The sum over some rows of what each label has of a row's tokens, and of the squares of that.
+# For each label, the sum of its tokens per row over some rows, and the sum of their squares.
 Tally = tuple[np.ndarray, np.ndarray]
 
 
@@ -43,12 +43,12 @@ class Counter:
     labels: The labels.
     available: The tokens of each label that training may see (float64).
     row_length: Tokens per row.
-    num_positions: The rows of the stream; None if it does not end.
+    num_positions: The number of rows of the stream; None if it has no end.
     before: Returns the tokens of each label before some positions (positions, labels).
-    tally: Looks at the rows at some positions; None if `before` is exact.
-    sample: Looks at about as many rows near some positions as it is cheap to look at.
-    rows_per_call: About how many rows one call of `sample` looks at for each position.
-    enumerable: Streams of at most this many rows are looked at row by row.
+    tally: Counts the rows at some positions; None if `before` is exact.
+    sample: Counts rows near some positions, as many as can be read cheaply.
+    rows_per_call: About how many rows one call of `sample` reads for each position.
+    enumerable: Streams of at most this many rows are counted row by row.
   """
 
   labels: tuple[str, ...]
@@ -97,7 +97,7 @@ def _mixture(
 
 
 def _staged(stream: staged_stream.StagedStream) -> Counter:
-  """Returns the counter of a stream with stages: the sum of those of its stages."""
+  """Returns the counter of a stream with stages: the sum over its stages."""
   numbers = range(len(stream.stages))
   counters = [make_counter(stream.stream(number), stream.index(number)) for number in numbers]
   labels = tuple(dict.fromkeys(label for counter in counters for label in counter.labels))
@@ -164,7 +164,7 @@ def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counte
   numbers = {label: number for number, label in enumerate(labels)}
   label_of = np.array([numbers.get(entry.label, 0) for entry in index.files])
   ends = np.cumsum([entry.n_instances for entry in index.files]) // index.chunk_size
-  # The training instances of each file, and those in the files before it.
+  # The training instances of each file, and of all files before it.
   starts = stream.split.train_windows_before(np.concatenate([[0], ends])) * index.chunk_size
   sizes = np.diff(starts)
   one_hot = np.zeros((len(index.files), len(labels)))
@@ -183,7 +183,7 @@ def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counte
     extents = [len(index.files)] * len(epochs.parts)
   totals = by_file[extents]
   lengths = np.array([length for _, _, length in epochs.parts], np.float64)
-  # The first epoch may be the rest of one that another loader began: the same shares, of less.
+  # The first epoch may be the rest of one that another loader began: the same shares, fewer rows.
   totals = totals * (lengths / totals.sum(axis=1))[:, None]
   sequential = isinstance(stream.order, permutations.SequentialOrder)
 
@@ -231,7 +231,7 @@ def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) ->
       raise TypeError(f"{stream.name}: rows without a number are not counted by label")
     rows, end = float(stream.epochs.length(0)), stream.num_positions
   else:
-    # Counting all rows of a plan means packing all documents; a few windows tell about how many.
+    # Counting all rows of a plan means packing all documents; a few windows give an estimate.
     few = min(plan.num_windows, _WINDOWS_FOR_MEAN)
     rows = sum(plan.window(0, i).num_rows for i in range(few)) * plan.num_windows / few
     end = None
@@ -246,7 +246,7 @@ def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) ->
   def sample(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     if plan is None:
       return (*tally(positions), len(positions))
-    # The window at about this part of the epoch: it is found without counting those before it.
+    # The window at about this fraction of the epoch, found without counting those before it.
     epochs, places = np.divmod(positions, rows)
     windows = (places / rows * plan.num_windows).astype(np.int64)
     tables = [plan.window(int(e), w) for e, w in zip(epochs.tolist(), windows.tolist())]

@@ -1,9 +1,9 @@
-"""Figures of rows, and how far the figures of some rows are from those of usual ones.
+"""Figures (statistics) of rows, and their distance from the figures of usual rows.
 
     rarity        mean surprise of its tokens, in bits, under the token counts of the usual rows
     distinct      share of its tokens that differ from each other
-    repetition    whether the repetition filter rejects it, or would
-    ends          documents that end in it
+    repetition    whether the repetition filter rejects the row, or would if it were on
+    ends          number of documents that end in the row
     length        mean length of its documents, if there is a document index
     padding       share of the row that is padding
     duplicates    share of its tokens in documents that the compared steps hold more than once
@@ -35,17 +35,17 @@ _WORDS = {
     "padding": ("padding", "{:.1%}"),
     "duplicates": ("tokens in duplicates", "{:.0%}"),
 }
-# Scores up to this are chance, also among hundreds of rows.
+# Chance explains scores up to this, even among hundreds of rows.
 NOTABLE = 4.0
-# The least spread of each figure, for figures that hardly differ among usual rows; counts are
-# compared by their logarithms, to base 2.
+# The minimum spread of each figure, for figures that hardly differ among usual rows; counts are
+# compared by their base-2 logarithms.
 _FLOORS = np.array([0.1, 0.01, 0.1, 0.5, 0.5, 0.02, 0.1])
 _COUNTS = np.array([name in ("ends", "length") for name in FIGURES])
 _SHORT = 16  # Documents of fewer tokens are alike by chance.
 
 
 def describe(figure: str, found: float, usual: float) -> tuple[str, str, str]:
-  """Returns what a figure is, what it was found to be, and what it usually is, in words."""
+  """Returns the description of a figure, its value, and its usual value, as text."""
   noun, form = _WORDS[figure]
   return noun, form.format(found), form.format(usual)
 
@@ -56,10 +56,10 @@ class Piece(NamedTuple):
   Attributes:
     label: The label of the file.
     file: Its path.
-    document: The number of the document; -1 if it is not known.
-    column: Where the tokens begin in the row.
-    size: How many there are.
-    length: Tokens of the whole document; 0 if that is not known.
+    document: The number of the document; -1 if unknown.
+    column: The column of the row where the tokens begin.
+    size: The number of tokens.
+    length: Tokens of the whole document; 0 if unknown.
   """
 
   label: str
@@ -75,9 +75,9 @@ class StepRows(NamedTuple):
 
   Attributes:
     tokens: The tokens of each row, without padding.
-    width: Tokens of a row with padding.
-    trained: Whether loss is taken on each row.
-    pieces: What each row is made of; empty for a padding row.
+    width: Tokens of a row, including padding.
+    trained: Whether each row takes loss.
+    pieces: The pieces of each row; empty for a padding row.
   """
 
   tokens: Sequence[np.ndarray]
@@ -94,7 +94,7 @@ class FigureScore:
     name: One of `FIGURES`.
     found: Its mean over the rows of the spike.
     usual: Its mean over the usual rows.
-    notable: Rows that it makes stand out.
+    notable: The number of rows that stand out by this figure.
     score: The difference of the means, in standard errors.
   """
 
@@ -110,10 +110,10 @@ class Measured:
   """The rows of a step that take loss.
 
   Attributes:
-    places: Where they are in the global batch.
-    figures: Their figures without duplicates, which depend on other steps.
+    places: The rows' places in the global batch.
+    figures: The rows' figures except `duplicates`, which depends on other steps.
     documents: A hash (None for a short document) and the size of each document in each row.
-    pieces: What each is made of.
+    pieces: The pieces of each row.
     surprises: The mean surprise of each piece.
   """
 
@@ -132,7 +132,7 @@ class Measured:
     return np.column_stack([self.figures, np.array(shares, np.float64)])
 
   def furthest_piece(self, number: int, usual: float) -> Piece:
-    """Returns the piece of a row whose surprise is furthest from the usual, given its size."""
+    """Returns the piece of a row whose surprise, for its size, is furthest from the usual."""
     pieces = self.pieces[number]
     distances = [
         abs(surprise - usual) * math.sqrt(piece.size)
@@ -145,7 +145,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
   """Measures the rows of a step that take loss.
 
   Args:
-    surprise: As `token_surprise` returns it.
+    surprise: The result of `token_surprise`.
     eos_id: The token that ends a document; negative if unknown.
   """
   places = [i for i, row in enumerate(rows.tokens) if len(row) and rows.trained[i]]
@@ -174,7 +174,7 @@ def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
   """Returns whether the repetition filter keeps each row."""
   verdicts = np.ones(len(rows), np.bool_)
   lengths = np.array([len(row) for row in rows])
-  for length in np.unique(lengths).tolist():  # Few: full rows, and those with padding.
+  for length in np.unique(lengths).tolist():  # Few lengths: full rows, and those with padding.
     same = np.flatnonzero(lengths == length).tolist()
     verdicts[same] = repetition.clean_rows(np.stack([rows[i] for i in same]))
   return verdicts
@@ -199,14 +199,14 @@ def count_copies(steps: Iterable[Measured]) -> dict[int | None, int]:
 
 
 def token_surprise(steps: Iterable[StepRows]) -> np.ndarray:
-  """Returns the surprise, in bits, of each token up to the highest one, and of all others last."""
+  """Returns the surprise of each token id in bits; the last item is for all higher ids."""
   counts = np.zeros(1, np.int64)
   for rows in steps:
     own = np.bincount(np.concatenate([np.zeros(0, np.int64), *rows.tokens]).astype(np.int64))
     longer, shorter = (own, counts) if len(own) > len(counts) else (counts, own)
     longer[: len(shorter)] += shorter
     counts = longer
-  # Every token counts half a time more than it was seen, those that were never seen as one.
+  # Add 1/2 to every count; all tokens that were never seen together count as one token.
   smoothed = np.append(counts, 0) + 0.5
   return -np.log2(smoothed / smoothed.sum())
 
@@ -237,8 +237,8 @@ class Scale:
     scaled = _scaled(usual)
     low, median, high = np.quantile(scaled, (0.05, 0.5, 0.95), axis=0)
     spread = np.maximum(1.4826 * np.median(np.abs(scaled - median), axis=0), _FLOORS)
-    # Figures have a long tail, mostly on one side, which the median absolute deviation does not
-    # see: 5 % of a normal distribution lie beyond 1.645 standard deviations on either side.
+    # Figures have a long tail, mostly on one side, which the median absolute deviation misses. So
+    # use percentiles: 5 % of a normal distribution lie beyond 1.645 deviations on either side.
     return cls(
         np.median(usual, axis=0),
         np.maximum(spread, (median - low) / 1.645),

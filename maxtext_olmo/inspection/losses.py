@@ -5,8 +5,8 @@ step was logged several times, because the run went back to a checkpoint, the la
 
 A spike is a step whose loss stands out from the steps before it: its robust z-score, the distance
 from a line through their medians in units of the median absolute deviation from that line, exceeds
-a threshold. Medians, because a spike must not hide the next one. Steps that spike one after
-another, or nearly so, are one spike:
+a threshold. Medians keep one spike from hiding the next. Spiking steps that are adjacent, or nearly
+so, form one spike:
 
     loss    2.1  2.0  2.1  6.3  4.8  2.2  2.0
     spike                  ---------             steps 3 to 4, the highest at step 3
@@ -38,7 +38,7 @@ _LEAST_HISTORY = 8
 _CHUNK = 1 << 14
 _LINES = 1 << 17
 _EVENTS = "tfevents"
-_STEP_NAMES = ("step", "_step", "global_step", "iteration")  # In any case: W&B exports a `Step`.
+_STEP_NAMES = ("step", "_step", "global_step", "iteration")  # Case-insensitive: W&B has `Step`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class Losses:
   """The loss of each logged step.
 
   Attributes:
-    steps: Ascending (int64).
-    values: The loss after each (float64).
-    name: What the log calls them.
-    positions: The position that the log gives some of the steps.
+    steps: The logged steps, ascending (int64).
+    values: The loss of each step (float64).
+    name: The name of the loss in the log.
+    positions: The positions of those steps for which the log has one.
   """
 
   steps: np.ndarray
@@ -67,7 +67,7 @@ class Spike:
     last: The last step.
     peak: The step with the highest score.
     loss: The loss at the peak.
-    usual: The loss that the steps before lead to expect.
+    usual: The loss expected from the steps before.
     score: The robust z-score at the peak.
   """
 
@@ -84,8 +84,8 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
 
   Args:
     path: A file of JSON lines, CSV or TensorBoard events, or a directory of event files.
-    name: What the log calls the loss; by default `loss`, or the one name that ends with it.
-    storage: Where the log is read from; local files unless given.
+    name: The name of the loss in the log; by default `loss`, or the only name that ends with it.
+    storage: Storage to read the log from; by default, local files.
 
   Raises:
     ConfigError: The file holds no losses, or several and none was chosen.
@@ -136,7 +136,7 @@ def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
   if name not in found:
     has = ", ".join(sorted({*found, *others}))
     raise errors.ConfigError(
-        f"{path} has no {name!r} with a step; it has {has or 'no numbers with a step'}."
+        f"{path} has no {name!r} with a step. Found: {has or 'no numbers with a step'}."
     )
   steps = np.array(sorted(found[name]), np.int64)
   values = np.array([found[name][step] for step in steps.tolist()])
@@ -144,7 +144,7 @@ def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
 
 
 class _Form(NamedTuple):
-  """The names that some records of a log have, by what they stand for."""
+  """The names of the step, loss and position in the records of a log."""
 
   step: str | None
   position: str | None
@@ -186,8 +186,8 @@ def find_spikes(
   """Returns the spikes of a run, the highest score first.
 
   Args:
-    window: How many logged steps before a step are its usual losses.
-    threshold: The least robust z-score of a spike; losses that are not finite always exceed it.
+    window: The number of logged steps before a step that define its usual loss.
+    threshold: The lowest robust z-score of a spike; losses that are not finite always exceed it.
   """
   usual, scores = _scores(losses.values, window)
   places = np.flatnonzero(scores > threshold)
@@ -219,7 +219,7 @@ def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
     return usual, scores
   padded = np.concatenate([np.full(window, np.nan), np.where(np.isfinite(values), values, np.nan)])
   before = np.lib.stride_tricks.sliding_window_view(padded, window)
-  # Of a long log, a few neighbouring steps share a line.
+  # In a long log, a few neighbouring steps share a line.
   every = 1 + len(values) // _LINES
   firsts = np.arange(_LEAST_HISTORY, len(values), every)
   lines = [
@@ -230,7 +230,7 @@ def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
   )
   here = slice(_LEAST_HISTORY, len(values))
   usual[here] = level + slope * (np.arange(len(level)) % every)
-  # Losses that were logged with few digits may not differ at all.
+  # Losses that were logged with few digits may all be equal.
   spread = np.maximum(spread, 1e-3 * np.abs(usual[here]) + 1e-12)
   finite = np.isfinite(values[here])
   score = (np.where(finite, values[here], 0.0) - usual[here]) / spread
@@ -239,7 +239,7 @@ def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the line through each window: its level after the window, its slope, and the spread."""
+  """Returns the line through each window: its value after the window, its slope, and the spread."""
   window = known.shape[1]
   half = window // 2
   distance = np.arange(window) - window
@@ -253,7 +253,7 @@ def _lines(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _median(values: np.ndarray) -> np.ndarray:
-  """Returns the median of each row without its NaNs; NaN for a row of nothing else."""
+  """Returns the median of each row without its NaNs; NaN for a row of only NaNs."""
   if not np.isnan(values).any():
     return np.median(values, axis=1)  # Several times faster.
   found = np.full(len(values), np.nan)
@@ -320,7 +320,7 @@ def _read_events(path: str, storage: Storage) -> Iterator[dict]:
       yield from _scalars(event)
     except (IndexError, ValueError, struct.error, OverflowError) as error:
       raise errors.ConfigError(
-          f"The event file {path} is damaged before byte {place} ({error})."
+          f"The event file {path} is damaged before byte {place} ({error}). Remove or replace it."
       ) from error
 
 

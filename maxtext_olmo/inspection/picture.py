@@ -10,7 +10,7 @@ import numpy as np
 
 from maxtext_olmo.inspection import sources as sources_lib
 
-# Distinct on white and on black, neighbours too.
+# Distinct on white and on black, including neighbouring colours.
 COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948",
     "#b07aa1", "#ff9da7", "#9c755f", "#8cd17d", "#499894", "#d37295",
@@ -42,10 +42,11 @@ def draw_svg(
   """Returns the picture of a run's sources, as text.
 
   Args:
-    sources: What the run sees of each label; the largest are drawn, the others together.
-    changes: What changed, marked by dashed lines.
-    title: Written above.
-    step: The steps done, marked by a line if there are any.
+    sources: The labels' shares over the run; the largest labels are drawn separately, the others
+      together.
+    changes: The changes during the run, marked by dashed lines.
+    title: The title above the picture.
+    step: The number of steps done, marked by a line unless it is 0.
   """
   order = np.argsort(-sources.seen[-1], kind="stable")
   shown, rest = order[:_SHOWN], order[_SHOWN:]
@@ -107,7 +108,7 @@ def draw_svg(
 
 
 def _shortened(name: str) -> str:
-  """Returns a name that fits the legend: labels differ at their ends."""
+  """Returns a name that fits the legend: its end, because labels differ there."""
   return name if len(name) <= 24 else f"{name[:10]}…{name[-13:]}"
 
 
@@ -136,7 +137,7 @@ def _axes(top: float, height: float, ticks: Sequence[tuple[float, str]], name: s
 
 
 def _ticks(low: float, high: float) -> list[float]:
-  """Returns four to nine round numbers between two."""
+  """Returns four to nine round numbers between two numbers."""
   step = 10 ** math.floor(math.log10(max(high - low, 1e-9) / 4))
   step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (factor * step) <= 9)
   return [k * step for k in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]

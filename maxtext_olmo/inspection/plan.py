@@ -1,7 +1,7 @@
 """The plan of a run: its stretches from the first step that is known to the last.
 
-The history of a run says which schedule was in force at which step, and its last entry holds for
-what is to come.
+The history of a run records which schedule was in force at which step; its last entry applies to
+all future steps.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from maxtext_olmo.order import timeline as timeline_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """The stretches of a run, and where it is.
+  """The stretches of a run, and the step it has reached.
 
   Attributes:
-    stretches: From the first step that is known to the last of the run.
-    history: What changed at restarts.
-    step: The steps done.
+    stretches: The stretches, from the first known step to the last step of the run.
+    history: The history, which records what changed at restarts.
+    step: The number of steps done.
   """
 
   stretches: tuple[sources.Stretch, ...]
@@ -30,12 +30,12 @@ class Plan:
 
   @property
   def identity(self) -> dict[str, Any]:
-    """What decides which row is at which position, at the end of the run."""
+    """The identity of the stream at the end of the run, which decides the row at each position."""
     last = self.stretches[-1]
     return {**last.stream.identity(), "sequence_length": last.stream.sequence_length}
 
   def count_sources(self, **settings: Any) -> sources.Sources:
-    """Counts what the run has seen and will see of each label."""
+    """Counts the tokens of each label that the run has seen and will see."""
     return sources.count_sources(self.stretches, **settings)
 
   def find_changes(self) -> tuple[sources.Change, ...]:
@@ -44,7 +44,7 @@ class Plan:
     return tuple(sorted(dict.fromkeys(found)))
 
   def _masked(self) -> Iterator[sources.Change]:
-    """Yields where the run delivers samples without loss."""
+    """Yields the steps at which the run delivers samples without loss."""
     if self.history is None:
       return
     entry = self.history.present

@@ -2,8 +2,8 @@
 
 The page shows the sources over the run, epochs per label, changes, losses with their spikes and the
 rows to look at, and the identity of the stream. Bokeh draws the plots; its script is part of the
-file. Corpora contain live HTML and scripts, so text is only ever text, and a content security
-policy lets nothing run but the two scripts of the page, which it names by their hashes.
+file. Corpora contain live HTML and scripts, so all text is escaped, and a content security policy
+allows only the two scripts of the page, which it names by their hashes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from maxtext_olmo.inspection import sources as sources_lib
 from maxtext_olmo.inspection import spike_section
 from maxtext_olmo.inspection import spikes as spikes_lib
 
-_SLOTS = 25  # Areas: of the largest labels, and one for all others.
-_VALUES = 200_000  # Of each series, over all labels and bins.
+_SLOTS = 25  # Areas: one for each of the largest labels, and one for all others.
+_VALUES = 200_000  # The most values of a series, over all labels and bins.
 _LOSSES = 2000
 _MARKED_SPIKES = 1000
 _NUMBERED_CHANGES = 30
@@ -46,10 +46,10 @@ def make_page(
 
   Args:
     plan: The run.
-    sources: What it sees of each label.
+    sources: The tokens of each label over the run.
     title: The heading.
-    losses: The losses that its trainer logged.
-    findings: Their spikes, what sets them apart, and the rows to look at.
+    losses: The losses that the trainer logged.
+    findings: The spikes of the losses, their comparison with calm steps, and the rows to look at.
 
   Raises:
     ConfigError: Bokeh is not installed.
@@ -69,7 +69,7 @@ def make_page(
       "other": picture.OTHER_COLOUR,
       "plots": _plots(thin, changes, plan.step, losses, findings),
   }
-  # A < in a script element could end it.
+  # A < inside a script element could end the element.
   text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
   nonce = hashlib.sha256(text.encode()).hexdigest()[:32]
   # BokehJS makes <style> elements, which the policy allows only with the page's own nonce.
@@ -185,7 +185,7 @@ def _plots(
         min_border_left=60,
         **settings,
     )
-    # The page shows through.
+    # Transparent, to show the page's background.
     figure.background_fill_color = figure.border_fill_color = None
     figure.toolbar.logo = None
     figure.toolbar.autohide = True
@@ -250,7 +250,7 @@ def _summary(plan: plan_lib.Plan, sources: sources_lib.Sources) -> str:
   tokens = float(sources.seen[-1].sum())
   done = f", of which {plan.step:,} are done (the red line)" if plan.step else ""
   if first:
-    done += f"; those before {first:,} are of another stream"
+    done += f"; those before {first:,} belong to another stream"
   return (
       f"Steps {first:,} to {last:,}{done}: {int(sources.rows[-1]):,} rows, {tokens:,.0f} tokens of"
       f" {len(sources.labels):,} labels."
@@ -290,7 +290,7 @@ def _changes_section(changes: Sequence[sources_lib.Change]) -> Iterable[str]:
 
 def _identity_section(plan: plan_lib.Plan) -> Iterable[str]:
   yield "<h2>Identity</h2>"
-  yield '<p class="grey">This page is true of the stream with this identity.</p><dl>'
+  yield '<p class="grey">This page describes the stream with this identity.</p><dl>'
   for name, value in plan.identity.items():
     yield f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(value))}</dd>"
   yield "</dl>"

@@ -1,14 +1,14 @@
-"""A run to ask about: its checkpoint's data state, its config, and an iterator that explains it.
+"""A run to inspect: its checkpoint's data state, its config, and an iterator that explains it.
 
-A run is named by a checkpoint, by the directory of its checkpoints (or one above it, as MaxText has
-it), or by a config file:
+A path names a run: a checkpoint, the directory of its checkpoints (or the one above, as MaxText has
+it), or a config file:
 
     checkpoints/99            the state of that checkpoint
     checkpoints               the state of the latest committed one
     output/run_name           the same, in output/run_name/checkpoints
-    config.json               no state unless its checkpoint_dir has one: a run that has not begun
+    config.json               the state in its checkpoint_dir; if there is none, a run not yet begun
 
-Everything is read only: nothing is written next to the run.
+Inspection is read-only: nothing is written next to the run.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _BELOW = ("checkpoints", "checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run, as far as it has left traces.
+  """A run, as known from its files.
 
   Attributes:
-    path: What it was named by.
-    config: Its data config, by key; None if it is not known.
-    checkpoint_dir: Where its checkpoints are; empty if it has none.
-    label: The checkpoint that is asked about; None if there is none.
-    state: The data state in it.
-    steps: The steps of the whole run; None if they are not known.
+    path: The path that named the run.
+    config: The data config, by key; None if unknown.
+    checkpoint_dir: Directory of the checkpoints; empty if there is none.
+    label: The checkpoint to inspect; None if there is none.
+    state: The data state in that checkpoint.
+    steps: The number of steps of the whole run; None if unknown.
   """
 
   path: str
@@ -69,11 +69,13 @@ def find_run(
   Args:
     path: A checkpoint, a directory with checkpoints, or the directory above.
     config: The run's data config; by default, the one kept next to its checkpoints.
-    label: Which checkpoint; by default the one that the path names, or the latest.
+    label: The checkpoint; by default the one that the path names, or the latest.
   """
   directory = epath.Path(path if "://" in path else os.path.abspath(path))
   if not directory.exists():
-    raise errors.ConfigError(f"{path} does not exist: name a checkpoint, a directory or a config.")
+    raise errors.ConfigError(
+        f"{path} does not exist. Give a checkpoint, a directory with checkpoints, or a config file."
+    )
   if directory.name.isdigit() and resume.is_committed(directory):
     directory, label = directory.parent, int(directory.name) if label is None else label
   else:
@@ -90,7 +92,7 @@ def find_run(
   if label is None and config is None:
     raise errors.ConfigError(
         f"{path} has no committed checkpoint and no olmo_run/config.json, so it is not the"
-        " directory of a run. Name the directory that has the checkpoints, or a config file."
+        " directory of a run. Give the directory that has the checkpoints, or a config file."
     )
   state = None
   if label is not None:
@@ -115,16 +117,16 @@ def run_of_config(
 
 @contextlib.contextmanager
 def open_iterator(run: Run) -> Iterator[iterator_lib.BatchIterator]:
-  """Opens the run's train iterator at its state, on one CPU device; the run is left alone.
+  """Opens the run's train iterator at its state, on one CPU device; the run itself is not touched.
 
   Raises:
-    ConfigError: The config is not known, or its rows cannot be addressed by position.
-    ResumeError: The state belongs to another stream than the config.
+    ConfigError: The config is unknown, or its rows cannot be addressed by position.
+    ResumeError: The state and the config belong to different streams.
   """
   if run.config is None:
     raise errors.ConfigError(
-        f"The config of {run.path} is not known: its directory has no olmo_run/config.json,"
-        " because an earlier release wrote it. Name a config file with --config."
+        f"The config of {run.path} is unknown: its directory has no olmo_run/config.json, perhaps"
+        " because an earlier release wrote it. Give a config file with --config."
     )
   values: dict[str, Any] = {
       **run.config,
@@ -142,17 +144,18 @@ def open_iterator(run: Run) -> Iterator[iterator_lib.BatchIterator]:
     if not isinstance(train, iterator_lib.BatchIterator):
       raise errors.ConfigError(
           f"dataset_type={values.get('dataset_type')!r} with this packing streams its rows, so a"
-          " step cannot be found without replaying the run. olmo_packing='planned' can."
+          " step cannot be found without replaying the run. Only rows that are addressed by"
+          " position can be inspected, such as those of olmo_packing='planned'."
       )
     if run.state is not None:
       train.set_state(run.state)
     elif run.label is not None:
-      # Where the config begins the data does not matter for a run that has gone further.
+      # For a run that has progressed, the starting point in the config does not matter.
       train.go_to(max(_steps_done(epath.Path(run.checkpoint_dir), run.label), train.step))
     yield train
 
 
 def _steps_done(directory: epath.Path, label: int) -> int:
-  """Returns the steps that a checkpoint's model has done."""
+  """Returns the number of steps that the model in a checkpoint has done."""
   # Tunix, which fine-tunes for MaxText, counts from 1, and names its items differently.
   return label if (directory / str(label) / "model_params").exists() else label + 1

@@ -1,4 +1,4 @@
-"""Plans of runs: of a config, for a run that has not begun, or of an iterator that resumed one."""
+"""Makes the plan of a run: from its config before it begins, or from a resumed iterator."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def open_plan(run: run_lib.Run, steps: int | None = None) -> Iterator[plan_lib.P
   """Yields the plan of a run, which can be counted until the context ends.
 
   Args:
-    run: If it has a checkpoint, its history and its token files are opened, otherwise its index.
-    steps: How many steps it will have; by default as its config says, or up to the end of the epoch
-      that it is in.
+    run: The run. With a checkpoint, its history and token files are opened, otherwise its index.
+    steps: The number of steps of the run; by default from its config, or up to the end of the
+      current epoch.
 
   Raises:
-    ConfigError: It has no plan, or no end is known.
+    ConfigError: The run has no plan, or its end is unknown.
   """
   steps = steps or run.steps
   if run.config is not None and run.label is None:
@@ -51,15 +51,15 @@ def open_plan(run: run_lib.Run, steps: int | None = None) -> Iterator[plan_lib.P
 
 
 def _until_end_of_epoch(plan: plan_lib.Plan) -> plan_lib.Plan:
-  """Returns a plan that goes on to the end of the stream, or of the epoch of the next step."""
+  """Returns a plan that continues to the end of the stream, or of the next step's epoch."""
   last = plan.stretches[-1]
   end = last.stream.num_positions
   if end is None:
     epochs = last.stream.epochs
     if epochs is None:
       raise errors.ConfigError(
-          "The length of an epoch of packed documents is not known before they are packed. Give the"
-          " steps of the run with --steps."
+          "The length of an epoch of packed documents is unknown until they are packed. Give the"
+          " number of steps with --steps."
       )
     end = epochs.start(epochs.epoch(last.schedule.position(max(plan.step, last.first))) + 1)
   step = max(plan.step, last.first + 1, steps_lib.end_step(last.schedule, end))
@@ -69,7 +69,7 @@ def _until_end_of_epoch(plan: plan_lib.Plan) -> plan_lib.Plan:
 
 
 def _cut_at_present(plan: plan_lib.Plan) -> plan_lib.Plan:
-  """Returns a plan with a stretch that begins at the next step, so that the past is counted."""
+  """Splits a stretch at the next step, so that past steps are counted separately."""
   last = plan.stretches[-1]
   if not last.first < plan.step < last.end:
     return plan
@@ -79,14 +79,14 @@ def _cut_at_present(plan: plan_lib.Plan) -> plan_lib.Plan:
 
 
 def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
-  """Returns the plan of a run that has not begun; opens the index, but no token file of windows.
+  """Returns the plan of a run that has not begun; with olmo_grain, no token file is opened.
 
   Args:
     options: The data keys of the run.
-    steps: How many steps it has.
+    steps: The number of steps of the run.
 
   Raises:
-    ConfigError: Its rows have no labels, or cannot be found by position.
+    ConfigError: The rows have no labels, or cannot be addressed by position.
   """
   index: index_lib.OlmoNpyIndex
   stream: Any
@@ -118,12 +118,12 @@ def plan_of_iterator(
 ) -> plan_lib.Plan:
   """Returns the plan of a run that an iterator has resumed.
 
-  Steps that were taken from another stream than the iterator's are left out.
+  The plan omits steps that belong to another stream than the iterator's.
 
   Args:
-    iterator: At the step that the run has reached.
+    iterator: An iterator at the step that the run has reached.
     index: The corpus, in instances of the run's sequence length.
-    steps: How many steps the run will have.
+    steps: The number of steps of the run.
   """
   history, stream = iterator.history, iterator.stream
   stretches: list[sources.Stretch] = []
@@ -135,14 +135,14 @@ def plan_of_iterator(
       stretches.clear()
   if not stretches:
     raise errors.OrderError(
-        f"Step {history.present.step} was taken from another stream, which this config does not"
+        f"Step {history.present.step} belongs to another stream, which this config does not"
         " describe. Use the config that was in force then."
     )
   return plan_lib.Plan(tuple(stretches), history, iterator.step)
 
 
 def _is_of(entry: timeline_lib.Entry, stream: Any) -> bool:
-  """Returns whether a stream says which rows came while an entry was in force."""
+  """Returns whether a stream is the one that was in force during a history entry."""
   known = {stream.identity()["fingerprint"], *(fingerprint for _, _, fingerprint in stream.history)}
   names = [name for name in stream.identity() if name != "fingerprint" and name in entry.identity]
   return (

@@ -1,16 +1,16 @@
-"""Text → token ranges: a scan of the raw bytes of token files.
+"""Finds text in a corpus as token ranges, by scanning the raw bytes of token files.
 
-The same text is tokenized differently inside a document, where other text touches it. So the text
-is encoded with and without a leading space, a token or two at both ends are left open, the middle
-is searched as bytes, and each hit is decoded and compared as text:
+Inside a document, the surrounding text changes how a text is tokenized at its edges. So the text is
+encoded with and without a leading space, a token or two at both ends are ignored, the middle is
+searched as bytes, and each hit is decoded and compared as text:
 
     text            "harbour seal in it"
     tokens          har bour  seal  in  it
     searched            bour  seal  in                any occurrence at a token boundary
     decoded         "… a har bour  seal  in  it, …"   has the text: the hit is the tokens around it
 
-A text of few tokens is searched whole, so that occurrences which are tokenized differently at its
-edges are missed: search for more of the text.
+A text of few tokens is searched whole, which misses occurrences that are tokenized differently at
+the edges; search for a longer text to find them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 
-_MARGIN = 4  # Tokens on both sides of a hit that are decoded with it.
+_MARGIN = 4  # Tokens on each side of a hit that are decoded with it.
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class TokenRange:
-  """A range of tokens of a file, which is named by its number in the index."""
+  """A range of tokens of a file, identified by its number in the index."""
 
   file: int
   first: int
@@ -45,7 +45,7 @@ class TokenRange:
 
 @dataclasses.dataclass(frozen=True)
 class _Query:
-  """Tokens to look for, and how many of the text's lie before and after them."""
+  """Tokens to look for, and the number of the text's tokens before and after them."""
 
   tokens: tuple[int, ...]
   open: int
@@ -61,22 +61,22 @@ def find_text(
     most: int | None = None,
     progress: bool | Callable[[int], None] = False,
 ) -> list[TokenRange]:
-  """Returns where a text is in a corpus, each as the fewest tokens that hold it.
+  """Returns all occurrences of a text in a corpus, each as the shortest token range that holds it.
 
   Args:
-    text: What to look for.
+    text: The text to look for.
     tokenizer: The tokenizer of the corpus.
     index: The corpus.
     files: Its token files.
     only: Numbers of the files to scan; all by default.
-    most: Stop after this many, of which a few more may be returned; None finds all.
+    most: Stop after about this many occurrences; a few more may be returned. None finds all.
     progress: Whether to show a progress bar, or a function that is called from several threads with
-      the number of bytes just scanned. What it raises ends the search.
+      the number of bytes just scanned. An exception that it raises ends the search.
   """
   largest = np.iinfo(index.token_dtype).max
   queries = [query for query in _queries(text, tokenizer) if max(query.tokens) <= largest]
   numbers = list(range(len(index.files)) if only is None else only)
-  hits: set[TokenRange] = set()  # Of all threads; adding to a set is atomic.
+  hits: set[TokenRange] = set()  # Shared by all threads; adding to a set is atomic.
   with contextlib.ExitStack() as stack:
     if callable(progress):
       advance = progress
@@ -106,7 +106,7 @@ def find_text(
 
 def _queries(text: str, tokenizer: Any) -> list[_Query]:
   if not text:
-    raise errors.ConfigError("--find needs some text.")
+    raise errors.ConfigError("--find needs a text that is not empty.")
   if isinstance(tokenizer, tokenizer_lib.ByteTokenizer):
     return [_Query(tuple(tokenizer.encode([text])[0].tolist()), 0)]  # Each byte is a token.
   found: dict[tuple[int, ...], _Query] = {}
@@ -125,9 +125,9 @@ def _scan(
     queries: Sequence[_Query],
     advance: Callable[[int], None],
 ) -> Iterator[tuple[int, _Query]]:
-  """Yields the token at which each occurrence of a query begins; a few may come twice.
+  """Yields the token at which each occurrence of a query begins; a few may be repeated.
 
-  Pieces are read into one buffer and compared by NumPy, which runs without the interpreter lock.
+  Pieces are read into one buffer and compared by NumPy, which releases the interpreter lock.
   """
   overlap = max((len(query.tokens) for query in queries), default=1) - 1
   buffer = np.empty(scan.CHUNK_BYTES + overlap * files.dtype.itemsize, np.uint8)
@@ -151,7 +151,7 @@ def _occurrences(tokens: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
   starts = len(tokens) - len(wanted) + 1
   if starts < 1:
     return np.zeros(0, np.int64)
-  # A tokenizer gives high ids to rare tokens, so few places have the two highest.
+  # High ids are rare tokens, so compare the two highest first: few places have both.
   rarest = sorted(range(len(wanted)), key=lambda i: -wanted[i])
   found = tokens[rarest[0] : rarest[0] + starts] == wanted[rarest[0]]
   for i in rarest[1:2]:
@@ -171,7 +171,7 @@ def _verified(
     place: int,
     query: _Query,
 ) -> TokenRange | None:
-  """Returns the fewest tokens around a hit whose text has the text; None if they do not."""
+  """Returns the shortest token range around a hit that contains the text; None if none does."""
   around = query.open + (0 if isinstance(tokenizer, tokenizer_lib.ByteTokenizer) else _MARGIN)
   first = max(0, place - around)
   end = min(n_tokens, place + len(query.tokens) + around)
@@ -195,7 +195,7 @@ def file_number(files: token_files.TokenFiles, name: str) -> int:
   if len(found) != 1:
     what = "no file" if not found else f"{len(found)} files"
     raise errors.ConfigError(
-        f"--file={name} names {what} of the corpus. Its first file is {files.paths[0]}."
+        f"--file={name} matches {what} of the corpus. The corpus begins with {files.paths[0]}."
     )
   return found[0]
 
@@ -208,7 +208,7 @@ def range_of_byte(
   if not 0 <= token < index.files[number].n_tokens:
     start, end = files.byte_range(number, 0, index.files[number].n_tokens)
     raise errors.ConfigError(
-        f"--byte={byte} is no token of {files.paths[number]}: its tokens are the bytes from {start}"
-        f" to {end - 1}."
+        f"--byte={byte} is not part of a token of {files.paths[number]}, whose tokens are in bytes"
+        f" {start} to {end - 1}."
     )
   return TokenRange(number, token, 1)

@@ -1,8 +1,8 @@
-"""Searches for text in the background, for a server that answers other questions meanwhile.
+"""Background searches for text, so that a server can answer other requests meanwhile.
 
-A search runs in a thread of its own. Whoever wants its result asks for it again and again; a search
-that nobody has asked for in a while ends, and so does one when another begins, so that a page that
-was closed does not keep a machine scanning terabytes.
+A search runs in a thread of its own, and the client polls for its result. A search ends when it has
+not been polled for a while, or when another one begins, so that a page that was closed does not
+keep a machine scanning terabytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maxtext_olmo.loader import iterator as iterator_lib
 _MOST_HITS = 1000
 _LOCATED = 20  # Hits whose steps are looked up.
 _MOST_READ = 20  # Rows per hit that are read for the filter's verdict.
-_KEPT = 16  # Finished searches.
+_KEPT = 16  # Finished searches to keep.
 
 
 class _StoppedError(Exception):
@@ -35,20 +35,20 @@ def corpus_of(
 ) -> tuple[token_files.TokenFiles, index_lib.OlmoNpyIndex]:
   """Returns the token files of a run, and their index."""
   if iterator.provenance is None:
-    raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
+    raise errors.ConfigError("This run does not read files, so it cannot be searched.")
   return iterator.files, iterator.provenance.index
 
 
 class Search:
-  """One search, which `Searches.get` begins.
+  """One search, started by `Searches.get`.
 
   Attributes:
     total: Bytes to scan.
     scanned: Bytes scanned so far.
-    hits: The places that have the text, once the search has finished.
-    visits: The steps of the first of them.
-    error: Why it failed.
-    finished: Whether it is over.
+    hits: The occurrences of the text, once the search has finished.
+    visits: The steps that hold the first few occurrences.
+    error: The error that ended the search, if any.
+    finished: Whether the search has ended.
   """
 
   def __init__(
@@ -87,7 +87,7 @@ class Search:
           self.visits.append(visits_lib.find_visits(iterator, hit, until_step, _MOST_READ))
       except _StoppedError:
         self.stopped = True
-      except Exception as error:  # Whoever asks for the result gets it.
+      except Exception as error:  # Reported when the result is polled.
         self.error = error
       finally:
         self.finished = True
@@ -101,25 +101,25 @@ class Search:
     return len(self.hits)
 
   def ask(self) -> None:
-    """Says that somebody still wants the result."""
+    """Records a poll, which keeps the search running."""
     self._asked = time.monotonic()
 
   def stop(self) -> None:
-    """Ends the search and waits for its threads."""
+    """Stops the search and waits for its threads."""
     self._asked = float("-inf")
     self._thread.join()
 
   def wait(self) -> None:
-    """Waits for the end of the search."""
+    """Waits until the search has ended."""
     self._thread.join()
 
   def summary(self) -> str:
-    """Returns how many places have the text, in words."""
+    """Returns a sentence that says how often the text occurs."""
     if not self.hits:
       return "The corpus does not have this text."
     if len(self.hits) >= _MOST_HITS:
-      return f"The search stopped after {len(self.hits):,} places that have it; give more text."
-    return f"{len(self.hits):,} places have it ({self.total / 1e9:,.2f} GB were scanned)."
+      return f"The search stopped after {len(self.hits):,} occurrences; give a longer text."
+    return f"{len(self.hits):,} occurrences ({self.total / 1e9:,.2f} GB scanned)."
 
   def _advance(self, scanned: int) -> None:
     with self._lock:
@@ -129,13 +129,13 @@ class Search:
 
 
 class Searches:
-  """The searches of a server: one that runs, and some that have finished.
+  """The searches of a server: one that is running, and some that have finished.
 
   Args:
-    iterator: At the state of the run.
-    tokenizer: Of the corpus.
-    until_step: How far to look for steps; None for the end of the next epoch.
-    patience: Seconds without a question after which a search ends.
+    iterator: An iterator at the state of the run.
+    tokenizer: The tokenizer of the corpus.
+    until_step: The step up to which to look; None for the end of the next epoch.
+    patience: Seconds without a poll after which a search ends.
   """
 
   def __init__(
@@ -153,7 +153,7 @@ class Searches:
     self._lock = threading.Lock()
 
   def get(self, text: str, label: str = "*") -> Search:
-    """Returns the search for a text in some labels, which begins if there is none yet."""
+    """Returns the search for a text in some labels, and starts it if there is none yet."""
     with self._lock:
       found = self._found.get((text, label))
       if found is None or found.stopped:
@@ -165,7 +165,7 @@ class Searches:
       return found
 
   def close(self) -> None:
-    """Ends the search that runs."""
+    """Stops the running search."""
     with self._lock:
       self._stop_all()
 

@@ -1,8 +1,8 @@
-"""An HTTP server for one person on this machine, which shows what a run has seen and will see.
+"""A local HTTP server for one user that shows what a run has seen and will see.
 
-It listens on 127.0.0.1 only and writes nothing. Every address begins with a random token, which
-other users of the machine do not know. Requests for another host are refused, because a page on the
-web can make its own name point to 127.0.0.1. There are no scripts, and the content security policy
+It listens on 127.0.0.1 only and writes nothing. Every URL path begins with a random token, which
+other users of the machine do not know. Requests with another host name are refused, because a web
+page can make its own name point to 127.0.0.1. There are no scripts, and the content security policy
 allows none:
 
     GET /2Nf…Q/row?step=5&row=3      Host: 127.0.0.1:40123
@@ -25,11 +25,11 @@ from maxtext_olmo import errors
 from maxtext_olmo.inspection import views
 
 _HOSTS = ("127.0.0.1", "localhost")
-_SECONDS = 30  # Until a connection that sends nothing is closed.
+_SECONDS = 30  # Timeout of a connection that sends nothing.
 
 
 def _headers() -> dict[str, str]:
-  """Returns the headers of every answer."""
+  """Returns the headers of every response."""
   digest = base64.b64encode(hashlib.sha256(views.style().encode()).digest()).decode()
   return {
       "Content-Type": "text/html; charset=utf-8",
@@ -65,13 +65,13 @@ class Server(http.server.ThreadingHTTPServer):
     return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
   def server_close(self) -> None:
-    """Closes the socket, and ends the search that runs."""
+    """Closes the socket and stops the running search."""
     self.views.searches.close()
     super().server_close()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-  """Answers one connection."""
+  """Handles one connection."""
 
   server: Server
   timeout = _SECONDS
@@ -80,7 +80,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_GET(self) -> None:
     hosts = self.headers.get_all("Host") or []
     if len(hosts) != 1 or hosts[0].rpartition(":")[0] not in _HOSTS:
-      self._refuse(HTTPStatus.FORBIDDEN, "This server has another name.")
+      self._refuse(HTTPStatus.FORBIDDEN, "This server answers only to 127.0.0.1 and localhost.")
       return
     address = urllib.parse.urlsplit(self.path)
     _, token, *names = address.path.split("/", 2) if "/" in address.path else ("", "")
@@ -90,13 +90,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     try:
       query = dict(urllib.parse.parse_qsl(address.query, max_num_fields=20))
       page = self.server.views.page(names[0], query)
-    except Exception as error:  # A question that cannot be answered must not end the server.
+    except Exception as error:  # A failing request must not end the server.
       self._explain(error)
     else:
       self._send(HTTPStatus.OK, page)
 
   def _explain(self, error: Exception) -> None:
-    """Says why there is no page."""
+    """Sends a page that explains an error."""
     status, text = HTTPStatus.BAD_REQUEST, str(error)
     if isinstance(error, views.NotFoundError):
       status = HTTPStatus.NOT_FOUND
@@ -106,7 +106,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     self._send(status, views.make_message(f"{status.value} {status.phrase}", text))
 
   def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-    """Refuses a request that is malformed, or has another method than GET."""
+    """Refuses a request that is malformed, or that has a method other than GET."""
     del explain
     self.close_connection = True
     if code == HTTPStatus.NOT_IMPLEMENTED:
@@ -115,10 +115,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       self._refuse(HTTPStatus(code), message or "")
 
   def log_message(self, format: str, *args: Any) -> None:
-    """Logs nothing: addresses have the token in them."""
+    """Logs nothing, because URLs contain the token."""
 
   def _refuse(self, status: HTTPStatus, text: str) -> None:
-    """Answers whoever may not ask; the page has no forms."""
+    """Refuses a request, with a page without forms."""
     page = views.make_message(f"{status.value} {status.phrase}", text, forms=False)
     self._send(status, page)
 

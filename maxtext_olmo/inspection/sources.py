@@ -1,4 +1,4 @@
-"""The sources of a run over its steps: how much of each label it has seen and will see.
+"""The sources of a run over its steps: the tokens of each label that it has seen and will see.
 
 A run is a list of stretches, each with one stream and one schedule. Its steps, past and to come,
 are divided into at most a few thousand bins, and `count_sources` counts the tokens of each label in
@@ -9,9 +9,9 @@ each bin:
                   code 30 % code 30 % code 60 %
     seen       0        1.0 B     2.0 B     3.0 B        tokens before an edge, over all labels
 
-Mixtures and corpus order are exact. Of the shuffle of a whole corpus, all rows are looked at if
-there are few; otherwise the shares of a bin are those of a sample, and `error` says how far off
-they may be.
+Counts are exact for mixtures and for corpus order. For a shuffle of a whole corpus, all rows are
+counted if there are few; otherwise the shares of a bin come from a sample, and `error` is their
+margin of error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from maxtext_olmo.rows import steps as steps_lib
 BINS = 2000
 _SAMPLED_BINS = 500
 _SAMPLED_ROWS = 1 << 21
-_SAMPLED_CALLS = 256  # If each call packs a window of documents.
+_SAMPLED_CALLS = 256  # For documents, where each call packs a window.
 _CONFIDENCE = 1.96  # Standard deviations on either side that 95 % of estimates are within.
 
 
@@ -45,8 +45,8 @@ class Stretch:
   Attributes:
     first: The first step.
     end: The step after the last.
-    schedule: Step ↔ position.
-    stream: Position → row.
+    schedule: Maps steps to positions.
+    stream: Maps positions to rows.
     index: The corpus.
   """
 
@@ -58,7 +58,7 @@ class Stretch:
 
 
 class Change(NamedTuple):
-  """Something that changed during a run: from which step on, and what."""
+  """A change during a run: the first step with it, and its description."""
 
   step: int
   text: str
@@ -66,7 +66,7 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sources:
-  """What a run has seen and will see of each label.
+  """The tokens of each label that a run has seen and will see.
 
   Attributes:
     labels: The labels that the run reads.
@@ -75,10 +75,10 @@ class Sources:
     tokens: The tokens of each label in each bin (bins, labels); sampled unless `exact`.
     seen: The tokens of each label before each edge (bins + 1, labels).
     rows: The rows that the run took before each edge.
-    complete: The step after which each label has been seen once, which may come after the run; None
-      if it never will.
-    exact: Whether all of this is exact.
-    error: How far the share of a label in a bin may be off, with a confidence of 95 %.
+    complete: For each label, the step after which all of it has been seen once, which may be after
+      the end of the run; None if that never happens.
+    exact: Whether all counts are exact.
+    error: The margin of error of a label's share in a bin, at 95 % confidence.
   """
 
   labels: tuple[str, ...]
@@ -93,7 +93,7 @@ class Sources:
 
   @property
   def epochs(self) -> np.ndarray:
-    """How often each label has been seen before each edge (bins + 1, labels)."""
+    """The epochs of each label before each edge (bins + 1, labels)."""
     return self.seen / np.maximum(self.available, 1)
 
   @property
@@ -103,25 +103,25 @@ class Sources:
 
   @property
   def note(self) -> str:
-    """Says how exact the figures are."""
+    """A note on how exact the figures are."""
     if self.exact:
       return "All figures are exact."
     return (
-        f"The share of a label over time is sampled: off by at most {self.error:.1%} of a batch"
-        " (95 % confidence). Tokens seen and epochs are those of an average shuffle, exact at the"
-        " ends of epochs."
+        f"The share of a label over time is sampled, within {self.error:.1%} of a batch at 95 %"
+        " confidence. Tokens seen and epochs are averages over shuffles, exact at the ends of"
+        " epochs."
     )
 
 
 def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
-  """Counts what the steps of a run take of each label.
+  """Counts the tokens of each label over the steps of a run.
 
   Args:
-    stretches: The run, in order; what comes before the first is not counted.
-    bins: At most about how many bins to divide the steps into.
+    stretches: The stretches of the run, in order; earlier steps are not counted.
+    bins: The approximate maximum number of bins.
 
   Raises:
-    OrderError: There is no step.
+    OrderError: The run has no step.
   """
   with_counters = []
   for stretch in stretches:
@@ -130,7 +130,7 @@ def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
     if end > stretch.first:
       with_counters.append((dataclasses.replace(stretch, end=end), counter))
   if not with_counters:
-    raise errors.OrderError("The run has no step to count: it ends before it begins.")
+    raise errors.OrderError("The run has no steps to count: it ends before it begins.")
   steps = sum(stretch.end - stretch.first for stretch, _ in with_counters)
   counted = [
       _CountedStretch(stretch, counter, max(1, bins * (stretch.end - stretch.first) // steps))
@@ -171,12 +171,12 @@ def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
 
 
 class _CountedStretch:
-  """The counts of one stretch; of its own labels, from its own beginning.
+  """The counts of one stretch, for its own labels and from its own beginning.
 
   Attributes:
     edges: The steps between its bins.
     tokens: The tokens of each label in each bin.
-    seen: The same, but where `tokens` are sampled, those of an average shuffle.
+    seen: The same; but where `tokens` is sampled, the average over shuffles.
     rows: The rows of each bin.
   """
 
@@ -202,7 +202,7 @@ class _CountedStretch:
       self.tokens = np.stack([self._tally(firsts, ends) for firsts, ends in taken])
       self.seen = self.tokens
       return
-    # The same positions end one bin and begin the next.
+    # The position that ends one bin begins the next.
     flat = np.concatenate([np.concatenate(pair) for pair in taken])
     positions, places = np.unique(flat, return_inverse=True)
     before = counter.before(positions)
@@ -249,7 +249,7 @@ class _CountedStretch:
     return np.rint(total * self.counter.row_length)
 
   def consumed(self, steps: Iterable[int]) -> np.ndarray:
-    """Returns the tokens of each label that this stretch took before steps, skipped ones too."""
+    """Returns the tokens of each label consumed before some steps, including skipped samples."""
     steps = list(steps)
     if self._counts_rows and max(steps) <= self.stretch.end:
       return np.stack([self._counted_rows(step) for step in steps])
@@ -265,25 +265,25 @@ class _CountedStretch:
 
   @functools.cached_property
   def _counts_rows(self) -> bool:
-    """Whether what is consumed is counted row by row: if no row is skipped or dropped."""
+    """Whether consumed tokens are counted row by row, as long as no row is skipped or dropped."""
     schedule = self.stretch.schedule
     return self._enumerated and not schedule.skips and schedule.epochs is None
 
   @functools.cached_property
   def _consumed(self) -> np.ndarray:
-    """What was consumed before each edge."""
+    """The tokens of each label consumed before each edge."""
     if self._counts_rows:
       return np.concatenate([np.zeros_like(self.seen[:1]), np.cumsum(self.seen, axis=0)])
     before = self.counter.before(np.array([self._position(edge) for edge in self.edges.tolist()]))
     return before - before[0]
 
   def steps_of(self, tokens: np.ndarray, *, beyond: bool) -> list[int | None]:
-    """Returns the step of the run after which a number of tokens of each label has been consumed.
+    """Returns, for each label, the step after which a number of its tokens has been consumed.
 
     Args:
-      tokens: For each label.
-      beyond: Whether to look beyond the end of the stretch. The result is None for labels of which
-        there are fewer.
+      tokens: The number of tokens of each label.
+      beyond: Whether to look beyond the end of the stretch. The result is None for a label that has
+        fewer tokens.
     """
     tokens = tokens * (1 - 1e-12)  # Averages are not whole numbers.
     edges, consumed = self.edges.tolist(), self._consumed
@@ -291,7 +291,7 @@ class _CountedStretch:
     while beyond and edges[-1] < last and (consumed[-1] < tokens).any():
       edges.append(min(2 * edges[-1], last))
       consumed = np.concatenate([consumed, self.consumed(edges[-1:])])
-    # For each label, more are needed than before the step `low`, and not more than before `high`.
+    # Bisection: the tokens consumed before step `low` are too few, those before `high` are enough.
     numbers = np.array([np.searchsorted(c, t) for c, t in zip(consumed.T, tokens)])
     low = np.array([edges[max(0, number - 1)] for number in numbers])
     high = np.array([*edges, edges[-1]])[numbers]
@@ -310,7 +310,7 @@ class _CountedStretch:
 def _taken(
     schedule: schedule_lib.BatchSchedule, first: int, end: int, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the ranges of positions that some steps take: their first positions and their ends."""
+  """Returns the first positions and the ends of the position ranges that some steps take."""
   if end <= first:
     return np.zeros(0, np.int64), np.zeros(0, np.int64)
   starts, sizes = schedule.block(int(first), int(end - first))
@@ -331,11 +331,11 @@ def _taken(
 def find_changes(
     stretches: Sequence[Stretch], timeline: timeline_lib.Timeline | None = None
 ) -> tuple[Change, ...]:
-  """Returns what changes during a run, by step.
+  """Returns the changes during a run, by step.
 
   Args:
-    stretches: The run.
-    timeline: Its history, which says what changed at a restart.
+    stretches: The stretches of the run.
+    timeline: The history, which records what changed at restarts.
   """
   found: list[Change] = []
   for stretch in stretches:
@@ -347,7 +347,7 @@ def find_changes(
 
 
 def _stage_changes(stretch: Stretch) -> Iterable[Change]:
-  """Yields where stages begin."""
+  """Yields the steps at which stages begin."""
   schedule = stretch.schedule
   for before, stage in itertools.pairwise(getattr(stretch.stream, "stages", ())):
     if stage.position >= schedule.anchor_position:
@@ -359,7 +359,7 @@ def _stage_changes(stretch: Stretch) -> Iterable[Change]:
 def _schedule_changes(
     schedule: schedule_lib.BatchSchedule, first: int, end: int
 ) -> Iterable[Change]:
-  """Yields where the batch size changes after the first step, and what is skipped."""
+  """Yields the changes of the batch size after the first step, and the skips."""
   size = schedule.size(first)
   for boundary, _ in schedule.stages:
     step = boundary
@@ -381,7 +381,7 @@ _CONTENT = {"ngram_filter": "repetition filter", "exclude": "exclusions"}
 
 
 def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[str]:
-  """Yields what differs between two entries of a history, in words."""
+  """Yields descriptions of the differences between two entries of a history."""
   before, after = was.schedule.size(max(was.step, now.step - 1)), now.schedule.size(now.step)
   if before != after:
     yield f"batch size {before:,} → {after:,}"

@@ -1,4 +1,4 @@
-"""The part of a report about loss spikes: what sets them apart, and the rows to look at."""
+"""The section of a report on loss spikes: how they differ, and the rows to look at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maxtext_olmo.inspection import spikes as spikes_lib
 
 _SOURCES = 10
 _ROW_CHARACTERS = 8_000
-_TEXT_BYTES = 1_500_000  # Of all rows, as HTML.
+_TEXT_BYTES = 1_500_000  # Limit on the text of all rows, as HTML.
 
 
 def make_section(findings: spikes_lib.Findings) -> Iterable[str]:
@@ -67,7 +67,7 @@ def _contrast(contrast: contrast_lib.Contrast, spikes: int) -> Iterable[str]:
 
 
 def _source_cells(source: contrast_lib.SourceScore) -> Sequence[str]:
-  """Returns the label that the filter goes by, and the cells of a line."""
+  """Returns the label that the page's filter uses, and the cells of a line."""
   shares = f"{source.share:.2%}", f"{source.usual_share:.2%}"
   name = html.escape(str(source.source[-1]))
   return source.source[0], name, *shares, f"{source.notable:,}", f"{source.score:.1f}"
@@ -87,7 +87,7 @@ def _table(
 
   Args:
     rows: The label of each line, then its cells as HTML.
-    text: Which columns hold text rather than numbers.
+    text: The columns that hold text rather than numbers.
   """
   kind = ["text" if column in text else "number" for column in range(len(heads))]
   cells = (f'<th class="{kind[i]}">{head}</th>' for i, head in enumerate(heads))
@@ -131,14 +131,14 @@ def _heading(spike: losses_lib.Spike) -> str:
 
 
 class _Text:
-  """How much more text fits on the page, and whether any is missing for want of a tokenizer."""
+  """Counts the text that still fits on the page; notes rows that lack text without a tokenizer."""
 
   def __init__(self) -> None:
     self.left = _TEXT_BYTES
     self.missing = False
 
   def fit(self, text: str, characters: int) -> str:
-    """Returns as much of a text as may be shown, as HTML."""
+    """Returns as much of a text as fits, as HTML."""
     escaped = html.escape(text[: max(0, characters)])
     if len(escaped.encode()) > self.left:
       return ""

@@ -1,10 +1,10 @@
-"""The loss spikes of a run, what sets them apart, and the rows to look at first.
+"""Examines the loss spikes of a run: how their data differs, and which rows to look at first.
 
     losses ──▶ spikes ──▶ steps of each spike, calm steps before it ──▶ contrast ──▶ rows, files, …
 
 Only these steps are read, one at a time. Each spike is compared with the steps around it, because a
-mixture changes over a run; then all spikes are put together, so that a bad file that causes many of
-them comes first.
+mixture may change during a run. Then the comparisons are combined, so that a bad file that causes
+many spikes comes first.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Suspect:
   """A row to look at.
 
   Attributes:
-    score: How far it stands out, and why.
-    row: What it holds.
-    text: Its text as (heading, text) pairs; empty without a tokenizer.
+    score: The row's score, and why it stands out.
+    row: The explanation of the row.
+    text: The row's text as (heading, text) pairs; empty without a tokenizer.
   """
 
   score: contrast_lib.RowScore
@@ -57,11 +57,11 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-  """One spike, or several together, and what sets them apart.
+  """One spike or several combined, compared with the steps around them.
 
   Attributes:
     spikes: The spikes.
-    contrast: What sets their steps apart.
+    contrast: The comparison with calm steps.
     suspects: The rows to look at, the most suspicious first.
   """
 
@@ -71,11 +71,11 @@ class Examined:
 
   @property
   def shown(self) -> tuple[Suspect, ...]:
-    """The rows that stand out, of those to look at; a few if none does."""
+    """The suspects that stand out, or a few suspects if none does."""
     return self.suspects[: self.contrast.notable or _SHOWN_ANYWAY]
 
   def to_json(self) -> dict[str, Any]:
-    """Returns this as a JSON-able dict; losses and scores that are not finite are None."""
+    """Returns a JSON-able dict; losses and scores that are not finite become None."""
     contrast = self.contrast
     return {
         "spikes": [_finite(dataclasses.asdict(spike)) for spike in self.spikes],
@@ -94,14 +94,14 @@ class Examined:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """What was found about the spikes of a run.
+  """The spikes of a run and their comparisons with calm steps.
 
   Attributes:
-    name: What the log calls the loss.
-    logged: Steps with a loss.
+    name: The name of the loss in the log.
+    logged: The number of steps with a loss.
     spikes: All spikes, the highest score first.
-    threshold: The least score of a spike.
-    together: All examined spikes; None if there is none.
+    threshold: The lowest score of a spike.
+    together: All examined spikes combined; None if there is none.
     each: Each examined spike, the highest first.
   """
 
@@ -134,19 +134,19 @@ def examine(
     tokenizer: Any = None,
     progress: bool = False,
 ) -> Findings:
-  """Finds the spikes of a run and what sets them apart.
+  """Finds the spikes of a run and compares them with calm steps.
 
   Args:
-    iterator: At the state of the run.
-    losses: The losses that its trainer logged.
-    threshold: The least robust z-score of a spike.
-    most_spikes: How many of the highest spikes to examine.
-    most_rows: How many rows to look at, of each spike and of all together.
-    tokenizer: Decodes the rows to look at; None leaves their text out.
+    iterator: An iterator at the state of the run.
+    losses: The losses that the trainer logged.
+    threshold: The lowest robust z-score of a spike.
+    most_spikes: The number of spikes to examine, the highest first.
+    most_rows: The number of suspects of each spike, and of all spikes combined.
+    tokenizer: Tokenizer that decodes the suspects; None omits their text.
     progress: Whether to show progress on stderr.
 
   Raises:
-    ConfigError: The run does not have the steps of the losses, or has other positions for them.
+    ConfigError: The run does not have the logged steps, or has other positions for them.
   """
   spikes = losses_lib.find_spikes(losses, threshold=threshold)
   examined = spikes[:most_spikes]
@@ -181,7 +181,7 @@ def examine(
 def _check(
     iterator: iterator_lib.BatchIterator, losses: losses_lib.Losses, steps: Iterable[int]
 ) -> None:
-  """Raises ConfigError if the log has another position for a step than the run."""
+  """Raises ConfigError if the log and the run disagree on the position of a step."""
   for step in steps:
     logged = losses.positions.get(step)
     if logged is None:
@@ -191,9 +191,9 @@ def _check(
     if logged != position:
       raise errors.ConfigError(
           f"The log says that step {step:,} began at position {logged:,}; in this run it begins at"
-          f" position {position:,}. The log belongs to another run, or to steps that were taken"
-          " again after going back to a checkpoint: name the checkpoint or the config of the steps"
-          " in the log."
+          f" position {position:,}. The log belongs to another run, or to steps that were repeated"
+          " after a return to a checkpoint. Give the checkpoint or the config that belongs to the"
+          " log."
       )
 
 
@@ -202,8 +202,8 @@ def _explain(iterator: iterator_lib.BatchIterator, step: int) -> explain.StepExp
     return iterator.explain(step)
   except errors.OrderError as error:
     raise errors.ConfigError(
-        f"The losses spike near step {step:,}, which this run does not have: {error} Is this the"
-        " log of another run?"
+        f"The losses spike near step {step:,}, which this run does not have: {error} Check that the"
+        " log belongs to this run."
     ) from error
 
 

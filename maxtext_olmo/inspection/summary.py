@@ -1,4 +1,4 @@
-"""What the data state of a run says, in words, and how two runs compare."""
+"""Summarizes the data state of a run as text, and compares two runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SHOWN_ROWS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What is in force from a step on.
+  """The settings in force from a step on.
 
   Attributes:
     step: The first step.
-    position: Its position.
-    what: In words: everything for the first entry, then what differs from the one before.
+    position: The position of that step.
+    what: Descriptions: all settings for the first entry, then differences from the previous entry.
   """
 
   step: int
@@ -45,20 +45,19 @@ class Summary:
   """The data state of a run.
 
   Attributes:
-    path: What the run was named by.
-    checkpoint: The checkpoint it was read from; None without one.
+    path: The path that named the run.
+    checkpoint: The checkpoint from which the state was read; None without one.
     step: Steps done, which is the number of the next step.
     position: Samples consumed.
     tokens: Tokens consumed.
-    stage: The stage of the next sample, from 0; None if the run has none, or it is not known.
-    epoch: The epoch of the next sample, counted from the beginning of its stage; None if that is
-      not known.
-    place: Its place in that epoch.
-    epoch_length: Samples in that epoch; None if they are counted as they are needed.
-    history: What was in force from which step on.
-    identity: What decides which row comes at which position.
+    stage: The stage of the next sample, from 0; None if there are no stages, or if unknown.
+    epoch: The epoch of the next sample, counted from the beginning of its stage; None if unknown.
+    place: The place of the next sample in that epoch.
+    epoch_length: Samples in that epoch; None if not counted yet.
+    history: The settings in force from each step at which they changed.
+    identity: The identity of the stream, which decides the row at each position.
     next_rows: The first rows of the next step.
-    resume: What a resume with the present config would do.
+    resume: What would happen on a resume with the present config.
     corpus: Whether the corpus is still the one that was trained on.
   """
 
@@ -103,7 +102,7 @@ class Summary:
 
 
 def summarize(run: run_lib.Run) -> Summary:
-  """Summarizes a run; opens its corpus if its config is known."""
+  """Summarizes a run, and opens its corpus if its config is known."""
   parsed = run.parsed()
   try:
     with run_lib.open_iterator(run) as iterator:
@@ -215,7 +214,7 @@ def _corpus(
 
 def _tokens(history: timeline_lib.Timeline, position: int) -> int:
   """Returns the tokens consumed up to a position of the last entry."""
-  # A change of the sequence length converts the position, so the last entry's unit holds for all.
+  # A change of the sequence length converts the position, so it is in the unit of the last entry.
   return position * history.present.sequence_length
 
 
@@ -254,7 +253,7 @@ def _skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
 
 
 def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[str]:
-  """Returns what differs between two entries, in words."""
+  """Returns descriptions of the differences between two entries."""
   found = []
   batches = _batches(before.schedule), _batches(after.schedule)
   if batches[0] != batches[1]:
@@ -289,13 +288,12 @@ def _batches(schedule: schedule_lib.BatchSchedule) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """How the streams of two runs compare.
+  """A comparison of the streams of two runs.
 
   Attributes:
-    same_until: The first step at which they differ; None if they are the same as far as both have
-      gone, and to come.
-    compared: Steps that were compared.
-    differences: What differs from there on, in words.
+    same_until: The first step at which they differ; None if all past and future steps are equal.
+    compared: The number of steps that were compared.
+    differences: Descriptions of the differences from that step on.
   """
 
   same_until: int | None
@@ -401,7 +399,7 @@ def _masks_differ(
 
 
 def _between(one: timeline_lib.Entry, other: timeline_lib.Entry, step: int) -> list[str]:
-  """Returns what differs between two runs at a step, in words."""
+  """Returns descriptions of the differences between two runs at a step."""
   values = [
       {
           "sequence_length": entry.sequence_length,

@@ -31,13 +31,13 @@ def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
 
 
 def tokenizer_if_known(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
-  """Returns the tokenizer of a corpus; None if none is named and the index does not say it."""
+  """Returns the tokenizer of a corpus; None if none is given and the index does not name it."""
   known = index is not None and index.tokenizer == tokenizer_lib.ByteTokenizer.name
   return tokenizer_of(index, spec) if spec or known else None
 
 
 def printable(text: str) -> str:
-  """Returns text without control characters, which a corpus has and a terminal obeys."""
+  """Returns text with control characters escaped, because a terminal would obey them."""
   return "".join(
       char if char in "\n\t" or unicodedata.category(char)[0] != "C" else _escape(char)
       for char in text
@@ -51,7 +51,7 @@ def _escape(char: str) -> str:
 def pieces(row: explain.RowExplanation, tokenizer: Any) -> list[tuple[str, str]]:
   """Returns the text of a row as (heading, text) pairs, one for each document.
 
-  Without a document index, documents end where the tokenizer's EOS is.
+  Without a document index, documents end at the tokenizer's EOS.
   """
   found = []
   for part in row.parts:
@@ -71,7 +71,7 @@ def pieces(row: explain.RowExplanation, tokenizer: Any) -> list[tuple[str, str]]
 
 
 def describe_span(span: explain.DocumentSpan) -> str:
-  """Returns which document a span is of, and how much of it, in words."""
+  """Returns a description of a span: its document, and which part of it."""
   named = f"document {span.document}{describe_name(span.name, span.source, span.line)}"
   if span.whole:
     return f"{named}, whole, {span.length} tokens, at column {span.column}"
@@ -81,7 +81,7 @@ def describe_span(span: explain.DocumentSpan) -> str:
 
 
 def describe_name(name: str, source: str = "", line: int | None = None) -> str:
-  """Returns name and origin of a document, to follow its number; empty if it has neither."""
+  """Returns the name and origin of a document, to print after its number; may be empty."""
   place = document_names.DocumentName(name, source, line).place
   texts = [name, f"from {place}" if place and place != name else ""]
   shown = ", ".join(printable(text).replace("\n", "\\n") for text in texts if text)

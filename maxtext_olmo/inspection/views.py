@@ -1,12 +1,12 @@
 """The pages of `maxtext-olmo inspect RUN --serve`, as HTML without scripts.
 
-    ./            what the data state says          document   the steps that have a document
+    ./            the summary of the data state     document   the steps that have a document
     step?n=5      the rows of a step                file       the steps that have a byte of a file
     row?step=5&row=3                                range      the steps that have a range of tokens
                   one row, with its text            find       a search for text (`Search`)
 
-A corpus has live HTML in it, so whatever is not `Html` already is escaped where it is put into a
-page. Nothing here knows about sockets, and nothing changes the run.
+Corpora contain live HTML, so everything that is not already `Html` is escaped when it is put into a
+page. This module does not use sockets, and never changes the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from maxtext_olmo.inspection import text as text_lib
 from maxtext_olmo.inspection import visits as visits_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 
-_ROWS = 200  # Of a step, on one page.
+_ROWS = 200  # Rows of a step on one page.
 _SNIPPET_TOKENS, _SNIPPET = 48, 90
 _WIDE = ("file", "text", "place")  # Columns whose text is folded.
 _MOST_READ = 100  # Rows per page whose filter verdict is looked up.
@@ -60,13 +60,13 @@ pre.row { max-height: none }
 
 
 class Html(str):
-  """Text that is HTML already; all other text is escaped."""
+  """Text that is already HTML; all other text is escaped."""
 
   __slots__ = ()
 
 
 class NotFoundError(errors.MaxtextOlmoError, LookupError):
-  """There is no such page."""
+  """The requested page does not exist."""
 
 
 @functools.cache
@@ -81,9 +81,9 @@ def make_page(title: str, body: Iterable[str], *, refresh: int = 0, forms: bool 
 
   Args:
     title: The heading.
-    body: HTML.
-    refresh: Seconds after which the browser asks again; 0 for never.
-    forms: Whether to show the forms that ask another question.
+    body: Pieces of HTML.
+    refresh: Seconds after which the browser reloads the page; 0 for never.
+    forms: Whether to show the forms for another request.
   """
   top = f'<p><a href="./">The run</a></p>{_FORMS}' if forms else ""
   again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
@@ -96,18 +96,18 @@ def make_page(title: str, body: Iterable[str], *, refresh: int = 0, forms: bool 
 
 
 def make_message(title: str, text: str, *, forms: bool = True) -> str:
-  """Returns a page that says one thing."""
+  """Returns a page with a single message."""
   return make_page(title, [_paragraph(text)], forms=forms)
 
 
 class Views:
-  """Answers questions about a run with pages.
+  """Makes the pages about a run.
 
   Args:
     run: The run.
-    iterator: At the state of the run; it is asked from several threads and never moved.
-    tokenizer: Of the corpus; None shows no text.
-    until_step: How far searches look; None for the end of the next epoch.
+    iterator: An iterator at the state of the run; used from several threads and never moved.
+    tokenizer: The tokenizer of the corpus; None shows no text.
+    until_step: The step up to which searches look; None for the end of the next epoch.
   """
 
   def __init__(
@@ -137,7 +137,7 @@ class Views:
 
     Raises:
       NotFoundError: There is no page of that name.
-      MaxtextOlmoError: The question has no answer; the message says why.
+      MaxtextOlmoError: The request cannot be answered; the message says why.
     """
     if name not in self._pages:
       raise NotFoundError(f"There is no page {name!r}.")
@@ -196,7 +196,9 @@ class Views:
     step, number = _number(query, "step"), _number(query, "row")
     explanation = self._iterator.explain(step)
     if number >= len(explanation.rows):
-      raise errors.OrderError(f"Step {step} has the rows 0 to {len(explanation.rows) - 1}.")
+      raise errors.OrderError(
+          f"There is no row {number}: step {step} has rows 0 to {len(explanation.rows) - 1}."
+      )
     row = explanation.rows[number]
     walk = [_link("row", "← previous row", step=step, row=number - 1) if number else ""]
     if number + 1 < len(explanation.rows):
@@ -244,7 +246,7 @@ class Views:
           f'<progress max="{max(1, found.total)}" value="{done}"></progress>',
           _paragraph(
               f"{done / 1e9:,.2f} of {found.total / 1e9:,.2f} GB scanned, {found.num_hits:,} hits."
-              " This page asks again every second; the search ends when it is left."
+              " This page reloads every second; closing it ends the search."
           ),
       ]
       return make_page(title, body, refresh=1)
@@ -253,7 +255,7 @@ class Views:
       body += self._visits(visits)
     rest = found.hits[len(found.visits) :]
     if rest:
-      body.append(_paragraph("More places that have it; each shows its steps:"))
+      body.append(_paragraph("More occurrences; each link shows its steps:"))
       body.append(_table(("place",), ((self._range_link(hit),) for hit in rest)))
     return make_page(title, body)
 
@@ -282,7 +284,7 @@ class Views:
     return make_page(title, self._visits(visits))
 
   def _visits(self, visits: visits_lib.Visits) -> list[str]:
-    """Returns where a range is, and the steps that have it."""
+    """Returns the location of a range, and the steps that have it."""
     documents = f", document {', '.join(map(str, visits.documents))}" if visits.documents else ""
     body = [
         f"<h3>{_escape(visits.file)}</h3>",
@@ -307,8 +309,8 @@ class Views:
     if visits.unread:
       body.append(
           _paragraph(
-              f"The last {visits.unread:,} rows were not read, so whether the filter keeps them is"
-              " not known; their own pages say so.",
+              f"The last {visits.unread:,} rows were not read, so it is unknown whether the filter"
+              " keeps them; the pages of these rows show it.",
               "grey",
           )
       )
@@ -323,7 +325,7 @@ class Views:
     return "seen" if step < self._iterator.step else "to come"
 
   def _file_of(self, row: Any) -> str:
-    """Returns the file that a row begins with, below the directory that holds all files."""
+    """Returns the file that a row begins with, relative to the directory that holds all files."""
     files = list(dict.fromkeys(part.file for part in row.parts))
     if not files or self._iterator.files is None:
       return "".join(files[:1])
@@ -342,12 +344,12 @@ class Views:
 
 
 def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
-  """Returns a value of the query as a whole number."""
+  """Returns a query parameter as a whole number."""
   text = query.get(name, "").strip().replace(",", "")
   if not text and otherwise is not None:
     return otherwise
   if not (text.isascii() and text.isdigit() and len(text) < 19):
-    raise errors.ConfigError(f"{name} must be a whole number from 0 on, got {text[:40]!r}.")
+    raise errors.ConfigError(f"{name} must be a whole number, 0 or more, got {text[:40]!r}.")
   return int(text)
 
 

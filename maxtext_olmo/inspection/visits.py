@@ -1,4 +1,4 @@
-"""Token ranges → the steps of a run that hold them, by the inverse of its order."""
+"""Finds the steps of a run that hold a token range, by the inverse of its order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import row_source
 
-# Rows that are read to learn the filter's verdict, which takes a second or two.
+# Rows that are read to learn the filter's verdict; reading them takes a second or two.
 MOST_READ = 1000
 _BLOCK = 4096  # Positions whose parts are computed at once.
 
@@ -28,12 +28,12 @@ class Visit:
   Attributes:
     epoch: The epoch, counted from 0 at the beginning of the stage.
     position: The position in the run.
-    step: The step that takes it; None if no batch does, in the tail of an epoch that is dropped.
+    step: The step that takes the row; None in the dropped tail of an epoch, which no batch takes.
     row: The row of that step.
     seen: Whether the run has done the step.
     columns: The first and the last column of the row that hold tokens of the range.
-    tokens: How many tokens of the range the row holds.
-    kept: Whether the row takes part in the loss: neither rejected by the repetition filter nor
+    tokens: The number of tokens of the range that the row holds.
+    kept: Whether the row contributes to the loss: neither rejected by the repetition filter nor
       masked by olmo_skip. None if the row was not read, or no step takes it.
     stage: The stage, from 0; 0 in a run without stages.
   """
@@ -54,16 +54,16 @@ class Visits:
   """All visits to a range of tokens.
 
   Attributes:
-    file: The path of its file.
+    file: The path of the file.
     label: The label of the file.
-    first_byte: The byte of the file where it begins.
-    end_byte: The byte after its last.
-    tokens: Its number of tokens.
-    documents: The documents that it lies in, if there is a document index.
-    names: Their names; empty for a document that has none.
-    visits: Every row that holds some of it, in the order of the run.
-    until: Positions from here on were not looked at.
-    rows_read: Rows that were read for the filter's verdict.
+    first_byte: The byte of the file where the range begins.
+    end_byte: The byte after the range.
+    tokens: The number of tokens in the range.
+    documents: The documents that contain the range, if there is a document index.
+    names: The names of the documents; empty for a document without one.
+    visits: Every row that holds tokens of the range, in the order of the run.
+    until: The position at which the search stopped.
+    rows_read: The number of rows that were read for the filter's verdict.
     reason: Why there is no visit; empty if there is one.
   """
 
@@ -81,7 +81,7 @@ class Visits:
 
   @property
   def unread(self) -> int:
-    """The number of visits whose verdict is not known, because their rows were not read."""
+    """The number of visits whose verdict is unknown, because their rows were not read."""
     return sum(visit.kept is None and visit.step is not None for visit in self.visits)
 
   def to_json(self) -> dict[str, Any]:
@@ -93,15 +93,15 @@ def find_documents(iterator: iterator_lib.BatchIterator, name: str) -> list[int]
   """Returns the documents that have a number or a name, in the order of their numbers."""
   documents = _documents(iterator)
   (found,) = documents.find_names([name])
-  # A name may have digits only; a longer number than this is none.
+  # A name may consist of digits; a number longer than this cannot be a document's.
   if name.isdecimal() and len(name) < 20 and int(name) < documents.num_documents:
     found = np.union1d(found, [int(name)])
   if not found.size:
     named = documents.names.named if documents.names else 0
     hint = "" if named else " `maxtext-olmo index documents` keeps the names of boundary files."
     raise errors.ConfigError(
-        f"--document={name}: no document has this number or name. The corpus has the documents 0 to"
-        f" {documents.num_documents - 1}, and {named:,} of them have a name.{hint}"
+        f"--document={name}: no document has this number or name. The corpus has documents 0 to"
+        f" {documents.num_documents - 1}, of which {named:,} have a name.{hint}"
     )
   return found.tolist()
 
@@ -111,7 +111,7 @@ def document_range(iterator: iterator_lib.BatchIterator, document: int) -> searc
   documents = _documents(iterator)
   if not 0 <= document < documents.num_documents:
     raise errors.ConfigError(
-        f"--document={document}: the corpus has the documents 0 to {documents.num_documents - 1}."
+        f"--document={document}: the corpus has documents 0 to {documents.num_documents - 1}."
     )
   number = np.array([document])
   file, first = documents.locate(number)
@@ -122,7 +122,7 @@ def _documents(iterator: iterator_lib.BatchIterator) -> documents_lib.DocumentIn
   documents = iterator.provenance and iterator.provenance.documents
   if not documents:
     raise errors.ConfigError(
-        "--document needs the document index of the corpus: make one with `maxtext-olmo index"
+        "--document needs the document index of the corpus. Make one with `maxtext-olmo index"
         " documents`."
     )
   return documents
@@ -134,17 +134,17 @@ def find_visits(
     until_step: int | None = None,
     most_read: int = MOST_READ,
 ) -> Visits:
-  """Returns every step, past or to come, that holds tokens of a range.
+  """Returns every past and future step that holds tokens of a range.
 
   Args:
-    iterator: At the state of the run.
+    iterator: An iterator at the state of the run.
     target: The range.
-    until_step: Steps from here on are not looked at; by default those after the next epoch's end.
-    most_read: The most rows to read, in the order of the run. Where the filter is off, none are
-      needed.
+    until_step: The step up to which to look; by default, the end of the next epoch.
+    most_read: The maximum number of rows to read for the filter's verdict, in the order of the
+      run. If the filter is off, none are read.
   """
   if iterator.provenance is None:
-    raise errors.ConfigError("This run does not read files, so nothing can be found in it.")
+    raise errors.ConfigError("This run does not read files, so it cannot be searched.")
   end = _end(iterator, until_step)
   epochs, positions = row_source.positions_of(
       iterator.source, iterator.stream, target.file, target.first, target.count, end
@@ -187,7 +187,7 @@ def _end(iterator: iterator_lib.BatchIterator, until_step: int | None) -> int:
   if stream.epochs is not None:
     return stream.epochs.start(stream.epochs.epoch(position) + 2)
   count_rows = getattr(iterator.source, "count_rows", None)
-  if count_rows is None:  # A mixture of packed rows, whose members have epochs of their own.
+  if count_rows is None:  # A mixture of packed rows, whose members have their own epochs.
     return 2 * position + 1000
   epoch, row = (int(found[0]) for found in stream.locate(np.array([position])))
   return position - row + sum(count_rows(e, sys.maxsize) for e in (epoch, epoch + 1))
@@ -199,7 +199,7 @@ def _visits_at(
     epochs: np.ndarray,
     positions: np.ndarray,
 ) -> list[Visit]:
-  """Returns the steps that take some positions, as far as this stream was in force."""
+  """Returns the visits at some positions, for the steps during which this stream was in force."""
   found = []
   firsts, lasts, held = _columns(iterator, target, positions)
   stages = row_source.stages_of(iterator.stream, epochs)
@@ -223,7 +223,7 @@ def _visits_at(
 def _columns(
     iterator: iterator_lib.BatchIterator, target: search.TokenRange, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the first and last columns of rows that hold a range, and how many of its tokens."""
+  """Returns the first and last column of a range in each row, and its tokens there."""
   parts = row_source.parts_at(iterator.source, iterator.stream, positions)
   low = np.maximum(parts.first, target.first)
   high = np.minimum(parts.first + parts.count, target.first + target.count)
@@ -240,7 +240,7 @@ def _columns(
 def _with_verdicts(
     iterator: iterator_lib.BatchIterator, visits: list[Visit], most_read: int
 ) -> tuple[list[Visit], int]:
-  """Returns visits that say whether their rows are kept, and how many rows were read for it."""
+  """Returns the visits with the filter's verdicts, and the number of rows read for them."""
   by_step: dict[int, list[int]] = {}
   for number, visit in enumerate(visits):
     if visit.step is not None:
@@ -270,8 +270,8 @@ def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end
   staged = hasattr(iterator.stream, "stages")
   if rows is not None and not len(rows) and not staged:
     if iterator.stream.epochs is not None and hasattr(iterator.source, "index"):
-      return "in the tail of its file, which is shorter than an instance and belongs to none"
-    return "cut off: it lies beyond the row that its document is cut to"
+      return "in the tail of its file, which is shorter than an instance and never read"
+    return "cut off: its document was truncated to one row before it"
   split = getattr(iterator.stream, "split", None) if rows is None or len(rows) else None
   if split is not None and rows is not None and (split.train_ranks(rows) < 0).all():
     return "held out for evaluation, so training never sees it"

@@ -1,4 +1,4 @@
-"""The line that a log has at each start: where the data begins, so that runs compare by eye."""
+"""The log line at each start that says where the data begins, to compare runs by eye."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SHOWN_ROWS = 4
 
 
 def announce(name: str, iterator: Any) -> None:
-  """Logs where an iterator is when it starts to read.
+  """Logs the step, position and first rows of an iterator that starts to read.
 
   Args:
-    name: The dataset type.
+    name: Name of the dataset type.
     iterator: A `BatchIterator`.
   """
   stream, position = iterator.stream, iterator.position
@@ -35,7 +35,7 @@ def announce(name: str, iterator: Any) -> None:
 
 
 def place(stream: Any, position: int) -> str:
-  """Returns the stage, the epoch and the place of a position, in words."""
+  """Returns a description of the stage, the epoch and the place of a position."""
   epoch = int(stream.locate(np.array([position]))[0][0])
   stage_of_epoch = getattr(stream, "stage_of_epoch", None)
   stage, own_epoch = ("", epoch)
@@ -49,5 +49,5 @@ def place(stream: Any, position: int) -> str:
 
 
 def _short(value: Any) -> str:
-  """Returns a value as text, with long hashes cut to what tells two apart by eye."""
+  """Returns a value as text, with long hashes shortened."""
   return re.sub(r"([0-9a-f]{10})[0-9a-f]{20,}", r"\1…", str(value))

@@ -1,10 +1,10 @@
-"""The policy for a corpus that changed since a run was started.
+"""The policy for a corpus that changed after a run started.
 
 A run keeps a copy of its index next to its checkpoints, so that a later mismatch can be reported
 file by file. Then `olmo_allow_corpus_change` decides:
 
     no       the run is refused, with a list of what changed
-    extend   files appended at the end are used from the next epoch on; the held-out part stays
+    extend   appended files are used from the next epoch on; the held-out part stays the same
     any      the run continues at its position in the new corpus, after a warning
 
 The state of an extended run lists the extents that its corpus has had, `[first epoch, files,
@@ -36,12 +36,12 @@ _COPIES = "olmo_corpus"
 
 @dataclasses.dataclass(frozen=True)
 class CorpusPolicy:
-  """Decides with which stream a run resumes if its corpus may have changed.
+  """Chooses the stream that a run resumes with if its corpus may have changed.
 
   Attributes:
     index: The corpus as it is now.
     allow: "no", "extend" or "any".
-    checkpoint_dir: Where copies of indexes are kept; empty if there is none.
+    checkpoint_dir: Directory that keeps copies of indexes; empty if there is none.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -54,7 +54,7 @@ class CorpusPolicy:
     """Returns the stream to continue with; raises ResumeError if the change is not allowed.
 
     Args:
-      entry: What was in force when the state was saved.
+      entry: The history entry in force when the state was saved.
       stream: The stream of the corpus as it is now.
       position: Returns the position of the state, in samples of this stream.
     """
@@ -85,7 +85,7 @@ class CorpusPolicy:
     )
 
   def changes(self, fingerprint: str) -> list[str] | None:
-    """Returns how the corpus with a fingerprint has changed; None if no copy of it was kept."""
+    """Returns the changes since the corpus had a fingerprint; None if no copy of it was kept."""
     old = self._old_index(fingerprint)
     return None if old is None else index_lib.describe_changes(old, self.index)
 
@@ -105,7 +105,7 @@ class CorpusPolicy:
       run_files.write(path, index_builder.dump_index(self.index))
 
   def _copy(self, fingerprint: str) -> epath.Path:
-    # A fingerprint in a state may be anything, such as a path.
+    # A state is untrusted: its fingerprint may be any text, such as a path.
     name = re.sub(r"[^0-9A-Za-z]", "_", fingerprint.rpartition(":")[2])[:100] + ".json"
     return epath.Path(self.checkpoint_dir) / _COPIES / name
 
@@ -152,8 +152,8 @@ class CorpusPolicy:
       if index_lib.find_prefix(self.index, fingerprint) != num_files:
         raise errors.ResumeError(
             f"The checkpoint's run had a corpus of {num_files} files with the fingerprint"
-            f" {fingerprint} in earlier epochs, but the first files of this index have another. Use"
-            " the index that the run was extended with."
+            f" {fingerprint} in earlier epochs, but the first files of this index have a different"
+            " fingerprint. Use the index that the run was extended with."
         )
     if extents and last_must_be_present and extents[-1][1] != len(self.index.files):
       raise errors.ResumeError(

@@ -2,14 +2,14 @@
 
     checkpoint_dir/olmo_history.jsonl      a line per change: an entry of the timeline, as JSON
 
-A data state has the run's position and history, so this file is not needed where there is one. A
-trainer that keeps nothing but a step (MaxText, a loop of your own) still resumes exactly: step +
-history → position.
+A data state holds the run's position and history, so a checkpoint with a data state does not need
+this file. With it, a trainer that saves only a step (MaxText, a loop of your own) still resumes
+exactly: step + history → position.
 
-Process 0 appends to the file when it starts to read batches, if anything has changed. A line drops
-the entries at or after its step, so a run that went back to an earlier step says so by a line for
-that step. A killed process may leave a last line that is cut, which does not count: no batch was
-read after it. Any other damage is a ResumeError when the file is needed.
+Process 0 appends to the file when it starts to read batches, if anything has changed. A line
+replaces the entries at or after its step, so a run that returns to an earlier step adds a line for
+that step. A killed process may leave an incomplete last line, which is ignored: no batch was read
+after it. Any other damage raises ResumeError when the file is needed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ NAME = "olmo_history.jsonl"
 
 
 def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any] | None:
-  """Returns the data state after `step` steps of a directory's run, or None if it is not known.
+  """Returns the data state after `step` steps of the run in a directory, or None if unknown.
 
-  It is the state that a checkpoint would have held at that time. A later start that changed
-  something from `step` on is not part of it, unless the history begins there.
+  A checkpoint at that step would have held this state. It does not include a later start that
+  changed something from `step` on, unless the history begins there.
 
   Raises:
     ResumeError: The file cannot be read, or is damaged.
@@ -61,19 +61,19 @@ def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any
 
 
 def record(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
-  """Calls `write`, and only warns if that fails: for runs whose checkpoints have a data state."""
+  """Calls `write`, but only warns if it fails: for runs whose checkpoints have a data state."""
   try:
     write(checkpoint_dir, history, step)
   except (errors.WriteError, errors.ResumeError) as error:
     logging.warning(
-        "The history of the run cannot be kept (%s). Its data states have it; a checkpoint without"
-        " one will resume by its step alone.",
+        "The history of the run cannot be written (%s). Checkpoints with a data state resume as"
+        " usual; a checkpoint without one resumes by its step alone.",
         error,
     )
 
 
 def write(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
-  """Appends what a run that continues with `step` changes, if anything; on process 0 alone.
+  """Appends what changes in a run that continues at `step`, if anything; on process 0 only.
 
   Raises:
     ResumeError: The file cannot be read, or is damaged.
@@ -95,7 +95,7 @@ def write(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, st
 
 
 def _read(path: epath.Path) -> tuple[timeline.Timeline | None, bytes]:
-  """Returns the history in a file, and the bytes of its whole lines."""
+  """Returns the history in a file, and the bytes of its complete lines."""
   try:
     if not path.exists():
       return None, b""
@@ -121,8 +121,8 @@ def _changed(
 
 
 def _append(path: epath.Path, whole: bytes, more: bytes) -> None:
-  """Writes lines after the whole lines of a file, over one that was cut."""
-  if "://" in str(path):  # Object stores do not append.
+  """Writes lines after the complete lines of a file, and overwrites an incomplete one."""
+  if "://" in str(path):  # Object stores cannot append.
     path.write_bytes(whole + more)
     return
   descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)

@@ -1,8 +1,8 @@
-"""The iterator that a trainer holds, over the global batches of its steps.
+"""The trainer's iterator over the global batches of its steps.
 
-Its whole state is the number of steps done, the schedule that turns it into a position, and the
-run's history. After a restore, prefetched batches are made again from the position, so the state
-does not depend on workers or threads.
+Its state is the number of steps done, the schedule that maps steps to positions, and the run's
+history. After a restore, prefetched batches are made again from the position, so the state does not
+depend on workers or threads.
 
     step dataset ──▶ threads or workers make compact batches ──▶ a thread sends them ──▶ next()
 """
@@ -58,7 +58,7 @@ class Prefetch:
 
   @property
   def threads(self) -> int:
-    """The number of threads that make batches; of two, one reads while the other checks."""
+    """The number of threads that make batches; with two, one reads while the other checks."""
     return min(2, max(1, cores.available_cores() - 1))
 
 
@@ -68,7 +68,7 @@ _Sent = Callable[[], dict[str, jax.Array]]
 
 @dataclasses.dataclass
 class _Sender:
-  """Takes compact batches and sends them to the devices, one step after the other.
+  """Takes compact batches and sends them to the devices, step by step.
 
   It does not reference the iterator, so that its thread does not keep a dropped iterator alive.
   """
@@ -102,9 +102,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   """Global batches of a stream of rows, as dicts of six (batch, length) int32 arrays on a mesh.
 
   Args:
-    source: Says what rows are made of.
-    reader: Reads the rows.
-    start: Where it begins: the steps done, the schedule, the stream, and the history of the run.
+    source: Maps row numbers to parts.
+    reader: Reads the tokens of the parts.
+    start: The starting point: the steps done, the schedule, the stream, and the run's history.
     layouts: For each batch size of the schedule, how the arrays are laid out on the mesh.
     content: How tokens are processed.
     prefetch: How many batches are made in advance.
@@ -115,7 +115,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       corpus.
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
-    skips: What the config asks to skip.
+    skips: The ranges that the config asks to skip.
     stages: Policy for stages; None for a dataset type that has none.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
     on_start: Called with the iterator when it is about to read batches.
@@ -169,13 +169,14 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._batches: prefetch_lib.PrefetchedIterator | None = None
     self._sent: prefetch_lib.Prefetcher[_Sent] | None = None
     self._metrics = metrics_lib.Metrics()
-    # Threads may share the iterator: each batch goes to one of them, and a state is that of a step.
+    # Threads may share the iterator: each batch goes to one of them, and a state is never between
+    # two steps.
     self._lock = threading.RLock()
     self._pid = os.getpid()
 
   def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
-      # A state that was saved after the last batch is the end of a pass, so a new one begins.
+      # A state that was saved after the last batch is the end of a pass, so a new pass begins.
       if not self._state_set or not self._start.stream.has(self.position):
         self.reset()
       self._state_set = False
@@ -205,7 +206,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       return batch
 
   def metrics(self) -> dict[str, float]:
-    """Returns the cost so far: seconds of waiting, order, reads, filter, transfer; bytes; reads."""
+    """Returns the cost so far: seconds per activity (wait, order, read, …), bytes, and reads."""
     sent = self._sent
     return {**self._metrics.snapshot(), "queue_depth": 0 if sent is None else sent.ready}
 
@@ -223,7 +224,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if stream.num_positions is not None:
       return len(self._make_dataset(self._beginning))
     raise TypeError(
-        "The packing plan is still being counted, so the length is not known yet; ask again later."
+        "The length is not known yet, because the packing plan is still being counted. Try again"
+        " later."
     )
 
   @property
@@ -247,12 +249,12 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def stream(self) -> Any:
-    """The stream, which says which row each position holds."""
+    """The stream, which maps positions to rows."""
     return self._start.stream
 
   @property
   def history(self) -> timeline.Timeline:
-    """The history: what was in force at each step of the run so far."""
+    """The history: schedule, identity and content in force at each step of the run so far."""
     return self._history
 
   @property
@@ -262,7 +264,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def source(self) -> row_source.RowSource:
-    """What the rows are made of."""
+    """The row source, which maps row numbers to parts."""
     return self._rows_of(self._start.stream)
 
   @property
@@ -276,22 +278,24 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return self
 
   def host_batches(self, first_step: int | None = None) -> steps.StepDataset:
-    """Returns this host's compact batches from `first_step` on; by default, from the next step."""
+    """Returns this host's compact batches from `first_step`, by default the next step, on."""
     step = self._step if first_step is None else first_step
     return self._make_dataset(self._start._replace(step=step))
 
   def row_numbers(self, step: int) -> np.ndarray:
-    """Returns the row at each place of a step's global batch, without reading; -1 for padding."""
+    """Returns the row number of each row of a global batch, without reading; -1 for padding."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
     return self._make_dataset(self._start._replace(step=step), rows, 1).row_numbers(step)
 
   def explain(self, step: int, rows: Sequence[int] | None = None) -> explain_lib.StepExplanation:
-    """Returns what a step holds, past or to come: rows, files, bytes, documents, verdicts, loss.
+    """Returns the contents of a past or future step: rows, files, bytes, documents, filter, loss.
 
-    Only the rows of the global batch that `rows` lists are read; by default, all are.
+    Nothing is replayed, and the iterator does not move. A past step is explained with the batch
+    size, filter and segments in force then.
 
-    Nothing is replayed, and the iterator does not move. A past step is explained by what was in
-    force then: its batch size, filter and segments.
+    Args:
+      step: The step, counted from 0.
+      rows: The rows of the global batch to read; by default, all.
 
     Raises:
       OrderError: The stream has no such step, or another stream was in force then.
@@ -312,9 +316,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
 
   def describe(self) -> status.RunStatus:
-    """Returns where the run stands: step, position, tokens, epoch, and the identity of its stream.
+    """Returns the run's step, position, tokens and epoch, and the identity of its stream.
 
-    Printed, it is a few lines of text.
+    The result prints as a few lines of text.
     """
     with self._lock:
       position, stream = self.position, self._start.stream
@@ -327,7 +331,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       )
 
   def get_state(self) -> dict[str, Any]:
-    """Returns the run's position and history, as a small JSON-able dict, the same on all hosts."""
+    """Returns the run's position and history as a small JSON dict, the same on all hosts."""
     with self._lock:
       start = self._start
       return state_lib.make_state(self._history, start.stream, start.schedule, self._step)
@@ -343,7 +347,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if self._corpus is not None:
       try:
         self._corpus.keep_copy(resumed=True)
-      except errors.WriteError as error:  # The copy only helps to name what changes later.
+      except errors.WriteError as error:  # The copy only helps to name later changes.
         logging.warning("%s", error)
 
   def _read_state(self, state: dict[str, Any]) -> state_lib.Start:
@@ -360,24 +364,25 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
 
   def go_to(self, step: int, position: int | None = None, *, keep_history: bool = True) -> None:
-    """Continues with a step, at the position where the schedule puts it or at `position`.
-
-    This serves a trainer that restored a model from a checkpoint without a data state, and so knows
-    only the step.
+    """Continues at a step, for a trainer that restored a checkpoint without a data state.
 
     Args:
+      step: The next step.
+      position: Its position; by default, the one that the schedule gives.
       keep_history: Whether the steps before it are known; otherwise the history begins here.
     """
     with self._lock:
       schedule, history = self._start.schedule, self._history.until(step)
       if not keep_history:
-        if position is None:
-          position = schedule.position(step)
+        if position is not None and schedule.anchored(step, position) is not schedule:
+          self._move_to(self._begin_at(step, position))
+          return
+        position = schedule.position(step)
         schedule = dataclasses.replace(schedule, anchor_step=step, anchor_position=position)
         history = None
       elif position is None and history and history.present is not self._history.present:
-        position = history.present.schedule.position(step)  # Another schedule was in force then.
-        if self._stages is not None:  # And perhaps other stages.
+        position = history.present.schedule.position(step)  # By the schedule in force then.
+        if self._stages is not None:  # Other stages may have been in force, too.
           state = state_lib.make_state(history, self._start.stream, history.present.schedule, step)
           self._move_to(self._read_state(state))
           return
@@ -386,8 +391,25 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       schedule.start(step)
       self._move_to(self._start._replace(step=step, schedule=schedule, history=history))
 
+  def _begin_at(self, step: int, position: int) -> state_lib.Start:
+    """Returns a run that begins with a step at a position, from which skips and stages count."""
+    stages, stream = self._stages, self._start.stream
+    entered: stages_lib.Stages = ()
+    if stages is not None:
+      entered = stages.beginning
+      stream = stages.stream(entered)
+    schedule = dataclasses.replace(
+        self._start.schedule,
+        anchor_step=step,
+        anchor_position=position,
+        epochs=getattr(stream, "batch_epochs", None),
+        skips=skips_lib.Skips(),
+    )
+    start = state_lib.Start(step, schedule, stream)
+    return state_lib.steered(start, self._skips, stages, entered, position)
+
   def reset(self) -> None:
-    """Returns to where this iterator began."""
+    """Returns to the step at which this iterator began."""
     self._state_set = False
     self._move_to(self._beginning)
 
@@ -435,12 +457,12 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._history = state_lib.begin_history(start, self._record)
 
   def __del__(self, getpid: Callable[[], int] = os.getpid) -> None:
-    # Without waiting for threads: the garbage collector may run in any of them.
+    # Do not wait for threads: the garbage collector may run in any of them.
     if getpid() == getattr(self, "_pid", None):
       self._stop(wait=False)
 
   def _stop(self, wait: bool = True) -> None:
-    # The batches first: the thread that sends may be waiting for the next one.
+    # Stop the batches first: the sending thread may be waiting for the next one.
     for running in (self._batches, self._sent):
       if running is not None:
         running.close(wait=wait)
@@ -470,7 +492,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
 
   def _rows_of(self, stream: Any) -> row_source.RowSource:
-    """Returns the rows of a stream; those of stages with different indexes depend on it."""
+    """Returns the row source of a stream, which stages with different indexes decide."""
     for_stream = getattr(self._source, "for_stream", None)
     return self._source if for_stream is None else for_stream(stream)
 

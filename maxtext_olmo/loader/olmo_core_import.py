@@ -6,8 +6,9 @@ OLMo-core's data loader saves its place as a small dict:
      "seed": 34521, "epoch": 1, "batches_processed": 5, "tokens_processed": 2560,
      "sequence_length": 64, "max_target_sequence_length": null}
 
-Epochs count from 1, both counters restart with each epoch, and the number of tokens decides. Here
-that is one number: earlier epochs are complete, and tokens are samples times the sequence length.
+Epochs count from 1, both counters restart with each epoch, and OLMo-core resumes by the number of
+tokens. Here that becomes one position: earlier epochs are complete, and tokens are samples times
+the sequence length.
 """
 
 from __future__ import annotations
@@ -71,11 +72,14 @@ class LoaderState:
 
   @classmethod
   def from_json(cls, values: Any, where: str) -> LoaderState:
-    """Parses the loader's `state_dict`, or a trainer's that has it as `data_loader`."""
+    """Parses the `state_dict` of a loader, or of a trainer that contains it as `data_loader`."""
     if isinstance(values, dict) and isinstance(values.get("data_loader"), dict):
       values = values["data_loader"]
     if not isinstance(values, dict):
-      raise errors.ResumeError(f"{where} is not a state of OLMo-core's data loader: not an object.")
+      raise errors.ResumeError(
+          f"{where} is not a state of OLMo-core's data loader: expected a JSON object, found"
+          f" {type(values).__name__}. Save `data_loader.state_dict()` as JSON."
+      )
     values = {"max_target_sequence_length": None, **values}
     for name, kind in typing.get_type_hints(cls).items():
       if not isinstance(values.get(name, ...), kind) or isinstance(values[name], bool):
@@ -86,23 +90,23 @@ class LoaderState:
     state = cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
     if state.dataset_type != "fsl":
       raise errors.ResumeError(
-          f"{where} is of a dataset of type {state.dataset_type!r}; only 'fsl' (NumpyFSLDataset)"
-          " has the olmo_core order."
+          f"{where} belongs to a dataset of type {state.dataset_type!r}; only states of type 'fsl'"
+          " (NumpyFSLDataset) can be imported."
       )
     if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
-      raise errors.ResumeError(f"{where} has numbers that are impossible: {state}.")
+      raise errors.ResumeError(f"{where} has impossible numbers: {state}.")
     return state
 
   @property
   def rows(self) -> int | None:
-    """Rows of a global batch; None if they do not follow from the counters."""
+    """The rows of a global batch; None if the counters do not determine them."""
     if not self.batches_processed:
       return None
     rows, rest = divmod(self.tokens_processed, self.batches_processed * self.sequence_length)
     return rows if not rest else None
 
   def position(self, index: index_lib.OlmoNpyIndex) -> int:
-    """Returns the loader's place as a position in the `olmo_core` order over an index."""
+    """Returns the loader's progress as a position in the `olmo_core` order over an index."""
     if index.max_target_sequence_length != self.max_target_sequence_length:
       raise errors.ResumeError(
           f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index"
@@ -112,21 +116,22 @@ class LoaderState:
     if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
       raise errors.ResumeError(
           f"The loader had a sequence length of {self.sequence_length}, the index has"
-          f" {index.sequence_length}. Without max_target_sequence_length that is another order,"
-          " with which OLMo-core would silently continue: build the index with --sequence-length"
+          f" {index.sequence_length}. Without max_target_sequence_length that is a different order"
+          " (OLMo-core would silently continue with it). Build the index with --sequence-length"
           f" {self.sequence_length}."
       )
     samples, rest = divmod(self.tokens_processed, index.sequence_length)
     if rest:
       raise errors.ResumeError(
           f"The loader is at token {self.tokens_processed} of its epoch, inside an instance of"
-          f" {index.sequence_length} tokens; continue with a sequence length that divides that"
+          f" {index.sequence_length} tokens. Continue with a sequence length that divides that"
           " number."
       )
     if samples > index.total_instances:
       raise errors.ResumeError(
           f"The loader has read {samples} instances of its epoch, the index has"
-          f" {index.total_instances}: it is another corpus."
+          f" {index.total_instances}: it describes another corpus. Build the index from the run's"
+          " files."
       )
     return (self.epoch - 1) * index.total_instances + samples
 

@@ -1,9 +1,9 @@
 """`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one per row.
 
 With `olmo_packing=planned` (or `none` if long documents are not split) and `olmo_shard=batch`, a
-row is a function of its position, and everything that holds for `olmo_grain` holds here too: the
-same stream on any number of hosts, a state of one integer, resumes with other batch sizes. The
-other packings stream, as Grain packs them, through `make_grain_llm_iterator`.
+row is a function of its position, and has all guarantees of `olmo_grain`: the same stream on any
+number of hosts, a state of one integer, and resumes with other batch sizes. The other packings
+stream through `make_grain_llm_iterator`, as Grain packs them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
 def make_documents_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh
 ) -> iterator_lib.BatchIterator:
-  """Returns an iterator over one pass of another index's documents, always from its beginning."""
+  """Returns an iterator over one pass of the evaluation index's documents, from the beginning."""
   options = config_lib.Options.read(config)
   source = open_documents(options.olmo_eval_index_path, "", options)
   packing = options.olmo_packing if options.random_access_documents else "planned"
@@ -77,7 +77,7 @@ DATASET_TYPE = registry.DatasetType(make_documents_train_iterator, make_document
 def open_documents(
     index_path: str, documents_path: str, options: config_lib.Options
 ) -> source_lib.OlmoDocumentSource:
-  """Returns the documents of an index, and builds its document index if there is none.
+  """Returns the documents of an index; builds the document index if there is none.
 
   Process 0 builds it before the other processes look for it.
   """
@@ -88,13 +88,13 @@ def open_documents(
 
   def build() -> None:
     if not os.path.exists(path):
-      logging.info("Finding the documents of %s, once, into %s", index_path, path)
+      logging.info("Finding the documents of %s; the result is kept in %s", index_path, path)
       documents_lib.build_documents(
           index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
       )
 
   collectives.from_process_0(build, "finding the documents")
-  # Again on each process, for file systems that process 0 does not share.
+  # Then on each process, in case it does not share a file system with process 0.
   collectives.run_on_all_processes(build, "finding the documents")
   documents = collectives.run_on_all_processes(
       lambda: documents_lib.load_documents(path, index, options.olmo_eos_id, storage=storage),
@@ -124,7 +124,7 @@ def _open_index(
 def train_stream(
     options: config_lib.Options, source: source_lib.OlmoDocumentSource
 ) -> row_source.RowSequence:
-  """Returns the rows of documents that the options describe, which must not be streamed."""
+  """Returns the stream of document rows that the options describe; not for streaming packings."""
   return _stream(options, source, options.order_name, options.olmo_num_epochs or None)
 
 
@@ -134,7 +134,7 @@ def _stream(
     order: str,
     num_epochs: int | None,
 ) -> row_source.RowSequence:
-  """Returns the rows of all documents in one order, or a mixture with an order for each label."""
+  """Returns a stream of all documents in one order, or a mixture with one order per label."""
   seed = options.data_shuffle_seed
   kind = f"{options.olmo_packing} rows of {options.max_target_length}"
   if options.olmo_packing == "planned":
@@ -223,7 +223,7 @@ def _streaming(
     mesh: jax.sharding.Mesh,
     source: source_lib.OlmoDocumentSource,
 ) -> Any:
-  """Returns an iterator over rows that are packed as they stream, or from each host's documents."""
+  """Returns an iterator over rows that are packed as they stream, or per host."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
   rows = pipeline_lib.make_grain_llm_dataset(

@@ -57,14 +57,14 @@ def make_olmo_grain_train_iterator(
 def make_olmo_grain_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
 ) -> iterator_lib.BatchIterator:
-  """Returns an iterator over the held-out instances, or another index, from its beginning."""
+  """Returns an iterator over the held-out instances or the evaluation index, from the beginning."""
   del process_indices
   options = config_lib.Options.read(config)
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
     raise errors.ConfigError("Evaluation needs olmo_eval_index_path or olmo_eval_instances.")
   path = options.olmo_eval_index_path or options.olmo_index_path
   index, storage = collectives.run_on_all_processes(
-      lambda: _open_index(path, options), "opening the corpus of evaluation"
+      lambda: _open_index(path, options), "opening the evaluation corpus"
   )
   return _eval(options, global_mesh, index, storage)
 
@@ -171,17 +171,17 @@ def make_olmo_grain_data_loader(
     index: The corpus.
     seed: Seed of the order.
     batch_size: Rows per batch on this host.
-    shard_index: This host among those that load data.
-    shard_count: Hosts that load data.
+    shard_index: Number of this host among those that load data.
+    shard_count: Number of hosts that load data.
     apply_ngram_filter: Whether to mask rows with long repetitions out of the loss.
-    shift_to_inputs_targets: Whether to return inputs and targets; otherwise the tokens as they are.
-    path_remap: Replacements of path prefixes of token files.
+    shift_to_inputs_targets: Whether to return inputs and targets; otherwise the unshifted tokens.
+    path_remap: Path prefixes of token files to replace, each with its replacement.
     grain_worker_count: Worker processes; 0 reads in this process.
     grain_worker_buffer_size: Batches that each worker prepares in advance.
-    initial_step: Records that this host has taken already: steps done times `batch_size`.
-    order: See `OlmoIndexSampler`.
-    order_cache_dir: Where `olmo_core` and `maxtext` store their arrays; by default, the user's
-      cache directory.
+    initial_step: Records that this host has already consumed: steps done times `batch_size`.
+    order: Name of the order; see `OlmoIndexSampler`.
+    order_cache_dir: Directory that stores the `olmo_core` and `maxtext` orders; by default, the
+      user's cache directory.
   """
   operations: list[Any] = []
   if apply_ngram_filter:
@@ -207,8 +207,7 @@ def make_olmo_grain_data_loader(
       data_source=source_lib.OlmoNpyDataSource(index, path_remap=path_remap),
       sampler=sampler,
       operations=operations,
-      # The sampler knows the shards; if Grain knew them too, it would stride over data that is
-      # already sharded.
+      # The sampler shards the data; Grain must not shard it a second time.
       shard_options=grain.sharding.NoSharding(),
       worker_count=grain_worker_count,
       worker_buffer_size=grain_worker_buffer_size,
@@ -219,7 +218,7 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
   """Loads an index, adapts it to the run's sequence length, and checks the sizes of its files.
 
   Returns:
-    The index, and the storage that checked its files, which refuses one that is replaced later.
+    The index, and the storage that checked its files and refuses a file that is replaced later.
   """
   storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
   return _open(path, options, storage), storage
@@ -234,13 +233,14 @@ def _open(
 
 
 def load_index(path: str, options: config_lib.Options) -> index_lib.OlmoNpyIndex:
-  """Loads an index and adapts it to the run's sequence length; looks at no token file."""
+  """Loads an index and adapts it to the run's sequence length; opens no token file."""
   index = index_lib.load_index(path)
   if index.sequence_length != options.max_target_length:
     index = index.with_sequence_length(options.max_target_length)
   if index.total_instances == 0:
     raise errors.CorpusError(
-        f"The index {path} has no instance: no file holds {index.window} tokens."
+        f"The index {path} has no instances: no file holds {index.window} tokens. Build the index"
+        " with a shorter --sequence-length, or add data."
     )
   return index
 
@@ -269,8 +269,8 @@ def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> N
   left_out = sorted({entry.label for entry in index.files if entry.n_instances} - mixed)
   if left_out:
     logging.warning(
-        "olmo_mixture leaves out %d labels, which are never read: %s%s. Add '*' to include all that"
-        " are not named.",
+        "olmo_mixture leaves out %d labels, which are never read: %s%s. Add '*' to include all"
+        " other labels.",
         len(left_out),
         ", ".join(left_out[:10]),
         ", …" if len(left_out) > 10 else "",

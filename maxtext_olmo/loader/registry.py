@@ -1,9 +1,9 @@
-"""Dataset types: the names that `config.dataset_type` may have, and the iterators they stand for.
+"""Dataset types: the possible values of `config.dataset_type`, and the iterators they create.
 
-Types come with this package, from `register_dataset_type`, and from other installed packages
+This package has some types. `register_dataset_type` adds others, and so do installed packages
 through the entry-point group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
 
-`DataIterator` is what every iterator from `create_data_iterator` can do, whichever type made it.
+`DataIterator` is the interface of every iterator from `create_data_iterator`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DataIterator(Protocol):
     """Continues after a saved state; raises ResumeError if it belongs to another stream."""
 
   def reset(self) -> None:
-    """Returns to where the iterator started."""
+    """Returns to the step at which the iterator began."""
 
   def close(self) -> None:
     """Stops threads and worker processes; a second call does nothing."""
@@ -58,10 +58,10 @@ class DataIterator(Protocol):
     """Returns what loading has cost so far, by name."""
 
   def describe(self) -> status.RunStatus:
-    """Returns where the run stands; printed, a few lines of text."""
+    """Returns the run's step, position and epoch; the result prints as a few lines of text."""
 
   def explain(self, step: int) -> explain_lib.StepExplanation:
-    """Returns what a step holds, past or to come; OrderError if rows have no positions."""
+    """Returns the contents of any step; raises OrderError if rows have no positions."""
 
   @property
   def step(self) -> int:
@@ -143,7 +143,7 @@ def create_data_iterator(
   wants_eval = config_lib.read_value(config, "eval_interval") > 0
   dataset_type, built_in = _find(name)
   if built_in:
-    # What is wrong on one host alone, such as a path that is not there, must stop all of them.
+    # A problem on one host, such as a missing path, must stop all hosts.
     collectives.run_on_all_processes(
         lambda: config_lib.Options.read(config), "reading the configuration"
     )
@@ -157,7 +157,8 @@ def create_data_iterator(
     made = _make_in_turn(dataset_type.make_train, dataset_type.make_eval, config, mesh)
   else:
     raise errors.ConfigError(
-        f"eval_interval={config.eval_interval}, but dataset_type={name!r} has no evaluation."
+        f"eval_interval={config.eval_interval}, but dataset_type={name!r} has no evaluation. Set"
+        " eval_interval=0."
     )
   if not built_in:
     _check_members(name, made)
@@ -197,7 +198,7 @@ def _find(name: str) -> tuple[DatasetType, bool]:
   """Returns a dataset type, and whether it is one of this package's own."""
   if name in _REGISTERED:
     return _REGISTERED[name], False
-  if name in config_lib.DATASET_TYPES:  # Imported late: each is a module that imports this one.
+  if name in config_lib.DATASET_TYPES:  # Imported late, because each module imports this one.
     return importlib.import_module(f"maxtext_olmo.loader.{name}").DATASET_TYPE, True
   if name in _entry_points():
     return _entry_points()[name].load(), False

@@ -12,8 +12,8 @@ of Orbax.
 A run resumes at a step, at a position, or after the latest committed checkpoint. A checkpoint
 labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next. Only committed
 checkpoints count: Orbax writes under a temporary name and renames, so a killed save leaves nothing
-that looks like one, but an empty or partial directory with a number for a name may have come from
-elsewhere, and is ignored.
+that looks like a checkpoint. An empty or partial directory with a number for a name, which may come
+from elsewhere, is ignored.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _DATA_ITEMS = ("data", "iter")
 _LARGEST_FILE = 64 << 20
 
 _REMEDY = (
-    "Move this checkpoint away to resume from the one before it, or set initial_step, and"
-    " olmo_initial_position if the batch size has changed."
+    "Move this checkpoint away to resume from the previous one, or set initial_step (and"
+    " olmo_initial_position if the batch size has changed)."
 )
 
 
 def find_state(directory: epath.Path) -> dict[str, Any]:
-  """Returns the data state among the files of a checkpoint's item.
+  """Returns the data state in the directory of a checkpoint item.
 
   Raises:
     ResumeError: No file holds a state, or one that should hold it cannot be read.
@@ -101,7 +101,7 @@ def _is_state(value: Any) -> bool:
 
 @contextlib.contextmanager
 def naming(where: Any) -> Iterator[None]:
-  """Adds to a ResumeError where the state is that causes it."""
+  """Prefixes the message of a ResumeError with the location of the state that caused it."""
   try:
     yield
   except errors.ResumeError as error:
@@ -113,7 +113,7 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
 
   def save(self, directory: epath.Path, args: IteratorSave) -> None:
     """Writes the state, on process 0."""
-    # Called on all processes, because some iterators gather the states of all.
+    # Called on all processes, because some iterators gather the states of all processes.
     state = args.item.get_state()
     if jax.process_index() == 0:
       with atomic.write_errors(directory / _FILE):
@@ -124,9 +124,9 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
     state = find_state(directory)
     if jax.process_count() > 1 and grain_state.is_of_one_process(state):
       raise errors.ResumeError(
-          f"{directory} holds the state of one process's data, saved by an earlier release, and"
-          f" this run has {jax.process_count()}. If it is valid for all of them, read the file and"
-          " pass it to set_state on each process."
+          f"{directory} holds the data state of one process, saved by an earlier release, but this"
+          f" run has {jax.process_count()} processes. If the state is valid for all of them, read"
+          " the file and pass its content to set_state on each process."
       )
     with naming(directory):
       args.item.set_state(state)
@@ -149,7 +149,13 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
 @ocp.args.register_with_handler(IteratorCheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class IteratorSave(ocp.args.CheckpointArgs):
-  """Saves the state of an iterator of this library."""
+  """Orbax arguments that save the state of an iterator of this library.
+
+  Example, with an `ocp.CheckpointManager` and the train iterator:
+
+      manager.save(step, args=ocp.args.Composite(
+          state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  """
 
   item: Any
 
@@ -157,7 +163,13 @@ class IteratorSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(IteratorCheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class IteratorRestore(ocp.args.CheckpointArgs):
-  """Restores an iterator of this library in place."""
+  """Orbax arguments that restore an iterator of this library in place.
+
+  Example, with an `ocp.CheckpointManager` and the train iterator:
+
+      manager.restore(step, args=ocp.args.Composite(
+          state=ocp.args.StandardRestore(abstract), data=maxtext_olmo.IteratorRestore(train)))
+  """
 
   item: Any
 
@@ -178,17 +190,18 @@ def _steps_in(checkpoint_dir: str | os.PathLike[str]) -> list[epath.Path]:
     return [path for path in directory.iterdir() if is_step(path)] if directory.exists() else []
   except (OSError, ValueError) as error:
     raise errors.ConfigError(
-        f"checkpoint_dir={directory} cannot be read ({error}). Name a directory of your own."
+        f"checkpoint_dir={directory} cannot be read ({error}). Choose a directory that you can"
+        " read."
     ) from error
 
 
 def is_step(path: epath.Path) -> bool:
-  """Returns whether a name is a checkpoint's; Orbax may pad the steps in names with zeros."""
+  """Returns whether a path is named like a checkpoint; Orbax may pad step numbers with zeros."""
   return path.name.isascii() and path.name.isdigit()
 
 
 def is_committed(path: epath.Path) -> bool:
-  """Returns whether a save was completed here; Orbax marks that in a way that suits the storage."""
+  """Returns whether a save was completed here; how Orbax marks that depends on the storage."""
   # A save that writes in place creates the metadata when it begins, without a commit time.
   return (path / "commit_success.txt").exists() or bool(
       _metadata(path).get("commit_timestamp_nsecs")
@@ -196,7 +209,7 @@ def is_committed(path: epath.Path) -> bool:
 
 
 def _metadata(path: epath.Path) -> dict[str, Any]:
-  """What Orbax noted about a checkpoint; empty if that cannot be read."""
+  """Returns Orbax's metadata of a checkpoint; empty if it cannot be read."""
   try:
     metadata = json.loads(run_files.read(path / "_CHECKPOINT_METADATA", _LARGEST_FILE).decode())
   except (OSError, ValueError, RecursionError):
@@ -208,7 +221,7 @@ def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
   """Returns the data state in a checkpoint, or None if it was saved without one.
 
   Raises:
-    ResumeError: It was saved with one, which is lost or damaged.
+    ResumeError: The checkpoint was saved with a data state, which is lost or damaged.
   """
   for path in _steps_in(checkpoint_dir):
     if int(path.name) == step:
@@ -245,10 +258,10 @@ def find_start(
             stages=stages,
         )
 
-    # One process alone may see another copy of the old index.
+    # A single process may see a different copy of the old index.
     return collectives.run_on_all_processes(read, "reading the data state")
   step, position = decision["step"], options.olmo_initial_position
-  # Without a state, the config alone says where a step is, from the beginning on.
+  # Without a state, the config alone determines the position of each step from step 0 on.
   if position >= 0:
     if options.initial_step < 0 and step == 0:
       step = schedule.step_at(position)
@@ -269,7 +282,7 @@ def restore_latest(options: config_lib.Options, iterator: Any) -> None:
         f"{options.checkpoint_dir} has checkpoints of {decision['step']} steps without a data state"
         f" of this library, and olmo_packing={options.olmo_packing!r} cannot resume by step. Save"
         " the iterator with IteratorSave, use olmo_packing='planned', or set initial_step=0 to"
-        " begin the data again."
+        " restart the data from its beginning."
     )
 
 

@@ -1,9 +1,9 @@
-"""The data config of a run, kept next to its checkpoints, so that the run can be asked about later.
+"""The data config of a run, kept next to its checkpoints, so that the run can be inspected later.
 
     checkpoint_dir/olmo_run/config.json      the keys that differ from their defaults
 
-Process 0 writes it at each start, after the history. `maxtext-olmo inspect` reads it; for others it
-is a sign that this package has trained here.
+Process 0 writes it at each start, after the history. `maxtext-olmo inspect` reads it; its presence
+also shows that this package supplied the data of a run in this directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def keep(options: config_lib.Options) -> None:
   values = {
       name: _absolute(name, getattr(options, name))
       for name, default in defaults.items()
-      if getattr(options, name) != default and name != "data_sharding"  # Of any type; not needed.
+      if getattr(options, name) != default and name != "data_sharding"  # Not needed; of any type.
   }
   path = epath.Path(options.checkpoint_dir).joinpath(*_FILE)
   text = json.dumps(values, indent=1)
@@ -39,7 +39,7 @@ def keep(options: config_lib.Options) -> None:
 
 
 def _text(path: epath.Path) -> str:
-  """Returns the text of a file; none if it cannot be read, and so has to be replaced."""
+  """Returns the text of a file; empty if it cannot be read and has to be replaced."""
   try:
     return run_files.read(path).decode()
   except (OSError, UnicodeDecodeError):
@@ -62,14 +62,14 @@ def load(checkpoint_dir: str) -> dict[str, Any] | None:
       raise ValueError(f"expected a dict, found {type(values).__name__}")
   except (OSError, ValueError, RecursionError) as error:
     raise errors.ConfigError(
-        f"The config {path} of the run cannot be read: {error}. Name a config file instead."
+        f"The config of the run, {path}, cannot be read: {error}. Give a config file instead."
     ) from error
   known = config_lib.defaults()  # A later release may have written keys that this one lacks.
   return {name: value for name, value in values.items() if name in known}
 
 
 def _derived(options: config_lib.Options) -> dict[str, int]:
-  """Returns the sizes that follow from others if they are not set."""
+  """Returns the batch sizes that default to the value of another key."""
   return {
       "global_batch_size_to_train_on": options.global_batch_size_to_load,
       "global_batch_size_to_load_eval": options.global_batch_size_to_load,

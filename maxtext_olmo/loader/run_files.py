@@ -18,25 +18,28 @@ _LARGEST = 1 << 30
 
 
 def read(path: epath.Path, largest: int = _LARGEST) -> bytes:
-  """Returns the content of a regular file; raises OSError for anything else, which may never end.
+  """Returns the content of a regular file.
 
   Args:
-    path: Local, or in an object store.
-    largest: The number of bytes from which on it cannot be such a file.
+    path: Path on a local file system or in an object store.
+    largest: Size limit in bytes; a larger file cannot be a file of a run.
+
+  Raises:
+    OSError: The file is missing, too large, or not a regular file (a pipe may never end).
   """
   path = epath.Path(path)
-  # For `epath`, everything that is no directory is a file.
+  # For `epath`, everything that is not a directory is a file.
   local = "://" not in os.fspath(path)
   if not path.is_file() or (local and not stat.S_ISREG(os.stat(path).st_mode)):
     raise OSError("it is missing, or not a regular file")
   size = path.stat().length
   if size > largest:
-    raise OSError(f"it has {size:,} bytes, far more than such a file has")
+    raise OSError(f"it has {size:,} bytes, expected at most {largest:,}")
   return path.read_bytes()
 
 
 def write(path: epath.Path, text: str) -> None:
-  """Writes a whole file, or leaves it as it was; raises WriteError. Directories are made."""
+  """Replaces a file atomically and creates its directories; raises WriteError if that fails."""
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
   with atomic.write_errors(path):
     try:

@@ -1,14 +1,14 @@
-"""The policy for the stages of a run: which it has entered, and which lie ahead.
+"""The policy for the stages of a run: those it has entered, and those that lie ahead.
 
-The history of a run says which stages it has entered, and where. These stay as they were. The
-config says which stages lie ahead, and these may be changed at any restart:
+The history of a run records which stages it has entered, and where; these cannot change. The config
+lists the stages that lie ahead, which may change at any restart:
 
     config      from_step 100     from_step 200              the run resumes at step 150
     history     entered at 6400   .                          stage 100 must be the same,
     result      6400              where step 200 will be     stage 200 may be new
 
-Stages that lie ahead are placed with the schedule in force, in order, because an order that lets no
-batch span epochs decides where the steps after it are.
+Stages that lie ahead are placed one after another with the current schedule, because an order whose
+batches do not span epochs moves the steps after it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Request:
 
   Attributes:
     unit: 'step' or 'tokens'.
-    first: The step, or the tokens trained on, from which it is in force.
-    settings: What decides its rows.
+    first: The step, or the tokens trained on, at which the stage begins.
+    settings: The corpus, order, seed and mixture of the stage.
   """
 
   unit: str
@@ -47,13 +47,13 @@ class Request:
 
   @property
   def text(self) -> str:
-    """The request as the history keeps it."""
+    """The request as text, as the history records it."""
     return f"{self.unit} {self.first}"
 
   def first_step(
       self, schedule: schedule_lib.BatchSchedule, sequence_length: int, least: int
   ) -> int:
-    """Returns the first step of the stage; if it is given in tokens, at least `least`."""
+    """Returns the first step of the stage; if the stage begins at a token, at least `least`."""
     if self.unit == "step":
       return self.first
     position = -(-self.first // sequence_length)
@@ -68,11 +68,11 @@ class StagePolicy:
   """Decides which stages a run has.
 
   Attributes:
-    base: The settings of the config's own keys, with which a run begins.
+    base: The settings from the config's own keys, with which a run begins.
     requests: The stages that the config asks for, in order.
-    corpora: Their indexes.
+    corpora: The indexes of the stages.
     num_epochs: Epochs of the last stage; None for a run without end.
-    allow_mixture_change: Whether another mixture at a restart begins a stage there.
+    allow_mixture_change: Whether a mixture that changed at a restart begins a new stage there.
   """
 
   base: stages_lib.Settings
@@ -83,7 +83,7 @@ class StagePolicy:
 
   @property
   def beginning(self) -> Stages:
-    """The stages of a run that has not begun, without those ahead."""
+    """The stages of a run that has not begun: only the first, without those ahead."""
     return (stages_lib.Stage(0, "", self.base),)
 
   def stream(self, stages: Stages) -> Any:
@@ -92,7 +92,7 @@ class StagePolicy:
     return staged if len(stages) > 1 else staged.stream(0)
 
   def recorded(self, stages: Stages) -> Stages:
-    """Returns what the history keeps: nothing if the identity of the stream says it all."""
+    """Returns the stages that the history records: none if the stream's identity is enough."""
     return stages if len(stages) > 1 or stages[0].settings.mixture else ()
 
   def first_stream(self, entry: timeline_lib.Entry, stream: Any) -> Any:
@@ -107,27 +107,29 @@ class StagePolicy:
   def entered(
       self, entry: timeline_lib.Entry, step: int, position: int, convert: Callable[[int], int]
   ) -> Stages:
-    """Returns the stages that a run has entered; raises ResumeError if the config has others.
+    """Returns the stages that a run has entered; raises ResumeError if the config differs.
 
     Args:
-      entry: What was in force when the state was saved.
+      entry: The history entry in force when the state was saved.
       step: The next step.
       position: Its position.
       convert: Converts a position of the entry to samples of this run's length.
     """
     recorded = entry.stages or self.beginning
     recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
-    kept = (recorded[0], *(stage for stage in recorded[1:] if stage.position < position))
+    passed = {request.text for request in self.requests if _has_passed(request, entry, step)}
+    # While the rest of a chunk comes first, a stage that the run has reached has no sample yet.
+    kept = (recorded[0], *(s for s in recorded[1:] if s.position < position or s.request in passed))
     names = {stage.request for stage in kept}
     wanted = self.base
     for request in self.requests:
       if request.text in names:
         wanted = request.settings
-      elif _has_passed(request, entry, step):
+      elif request.text in passed:
         raise errors.ResumeError(
             f"olmo_stages: the stage from {request.text} on cannot begin any more: this run has"
-            f" reached step {step} without it. Resume from a checkpoint before it, or give it a"
-            f" later beginning, such as from_step={step}."
+            f" reached step {step} without it. Resume from an earlier checkpoint, or let the stage"
+            f" begin later, such as at from_step={step}."
         )
     self._check_streams(kept)
     was = kept[-1]
@@ -135,7 +137,7 @@ class StagePolicy:
       return kept
     mixed = dataclasses.replace(was.settings, mixture=wanted.mixture, unit=wanted.unit)
     if self.allow_mixture_change and mixed == wanted and was.settings.mixture and wanted.mixture:
-      if position == was.position:
+      if position <= was.position:
         return (*kept[:-1], dataclasses.replace(was, settings=wanted))
       restart = f"the restart at step {step}"
       new = stages_lib.Stage(self._rounded(kept, position, wanted), restart, wanted)
@@ -156,11 +158,11 @@ class StagePolicy:
 
     Args:
       entered: The stages that the run has entered.
-      schedule: Step ↔ position.
-      step: The first step that a stage may begin with.
+      schedule: Maps steps to positions.
+      step: The first step at which a stage may begin.
 
     Returns:
-      All stages, their stream, and the schedule with the batches that these stages have.
+      All stages, their stream, and the schedule adapted to these stages.
     """
     stages, stream = entered, self.stream(entered)
     schedule = schedule.within(stream.batch_epochs)
@@ -174,7 +176,7 @@ class StagePolicy:
       except errors.OrderError as error:
         raise errors.ConfigError(
             f"olmo_stages: the stage from {request.text} on begins before this run: {error} Remove"
-            " it, and set its values as the config's own."
+            " it, and set its values in the config itself."
         ) from error
       position = self._rounded(stages, position, request.settings)
       if position <= stages[-1].position:
@@ -192,9 +194,9 @@ class StagePolicy:
     return stages, stream, schedule
 
   def _rounded(self, stages: Stages, position: int, wanted: stages_lib.Settings) -> int:
-    """Returns where a stage begins: after the rest of a chunk that is begun at a position.
+    """Returns the position where a stage begins: after the chunk that is in progress.
 
-    Batches that do not span epochs do not span stages either, so there the rest is dropped.
+    Batches that do not span epochs do not span stages either; the rest of the chunk is dropped.
     """
     last = stages[-1]
     if any(staged_stream.drops_tails(settings) for settings in (last.settings, wanted)):
@@ -210,7 +212,7 @@ class StagePolicy:
 
 
 def _has_passed(request: Request, entry: timeline_lib.Entry, step: int) -> bool:
-  """Returns whether a run has taken a step that a stage should have taken."""
+  """Returns whether a run has already taken the first step of a requested stage."""
   schedule = entry.schedule
   return request.first_step(schedule, entry.sequence_length, schedule.anchor_step) < step
 
@@ -220,7 +222,7 @@ def policy_of(
     base: index_lib.OlmoNpyIndex,
     open_index: Callable[[str], index_lib.OlmoNpyIndex],
 ) -> StagePolicy:
-  """Returns the policy of a config.
+  """Returns the stage policy of a config.
 
   Args:
     options: The data keys of the run.
@@ -268,7 +270,7 @@ def policy_of(
 def _check_settings(
     settings: stages_lib.Settings, corpora: staged_stream.Corpora, number: int
 ) -> None:
-  """Raises ConfigError if a stage is impossible, which would otherwise show when it begins."""
+  """Raises ConfigError if a stage is impossible, instead of failing when the stage begins."""
   try:
     _stream_alone(settings, corpora)
   except (errors.ConfigError, errors.CorpusError) as error:
@@ -299,8 +301,8 @@ def _like(index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex) -> index_
   """Returns the index of a stage; raises ConfigError if its rows are not like those of the run."""
   if index.token_dtype != base.token_dtype:
     raise errors.ConfigError(
-        f"its tokens are {index.dtype}, those of the run {base.dtype}. All stages need one dtype:"
-        " tokenize the corpus again."
+        f"its tokens are {index.dtype}, but those of the run are {base.dtype}. All stages need the"
+        " same dtype: tokenize the corpus again."
     )
   return index
 

@@ -1,16 +1,16 @@
-"""The state of a run: its position, and a history that says what the position counts.
+"""The state of a run: its position, and the history that gives the position its meaning.
 
     {"format": 2, "kind": "stream", "step": 200, "position": 102400,
      "history": [{"step": 0, "position": 0, "sequence_length": 8192, "schedule": {…},
                   "identity": {…}, "content": {…}, …}]}
 
-The position decides where a run resumes. The step is what the trainer counts; if the schedule in
-force puts that step elsewhere, the schedule is anchored again, at the position. The identity of the
-last entry must match the run's; if the corpus has changed, `corpus_change` decides. The content may
-change, with a warning. Every change adds an entry to the history.
+A run resumes at the position. The step is what the trainer counts; if the present schedule puts
+that step elsewhere, the schedule is anchored again at the position. The identity of the last entry
+must match the run's; if the corpus has changed, `corpus_change` decides. The content may change,
+with a warning. Every change adds an entry to the history.
 
 Later releases read states of all earlier formats (docs/guides/resume.md has the policy). Format 1
-has no history: it records only what was in force when it was saved.
+has no history: it records only the settings in force when it was saved.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ _ADVICE = {
 
 
 def position_after(stream: Any, schedule: schedule_lib.BatchSchedule, step: int) -> int:
-  """Returns the position after `step` steps; the padding of a last batch does not count."""
+  """Returns the position after `step` steps; padding in the last batch does not count."""
   position = schedule.position(step)
   end = stream.num_positions
   return position if end is None else min(position, end)
 
 
 def begin_history(start: Start, content: dict[str, Any]) -> timeline_lib.Timeline:
-  """Returns the history of a run up to its start, and what is in force from there on."""
+  """Returns the history of a run up to its start, with an entry for the settings from there on."""
   schedule = start.schedule
   step, position = schedule.anchor_step, schedule.anchor_position
   if start.history is not None:
@@ -109,9 +109,9 @@ def make_state(
 
 
 def check_same_stream(entry: timeline_lib.Entry, stream: Any, step: int) -> None:
-  """Raises OrderError unless a stream says which rows came while an entry was in force.
+  """Raises OrderError unless a stream is the one that was in force during a history entry.
 
-  The stream of a corpus that was extended says so for each extent that the corpus has had.
+  The stream of an extended corpus includes each extent that the corpus has had.
   """
   was, now = dict(entry.identity), stream.identity()
   if was.get("fingerprint") in [fingerprint for _, _, fingerprint in stream.history]:
@@ -126,14 +126,14 @@ def check_same_stream(entry: timeline_lib.Entry, stream: Any, step: int) -> None
     lines = [f"  {line}" for line in stage_differences(entry, stream, step)]
   if lines:
     raise errors.OrderError(
-        f"Step {step} was taken from another stream, which this config does not describe:\n"
+        f"Step {step} belongs to another stream, which this config does not describe:\n"
         + "\n".join(lines)
         + "\nUse the config that was in force then."
     )
 
 
 def stage_differences(entry: timeline_lib.Entry, stream: Any, step: int) -> list[str]:
-  """Returns how the stages that a step may take samples from differ, in words."""
+  """Describes how the stages that a step may take samples from differ."""
   last = int(entry.schedule.positions(step)[-1])
   was, now = (
       [stage for stage in stages[1:] if stage.position <= last]
@@ -165,18 +165,18 @@ def read_state(
 
   Args:
     state: A result of `make_state`, perhaps from another run or an earlier release.
-    content: How this run processes tokens, as a state records it.
+    content: The settings with which this run processes tokens, as a state records them.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical
       corpus.
-    whole_batches: Round the position down to a whole number of batches of the epoch, as OLMo-core
-      does, which repeats data; otherwise the position is kept.
-    skips: What the config asks to skip.
+    whole_batches: Whether to round the position down to a whole number of batches of the epoch, as
+      OLMo-core does, which repeats data.
+    skips: The ranges that the config asks to skip.
     stages: Policy for stages; None for a run that has none.
   """
   step, position, history = parse_state(state)
   entry = history.present
   if stages is None and len(entry.stages) > 1:
-    raise schema.damaged("it has stages, which this dataset type does not have")
+    raise schema.damaged("it has stages, which this dataset type does not support")
   if stages is not None:
     stream = stages.first_stream(entry, stream)
 
@@ -190,11 +190,11 @@ def read_state(
   if corpus is None:
     _check_length(entry, stream, corpus)
   for name, value in content.items():
-    saved = entry.content.get(name, value)  # Older states lack what was recorded later.
+    saved = entry.content.get(name, value)  # Older states lack settings that were added later.
     if saved != value:
       logging.warning(
-          "The checkpoint was saved with %s=%s, this run has %s: the same rows come in the same"
-          " order, but their content differs from here on.",
+          "The checkpoint was saved with %s=%s, this run has %s: the rows and their order stay the"
+          " same, but their content differs from here on.",
           name,
           saved,
           value,
@@ -221,8 +221,8 @@ def _entered(
 ) -> stages_lib.Stages:
   if stream.history:
     raise errors.ResumeError(
-        "The corpus of this run was extended, so it cannot have stages: they belong to the corpus"
-        " as it was. Remove olmo_stages, or begin a new run."
+        "The corpus of this run was extended, so the run cannot have stages, which need a corpus"
+        " that never changes. Remove olmo_stages, or begin a new run."
     )
 
   def convert(first: int) -> int:
@@ -241,16 +241,16 @@ def steered(
   """Returns a start with the stages and the skips that the config asks for.
 
   Args:
-    start: Where the run begins or resumes, with the stages that it has entered.
-    skips: What to skip.
+    start: The point where the run begins or resumes, with the stages that it has entered.
+    skips: The ranges to skip.
     stages: Policy for stages; None if there are none.
     entered: The stages that the run has entered.
-    position: Where the run begins or resumes.
+    position: The position where the run begins or resumes.
   """
   if stages is None:
     return with_skips(start, skips, position)
   planned = with_skips(_with_stages(start, stages, entered), skips, position)
-  # A skip moves all later steps to other positions, and with them the stages that begin there.
+  # A skip moves all later steps to other positions, and with them the stages that begin at them.
   schedule = planned.schedule.within(start.schedule.epochs)
   return _with_stages(planned._replace(schedule=schedule), stages, entered)
 
@@ -265,7 +265,7 @@ def _with_stages(start: Start, policy: stages_lib.StagePolicy, entered: stages_l
 
 
 def with_skips(start: Start, requests: skips_lib.Requests, position: int) -> Start:
-  """Returns a start with what the config asks to skip; ResumeError if it is before a position."""
+  """Returns a start with the config's skips; raises ResumeError for a skip before a position."""
   schedule = start.schedule
 
   def to_positions(first: int, end: int) -> tuple[int, int]:
@@ -296,7 +296,7 @@ def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
     )
   if version == FORMAT and state.get("kind") != KIND:
     raise errors.ResumeError(
-        f"The data state is of kind {schema.show(state.get('kind'))}, this iterator needs {KIND!r}:"
+        f"The data state has kind {schema.show(state.get('kind'))}, this iterator needs {KIND!r}:"
         " it was saved by another dataset type or packing. Set dataset_type and olmo_packing back."
     )
   schema.check(state, _SCHEMA if version == FORMAT else _SCHEMA_OF_FORMAT_1)
@@ -309,13 +309,13 @@ def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
 
 
 def _check_position(entry: timeline_lib.Entry, step: int, position: int) -> None:
-  """Raises ResumeError if the entry's own schedule does not put the step at the position."""
+  """Raises ResumeError if the step and the position disagree by the entry's own schedule."""
   if step < max(entry.step, entry.schedule.anchor_step):
     raise schema.damaged(f"step {step} is before step {entry.step}, the last in its history")
   expected = entry.schedule.position(step)
   # The last batch of a finite stream may be partly padding, which does not count.
   least = entry.schedule.position(step - 1) + 1 if step > entry.schedule.anchor_step else expected
-  # Where no batch crosses the end of an epoch, the step may also have skipped the tail already.
+  # If no batch crosses the end of an epoch, the step may already have skipped the epoch's tail.
   known = least <= position <= expected or position == entry.schedule.start(step)
   if not known or position * entry.sequence_length >= 1 << 62:
     raise schema.damaged(
@@ -325,7 +325,7 @@ def _check_position(entry: timeline_lib.Entry, step: int, position: int) -> None
 
 
 def _check_at_end(entry: timeline_lib.Entry, position: int, stream: Any) -> None:
-  """Raises ResumeError unless a position inside a batch is where a finite stream may have ended."""
+  """Raises ResumeError if a position is inside a batch and not at the end of a finite stream."""
   epochs = stream.epochs
   if epochs is None or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
     return
@@ -334,7 +334,7 @@ def _check_at_end(entry: timeline_lib.Entry, position: int, stream: Any) -> None
 
 
 def _entry_of_format_1(state: dict[str, Any]) -> dict[str, Any]:
-  """Returns all that a state of format 1 knows: what was in force when it was saved."""
+  """Returns a history entry with the settings that a state of format 1 records."""
   here = [state["step"], state["position"]]
   return {
       **{name: state[name] for name in _SCHEMA_OF_FORMAT_1 if name != "history"},
@@ -350,7 +350,7 @@ def _anchored(
     position: int,
     stream: Any,
 ) -> schedule_lib.BatchSchedule:
-  """Returns the schedule with `step` at `position`, anchored where the entry's was if that fits."""
+  """Returns the schedule with `step` at `position`, with the entry's anchor if that fits."""
   was = entry.schedule
   if entry.sequence_length == stream.sequence_length and was.anchor_step <= step:
     kept = schedule.anchored(was.anchor_step, was.anchor_position)
@@ -405,16 +405,16 @@ def _advice(name: str, was: dict[str, Any], stream: Any) -> str:
   if name == "split" and re.fullmatch("[0-9]{1,18}", windows) and split is not None:
     count = int(windows) * split.chunk_size
     return f"set olmo_eval_instances={count}, the same amount at {stream.sequence_length} tokens"
-  return _ADVICE.get(name, "they must be the same")
+  return _ADVICE.get(name, "the two must be equal")
 
 
 def _check_length(
     entry: timeline_lib.Entry, stream: Any, corpus: corpus_change.CorpusPolicy | None
 ) -> None:
-  """Raises ResumeError if this corpus can have no rows of the length that the state has."""
+  """Raises ResumeError if this corpus cannot have rows of the state's sequence length."""
   was, now = entry.sequence_length, stream.sequence_length
   if was == now or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
-    return  # Of another corpus, the policy decides.
+    return  # It is another corpus, for which the policy decides.
   if corpus is not None:
     longest = corpus.index.max_target_sequence_length
   else:
@@ -428,14 +428,14 @@ def _check_length(
 
 
 def _in_samples(position: int, length: int, now: int) -> int:
-  """Converts a position to samples of another length; equal fingerprints mean equal tokens."""
+  """Converts a position to samples of another sequence length over the same tokens."""
   if length == now:
     return position
   converted, rest = divmod(position * length, now)
   if rest:
     raise errors.ResumeError(
-        f"The checkpoint is at sample {position} of {length} tokens, which is inside an instance of"
-        f" {now} tokens. Continue with max_target_length={length} until a step whose position times"
-        f" {length} is a multiple of {now}."
+        f"The checkpoint is at position {position} in samples of {length} tokens, inside an"
+        f" instance of {now} tokens. Continue with max_target_length={length} until a step whose"
+        f" position times {length} is a multiple of {now}."
     )
   return converted

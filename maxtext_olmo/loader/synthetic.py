@@ -1,7 +1,7 @@
-"""`dataset_type=synthetic`: random tokens, without files, from the same kind of iterator.
+"""`dataset_type=synthetic`: random tokens without files, through the same kind of iterator.
 
 Use it to measure a trainer without data, or to try out a mesh. Instance i is a pure function of the
-seed and i, so the laws hold here too: a resumed run has the same tokens on any number of hosts.
+seed and i, so a resumed run has the same tokens on any number of hosts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EVAL_BATCHES = 4
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticRecords:
-  """Records of uniform random tokens, by number."""
+  """Records of uniform random tokens, addressed by number."""
 
   length: int
   vocab_size: int

@@ -52,12 +52,12 @@ def train_iterator(
   """Returns the iterator over training batches, at the step where the run resumes.
 
   Args:
-    stream: Says which row each position holds.
-    content: How tokens are processed; by default, as the options say.
-    index: The corpus, whose labels a batch may have as an extra array.
+    stream: Maps positions to rows.
+    content: Settings with which tokens are processed; by default, those of the options.
+    index: The corpus, for its labels and documents.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
     stages: Policy for stages; None for a dataset type that has none.
-    joined: The files of the reader, if they are those of several indexes.
+    joined: The files of all indexes, if the reader reads several.
   """
   content = content or _content(options)
   named = index if joined is None else joined.index
@@ -111,7 +111,7 @@ def eval_iterator(
     content: steps.Content | None = None,
     index: index_lib.OlmoNpyIndex | None = None,
 ) -> iterator_lib.BatchIterator:
-  """Returns the iterator over evaluation batches, which always starts at the stream's beginning."""
+  """Returns the iterator over evaluation batches, which always starts at the beginning."""
   size = options.global_batch_size_to_eval_on
   layout = _layout(options, mesh, options.global_batch_size_to_load_eval)
   _check_agreement(options, stream)
@@ -129,7 +129,7 @@ def eval_iterator(
 
 
 def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterator], None]:
-  """Returns what logs where the run starts, and keeps its history and config in its directory."""
+  """Returns a function that logs the start of a run and writes its history and config."""
 
   def record(iterator: iterator_lib.BatchIterator) -> None:
     announce.announce(options.dataset_type, iterator)
@@ -139,7 +139,10 @@ def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterato
     try:
       run_config.keep(options)
     except errors.WriteError as error:
-      logging.warning("`maxtext-olmo inspect` will need the config of this run: %s", error)
+      logging.warning(
+          "The config of this run cannot be kept, so `maxtext-olmo inspect` will need --config: %s",
+          error,
+      )
 
   return record
 
@@ -196,8 +199,8 @@ def _exclusions(
   """Reads the file of exclusions, which must be the same on all processes.
 
   Args:
-    index: The corpus, whose rows and documents may be named.
-    named: The same, with the files of all stages, which may be named too.
+    index: The corpus, whose rows and documents the file may list.
+    named: The same, with the files of all stages, which the file may also list.
   """
 
   def documents() -> documents_lib.DocumentIndex:

@@ -1,1 +1,1 @@
-"""Which row comes at which position."""
+"""The order of a run: which row is at which position."""

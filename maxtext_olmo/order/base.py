@@ -1,4 +1,4 @@
-"""Orders: which instance comes at which place of which epoch.
+"""Orders, which say which instance is at which place of each epoch.
 
 An order is a function: `order.ids(epoch, places)` returns the instance ids at those places, for
 whole arrays at once, and `order.locate(positions)` the epoch and place of each position of the run.
@@ -7,7 +7,7 @@ chunks of c consecutive instances, which stay together and in order:
 
     chunk_size 2, 6 instances, chunks permuted to (2, 0, 1):  places 0 1 2 3 4 5 → ids 4 5 0 1 2 3
 
-so that a run that halves its sequence length (and so doubles its instances and its chunk size)
+So a run that halves its sequence length, and thereby doubles its instances and its chunk size,
 reads the same tokens.
 """
 
@@ -30,14 +30,16 @@ class Order(abc.ABC):
   """A permutation of `num_instances` instances for each epoch; epochs count from 0.
 
   Args:
-    chunk_size: Instances that stay together.
-    epochs: The lengths of epochs, where they have not always had `num_instances` instances.
+    num_instances: Number of instances per epoch.
+    seed: Seed of the permutations.
+    chunk_size: Number of consecutive instances that stay together.
+    epochs: Lengths of the epochs, if not all have `num_instances` instances.
   """
 
   name: str
-  # Whether a batch that would cross the end of an epoch starts at the next one.
+  # True if a batch that would cross the end of an epoch starts at the next epoch instead.
   drops_tails = False
-  # Whether it is another system's order, which no held-out part may change.
+  # True if another system defines the order, so that no instance may be held out of it.
   foreign = False
 
   def __init__(
@@ -62,16 +64,16 @@ class Order(abc.ABC):
 
   @abc.abstractmethod
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    """Returns the chunk numbers (int64) at some places of the chunk order of an epoch."""
+    """Returns the chunk numbers (int64) at the given places of an epoch's chunk order."""
 
   def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
-    """Returns the places (int64) of some chunks in the chunk order of an epoch, or -1.
+    """Returns the places (int64) of chunks in an epoch's chunk order; -1 for a missing chunk.
 
-    This scans the epoch once; an order that can be computed backwards does better.
+    This implementation scans the epoch once; an order that can be inverted should override it.
     """
     wanted, which = np.unique(chunks, return_inverse=True)
     found = np.full(len(wanted), -1, np.int64)
-    # Most of what is scanned is not wanted, and a small table rules that out faster than a search.
+    # Most scanned chunks are not wanted, and a small table rules them out faster than a search.
     maybe = np.zeros(_LOW_BITS, np.bool_)
     maybe[wanted & (_LOW_BITS - 1)] = True
     count = self.epochs.length(epoch) // self.chunk_size if len(wanted) else 0
@@ -84,16 +86,16 @@ class Order(abc.ABC):
     return found[which]
 
   def _within(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
-    """Returns which chunks an epoch that permutes all of [0, its length) has."""
+    """Returns whether each chunk is in an epoch that permutes all chunks up to its length."""
     return (chunks >= 0) & (chunks < self.epochs.length(epoch) // self.chunk_size)
 
   def ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    """Returns the instance ids (int64) at some places of an epoch, in the order of the places."""
+    """Returns the instance id (int64) at each of the given places of an epoch."""
     places = np.asarray(places, np.int64)
     length = self.epochs.length(epoch)
     if places.size and not (0 <= places.min() and places.max() < length):
       raise errors.OrderError(
-          f"Places of an epoch lie in [0, {length}), got {places.min()} to {places.max()}."
+          f"Places of an epoch are in [0, {length}), got {places.min()} to {places.max()}."
       )
     if self.chunk_size == 1:
       return self._chunks(epoch, places)
@@ -107,7 +109,8 @@ class Order(abc.ABC):
     place; `visits` returns all.
 
     Example:
-      >>> order = FeistelOrder(num_instances=10, seed=0)
+      >>> from maxtext_olmo import make_order
+      >>> order = make_order("feistel", num_instances=10, seed=0)
       >>> order.places(3, order.ids(3, np.array([7, 2]))).tolist()
       [7, 2]
     """
@@ -116,7 +119,7 @@ class Order(abc.ABC):
     return np.where(found < 0, -1, found * self.chunk_size + rest)
 
   def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all places of some instances in an epoch: indices into `ids`, and the places."""
+    """Returns all places of instances in an epoch: indices into `ids`, and the places."""
     places = self.places(epoch, ids)
     which = np.flatnonzero(places >= 0)
     return which, places[which]
@@ -126,11 +129,11 @@ class Order(abc.ABC):
     return self.epochs.locate(positions)
 
   def at(self, positions: np.ndarray) -> np.ndarray:
-    """Returns the instance ids at some positions of the run, which may span epochs."""
+    """Returns the instance ids at the given positions of the run, which may span epochs."""
     return self.in_epochs(*self.locate(positions))
 
   def in_epochs(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Returns the instance ids at some places, each of its own epoch."""
+    """Returns the instance id at each place of the corresponding epoch."""
     if epochs.size == 0:
       return places
     first, last = int(epochs.min()), int(epochs.max())
@@ -150,10 +153,10 @@ class Order(abc.ABC):
     return other
 
   def prepare(self, position: int) -> None:  # noqa: B027
-    """Prepares for workers that read from a position on; a computed order has nothing to do."""
+    """Prepares for workers that read from a position on; does nothing for a computed order."""
 
   def close(self) -> None:  # noqa: B027
-    """Closes files, which are opened again when they are needed; a computed order has none."""
+    """Closes open files, which are reopened when needed; does nothing for a computed order."""
 
   def __repr__(self) -> str:
     return (

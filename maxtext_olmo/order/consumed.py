@@ -1,22 +1,23 @@
-"""The instances of a corpus that a run has trained on: a bitmap file, and the k-th unset instance.
+"""A bitmap file of the instances that a run has trained on, and the order of the remaining ones.
 
-A run that comes from another loader may have seen any subset of an epoch. One bit per instance says
-which. The bits stay on disk, and a small table after them makes finding the k-th clear bit cheap:
+A run that comes from another loader may have seen any subset of an epoch. One bit per instance
+records it. The bits stay on disk, and a small table after them makes it cheap to find the k-th
+clear bit:
 
     bits     1 1 0 1 | 0 0 1 1 | 1 0 0 0        blocks of 4 here, of 4096 in the file
     table    0         1         3              clear bits before each block
-    select(4): the table says block 2 (3 before it), there the second clear bit: instance 10
+    select(4): block 2, which has 3 clear bits before it, and there the second one: instance 10
 
 The table of a billion instances takes 2 MB, and a lookup reads one block.
 
 The file, little-endian: 8 bytes of magic, then as 64-bit numbers the format, the instances and the
 clear bits; the SHA-256 of what follows the header; the SHA-256 of the corpus's fingerprint; 32 zero
-bytes; the words of bits; the table. Every number of the header is compared with the index or with
-the bits when the file is opened, so a damaged header is found too.
+bytes; the words of bits; the table. Opening the file compares every number of the header with the
+index or with the bits, so a damaged header is detected too.
 
-`RemainderOrder` is the rest of an epoch that another loader began, and then the epochs of a plain
-order. Epoch 0 has only the instances that were not consumed, each once, shuffled. From epoch 1 on,
-all instances follow in the plain order's own epochs:
+`RemainderOrder` is the rest of an epoch that another loader began, followed by the epochs of a
+plain order. Epoch 0 has only the instances that were not consumed, each once, shuffled. From epoch
+1 on, each epoch has all instances, in the plain order:
 
     10 instances, consumed {0, 3, 4, 7, 8, 9}        position   0 1 2 3 | 4 5 6 … 13 | 14 …
                                                      epoch      0       | 1          | 2
@@ -52,19 +53,25 @@ _BLOCK = _WORD * _WORDS_PER_BLOCK
 
 
 def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerprint: str) -> None:
-  """Writes the bitmap of the corpus with that fingerprint; `consumed` has a bool per instance."""
+  """Writes the bitmap of a corpus.
+
+  Args:
+    path: Path of the file.
+    consumed: For each instance, whether it was consumed (bool).
+    fingerprint: Fingerprint of the corpus.
+  """
   write_bits(path, np.packbits(consumed, bitorder="little"), len(consumed), fingerprint)
 
 
 def write_bits(
     path: str | os.PathLike[str], packed: np.ndarray, count: int, fingerprint: str
 ) -> None:
-  """Writes the bitmap of `count` instances, a bit for each, the lowest of a byte first."""
+  """Writes the bitmap of `count` instances from packed bits, the lowest bit of a byte first."""
   words = -(-count // _WORD)
   bits = np.full(words * (_WORD // 8), 0xFF, np.uint8)
   bits[: len(packed)] = packed
   if count % 8:
-    # The places after the last instance count as consumed, so that they are never found.
+    # Bits after the last instance count as consumed, so that they are never selected.
     bits[count // 8] |= 0xFF << (count % 8) & 0xFF
   clear = _clear_bits(bits.view("<u8"))
   table = np.concatenate([[0], np.cumsum(clear)[:-1]]).astype("<u8")
@@ -80,7 +87,7 @@ def write_bits(
 
 
 class Consumed:
-  """A bitmap of consumed instances, as `write_consumed` left it, checked against a corpus."""
+  """A bitmap of consumed instances that `write_consumed` wrote, checked against a corpus."""
 
   def __init__(
       self,
@@ -96,8 +103,8 @@ class Consumed:
     header = self._storage.read(self._path, 0, min(size, _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
       raise errors.CorpusError(
-          f"{self._path} is not a bitmap of consumed instances, which `maxtext-olmo maxtext"
-          " migrate` writes."
+          f"{self._path} is not a bitmap of consumed instances. `maxtext-olmo maxtext migrate`"
+          " writes one."
       )
     _, version, count, remaining, digest, corpus, zeros = _HEADER.unpack(header)
     if version != _FORMAT:
@@ -106,9 +113,9 @@ class Consumed:
       )
     if corpus != _sha256(fingerprint) or count != num_instances:
       raise errors.CorpusError(
-          f"{self._path} is the bitmap of another corpus: it has {count} instances, this index has"
-          f" {num_instances} and the fingerprint {fingerprint}. Set olmo_consumed_path to the file"
-          " made for this index, or migrate again."
+          f"{self._path} is the bitmap of another corpus: it has {count} instances, but this index"
+          f" has {num_instances} and the fingerprint {fingerprint}. Set olmo_consumed_path to the"
+          " file made for this index, or migrate again."
       )
     self.num_instances: int = count
     self.digest: str = digest.hex()
@@ -134,13 +141,12 @@ class Consumed:
 
   def _damaged(self, what: str, found: Any, recorded: Any) -> errors.CorpusError:
     return errors.CorpusError(
-        f"{self._path} is damaged: its {what} is {found}, recorded or expected is {recorded}."
-        " Migrate again."
+        f"{self._path} is damaged: its {what} is {found}, expected {recorded}. Migrate again."
     )
 
   @functools.cached_property
   def _table(self) -> np.ndarray:
-    """The clear bits before each block."""
+    """The number of clear bits before each block."""
     offset = _HEADER.size + 8 * len(self._words)
     blocks = -(-self.num_instances // _BLOCK)
     return file_array.FileArray(self._storage, self._path, "<u8", offset, blocks).load()
@@ -150,18 +156,18 @@ class Consumed:
     return {k: v for k, v in self.__dict__.items() if k != "_table"}
 
   def close(self) -> None:
-    """Closes the file; it is opened again when it is needed."""
+    """Closes the file; it is reopened when needed."""
     self._storage.close()
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the instances (int64) at some ranks of those not consumed, in corpus order."""
+    """Returns the instances (int64) at ranks among those not consumed, in corpus order."""
     ranks = np.asarray(ranks, np.int64)
     if ranks.size == 0:
       return ranks
     if not (0 <= ranks.min() and ranks.max() < self.num_remaining):
       raise errors.OrderError(
-          f"{self.num_remaining} instances are left; there is none at"
-          f" {ranks.min()} to {ranks.max()}."
+          f"{self.num_remaining} instances remain, but ranks {ranks.min()} to {ranks.max()} were"
+          " requested."
       )
     words, table = self._words, self._table
     block = np.searchsorted(table, ranks.astype(np.uint64), side="right") - 1
@@ -193,7 +199,7 @@ class Consumed:
     return np.where(inside & is_clear, before, -1)
 
   def remaining_before(self, instances: np.ndarray) -> np.ndarray:
-    """Returns how many instances that were not consumed lie before each of some instances."""
+    """Returns the number of instances before each given one that were not consumed."""
     instances = np.asarray(instances, np.int64)
     inside = instances < self.num_instances
     if not inside.any():
@@ -201,7 +207,7 @@ class Consumed:
     return np.where(inside, self._look_up(np.where(inside, instances, 0))[0], self.num_remaining)
 
   def _look_up(self, instances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the clear bits before each instance, and whether its own is clear."""
+    """Returns the number of clear bits before each instance, and whether its own bit is clear."""
     word, bit = np.divmod(instances, _WORD)
     block, place = np.divmod(word, _WORDS_PER_BLOCK)
     needed, which = np.unique(block, return_inverse=True)
@@ -225,35 +231,35 @@ def _sha256(text: str) -> bytes:
 
 
 class Remaining(Protocol):
-  """The chunks that are left: a whole bitmap, or a part of one."""
+  """The chunks that were not consumed, of a whole bitmap or a part of one."""
 
   num_instances: int
   num_remaining: int
   digest: str
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the chunks at some ranks of those that are left."""
+    """Returns the chunks at the given ranks among the remaining ones."""
 
   def ranks(self, instances: np.ndarray) -> np.ndarray:
-    """Returns the rank of each chunk among those that are left, -1 for the others."""
+    """Returns the rank of each chunk among the remaining ones, -1 for the others."""
 
   def close(self) -> None:
-    """Closes files, which are opened again when they are needed."""
+    """Closes open files, which are reopened when needed."""
 
 
 class RemainderOrder(base.Order):
-  """What a bitmap left over, as epoch 0, and a plain order after it.
+  """An order whose epoch 0 has the remaining chunks of a bitmap, followed by a plain order.
 
   Args:
-    consumed: Which chunks of the plain order were trained on before, a bit for each.
-    plain: The order of the epochs to come, over the same chunks.
-    shuffles: Whether epoch 0 is shuffled; otherwise it is in the order of the corpus.
+    consumed: Bitmap of the chunks of the plain order that were trained on before.
+    plain: Order of the epochs after epoch 0, over the same chunks.
+    shuffles: Whether epoch 0 is shuffled; otherwise it is in corpus order.
   """
 
   def __init__(self, consumed: Remaining, plain: base.Order, *, shuffles: bool = True):
     count, size = plain.num_instances, plain.chunk_size
-    # An epoch has at least one place, so if nothing is left the first epoch is the plain order's
-    # second.
+    # An epoch has at least one place, so if nothing remains, the first epoch is the second epoch of
+    # the plain order.
     rest = ((0, consumed.num_remaining * size), (1, count))
     super().__init__(
         num_instances=count,
@@ -263,12 +269,12 @@ class RemainderOrder(base.Order):
     )
     if plain.drops_tails:
       raise errors.ConfigError(
-          f"olmo_order={plain.name} lets no batch span epochs, so it cannot continue after the rest"
-          " of one (olmo_consumed_path)."
+          f"olmo_order={plain.name} lets no batch span epochs, so it cannot follow the rest of an"
+          " epoch (olmo_consumed_path). Use another olmo_order."
       )
     if consumed.num_instances * size != plain.num_instances:
       raise errors.OrderError(
-          f"The bitmap has {consumed.num_instances} chunks, the order {count // size}."
+          f"The bitmap has {consumed.num_instances} chunks, but the order has {count // size}."
       )
     self.name = f"{plain.name} after the rest of bitmap {consumed.digest[:16]}"
     self.remaining = consumed.num_remaining
@@ -301,10 +307,10 @@ class RemainderOrder(base.Order):
     self._plain.close()
 
   def with_epochs(self, epochs: schedule.Epochs) -> Self:
-    """Returns this order: its bitmap belongs to one extent of the corpus, the present one."""
+    """Returns this order; raises ConfigError for other epochs, which its bitmap does not cover."""
     if epochs != schedule.Epochs.constant(self.num_instances):
       raise errors.ConfigError(
-          "The corpus cannot be extended under olmo_consumed_path, whose bitmap belongs to the"
-          " corpus as it was."
+          "The corpus cannot be extended with olmo_consumed_path, because its bitmap belongs to the"
+          " corpus as it was before."
       )
     return self

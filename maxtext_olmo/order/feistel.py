@@ -12,9 +12,9 @@ grid. A result on one of the spare cells goes through the rounds again until it 
 ("cycle walking"): the orbit of x returns to x, which is below n, so the walk ends, and the result
 is a bijection of [0, n). Fewer than one id in √n walks even once.
 
-Up to 2**24, what a round adds is looked up in a table over the few values of the other half, which
-is faster than hashing each number again and gives the same permutation. Below 2**16 the whole
-permutation is such a table: at most 512 KiB, made in a few milliseconds.
+Up to n = 2**24, the number that a round adds is looked up in a table over the few values of the
+other half, which is faster than hashing each number and gives the same permutation. Below 2**16 the
+whole permutation is a table of at most 512 KiB, computed in a few milliseconds.
 
 For n = 10 the grid is 4 × 3; x = 7 is (2, 1). If the rounds map it to (3, 2), that is cell 11,
 outside; the rounds are applied to 11, which may give (1, 0), cell 3: so 7 maps to 3.
@@ -31,11 +31,11 @@ import numpy as np
 from maxtext_olmo import errors
 
 MAX_SIZE = 1 << 40
-# Six rounds mix a large grid; on a small one each round moves little, and a few more cost nothing.
+# Six rounds mix a large grid. On a small grid each round moves little, and more rounds are cheap.
 _ROUNDS_LARGE = 6
 _ROUNDS_SMALL = 16
 _SMALL = 1 << 16
-# Tables of at most 2**12 entries a round stay in the processor's cache.
+# Tables of at most 2**12 entries per round stay in the processor's cache.
 _LARGEST_WITH_TABLES = 1 << 24
 _MULTIPLIER_1 = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_2 = np.uint64(0xD6E8FEB86659FD93)
@@ -53,11 +53,11 @@ def _round_keys(n: int, parts: tuple[object, ...]) -> list[np.uint64]:
 
 
 class Bijection:
-  """The permutation of [0, n) that belongs to a key, as a function over arrays.
+  """The permutation of [0, n) that a key defines, as a function over arrays.
 
   Args:
-    n: The size, from 1 to 2**40.
-    *key: Anything with a stable `str`, such as a purpose, a seed and an epoch.
+    n: Size of the permutation, from 1 to 2**40.
+    *key: Values with a stable `str`, such as a purpose, a seed and an epoch.
   """
 
   def __init__(self, n: int, *key: object):
@@ -74,17 +74,17 @@ class Bijection:
     return self._all[x] if self._n < _SMALL else self._map(x)
 
   def inverse(self, y: np.ndarray) -> np.ndarray:
-    """Maps images in [0, n) back to the numbers that they are images of, as int64."""
+    """Maps images in [0, n) back to the original numbers, as int64."""
     return self._all_inverse[y] if self._n < _SMALL else self._map(y, backwards=True)
 
   @functools.cached_property
   def _all(self) -> np.ndarray:
-    """The image of each number of a small permutation."""
+    """A table of the images of all numbers, for a small permutation."""
     return self._map(np.arange(self._n))
 
   @functools.cached_property
   def _all_inverse(self) -> np.ndarray:
-    """The number that each number of a small permutation is the image of."""
+    """A table of the inverse of a small permutation."""
     return self._map(np.arange(self._n), backwards=True)
 
   def _map(self, x: np.ndarray, backwards: bool = False) -> np.ndarray:
@@ -107,13 +107,12 @@ class Bijection:
           (left, right, self._rows) if i % 2 == 0 else (right, left, self._columns)
       )
       if self._tables:
-        # All are in range; "clip" spares the copy that "raise" makes.
+        # All indices are in range; mode "clip" avoids the copy that "raise" makes.
         np.take(self._tables[i], still.view(np.int64), out=drawn, mode="clip")
       else:
         _draw(still, self._keys[i], size, drawn, spare)
       move(moving, drawn, out=moving)
-      # A subtraction that would go below zero wraps to a huge number, so the minimum is the
-      # remainder.
+      # A subtraction below zero wraps to a huge number, so the minimum is the remainder.
       correct(moving, size, out=spare)
       np.minimum(moving, spare, out=moving)
     np.multiply(left, self._columns, out=left)
@@ -122,7 +121,7 @@ class Bijection:
 
   @functools.cached_property
   def _tables(self) -> list[np.ndarray]:
-    """For each round, what to add to one half by the value of the other; none for a large grid."""
+    """For each round, the number to add to one half, by the other half; [] for a large grid."""
     tables: list[np.ndarray] = []
     if self._n > _LARGEST_WITH_TABLES:
       return tables

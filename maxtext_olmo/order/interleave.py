@@ -1,7 +1,7 @@
-"""Interleaving by shares: which member comes at a position, and how many of its own came before.
+"""Interleaving by shares: the member at each position, and the index within that member.
 
-A binary tree of members decides which comes. Of the first m elements of a node, its left half,
-which has A of every D, takes ⌊(m·A + D/2) / D⌋; it takes the next one where that number increases:
+A binary tree over the members decides. If the left half of a node has A of every D elements, it
+takes ⌊(m·A + D/2) / D⌋ of the node's first m elements, and the next one if that number increases:
 
     counts 3 : 1      position   0  1  2  3  4  5  6  7
                       member     0  0  1  0  0  0  1  0
@@ -29,24 +29,26 @@ MAX_PERIOD = 1 << 44
 
 
 class Interleave:
-  """Position → (member, index within the member), for arrays of positions.
+  """Maps positions to (member, index within the member), for arrays of positions.
 
   Args:
-    counts: How often each member comes in a period; each at least 1.
+    counts: Number of elements of each member per period; each at least 1.
   """
 
   def __init__(self, counts: Sequence[int]):
     if not counts or any(count < 1 for count in counts):
       raise errors.ConfigError(
-          f"Every member of a mixture needs a share above 0, got {list(counts)}."
+          f"Every member of a mixture must have a share above 0, got {list(counts)}."
       )
     if sum(counts) > MAX_PERIOD:
-      raise errors.ConfigError(f"A mixture repeats after at most 2**44 samples, got {sum(counts)}.")
+      raise errors.ConfigError(
+          f"A mixture must repeat after at most 2**44 samples, got {sum(counts)}."
+      )
     self.counts = tuple(int(count) for count in counts)
     self.period = sum(self.counts)
     self._depth = max(1, math.ceil(math.log2(len(self.counts))))
-    # Per node: its own total, that of its left half, and its two children. A leaf is its own child,
-    # and all of it is the left half.
+    # For each node: its total, the total of its left half, and its two children. A leaf is its own
+    # child, and all of it is its left half.
     self._total: list[int] = []
     self._left_total: list[int] = []
     self._children: list[tuple[int, int]] = []
@@ -86,7 +88,7 @@ class Interleave:
     return found, periods * counts[found] + rest
 
   def taken(self, position: int) -> list[int]:
-    """Returns how many of each member lie before a position."""
+    """Returns the number of elements of each member before a position."""
     periods, rest = divmod(int(position), self.period)
     found = [0] * len(self.counts)
     pending = [(0, rest)]
@@ -101,7 +103,7 @@ class Interleave:
     return [periods * count + rest for count, rest in zip(self.counts, found)]
 
   def taken_before(self, positions: np.ndarray) -> np.ndarray:
-    """Returns how many of each member lie before each of some positions (positions, members)."""
+    """Returns the number of elements of each member before each position (positions, members)."""
     periods, rest = np.divmod(np.asarray(positions, np.int64), self.period)
     found = np.empty((len(periods), len(self.counts)), np.int64)
     pending = [(0, rest)]
@@ -121,10 +123,10 @@ class Interleave:
     return int(self.positions_of(member, np.array([index], np.int64))[0])
 
   def positions_of(self, member: int, indices: np.ndarray) -> np.ndarray:
-    """Returns the positions (int64) of some elements of a member: the inverse of `locate`.
+    """Returns the positions (int64) of elements of a member: the inverse of `locate`.
 
-    An element is followed from its leaf up to the root. Element i of a left half is where its
-    number of elements, ⌊(m·A + D/2) / D⌋, first exceeds i, and likewise on the right.
+    Follows each element from its leaf up to the root. Element i of a left half is at the first m
+    where its number of elements, ⌊(m·A + D/2) / D⌋, exceeds i, and likewise on the right.
     """
     periods, rest = np.divmod(np.asarray(indices, np.int64), self.counts[member])
     for total, left, goes_left in reversed(self._path(member)):
@@ -150,7 +152,7 @@ class Interleave:
     return quotient + off, remainder - off * d
 
   def _path(self, member: int) -> list[tuple[int, int, bool]]:
-    """Returns the nodes above a member, from the root: total, left total, whether it goes left."""
+    """Returns (total, left total, whether the path goes left) of each node above a member."""
     path, node, first, end = [], 0, 0, len(self.counts)
     while end - first > 1:
       middle = (first + end + 1) // 2
@@ -162,7 +164,7 @@ class Interleave:
 
 
 def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int]:
-  """Returns the smallest integers in the proportion of the weights, read as exact decimals."""
+  """Returns the smallest integers in the proportion of the weights, taken as exact decimals."""
   if any(not weight > 0 or weight == math.inf for weight in weights):
     raise errors.ConfigError(f"Weights must be positive and finite, got {list(weights)}.")
   exact = [

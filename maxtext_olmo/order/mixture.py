@@ -1,14 +1,14 @@
-"""Mixtures over the labels of a corpus: how often each label comes, by epochs, weights or tokens.
+"""Mixtures of the labels of a corpus, with shares in epochs, weights or tokens.
 
     olmo_mixture={"wikipedia": 2.0, "stack-edu_*": 0.5}, olmo_mixture_unit="epochs"
 
-Each label is shuffled by itself and repeats without end; `Interleave` says which label a position
-holds. So within a label every instance appears once per epoch of the label, independently of the
-other labels, and a pass that takes half of a label is followed by one that takes the other half.
+Each label is shuffled separately and repeats without end; `Interleave` says which label is at a
+position. So every instance of a label appears once per epoch of the label, independently of the
+other labels, and if one pass takes half of a label, the next pass takes the other half.
 
 A name in the mixture is a label, or a pattern of labels with `*` and `?`. A label's own name takes
 precedence over a pattern, and a longer pattern over a shorter one. Labels that match no name are
-left out.
+not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNITS = ("epochs", "weights", "tokens")
 
 
 class Ranges:
-  """Numbers 0, 1, 2, … laid over some ranges of ids, in order."""
+  """A consecutive numbering (0, 1, 2, …) of the ids in several ranges."""
 
   def __init__(self, ranges: Sequence[tuple[int, int]]):
     kept = [(start, end) for start, end in ranges if end > start]
@@ -52,12 +52,12 @@ class Ranges:
     return list(zip(self._starts.tolist(), (self._starts + sizes).tolist()))
 
   def ids(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the ids of some numbers below the length."""
+    """Returns the ids of numbers in [0, len(self))."""
     place = np.searchsorted(self._before, numbers, side="right") - 1
     return self._starts[place] + numbers - self._before[place]
 
   def numbers(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the numbers of some ids, -1 for an id in none of the ranges; the inverse of `ids`."""
+    """Returns the number of each id, -1 for an id outside the ranges; the inverse of `ids`."""
     if not len(self):
       return np.full(np.shape(ids), -1, np.int64)
     order = np.argsort(self._starts)
@@ -68,7 +68,7 @@ class Ranges:
 
 
 class RangesOrder(base.Order):
-  """An order of the ids in some ranges."""
+  """An order of the ids in several ranges."""
 
   def __init__(self, ranges: Ranges, order: str, seed: int):
     super().__init__(num_instances=len(ranges), seed=seed)
@@ -84,7 +84,7 @@ class RangesOrder(base.Order):
 
 
 class RestOfRanges:
-  """The chunks in some ranges that a bitmap of all chunks left over, by their numbers there."""
+  """The chunks in several ranges that a bitmap marks as not consumed, by their numbers there."""
 
   def __init__(self, ranges: Ranges, consumed: consumed_lib.Consumed):
     self._ranges, self._consumed = ranges, consumed
@@ -95,11 +95,11 @@ class RestOfRanges:
     self.digest = consumed.digest
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the numbers at some ranks of those that are left."""
+    """Returns the numbers at the given ranks among the remaining ones."""
     return self._ranges.numbers(self._consumed.select(self._left.ids(ranks)))
 
   def ranks(self, instances: np.ndarray) -> np.ndarray:
-    """Returns the rank of each number among those that are left, -1 for the others."""
+    """Returns the rank of each number among the remaining ones, -1 for the others."""
     instances = np.asarray(instances, np.int64)
     inside = (instances >= 0) & (instances < self.num_instances)
     found = np.full(instances.shape, -1, np.int64)
@@ -118,9 +118,9 @@ class Member:
   """A label in a mixture.
 
   Attributes:
-    label: Its name.
-    chunks: Which train chunks it has.
-    value: Its share, in the mixture's unit; labels of one pattern divide its share by size.
+    label: Name of the label.
+    chunks: Train chunks of the label.
+    value: Share of the label in the mixture's unit; labels of one pattern divide its share by size.
   """
 
   label: str
@@ -129,17 +129,21 @@ class Member:
 
 
 class MixtureOrder(base.Order):
-  """An order whose epoch is one pass of a mixture, and whose ids are train ranks.
+  """An order in which an epoch is one pass of a mixture; its ids are train ranks.
 
-  A pass is as long as the members' epochs or tokens make it; with weights, it ends when every label
-  has been seen once.
+  The length of a pass follows from the members' epochs or tokens; with weights, a pass ends when
+  every label has been seen once.
 
   Args:
-    members: The labels.
-    unit: What their values count, one of `UNITS`.
-    order: The order of the chunks of each label.
-    taken: How many chunks of each label an earlier mixture has taken; each continues there.
-    seen: A bitmap over all train chunks: the first epoch of each label leaves out what it has.
+    members: Labels of the mixture.
+    unit: Unit of their values, one of `UNITS`.
+    order: Name of the order of the chunks of each label.
+    seed: Seed of the run.
+    chunk_size: Number of instances per chunk.
+    sequence_length: Number of tokens per instance.
+    taken: Number of chunks of each label that earlier mixtures have taken; each label continues
+      there.
+    seen: Bitmap over all train chunks; the first epoch of each label leaves out the marked ones.
   """
 
   def __init__(
@@ -198,14 +202,14 @@ class MixtureOrder(base.Order):
     return ids
 
   def _members_of(self, chunks: np.ndarray) -> np.ndarray:
-    """Returns the member that each of some train chunks belongs to; -1 for none."""
+    """Returns the member that each train chunk belongs to; -1 for none."""
     starts, ends, members = self._ranges
     at = np.maximum(np.searchsorted(starts, chunks, side="right") - 1, 0)
     return np.where((chunks >= starts[at]) & (chunks < ends[at]), members[at], -1)
 
   @functools.cached_property
   def _ranges(self) -> np.ndarray:
-    """The first chunk, the end and the member of each range of chunks, by first chunk."""
+    """The firsts, ends and members of all ranges of chunks, sorted by first chunk."""
     rows = [(*r, number) for number, m in enumerate(self.members) for r in m.chunks.bounds]
     return np.array(sorted(rows), np.int64).T
 
@@ -213,17 +217,17 @@ class MixtureOrder(base.Order):
     """Returns the first place of each instance in a pass; -1 if the pass does not have it."""
     which, places = self._visits(epoch, ids)
     first = np.full(len(ids), -1, np.int64)
-    first[which[::-1]] = places[::-1]  # The first of several is written last.
+    first[which[::-1]] = places[::-1]  # In reverse, so that the first of several places remains.
     return first
 
   def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all places of some instances in a pass: indices into `ids`, and the places."""
+    """Returns all places of instances in a pass: indices into `ids`, and the places."""
     which, places = self._visits(epoch, ids)
     by_id = np.argsort(which, kind="stable")
     return which[by_id], places[by_id]
 
   def _visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the visits of each label after those of another; those of an instance ascend."""
+    """Returns the visits grouped by label; those of one instance ascend."""
     chunks, rest = np.divmod(np.asarray(ids, np.int64), self.chunk_size)
     length = self.num_instances // self.chunk_size
     firsts, ends = (self.interleave.taken((epoch + i) * length) for i in (0, 1))
@@ -249,7 +253,7 @@ class MixtureOrder(base.Order):
     return which.astype(np.int64), places.astype(np.int64)
 
   def taken(self, chunks: int) -> dict[str, int]:
-    """Returns how many chunks of each label are taken up to a place, earlier mixtures included."""
+    """Returns the chunks taken of each label after `chunks` chunks, plus earlier mixtures."""
     here = self.interleave.taken(chunks)
     return {m.label: n + before for m, n, before in zip(self.members, here, self._taken)}
 
@@ -272,16 +276,19 @@ def mixture_stream(
     taken: Mapping[str, int] | None = None,
     seen: consumed_lib.Consumed | None = None,
 ) -> stream_lib.Stream:
-  """Makes a stream of the training part of a corpus, mixed.
+  """Makes a stream of the training part of a corpus, mixed by label.
 
   Args:
-    mixture: A value for each label or pattern of labels.
-    unit: One of `UNITS`.
-    order: The order of the instances of each label.
-    num_epochs: Passes of the mixture; None for a stream without end.
-    split: Which instances are held out; by default, `held_out_instances` of the index.
-    taken: How many chunks of each label earlier mixtures have taken.
-    seen: A bitmap of the train chunks that the first epoch of each label leaves out.
+    index: Index of the corpus.
+    mixture: Value for each label or pattern of labels.
+    unit: Unit of the values, one of `UNITS`.
+    order: Name of the order of the instances of each label.
+    seed: Seed of the run.
+    held_out_instances: Number of instances to hold out, if no `split` is given.
+    num_epochs: Number of passes of the mixture; None for an endless stream.
+    split: Split of the corpus; by default, `held_out_instances` of the index are held out.
+    taken: Number of chunks of each label that earlier mixtures have taken.
+    seen: Bitmap of the train chunks that the first epoch of each label leaves out.
   """
   if order not in (permutations.FeistelOrder.name, permutations.SequentialOrder.name):
     raise errors.ConfigError(
@@ -322,11 +329,11 @@ def make_members(
 def share_values(
     mixture: Mapping[str, float], sizes: Mapping[str, int], unit: str
 ) -> dict[str, fractions.Fraction]:
-  """Returns the share of each label, in the mixture's unit; labels without one are left out.
+  """Returns the share of each label that has one, in the mixture's unit.
 
   Args:
-    mixture: A value for each label or pattern of labels.
-    sizes: How much there is of each label.
+    mixture: Value for each label or pattern of labels.
+    sizes: Size of each label.
     unit: One of `UNITS`; the labels of a pattern divide its weight or tokens by size.
   """
   if unit not in UNITS:
@@ -351,7 +358,7 @@ def share_values(
 
 
 def labels_of(mixture: Mapping[str, float], labels: Mapping[str, int]) -> dict[str, list[str]]:
-  """Returns the labels of each name: its own label, or those whose longest pattern it is."""
+  """Returns the labels of each name: the label itself, or the labels that match it best."""
   bad = {name: value for name, value in mixture.items() if not 0 < value < float("inf")}
   if not mixture or bad:
     raise errors.ConfigError(

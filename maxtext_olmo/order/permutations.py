@@ -1,4 +1,4 @@
-"""The orders by name, and those that are computed: `feistel`, the default, and `sequential`."""
+"""Orders by name, and the computed orders: `feistel`, the default, and `sequential`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Order = base.Order
 
 
 class FeistelOrder(base.Order):
-  """A shuffle that is computed on demand: no memory, instant start, any place at once."""
+  """A shuffle that is computed on demand: no memory, instant start, random access."""
 
   name = "feistel"
 
-  # Of the last two epochs: a batch and its prefetched successors touch no more. It is rebound and
-  # never changed, which is safe under threads.
+  # The last two epochs; a batch and its prefetched successors span no more. The dict is replaced
+  # and never modified, so threads need no lock.
   _bijections: Mapping[int, feistel.Bijection] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -46,7 +46,7 @@ class FeistelOrder(base.Order):
 
 
 class SequentialOrder(base.Order):
-  """Instances in the order of the corpus, the same in every epoch; the seed plays no part."""
+  """Instances in corpus order, the same in every epoch; the seed has no effect."""
 
   name = "sequential"
 
@@ -65,12 +65,12 @@ _ORDERS: dict[str, type[base.Order]] = {
 
 
 def order_names() -> tuple[str, ...]:
-  """Returns the names that `make_order` knows."""
+  """Returns the names that `make_order` accepts."""
   return tuple(_ORDERS)
 
 
 def order_class(name: str) -> type[base.Order]:
-  """Returns the class of the order of that name."""
+  """Returns the order class with a name."""
   if name not in _ORDERS:
     raise errors.ConfigError(
         f"olmo_order={name!r} is not a known order; choose from {', '.join(order_names())}."
@@ -86,12 +86,17 @@ def make_order(
     chunk_size: int = 1,
     cache_dir: str | None = None,
 ) -> base.Order:
-  """Makes the order of that name over `num_instances` instances.
+  """Makes an order by name.
+
+  >>> order = make_order("feistel", num_instances=5, seed=7)
+  >>> sorted(order.ids(0, np.arange(5)).tolist())  # Each epoch is a permutation.
+  [0, 1, 2, 3, 4]
 
   Args:
-    num_instances: Of an epoch.
-    seed: Of the shuffle.
-    chunk_size: Instances that stay together.
+    name: Name of the order, one of `order_names()`.
+    num_instances: Number of instances per epoch.
+    seed: Seed of the shuffle.
+    chunk_size: Number of consecutive instances that stay together.
     cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
       default.
   """

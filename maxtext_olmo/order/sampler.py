@@ -8,7 +8,7 @@ turn, so index i is
 
     worker w = i mod W, its record m = i div W → row m mod B of this host's batch (m div B) · W + w
 
-and that row of that batch is the same sample of the run for any W and, with this host's rows after
+That row of that batch is the same sample of the run for any W and, because this host's rows follow
 those of the hosts before it, for any number of hosts.
 """
 
@@ -29,21 +29,26 @@ _BLOCK = 1024
 
 
 class OlmoIndexSampler:
-  """Maps a per-host record index to the instance to read; never ends.
+  """An endless sampler that maps a per-host record index to the instance to read.
+
+  >>> sampler = OlmoIndexSampler(total_instances=6, seed=0, shuffle=False, shard_count=2)
+  >>> [sampler[i].record_key for i in range(5)]  # Host 0 has the first half of each epoch.
+  [0, 1, 2, 0, 1]
 
   Args:
-    total_instances: Instances in the corpus.
-    seed: Of the shuffle.
-    shard_index: This host among those that load data.
-    shard_count: Hosts that load data.
-    shuffle: False gives the instances in the order of the corpus.
-    initial_step: Records this host has taken already; the stream continues after them.
+    total_instances: Number of instances in the corpus.
+    seed: Seed of the shuffle.
+    shard_index: Index of this host among those that load data.
+    shard_count: Number of hosts that load data.
+    shuffle: Whether to shuffle; otherwise instances are in corpus order.
+    initial_step: Number of records that this host has taken already; the stream continues after
+      them.
     order: One of `order_names()`; `olmo_core` needs `batch_size`, since its epochs end with whole
       batches.
-    batch_size: Rows of a batch on this host. If set, hosts share global batches; otherwise each has
-      a block of the epoch.
-    worker_count: Of the `grain.DataLoader` that batches the records.
-    chunk_size: Instances that the order keeps together, as the index says.
+    batch_size: Number of rows of a batch on this host. If set, hosts share global batches;
+      otherwise each has a block of the epoch.
+    worker_count: Number of workers of the `grain.DataLoader` that batches the records.
+    chunk_size: Number of instances that the order keeps together (`OlmoNpyIndex.chunk_size`).
     cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
       default.
   """
@@ -73,8 +78,8 @@ class OlmoIndexSampler:
         raise errors.ConfigError(f"{name} must not be negative, got {value}.")
     if batch_size is None and total_instances < shard_count:
       raise errors.ConfigError(
-          f"{total_instances} instances do not give each of {shard_count} hosts one; use fewer"
-          " hosts, or set batch_size so that they share global batches."
+          f"{total_instances} instances are too few for {shard_count} hosts: each needs at least"
+          " one. Use fewer hosts, or set batch_size so that they share global batches."
       )
     self._total = int(total_instances)
     self._seed = int(seed)
@@ -90,7 +95,7 @@ class OlmoIndexSampler:
     self._order = self._make_order(self._seed)
     if self._order.drops_tails and batch_size is None:
       raise errors.ConfigError(
-          f"The {order} order needs batch_size: its epochs end with whole global batches."
+          f"The {order} order needs batch_size, because its epochs end with whole global batches."
       )
     self._schedule = None
     if batch_size is not None:
@@ -110,12 +115,12 @@ class OlmoIndexSampler:
 
   @property
   def num_instances(self) -> int:
-    """Instances in the corpus."""
+    """Number of instances in the corpus."""
     return self._total
 
   @property
   def num_local_instances_per_epoch(self) -> int:
-    """Instances in this host's block of an epoch; a remainder over the hosts is in no block."""
+    """Number of instances in this host's block of an epoch; a remainder is in no block."""
     return self._total // self._shard_count
 
   def shuffled_global_indices(self, *, seed: int, epoch: int) -> np.ndarray:
@@ -129,7 +134,7 @@ class OlmoIndexSampler:
     return self.shuffled_global_indices(seed=seed, epoch=epoch)[start : start + size]
 
   def _shard_indices_for_epoch(self, epoch: int) -> np.ndarray:
-    """Returns this host's block of the order of an epoch, by this sampler's own seed."""
+    """Returns this host's block of the order of an epoch, with this sampler's seed."""
     return self.shard_indices(seed=self._seed, epoch=epoch)
 
   def __len__(self) -> int:
@@ -169,7 +174,7 @@ class OlmoIndexSampler:
     return {**self.__dict__, "_block": None}
 
   def __repr__(self) -> str:
-    # Grain compares this text on restore. Where the run started does not change what it samples.
+    # Grain compares this text on restore. It omits initial_step, which does not change the samples.
     return (
         f"OlmoIndexSampler(total_instances={self._total}, seed={self._seed},"
         f" shard_index={self._shard_index}, shard_count={self._shard_count},"

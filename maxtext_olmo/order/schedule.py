@@ -1,4 +1,4 @@
-"""Steps and positions: how many samples each step takes, and where it starts.
+"""Batch schedules, which say how many samples each step takes and where it starts.
 
 A schedule is a list of stages, each a first step and a batch size:
 
@@ -11,17 +11,17 @@ step that starts at or after its position. An anchor ties one step to a position
 its batch size at a position where the new schedule has no step boundary continues from that
 position, and its later steps are counted from there.
 
-If `epochs` are given, no batch crosses the end of one. The places left over there are skipped, and
-count:
+If `epochs` are given, no batch crosses the end of an epoch. The remaining places are skipped, and
+still count:
 
     BatchSchedule(((0, 4),), epochs=Epochs.constant(10))     step       0  1  2   3   4
                                                              start      0  4  10  14  20
                                                              position   0  4  8   14  18
 
-`position` is what the steps before have consumed. It stays before the tail, since a run that
-continues with smaller batches can still use the tail.
+`position` is the number of samples that the steps before have consumed. It stays before the tail,
+since a run that continues with smaller batches can still use the tail.
 
-If samples are skipped (`skips`), batches take the samples around them, and positions still count
+If samples are skipped (`skips`), batches take the samples around them, and positions still include
 them:
 
     BatchSchedule(((0, 4),), skips=Skips(((4, 7),)))     step       0  1  2   3
@@ -30,8 +30,8 @@ them:
 
 Internally, runs of steps count the samples that are not skipped.
 
-`Epochs` says which epoch and place a position of the run is, also where epochs differ in length. A
-corpus that files were appended to has longer epochs from some epoch on:
+`Epochs` maps a position of the run to its epoch and place, even if epochs differ in length. If
+files are appended to a corpus, its epochs are longer from some epoch on:
 
     Epochs(((0, 5), (2, 8)))       epoch      0  1  2   3
                                    length     5  5  8   8
@@ -54,12 +54,13 @@ from maxtext_olmo.order import skips as skips_lib
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
-  """Position ↔ (epoch, place), by bisection over the lengths that epochs have had.
+  """Maps positions to (epoch, place) and back, by bisection over the lengths of epochs.
 
   Attributes:
-    lengths: `(first epoch, places)` pairs; the first is of epoch 0, and the last holds for good.
-    cut: Epochs that end early, because another stage begins. Batches that do not fit into one pass
-      over it.
+    lengths: `(first epoch, places)` pairs; the first is for epoch 0, and the last applies to all
+      later epochs.
+    cut: Epochs that end early because another stage begins. Batches that do not fit into such an
+      epoch skip it.
   """
 
   lengths: tuple[tuple[int, int], ...]
@@ -69,16 +70,16 @@ class Epochs:
     firsts = [first for first, _ in self.lengths]
     if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
       raise errors.OrderError(
-          f"Lengths of epochs begin with epoch 0 and go up, got {list(self.lengths)}."
+          f"Lengths of epochs must start at epoch 0 and ascend, got {list(self.lengths)}."
       )
     ends = [first - 1 for first in firsts[1:]]
     if any(epoch not in firsts or epoch not in ends for epoch in self.cut):
       raise errors.OrderError(
-          f"An epoch that is cut has a length of its own and is not the last, got {self.cut} of"
-          f" {list(self.lengths)}."
+          f"An epoch that is cut must have its own length and must not be the last, got {self.cut}"
+          f" of {list(self.lengths)}."
       )
     if any(length < 1 for _, length in self.lengths):
-      raise errors.OrderError(f"An epoch needs at least one place, got {list(self.lengths)}.")
+      raise errors.OrderError(f"An epoch must have at least one place, got {list(self.lengths)}.")
 
   @classmethod
   def constant(cls, length: int) -> Epochs:
@@ -87,7 +88,7 @@ class Epochs:
 
   @functools.cached_property
   def parts(self) -> tuple[tuple[int, int, int], ...]:
-    """For each length: the first position, the first epoch, the length."""
+    """The (first position, first epoch, length) of each entry of `lengths`."""
     found, start = [], 0
     for i, (first, length) in enumerate(self.lengths):
       if i:
@@ -102,7 +103,7 @@ class Epochs:
     return min(length for first, length in self.lengths if first not in self.cut)
 
   def length(self, epoch: int) -> int:
-    """Returns how many places an epoch has."""
+    """Returns the number of places of an epoch."""
     return self._part_of_epoch(epoch)[2]
 
   def start(self, epoch: int) -> int:
@@ -120,7 +121,7 @@ class Epochs:
     return first + (position - start) // length
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs of some positions and the places within them (int64)."""
+    """Returns the epoch of each position and its place within that epoch (int64)."""
     positions = np.asarray(positions, np.int64)
     if len(self.parts) == 1:
       epochs, places = np.divmod(positions, self.parts[0][2])
@@ -141,14 +142,20 @@ _NEVER = 1 << 62
 
 @dataclasses.dataclass(frozen=True)
 class BatchSchedule:
-  """Step ↔ position, by bisection over the stages and arithmetic within them.
+  """Maps steps to positions and back, by bisection over the stages and arithmetic within them.
+
+  >>> schedule = BatchSchedule(((0, 4), (3, 8)))  # Batches of 4, and of 8 from step 3 on.
+  >>> [schedule.start(step) for step in range(5)]
+  [0, 4, 8, 12, 20]
+  >>> schedule.step_at(19)
+  3
 
   Attributes:
     stages: `(first step, batch size)` pairs; the first stage begins at step 0.
-    anchor_step: A step whose position is known.
-    anchor_position: That position; earlier steps belong to another schedule.
-    by_position: Whether stages begin at positions and not at steps.
-    epochs: Whose ends no batch crosses; None where batches may span epochs.
+    anchor_step: Step whose position is known.
+    anchor_position: Position of that step; earlier steps belong to another schedule.
+    by_position: Whether stages begin at positions instead of steps.
+    epochs: Epochs whose ends no batch crosses; None if batches may span epochs.
     skips: Positions that no batch takes.
   """
 
@@ -164,19 +171,20 @@ class BatchSchedule:
     firsts = [first for first, _ in self.stages]
     if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
       raise errors.ConfigError(
-          f"A batch schedule begins at {unit} 0 and its {unit}s increase, got {list(self.stages)}."
+          f"A batch schedule must begin at {unit} 0 and its {unit}s must ascend, got"
+          f" {list(self.stages)}."
       )
     if any(size < 1 for _, size in self.stages):
-      raise errors.ConfigError(f"A batch holds at least one row, got {list(self.stages)}.")
+      raise errors.ConfigError(f"A batch must have at least one row, got {list(self.stages)}.")
     if self.anchor_step < 0 or self.anchor_position < 0:
       raise errors.OrderError(
-          f"A schedule is anchored at a step and position of 0 or more, got step"
+          f"A schedule must be anchored at a step and a position of 0 or more, got step"
           f" {self.anchor_step} at position {self.anchor_position}."
       )
     if self.epochs is not None:
       shortest = self._counted_epochs.shortest  # type: ignore[union-attr]
       if self.sizes[-1] > shortest:
-        skipped = " (without what is skipped)" if self.skips else ""
+        skipped = " (excluding skipped ones)" if self.skips else ""
         raise errors.ConfigError(
             f"A batch of {self.sizes[-1]} rows does not fit into an epoch of {shortest}"
             f" instances{skipped}, and this order lets no batch span epochs. Make the batch"
@@ -185,14 +193,14 @@ class BatchSchedule:
 
   @classmethod
   def constant(cls, size: int) -> BatchSchedule:
-    """Every step takes `size` samples."""
+    """Makes a schedule in which every step takes `size` samples."""
     return cls(((0, size),))
 
   @classmethod
   def from_tokens(cls, stages: Iterable[tuple[int, int]], *, sequence_length: int) -> BatchSchedule:
-    """Makes a schedule of `(tokens, batch size)` pairs.
+    """Makes a schedule from `(tokens, batch size)` pairs.
 
-    A size applies from the first step at or after its number of tokens trained on.
+    A size applies from the first step that starts at or after its number of tokens.
     """
     return cls(
         tuple((-(-tokens // sequence_length), size) for tokens, size in stages), by_position=True
@@ -206,21 +214,22 @@ class BatchSchedule:
       *,
       sequence_length: int | None = None,
   ) -> BatchSchedule:
-    """Makes a schedule of `(boundary, factor)` pairs, each factor relative to the initial size.
+    """Makes a schedule from `(boundary, factor)` pairs, each factor relative to the initial size.
 
     The initial size applies before the first boundary.
 
     Args:
-      initial_size: Rows of a batch that a factor of 1 stands for.
-      factors: With boundaries in steps, or in tokens where `sequence_length` is given.
-      sequence_length: Tokens per row.
+      initial_size: Batch size in rows for a factor of 1.
+      factors: Pairs with boundaries in steps, or in tokens if `sequence_length` is given.
+      sequence_length: Number of tokens per row.
     """
     stages = []
     for boundary, factor in factors:
       size = int(initial_size * factor) if math.isfinite(factor) else 0
       if size < 1:
         raise errors.ConfigError(
-            f"A batch holds at least one row: {initial_size} rows times {factor} are {size}."
+            f"A batch must have at least one row, but {initial_size} rows times {factor} give"
+            f" {size}."
         )
       stages.append((int(boundary), size))
     if not stages or stages[0][0] != 0:
@@ -243,7 +252,7 @@ class BatchSchedule:
     return tuple(sorted({size for _, size in self.stages}))
 
   def size(self, step: int) -> int:
-    """Returns how many samples a step takes."""
+    """Returns the number of samples that a step takes."""
     if step < 0:
       raise errors.OrderError(f"Steps count from 0, got {step}.")
     if not self.by_position:
@@ -260,7 +269,7 @@ class BatchSchedule:
     return self.skips.positions(np.arange(first, first + self.size(step)))
 
   def position(self, step: int) -> int:
-    """Returns the places consumed before a step; less than `start` where it skips some."""
+    """Returns the number of places consumed before a step; below `start` if it skips some."""
     return self.skips.consumed(self._run_of_step(step).position(step))
 
   def step_at(self, position: int) -> int:
@@ -268,7 +277,7 @@ class BatchSchedule:
     if position < self.anchor_position:
       raise errors.OrderError(
           f"Position {position} lies before position {self.anchor_position}, where this schedule"
-          " took over; earlier positions had another schedule."
+          " begins; earlier positions had another schedule."
       )
     number = self.skips.number(position)
     run = self._runs[
@@ -277,9 +286,9 @@ class BatchSchedule:
     return run.first_from(number - run.size + 1)
 
   def block(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the starts and the sizes of some consecutive steps.
+    """Returns the starts and the sizes of `count` consecutive steps.
 
-    The starts count the samples that are not skipped; `skips.positions` gives their positions.
+    The starts do not count skipped samples; `skips.positions` converts them to positions.
     """
     steps = np.arange(first, first + count)
     starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
@@ -297,7 +306,7 @@ class BatchSchedule:
     return starts, sizes
 
   def anchored(self, step: int, position: int) -> BatchSchedule:
-    """Returns the schedule that continues with `step` at `position`; this one if they agree."""
+    """Returns a schedule in which `step` starts at `position`; this one if it already does."""
     if step >= self.anchor_step and self.position(step) == position:
       return self
     return dataclasses.replace(self, anchor_step=step, anchor_position=position)
@@ -307,14 +316,14 @@ class BatchSchedule:
       raise errors.OrderError(f"Steps count from 0, got {step}.")
     if step < self.anchor_step:
       raise errors.OrderError(
-          f"Step {step} lies before step {self.anchor_step}, where this schedule took over at"
-          f" position {self.anchor_position}; earlier steps had another schedule."
+          f"Step {step} lies before step {self.anchor_step}, where this schedule begins at position"
+          f" {self.anchor_position}; earlier steps had another schedule."
       )
     return self._runs[bisect.bisect_right(self._runs, step, key=lambda run: run.first_step) - 1]
 
   @functools.cached_property
   def _runs(self) -> list[_Run]:
-    """Runs of steps with one batch size and one length of epochs, from the anchor on."""
+    """Runs of steps with the same batch size and epoch length, from the anchor on."""
     runs: list[_Run] = []
     step, position = self.anchor_step, self.skips.number(self.anchor_position)
     firsts = [self.skips.number(first) if self.by_position else first for first, _ in self.stages]
@@ -325,8 +334,7 @@ class BatchSchedule:
       ends = []
       if stage + 1 < len(self.stages):
         first = firsts[stage + 1]
-        # By position, a stage has its first step once the steps before it have consumed that many
-        # samples.
+        # By position, a stage begins once the steps before it have consumed that many samples.
         ends.append(run.first_from(first - run.size) + 1 if self.by_position else first)
       if end_of_part is not None:
         ends.append(run.first_from(end_of_part))
@@ -349,7 +357,7 @@ class BatchSchedule:
 
   @functools.cached_property
   def _counted_epochs(self) -> Epochs | None:
-    """The epochs, with lengths that leave out what is skipped."""
+    """The epochs, with lengths that exclude skipped samples."""
     if self.epochs is None or not self.skips:
       return self.epochs
     lengths = dict(self.epochs.lengths)
@@ -363,22 +371,22 @@ class BatchSchedule:
         if lengths[epoch] < 1:
           raise errors.ConfigError(
               f"The skipped positions {first} to {end} cover all of epoch {epoch}, which this order"
-              " does not allow."
+              " does not allow. Skip fewer samples."
           )
     return Epochs(tuple(sorted(lengths.items())), self.epochs.cut)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """Steps of one size in epochs of one length.
+  """Consecutive steps with the same size, in epochs of the same length.
 
   Attributes:
-    first_step: The first of them.
-    first_position: What the steps before it have consumed, without what is skipped.
-    first_start: Where it starts.
-    size: Of each step.
-    epoch_start: Where the epoch of `first_start` begins.
-    epoch_length: Of that epoch and those that follow.
+    first_step: First step of the run.
+    first_position: Number of samples that earlier steps consumed, excluding skipped ones.
+    first_start: Start of the first step.
+    size: Number of samples per step.
+    epoch_start: Start of the epoch that contains `first_start`.
+    epoch_length: Length of that epoch and of those that follow.
   """
 
   first_step: int
@@ -410,7 +418,7 @@ class _Run:
     return self.first_position if step == self.first_step else self.start(step - 1) + self.size
 
   def first_from(self, position: int) -> int:
-    """Returns the first step of the run, taken as endless, that starts at or after a position."""
+    """Returns the first step that starts at or after a position, as if the run had no end."""
     epochs, place = divmod(position - self.epoch_start, self.epoch_length)
     if epochs < 0 or position <= self.first_start:
       return self.first_step

@@ -1,22 +1,23 @@
-"""What a run has seen, as a bitmap over the train chunks of a corpus.
+"""A bitmap of what a run has seen, over the train chunks of a corpus.
 
     stage 0   index A, file x   windows of 8    seen   [0, 8) [16, 24)     tokens of file x
     stage 1   index B, file x   windows of 12          ^^^^^^^^^^^^^^^^
                                                 0..11  12..23  24..35
                                                 seen   seen    left
 
-A window of the new corpus counts as seen if it overlaps any token that was seen. Files of two
-indexes are the same file if their full paths and their sizes are. Samples that a run skips, and
-those in the tails that an order drops, count as seen.
+A window of the new corpus counts as seen if it contains any token that was seen. Files of two
+indexes are the same if their full paths, sizes and data offsets are equal. Samples that a run
+skips, and those in the tails that an order drops, count as seen.
 
-The bitmap is a function of the stages alone. It is a file in the directory of stored orders, under
-a name that has a digest of these stages, and is built once per host.
+The bitmap is a function of the stages alone. It is a file in the directory of stored orders, named
+after a digest of these stages, and is built once per host.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -38,29 +39,38 @@ _BLOCK = 1 << 20
 
 
 class SharedFiles:
-  """Maps windows of one index to the windows of another that hold some of the same tokens."""
+  """Maps windows of one index to the windows of another that share tokens with them."""
 
   def __init__(self, one: index_lib.OlmoNpyIndex, other: index_lib.OlmoNpyIndex):
-    there = {key: i for i, key in enumerate(joined.file_keys(other))}
-    self._target = np.array([there.get(key, -1) for key in joined.file_keys(one)], np.int64)
+    there: dict[tuple[str, int, int], list[int]] = {}
+    for number, key in enumerate(joined.file_keys(other)):
+      there.setdefault(key, []).append(number)
+    targets = [there.get(key, []) for key in joined.file_keys(one)]
+    # An index may list a file several times; -1 stands for none.
+    self._targets = np.array(list(itertools.zip_longest(*targets, fillvalue=-1)), np.int64)
     self._starts, _ = _windows_of_files(one)
     self._other_starts, self._other_counts = _windows_of_files(other)
     self._window, self._other_window = one.window, other.window
 
   def overlapping(self, windows: np.ndarray) -> np.ndarray:
-    """Returns the windows of the other index that overlap some of this one; some come twice."""
+    """Returns the windows of the other index that overlap the given ones; some occur twice."""
     files = np.searchsorted(self._starts, windows, side="right") - 1
-    target = self._target[files]
-    files, target, windows = (values[target >= 0] for values in (files, target, windows))
     first = (windows - self._starts[files]) * self._window
     low = first // self._other_window
     high = (first + self._window - 1) // self._other_window
     found = [np.zeros(0, np.int64)]
-    for more in range(int((high - low).max(initial=-1)) + 1):
-      here = low + more
-      inside = (here <= high) & (here < self._other_counts[target])
-      found.append(self._other_starts[target[inside]] + here[inside])
+    for targets in self._targets:
+      target = targets[files]
+      for more in range(int((high - low).max(initial=-1)) + 1):
+        here = low + more
+        inside = (target >= 0) & (here <= high) & (here < self._other_counts[target])
+        found.append(self._other_starts[target[inside]] + here[inside])
     return np.concatenate(found)
+
+  @property
+  def digest(self) -> str:
+    """A digest of which files are the same."""
+    return hashlib.sha256(self._targets.tobytes()).hexdigest()
 
 
 def _windows_of_files(index: index_lib.OlmoNpyIndex) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +83,7 @@ def _windows_of_files(index: index_lib.OlmoNpyIndex) -> tuple[np.ndarray, np.nda
 def split_like(
     index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex, base_split: stream_lib.Split
 ) -> stream_lib.Split:
-  """Returns the split of an index that holds out what the split of another one does."""
+  """Returns the split of an index that holds out the same tokens as the split of another."""
   if index.fingerprint == base.fingerprint:
     return base_split
   windows = np.zeros(0, np.int64)
@@ -81,8 +91,8 @@ def split_like(
     windows = np.unique(SharedFiles(base, index).overlapping(base_split.held_out_windows))
   if len(windows) >= index.num_windows:
     raise errors.ConfigError(
-        "Every instance of this index overlaps the held-out part (olmo_eval_instances), so none is"
-        " left for training."
+        "Every instance of this index overlaps the held-out part (olmo_eval_instances), so none"
+        " remains for training. Hold out fewer instances."
     )
   return stream_lib.Split(
       num_windows=index.num_windows,
@@ -95,13 +105,13 @@ def split_like(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-  """What a run has taken from one stage.
+  """The samples that a run has taken from one stage.
 
   Attributes:
-    index: The corpus of the stage.
-    stream: Its stream.
-    length: How many positions of the stream the run takes.
-    consumed_path: The bitmap of what was consumed before the stage, if it has one.
+    index: Index of the stage's corpus.
+    stream: Stream of the stage.
+    length: Number of positions of the stream that the run takes.
+    consumed_path: Bitmap of the instances consumed before the stage; empty if there is none.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -111,15 +121,15 @@ class Part:
 
   @property
   def num_windows(self) -> int:
-    """About how many windows there are to mark."""
+    """Approximate number of windows to mark."""
     return min(self.length // self.index.chunk_size, self.index.num_windows)
 
   def windows(self) -> Iterator[np.ndarray]:
-    """Yields the windows that were taken, in blocks; some may come twice."""
+    """Yields the windows that were taken, in blocks; some may occur twice."""
     size = self.index.chunk_size
     chunks = -(-self.length // size)
     order = self.stream.order
-    # A whole epoch of a plain order has every train window.
+    # A complete epoch of a plain order contains every train window.
     plain = not isinstance(order, mixture_lib.MixtureOrder)
     if plain and self.length >= order.epochs.start(len(order.epochs.lengths)):
       for first in range(0, order.num_instances, _BLOCK * size):
@@ -145,11 +155,11 @@ class SeenFile:
   """The bitmap of what was seen before a stage.
 
   Attributes:
-    directory: Where it is kept.
-    key: All that decides its bits, as JSON-able values.
-    index: The corpus of the stage.
-    split: What is held out of it; the bits are those of train windows.
-    parts: Returns what was seen.
+    directory: Directory of the file.
+    key: Everything that decides the bits, as JSON-able values.
+    index: Index of the stage's corpus.
+    split: Split of that corpus; the bits are for train windows.
+    parts: Returns what the run has taken from earlier stages.
   """
 
   directory: str
@@ -160,7 +170,7 @@ class SeenFile:
 
   @property
   def path(self) -> str:
-    """The file."""
+    """Path of the file."""
     return os.path.join(self.directory, f"seen-{self._digest[:32]}.bits")
 
   @property
@@ -176,7 +186,7 @@ class SeenFile:
     """Opens the bitmap, and builds it first if it is missing or damaged.
 
     Args:
-      stop: If it is set, building ends with an InterruptedError.
+      stop: Event that stops building, with an InterruptedError.
     """
     found = self._find()
     if found is not None:
@@ -207,7 +217,7 @@ class SeenFile:
     bits = np.zeros(-(-self.num_chunks // 8), np.uint8)
     parts, size = self.parts(), self.split.chunk_size
     total = sum(part.num_windows for part in parts)
-    # A small bitmap takes no time worth a message.
+    # A small bitmap is built too fast to be worth a message.
     with progress.progress_bar(
         "Marking what the run has seen", total, enabled=total > _BLOCK, unit="windows"
     ) as advance:

@@ -1,14 +1,14 @@
 """Skipped samples: ranges of positions that no batch takes.
 
-A run that skips bad data continues with the sample after it. Positions still count the skipped
+A run that skips bad data continues with the next sample. Positions still include the skipped
 samples, so a skip repeats nothing and moves no other sample to another position. A schedule counts
-the samples that are left, by their numbers:
+only the remaining samples, by their numbers:
 
     skipped [4, 7)     position   0  1  2  3  4  5  6  7  8  9
                        number     0  1  2  3  .  .  .  4  5  6
 
-`Skip` is one range with the request that it came from. A request in steps becomes positions once,
-under the schedule in force when it is first made, and the run's history keeps the result.
+`Skip` is one range with the request that it came from. A request in steps is converted to positions
+once, with the schedule in force when it is first made, and the run's history keeps the result.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Skip(NamedTuple):
   """A range of positions to skip.
 
   Attributes:
-    request: What was asked for, such as `steps 41180:41220`; the same request is never converted
+    request: Text of the request, such as `steps 41180:41220`; the same request is never converted
       twice.
-    first: The first position.
-    end: The position after the last.
-    mode: 'drop' takes the samples out of the stream, 'mask' delivers them without loss.
+    first: First position.
+    end: Position after the last.
+    mode: 'drop' removes the samples from the stream, 'mask' delivers them without loss.
   """
 
   request: str
@@ -45,22 +45,23 @@ class Skip(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Skips:
-  """Position ↔ number of the samples that are not skipped.
+  """Maps positions to the numbers of samples that are not skipped, and back.
 
   Attributes:
-    ranges: `(first, end)` pairs of positions, ascending and apart from each other.
+    ranges: `(first, end)` pairs of positions, ascending and with gaps between them.
   """
 
   ranges: tuple[tuple[int, int], ...] = ()
 
   @classmethod
   def of(cls, ranges: Iterable[tuple[int, int]]) -> Skips:
-    """Makes skips of ranges in any order, which may overlap."""
+    """Makes skips from ranges in any order, which may overlap."""
     merged: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
       if not 0 <= first < end:
         raise errors.ConfigError(
-            f"A skipped range has at least one sample from position 0 on, got {first} to {end}."
+            f"A skipped range must have at least one sample, from position 0 on; got {first} to"
+            f" {end}."
         )
       if merged and first <= merged[-1][1]:
         first, end = merged[-1][0], max(end, merged.pop()[1])
@@ -76,7 +77,7 @@ class Skips:
 
   @functools.cached_property
   def _skipped(self) -> np.ndarray:
-    """How many positions the first 0, 1, 2, … ranges skip."""
+    """The number of positions that the first 0, 1, 2, … ranges skip."""
     sizes = [end - first for first, end in self.ranges]
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
@@ -91,13 +92,13 @@ class Skips:
     return int(self.positions(np.array([number]))[0]) if self.ranges else number
 
   def consumed(self, number: int) -> int:
-    """Returns the position reached after `number` samples; a skip that comes next is not begun."""
+    """Returns the position after `number` samples; does not include a skip that begins there."""
     if not self.ranges:
       return number
     return number + int(self._skipped[np.searchsorted(self._numbers, number, side="left")])
 
   def number(self, position: int) -> int:
-    """Returns how many samples lie before a position without the skipped ones."""
+    """Returns the number of samples before a position that are not skipped."""
     if not self.ranges:
       return position
     begun = int(np.searchsorted(self._firsts, position, side="left"))
@@ -124,7 +125,7 @@ class Requests(NamedTuple):
   Attributes:
     ranges: `(first, end)` pairs; the end is not skipped.
     unit: 'steps', as the run logged them, or 'samples'.
-    mode: As in `Skip`.
+    mode: Mode of all ranges, as in `Skip`.
   """
 
   ranges: tuple[tuple[int, int], ...] = ()
@@ -137,13 +138,13 @@ class Requests(NamedTuple):
       position: int,
       to_positions: Callable[[int, int], tuple[int, int]],
   ) -> tuple[Skip, ...]:
-    """Returns the skips in force from a position on, and those before it, by position.
+    """Returns all skips of the run, past and future, sorted by position.
 
     Args:
-      recorded: The skips in the run's history. Those that the run has begun stay as they were;
-        later ones stay only if they are still asked for.
-      position: Where the run resumes.
-      to_positions: Converts a range of steps.
+      recorded: Skips in the run's history. Those that the run has reached are kept; later ones are
+        kept only if they are still requested.
+      position: Position at which the run resumes.
+      to_positions: Converts a range of steps to positions.
 
     Raises:
       ResumeError: The run has already passed the beginning of a new range.
@@ -158,7 +159,7 @@ class Requests(NamedTuple):
           bounds = to_positions(first, end) if self.unit == "steps" else (first, end)
         except errors.OrderError as error:
           raise errors.ResumeError(
-              f"olmo_skip: {request} cannot be skipped any more: {error} Resume from a checkpoint"
+              f"olmo_skip: {request} can no longer be skipped: {error} Resume from a checkpoint"
               f" before step {first}, or remove the range."
           ) from error
         skip = Skip(request, *bounds)

@@ -1,7 +1,7 @@
 """The stream of a run with stages: at each position, the stream of the stage in force.
 
-The stream of a stage is made when it is first asked for, because the bitmap of what was seen before
-it may take a while to build; `look_ahead` builds it in the background before the stage begins.
+The stream of a stage is created on first use, because the bitmap of what was seen before it may
+take a while to build; `look_ahead` builds it in the background before the stage begins.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import stored
 from maxtext_olmo.order import stream as stream_lib
 
-# The epoch of stages whose batches may span epochs, in a schedule where those of others may not.
+# Length of the epoch that stands for stages whose batches may span epochs, in a schedule with other
+# stages whose batches may not.
 _ENDLESS = 1 << 61
-# A bitmap is begun when this share of the run before its stage is left.
+# Building a bitmap starts when this share of the run before its stage remains.
 _AHEAD = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpora:
-  """The corpora of the stages, and what all stages share.
+  """The corpora of the stages, and the settings that all stages share.
 
   Attributes:
-    base: The index of the run, whose held-out part is the same in all stages.
+    base: Index of the run, whose held-out part is the same in all stages.
     others: Indexes of other stages, by fingerprint.
-    held_out_instances: Instances of the base index that are held out.
-    cache_dir: Where stored orders and bitmaps are kept.
-    consumed_path: A bitmap of what the first epoch of the first stage leaves out.
+    held_out_instances: Number of instances of the base index that are held out.
+    cache_dir: Directory of stored orders and bitmaps.
+    consumed_path: Bitmap of the instances that the first epoch of the first stage leaves out.
   """
 
   base: index_lib.OlmoNpyIndex
@@ -61,12 +62,13 @@ class Corpora:
     if index.fingerprint != settings.fingerprint:
       raise errors.CorpusError(
           f"{stage.name} had the index {settings.index_path} with the fingerprint"
-          f" {settings.fingerprint}, which is {index.fingerprint} now. Put the index back."
+          f" {settings.fingerprint}, but that index now has {index.fingerprint}. Restore the old"
+          " index."
       )
     return index.with_sequence_length(self.base.sequence_length)
 
   def split(self, index: index_lib.OlmoNpyIndex) -> stream_lib.Split:
-    """Returns what is held out of an index."""
+    """Returns the split of an index."""
     split = stream_lib.Split.of_index(self.base, self.held_out_instances)
     return seen_lib.split_like(index, self.base, split)
 
@@ -77,12 +79,12 @@ def drops_tails(settings: stages_lib.Settings) -> bool:
 
 
 class StagedStream:
-  """Position → instance id, over the stages of a run.
+  """Maps positions to instance ids, over the stages of a run.
 
   Args:
-    stages: By position; the first is at position 0.
-    corpora: Their indexes.
-    num_epochs: Epochs of the last stage until the end; None for a stream without end.
+    stages: Stages sorted by position; the first is at position 0.
+    corpora: Indexes of the stages.
+    num_epochs: Number of epochs of the last stage; None for an endless stream.
   """
 
   held_out = False
@@ -100,6 +102,7 @@ class StagedStream:
     self._firsts = [stage.position for stage in stages]
     self._streams: dict[int, stream_lib.Stream] = {}
     self._first_epochs = [0]
+    self._unprepared: set[int] = set()
     self._connect()
 
   def _connect(self) -> None:
@@ -128,17 +131,17 @@ class StagedStream:
 
   @property
   def split(self) -> stream_lib.Split:
-    """What is held out of the corpus that the run began with."""
+    """The split of the corpus that the run began with."""
     return self.stream(0).split
 
   @property
   def endless(self) -> bool:
-    """Whether there is no end."""
+    """True if the stream has no end."""
     return self.num_epochs is None
 
   @property
   def num_positions(self) -> int | None:
-    """The number of samples until the end; None if there is none, or it is not known yet."""
+    """The number of samples until the end; None if there is no end or it is not known yet."""
     last = len(self.stages) - 1
     if self.num_epochs is None or (self._needs_bitmap(last) and last not in self._streams):
       return None
@@ -146,7 +149,7 @@ class StagedStream:
 
   @property
   def drops_tails(self) -> bool:
-    """Whether a stage has batches that do not span epochs."""
+    """True if any stage has batches that may not span epochs."""
     return any(drops_tails(stage.settings) for stage in self.stages)
 
   @property
@@ -187,7 +190,7 @@ class StagedStream:
     return StagedEpochs(self)
 
   def length(self, number: int) -> int | None:
-    """Returns how many positions a stage has; None for the last."""
+    """Returns the number of positions of a stage; None for the last."""
     if number + 1 == len(self.stages):
       return None
     return self._firsts[number + 1] - self._firsts[number]
@@ -214,11 +217,11 @@ class StagedStream:
       return self._first_epochs[number]
 
   def _count_epochs(self, number: int) -> int:
-    """Returns how many epochs a stage has begun before the next one."""
+    """Returns the number of epochs that a stage begins before the next stage."""
     try:
       return self.stream(number).epochs.epoch(self.length(number) - 1) + 1  # type: ignore
     except errors.CorpusError as error:
-      # The number of an epoch is for people; the rows of later stages do not depend on it.
+      # Epoch numbers are for display only; the rows of later stages do not depend on them.
       logging.warning("The epochs of %s are counted as one: %s", self.stages[number].name, error)
       return 1
 
@@ -268,9 +271,11 @@ class StagedStream:
       raise errors.ConfigError(f"{self.stages[number].name}: {error}") from error
 
   def _taken_before(self, number: int) -> tuple[dict[str, int], int | None]:
-    """Returns what mixtures before a stage have taken of its labels.
+    """Returns what earlier mixtures have taken of a stage's labels.
 
-    Also the stage whose bitmap the first epochs of the labels leave out; None if there is none.
+    Returns:
+      The number of chunks taken of each label, and the stage whose bitmap the first epochs of the
+      labels leave out, or None.
     """
     mine = self.stages[number].settings
     taken: dict[str, int] = {}
@@ -311,6 +316,12 @@ class StagedStream:
         "sequence_length": self.sequence_length,
         "split": self.stream(0).split.identity(),
         "consumed": consumed,
+        # Directories are no part of a fingerprint, so which files are the same may change.
+        "shared": [
+            seen_lib.SharedFiles(self.index(earlier), index).digest
+            for earlier in range(number)
+            if self.stages[earlier].settings.fingerprint != index.fingerprint
+        ],
     }
     directory = self.corpora.cache_dir or stored.default_cache_dir()
     return seen_lib.SeenFile(directory, key, index, split, parts)
@@ -323,7 +334,7 @@ class StagedStream:
     return self.stream(last).has(position - self._firsts[last])
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs and the instance ids at some positions."""
+    """Returns the epoch and the instance id at each position."""
     positions = np.asarray(positions, np.int64)
     numbers = np.searchsorted(self._firsts, positions, side="right") - 1
     epochs, ids = np.empty_like(positions), np.empty_like(positions)
@@ -351,14 +362,16 @@ class StagedStream:
     return which, found + self._firsts[number]
 
   def prepare(self, position: int) -> None:
-    """Prepares the order of a position's epoch, before workers are made that read from there."""
+    """Prepares the order of a position's epoch before workers start that read from there."""
     number = self.number_at(position)
     self.stream(number).prepare(position - self._firsts[number])
 
   def look_ahead(self, position: int) -> None:
-    """Builds, in the background, the bitmap of a stage that begins soon."""
+    """Builds the bitmap of a stage that begins soon, in the background."""
     number = self.number_at(position) + 1
-    if number >= len(self.stages) or number in self._streams or self._thread is not None:
+    if number >= len(self.stages) or number in self._streams or number in self._unprepared:
+      return
+    if self._thread is not None:
       return
     if self._needs_bitmap(number) and position >= self._firsts[number] * (1 - _AHEAD):
       self._thread = threading.Thread(
@@ -368,18 +381,22 @@ class StagedStream:
 
   def _build(self, number: int) -> None:
     try:
-      # Without the lock of this stream: batches are located meanwhile.
+      # The lock of this stream is not taken while the file's is held, which would be a deadlock.
+      for earlier in range(number):
+        self.stream(earlier)
+      # Without the lock of this stream, because batches are located in the meantime.
       self._seen(number).open(self._stop)
       self.stream(number)
     except InterruptedError:
       pass
-    except errors.MaxtextOlmoError as error:  # It is raised when the stage begins.
+    except errors.MaxtextOlmoError as error:  # It is raised again when the stage begins.
+      self._unprepared.add(number)
       logging.warning("%s cannot be prepared: %s", self.stages[number].name, error)
     finally:
       self._thread = None
 
   def close(self) -> None:
-    """Closes the files of the orders and stops what runs in the background; it stays usable."""
+    """Closes the files of the orders and stops background work; the stream remains usable."""
     thread = self._thread
     if thread is not None:
       self._stop.set()
@@ -389,16 +406,16 @@ class StagedStream:
       stream.close()
 
   def identity(self) -> dict[str, Any]:
-    """Returns what determines the first stage; `stages` says the rest."""
+    """Returns the identity of the first stage; `stages` describes the others."""
     return self.stream(0).identity()
 
 
 @dataclasses.dataclass(frozen=True)
 class StagedEpochs:
-  """Position ↔ epoch, with epochs numbered over all stages.
+  """Maps positions to epochs and back, with epochs numbered over all stages.
 
   Attributes:
-    stream: The stream with stages.
+    stream: Stream of the run.
   """
 
   stream: StagedStream
@@ -414,7 +431,7 @@ class StagedEpochs:
     return self.stream.stages[number].position + own
 
   def length(self, epoch: int) -> int:
-    """Returns how many places an epoch has."""
+    """Returns the number of places of an epoch."""
     number, own_epoch = self.stream.stage_of_epoch(epoch)
     whole, end = self.stream.stream(number).epochs.length(own_epoch), self.stream.length(number)
     start = self.stream.stream(number).epochs.start(own_epoch)

@@ -1,17 +1,17 @@
-"""Stages of a run: from some position on, another mixture, order, seed or corpus.
+"""Stages of a run, which change its mixture, order, seed or corpus from a position on.
 
     stage            0: web and code by weight     1: twice the code      2: another index
     positions        0 … 3999                      4000 … 7999            8000 …
-    its own          0 … 3999                      0 … 3999               0 …
+    within stage     0 … 3999                      0 … 3999               0 …
 
-Positions count the samples of the whole run, and each stage is a stream of its own that begins at
-its first position. Epochs are numbered over the run: those of a stage follow those of the stages
-before it, and an epoch that a new stage cuts off keeps its number.
+Positions count the samples of the whole run, and each stage is a separate stream that begins at its
+first position. Epochs are numbered over the run: those of a stage follow those of the stages before
+it, and an epoch that a new stage cuts short keeps its number.
 
-Mixtures of one corpus, order and seed share the streams of their labels: each label continues where
-the stages before left it, which is a sum of closed forms. With `leave_out_seen`, the first epoch of
-a stage (for a mixture, of each label) leaves out what the run has seen in any stage before it, by a
-bitmap (`seen`).
+Mixtures with the same corpus, order and seed share the streams of their labels: each label
+continues where earlier stages left it, which a closed form computes. With `leave_out_seen`, the
+first epoch of a stage (for a mixture, of each label) leaves out what the run has seen in any
+earlier stage, using a bitmap (`seen`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ SCHEMA: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What decides the rows of a stage.
+  """The settings that decide the rows of a stage.
 
   Attributes:
-    order: The name of the order.
-    seed: The seed of the order.
-    fingerprint: Of the corpus.
-    index_path: Where its index was; no part of what is compared.
-    mixture: `(label or pattern, value)` pairs, by name; empty for the corpus as it is.
-    unit: The unit of the values.
+    order: Name of the order.
+    seed: Seed of the order.
+    fingerprint: Fingerprint of the corpus.
+    index_path: Path of the index; ignored in comparisons.
+    mixture: `(label or pattern, value)` pairs, sorted by name; empty for the corpus as it is.
+    unit: Unit of the values.
     leave_out_seen: Whether the first epoch leaves out what the run has seen.
   """
 
@@ -59,11 +59,11 @@ class Settings:
 
   @property
   def shares_labels(self) -> tuple[str, str, int]:
-    """What two mixtures have in common if the labels of one continue in the other."""
+    """A key that is equal for two mixtures if the labels of one continue in the other."""
     return self.fingerprint, self.order, self.seed
 
   def differences(self, other: Settings) -> list[str]:
-    """Returns what differs, in words, by the names of the config's keys."""
+    """Returns a text for each difference, with the names of the config keys."""
     values = [
         {
             "olmo_index_path": f"{settings.index_path} ({settings.fingerprint})",
@@ -84,7 +84,7 @@ class Settings:
     ]
 
   def describe(self, before: Settings) -> str:
-    """Returns the settings in a few words; the index only if it is another one than before."""
+    """Returns the settings in a few words; includes the index only if it differs from `before`."""
     what = f"{self.order} order, seed {self.seed}"
     if self.mixture:
       shares = ", ".join(f"{name}={value:g}" for name, value in self.mixture)
@@ -99,10 +99,10 @@ class Stage:
   """A stage, as the history of a run keeps it.
 
   Attributes:
-    position: Its first position in the run.
-    request: What was asked for, such as `step 1000`; the same request is never converted twice.
+    position: First position of the stage in the run.
+    request: Text of the request, such as `step 1000`; the same request is never converted twice.
       Empty for the stage that a run begins with.
-    settings: What decides its rows.
+    settings: Settings that decide its rows.
   """
 
   position: int
@@ -111,7 +111,7 @@ class Stage:
 
   @property
   def name(self) -> str:
-    """The stage in words, for messages."""
+    """A description of the stage for messages."""
     return f"the stage from {self.request} on" if self.request else "the first stage"
 
   def to_json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Stage:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Stage:
-    """Returns the stage of a dict that `to_json` made and `SCHEMA` describes."""
+    """Returns the stage from a dict that `to_json` made and that matches `SCHEMA`."""
     mixture = values.get("mixture") or {}
     if not all(type(value) in (int, float) and 0 < value < 2**64 for value in mixture.values()):
       raise schema.damaged(f"the mixture of a stage is {schema.show(mixture)}")
@@ -141,5 +141,5 @@ class Stage:
 
 
 def mixture_pairs(mixture: dict[str, float]) -> tuple[tuple[str, float], ...]:
-  """Returns a mixture as settings keep it."""
+  """Returns a mixture in the form of `Settings.mixture`."""
   return tuple(sorted((str(name), float(value)) for name, value in mixture.items()))

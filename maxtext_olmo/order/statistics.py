@@ -1,15 +1,15 @@
-"""How well an order mixes, as standard deviations from what a true shuffle is expected to give.
+"""Statistics of how well an order mixes, in standard deviations from a true shuffle.
 
-A hundred blocks of a thousand consecutive positions, spread over an epoch, are looked at:
+They are computed over a hundred blocks of a thousand consecutive positions, spread over an epoch:
 
     displacement     the mean distance of an instance from its place in the corpus
     correlation      between the ids at positions 1, 2 and 8 apart
-    files            how many of 950 files of very different sizes a batch of 500 draws from
+    files            the number of 950 files, of very different sizes, in a batch of 500
     chi-square       ids in 256 equal ranges, over all blocks
     block chi-square the same within single blocks, summed
-    all orders of 5  how often each of the 120 permutations of 5 instances comes up, over seeds
+    all orders of 5  the frequency of each of the 120 permutations of 5 instances, over seeds
 
-A true shuffle stays within 4 of its expectation, up or down, in all but one of 16,000 such figures.
+For a true shuffle, all but one in 16,000 such values are between -4 and +4.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Ids = Callable[[np.ndarray], np.ndarray]
 
 
 def report(sizes: Sequence[int], *, seed: int, largest_stored: int) -> str:
-  """Reports the figures of some sizes, as a Markdown table each."""
+  """Returns a report with a Markdown table for each size."""
   parts = [__doc__.split("\n\n", 1)[1]]
   for n in sizes:
     with tempfile.TemporaryDirectory(prefix="maxtext_olmo_stats_") as cache:
@@ -64,7 +64,7 @@ def _table(corner: str, columns: dict[str, dict[str, float]]) -> str:
 
 
 def measure(ids: Ids, n: int) -> dict[str, float]:
-  """Returns the figures of one order over n instances; standard normal for a true shuffle."""
+  """Returns the statistics of an order over n instances; standard normal for a true shuffle."""
   blocks = max(1, min(_BLOCKS, n // (2 * _BLOCK)))
   starts = np.linspace(0, n - _BLOCK, blocks).astype(np.int64)
   positions = starts[:, None] + np.arange(_BLOCK)
@@ -81,7 +81,7 @@ def measure(ids: Ids, n: int) -> dict[str, float]:
 
 
 def small_orders(ids: Callable[[int], np.ndarray]) -> float:
-  """Returns how evenly seeds spread over all permutations of a few instances."""
+  """Returns a statistic of how evenly seeds give all permutations of a few instances."""
   places = {order: i for i, order in enumerate(itertools.permutations(range(_SMALL)))}
   counts = np.zeros(len(places))
   for seed in range(_SMALL_SEEDS):
@@ -95,7 +95,7 @@ def _order(name: str, n: int, seed: int, cache: str | None = None) -> Ids:
 
 
 def _orders(n: int, seed: int, cache: str | None) -> dict[str, Ids]:
-  """Returns the orders to compare; without a cache, those that are computed."""
+  """Returns the orders to compare; without a cache, only the computed ones."""
   found = {"feistel": _order("feistel", n, seed)}
   if cache is not None:
     found["olmo_core"] = _order("olmo_core", n, seed, cache)
@@ -148,7 +148,7 @@ def _chi_square(counts: np.ndarray, population: int | None = None) -> float:
   freedom = len(counts) - 1
   value = float(((counts - expected) ** 2).sum() / expected)
   if population is not None:
-    # No instance appears twice, which makes the counts more even than independent draws would.
+    # No instance appears twice, so the counts are more even than those of independent draws.
     value *= (population - 1) / (population - counts.sum())
   spread = 2 / (9 * freedom)
   return ((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)

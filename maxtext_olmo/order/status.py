@@ -1,4 +1,4 @@
-"""Where a run stands, as `describe()` of an iterator returns it."""
+"""The status of a run, which `describe()` of an iterator returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RunStatus:
-  """Where a run stands; as text, one line per fact.
+  """The progress of a run and the identity of its stream; prints as a short text.
 
   >>> RunStatus(step=200, position=1600, tokens=409600, epoch=1, identity={"seed": 7})
   200 steps done: 1,600 samples, 409,600 tokens
@@ -17,11 +17,11 @@ class RunStatus:
   stream: seed 7
 
   Attributes:
-    step: Steps done, which is also the number of the next step.
-    position: Samples consumed, over all hosts.
-    tokens: Tokens of these samples, padding included.
-    epoch: The epoch of the next sample; None after the last one, or if epochs are not counted.
-    identity: What decides which row is at which position: corpus, order, seed, split.
+    step: Number of steps done, which is also the number of the next step.
+    position: Number of samples consumed, over all hosts.
+    tokens: Number of tokens in these samples, including padding.
+    epoch: Epoch of the next sample; None after the last one, or if epochs are not counted.
+    identity: Values that decide which row is at which position: corpus, order, seed, split.
   """
 
   step: int

@@ -1,28 +1,28 @@
-"""Orders of other systems, which exist only as whole arrays: OLMo-core's and MaxText's.
+"""The orders of OLMo-core and MaxText, which can only be computed as whole arrays.
 
 `olmo_core` is the order of `NumpyFSLDataLoader` of OLMo-core 3, bit for bit: seed and epoch are
 added, chunks of `max_target_sequence_length` stay together, and no batch crosses the end of an
 epoch. `maxtext` is the order of MaxText's `olmo_grain` documentation, which that loader serves on
 one host only.
 
-The arrays are files that all processes of a host read from, so an order can be pickled to workers
-and takes no memory in any of them:
+The arrays are files that all processes of a host read, so an order can be pickled to workers and
+takes no memory in them:
 
     4096 bytes   a line of JSON, padded: kind, size, seed, epoch, and the checksum of the rest
     4 · n bytes  the permutation, uint32, little endian
 
 A file is built once per host, when it is first needed: the first process holds a lock and builds
-it, the others wait. It is written under a temporary name and renamed, so it is either complete or
-absent; a file that does not match its name (another size, header or checksum) is rebuilt. Building
-takes the memory of one array, reading that of the places read.
+it, and the others wait. It is written under a temporary name and renamed, so it is either complete
+or absent; a file that does not match its name (wrong size, header or checksum) is rebuilt. Building
+takes the memory of one array; reading takes only that of the places read.
 
-Both orders come from NumPy's shuffle as it is today. NumPy promises the raw 64-bit outputs of PCG64
-for all versions, but not what `Generator.shuffle` makes of them, which is:
+Both orders use NumPy's current shuffle. NumPy guarantees the raw 64-bit outputs of PCG64 for all
+versions, but not the result of `Generator.shuffle`, which is:
 
     u32()    the low half of a raw output first, then its high half
     for i = n-1 … 1:  j = u32() & (2**bitlength(i) - 1), drawn again until j <= i;  swap a[i], a[j]
 
-If a small array shows that NumPy has changed, the loop runs in Python.
+If shuffling a small array shows that NumPy has changed, the loop runs in Python.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from maxtext_olmo.order import base
 
 MAX_SIZE = (1 << 32) - 1
 _RAW_BLOCK = 1 << 17
-# 0 … 20 as seed 34521 shuffles them: small enough to check each time, and drawn with masks of all
-# lengths up to 5 bits.
+# The numbers 0 to 20 shuffled with seed 34521: small enough to check every time, and drawn with
+# masks of all lengths up to 5 bits.
 _CHECK_SEED = 34521
 _CHECK = (20, 8, 0, 6, 17, 15, 3, 19, 9, 2, 11, 12, 7, 1, 16, 4, 5, 18, 13, 14, 10)
 
 
 def shuffled(n: int, seed: int) -> np.ndarray:
-  """Returns 0 … n-1 as uint32, shuffled by a seed, using no memory but the array's own."""
+  """Returns the numbers 0 to n - 1 as uint32, shuffled in place with a seed."""
   if not 1 <= n < MAX_SIZE:
-    raise errors.OrderError(f"A stored order has from 1 to 2**32 - 2 places, got {n}.")
+    raise errors.OrderError(f"A stored order must have 1 to 2**32 - 2 places, got {n}.")
   if tuple(_with_numpy(len(_CHECK), _CHECK_SEED).tolist()) == _CHECK:
     return _with_numpy(n, seed)
   logging.warning(
@@ -79,7 +79,7 @@ def _with_numpy(n: int, seed: int) -> np.ndarray:
 
 
 def with_python(n: int, seed: int) -> np.ndarray:
-  """Returns what `shuffled` does, in plain Python: right in any NumPy."""
+  """Returns the same array as `shuffled`, computed in Python, so correct with any NumPy."""
   numbers = np.arange(n, dtype=np.uint32)
   cells, raw = numbers.data, np.random.PCG64(seed)
   halves: Iterator[int] = iter(())
@@ -97,7 +97,7 @@ def with_python(n: int, seed: int) -> np.ndarray:
 
 
 def combine_seed_epoch(seed: int, epoch: int) -> int:
-  """Returns the 64-bit seed that MaxText's order shuffles an epoch with."""
+  """Returns the 64-bit seed with which MaxText's order shuffles an epoch."""
   digest = hashlib.sha256(f"olmo-shuffle:{int(seed)}:{int(epoch)}".encode()).digest()
   return int.from_bytes(digest[:8], "little")
 
@@ -108,7 +108,7 @@ _VERSION = 1
 _LOG_FROM = 50_000_000
 _PIECE_BYTES = 4 << 20
 
-# Inode, size and time of change: identifies a file that was verified and has not changed since.
+# Inode, size and modification time, which identify a file that was verified and has not changed.
 FileId = tuple[int, int, int]
 
 
@@ -120,15 +120,15 @@ def default_cache_dir() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class OrderFile:
-  """One epoch's permutation of `n` chunks.
+  """The file of one epoch's permutation of `n` chunks.
 
   Attributes:
-    kind: Whose order it is: `olmo_core` or `maxtext`.
-    n: Chunks, which are what is permuted.
-    seed: Of the run.
-    epoch: Counted from 0.
-    chunk: Instances per chunk.
-    directory: The cache.
+    kind: System that defines the order: `olmo_core` or `maxtext`.
+    n: Number of chunks that are permuted.
+    seed: Seed of the run.
+    epoch: Epoch, counted from 0.
+    chunk: Number of instances per chunk.
+    directory: Directory of the cache.
   """
 
   kind: str
@@ -140,7 +140,7 @@ class OrderFile:
 
   @property
   def path(self) -> str:
-    """The file's path; its name has everything that determines its content."""
+    """Path of the file; its name includes everything that determines its content."""
     name = f"{self.kind}-n{self.n}-chunk{self.chunk}-seed{self.seed}-epoch{self.epoch}.order"
     return os.path.join(self.directory, name)
 
@@ -155,7 +155,7 @@ class OrderFile:
     """Opens the permutation, and builds the file first if it is missing or wrong.
 
     Args:
-      trusted: The id that an earlier `open`, perhaps in a parent process, returned: the checksum of
+      trusted: Id that an earlier `open`, perhaps in a parent process, returned; the checksum of
         that file is not computed again.
 
     Returns:
@@ -172,19 +172,19 @@ class OrderFile:
         found = self._find(None)
     if found is None:
       raise errors.OrderError(
-          f"{self.path} does not read back as it was written: its disk is damaged, or another"
+          f"{self.path} does not read back as it was written: the disk is damaged, or another"
           " program changes the file. Choose another olmo_order_cache_dir."
       )
     return found
 
   def _find(self, trusted: FileId | None) -> tuple[file_array.FileArray, FileId] | None:
-    """Opens the permutation if file and header are those of this order."""
+    """Opens the permutation if the file exists and belongs to this order; otherwise None."""
     storage = LocalStorage(max_open_files=1)
     try:
       stat = os.stat(self.path)
       header = json.loads(storage.read(self.path, 0, HEADER_BYTES))
     except (OSError, errors.CorpusError, ValueError, RecursionError):
-      return None  # Nothing is there, or what is there is not an order file, which `_build` finds.
+      return None  # The file does not exist, or is not an order file, which `_build` replaces.
     if stat.st_size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
       return None
     checksum = header.get("checksum")
@@ -201,7 +201,7 @@ class OrderFile:
     return {"magic": _MAGIC, "version": _VERSION, **values}
 
   def _build(self) -> None:
-    """Shuffles and writes the file, while the lock is held."""
+    """Shuffles and writes the file; the caller must hold the lock."""
     for left_over in glob.glob(
         os.path.join(glob.escape(self.directory), f".{os.path.basename(self.path)}.*.tmp")
     ):
@@ -229,7 +229,7 @@ class OrderFile:
 
 @contextlib.contextmanager
 def building(path: str) -> Iterator[None]:
-  """Waits for the lock of a file of the cache and holds it; a process that dies releases it."""
+  """Holds the lock of a file of the cache; a process that dies releases it."""
   directory = os.path.dirname(path)
   try:
     os.makedirs(directory, exist_ok=True)
@@ -237,21 +237,21 @@ def building(path: str) -> Iterator[None]:
   except (OSError, ValueError) as error:
     raise errors.ConfigError(
         f"The directory of stored orders, {directory!r}, cannot be written: {error}. Set"
-        " olmo_order_cache_dir to a directory that can."
+        " olmo_order_cache_dir to a writable directory."
     ) from error
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError as error:
-      # Some network file systems have no locks. Without one, a file may be built twice, but the
-      # rename keeps it correct.
+      # Some network file systems do not support locks. Without one, a file may be built twice, but
+      # the rename keeps it correct.
       if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
         raise
     yield
 
 
 def _open_at_once(path: str, flags: int) -> int:
-  # A FIFO would block until somebody reads from it; this way it is refused.
+  # Non-blocking, because opening a FIFO would wait for a reader; this way it fails.
   return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
@@ -272,7 +272,7 @@ def _pieces(storage: LocalStorage, path: str, size: int) -> Iterator[memoryview]
 
 
 class StoredOrder(base.Order):
-  """A permutation per epoch, from a file in `cache_dir` that is built when it is first needed."""
+  """An order with one permutation file per epoch in `cache_dir`, built when first needed."""
 
   def __init__(self, *, num_instances: int, seed: int, chunk_size: int = 1):
     super().__init__(num_instances=num_instances, seed=seed, chunk_size=chunk_size)
@@ -297,7 +297,7 @@ class StoredOrder(base.Order):
     self._arrays = {}
 
   def prepare(self, position: int) -> None:
-    """Opens the array of a position's epoch, so that later workers trust it without a checksum."""
+    """Opens the array of a position's epoch, so that workers need not compute its checksum."""
     self._open(self.epochs.epoch(position))
 
   def file(self, epoch: int) -> OrderFile:
@@ -315,8 +315,8 @@ class StoredOrder(base.Order):
     if (found := self._arrays.get(epoch)) is not None:
       return found
     array, trusted = self.file(epoch).open(self._trusted.get(epoch))
-    # A batch and its prefetched successors touch at most two epochs. Rebinding the dict is safe
-    # under threads.
+    # A batch and its prefetched successors span at most two epochs. The dict is replaced and never
+    # modified, so threads need no lock.
     self._arrays = {**dict(list(self._arrays.items())[-1:]), epoch: array}
     self._trusted = {**self._trusted, epoch: trusted}
     return array
@@ -326,7 +326,7 @@ class StoredOrder(base.Order):
 
 
 class OlmoCoreOrder(StoredOrder):
-  """The order of OLMo-core's fixed-length loader; its epoch 1 is epoch 0 here."""
+  """The order of OLMo-core's fixed-length loader; epoch 1 there is epoch 0 here."""
 
   name = "olmo_core"
   drops_tails = True
@@ -334,7 +334,7 @@ class OlmoCoreOrder(StoredOrder):
 
 
 class MaxTextOrder(StoredOrder):
-  """The order that MaxText documents for `olmo_grain`; `OlmoIndexSampler` cuts it into blocks."""
+  """The order that MaxText documents for `olmo_grain`; `OlmoIndexSampler` divides it by host."""
 
   name = "maxtext"
   foreign = True

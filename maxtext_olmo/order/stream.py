@@ -1,13 +1,13 @@
-"""The stream: which instance each position of a run holds.
+"""Streams, which say which instance is at each position of a run.
 
-A stream joins an order (position → rank) and a split (rank → instance id), and knows where it ends.
-Its identity is what a checkpoint must agree with: two streams of equal identity hold the same
-instance at every position.
+A stream combines an order (position → rank) and a split (rank → instance id), and knows where it
+ends. A checkpoint records its identity: two streams with the same identity have the same instance
+at every position.
 
 A split says which instances training may see. The held-out set is chosen over windows (of
 `max_target_sequence_length` tokens if the index has one, otherwise one instance each) by a keyed
 permutation. Its key, and the number of windows it was made for, are stored in the index, so files
-appended later do not move it. Training ranks count the other instances in corpus order:
+appended later do not change it. Training ranks count the other instances in corpus order:
 
     8 windows, held out {2, 5}:   train rank  0 1 2 3 4 5   →  instance  0 1 3 4 6 7
 """
@@ -34,12 +34,12 @@ class Split:
   """The train and held-out instances of a corpus; memory grows with the held-out set alone.
 
   Attributes:
-    num_windows: All windows of the corpus.
-    chunk_size: Instances per window.
-    num_held_out: Windows that training never sees.
+    num_windows: Number of windows in the corpus.
+    chunk_size: Number of instances per window.
+    num_held_out: Number of windows that training never sees.
     key: Key of the permutation that chooses them.
-    keyed_windows: How many windows, from the first, the permutation chooses from.
-    listed: The held-out windows themselves, if another corpus decides which they are.
+    keyed_windows: Number of windows, from the first, that the permutation chooses from.
+    listed: The held-out windows, if the split of another corpus determines them.
   """
 
   num_windows: int
@@ -51,12 +51,12 @@ class Split:
 
   @classmethod
   def of_index(cls, index: index_lib.OlmoNpyIndex, held_out_instances: int) -> Split:
-    """Holds out that many instances of an index, rounded up to whole windows."""
+    """Makes a split that holds out instances of an index, rounded up to whole windows."""
     windows = -(-held_out_instances // index.chunk_size)
     if held_out_instances < 0 or windows >= index.num_windows or windows > index.split_windows:
       raise errors.ConfigError(
           f"olmo_eval_instances={held_out_instances} cannot be held out of"
-          f" {index.total_instances} instances; at least one has to be left for training"
+          f" {index.total_instances} instances; at least one must remain for training"
           f" (the split was made over {index.split_windows} windows of {index.chunk_size})."
       )
     return cls(
@@ -69,17 +69,17 @@ class Split:
 
   @property
   def num_train(self) -> int:
-    """Instances that training sees once per epoch."""
+    """Number of instances that training sees once per epoch."""
     return (self.num_windows - self.num_held_out) * self.chunk_size
 
   @property
   def num_eval(self) -> int:
-    """Held-out instances."""
+    """Number of held-out instances."""
     return self.num_held_out * self.chunk_size
 
   @functools.cached_property
   def _held_out(self) -> np.ndarray:
-    """Held-out windows in evaluation's order, which is random over the corpus."""
+    """The held-out windows in evaluation order, which is random over the corpus."""
     if self.listed is not None:
       return np.array(self.listed, np.int64)
     choose = feistel.Bijection(max(self.keyed_windows, 1), "split", self.key)
@@ -87,13 +87,13 @@ class Split:
 
   @functools.cached_property
   def _ranked(self) -> tuple[np.ndarray, np.ndarray]:
-    """The held-out windows in ascending order, and the rank of each in evaluation's order."""
+    """The held-out windows in ascending order, and the rank of each in evaluation order."""
     ranks = np.argsort(self._held_out)
     return self._held_out[ranks], ranks
 
   @functools.cached_property
   def _train_before(self) -> np.ndarray:
-    """For each held-out window, ascending, how many train windows lie before it."""
+    """The number of train windows before each held-out window, ascending."""
     return self._ranked[0] - np.arange(self.num_held_out)
 
   def train_ids(self, ranks: np.ndarray) -> np.ndarray:
@@ -123,15 +123,15 @@ class Split:
 
   @property
   def held_out_windows(self) -> np.ndarray:
-    """The held-out windows, in evaluation's order."""
+    """The held-out windows, in evaluation order."""
     return self._held_out
 
   def train_windows_before(self, windows: np.ndarray) -> np.ndarray:
-    """Returns how many train windows lie before each of some windows."""
+    """Returns the number of train windows before each window."""
     return windows - self._find_held_out(windows)[0]
 
   def _find_held_out(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many held-out windows lie before each window, and whether it is one itself."""
+    """Returns the number of held-out windows before each window, and whether it is one itself."""
     ascending, _ = self._ranked
     before = np.searchsorted(ascending, windows)
     if not len(ascending):
@@ -139,12 +139,12 @@ class Split:
     return before, ascending[np.minimum(before, len(ascending) - 1)] == windows
 
   def eval_ids(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the instance ids of held-out ranks in [0, num_eval), in evaluation's order."""
+    """Returns the instance ids of held-out ranks in [0, num_eval), in evaluation order."""
     window, rest = np.divmod(ranks, self.chunk_size)
     return self._held_out[window] * self.chunk_size + rest
 
   def identity(self) -> str:
-    """Returns what determines the split, for a checkpoint to compare."""
+    """Returns a text that identifies the split, for a checkpoint to compare."""
     if self.num_held_out == 0:
       return "none"
     if self.listed is not None:
@@ -157,17 +157,17 @@ Extent = tuple[int, int, str]  # first epoch, files, fingerprint
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """Position → instance id.
+  """Maps positions to instance ids.
 
   Attributes:
-    fingerprint: Of the corpus.
-    sequence_length: Tokens per instance.
-    order: Over the ranks of this stream's part of the split.
-    split: Which instances are whose.
-    held_out: Whether this is the held-out part.
-    num_epochs: Epochs until the stream ends; None for a stream without end.
-    history: Where the corpus was extended during the run: `(first epoch, files, fingerprint)` of
-      each extent that it has had, the present one last. Empty if it was never extended.
+    fingerprint: Fingerprint of the corpus.
+    sequence_length: Number of tokens per instance.
+    order: Order of the ranks of this stream's part of the split.
+    split: Split of the corpus into training and held-out instances.
+    held_out: Whether this stream reads the held-out part.
+    num_epochs: Number of epochs until the stream ends; None for an endless stream.
+    history: Extents of a corpus that was extended during the run: `(first epoch, files,
+      fingerprint)` of each, the current one last. Empty if it was never extended.
   """
 
   fingerprint: str
@@ -180,17 +180,17 @@ class Stream:
 
   @property
   def endless(self) -> bool:
-    """Whether there is no end."""
+    """True if the stream has no end."""
     return self.num_epochs is None
 
   @property
   def num_positions(self) -> int | None:
-    """The number of samples until the end, or None."""
+    """The number of samples until the end; None if there is no end."""
     return None if self.num_epochs is None else self.order.epochs.start(self.num_epochs)
 
   def with_history(self, index: index_lib.OlmoNpyIndex, history: Sequence[Extent]) -> Stream:
-    """Returns the stream over a corpus that grew during the run; the held-out part stays fixed."""
-    if not history:  # The lengths of epochs are the order's own; a mixture's are not the corpus's.
+    """Returns the stream over a corpus that grew during the run; the held-out part is unchanged."""
+    if not history:  # The order has its own epoch lengths; those of a mixture are not the corpus's.
       return dataclasses.replace(self, history=())
     lengths = []
     for first_epoch, num_files, _ in history:
@@ -203,7 +203,7 @@ class Stream:
 
   @property
   def drops_tails(self) -> bool:
-    """Whether a batch that would cross the end of an epoch starts at the next one."""
+    """True if a batch that would cross the end of an epoch starts at the next epoch instead."""
     return self.order.drops_tails
 
   @property
@@ -221,27 +221,28 @@ class Stream:
     return self.num_positions is None or position < self.num_positions
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs and the instance ids at some positions."""
+    """Returns the epoch and the instance id at each position."""
     epochs, places = self.order.locate(positions)
     return epochs, self._instances(self.order.in_epochs(epochs, places))
 
   def prepare(self, position: int) -> None:
-    """Prepares the order of a position's epoch, before workers are made that read from there."""
+    """Prepares the order of a position's epoch before workers start that read from there."""
     self.order.prepare(position)
 
   def close(self) -> None:
-    """Closes the files of the order; the stream stays usable."""
+    """Closes the files of the order; the stream remains usable."""
     self.order.close()
 
   def instance_ids(self, positions: np.ndarray) -> np.ndarray:
-    """Returns the instance ids (int64) at some positions."""
+    """Returns the instance id (int64) at each position."""
     return self._instances(self.order.at(positions))
 
   def positions(self, epoch: int, rows: np.ndarray) -> np.ndarray:
     """Returns the position of each instance in an epoch; -1 if the epoch does not have it.
 
-    An instance may be held out, consumed before the run, or of a label that is left out. If a
-    mixture repeats it within the epoch, this is its first position; `visits` returns all.
+    An instance is missing if it is held out, was consumed before the run, or has a label that the
+    mixture does not use. If a mixture repeats an instance within the epoch, this is its first
+    position; `visits` returns all.
     """
     places = self.order.places(epoch, self._ranks(rows))
     return np.where(places < 0, -1, places + self.epochs.start(epoch))
@@ -259,7 +260,7 @@ class Stream:
     return self.split.eval_ids(ranks) if self.held_out else self.split.train_ids(ranks)
 
   def identity(self) -> dict[str, Any]:
-    """Returns what determines the instance at each position, apart from the windows' length."""
+    """Returns the values that determine the instance at each position, except the window length."""
     return {
         "fingerprint": self.fingerprint,
         "order": self.order.name,
@@ -283,11 +284,15 @@ def train_stream(
   """Makes a stream of the training part of a corpus.
 
   Args:
-    num_epochs: Until the end; None for a stream without one.
-    cache_dir: Where stored orders are kept.
-    consumed_path: A bitmap of what the first epoch leaves out.
-    split: Which instances are held out; by default, `held_out_instances` of the index.
-    seen: A bitmap of the train chunks that the first epoch leaves out.
+    index: Index of the corpus.
+    order: Name of the order.
+    seed: Seed of the order.
+    held_out_instances: Number of instances to hold out, if no `split` is given.
+    num_epochs: Number of epochs until the end; None for an endless stream.
+    cache_dir: Directory of stored orders.
+    consumed_path: Bitmap of the instances that the first epoch leaves out.
+    split: Split of the corpus; by default, `held_out_instances` of the index are held out.
+    seen: Bitmap of the train chunks that the first epoch leaves out.
   """
   split = split or Split.of_index(index, held_out_instances)
   made = permutations.make_order(
@@ -300,8 +305,9 @@ def train_stream(
   if consumed_path:
     if split.chunk_size != 1:
       raise errors.ConfigError(
-          "A bitmap of consumed instances (olmo_consumed_path) belongs to windows of one length;"
-          f" this index has chunks of {split.chunk_size}."
+          "A bitmap of consumed instances (olmo_consumed_path) needs an index with one instance per"
+          f" window; this index has {split.chunk_size}. Use an index built without"
+          " --max-target-sequence-length."
       )
     bitmap = consumed_lib.Consumed(
         consumed_path, fingerprint=index.fingerprint, num_instances=index.total_instances
@@ -314,7 +320,13 @@ def train_stream(
 
 
 def eval_stream(index: index_lib.OlmoNpyIndex, *, held_out_instances: int | None = None) -> Stream:
-  """Makes one pass over the held-out part of a corpus, or over all of it if that is None."""
+  """Makes a stream of one epoch for evaluation.
+
+  Args:
+    index: Index of the corpus.
+    held_out_instances: Number of held-out instances, which the stream reads; None reads the whole
+      corpus.
+  """
   held_out = held_out_instances is not None
   split = Split.of_index(index, held_out_instances or 0)
   order = permutations.SequentialOrder(

@@ -1,15 +1,15 @@
-"""The timeline of a run: what was in force at each step, so that any past step can be located.
+"""The timeline of a run: its settings at each step, so that any past step can be located.
 
-A run changes now and then: its batch size, its corpus, its mixture, its filter. Each change takes
-effect at a step and a position, and the timeline keeps an entry for each of them:
+A run may change its batch size, corpus, mixture or filter. Each change takes effect at a step and a
+position, and the timeline keeps an entry for each of them:
 
     step 0, position 0              batches of 512, corpus A, filter on
     step 2000, position 1024000     batches of 1024, corpus A, filter on
     step 5000, position 4096000     batches of 1024, corpus A and B, filter on
 
-An entry says all that is in force from its step on. Going back to an earlier checkpoint drops the
-entries after its step, because the checkpoint's state does not have them. A state of format 1 knows
-only the entry that was in force when it was saved.
+An entry has all settings that are in force from its step on. Going back to an earlier checkpoint
+drops the entries after its step, because the checkpoint's state does not have them. A state of
+format 1 has only the entry that was in force when it was saved.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ SCHEMA: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """What is in force from a step on.
+  """The settings of a run from a step on.
 
   Attributes:
-    step: The first step.
-    position: The position of that step, in samples of this entry's sequence length.
-    sequence_length: Tokens of a sample.
-    schedule: Step ↔ position.
-    identity: What decides which row comes at which position.
-    content: What is done with the tokens of a row.
+    step: First step.
+    position: Position of that step, in samples of this entry's sequence length.
+    sequence_length: Number of tokens per sample.
+    schedule: Batch schedule, which maps steps to positions.
+    identity: Values that decide which row is at which position.
+    content: Values that decide how the tokens of a row are processed.
     extents: `(first epoch, files, fingerprint)` of each extent of a corpus that has grown.
-    skips: What the run skips, before and after this step; the schedule leaves it out.
-    stages: The stages of the run, before and after this step; empty for a run without stages whose
-      identity says all.
+    skips: Skips of the run, before and after this step; the schedule leaves these samples out.
+    stages: Stages of the run, before and after this step; empty for a run without stages, which its
+      identity describes completely.
   """
 
   step: int
@@ -73,7 +73,7 @@ class Entry:
   stages: tuple[stages_lib.Stage, ...] = ()
 
   def same_as(self, other: Entry) -> bool:
-    """Returns whether the two entries say the same, from wherever they say it."""
+    """Returns whether two entries are equal except for their step and position."""
     return dataclasses.replace(self, step=other.step, position=other.position) == other
 
   def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Entry:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Entry:
-    """Returns the entry of a dict that `to_json` made and `SCHEMA` describes."""
+    """Returns the entry from a dict that `to_json` made and that matches `SCHEMA`."""
     schedule = values["schedule"]
     epochs = schedule.get("epochs")
     skips = tuple(skips_lib.Skip(*skip) for skip in values.get("skips") or ())
@@ -110,9 +110,9 @@ class Entry:
     if stages and (firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:]))):
       raise schema.damaged(f"its stages begin at the positions {firsts}")
     if stages and stages[0].settings.fingerprint != values["identity"].get("fingerprint"):
-      raise schema.damaged("its first stage has another corpus than the run")
+      raise schema.damaged("the corpus of its first stage is not the corpus of the run")
     if stages and stages[0].settings.leave_out_seen:
-      raise schema.damaged("nothing can be seen before its first stage")
+      raise schema.damaged("its first stage leaves out what was seen before it")
     cut = tuple(schedule.get("cut_epochs") or ())
     try:
       return cls(
@@ -142,7 +142,7 @@ class Timeline:
   """The entries of a run, by step.
 
   Attributes:
-    entries: At least one; the last is in force.
+    entries: One or more entries; the last is in force.
   """
 
   entries: tuple[Entry, ...]
@@ -153,7 +153,7 @@ class Timeline:
     return self.entries[-1]
 
   def at(self, step: int) -> Entry:
-    """Returns the entry that is in force at a step; OrderError before the first that is known."""
+    """Returns the entry in force at a step; raises OrderError before the first known entry."""
     if step < 0:
       raise errors.OrderError(f"Steps count from 0, got {step}.")
     for entry in reversed(self.entries):
@@ -161,15 +161,15 @@ class Timeline:
         return entry
     first = self.entries[0]
     raise errors.OrderError(
-        f"Step {step} lies before step {first.step}, where what is known of this run begins: its"
-        " state was saved by an older version, which kept only what was in force."
+        f"Step {step} lies before step {first.step}, where the recorded history of this run begins:"
+        " its state was saved by an older version, which recorded only the current settings."
     )
 
   def steps_at(self, position: int) -> list[int]:
-    """Returns the steps, past or to come, that take the sample at a position.
+    """Returns the steps, past or future, that take the sample at a position.
 
-    There is none if the sample is in the tail of an epoch that no batch takes, or before what is
-    known of the run. There are several if a resume went back, as OLMo-core's does.
+    There is no such step if the sample is in the tail of an epoch that no batch takes, or before
+    the recorded history. There are several if a resume went back, as with OLMo-core.
     """
     found = []
     for entry, later in itertools.zip_longest(self.entries, self.entries[1:]):
@@ -183,12 +183,12 @@ class Timeline:
     return found
 
   def until(self, step: int) -> Timeline | None:
-    """Returns what was in force up to a step; None if that is not known."""
+    """Returns the timeline up to a step; None if it does not reach back that far."""
     kept = tuple(entry for entry in self.entries if entry.step <= step)
     return Timeline(kept) if kept else None
 
   def changed(self, entry: Entry) -> Timeline:
-    """Returns the timeline with an entry in force from its step on; it drops those at or after."""
+    """Returns the timeline with a new entry, which replaces those at or after its step."""
     kept = tuple(old for old in self.entries if old.step < entry.step)
     if kept and kept[-1].same_as(entry):
       return Timeline(kept)
@@ -200,7 +200,7 @@ class Timeline:
 
   @classmethod
   def from_json(cls, values: list[dict[str, Any]]) -> Timeline:
-    """Returns the timeline that `to_json` made; ResumeError if it is damaged."""
+    """Returns the timeline from the result of `to_json`; raises ResumeError if it is damaged."""
     schema.check(values, [SCHEMA], "history")
     for i, value in enumerate(values):
       schema.check(value["identity"], {"fingerprint": str}, f"history[{i}].identity")

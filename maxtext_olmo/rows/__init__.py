@@ -1,1 +1,1 @@
-"""Rows and batches: what they hold, and how they are read."""
+"""Rows and batches: their content, and how they are read."""

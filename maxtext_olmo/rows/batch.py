@@ -1,4 +1,4 @@
-"""The arrays of a batch: their names, and how they follow from tokens.
+"""The arrays of a batch: their names, and how they are made from tokens.
 
 A row keeps its full length, because attention kernels prefer round lengths. The target of a token
 is the token after it; the last token has none and is masked. Loss is taken where
@@ -25,9 +25,9 @@ A device, or `to_arrays`, makes these arrays from the compact batches of the ste
     loss      (rows, words)  a bit where loss is taken on the token, or absent
 
 Batches with named fields are JAX pytrees. `LLMBatch` holds the six arrays of a batch, of shape (B,
-L); `LLMIndexedBatch` also says which request each row answers. They work with NumPy and JAX arrays
-alike, and pass through `jit`, `device_put` and `tree.map`. Importing this module starts no JAX
-backend.
+L); `LLMIndexedBatch` also has the request that each row answers. They work with NumPy and JAX
+arrays alike, and pass through `jit`, `device_put` and `tree.map`. Importing this module starts no
+JAX backend.
 
 Segmentation 0 is padding, and documents count from 1. A recurrent model resets its state at
 document borders. Slicing a batch along the sequence must not add borders, so a slice keeps those of
@@ -63,7 +63,7 @@ NAMES = (
 TARGETS_SEGMENTATION = NAMES[-1]
 # Optional arrays of a batch, with one value per row.
 EXTRAS = ("row_ids", "labels")
-# What making a batch cost, in the order of a compact batch's `cost`.
+# Names of the values in a compact batch's `cost`: the cost of making it.
 COST = ("order_seconds", "read_seconds", "filter_seconds", "bytes_read", "reads")
 
 _INT32 = np.iinfo(np.int32)
@@ -74,8 +74,8 @@ class Shift:
   """The offset of one token between inputs and targets.
 
   Attributes:
-    direction: `left` moves the targets, `right` the inputs.
-    first_id: The first input, if the inputs are moved.
+    direction: `left` shifts the targets, `right` the inputs.
+    first_id: First input, if the inputs are shifted.
   """
 
   direction: str = "left"
@@ -89,8 +89,8 @@ def to_arrays(batch: Mapping[str, np.ndarray], shift: Shift = Shift()) -> dict[s
   read-only view of one row: copy before writing.
 
   Args:
-    batch: A compact batch, as the step dataset makes it.
-    shift: How inputs and targets are offset.
+    batch: Compact batch from the step dataset.
+    shift: Offset between inputs and targets.
   """
   tokens, used, trained = _as_int32(batch["tokens"]), batch["used"], batch["trained"]
   rows, length = tokens.shape
@@ -136,9 +136,9 @@ def make_rows(
 
   Args:
     tokens: Token ids (n, L), of any integer dtype.
-    keep: The filter's verdict (n,), False where a row is rejected; None keeps all.
-    real: False where a row is padding (n,); None if no row is.
-    eos_id: The token that ends a document; if given, segments and positions follow documents.
+    keep: For each row, whether the filter keeps it (n,); None keeps all.
+    real: For each row, False if it is padding (n,); None if no row is.
+    eos_id: Token that ends a document; if given, segments and positions follow documents.
   """
   tokens = np.asarray(tokens)
   if tokens.ndim != 2:
@@ -156,7 +156,11 @@ def make_rows(
 class ShiftToInputsTargets(grain.transforms.Map):
   """Turns a record's `tokens`, and `instance_mask` if there is one, into the six arrays of a row.
 
-  Everything else in the record is dropped, and the arrays share no memory with it.
+  Drops everything else in the record. The arrays share no memory with it.
+
+  >>> row = ShiftToInputsTargets().map({"tokens": np.array([5, 6, 7])})
+  >>> row["inputs"].tolist(), row["targets"].tolist(), row["targets_segmentation"].tolist()
+  ([5, 6, 7], [6, 7, 0], [1, 1, 0])
   """
 
   def __init__(self, *, eos_id: int | None = None):
@@ -184,8 +188,8 @@ def _as_int32(tokens: np.ndarray) -> np.ndarray:
     row, column = np.argwhere((tokens > _INT32.max) | (tokens < _INT32.min))[0]
     raise CorpusError(
         f"Token id {tokens[row, column]} in row {row}, column {column} does not fit int32: expected"
-        f" ids below 2**31 = {2**31}. No vocabulary is that large: check that the index has the"
-        " dtype the files were written with (`maxtext-olmo verify`)."
+        f" ids below 2**31 = {2**31}. No vocabulary is that large: check that the dtype of the"
+        " index is that of the files (`maxtext-olmo verify`)."
     )
   if tokens.dtype == np.uint32:
     return tokens.view(np.int32)
@@ -217,7 +221,14 @@ def _register(cls: type[_Batch]) -> type[_Batch]:
 @_register
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LLMBatch:
-  """Inputs and targets of a language model, (B, L) int32 each."""
+  """Inputs and targets of a language model, (B, L) int32 each.
+
+  >>> batch = LLMBatch.from_inputs(np.array([[5, 6, 7]]))
+  >>> batch.inputs.tolist(), batch.targets.tolist()
+  ([[0, 5, 6]], [[5, 6, 7]])
+  >>> batch[:, 1:].targets.tolist()
+  [[6, 7]]
+  """
 
   inputs: Array
   targets: Array
@@ -225,13 +236,13 @@ class LLMBatch:
   inputs_segmentation: Array
   targets_position: Array
   targets_segmentation: Array
-  # (B, L) bool; None, which is not a pytree leaf, if the segmentation shows the borders.
+  # (B, L) bool; None, which is not a pytree leaf, if the borders follow from the segmentation.
   _document_borders: Array | None = None
 
   _ROW_FIELDS: ClassVar[tuple[str, ...]] = ()  # one value per row, (B,)
 
   def get_document_borders(self) -> Array:
-    """Returns True where a token is the first of its document, of the padding, or of the row."""
+    """Returns whether each token is the first of its document, of the padding or of the row."""
     if self._document_borders is not None:
       return self._document_borders
     segments = self.inputs_segmentation
@@ -240,7 +251,7 @@ class LLMBatch:
     return xp.concatenate([xp.ones_like(segments[..., :1], dtype=bool), changes], axis=-1)
 
   def __getitem__(self: _Batch, key: Any) -> _Batch:
-    """Indexes every array; an array uses as many items of a tuple as it has axes."""
+    """Indexes every array; an array ignores the items of a tuple beyond its number of axes."""
     whole = dataclasses.replace(self, _document_borders=self.get_document_borders())
     return tree_util.tree_map(
         lambda array: array[key[: array.ndim] if isinstance(key, tuple) else key], whole
@@ -251,8 +262,8 @@ class LLMBatch:
     """Makes a batch with one document per row; without `targets`, the inputs are predicted.
 
     Args:
-      inputs: Token ids (B, L). Without `targets` they become the targets, and the inputs are the
-        same ids shifted right by one, after a 0.
+      inputs: Token ids (B, L). Without `targets`, these become the targets, and the inputs are the
+        same ids shifted right by one, with a 0 first.
       targets: Token ids (B, L).
     """
     xp: Any = inputs.__array_namespace__()
@@ -292,10 +303,15 @@ class LLMBatch:
 @_register
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LLMIndexedBatch(LLMBatch):
-  """A batch that also says which request each row answers, (B,) int32 each."""
+  """A batch that also has the request that each row answers, (B,) int32 each.
 
-  document_idx: Array  # requests count from 1; 0 is a filler row
-  sequence_idx: Array  # which part of the request's text
+  >>> batch = LLMIndexedBatch.from_inputs(np.array([[5, 6]]), np.array([1]), np.array([0]))
+  >>> batch.document_idx.tolist(), batch.targets.tolist()
+  ([1], [[5, 6]])
+  """
+
+  document_idx: Array  # number of the request, from 1; 0 is a filler row
+  sequence_idx: Array  # number of the part of the request's text
 
   _ROW_FIELDS: ClassVar[tuple[str, ...]] = ("document_idx", "sequence_idx")
 

@@ -58,7 +58,7 @@ class BufferPool:
   def _empty(self) -> None:
     self._pid = os.getpid()
     self._free: dict[int, collections.deque[_Memory]] = {}
-    # Re-entrant, because a lease may be collected while this very thread holds the lock.
+    # Re-entrant, because a lease may be garbage-collected while this thread holds the lock.
     self._lock = threading.RLock()
     self.made = 0
 
@@ -104,7 +104,7 @@ def _map(size: int) -> _Memory:
   # Private, so that a forked child writes only to its own copy.
   memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   if size >= 1 << 21:
-    # Huge pages save page faults and look-ups, but not every kernel has them.
+    # Huge pages save page faults and TLB misses, but not every kernel supports them.
     with contextlib.suppress(OSError, AttributeError):
       memory.madvise(mmap.MADV_HUGEPAGE)
   return _Memory(memory, np.frombuffer(memory, np.uint8, 1).ctypes.data)

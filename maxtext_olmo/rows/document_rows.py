@@ -18,10 +18,10 @@ class DocumentRows(row_source.RowSourceDefaults):
   """The documents of a corpus as rows.
 
   Attributes:
-    documents: The index of the documents.
-    row_length: Tokens per row.
-    long_documents: What happens to a document that does not fit: `truncate` or `error`.
-    segment_rule: Where segments begin within a document.
+    documents: Document index of the corpus.
+    row_length: Number of tokens per row.
+    long_documents: Handling of a document that does not fit: `truncate` or `error`.
+    segment_rule: Rule for where segments begin within a document.
   """
 
   documents: documents_lib.DocumentIndex
@@ -60,7 +60,7 @@ class DocumentRows(row_source.RowSourceDefaults):
     return parts_lib.Parts(bounds, table.source[kept], table.first[kept], table.count[kept])
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the documents of which a row has a token of a range of a file."""
+    """Returns the documents whose rows have a token of a range of a file."""
     del epoch
     found = self.documents.within(source, first, count)
     return found[self.documents.locate(found)[1] + self.row_length > first]

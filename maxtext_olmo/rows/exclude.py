@@ -1,4 +1,4 @@
-"""Exclusions: tokens that no loss is taken on, listed in a file.
+"""Exclusions: a file that lists tokens to leave out of the loss.
 
 The file has one JSON object per line; empty lines and lines that begin with `#` are ignored:
 
@@ -7,12 +7,12 @@ The file has one JSON object per line; empty lines and lines that begin with `#`
     {"file": "wiki/part-3.npy", "bytes": [4096, 8192]}   some of its bytes, the end not included
     {"rows": [17, 19]}                                 windows of the index, the end not included
     {"document": 12}                                   a document, by its number in its index
-    {"document": "wiki-417"}                           the documents that have a name
-    {"hash": "5e1b…"}                                  the documents whose tokens have a hash
+    {"document": "wiki-417"}                           the documents with this name
+    {"hash": "5e1b…"}                                  the documents with this hash of their tokens
 
-Each line becomes ranges of tokens of files. A row is a list of ranges of files too, so what they
-have in common is an intersection, whatever the row source, the packing and the epoch. Tokens of an
-excluded range stay in their rows as context; only the loss on them is gone:
+Each line becomes token ranges of files. A row is also a list of such ranges, so the excluded tokens
+of a row are an intersection, whatever the row source, the packing and the epoch. Excluded tokens
+stay in their rows as context; they are only left out of the loss:
 
     excluded, in the tokens of all files       ......XXXX.........XX....
     a part of a row                              [---------)
@@ -48,12 +48,12 @@ _FORMS = "label, file, file with bytes, rows, document, hash"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exclusions:
-  """Ranges of tokens, counted over all files one after another.
+  """Ranges of tokens, numbered consecutively over all files.
 
   Attributes:
-    file_starts: Where the tokens of each file begin in that count (int64).
-    firsts: The first token of each range, ascending (int64).
-    ends: The token after the last; ranges neither overlap nor touch.
+    file_starts: Number of the first token of each file (int64).
+    firsts: First token of each range, ascending (int64).
+    ends: Token after the last of each range; ranges neither overlap nor touch (int64).
   """
 
   file_starts: np.ndarray
@@ -64,10 +64,11 @@ class Exclusions:
   def of_ranges(
       cls, file_tokens: Sequence[int], ranges: Iterable[tuple[int, int, int]]
   ) -> Exclusions:
-    """Makes exclusions of `(file, first, end)` ranges in any order, which may overlap.
+    """Makes exclusions from ranges.
 
     Args:
-      file_tokens: Tokens of each file.
+      file_tokens: Number of tokens of each file.
+      ranges: `(file, first, end)` ranges in any order, which may overlap.
     """
     starts = np.concatenate([[0], np.cumsum(file_tokens)]).astype(np.int64)
     listed = np.array(list(ranges), np.int64).reshape(-1, 3)
@@ -82,20 +83,20 @@ class Exclusions:
 
   @functools.cached_property
   def digest(self) -> str:
-    """Identifies the excluded tokens, for the history of a run."""
+    """A digest of the excluded tokens, for the history of a run."""
     return hashlib.sha256(self.firsts.tobytes() + self.ends.tobytes()).hexdigest()[:16]
 
   @property
   def num_tokens(self) -> int:
-    """How many tokens are excluded."""
+    """The number of excluded tokens."""
     return int((self.ends - self.firsts).sum())
 
   def loss_bits(self, parts: parts_lib.Parts, length: int) -> np.ndarray:
-    """Returns a bit per token of some rows, 0 where it is excluded, as words (rows, words)."""
+    """Returns a bit per token of each row, 0 if it is excluded, as words (rows, words)."""
     return segments.pack_bits(~self.excluded(parts, length))
 
   def excluded(self, parts: parts_lib.Parts, length: int) -> np.ndarray:
-    """Returns whether each token of some rows is excluded (rows, length)."""
+    """Returns whether each token of each row is excluded (rows, length)."""
     first = self.file_starts[parts.source] + parts.first
     end = first + parts.count
     low = np.searchsorted(self.ends, first, side="right")
@@ -103,7 +104,7 @@ class Exclusions:
     steps = np.zeros(parts.num_rows * length + 1, np.int8)
     part = np.repeat(np.arange(len(first)), count)
     if len(part):
-      # One line for each range that a part has in common with the list.
+      # One entry for each pair of a part and a range that overlap.
       before = np.cumsum(count) - count
       listed = low[part] + np.arange(len(part)) - before[part]
       place = parts.row[part].astype(np.int64) * length + parts.column[part] - first[part]
@@ -122,12 +123,13 @@ def read_exclusions(
   """Reads a file of exclusions.
 
   Args:
-    index: The corpus whose files, labels and windows the lines name.
+    path: Path of the file.
+    index: Index of the corpus whose files, labels and windows the lines name.
     documents: Opens the document index, for lines that name documents.
-    storage: Where the file is read from; local files unless given.
+    storage: Storage that holds the file; local files by default.
 
   Raises:
-    ConfigError: A line names something that the corpus does not have, or cannot be understood.
+    ConfigError: A line names something that the corpus does not have, or cannot be parsed.
   """
   storage = LocalStorage() if storage is None else storage
   names = _Names(index)
@@ -150,7 +152,7 @@ def read_exclusions(
   if of_documents:
     with of_documents[0].errors():
       if documents is None:
-        raise ValueError("documents can be named only where there is a document index.")
+        raise ValueError("a line can name documents only if there is a document index.")
     ranges += _document_ranges(of_documents, documents())
   return Exclusions.of_ranges([entry.n_tokens for entry in index.files], ranges)
 
@@ -166,7 +168,7 @@ class _Line:
 
   @contextlib.contextmanager
   def errors(self) -> Iterator[None]:
-    """Turns what is wrong with the line into a ConfigError that names it."""
+    """Turns an error in the block into a ConfigError that names the line."""
     try:
       yield
     except (ValueError, TypeError, RecursionError) as error:
@@ -181,7 +183,7 @@ class _Line:
 def _document_ranges(
     lines: list[_Line], documents: documents_lib.DocumentIndex
 ) -> list[tuple[int, int, int]]:
-  """Returns the tokens of the documents that some lines name, looked up all at once."""
+  """Returns the token ranges of the documents that the lines name, with one lookup for all."""
   names: list[tuple[_Line, str]] = []
   hashes: list[tuple[_Line, str]] = []
   found: list[np.ndarray] = []
@@ -196,7 +198,7 @@ def _document_ranges(
         found.append(np.array([value]))
       else:
         raise ValueError(
-            f"documents are numbered from 0 to {documents.num_documents - 1}, and named by texts."
+            f"expected a document number from 0 to {documents.num_documents - 1}, or a name."
         )
   if hashes:
     with hashes[0][0].errors():
@@ -223,7 +225,7 @@ def _check_found(lines: list[tuple[_Line, str]], found: list[np.ndarray], what: 
 
 
 class _Names:
-  """Finds the token ranges of what a line names."""
+  """Finds the token ranges that a line names."""
 
   def __init__(self, index: index_lib.OlmoNpyIndex):
     self._index = index
@@ -260,13 +262,13 @@ class _Names:
   def _find(self, name: Any) -> list[int]:
     """Returns the files with this path, or with the one path that ends with it."""
     if not isinstance(name, str):
-      raise ValueError(f"a file is named by a text, found {name!r}.")
+      raise ValueError(f"expected the path of a file, found {name!r}.")
     exact = [number for number, entry in enumerate(self._index.files) if entry.path == name]
     # An index may list a file several times.
     found = exact or paths.find(self._paths, name)
     if len(distinct := sorted({self._paths[number] for number in found})) > 1:
       raise ValueError(
-          f"{len(distinct)} paths of the index end with {name!r}: give more of one, such as"
+          f"{len(distinct)} paths of the index end with {name!r}: give a longer path, such as"
           f" {distinct[0]!r}."
       )
     return found

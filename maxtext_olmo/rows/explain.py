@@ -1,7 +1,7 @@
-"""Explanations: what the rows of a step are, down to files, bytes, documents and loss.
+"""Explanations of the rows of a step, down to files, bytes, documents and loss.
 
-A step is explained by the table of parts that it is read by, so an explanation cannot disagree with
-what the trainer is fed:
+An explanation uses the same table of parts that the step is read with, so it cannot disagree with
+what the trainer receives:
 
     step 5                            position 40, 8 rows of 8192 tokens
     └─ row 3                          position 43, epoch 0, instance 17, label wiki, kept, 12.5 %
@@ -35,17 +35,21 @@ from maxtext_olmo.rows import steps
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSpan:
-  """The tokens of a document that a part holds.
+  """The tokens of one document in a part.
+
+  >>> span = DocumentSpan(document=901, column=0, first=512, last=699, length=700)
+  >>> span.whole
+  False
 
   Attributes:
-    document: Its number in the document index.
-    column: Where they begin in the row.
-    first: The first of them, counted from the beginning of the document.
-    last: The last of them.
-    length: Tokens of the whole document.
-    name: Its name; empty if the document index has none for it.
-    source: The file that its text came from; empty if unknown.
-    line: Where in that file; None if unknown.
+    document: Number of the document in the document index.
+    column: Column of the row where the tokens begin.
+    first: First token, counted from the beginning of the document.
+    last: Last token, counted likewise.
+    length: Number of tokens of the whole document.
+    name: Name of the document; empty if the document index has none for it.
+    source: File that the text came from; empty if unknown.
+    line: Line of the text in that file; None if unknown.
   """
 
   document: int
@@ -59,7 +63,7 @@ class DocumentSpan:
 
   @property
   def whole(self) -> bool:
-    """Whether these are all tokens of the document."""
+    """True if these are all tokens of the document."""
     return self.first == 0 and self.last == self.length - 1
 
 
@@ -67,15 +71,19 @@ class DocumentSpan:
 class PartExplanation:
   """A range of a token file in a row.
 
+  >>> part = PartExplanation("wiki/part.npy", "wiki", 0, 8192, 4, 32768, 32784, documents=())
+  >>> part.end_byte - part.first_byte  # 4 tokens of 4 bytes.
+  16
+
   Attributes:
-    file: The path; for rows that are not read from files, the number of the record.
-    label: The label of the file.
-    column: Where the part begins in the row.
-    first: Its first token in the file.
-    count: Its number of tokens.
-    first_byte: The byte of the file where it begins; None if it is not read from a file.
-    end_byte: The byte after its last.
-    documents: What it has of each document; empty if there is no document index.
+    file: Path of the file; for rows that are not read from files, the number of the record.
+    label: Label of the file.
+    column: Column of the row where the part begins.
+    first: First token of the part in the file.
+    count: Number of tokens.
+    first_byte: Byte offset of the part in the file; None if it is not read from a file.
+    end_byte: Byte after the last one.
+    documents: Tokens of each document in the part; empty if there is no document index.
   """
 
   file: str
@@ -92,21 +100,28 @@ class PartExplanation:
 class RowExplanation:
   """A row of a step.
 
+  >>> row = RowExplanation(
+  ...     row=3, position=43, epoch=0, number=17, label="wiki", used=2, kept=True, loss_tokens=1,
+  ...     loss_share=0.125, parts=(), tokens=np.array([5, 0]),
+  ... )
+  >>> row.to_json()["number"]
+  17
+
   Attributes:
-    row: Its place in the global batch.
-    position: Its position in the run.
-    epoch: The epoch of that position, counted from the beginning of the stage; -1 for a padding
-      row.
-    number: The number of the row in the corpus (for windows, the instance); -1 for a padding row.
-    label: The label of its first part.
-    used: Tokens that are not padding.
-    kept: Whether it takes part in the loss: neither rejected by the repetition filter nor masked
-      by olmo_skip.
-    loss_tokens: Tokens that loss is taken on.
-    loss_share: Their share of those of the whole step (of the chosen rows, if rows were chosen).
-    parts: What it is made of.
-    tokens: Its tokens, without padding.
-    stage: The stage of that position, from 0; 0 in a run without stages.
+    row: Number of the row in the global batch.
+    position: Position of the row in the run.
+    epoch: Epoch of that position, counted from the beginning of the stage; -1 for a padding row.
+    number: Number of the row in the corpus (for windows, the instance); -1 for a padding row.
+    label: Label of the first part.
+    used: Number of tokens that are not padding.
+    kept: Whether the row contributes to the loss: it is neither rejected by the repetition filter
+      nor masked by olmo_skip.
+    loss_tokens: Number of tokens in the loss.
+    loss_share: Their share of all tokens in the loss of the step (of the chosen rows, if rows were
+      chosen).
+    parts: Parts of the row.
+    tokens: Tokens of the row, without padding.
+    stage: Stage of that position, from 0; 0 in a run without stages.
   """
 
   row: int
@@ -123,21 +138,27 @@ class RowExplanation:
   stage: int = 0
 
   def to_json(self) -> dict[str, Any]:
-    """Returns everything but tokens as a JSON-able dict."""
+    """Returns everything except the tokens as a JSON-able dict."""
     return _to_json(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepExplanation:
-  """A step of a run.
+  """A step of a run, as `explain(step)` of an iterator returns it.
+
+  >>> step = StepExplanation(
+  ...     step=5, position=40, sequence_length=8192, ngram_filter=True, rows=(), arrays={}
+  ... )
+  >>> step.to_json()
+  {'step': 5, 'position': 40, 'sequence_length': 8192, 'ngram_filter': True, 'rows': []}
 
   Attributes:
-    step: Its number, from 0.
-    position: The position of its first row.
-    sequence_length: Tokens per row.
+    step: Number of the step, from 0.
+    position: Position of the first row.
+    sequence_length: Number of tokens per row.
     ngram_filter: Whether the repetition filter runs at this step.
-    rows: Its rows, in their order in the global batch.
-    arrays: The arrays that the trainer is given for them, by name, as on one host.
+    rows: Rows in the order of the global batch.
+    arrays: Arrays of these rows that the trainer receives, by name, as on a single host.
   """
 
   step: int
@@ -148,7 +169,7 @@ class StepExplanation:
   arrays: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
   def to_json(self) -> dict[str, Any]:
-    """Returns everything but tokens and arrays as a JSON-able dict."""
+    """Returns everything except tokens and arrays as a JSON-able dict."""
     return _to_json(self)
 
 
@@ -164,14 +185,14 @@ def _to_json(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-  """Names for what rows are made of.
+  """The labels and documents of the files that rows are read from.
 
   Attributes:
-    index: The corpus, whose files have labels.
-    documents_path: Where its document index may be.
-    others: For each other index whose files are read too: its own names, and the number there of
-      each file.
-    documented: The index that the document index belongs to, if `index` has files of others too.
+    index: Index of the corpus, whose files have labels.
+    documents_path: Path of its document index, which need not exist.
+    others: For each other index whose files are also read: its provenance, and a map from file
+      numbers here to its own.
+    documented: Index that the document index belongs to, if `index` also has files of others.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -191,7 +212,7 @@ class Provenance:
       return None
 
   def spans(self, file: int, first: int, count: int, column: int) -> tuple[DocumentSpan, ...]:
-    """Returns what a range of a file, which is at a column of a row, has of each document."""
+    """Returns the documents in a range of a file that begins at a column of a row."""
     for other, own in self.others:
       if file in own and (self.documents is None or file >= self.documents.num_files):
         return other.spans(own[file], first, count, column)
@@ -229,22 +250,22 @@ def explain(
   """Explains a step.
 
   Args:
-    source: Says what rows are made of.
-    reader: Reads them.
-    stream: Says which row each position holds.
-    schedule: The schedule in force at the step.
-    content: How tokens were processed then.
-    step: The step.
+    source: Row source, which returns the parts of rows.
+    reader: Reader of the parts.
+    stream: Stream, which maps positions to rows.
+    schedule: Schedule in force at the step.
+    content: Processing of tokens in force at the step.
+    step: Step to explain.
     provenance: Labels and documents; without it, rows have neither.
     masked: Positions that were delivered without loss.
-    rows: The rows to read and explain; None for all.
+    rows: Rows to read and explain; None for all.
 
   Raises:
     OrderError: The stream has no such step.
   """
   size = schedule.size(step)
   chosen = np.arange(size) if rows is None else np.asarray(rows, np.int64)
-  # A step that failed because of an id outside the vocabulary is one that people want explained.
+  # No vocabulary check: a step that failed it is often the one to be explained.
   content = dataclasses.replace(content, vocab_size=0, extras=())
   dataset = steps.StepDataset(
       source,

@@ -1,4 +1,4 @@
-"""Loss masks: for each token file, a file with a byte per token, 0 where no loss is taken on it.
+"""Loss masks: for each token file, a file with one byte per token, 0 to leave it out of the loss.
 
 Masks are read with the same parts as tokens, and sent to the devices as one bit per token.
 """
@@ -22,9 +22,9 @@ class MaskReader:
   """Reads the loss masks of rows.
 
   Args:
-    files: The token files.
-    reader: Reads bytes of mask files.
-    pool: Provides the buffers.
+    files: Token files.
+    reader: Reader of the mask files.
+    pool: Pool of buffers.
   """
 
   def __init__(
@@ -55,7 +55,7 @@ class MaskReader:
     return cls(reader.files, reader_lib.mask_reader(reader.files, source.mask_paths), pool)
 
   def read(self, parts: parts_lib.Parts, shape: tuple[int, int]) -> np.ndarray:
-    """Returns the masks of some rows as 32-bit words (rows, words)."""
+    """Returns the masks of rows as 32-bit words (rows, words)."""
     new = frozenset(np.unique(parts.source).tolist()) - self._checked
     for source in new:
       self._check_size(source)

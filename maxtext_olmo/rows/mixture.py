@@ -1,4 +1,4 @@
-"""Mixtures of rows: rows of several sources, interleaved by weight.
+"""Mixtures of rows: the rows of several sources, interleaved by weight.
 
     weights 2 : 1      row    0  1  2  3  4  5
                        from   a  b  a  a  b  a
@@ -60,7 +60,7 @@ class MixedRows:
     del epoch
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-    """Returns the parts of some rows."""
+    """Returns the parts of the given rows."""
     del epoch
     numbers, indices = self._interleave.locate(rows)
     tables, places = [], []
@@ -87,16 +87,16 @@ class MixedRows:
     return epochs[order], rows[order]
 
   def taken_before(self, rows: np.ndarray) -> np.ndarray:
-    """Returns how many rows of each member lie before each of some rows (rows, members)."""
+    """Returns the number of rows of each member before each row (rows, members)."""
     return self._interleave.taken_before(rows)
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
-    """Prepares, in the background, what members will need soon."""
+    """Prepares what members will need soon, in the background."""
     del num_epochs
     for member, taken in zip(self.members, self._interleave.taken(position)):
       member.look_ahead(taken)
 
   def close(self) -> None:
-    """Stops what members run in the background."""
+    """Stops the background work of the members."""
     for member in self.members:
       member.close()

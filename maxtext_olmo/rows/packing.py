@@ -1,10 +1,10 @@
-"""Packing documents into rows: the choices, and the packer of planned rows.
+"""Packing documents into rows: the choices, and best-fit packing for planned rows.
 
     documents of 5, 3, 6 and 2 tokens in rows of 8
 
     first_fit           |5 5 5 5 5 3 3 3|  |6 6 6 6 6 6 2 2|     the first row with room
     best_fit            the row with the least room that is enough; the same result here
-    concat_then_split   one long line cut every 8 tokens: no padding, but documents are cut too
+    concat_then_split   one long sequence cut every 8 tokens: no padding, but documents are cut
     planned             best fit over a window of documents, longest first (`planned`)
 
 The first three are Grain's (`grain_llm.records`) and stream: a row depends on all documents before

@@ -1,19 +1,19 @@
-"""Parts: which ranges of which token files make up each row of a batch.
+"""Parts: the ranges of token files that make up each row of a batch.
 
-Every dataset comes down to one table with a line per range, sorted by row:
+Every dataset is reduced to one table with an entry per range, sorted by row:
 
     rows of 8 tokens    row 0: file 3 [16, 24)   row 1: file 0 [5, 8), file 2 [0, 4)  row 2: padding
 
     bounds  0  1  3  3      row r has the parts bounds[r] to bounds[r + 1]
     source  3  0  2         the file (or record) of a part
     first   16 5  0         its first token there
-    count   8  3  4         how many tokens
+    count   8  3  4         its number of tokens
 
-The parts of a row fill it from column 0 without gaps; what follows them is padding. So the row, the
+The parts of a row fill it from column 0 without gaps, and padding fills the rest. So the row, the
 column and the segment (its number in the row, from 1) of a part follow from the table. No part is
-empty and none crosses a file.
+empty, and none crosses the end of a file.
 
-A table is built for a block of steps at once, and `split` returns the lines of each as views.
+A table is built for a block of steps at once, and `split` returns the entries of each as views.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Parts:
 
   @classmethod
   def one_per_row(cls, source: np.ndarray, first: np.ndarray, count: np.ndarray) -> Parts:
-    """Makes a table in which row r is part r alone."""
+    """Makes a table in which row r consists of part r alone."""
     bounds = np.arange(len(source) + 1)
     return cls(bounds, source.astype(np.int32), first.astype(np.int64), count.astype(np.int32))
 
@@ -61,7 +61,7 @@ class Parts:
 
   @property
   def num_rows(self) -> int:
-    """The number of rows, padding rows included."""
+    """The number of rows, including padding rows."""
     return len(self.bounds) - 1
 
   @property
@@ -106,7 +106,7 @@ class Parts:
     ]
 
   def take(self, rows: np.ndarray) -> Parts:
-    """Returns some rows, in the given order; -1 stands for a padding row."""
+    """Returns the given rows, in that order; -1 stands for a padding row."""
     sizes = np.diff(self.bounds, append=self.bounds[-1:])[rows]  # -1 selects the appended size, 0.
     bounds = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(sizes, out=bounds[1:])
@@ -115,12 +115,12 @@ class Parts:
 
 
 def join(tables: Sequence[Parts], places: Sequence[np.ndarray], num_rows: int) -> Parts:
-  """Joins tables: row r of table t becomes row `places[t][r]`; rows that none fills are padding.
+  """Joins tables: row r of table t becomes row `places[t][r]`; all other rows are padding.
 
   Args:
-    tables: The tables to join.
-    places: For each table, where its rows go; no place is given twice.
-    num_rows: Rows of the result.
+    tables: Tables to join.
+    places: For each table, the new numbers of its rows; no number occurs twice.
+    num_rows: Number of rows of the result.
   """
   together = Parts(
       np.concatenate([[0], *_shifted_bounds(tables)]),

@@ -1,18 +1,18 @@
-"""Planned packing: rows of packed documents, any of which is found without packing earlier rows.
+"""Planned packing: random access to rows of packed documents, without packing all earlier rows.
 
 The packing plan says which parts of which documents are in row k. The number of rows depends on how
 the documents of an epoch fit together, so it is unknown until it is counted.
 
 The documents of an epoch, in their shuffled order, are divided into windows, and each window is
-packed by itself:
+packed separately:
 
     order of the epoch    d7 d2 d9 d4 | d0 d8 d1 d5 | d3 d6
     window                0           | 1           | 2
     rows of a window      3           | 2           | 1          → row 4 is row 1 of window 1
 
-So finding row k takes a bisection over the row counts, and the packing of one window. Within a
-window the rows come in random order, and the parts of a row in the order of their documents, so
-that the longest is not always the first.
+So finding row k takes a bisection over the row counts and the packing of one window. Within a
+window, rows are in random order, and the parts of a row are in the order of their documents, so
+that the longest is not always first.
 
 Rows are counted by packing the windows in turn, as far as they are needed. If a path is given, a
 thread counts ahead and stores the counts in a file, so that a run that resumes in the middle of an
@@ -119,7 +119,7 @@ class PackingPlan:
     self._make_caches()
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-    """Returns the parts of some rows of an epoch; counts as far as the last of them."""
+    """Returns the parts of rows of an epoch; counts rows up to the last of them."""
     ends = np.array(self._counted(epoch, int(rows.max(initial=-1))), np.int64)
     numbers = np.searchsorted(ends, rows, side="right")
     tables, places = [], []
@@ -136,7 +136,11 @@ class PackingPlan:
     """Returns the rows of an epoch that have a token of a range of a file.
 
     Args:
-      documents: The documents that lie in the range.
+      epoch: Epoch to search.
+      documents: Documents that overlap the range.
+      source: File of the range.
+      first: First token of the range.
+      count: Number of tokens of the range.
     """
     places = self._order.places(epoch, documents)
     found = [np.zeros(0, np.int64)]
@@ -149,7 +153,7 @@ class PackingPlan:
     return np.sort(np.concatenate(found))
 
   def window(self, epoch: int, number: int) -> parts_lib.Parts:
-    """Returns a window's rows; the last few windows are kept."""
+    """Returns the rows of a window; caches the last few windows."""
     with self._lock:
       found = self._packed.get((epoch, number))
       if found is not None:
@@ -163,7 +167,7 @@ class PackingPlan:
     return found
 
   def num_rows(self, epoch: int) -> int | None:
-    """Returns the rows of an epoch, or None while they have not all been counted."""
+    """Returns the number of rows of an epoch, or None while they have not all been counted."""
     ends = self._known(epoch)
     return ends[-1] if len(ends) == self.num_windows else None
 
@@ -204,7 +208,7 @@ class PackingPlan:
         self.count_in_background(ahead)
 
   def close(self) -> None:
-    """Ends counting in the background."""
+    """Stops counting in the background."""
     self._closed.set()
 
   def _count_and_write(self, epoch: int, closed: threading.Event) -> None:
@@ -232,7 +236,7 @@ class PackingPlan:
         written = time.monotonic()
 
   def _counted(self, epoch: int, row: int | None, windows: int | None = None) -> list[int]:
-    """Returns the ends of an epoch's windows, counted as far as a row or a number of windows."""
+    """Returns the ends of an epoch's windows, counted up to a row or a number of windows."""
     while True:
       with self._lock:
         ends = self._known(epoch)
@@ -277,7 +281,7 @@ class PackingPlan:
   def _parts(
       self, documents: np.ndarray, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents into parts that fit a row; empty documents have none."""
+    """Cuts documents into parts that fit a row; an empty document has none."""
     length = self._row_length
     if self._long_documents == "error" and lengths.max(initial=0) > length:
       worst = int(np.argmax(lengths))
@@ -314,7 +318,7 @@ class PackingPlan:
       )
 
   def _read(self, epoch: int) -> list[int]:
-    """Returns the stored counts, as far as they go."""
+    """Returns the stored counts, which may not cover the whole epoch."""
     if self._counts_path is None or not os.path.exists(self._file(epoch)):
       return []
     try:
@@ -333,10 +337,11 @@ class PlannedRows(row_source.RowSourceDefaults):
   """Rows of packed documents; each document, or piece of one, is a segment.
 
   Attributes:
-    plan: Says which documents are in which row.
-    row_length: Tokens per row.
-    fingerprint: The fingerprint of the corpus.
-    documents: The index of the documents, by which `rows_of` finds those of a file.
+    plan: Packing plan, which says which documents are in which row.
+    row_length: Number of tokens per row.
+    fingerprint: Fingerprint of the corpus.
+    segment_rule: Rule for where segments begin.
+    documents: Document index, which `rows_of` needs to find the documents of a file.
   """
 
   block_rows: ClassVar[int] = 1024
@@ -356,7 +361,7 @@ class PlannedRows(row_source.RowSourceDefaults):
     return self.plan.count_rows(epoch, row)
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-    """Returns the documents in some rows."""
+    """Returns the parts of rows of an epoch."""
     return self.plan.parts(epoch, rows)
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
@@ -371,5 +376,5 @@ class PlannedRows(row_source.RowSourceDefaults):
     self.plan.count_ahead(position, num_epochs)
 
   def close(self) -> None:
-    """Ends counting in the background."""
+    """Stops counting in the background."""
     self.plan.close()

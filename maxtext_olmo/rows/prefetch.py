@@ -3,7 +3,7 @@
 Threads are the default: making a batch is one call, which does not hold the GIL for long. Worker
 processes are Grain's, and exit with their trainer. Grain's own state restores only into the same
 number of workers. Here the state is the number of elements taken, and a restore reopens the dataset
-there, so a run may change its number of workers and still gets the same elements.
+at that element, so a run may change its number of workers and still gets the same elements.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Prefetcher(Generic[T]):
       if self._pool is None:
         result = self._make(self._next)
       else:
-        result = self._results[0].result()  # An interrupt while it waits loses nothing.
+        result = self._results[0].result()  # If this wait is interrupted, no result is lost.
         self._results.popleft()
         self._results.append(self._pool.submit(self._make, self._next))
     except Exception as error:
@@ -87,7 +87,7 @@ class Prefetcher(Generic[T]):
     return sum(result.done() for result in tuple(self._results))
 
   def close(self, *, wait: bool = True, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Cancels what has not begun, and waits for what has, unless told not to."""
+    """Cancels pending work and, by default, waits for work that is running."""
     self._error = self._error or RuntimeError("This prefetcher has been closed.")
     # At interpreter exit, the threads have ended and the names of modules may be gone.
     if self._pool is not None and not finalizing():
@@ -214,8 +214,8 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
     super().close()
 
   def __del__(self):
-    # The garbage collector may run anywhere, even in a thread that is just starting. To wait for
-    # another thread there can deadlock.
+    # The garbage collector may run anywhere, even in a thread that is just starting, where waiting
+    # for another thread can deadlock.
     self._stop(wait=False)
 
   def _stop(self, wait: bool = True) -> None:
@@ -253,11 +253,11 @@ class _FromWorkers:
       return next(self._elements).value
 
   def close(self, *, wait: bool = True) -> None:
-    """Stops the workers, and waits until they have ended, unless told not to."""
+    """Stops the workers and, by default, waits until they have ended."""
     if not wait and self._lock.locked():
       threading.Thread(target=self.close, daemon=True).start()
       return
-    # If it stopped them while another thread waits for an element, that thread would wait forever.
+    # With the lock: a thread that waits for an element of a stopped worker would wait forever.
     with self._lock:
       self._closed = True
       self._elements.close()

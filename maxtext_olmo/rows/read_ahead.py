@@ -6,8 +6,8 @@ steps are known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
-A storage that wants concurrency gets it from the first step, a local file system after two slow
-batches.
+A storage that wants concurrency is read ahead from the first step, a local file system after two
+slow batches.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ReadAhead:
     return batch.out
 
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Drops what is pending and stops the threads."""
+    """Drops pending batches and stops the threads."""
     with self._lock:
       self.holds_batches = False
       self._pending.clear()
@@ -141,8 +141,8 @@ class LocalReads:
 
     Args:
       step: The step.
-      waits: How often its thread gave up the processor. On a busy machine all reads are slow, but
-        only a thread that waits for a disk gives it up.
+      waits: Number of voluntary context switches of its thread. On a busy machine all reads are
+        slow, but only a thread that waits for a disk yields the processor.
       parts: The number of parts it read.
     """
     self.slow_batches = self.slow_batches + 1 if waits >= parts / 2 else 0
@@ -152,5 +152,5 @@ class LocalReads:
 
 
 def waits_of_thread() -> int:
-  """Returns how often the calling thread has given up the processor to wait for something."""
+  """Returns the number of voluntary context switches of the calling thread."""
   return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

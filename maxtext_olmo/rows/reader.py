@@ -1,4 +1,4 @@
-"""Readers, which read a table of parts into one array, pad it, and check the tokens.
+"""Readers of parts: they read a table of parts into one array, pad it, and check the tokens.
 
 `FileReader` reads token files through a storage, in one call per batch. For local files a compiled
 kernel reads and checks each row while it is in the cache; otherwise the storage fills the array
@@ -62,7 +62,7 @@ class Reader(Protocol):
 
   @property
   def wants_concurrency(self) -> bool:
-    """Whether many reads should be in flight from the first batch."""
+    """True if many reads should be in flight from the first batch."""
 
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Fills `out`, an array (rows, length), and checks it."""
@@ -77,7 +77,7 @@ class Reader(Protocol):
     """Names a token, for error messages."""
 
   def close(self) -> None:
-    """Closes open files; the reader stays usable."""
+    """Closes open files; the reader remains usable."""
 
 
 class FileReader:
@@ -97,7 +97,7 @@ class FileReader:
 
   @property
   def wants_concurrency(self) -> bool:
-    """Whether the storage is faster with many reads in flight."""
+    """True if the storage is faster with many reads in flight."""
     return self.files.storage.wants_concurrency
 
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
@@ -175,8 +175,8 @@ class RecordReader:
         tokens = self._records[source]["inputs"]
         if len(tokens) < first + count:
           raise errors.CorpusError(
-              f"Record {source} is too short: tokens {first} to {first + count} were expected, but"
-              f" it has {len(tokens)}. The records have changed since they were counted."
+              f"Record {source} is too short: expected tokens {first} to {first + count}, but it"
+              f" has {len(tokens)}. The records have changed since they were counted."
           )
         out[row, column : column + count] = _checked(tokens[first : first + count], out, source)
 
@@ -195,13 +195,14 @@ class RecordReader:
 
 
 def _checked(tokens: Any, out: np.ndarray, record: int) -> np.ndarray:
-  """Returns tokens of a record; raises where the dtype of the batch cannot hold one of them."""
+  """Returns tokens of a record; raises CorpusError if one does not fit the dtype of the batch."""
   tokens = np.asarray(tokens)
   if tokens.size and not np.can_cast(tokens.dtype, out.dtype):
     low, high = int(tokens.min()), int(tokens.max())
     if not np.iinfo(out.dtype).min <= low <= high <= np.iinfo(out.dtype).max:
       raise errors.CorpusError(
-          f"Record {record} has token ids from {low} to {high}; a batch holds {out.dtype}."
+          f"Record {record} has token ids from {low} to {high}, which do not fit {out.dtype}, the"
+          " dtype of a batch."
       )
   return tokens
 

@@ -1,8 +1,8 @@
 """The repetition filter, which finds windows that repeat an n-gram too often.
 
 A window that repeats the same few tokens dozens of times in a row teaches a model to do the same,
-so OLMo's pretraining keeps such windows in the batch but masks them out of the loss. The rule, for
-one period p:
+so OLMo's pretraining keeps such windows in the batch but masks them in the loss. The rule, for one
+period p:
 
     tokens        7 1 2 1 2 1 2 1 2 5        L = 10, p = 2
     equal[i]          0 1 1 1 1 1 1 0        tokens[i] == tokens[i - p], for i in [p, L)
@@ -13,10 +13,9 @@ here (1, 9, 2, 4). A window is rejected if for some period a run has (count - 1)
 that is, if an n-gram of p tokens occurs count times in a row. Fewer than three times is not a
 repetition, so counts below 3 act as 3.
 
-`clean_rows` decides this for a whole batch without looking at most of it: any run of R places
-covers one of the places R apart, so these are tested first, and the rest only if one of them is
-equal. With numba (extra `[fast]`) the search is compiled in the background; until then NumPy does
-the work.
+`clean_rows` decides this for a whole batch without reading most of it: any run of R places covers
+one of the places R apart, so these are tested first, and the others only if one of them is equal.
+With numba (extra `[fast]`) the search is compiled in the background, and NumPy is used until then.
 """
 
 from __future__ import annotations
@@ -54,13 +53,16 @@ class RepetitionTuple(NamedTuple):
 def find_periodic_sequences(
     arr: np.ndarray, max_period: int, min_period: int = 1, mask_value: int = -1
 ) -> Iterator[RepetitionTuple]:
-  """Yields every repetition of three times or more, by period and then by place.
+  """Yields every n-gram that is repeated three times or more, by period and then by place.
+
+  >>> list(find_periodic_sequences(np.array([7, 1, 2, 1, 2, 1, 2, 1, 2, 5]), max_period=3))
+  [RepetitionTuple(start=1, end=9, period=2, times=4)]
 
   Args:
     arr: One window of token ids, of any integer dtype.
-    max_period: The longest n-gram to look for; never more than a third of the window.
-    min_period: The shortest n-gram to look for.
-    mask_value: An id that stands for no token and must not occur.
+    max_period: Length of the longest n-gram to look for; at most a third of the window is used.
+    min_period: Length of the shortest n-gram to look for.
+    mask_value: Id that stands for no token and must not occur.
   """
   arr = _check_window(arr, mask_value)
   _check_periods(min_period)
@@ -84,7 +86,11 @@ def is_clean_instance(
     repetition_max_count: int = 32,
     mask_value: int = -1,
 ) -> bool:
-  """Returns whether no n-gram of these lengths occurs `repetition_max_count` times in a row."""
+  """Returns whether no n-gram of these lengths occurs `repetition_max_count` times in a row.
+
+  >>> is_clean_instance(np.array([1, 2] * 31)), is_clean_instance(np.array([1, 2] * 32))
+  (True, False)
+  """
   window = _check_window(input_ids, mask_value)
   keep = clean_rows(
       window[np.newaxis],
@@ -98,7 +104,7 @@ def is_clean_instance(
 def clean_rows(
     tokens: np.ndarray, *, max_period: int = 13, min_period: int = 1, max_count: int = 32
 ) -> np.ndarray:
-  """Returns the filter's verdict on each row of `tokens` (n, L): True to keep it."""
+  """Returns whether the filter keeps each row of `tokens` (n, L)."""
   tokens = np.asarray(tokens)
   if tokens.ndim != 2 or not np.issubdtype(tokens.dtype, np.integer):
     raise CorpusError(
@@ -117,7 +123,7 @@ def search_bounds(
     length: int, max_period: int = 13, min_period: int = 1, max_count: int = 32
 ) -> tuple[int, int, int]:
   """Returns the shortest and longest period, and the equal places per period, of a search."""
-  # Nothing longer than the row is ever found; the bounds keep every product within 64 bits.
+  # A run cannot be longer than the row; the bounds keep every product within 64 bits.
   repeats = min(max(max_count, 3) - 1, length + 1)
   return min(min_period, length + 1), min(max_period, length // 3), repeats
 
@@ -128,7 +134,11 @@ def compile_filter(dtype: Any = np.uint32) -> bool:
 
 
 class NgramFilterTransform(grain.transforms.Map):
-  """Adds `instance_mask` to a record: False where its tokens repeat too often."""
+  """Adds `instance_mask` to a record: False if its tokens repeat too often.
+
+  >>> NgramFilterTransform().map({"tokens": np.zeros(100, np.int32)})["instance_mask"]
+  False
+  """
 
   def __init__(
       self, *, max_period: int = 13, min_period: int = 1, max_count: int = 32, mask_value: int = -1
@@ -162,8 +172,8 @@ def _check_window(window: np.ndarray, mask_value: int) -> np.ndarray:
     masked = np.flatnonzero(window == mask_value)
     if masked.size:
       raise CorpusError(
-          f"Token {masked[0]} of the window is {mask_value}, the mask_value, which stands for no"
-          f" token; it occurs {masked.size} times. Pass a mask_value outside the vocabulary."
+          f"Token {masked[0]} of the window is {mask_value}, the mask_value, which must not occur;"
+          f" found it {masked.size} times. Pass a mask_value outside the vocabulary."
       )
   return window
 
@@ -176,7 +186,7 @@ def _check_periods(min_period: int) -> None:
 def _search_with_numpy(
     rows: np.ndarray, min_period: int, max_period: int, repeats: int
 ) -> np.ndarray:
-  """Gives the results of the compiled search; rows without a repetition cost little here too."""
+  """Returns the results of the compiled search; also cheap for rows without a repetition."""
   keep = np.ones(len(rows), np.bool_)
   length = rows.shape[1]
   for period in range(min_period, max_period + 1):

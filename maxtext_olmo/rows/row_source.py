@@ -1,4 +1,4 @@
-"""The row source: the one thing in which dataset types differ.
+"""Row sources, the only part in which dataset types differ.
 
 A row source maps row numbers to parts. Orders, batches, prefetch, state, resume and metrics are
 written once and work for every row source: fixed windows (`windows`), packed documents (`planned`),
@@ -33,16 +33,29 @@ from maxtext_olmo.rows import segments
 class RowSource(Protocol):
   """Maps row numbers to parts; the same on every host, thread-safe, and picklable.
 
+  >>> class FirstTokens(RowSourceDefaults):  # Row i is the first 4 tokens of file i.
+  ...   row_length, fingerprint = 4, "v1"
+  ...
+  ...   def num_rows(self, epoch):
+  ...     return 10
+  ...
+  ...   def parts(self, epoch, rows):
+  ...     return parts_lib.Parts.one_per_row(rows, 0 * rows, np.full(len(rows), 4))
+  >>> isinstance(FirstTokens(), RowSource)
+  True
+  >>> FirstTokens().parts(0, np.array([7, 2])).source.tolist()
+  [7, 2]
+
   Attributes:
     row_length: Tokens per row, padding included.
     pad_id: The id that fills a row after its parts.
     segment_rule: Where segments begin.
     filter_sees_padding: Whether the repetition filter treats padding as tokens.
-    mask_paths: For each token file, the file of its loss mask: a byte per token, 0 where no loss is
-      taken on the token. None if every token counts.
-    block_rows: About how many rows of global batches to request parts for at once: an order costs
-      nearly the same for 64 places as for a thousand, and a packing plan pauses to pack.
-    fingerprint: Identifies the data that rows are made of; a state of other data is refused.
+    mask_paths: For each token file, the file of its loss mask, with one byte per token, 0 to leave
+      the token out of the loss. None if every token counts.
+    block_rows: Approximate number of rows of global batches to request parts for at once: an order
+      costs nearly the same for 64 places as for a thousand, and a packing plan pauses to pack.
+    fingerprint: Identifies the data that rows are made of; a state of other data is rejected.
 
   A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
   that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`). One
@@ -82,7 +95,7 @@ class RowSource(Protocol):
     """Returns the number of rows of an epoch; None if it has not been counted yet."""
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-    """Returns the parts of some rows of an epoch, in the given order."""
+    """Returns the parts of rows of an epoch, in the given order."""
 
 
 class RowSourceDefaults:
@@ -100,20 +113,20 @@ class RowStream(Protocol):
 
   @property
   def endless(self) -> bool:
-    """Whether there is no end."""
+    """True if the stream has no end."""
 
   @property
   def num_positions(self) -> int | None:
-    """The number of positions until the end; None if there is none, or it is not counted yet."""
+    """The number of positions until the end; None if there is no end, or it is not counted yet."""
 
   def has(self, position: int) -> bool:
     """Returns whether there is a row at a position."""
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs and the rows at some positions."""
+    """Returns the epoch and the row at each position."""
 
 
-# A jump over more epochs than this would take minutes of counting: its position is a mistake.
+# A jump over more epochs than this would take minutes of counting, so its position is a mistake.
 _MOST_EPOCHS_AT_ONCE = 10_000
 
 
@@ -121,13 +134,13 @@ class RowSequence:
   """The rows of a source in sequence, or in an order, epoch after epoch.
 
   Args:
-    source: The rows.
-    name: Names what decides which row is at which position, for the identity of the stream.
-    seed: The seed of the run.
-    num_epochs: Epochs until the end; None for no end.
-    order: Says which row is at which place; None takes rows in sequence.
-    documents: Names the documents that rows are made of, where the fingerprint of the corpus does
-      not: their boundaries may come from other files.
+    source: Source of the rows.
+    name: Text for the identity of the stream, which says how rows are assigned to positions.
+    seed: Seed of the run.
+    num_epochs: Number of epochs until the end; None for an endless stream.
+    order: Order of the rows of an epoch; None takes rows in sequence.
+    documents: Text that identifies the documents that rows are made of, if the fingerprint of the
+      corpus does not: their boundaries may come from other files.
   """
 
   drops_tails = False
@@ -163,7 +176,7 @@ class RowSequence:
 
   @property
   def endless(self) -> bool:
-    """Whether there is no end."""
+    """True if the stream has no end."""
     return self.num_epochs is None
 
   @property
@@ -187,7 +200,7 @@ class RowSequence:
     return None if self.order is None else self.order.epochs
 
   def identity(self) -> dict[str, Any]:
-    """Returns what decides which row is at which position."""
+    """Returns the values that decide which row is at which position."""
     identity = {"fingerprint": self.fingerprint, "order": self.name, "seed": self.seed}
     return {**identity, "documents": self.documents} if self.documents else identity
 
@@ -206,7 +219,7 @@ class RowSequence:
     return False
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs and the rows at some positions."""
+    """Returns the epoch and the row at each position."""
     positions = np.asarray(positions, np.int64)
     if self.order is not None:
       epochs, places = self.order.locate(positions)
@@ -261,19 +274,19 @@ class RowSequence:
     """Does nothing: rows are counted when they are requested."""
 
   def look_ahead(self, position: int) -> None:
-    """Lets the source prepare, in the background, what a resume near a position would need."""
+    """Lets the source prepare what a resume near a position would need, in the background."""
     look_ahead = getattr(self.source, "look_ahead", None)
     if look_ahead is not None:
       look_ahead(position, self.num_epochs)
 
   def close(self) -> None:
-    """Stops what the source runs in the background."""
+    """Stops the background work of the source."""
     close = getattr(self.source, "close", None)
     if close is not None:
       close()
 
   def _count(self, epoch: int, row: int) -> int:
-    """Returns the number of rows of an epoch or, if not all are counted, one above `row`."""
+    """Returns the number of rows of an epoch or, if not all are counted, a number above `row`."""
     count = self.source.num_rows(epoch)
     if count is None:
       counter = getattr(self.source, "count_rows", None)
@@ -289,12 +302,12 @@ def positions_of(
   """Returns the epochs and the positions below `end` that hold a token of a range of a file.
 
   Args:
-    rows: What the rows are made of.
-    stream: Says which row each position holds.
-    source: The file.
-    first: The first token of the range.
-    count: The number of tokens of the range.
-    end: Positions from here on are not looked for.
+    rows: Row source to search.
+    stream: Stream, which maps positions to rows.
+    source: File of the range.
+    first: First token of the range.
+    count: Number of tokens of the range.
+    end: Position at which the search ends.
   """
   search = getattr(rows, "positions_of", None)  # A mixture, whose members have epochs of their own.
   if search is not None:
@@ -313,7 +326,7 @@ def positions_of(
 
 
 def stages_of(stream: Any, epochs: np.ndarray) -> list[tuple[int, int]]:
-  """Returns the stage of each epoch of a run, and the epoch counted from the stage's beginning."""
+  """Returns the stage of each epoch of a run, and the number of the epoch within that stage."""
   stage_of_epoch = getattr(stream, "stage_of_epoch", None)
   if stage_of_epoch is None:
     return [(0, epoch) for epoch in epochs.tolist()]
@@ -321,12 +334,12 @@ def stages_of(stream: Any, epochs: np.ndarray) -> list[tuple[int, int]]:
 
 
 def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> parts_lib.Parts:
-  """Returns the parts of the rows at some positions, which may span epochs."""
+  """Returns the parts of the rows at positions, which may span epochs."""
   return parts_of(source, *stream.locate(positions))
 
 
 def parts_of(source: RowSource, epochs: np.ndarray, rows: np.ndarray) -> parts_lib.Parts:
-  """Returns the parts of rows of some epochs; row number -1 is padding."""
+  """Returns the parts of rows, each of its own epoch; row number -1 is padding."""
   real = rows >= 0
   first, last = (int(epochs.min()), int(epochs.max())) if len(rows) else (0, -1)
   if first == last and real.all():

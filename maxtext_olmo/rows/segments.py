@@ -1,7 +1,7 @@
-"""Segments: which tokens of a row belong to one document, and each token's place in it.
+"""Segments: the tokens of a row that belong to one document, and each token's position in it.
 
-Where segments begin is found once, on the host, by the rule of the row source. With EOS = 0, a row
-of two parts (5 6 0 and 7 0 0 8) and a column of padding:
+The host finds where segments begin, by the rule of the row source. With EOS = 0, a row of two parts
+(5 6 0 and 7 0 0 8) and a column of padding:
 
     tokens       5  6  0  7  0  0  8  ·
     by part      1  1  1  2  2  2  2  0      a segment for each part
@@ -43,13 +43,13 @@ class SegmentRule:
 def segment_starts(
     tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
 ) -> np.ndarray:
-  """Returns where segments begin, except at column 0, as booleans (rows, length).
+  """Returns whether a segment begins at each token, as booleans (rows, length); not at column 0.
 
   Args:
     tokens: Token ids (rows, length).
-    used: The number of tokens in each row that are not padding.
-    rule: Where segments begin.
-    parts: What the rows are made of; needed by the rule `part`.
+    used: Number of tokens in each row that are not padding.
+    rule: Rule for where segments begin.
+    parts: Parts of the rows; needed by the rule `part`.
   """
   starts = np.zeros(tokens.shape, np.bool_)
   if rule.begins == "nowhere" or not tokens.size:
@@ -111,7 +111,7 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def num_words(length: int) -> int:
-  """Returns the number of words that `pack_bits` packs a row of some length into."""
+  """Returns the number of words into which `pack_bits` packs a row of a length."""
   return -(-length // _WORD_BITS)
 
 

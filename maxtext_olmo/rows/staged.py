@@ -26,9 +26,9 @@ class StagedRows(row_source.RowSourceDefaults):
   """The instances of the indexes of a run's stages as rows.
 
   Attributes:
-    joined: The indexes.
-    segment_rule: Where segments begin: nowhere, or after each EOS.
-    stream: Says which stage an epoch belongs to; None as long as there is only the first.
+    joined: Indexes of all stages.
+    segment_rule: Rule for where segments begin: nowhere, or after each EOS.
+    stream: Stream, which says which stage an epoch belongs to; None if there is only the first.
   """
 
   joined: joined_lib.Joined
@@ -47,7 +47,7 @@ class StagedRows(row_source.RowSourceDefaults):
 
   @property
   def row_length(self) -> int:
-    """Tokens per instance."""
+    """Number of tokens per instance."""
     return self.index.sequence_length
 
   @property
@@ -83,6 +83,6 @@ class StagedRows(row_source.RowSourceDefaults):
     if index is None:
       raise errors.OrderError(
           f"{stage.name} had the index {stage.settings.index_path}, which this config does not"
-          " name. Name it in olmo_stages, as it was then."
+          " name. Add that stage to olmo_stages again."
       )
     return index

@@ -1,7 +1,7 @@
 """The step dataset: element k is this host's share of global batch k.
 
-A Grain element here is a whole batch, not a record, so its content cannot depend on how many
-workers or threads make batches, and reading it is one call:
+A Grain element here is a whole batch, not a record, so its content cannot depend on the number of
+workers or threads that make batches, and reading it is one call:
 
     schedule   step 5 starts at position 40 and takes 8 samples
     rows       this host holds rows 4..7 of the global batch             → positions 44..47
@@ -9,12 +9,12 @@ workers or threads make batches, and reading it is one call:
     source     the parts of these rows, for a block of steps at once
     reader     the parts of this step, into one (4, L) array whose memory is reused
 
-Vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
+The vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
 source. An element is a compact batch (see `batch`).
 
 Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of
-the stream are padding: zero everywhere, so no loss is taken on them. If a stream's end is not known
-yet, elements past it are empty dicts.
+the stream are padding: zero everywhere, so they do not contribute to the loss. If a stream's end is
+not known yet, elements past it are empty dicts.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ CompactBatch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-  """The processing of a row's tokens; it changes what a row holds, never which row it is.
+  """The processing of a row's tokens; it never changes which row is read.
 
   Attributes:
     vocab_size: Ids at or above it stop the run; 0 checks only that ids fit into int32.
-    ngram_filter: Whether rows with long repetitions are masked out of the loss.
-    shift: How inputs and targets are offset.
+    ngram_filter: Whether rows with long repetitions are masked in the loss.
+    shift: Offset between inputs and targets.
     extras: Optional arrays with one value per row (`batch.EXTRAS`).
-    exclusions: Tokens that no loss is taken on.
+    exclusions: Tokens to leave out of the loss.
   """
 
   vocab_size: int = 0
@@ -66,7 +66,7 @@ class Content:
   exclusions: exclude.Exclusions | None = None
 
   def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | str | None]:
-    """Returns what a checkpoint records of this, so that a change is noticed."""
+    """Returns the values that a checkpoint records, so that a change is noticed."""
     eos_id = None if rule.begins == "nowhere" else rule.eos_id
     return {
         "ngram_filter": self.ngram_filter,
@@ -87,8 +87,8 @@ def as_recorded(
     content = dataclasses.replace(content, exclusions=None)
   elif content.exclusions is None or content.exclusions.digest != excluded:
     raise errors.OrderError(
-        f"The list of exclusions {excluded} was in force then, and olmo_exclude does not name it"
-        " now. Ask with the file of that time."
+        f"The list of exclusions {excluded} was in force at that step, but olmo_exclude does not"
+        " name it now. Set olmo_exclude to the file that was used then."
     )
   rule = source.segment_rule
   now = content.record(rule)["document_eos_id"]
@@ -116,26 +116,26 @@ class _Step(NamedTuple):
   """The rows of one step on this host."""
 
   parts: parts_lib.Parts
-  numbers: np.ndarray  # Of each row; -1 for a padding row.
-  used: np.ndarray  # Tokens of each row, without padding.
+  numbers: np.ndarray  # Number of each row; -1 for a padding row.
+  used: np.ndarray  # Number of tokens of each row, without padding.
   num_tokens: int
-  masked: np.ndarray | None  # Whether each row takes no loss; None if all do.
+  masked: np.ndarray | None  # Whether each row is masked in the loss; None if none is.
 
 
 class StepDataset(grain.MapDataset[CompactBatch]):
   """Maps a step to this host's rows of the global batch, as a compact batch with its `cost`.
 
   Args:
-    source: Says what rows are made of.
-    reader: Reads their parts.
-    stream: Says which row each position holds.
-    schedule: Says where each step starts and how many samples it takes.
+    source: Row source, which returns the parts of rows.
+    reader: Reader of the parts.
+    stream: Stream, which maps positions to rows.
+    schedule: Schedule, which says where each step starts and how many samples it takes.
     rows: For each batch size of the schedule, the rows of the global batch that this host holds.
-    first_step: The step of element 0.
-    content: How tokens are processed.
+    first_step: Step of element 0.
+    content: Processing of the tokens.
     labels: For each file, the number of its label; needed for the extra array `labels`.
-    masked: Positions whose rows take no loss.
-    block_steps: Steps whose parts are located at once; 0 chooses what suits the row source.
+    masked: Positions whose rows are masked in the loss.
+    block_steps: Number of steps whose parts are located at once; 0 uses that of the row source.
   """
 
   def __init__(
@@ -181,13 +181,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     limit, pad_id = np.iinfo(self._dtype).max, self._source.pad_id
     if not 0 <= pad_id <= limit:
       raise errors.ConfigError(
-          f"The padding id {pad_id} does not fit tokens of {self._dtype}, 0 to {limit}."
+          f"The padding id {pad_id} does not fit tokens of {self._dtype}; expected 0 to {limit}."
       )
     if "labels" in self._content.extras and self._labels is None:
       raise errors.ConfigError("The extra array 'labels' needs files with labels.")
     if "row_ids" in self._content.extras and (self._source.num_rows(0) or 0) > 2**31:
       raise errors.ConfigError(
-          f"The extra array 'row_ids' is int32, and there are {self._source.num_rows(0):,} rows."
+          f"The extra array 'row_ids' is int32, but there are {self._source.num_rows(0):,} rows."
       )
 
   def _connect(self) -> None:
@@ -208,7 +208,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._connect()
 
   def close(self) -> None:
-    """Stops the reading threads and frees what they have read; the dataset stays usable."""
+    """Stops the reading threads and frees their buffers; the dataset remains usable."""
     self._reads.close()
     self._pool.clear()
     self._blocks = {}
@@ -233,7 +233,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       return self.slice(index)
     if not self._length:
       self._raise_outside_stream(self._first_step + index)
-    step = self._first_step + index % self._length  # As all datasets of Grain, so that they repeat.
+    step = self._first_step + index % self._length  # Wraps around, like all datasets of Grain.
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
@@ -265,7 +265,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
 
   @property
   def _element_spec(self) -> dict[str, Any]:
-    """What `grain.experimental.get_element_spec` returns: the arrays of the first step."""
+    """The spec for `grain.experimental.get_element_spec`: the arrays of the first step."""
     import jax
 
     rows = len(self._rows[self._schedule.size(self._first_step)])
@@ -298,7 +298,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _read(
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
-    """Returns the tokens of a step, what was found in them, and the time when reading ended."""
+    """Returns the tokens of a step, the findings in them, and the time when reading ended."""
     if self._always_ahead or step < self._local.ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
@@ -340,7 +340,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     return block[place]
 
   def _make_block(self, number: int) -> list[_Step]:
-    """Returns some consecutive steps, made at once: doing so costs little more than one."""
+    """Returns a block of consecutive steps; making it costs little more than making one step."""
     first_step = self._first_step + number * self._block_steps
     count = min(self._block_steps, self._first_step + self._length - first_step)
     starts, sizes = self._schedule.block(first_step, count)
@@ -417,6 +417,6 @@ class StepDataset(grain.MapDataset[CompactBatch]):
         f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is"
         f" outside the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the"
         " corpus)."
-        " Either vocab_size is wrong, or the dtype of the file is not"
-        f" {self._reader.dtype}, or it is damaged: run `maxtext-olmo verify` on the index."
+        " Either vocab_size is wrong, the dtype of the file is not"
+        f" {self._reader.dtype}, or the file is damaged: run `maxtext-olmo verify` on the index."
     )

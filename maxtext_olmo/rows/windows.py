@@ -18,8 +18,8 @@ class WindowRows(row_source.RowSourceDefaults):
   """The instances of an index as rows.
 
   Attributes:
-    index: The corpus.
-    segment_rule: Where segments begin: nowhere, or after each EOS.
+    index: Index of the corpus.
+    segment_rule: Rule for where segments begin: nowhere, or after each EOS.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -27,7 +27,7 @@ class WindowRows(row_source.RowSourceDefaults):
 
   @property
   def row_length(self) -> int:
-    """Tokens per instance."""
+    """Number of tokens per instance."""
     return self.index.sequence_length
 
   @property

@@ -1,4 +1,4 @@
-"""Grain's worker processes, watched: one that dies is an error, and none outlives its trainer."""
+"""Watches Grain's worker processes: a dead worker raises an error, none outlives its trainer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
 
 
 class _WatchedDataset(grain.IterDataset[Any]):
-  """The elements of Grain's worker processes; a worker that dies is an error and never a hang."""
+  """The elements of Grain's worker processes; a worker that dies raises an error, never a hang."""
 
   def __init__(self, dataset: grain.IterDataset, workers: int):
     super().__init__(dataset)
@@ -48,7 +48,7 @@ _abandoned: list[Any] = []
 
 
 class _WatchedIterator(grain.DatasetIterator[Any]):
-  """Takes elements from workers in a thread, and looks after the workers while it waits.
+  """Takes elements from workers in a thread, and checks the workers while it waits.
 
   Grain itself notices a dead worker only between two elements. If a worker is killed while an
   element is on its way, Grain waits for the rest of that element forever.
@@ -109,7 +109,7 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
     else:
       self._opened.close()
     self._requests.put(False)
-    # For a thread that is waiting for an element.
+    # Wakes a thread that is waiting for an element.
     self._results.put((None, ValueError("This iterator has been closed.")))
     if self._thread not in (None, threading.current_thread()) and not self._requested:
       # Otherwise the interpreter may exit while the thread frees the workers' semaphores.
@@ -125,7 +125,7 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
 
 
 def _serve(opened: Any, requests: queue.SimpleQueue, results: queue.SimpleQueue) -> None:
-  """Puts one element, or the error in its place, for each request."""
+  """Puts one element, or the error that was raised instead, for each request."""
   while requests.get():
     try:
       results.put((next(opened), None))

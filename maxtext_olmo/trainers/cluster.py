@@ -1,4 +1,4 @@
-"""Joins the processes of a run, so that N tasks are one run and never N runs.
+"""Connects the processes of a run, so that N tasks form one run and never N runs.
 
 The first of these that applies decides:
 
@@ -6,8 +6,8 @@ The first of these that applies decides:
     `JAX_COORDINATOR_ADDRESS` and `JAX_NUM_PROCESSES`.
 2.  `num_processes=1`, or `JAX_NUM_PROCESSES=1`: this process trains alone.
 3.  A cluster that JAX detects (Slurm, Open MPI, Cloud TPU, Kubernetes) with several tasks.
-4.  Variables of a launcher that say that this is one of several tasks: an error, because each task
-    would train alone, into the same directory.
+4.  Environment variables of a launcher that say that this is one of several tasks: an error,
+    because each task would train alone, into the same directory.
 5.  Otherwise, this process trains alone.
 """
 
@@ -21,8 +21,8 @@ from absl import logging
 
 from maxtext_olmo import errors
 
-# Variables in which launchers write the number of tasks, and those with the number of this task:
-# a shell of `salloc` has the first without being a task.
+# Environment variables with the number of tasks, and those with the number of this task; a shell
+# of `salloc` has the first without being a task.
 _TASK_COUNTS = {
     "SLURM_NTASKS": "SLURM_PROCID",
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
@@ -32,7 +32,7 @@ _TASK_COUNTS = {
 
 
 def connect(address: str = "", num_processes: int = 0, process_id: int = -1) -> None:
-  """Joins the processes of this run; does nothing if they are joined already.
+  """Connects the processes of this run; does nothing if they are already connected.
 
   Args:
     address: host:port of process 0; by default `JAX_COORDINATOR_ADDRESS`.
@@ -40,7 +40,7 @@ def connect(address: str = "", num_processes: int = 0, process_id: int = -1) -> 
     process_id: The number of this process; -1 uses `JAX_PROCESS_ID`.
 
   Raises:
-    ConfigError: This is one of several tasks, and it could not join the others.
+    ConfigError: This is one of several tasks, and it could not connect to the others.
   """
   if jax.distributed.is_initialized():
     return
@@ -63,7 +63,7 @@ def connect(address: str = "", num_processes: int = 0, process_id: int = -1) -> 
     tasks = _number(variable) or 1
     if tasks > 1 and of_task in os.environ:
       raise errors.ConfigError(
-          f"{variable}={tasks}, so this is one of {tasks} tasks, but nothing says how to reach the"
+          f"{variable}={tasks}, so this is one of {tasks} tasks, but it is unknown how to reach the"
           " others, and each would train alone. Start the tasks with srun or mpirun; or set"
           " coordinator_address, num_processes and process_id, or JAX_COORDINATOR_ADDRESS,"
           " JAX_NUM_PROCESSES and JAX_PROCESS_ID. To train alone, set num_processes=1 and"
@@ -74,10 +74,10 @@ def connect(address: str = "", num_processes: int = 0, process_id: int = -1) -> 
 
 
 def _detect() -> tuple[str, int] | None:
-  """Returns the name and the number of tasks of the cluster that JAX would join, if there is one.
+  """Returns the name of the cluster that JAX would join and its number of tasks, if there is one.
 
-  JAX has no public function for the number; `jax.distributed.initialize` would wait for tasks that
-  a single one does not have.
+  JAX has no public function for that number, and `jax.distributed.initialize` would wait for tasks
+  that do not exist.
   """
   try:
     from jax._src import clusters
@@ -85,8 +85,8 @@ def _detect() -> tuple[str, int] | None:
     kinds = clusters.ClusterEnv._cluster_types
   except (ImportError, AttributeError) as error:
     logging.warning(
-        "JAX %s cannot be asked which cluster this is (%s); set coordinator_address, num_processes"
-        " and process_id.",
+        "With JAX %s, the cluster cannot be detected (%s). If the run has several processes, set"
+        " coordinator_address, num_processes and process_id.",
         jax.__version__,
         error,
     )
@@ -95,21 +95,21 @@ def _detect() -> tuple[str, int] | None:
     try:
       if not kind.opt_in_only_method and kind.is_env_present():
         return kind.__name__, int(kind.get_process_count())
-    except Exception as error:  # What JAX asks (variables, a metadata server) may say anything.
+    except Exception as error:  # JAX reads variables or asks a metadata server, which may fail.
       logging.warning("%s was detected, but its tasks could not be counted: %s", kind, error)
   return None
 
 
 def _initialize(*args: Any) -> None:
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # It would catch SIGTERM and let the run continue: the sender expects it to end.
+  # Otherwise JAX would catch SIGTERM and the run would continue, although it should end.
   jax.config.update("jax_enable_preemption_service", False)
   try:
     jax.distributed.initialize(*args)
   except (RuntimeError, ValueError, TypeError) as error:
     raise errors.ConfigError(
-        f"This process could not join the others of its run, and does not train alone: {error}."
-        " Check coordinator_address, num_processes and process_id, and that all tasks have started."
+        f"This process could not connect to the others of its run, so it stops: {error}. Check"
+        " coordinator_address, num_processes and process_id, and that all tasks have started."
     ) from error
 
 

@@ -1,15 +1,15 @@
-"""Ends all processes of a run when one of them fails, and tells each of them why.
+"""Ends all processes of a run when one of them fails, and logs the reason on each.
 
-The others wait for a failed process in a collective or in a barrier of Orbax: for minutes, for
-ever, or until the runtime ends them with a message about sockets. So a process that fails gives
-the coordinator its error, for which a thread in each of the others asks:
+Without this, the others would wait for a failed process in a collective or in a barrier of Orbax:
+for minutes, forever, or until the runtime ends them with a message about sockets. So a failing
+process sends its error to the coordinator, which a thread in each of the other processes polls:
 
     process 0                          process 1
     cannot write the metrics file      waits for the gradients of process 0
-    `end`: gives its error, exits      its thread logs "Process 0 of 2 failed, so ...", and exits
+    `end`: sends its error, exits      its thread logs "Process 0 of 2 failed, so ...", and exits
 
-A question every two seconds is all that this costs while all is well; no step waits for it.
-`collectives` serves what can fail on one process while all of them are at the same place.
+In a healthy run this costs one poll every two seconds, and no step waits for it. For code that all
+processes run together and that may fail on one of them, use `collectives` instead.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from absl import logging
 _FAILURE = "maxtext_olmo/failure"
 _ENDED = "maxtext_olmo/ended/"
 _ASK_SECONDS = 2.0
-# A process that fails at the same time has an error of its own to log, which says more.
+# Time for a process that fails at the same time to log its own error, which says more.
 _OWN_SECONDS = 0.5
-# The process that fails first and process 0 leave last, but do not wait for ever.
+# The process that failed first and process 0 exit last, but do not wait forever.
 _LAST_SECONDS = 10.0
 
 _once = threading.Lock()
@@ -38,7 +38,7 @@ _leaving = threading.Event()
 
 
 def watch() -> None:
-  """Lets a failure of another process end this one; once per process, after it has joined them."""
+  """Ends this process when another one fails; call it once, after the processes are connected."""
   global _thread
   run = _Run.current()
   if run is not None and _thread is None:
@@ -48,25 +48,26 @@ def watch() -> None:
 
 
 def _stop_watching() -> None:
-  """Ends the thread: one that comes back from JAX while Python exits would abort the process."""
+  """Stops the thread: if it returned from JAX while Python exits, it would abort the process."""
   _leaving.set()
   if _thread is not None:
     _thread.join()
 
 
 def end(message: str, code: int) -> None:
-  """Ends all processes of the run, which log the message; returns if this is the only one.
+  """Ends all processes of the run, which log the message; returns if this is the only process.
 
-  The caller has logged it. An ordinary exit would wait for the others, which wait for this process.
+  The caller must have logged the message already. An ordinary exit would wait for the others, which
+  wait for this process.
   """
   run = _Run.current()
   if run is not None:
-    _once.acquire()  # Never released: this thread or that of `watch` ends the process.
+    _once.acquire()  # Never released: either this thread or that of `watch` ends the process.
     run.leave(message, code)
 
 
 class _Run:
-  """The processes of this run, as the coordinator knows them."""
+  """A connection to the coordinator of this run's processes."""
 
   def __init__(self, client: Any, process: int, processes: int):
     self._client = client
@@ -76,7 +77,7 @@ class _Run:
   @classmethod
   def current(cls) -> _Run | None:
     """Returns the run of this process; None if it has no other process."""
-    from jax._src import distributed  # JAX has no public way to its key-value store.
+    from jax._src import distributed  # JAX has no public access to its key-value store.
 
     state = distributed.global_state
     if state.client is None or state.num_processes < 2:
@@ -100,11 +101,11 @@ class _Run:
         self._exit(failure["code"])
 
   def leave(self, message: str, code: int) -> None:
-    """Gives the others the error, unless another process was first, and exits."""
+    """Sends the error to the others, unless another process failed first, and exits."""
     mine = {"process": self._process, "message": message, "code": code}
     try:
       self._client.key_value_set(_FAILURE, json.dumps(mine))
-    except Exception:  # It has a value, or the coordinator is gone.
+    except Exception:  # Another process was first, or the coordinator is gone.
       with contextlib.suppress(Exception):
         first = json.loads(self._client.key_value_try_get(_FAILURE))
         self._log(first)
@@ -125,10 +126,10 @@ class _Run:
     with contextlib.suppress(Exception):
       self._client.key_value_set(f"{_ENDED}{self._process}", "")
       deadline = time.monotonic() + _LAST_SECONDS
-      # The others learn from the coordinator, in process 0, before they notice a lost connection.
+      # The others must read the error from the coordinator, in process 0, before it exits.
       while (is_first or self._process == 0) and time.monotonic() < deadline:
         if len(self._client.key_value_dir_get(_ENDED)) == self._processes:
-          time.sleep(0.2)  # Until the last of them is gone too.
+          time.sleep(0.2)  # Until the last of them has exited.
           break
         time.sleep(0.1)
     os._exit(code)

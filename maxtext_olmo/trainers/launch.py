@@ -1,9 +1,9 @@
-"""Starts the trainer in several processes of this machine, as a multi-host job would run it.
+"""Starts the trainer in several processes on this machine, like a multi-host job.
 
     python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py
 
-The processes of a run need each other: when one dies, for whatever reason, the others would wait
-for it. So the first that ends badly ends the run; the rest is ended, and the last line says why.
+The processes of a run depend on each other: if one dies, the others would wait for it. So the first
+process that fails ends the run: the launcher stops the others, and its last line says why.
 """
 
 from __future__ import annotations
@@ -22,30 +22,29 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 TRAINER = "maxtext_olmo.trainers.tiny"
-# How long a process that was asked to end may take before it is killed.
+# The seconds that a terminated process may take to exit before it is killed.
 _GRACE_SECONDS = 3.0
-# What the collectives' library writes to stdout at every connection.
+# The collectives library writes lines like this to stdout at every connection.
 _CHATTER = "[Gloo] Rank "
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """How a run ended."""
+  """The outcome of a run."""
 
-  code: int  # 0 if every process ended well
+  code: int  # 0 if every process succeeded.
   reason: str
 
 
 class LocalRun:
-  """A trainer in `processes` processes, each line of its output marked with the process's number.
+  """A trainer in `processes` processes, whose output lines begin with the process's number.
 
   Args:
-    trainer_args: the trainer's command line, the same for each process.
+    trainer_args: The trainer's command line, the same for each process.
     devices: CPU devices per process; 0 leaves the choice to JAX.
-    module: what `python -P -m` runs; anything importable that trains as the environment says.
-    env: set in each process, on top of this one's.
-    output: where all output goes; by default what a process writes to stdout goes to stdout, and
-      stderr to stderr.
+    module: The module that `python -P -m` runs; it must connect as the environment says.
+    env: Environment variables of each process, in addition to those of this one.
+    output: The file for all output; by default, stdout and stderr stay separate.
   """
 
   def __init__(
@@ -65,7 +64,7 @@ class LocalRun:
     address = f"127.0.0.1:{_free_port()}"
     for process in range(processes):
       environment = {**os.environ, **(env or {})}
-      environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # the runtime's chatter below warnings
+      environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Hides info lines of the runtime.
       environment |= {
           "JAX_COORDINATOR_ADDRESS": address,
           "JAX_NUM_PROCESSES": str(processes),
@@ -78,16 +77,16 @@ class LocalRun:
 
   @property
   def pids(self) -> list[int]:
-    """The ids of the processes, in their order."""
+    """The process ids, by process number."""
     return [child.pid for child in self._children]
 
   @property
   def running(self) -> bool:
-    """Whether every process is still there."""
+    """Whether every process is still running."""
     return all(child.poll() is None for child in self._children)
 
   def wait(self) -> Outcome:
-    """Waits for the end of the run; ends what is left of it once a process has failed."""
+    """Waits for the end of the run; if a process fails, stops the others."""
     for _ in self._children:
       process, code = self._ends.get()
       if code != 0:
@@ -95,13 +94,13 @@ class LocalRun:
         self._drain()
         reason = f"process {process} (pid {self._children[process].pid}) {_how(code)}"
         if others:
-          reason += f"; ended the other {others if others > 1 else 'one'}, waiting for it in vain"
+          reason += f"; ended the other {others if others > 1 else 'one'}, which waited for it"
         return Outcome(code if code > 0 else 128 - code, reason)
     self._drain()
     return Outcome(0, "all processes ended well")
 
   def stop(self) -> int:
-    """Ends the processes that still run, by their ids; returns how many they were."""
+    """Stops the processes that are still running, by their ids, and returns their number."""
     running = [child for child in self._children if child.poll() is None]
     for child in running:
       child.send_signal(signal.SIGTERM)
@@ -122,7 +121,7 @@ class LocalRun:
       output: IO[str] | None,
   ) -> None:
     child = subprocess.Popen(
-        # Without -P, modules in the working directory, which may hold data, would shadow real ones.
+        # Without -P, files in the working directory, which may hold data, could shadow modules.
         [sys.executable, "-P", "-m", *command],
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -150,21 +149,25 @@ class LocalRun:
           target.flush()
 
   def _drain(self) -> None:
-    # A worker that outlives its trainer may hold a pipe open; its output is not worth a wait.
+    # A worker that outlives its trainer may hold a pipe open; do not wait for its output.
     for reader in self._readers:
       reader.join(_GRACE_SECONDS)
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs as a command line says; returns the exit code."""
+  """Runs the launcher with a command line; returns the exit code."""
   parser = argparse.ArgumentParser(
       prog="python -m maxtext_olmo.trainers.launch",
-      description="Train on several processes of this machine.",
+      description="Trains in several processes on this machine.",
       usage="%(prog)s [--processes N] [--devices N] -- TRAINER FLAGS",
   )
-  parser.add_argument("--processes", type=int, default=2, help="processes to start")
-  parser.add_argument("--devices", type=int, default=0, help="CPU devices of each; 0: JAX's choice")
-  parser.add_argument("trainer_flags", nargs="*", help="such as --config=configs/tiny.py")
+  parser.add_argument("--processes", type=int, default=2, help="number of processes (default: 2)")
+  parser.add_argument(
+      "--devices", type=int, default=0, help="CPU devices per process (default: JAX's choice)"
+  )
+  parser.add_argument(
+      "trainer_flags", nargs="*", help="flags of the trainer, such as --config=configs/tiny.py"
+  )
   args = parser.parse_args(argv[1:])
   if args.processes < 1:
     parser.error(f"--processes={args.processes} must be at least 1")

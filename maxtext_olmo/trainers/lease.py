@@ -1,15 +1,15 @@
-"""A lease on a checkpoint directory, so that two runs never write into the same one.
+"""A lease on a checkpoint directory, so that two runs never write to the same directory.
 
-Process 0 of a run holds it: a small file in the directory that names its host, process and start,
-and whose modification time a thread renews every minute. Another run is refused while the holder
-lives. It takes over at once if the holder ran on this machine and is gone, and after five minutes
-without renewal if it ran elsewhere.
+The lease is a small file in the directory that names the host, process and start time of its
+holder, process 0 of a run. A thread of the holder renews its modification time every minute.
+Another run is refused while the holder is alive. It takes over at once if the holder ran on this
+machine and has ended, and after five minutes without renewal if it ran elsewhere.
 
     take       link a complete file to the lease's name, which fails if there is one
-    take over  rename the abandoned lease away, put it back if it turns out to be another, then take
+    take over  rename the abandoned lease, put it back if it turns out to be another one, then take
     check      the file still holds this run's text; if it is gone, take it again
 
-The file decides, so at most one run passes `check`, however its processes were stopped and resumed.
+Only the file counts, so at most one run passes `check`, even if processes were paused and resumed.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Holder:
 
   host: str
   pid: int
-  started: str  # When it took the lease, in UTC.
+  started: str  # The time when it took the lease, in UTC.
   machine: str  # The boot and the namespace in which `pid` is valid; empty if unknown.
-  process_start: int  # When the process began, in clock ticks since boot: pids are reused.
+  process_start: int  # Start of the process in clock ticks since boot, because pids are reused.
   id: str
 
   @classmethod
   def this_process(cls) -> Holder:
-    """Returns a new holder, for this process."""
+    """Returns a new holder that describes this process."""
     return cls(
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -83,8 +83,8 @@ class Lease:
   """The lease of a run; its processes create and check it together.
 
   Args:
-    directory: The checkpoint directory, which is created if needed. If it is a URL, or has no hard
-      links, there is no lease, and a line in the log says so.
+    directory: The checkpoint directory, which is created if needed. If it is a URL, or its file
+      system has no hard links, there is no lease, and a warning is logged.
     renew_seconds: The time between renewals.
 
   Raises:
@@ -103,7 +103,7 @@ class Lease:
     collectives.from_process_0(self._take, "taking the lease of checkpoint_dir")
 
   def check(self) -> None:
-    """Raises ConfigError unless this run still holds the lease, so it may write; before a save."""
+    """Raises ConfigError unless this run still holds the lease; call it before each save."""
 
     def check() -> None:
       try:
@@ -114,15 +114,16 @@ class Lease:
     collectives.from_process_0(check, "checking the lease of checkpoint_dir")
 
   def require_held(self) -> None:
-    """Raises ConfigError if another run has taken over; asks no other process, so at any time.
+    """Raises ConfigError if another run has taken over.
 
-    An unreadable file does not count: a storage that fails for a moment need not end a run.
+    No other process takes part, so it may be called at any time. An unreadable file is ignored: a
+    short failure of the storage need not end a run.
     """
     with contextlib.suppress(OSError):
       self._check()
 
   def release(self) -> None:
-    """Gives the lease back; idempotent. A forked child leaves it to its parent."""
+    """Releases the lease; idempotent. Does nothing in a forked child."""
     if self._thread is None or os.getpid() != self._pid:
       return
     atexit.unregister(self.release)
@@ -177,9 +178,9 @@ class Lease:
   def _require_abandoned(self, found: _Found) -> None:
     holder = found.holder
     if holder is not None and holder.is_gone:
-      logging.info("The lease %s is of %s, which is gone; taking over.", self._path, holder)
+      logging.info("The lease %s belongs to %s, which has ended; taking over.", self._path, holder)
       return
-    # The clock of the storage, which both runs see, rather than that of either host.
+    # Use the clock of the storage, which both runs see, rather than that of either host.
     with tempfile.TemporaryFile(dir=self._directory) as probe:
       age = os.fstat(probe.fileno()).st_mtime - found.renewed
     if age > STALE_SECONDS:
@@ -194,8 +195,8 @@ class Lease:
         f"checkpoint_dir={self._directory!r} is in use by {holder or 'an unknown process'} (lease"
         f" renewed {max(0.0, age):.0f} s ago). Two runs must not write to one directory: stop the"
         " other run, or choose another checkpoint_dir. If the processes belong to one run, connect"
-        " them with coordinator_address, num_processes and process_id. The lease of a host that is"
-        f" gone ends after {STALE_SECONDS:.0f} s; to end it now, delete {self._path}."
+        " them with coordinator_address, num_processes and process_id. The lease of a lost host"
+        f" expires after {STALE_SECONDS:.0f} s; to end it now, delete {self._path}."
     )
 
   def _renew(self) -> None:
@@ -215,7 +216,7 @@ class Lease:
     while True:
       found = _read(self._path)
       if found is None:
-        # Deleted, or renamed for a moment by a run that mistook it for an abandoned one.
+        # Deleted, or renamed for a moment by a run that mistook it for an abandoned lease.
         if _create(self._path, self._text):
           return
       elif found.text == self._text:
@@ -236,7 +237,7 @@ class _Found(NamedTuple):
 
   @property
   def holder(self) -> Holder | None:
-    """The process that holds it; None if the file does not say so."""
+    """The process that holds the lease; None if the file cannot be parsed."""
     try:
       return Holder(**json.loads(self.text))
     except (ValueError, TypeError, RecursionError):
@@ -253,8 +254,8 @@ def _read(path: str) -> _Found | None:
     # Opening also refreshes the attributes that NFS caches. A FIFO must not block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
   except FileNotFoundError:
-    if os.path.islink(path):  # Creating it would fail for ever, because it exists.
-      raise OSError(errno.ELOOP, "It is a symbolic link to nothing", path) from None
+    if os.path.islink(path):  # Creating it would always fail, because the link exists.
+      raise OSError(errno.ELOOP, "It is a dangling symbolic link", path) from None
     return None
   with open(descriptor, "rb") as file:
     text = file.read(65_536).decode(errors="replace")
@@ -262,7 +263,7 @@ def _read(path: str) -> _Found | None:
 
 
 def _create(path: str, text: str) -> bool:
-  """Creates a file with all of its text at once; returns False if there is one already."""
+  """Atomically creates a file with its text; returns False if it exists already."""
   temporary = f"{path}.{uuid.uuid4().hex}.tmp"
   try:
     with open(temporary, "x", encoding="utf-8") as file:
@@ -296,7 +297,7 @@ def _remove(path: str, text: str) -> None:
 
 
 def _machine() -> str:
-  """Returns what identifies this boot of this machine, and the namespace of its process ids."""
+  """Returns an id of this boot of this machine and of the namespace of its process ids."""
   try:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
       return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -305,7 +306,7 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> int | None:
-  """Returns when a process began, in clock ticks since boot; 0 if it has ended, None if unknown."""
+  """Returns the start of a process in clock ticks since boot; 0 if ended, None if unknown."""
   try:
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
       fields = file.read().rpartition(")")[2].split()

@@ -43,7 +43,7 @@ class CorpusMakeTest(absltest.TestCase):
         out,
         "3 documents (1 empty ones left out), 19 tokens of uint16 in 2 files; vocab_size 258, EOS"
         " 256.\n"
-        f"The manifest is {self.out}/mix.txt. Next:\n  maxtext-olmo index build ",
+        f"The manifest is {self.out}/mix.txt. Next, build an index:\n  maxtext-olmo index build ",
     )
     self.assertEqual(
         (self.out / "mix.txt").read_text(),
@@ -112,7 +112,7 @@ class CorpusMakeTest(absltest.TestCase):
     self.assertEqual(runner.run(*argv)[0], 0)
     code, _, err = runner.run(*argv)
     self.assertEqual(code, 2)
-    self.assertRegex(err, r"^error: There is a corpus in .* already .*\(--overwrite\)\.\n$")
+    self.assertRegex(err, r"^error: .* already contains a corpus .*\(--overwrite\)\.\n$")
     self.assertEqual(runner.run(*argv, "--overwrite")[0], 0)
 
   def test_documents_have_names_in_the_document_index(self):
@@ -151,7 +151,9 @@ class CorpusMakeTest(absltest.TestCase):
     argv = ("corpus", "make", "--output", self.out, "--tokens-per-file", 4, self.dir / "docs")
     code, _, err = runner.run(*argv)
     self.assertEqual(code, 2)
-    self.assertRegex(err, r"c\.txt is not UTF-8 text .*No corpus was made in .*make it again\.\n$")
+    self.assertRegex(
+        err, r"c\.txt is not UTF-8 text .*No corpus was written to .*run the command again\.\n$"
+    )
     self.assertFalse(self.out.exists())
 
   def test_a_full_disk_leaves_nothing(self):
@@ -167,7 +169,7 @@ class CorpusMakeTest(absltest.TestCase):
     argv = ("corpus", "make", "--output", disk / "out", "--tokens-per-file", 4, self.dir / "docs")
     code, _, err = runner.run(*argv)
     self.assertEqual(code, 2)
-    self.assertRegex(err, "No space left on device.* Make room.* No corpus was made in ")
+    self.assertRegex(err, "No space left on device.* Free some space.* No corpus was written to ")
     self.assertEmpty(list(disk.iterdir()))
 
   def test_an_interrupt_leaves_nothing(self):
@@ -188,7 +190,9 @@ class CorpusMakeTest(absltest.TestCase):
 
   def test_a_missing_input_is_an_error(self):
     code, _, err = runner.run("corpus", "make", "--output", self.out, self.dir / "none")
-    self.assertEqual((code, err), (2, f"error: There is no file or directory {self.dir}/none.\n"))
+    self.assertEqual(
+        (code, err), (2, f"error: There is no file or directory {self.dir}/none. Check the path.\n")
+    )
 
 
 if __name__ == "__main__":

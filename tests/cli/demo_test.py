@@ -25,7 +25,7 @@ class DemoTest(absltest.TestCase):
   def test_it_leaves_a_directory_alone_that_is_not_its_own(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     (directory / "thesis.txt").write_text("years of work")
-    with self.assertRaisesRegex(errors.ConfigError, "is not a demo's directory"):
+    with self.assertRaisesRegex(errors.ConfigError, "was not made by a demo"):
       demo.run(argparse.Namespace(directory=str(directory), steps=48))
     self.assertEqual((directory / "thesis.txt").read_text(), "years of work")
 

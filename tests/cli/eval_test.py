@@ -118,8 +118,8 @@ class EvalTest(absltest.TestCase):
     self.assertLen(results["samples"]["colours"], 3)
     code, again, _ = self.run_command(*arguments)
     self.assertEqual(code, 0)
-    self.assertIn("No request had to be scored.", again)
-    self.assertEqual(again.split("No request")[0], out.split("Scored in")[0])
+    self.assertIn("There were no requests to score.", again)
+    self.assertEqual(again.split("There were no requests")[0], out.split("Scored in")[0])
 
   @needs_harness
   def test_figures_are_the_same_with_and_without_packing(self):
@@ -159,7 +159,7 @@ class EvalTest(absltest.TestCase):
 
   def test_what_is_missing_is_said_in_one_line(self):
     for arguments, message in (
-        ((), "error: Evaluate on what? Give --tasks=NAMES, --ppl=INDEX, or both."),
+        ((), "error: There is nothing to evaluate. Give --tasks=NAMES, --ppl=INDEX, or both."),
         (("--ppl=/nowhere.json",), "/nowhere.json"),
         ((f"--ppl={self.index_path}", "--step=9"), "no checkpoint 9; the latest is 3"),
         ((f"--ppl={self.index_path}", "--tokenizer=/nowhere"), "There is no tokenizer /nowhere"),

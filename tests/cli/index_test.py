@@ -109,7 +109,7 @@ class IndexTest(parameterized.TestCase):
     self._write_mix(1)
     code, _, err = self._build("--extends", self.output, "--output", other)
     self.assertEqual(code, 2)
-    self.assertStartsWith(err, "error: The corpus does not continue the older index:\n  removed: ")
+    self.assertStartsWith(err, "error: The corpus does not extend the older index:\n  removed: ")
 
   def test_another_corpus_in_place_of_an_index_is_noted(self):
     self._build()
@@ -139,7 +139,7 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertEqual(
         err,
-        "error: The corpus has no instance: each needs 64 tokens, and the longest file has 33."
+        "error: The corpus has no instances: each needs 64 tokens, but the longest file has 33."
         " Choose a shorter --sequence-length.\n",
     )
     self.assertFalse(self.output.exists())
@@ -177,19 +177,23 @@ class IndexTest(parameterized.TestCase):
     self.mix.write_text("l,tok/0.npy\nl,tok/1.npy\nl,tok/0.npy\n")
     code, _, err = self._build()
     self.assertEqual(code, 0)
-    self.assertStartsWith(err, "note: 1 of 2 files are named more than once, tok/0.npy 2 times")
+    self.assertStartsWith(err, "note: 1 of 2 files are listed more than once (tok/0.npy 2 times)")
 
   def test_an_output_that_cannot_be_written_is_an_error_before_the_scan(self):
     code, _, err = self._build("--output", self.dir / "none" / "x.json", "--tokenizer", "other")
     self.assertEqual(
-        (code, err), (2, f"error: The directory of the output does not exist: {self.dir}/none.\n")
+        (code, err),
+        (
+            2,
+            f"error: The directory of --output, {self.dir}/none, does not exist. Create it.\n",
+        ),
     )
 
   def test_an_output_that_is_a_directory_is_an_error_before_the_scan(self):
     code, _, err = self._build("--output", self.dir, "--tokenizer", "other")
     self.assertEqual(
         (code, err),
-        (2, f"error: The output {self.dir} is a directory: name a file, such as index.json.\n"),
+        (2, f"error: The output {self.dir} is a directory. Give a file, such as index.json.\n"),
     )
 
   def test_files_with_headers(self):

@@ -45,7 +45,7 @@ class InspectServeTest(absltest.TestCase):
     for other in (["--step", "3"], ["--json"], ["--find", "a"], [self.run_of.checkpoints]):
       code, _, err = runner.run("inspect", self.run_of.checkpoints, *other, "--serve")
       self.assertEqual(code, 2)
-      self.assertIn("--serve shows one run", err)
+      self.assertIn("--serve shows everything about one run", err)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ class InspectTest(absltest.TestCase):
     byte = ("--file", "data/web.npy", "--byte", found["first_byte"])
     self.assertIn(f"document {document}", self.inspect(_run.checkpoints, *byte))
     unread = self.inspect(_run.checkpoints, "--document", document, "--read", 1)
-    self.assertIn("rows were not read, so whether the filter keeps them is not known", unread)
+    self.assertIn("rows were not read, so it is unknown whether the filter keeps them", unread)
     nothing = ("--find", "harbour seal", "--label", "wiki")
     self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
 
@@ -162,8 +162,8 @@ class InspectTest(absltest.TestCase):
     self.assertIn("(\\x1b[31mred)", out)
     self.assertNotIn("\x1b[31m", out)
     err = self.inspect(_run.checkpoints, "--document", "web-99", code=2)
-    self.assertIn("no document has this number or name. The corpus has the documents 0 to 79", err)
-    self.assertIn("40 of them have a name", err)
+    self.assertIn("no document has this number or name. The corpus has documents 0 to 79", err)
+    self.assertIn("of which 40 have a name", err)
 
   def test_keys_on_the_command_line_change_the_kept_config(self):
     out = self.inspect(_run.checkpoints, "--config.global_batch_size_to_load=10")
@@ -171,13 +171,13 @@ class InspectTest(absltest.TestCase):
 
   def test_what_cannot_be_asked_is_an_error(self):
     for argv, message in (
-        (("--row", 1), "give --step too"),
+        (("--row", 1), "--row needs --step"),
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
         (("--file", "a"), "give both"),
         (("--document", 1, "--read", -1), "is not a number of rows"),
         (("--find", "a", "--label", "x"), "matches no label"),
-        (("--step", 1, "--row", 9), "has the rows 0 to 3"),
+        (("--step", 1, "--row", 9), "has rows 0 to 3"),
         (("--config", "/nowhere.py"), "does not exist"),
     ):
       self.assertIn(message, self.inspect(_run.checkpoints, *argv, code=2))

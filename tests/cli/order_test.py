@@ -67,7 +67,7 @@ class ImportTest(parameterized.TestCase):
       next(iterator)
     code, _, err = self.run_import("--write", path)
     self.assertEqual(code, 2)
-    self.assertIn("is there already", err)
+    self.assertIn("exists already", err)
 
   def test_it_prints_the_config_and_checks_the_fingerprint(self):
     ids = ("--vocab-size", 100278, "--pad-id", 1, "--eos-id", 0)
@@ -79,7 +79,7 @@ class ImportTest(parameterized.TestCase):
     code, _, err = self.run_import(*ids[:-1], 3)
     self.assertEqual(code, 2)
     self.assertIn("their order (--source-permutation-seed", err)
-    self.assertIn("needed together", self.run_import("--vocab-size", 5)[2])
+    self.assertIn("need each other", self.run_import("--vocab-size", 5)[2])
     self.assertIn("was not checked", self.run_import()[1])
 
   def test_another_sequence_length_goes_on_at_the_same_token(self):
@@ -96,7 +96,7 @@ class ImportTest(parameterized.TestCase):
 
   def test_errors_are_one_line_each(self):
     self.state = self.save({**self.case["state_dict"], "batches_processed": 0})
-    self.assertIn("set --batch-size", self.run_import()[2])
+    self.assertIn("Set --batch-size", self.run_import()[2])
     self.assertEqual(self.run_import("--batch-size", 4)[0], 0)
     self.assertIn(
         "is a .py, .yml, .yaml or .json", self.run_import("--batch-size", 4, "--write", "x.txt")[2]
@@ -138,7 +138,7 @@ class StatsTest(absltest.TestCase):
     for option in (("--instances", 10**30), ("--seed", 1 << 32), ("--seed", -1)):
       code, _, err = runner.run("order", "stats", *option)
       self.assertEqual(code, 2)
-      self.assertIn("--instances are at most", err)
+      self.assertIn("--instances must be at most", err)
 
 
 if __name__ == "__main__":

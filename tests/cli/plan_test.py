@@ -120,7 +120,7 @@ class PlanTest(absltest.TestCase):
 
   def test_a_config_without_labels_or_with_options_of_an_index_is_an_error(self):
     for args, message in (
-        (self.config("--batch-size", "4"), "the config of a run says this itself"),
+        (self.config("--batch-size", "4"), "the config of a run sets this"),
         (self.config("--config.dataset_type=synthetic", "--config.olmo_index_path="), "no plan"),
         ((self.path,), "needs --batch-size"),
         ((self.path, "--batch-size", "4", "--config.steps=3"), "is an index"),

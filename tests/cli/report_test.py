@@ -38,7 +38,7 @@ class ReportTest(absltest.TestCase):
         "report", *self.run_, "--losses", str(log), "--output", str(self.page), "--title", "mine"
     )
     self.assertEqual(code, 0, err)
-    self.assertIn("1 spikes of the loss", out)
+    self.assertIn("1 loss spikes", out)
     text = self.page.read_text()
     for said in ("<h1>mine</h1>", "label-0", "step 40: loss 9 at step 40", "sha256:"):
       self.assertIn(said, text)

@@ -139,7 +139,7 @@ class SpikesTest(absltest.TestCase):
     folder = self.create_tempdir().full_path
     for argv, message in (
         (("--losses", empty), "expected records with a `step` and a `loss`; found grad_norm"),
-        (("--losses", self.log, "--loss-name", "x_loss"), "has no 'x_loss' with a step; it has"),
+        (("--losses", self.log, "--loss-name", "x_loss"), "has no 'x_loss' with a step. Found:"),
         (("--losses", folder), "without event files of TensorBoard"),
         (("--losses", self.directory / "none.jsonl"), "No such file"),
         (("--losses", self.log, "--step", 3), "--losses chooses the steps itself"),
@@ -154,7 +154,7 @@ class SpikesTest(absltest.TestCase):
     (pathlib.Path(run.checkpoints) / "olmo_run" / "config.json").unlink()
     code, _, err = runner.run("inspect", run.checkpoints, "--losses", self.log)
     self.assertEqual(code, 2)
-    self.assertIn("Name a config file with --config", err)
+    self.assertIn("Give a config file with --config", err)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,14 @@ class TablesTest(absltest.TestCase):
     rich.console.Console(file=expected, width=10_000, highlight=False).print(table)
     self.assertEqual(self.printed(_ROWS, io.StringIO()), expected.getvalue())
 
+  def test_names_cannot_command_the_terminal(self):
+    rows = [(0, "web\x1b]52;c;aGk=\x07", "/data/\u202egpj.npy\nrow", "")]
+    for out in (io.StringIO(), _Terminal()):
+      with unittest.mock.patch.dict(os.environ, {"COLUMNS": "200"}):
+        text = self.printed(rows, out)
+      self.assertIn(r"web\x1b]52;c;aGk=\x07", text)
+      self.assertIn(r"/data/\u202egpj.npy\nrow", text)
+
   def test_a_long_table_is_folded_to_the_width_of_the_terminal(self):
     with unittest.mock.patch.dict(os.environ, {"COLUMNS": "70"}):
       lines = self.printed(_ROWS * 40, _Terminal()).splitlines()

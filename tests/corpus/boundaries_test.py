@@ -41,7 +41,7 @@ class BoundariesTest(parameterized.TestCase):
         )
     ]
 
-  def test_the_path_is_that_of_the_tokens(self):
+  def test_the_path_follows_from_that_of_the_token_file(self):
     self.assertEqual(boundaries.boundary_path("gs://b/x.y/part-0.npy"), "gs://b/x.y/part-0.csv.gz")
 
   def test_all_columns_of_dolma_are_read(self):
@@ -49,7 +49,7 @@ class BoundariesTest(parameterized.TestCase):
     expected = [(0, 3, "<urn:uuid:1>", "s3://b/x.jsonl.gz", 41), (3, 2, "a,b", "y", 1)]
     self.assertEqual(self.read(text, 5), expected)
 
-  def test_columns_after_the_second_may_be_missing_or_something_else(self):
+  def test_columns_after_the_second_may_be_missing_or_have_another_meaning(self):
     text = "0,1\n1,2,id\n2,3,id,source\n3,4,i,s,line\n4,5,i,s,-7\n5,6,i,s," + "9" * 30 + ",more\n"
     self.assertEqual(
         self.read(text, 6),
@@ -65,7 +65,7 @@ class BoundariesTest(parameterized.TestCase):
 
   @settings(deadline=None, max_examples=60)
   @given(_DOCUMENTS)
-  def test_what_is_written_is_read(self, documents):
+  def test_documents_round_trip_through_a_file(self, documents):
     out = io.BytesIO()
     writer = boundaries.BoundaryWriter(out)
     for document in documents:
@@ -78,7 +78,7 @@ class BoundariesTest(parameterized.TestCase):
       start += length
     self.assertEqual(self.rows(start), expected)
 
-  def test_the_line_of_an_error_counts_all_blocks(self):
+  def test_the_line_number_of_an_error_counts_all_blocks(self):
     text = "".join(f"{i},{i + 1}\n" for i in range(3000)) + "3000,2999\n"
     with self.assertRaisesRegex(errors.CorpusError, "part-0.csv.gz:3001: .*after token 3000"):
       self.read(text, 9000)

@@ -62,7 +62,7 @@ class DocumentHashesTest(parameterized.TestCase):
       self.assertIn(number, documents.find_hashes([text.upper()])[0].tolist())
 
   @parameterized.parameters("", "12", "g" * 32, "0" * 33)
-  def test_what_is_no_hash_is_an_error(self, text):
+  def test_a_malformed_hash_is_an_error(self, text):
     corpus = document_corpus.write(self.directory)
     path = os.path.join(self.directory, "with_hashes")
     documents = documents_lib.build_documents(corpus.index, path, 0, hashes=True)
@@ -74,7 +74,7 @@ class DocumentHashesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "index documents --hashes"):
       corpus.documents.find_hashes(["0" * 32])
 
-  def test_a_file_that_was_cut_off_is_an_error(self):
+  def test_a_truncated_file_is_an_error(self):
     corpus = document_corpus.write(self.directory)
     os.truncate(corpus.files.paths[1], 100)  # Its documents are known from its boundary file.
     with self.assertRaisesRegex(errors.CorpusError, "part-001.npy is too short"):

@@ -23,7 +23,7 @@ _BOUNDARIES = (
 
 
 def as_format_1(data: bytes) -> bytes:
-  """Returns a document index as a release before names would have written it."""
+  """Returns a document index in format 1, from before documents had names."""
   values = json.loads(data[:4096])
   count, files = values["num_documents"], values["num_files"]
   for name in ("format", "header", "names", "hashes"):

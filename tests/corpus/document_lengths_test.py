@@ -1,4 +1,4 @@
-"""Tests of judging an EOS by the documents it makes."""
+"""Tests of the statistics that judge whether an id is the EOS."""
 
 import numpy as np
 from absl.testing import absltest
@@ -11,7 +11,7 @@ from maxtext_olmo.corpus import document_lengths
 
 
 def _lengths(tokens, cuts=()) -> document_lengths.DocumentLengths:
-  """Returns the lengths of the documents of one file, which zeros end, added in pieces."""
+  """Returns the lengths of the documents of one file, which end with zeros, added in pieces."""
   lengths = document_lengths.DocumentLengths()
   for piece in np.split(np.asarray(tokens) == 0, sorted(cuts)):
     lengths.add(piece)
@@ -27,14 +27,14 @@ class DocumentLengthsTest(parameterized.TestCase):
 
   @settings(deadline=None, max_examples=50)
   @given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 60), max_size=4))
-  def test_pieces_do_not_matter(self, tokens, cuts):
+  def test_the_result_does_not_depend_on_the_pieces(self, tokens, cuts):
     whole, pieces = _lengths(tokens), _lengths(tokens, cuts)
     self.assertEqual(pieces.describe(), whole.describe())
     self.assertEqual(whole.documents, tokens.count(0))
     self.assertEqual(whole.rest, [*reversed(tokens), 0].index(0) if 0 in tokens else len(tokens))
 
   @parameterized.parameters(1, 7, 64, 1000, 123_456)
-  def test_the_median_is_true_to_a_tenth(self, length):
+  def test_the_median_is_accurate_to_a_tenth(self, length):
     median = _lengths(_file(2 * length, length, length)).median
     self.assertBetween(median, 0.9 * length - 0.5, 1.1 * length + 0.5)
 
@@ -57,7 +57,7 @@ class DocumentLengthsTest(parameterized.TestCase):
       ((_file(10_000_001),), ["a document would be very long"]),
       ((_file(),), []),
   )
-  def test_unlikely_documents_are_doubted(self, files, doubts):
+  def test_unlikely_documents_give_doubts(self, files, doubts):
     total = document_lengths.DocumentLengths.total([_lengths(file) for file in files])
     self.assertEqual(total.doubts(), doubts)
 

@@ -1,4 +1,4 @@
-"""Names of documents: kept, read as needed, and found."""
+"""Tests of the names of documents: stored, read as needed, and looked up."""
 
 import itertools
 import os
@@ -59,7 +59,7 @@ class DocumentNamesTest(parameterized.TestCase):
 
   @settings(deadline=None, max_examples=60)
   @given(_FILES, st.data())
-  def test_names_are_those_that_were_written(self, files, data):
+  def test_names_round_trip_through_a_file(self, files, data):
     expected = []
     for blocks in files:
       documents = itertools.chain(*([[("", "", -1)] * 2] if blocks is None else blocks))
@@ -77,7 +77,7 @@ class DocumentNamesTest(parameterized.TestCase):
           documents.tolist(), [i for i, one in enumerate(expected) if one.name == name]
       )
 
-  def test_a_source_that_was_forgotten_has_its_name_all_the_same(self):
+  def test_a_source_evicted_from_the_cache_keeps_its_name(self):
     block = [(f"n{i}", f"s{i % 5000}", i) for i in range(12_000)]
     names = self.write([[block[:7000], block[7000:]]])
     found = names.describe(np.arange(12_000))
@@ -88,7 +88,7 @@ class DocumentNamesTest(parameterized.TestCase):
     self.assertEqual(document_names.DocumentName("n", "s", None).place, "s")
     self.assertEqual(document_names.DocumentName("n", "", 3).place, "")
 
-  def test_damage_that_a_checksum_has_not_found_is_an_error_or_another_name(self):
+  def test_damage_gives_an_error_or_another_name(self):
     files = [[[(f"name-{i}", f"source-{i % 3}", i) for i in range(9)]]]
     self.write(files)
     whole = pathlib.Path(self.path).read_bytes()

@@ -1,4 +1,4 @@
-"""Where documents lie."""
+"""Tests of building and opening a document index."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from tests.rows import document_corpus
 
 
 def _write(directory, files, dtype="uint16"):
-  """Token files with given tokens, and their index."""
+  """Writes token files with the given tokens, and returns their index."""
   entries = []
   for i, tokens in enumerate(files):
     path = pathlib.Path(directory, "data", f"part-{i}.npy")
@@ -87,7 +87,7 @@ class DocumentIndexTest(parameterized.TestCase):
       rebuilt[file_id] += tokens
     self.assertEqual(rebuilt, files)
 
-  def test_dolmas_boundary_file_is_used_where_it_lies_next_to_the_tokens(self):
+  def test_a_boundary_file_of_dolma_next_to_the_tokens_is_used(self):
     index = _write(self.directory, [[5, 6, 1, 7, 1, 8], [3, 1, 4, 1]])
     with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
       file.write("0,3,id-0,source,1\n3,6,id-1,source,2\n")
@@ -137,7 +137,7 @@ class DocumentIndexTest(parameterized.TestCase):
     self.assertEqual(_spans(documents), [(0, 1, 2), (0, 5, 1)])
     self.assertRegex(logs.output[0], "part-0.csv.gz: 3 of 6 tokens lie between documents")
 
-  def test_no_directory_or_fifo_is_a_boundary_file(self):
+  def test_a_directory_or_fifo_is_not_a_boundary_file(self):
     index = _write(self.directory, [[5, 6, 1]])
     boundaries = pathlib.Path(self.directory, "data", "part-0.csv.gz")
     for make in (os.mkdir, os.mkfifo):
@@ -168,7 +168,7 @@ class DocumentIndexTest(parameterized.TestCase):
     documents = documents_lib.build_documents(index, self.path, 0)
     self.assertEqual(_spans(documents), [(0, 0, 3), (0, 3, 1)])
 
-  def test_what_was_saved_is_loaded_and_survives_pickling(self):
+  def test_a_saved_index_is_loaded_and_survives_pickling(self):
     index_path, _ = corpora.write_corpus(self.directory)
     index = index_lib.load_index(index_path)
     self.assertEqual(documents_lib.default_path(index_path), self.path)
@@ -178,7 +178,7 @@ class DocumentIndexTest(parameterized.TestCase):
     self.assertEqual(_spans(pickle.loads(pickle.dumps(loaded))), _spans(built))
     self.assertLess(len(pickle.dumps(loaded)), 1000)
 
-  def test_a_damaged_file_is_noticed_wherever_it_is_damaged(self):
+  def test_damage_anywhere_in_the_file_is_detected(self):
     index_path, _ = corpora.write_corpus(self.directory)
     index = index_lib.load_index(index_path)
     documents_lib.build_documents(index, self.path, 0)
@@ -238,7 +238,7 @@ class DocumentIndexTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, "not a document index"):
       documents_lib.load_documents(self.path, index, 0)
 
-  def test_a_file_that_is_cut_off_while_in_use_is_an_error_with_its_bytes(self):
+  def test_truncation_while_in_use_is_an_error_that_names_the_bytes(self):
     index = _write(self.directory, [[1, 0] * 10_000])
     documents_lib.build_documents(index, self.path, 0)
     documents = documents_lib.load_documents(self.path, index, 0)
@@ -258,13 +258,13 @@ class DocumentIndexTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.MissingFileError, "index documents.*makes one"):
       documents_lib.load_documents(self.path + "x", one, 2)
 
-  def test_an_eos_that_no_token_can_be_is_an_error(self):
+  def test_an_eos_outside_the_dtype_is_an_error(self):
     index = _write(self.directory, [[1, 2, 0]])
     for eos_id in (-1, 1 << 16):
       with self.assertRaisesRegex(errors.ConfigError, "EOS"):
         documents_lib.build_documents(index, self.path, eos_id)
 
-  def test_a_file_that_was_cut_off_is_an_error_and_nothing_is_left_behind(self):
+  def test_a_truncated_file_is_an_error_and_leaves_no_files(self):
     index = _write(self.directory, [[1, 2, 0, 4]])
     np.array([1, 2], np.uint16).tofile(os.path.join(self.directory, "data", "part-0.npy"))
     with self.assertRaisesRegex(errors.CorpusError, "part-0.npy is too short"):

@@ -33,7 +33,7 @@ class FileArrayTest(absltest.TestCase):
 
   @settings(deadline=None, max_examples=50)
   @given(st.integers(1, 300), st.sampled_from(["<u4", "<u8", "<i8"]), st.data())
-  def test_any_places_give_the_numbers_there(self, count, dtype, data):
+  def test_any_places_return_the_numbers_there(self, count, dtype, data):
     numbers = np.random.default_rng(count).integers(0, 2**31, count).astype(dtype)
     array = self._write(numbers, data.draw(st.sampled_from([0, 1 << 20])))
     places = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=60)), np.int64)
@@ -42,13 +42,13 @@ class FileArrayTest(absltest.TestCase):
     np.testing.assert_array_equal(array.load(), numbers)
     self.assertLen(array, count)
 
-  def test_a_file_that_is_cut_off_while_in_use_is_an_error_with_its_bytes(self):
+  def test_truncation_while_in_use_is_an_error_that_names_the_bytes(self):
     array = self._write(np.arange(1000, dtype="<u4"))
     self.assertEqual(array[np.array([999])].tolist(), [999])
     os.truncate(self.path, 300)
     self.assertEqual(array[np.array([3])].tolist(), [3])
     with self.assertRaisesRegex(
-        errors.CorpusError, "numbers is too short: bytes 4068 to 4100 were expected.* at byte 300"
+        errors.CorpusError, "numbers is too short: expected bytes 4068 to 4100, .* at byte 300"
     ):
       array[np.array([999])]
 

@@ -210,7 +210,7 @@ class BuildIndexTest(parameterized.TestCase):
 
 class HeaderReaderTest(parameterized.TestCase):
 
-  def test_a_reader_serves_for_files_that_cannot_be_opened_here(self):
+  def test_a_header_reader_replaces_files_that_cannot_be_opened(self):
     shapes = {"gs://b/a.npy": (11,), "gs://b/c/b.npy": (9,)}
     index = index_lib.build_index(
         [(path, "l") for path in shapes],
@@ -222,7 +222,7 @@ class HeaderReaderTest(parameterized.TestCase):
     self.assertEqual([entry.path for entry in index.files], ["a.npy", "c/b.npy"])
     self.assertEqual([entry.size_bytes for entry in index.files], [22, 18])
 
-  def test_a_reader_gets_the_paths_as_they_were_given(self):
+  def test_a_header_reader_receives_the_paths_as_given(self):
     seen = []
     index_lib.build_index(
         [("a.npy", "l")],
@@ -240,13 +240,13 @@ class HeaderReaderTest(parameterized.TestCase):
     )
     self.assertEqual(build(npy_header.read_npy_header_from_path).files[0].data_offset, 128)
     with self.assertRaisesRegex(
-        CorpusError, "x.npy: the header reader says 9 tokens of uint32, the file holds 8"
+        CorpusError, "x.npy: the header reader reports 9 tokens of uint32, but the file has 8"
     ):
       build(lambda _: ("uint32", (9,)))
 
   def test_dtypes_may_not_differ(self):
     dtypes = {"gs://b/x": "uint32", "gs://b/y": "uint16"}
-    with self.assertRaisesRegex(CorpusError, "one dtype: gs://b/x has uint32, gs://b/y has uint16"):
+    with self.assertRaisesRegex(CorpusError, "dtype: gs://b/x has uint32, gs://b/y has uint16"):
       index_lib.build_index(
           [(path, "l") for path in dtypes],
           4,
@@ -288,20 +288,22 @@ class ExtendsTest(parameterized.TestCase):
       ({"dtype": "uint16"}, "dtype: was 'uint32', is 'uint16'"),
       (
           {"max_target_sequence_length": 8},
-          "windows: files were cut into windows of 4 tokens, now of 8",
+          "windows: files were cut into windows of 4 tokens, and are now cut into windows of 8",
       ),
   )
-  def test_another_stream_does_not_continue_the_older_one(self, changed, message):
-    with self.assertRaisesRegex(CorpusError, rf"does not continue the older index:\n  {message}"):
+  def test_another_stream_does_not_extend_the_older_one(self, changed, message):
+    with self.assertRaisesRegex(CorpusError, rf"does not extend the older index:\n  {message}"):
       index_lib.build_index(self.files, 4, **{"tokenizer": "t", "extends": self.older, **changed})
 
-  def test_files_go_behind_the_old_ones(self):
-    with self.assertRaisesRegex(CorpusError, r"removed: 0/x.npy \(32 bytes\)\n.*\nNew files come"):
+  def test_new_files_must_come_after_the_old_ones(self):
+    with self.assertRaisesRegex(
+        CorpusError, r"removed: 0/x.npy \(32 bytes\)\n.*\nKeep the old files"
+    ):
       index_lib.build_index(self.files[1:], 4, tokenizer="t", extends=self.older)
     with self.assertRaisesRegex(CorpusError, r"removed: 1/x.npy"):
       index_lib.build_index(self.files[:1], 4, tokenizer="t", extends=self.older)
 
-  def test_another_sequence_length_of_the_same_windows_continues(self):
+  def test_another_sequence_length_with_the_same_windows_extends_it(self):
     older = index_lib.build_index(
         self.files[:2], 4, tokenizer="t", base=self.dir, max_target_sequence_length=8
     )
@@ -338,7 +340,7 @@ class IndexFileTest(parameterized.TestCase):
 class OwnFormatTest(IndexFileTest):
 
   @parameterized.parameters(None, "xxh3")
-  def test_what_is_saved_is_loaded(self, checksums):
+  def test_an_index_round_trips_through_a_file(self, checksums):
     files = [(corpora.write_tokens(self.dir / f"{i}.npy", 20 + i, seed=i), i) for i in range(3)]
     index = index_lib.build_index(
         [(str(self.dir / f"{i}.npy"), f"l{i}") for _, i in files],
@@ -356,10 +358,10 @@ class OwnFormatTest(IndexFileTest):
     lines = self._saved().read_text().splitlines()
     self.assertLen([line for line in lines if '"path"' in line], 4)
 
-  def test_saving_leaves_nothing_else_behind(self):
+  def test_saving_leaves_no_other_files(self):
     self.assertCountEqual(os.listdir(self._saved().parent), ["data", "index.json"])
 
-  def test_another_base_changes_only_where_files_are(self):
+  def test_another_base_changes_only_the_location_of_files(self):
     path = self._saved()
     index, moved = index_lib.load_index(path), index_lib.load_index(path, base="/elsewhere/")
     self.assertEqual(moved.resolve(0), "/elsewhere/part-000.npy")
@@ -377,7 +379,7 @@ class OwnFormatTest(IndexFileTest):
       lambda values: values["files"][1].update(size_bytes=4),
       lambda values: values["files"][1].update(data_offset=2),
   )
-  def test_a_change_of_the_stream_is_found(self, change):
+  def test_a_change_of_the_stream_is_detected(self, change):
     message = self._error(self._changed(change))
     self.assertRegex(
         message,
@@ -397,7 +399,10 @@ class OwnFormatTest(IndexFileTest):
       ),
       (lambda v: v.update(total_instances=5), "total_instances must be 123, found 5"),
       (lambda v: v.update(total_tokens=5), "total_tokens must be 1004, found 5"),
-      (lambda v: v.update(split_key="0" * 64), "the split key '000*' over 123 windows is neither"),
+      (
+          lambda v: v.update(split_key="0" * 64),
+          "the split key '000*' over 123 windows belongs neither",
+      ),
       (lambda v: v.update(split_windows=122), "the split key '[0-9a-f]*' over 122 windows"),
       (lambda v: v.update(sequence_length=0), "sequence_length must be positive, got 0"),
       (
@@ -406,7 +411,7 @@ class OwnFormatTest(IndexFileTest):
       ),
       (lambda v: v.update(dtype="float32"), "cannot have dtype 'float32'"),
   )
-  def test_numbers_that_do_not_follow_are_found(self, change, message):
+  def test_inconsistent_numbers_are_detected(self, change, message):
     self.assertRegex(self._error(self._changed(change)), f"^The index .* is damaged: .*{message}")
 
   @parameterized.parameters(
@@ -441,11 +446,11 @@ class OwnFormatTest(IndexFileTest):
           "has format_version '7'; '2' and MaxText's '1' can be read",
       ),
   )
-  def test_fields_that_cannot_be_are_found(self, change, message):
+  def test_invalid_fields_are_detected(self, change, message):
     self.assertRegex(self._error(self._changed(change)), message)
 
   @parameterized.parameters("", "{", "[]", "7", "\x00\x01", 100_000 * "[", 100_000 * '{"files":')
-  def test_what_is_no_index_is_an_error(self, content):
+  def test_a_file_that_is_not_an_index_is_an_error(self, content):
     path = self.dir / "x.json"
     path.write_text(content)
     self.assertRegex(self._error(path), r"^The index .*x\.json is not (valid JSON|an index): ")
@@ -479,7 +484,7 @@ class OwnFormatTest(IndexFileTest):
         self.assertEqual(dataclasses.replace(found, base=index.base), index)
 
   @parameterized.parameters("label", "checksum")
-  def test_what_the_fingerprint_leaves_out_is_covered_too(self, field):
+  def test_labels_and_checksums_are_covered_too(self, field):
     change = lambda v: v["files"][1].update({field: "other"})  # noqa: E731
     self.assertRegex(self._error(self._changed(change)), "its labels and checksums have the hash")
 
@@ -487,7 +492,7 @@ class OwnFormatTest(IndexFileTest):
     path = self._changed(lambda v: v.pop("annotations"))
     self.assertEqual(index_lib.load_index(path), index_lib.load_index(self.dir / "index.json"))
 
-  def test_a_directory_or_fifo_is_no_index(self):
+  def test_a_directory_or_fifo_is_not_an_index(self):
     os.mkfifo(self.dir / "fifo")
     for path in (self.dir, self.dir / "fifo"):
       self.assertRegex(self._error(path), "^Cannot read the index .* is not a regular file")
@@ -520,7 +525,7 @@ class MaxTextFormatTest(IndexFileTest):
     )
     self.assertEqual(index.split_windows, 79)
 
-  def test_it_has_the_fingerprint_of_an_index_that_is_built_here(self):
+  def test_it_has_the_fingerprint_of_an_index_built_by_this_library(self):
     loaded = index_lib.load_index(_MAXTEXT, base=self.dir)
     for entry in loaded.files:
       corpora.write_tokens(self.dir / entry.path, entry.n_tokens, seed=0, dtype="uint32")
@@ -532,12 +537,12 @@ class MaxTextFormatTest(IndexFileTest):
     )
     self.assertEqual(built, loaded)
 
-  def test_it_can_be_saved_as_ours(self):
+  def test_it_can_be_saved_in_our_format(self):
     index = index_lib.load_index(_MAXTEXT)
     index.save(path := self.dir / "own.json")
     self.assertEqual(index_lib.load_index(path), index)
 
-  def test_a_header_of_a_file_that_is_there_is_skipped(self):
+  def test_the_header_of_an_existing_file_is_skipped(self):
     index = index_lib.load_index(_MAXTEXT)
     for entry in index.files:
       (self.dir / entry.path).parent.mkdir(exist_ok=True)
@@ -562,13 +567,13 @@ class MaxTextFormatTest(IndexFileTest):
         "is damaged or was edited by hand: .* sha256:584bdaa9",
     )
 
-  def test_numbers_that_do_not_follow_are_found(self):
+  def test_inconsistent_numbers_are_detected(self):
     path = self._changed(lambda values: values["files"][2].update(instance_offset=16), _MAXTEXT)
     self.assertRegex(
         self._error(path), "instance_offset of code/c.npy must be 15, found 16|must be 15, found 16"
     )
 
-  def test_an_object_store_is_only_a_prefix(self):
+  def test_a_url_is_only_a_prefix(self):
     def change(values):
       for entry in values["files"]:
         entry["path"] = entry["path"].replace("/corpus", "gs://bucket/olmo")

@@ -1,4 +1,4 @@
-"""Tests of where instances lie, and of what became of a corpus."""
+"""Tests of locating instances, and of describing the changes of a corpus."""
 
 import dataclasses
 import pathlib
@@ -38,7 +38,7 @@ def _index(
 
 
 def _walk(index: index_lib.OlmoNpyIndex) -> list[tuple[int, int]]:
-  """(file, token offset) of each instance, by going through the files."""
+  """Returns (file, token offset) of each instance, by a walk through the files."""
   window = index.max_target_sequence_length or index.sequence_length
   found = []
   for file_id, entry in enumerate(index.files):
@@ -59,7 +59,7 @@ class LocateTest(parameterized.TestCase):
       id_dtype=st.sampled_from(["int64", "uint64", "int32", "uint32"]),
   )
   @hypothesis.settings(max_examples=200, deadline=None)
-  def test_instances_lie_where_a_walk_through_the_files_finds_them(
+  def test_locate_agrees_with_a_walk_through_the_files(
       self, files, sequence_length, chunk, dtype, id_dtype
   ):
     counts, offsets = zip(*files)
@@ -109,7 +109,7 @@ class LocateTest(parameterized.TestCase):
       index_lib.global_to_local(index, bad)
 
   def test_ids_must_be_integers(self):
-    with self.assertRaisesRegex(OrderError, "must be integers, got an array of float64"):
+    with self.assertRaisesRegex(OrderError, "must be integers, found an array of float64"):
       _index([8]).locate(np.array([0.0]))
 
 
@@ -136,7 +136,7 @@ class IndexTest(parameterized.TestCase):
 
   def test_another_sequence_length_needs_windows(self):
     with self.assertRaisesRegex(
-        CorpusError, r"sequence length of 4, asked for 2\..*--max-target-sequence-length"
+        CorpusError, r"sequence length of 4, but 2 was requested\..*--max-target-sequence-length"
     ):
       _index([8]).with_sequence_length(2)
 
@@ -161,12 +161,12 @@ class IndexTest(parameterized.TestCase):
     with self.assertRaises(dataclasses.FrozenInstanceError):
       _index([8]).files[0].path = "x"  # type: ignore[misc]
 
-  def test_sizes_follow_from_tokens_where_none_are_recorded(self):
+  def test_sizes_follow_from_tokens_if_none_are_recorded(self):
     index = _index([8], offsets=[128])
     bare = dataclasses.replace(index.files[0], size_bytes=0)
     self.assertEqual(dataclasses.replace(index, files=(bare,)).expected_size(0), 144)
 
-  def test_a_split_belongs_to_a_corpus_or_to_one_that_it_continues(self):
+  def test_a_split_belongs_to_a_corpus_or_to_one_that_it_extends(self):
     index, longer = _index([8, 9], longest=4), _index([8, 9, 30, 0], longest=4)
     kept = index_lib.keep_split(longer, index)
     for good in (index, longer, kept, _index([70], 8, longest=16).with_sequence_length(4)):
@@ -231,7 +231,7 @@ class ChangesTest(parameterized.TestCase):
     new = self.index("a", "b", "c", checksums="xxh3")
     self.assertEqual(old.fingerprint, new.fingerprint)
     self.assertEqual(
-        index_lib.describe_changes(old, new), ["replaced: b (the same size, another content)"]
+        index_lib.describe_changes(old, new), ["replaced: b (same size, different content)"]
     )
     self.assertEmpty(index_lib.describe_changes(self.old, new))
 
@@ -241,9 +241,9 @@ class ChangesTest(parameterized.TestCase):
     )
     self.assertStartsWith(lines[0], "dtype: was 'uint16', is 'uint8'")
     self.assertStartsWith(lines[1], "tokenizer: was 'test', is 'other'")
-    self.assertIn("windows of 8 tokens, now of 4", lines[2])
+    self.assertIn("windows of 8 tokens, and are now cut into windows of 4", lines[2])
 
-  def test_long_lists_are_cut(self):
+  def test_long_lists_are_shortened(self):
     many = dataclasses.replace(
         self.old,
         files=self.old.files

@@ -9,7 +9,7 @@ from tests import corpora
 
 class JoinedTest(absltest.TestCase):
 
-  def test_a_file_of_several_indexes_is_there_once(self):
+  def test_a_file_shared_by_indexes_is_listed_once(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     first = index_lib.load_index(corpora.write_corpus(directory)[0])
     corpora.write_tokens(directory / "new.npy", 90, seed=8)

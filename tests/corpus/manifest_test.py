@@ -57,13 +57,17 @@ class MixTest(parameterized.TestCase):
   @parameterized.parameters(
       ("wiki", "expected exactly one comma, found 0: 'wiki'"),
       ("a,b,c", "expected exactly one comma, found 2: 'a,b,c'"),
-      ("a,b\0c", "a NUL, which neither a label nor a path can have: 'a,b\\x00c'"),
+      ("a,b\0c", "a label or path must not contain a NUL character: 'a,b\\x00c'"),
       (",b", "the label before the comma is empty: ',b'"),
       ("a,", "the path after the comma is empty: 'a,'"),
-      ("a,x/{TOKEN}/y", "unknown placeholder {TOKEN}, only {TOKENIZER} is known: 'a,x/{TOKEN}/y'"),
+      (
+          "a,x/{TOKEN}/y",
+          "unknown placeholder {TOKEN}, expected {TOKENIZER} or none: 'a,x/{TOKEN}/y'",
+      ),
       (
           "a,{TOKENIZER}/y",
-          "the path needs a tokenizer's name for {TOKENIZER}, none is given: 'a,{TOKENIZER}/y'",
+          "the path needs a tokenizer's name for {TOKENIZER}, but none was given:"
+          " 'a,{TOKENIZER}/y'",
       ),
   )
   def test_a_malformed_line_is_an_error_with_file_and_line(self, line, message):
@@ -102,20 +106,21 @@ class MixTest(parameterized.TestCase):
     )
 
   @parameterized.parameters("../x.npy", "gs://other/x.npy", "gs://base/../x.npy", "/x.npy")
-  def test_a_store_can_be_left_too(self, path):
+  def test_a_path_may_also_leave_an_object_store(self, path):
     entries = manifest_lib.read_mix(self._write(f"a,x.npy\na,gs://base/x.npy\na,{path}\n"))
     with self.assertRaisesRegex(CorpusError, "names 1 of its 3 files outside"):
       manifest_lib.check_inside(entries, "mix", "gs://base")
 
-  def test_files_that_are_named_again_are_counted(self):
+  def test_files_that_are_listed_more_than_once_are_counted(self):
     entries = manifest_lib.read_mix(self._write("a,x\na,y\nb,./x\na,z\na,y\na,x\n"))
     self.assertEqual(
         manifest_lib.describe_repeats(entries),
-        "2 of 3 files are named more than once, x 3 times: each is read as often as it is named.",
+        "2 of 3 files are listed more than once (x 3 times), and are read as often as they are"
+        " listed.",
     )
     self.assertEqual(manifest_lib.describe_repeats(entries[:2]), "")
 
-  def test_a_fifo_is_no_manifest(self):
+  def test_a_fifo_is_not_a_manifest(self):
     path = pathlib.Path(self.create_tempdir().full_path, "mix.txt")
     os.mkfifo(path)
     with self.assertRaisesRegex(CorpusError, "Cannot read the mix file .* is not a regular file"):
@@ -128,7 +133,9 @@ class MixTest(parameterized.TestCase):
 
   def test_a_token_file_in_place_of_a_manifest_is_an_error(self):
     path = self.create_tempfile("x.npy", content=b"\xff\xfe\x00\x01", mode="wb").full_path
-    with self.assertRaisesRegex(CorpusError, r"x\.npy is not UTF-8 text \(byte 0\): is it a token"):
+    with self.assertRaisesRegex(
+        CorpusError, r"x\.npy is not UTF-8 text \(byte 0\)\. Check that it is not a"
+    ):
       manifest_lib.read_mix(path)
 
 

@@ -35,13 +35,13 @@ class NpyHeaderTest(parameterized.TestCase):
   @parameterized.product(
       version=((1, 0), (2, 0), (3, 0)), dtype=("uint8", "uint16", "int32", "uint64")
   )
-  def test_numpys_own_files_are_understood(self, version, dtype):
+  def test_files_written_by_numpy_are_parsed(self, version, dtype):
     content = _saved(np.arange(5, dtype=dtype), version)
     self.assertEqual(npy_header.parse_npy_header(io.BytesIO(content)), (dtype, (5,)))
     header = npy_header.read_header(io.BytesIO(content), "x")
     self.assertEqual(content[header.data_offset :], np.arange(5, dtype=dtype).tobytes())
 
-  def test_short_reads_hide_no_header(self):
+  def test_a_header_is_found_despite_short_reads(self):
     content = _saved(np.arange(5, dtype=np.uint16))
     self.assertEqual(npy_header.parse_npy_header(_RawStream(content)), ("uint16", (5,)))
 
@@ -77,7 +77,7 @@ class NpyHeaderTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (b"tokens", r"^f has no \.npy header: expected it to begin with .*, found b'tokens'"),
-      (b"\x93NUMPY\x09\x00", r"^f has a \.npy header of version 9; versions 1, 2 and 3 are known"),
+      (b"\x93NUMPY\x09\x00", r"^f has a \.npy header of version 9; expected version 1, 2 or 3"),
       (b"\x93NUMPY", r"^f has a \.npy header of version None"),
       (
           b"\x93NUMPY\x01\x00\x20",
@@ -108,7 +108,7 @@ class NpyHeaderTest(parameterized.TestCase):
     if message is None:
       self.assertEqual(check(len(content)), 4)
       with self.assertRaisesRegex(
-          CorpusError, "says 4 tokens of uint32, which makes 144 bytes; found 143"
+          CorpusError, "says 4 tokens of uint32; expected 144 bytes, found 143"
       ):
         check(len(content) - 1)
     else:
@@ -120,11 +120,11 @@ class NpyHeaderTest(parameterized.TestCase):
     with self.assertRaisesRegex(CorpusError, "says Fortran order; expected C order"):
       npy_header.check_header(header, np.dtype("<u4"), 144, "f")
 
-  def test_raw_files_are_counted_and_odd_bytes_refused(self):
+  def test_raw_files_are_counted_and_incomplete_tokens_rejected(self):
     path = self.create_tempfile("x", content=b"x" * 12, mode="wb").full_path
     self.assertEqual(npy_header.read_raw_metadata_from_path(path, "uint32"), ("uint32", (3,)))
     with self.assertRaisesRegex(
-        CorpusError, "has 12 bytes, expected a multiple of 8 for uint64: 4 bytes"
+        CorpusError, "has 12 bytes; expected a multiple of 8 for uint64, but 4 bytes"
     ):
       npy_header.read_raw_metadata_from_path(path, "uint64")
 

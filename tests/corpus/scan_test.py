@@ -53,7 +53,7 @@ class MapFilesTest(parameterized.TestCase):
       scan.map_files(fail, 10_000, workers=1)
     self.assertLess(len(called), 10_000)
 
-  def test_a_long_list_of_errors_is_cut(self):
+  def test_a_long_list_of_errors_is_shortened(self):
     text = scan.list_errors([CorpusError(str(i)) for i in range(13)])
     self.assertEqual(text.splitlines()[-1], "  … and 3 more")
     self.assertLen(text.splitlines(), 11)
@@ -149,7 +149,7 @@ class ScanTest(parameterized.TestCase):
 
 class ShortReadsTest(parameterized.TestCase):
 
-  def test_a_header_is_found_though_each_read_returns_one_byte(self):
+  def test_a_header_is_found_even_if_each_read_returns_one_byte(self):
     path = os.path.join(self.create_tempdir().full_path, "x.npy")
     np.save(path, np.arange(9, dtype=np.uint32))
     original = os.preadv
@@ -157,16 +157,16 @@ class ShortReadsTest(parameterized.TestCase):
     os.preadv = lambda fd, buffers, *args: original(fd, [buffers[0][:1]], *args)
     self.assertEqual(scan.scan_file(path, _U4, LocalStorage()), scan.FileInfo(164, 128, 9))
 
-  def test_a_header_with_a_damaged_beginning_holds_no_tokens(self):
+  def test_a_header_with_a_damaged_beginning_is_an_error(self):
     path = pathlib.Path(self.create_tempdir().full_path, "x.npy")
     np.save(path, np.arange(9, dtype=np.uint32))
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    with self.assertRaisesRegex(CorpusError, "holds a .npy header, but does not begin with one"):
+    with self.assertRaisesRegex(CorpusError, "contains a .npy header, but does not begin with one"):
       scan.scan_file(str(path), _U4, LocalStorage())
     self.assertEqual(scan.scan_file(str(path), np.dtype("u1"), LocalStorage()).n_tokens, 164)
 
   @parameterized.parameters(4, 5)
-  def test_a_file_cut_within_the_magic_holds_no_tokens(self, size):
+  def test_a_file_truncated_within_the_magic_is_an_error(self, size):
     path = self.create_tempfile("x.npy", content=b"\x93NUMPY"[:size], mode="wb").full_path
     with self.assertRaisesRegex(CorpusError, "ends within the magic of a .npy file"):
       scan.scan_file(path, np.dtype("u1"), LocalStorage())

@@ -47,7 +47,7 @@ class SourceTest(parameterized.TestCase):
     self.assertEqual(found.dtype, np.dtype(dtype))
     np.testing.assert_array_equal(found, rows[ids])
 
-  def test_an_item_is_writable_and_says_where_it_comes_from(self):
+  def test_an_item_is_writable_and_names_its_file(self):
     source, rows = self._source()
     item = source[np.int64(42)]
     np.testing.assert_array_equal(item["tokens"], rows[42])
@@ -56,7 +56,7 @@ class SourceTest(parameterized.TestCase):
     item["tokens"][:] = 0
     np.testing.assert_array_equal(source[42]["tokens"], rows[42])
 
-  def test_tokens_behind_a_header_are_read_without_it(self):
+  def test_tokens_after_a_header_are_read_without_it(self):
     np.save(self.dir / "x.npy", np.arange(10, dtype=np.uint32))
     index = index_lib.build_index([(str(self.dir / "x.npy"), "l")], 5, tokenizer="t")
     source = source_lib.OlmoNpyDataSource(index)
@@ -68,7 +68,7 @@ class SourceTest(parameterized.TestCase):
     dataset = grain.MapDataset.source(source)
     np.testing.assert_array_equal(dataset[7]["tokens"], rows[7])
 
-  def test_nothing_asked_for_is_nothing_read(self):
+  def test_an_empty_request_reads_nothing(self):
     source, _ = self._source()
     self.assertEqual(source.read(np.array([], np.int64)).shape, (0, 8))
 
@@ -93,7 +93,7 @@ class SourceTest(parameterized.TestCase):
     self.assertEqual(repr(moved), repr(source))
     self.assertIn("/moved/", moved.files.where(0, 0))
 
-  def test_the_repr_tells_streams_apart_and_shows_no_path(self):
+  def test_the_repr_distinguishes_streams_and_shows_no_path(self):
     source, _ = self._source(max_target_sequence_length=8)
     self.assertNotIn(str(self.dir), repr(source))
     shorter = source_lib.OlmoNpyDataSource(source.index.with_sequence_length(4))
@@ -152,7 +152,7 @@ class SourceTest(parameterized.TestCase):
       file.truncate(20)
     np.testing.assert_array_equal(source[41]["tokens"].shape, (8,))
     with self.assertRaisesRegex(
-        CorpusError, "part-001.npy is too short: bytes 16 to 32 were expected, .* byte 20"
+        CorpusError, "part-001.npy is too short: expected bytes 16 to 32, .* byte 20"
     ):
       source[42]
 
@@ -186,7 +186,7 @@ class OlmoDocumentSourceTest(parameterized.TestCase):
       self.assertNotIn(0, tokens[:-1])
     self.assertEqual([len(t) for t in found], source.lengths(np.arange(len(source))).tolist())
 
-  def test_parts_of_documents_go_where_they_should(self):
+  def test_parts_of_documents_are_written_to_their_arrays(self):
     source = self.make("uint32")
     row = np.zeros(10, np.int32)
     whole = [source[i]["inputs"] for i in (3, 1)]
@@ -206,7 +206,7 @@ class OlmoDocumentSourceTest(parameterized.TestCase):
     self.assertEqual(repr(again), repr(source))
     self.assertIs(maxtext_olmo.OlmoDocumentSource, source_lib.OlmoDocumentSource)
 
-  def test_a_document_that_is_not_there_is_an_error(self):
+  def test_a_document_that_does_not_exist_is_an_error(self):
     source = self.make()
     for number in (-1, len(source)):
       with self.assertRaisesRegex(OrderError, f"Document {number} does not exist"):
@@ -222,7 +222,7 @@ class OlmoDocumentSourceTest(parameterized.TestCase):
     self.assertIn(f"byte {bad * np.dtype(dtype).itemsize}", str(caught.exception))
     self.assertIn(os.path.basename(self.index.resolve(0)), str(caught.exception))
 
-  def test_labels_know_their_documents(self):
+  def test_labels_returns_the_documents_of_each_label(self):
     source = self.make()
     labels = source.labels()
     self.assertEqual(set(labels), {"label-0", "label-1"})

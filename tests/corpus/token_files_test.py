@@ -39,7 +39,7 @@ class TokenFilesTest(absltest.TestCase):
     self.assertEqual(files.data_offsets.tolist(), [128])
     self.assertEqual(files.where(0, 3), f"{self.dir}/x.npy, byte {128 + 3 * 4}")
 
-  def test_pickling_keeps_all(self):
+  def test_pickling_keeps_all_fields(self):
     files = token_files.TokenFiles.of_index(self.index, max_open_files=5)
     again = pickle.loads(pickle.dumps(files))
     self.assertEqual(again.paths, files.paths)

@@ -75,7 +75,7 @@ class MakeCorpusTest(parameterized.TestCase):
       tokens_per_file=st.integers(1, 30),
   )
   @hypothesis.settings(max_examples=40, deadline=None)
-  def test_the_parts_hold_all_documents_whole_and_in_order(self, documents, tokens_per_file):
+  def test_parts_contain_all_documents_whole_and_in_order(self, documents, tokens_per_file):
     summary = tokenize.make_corpus(
         {"l": documents}, self.dir / "out", _BYTES, tokens_per_file=tokens_per_file, overwrite=True
     )
@@ -100,7 +100,7 @@ class MakeCorpusTest(parameterized.TestCase):
         (self.dir / "out" / "bytes" / "l" / "part-00000.npy").stat().st_size, 60_000_000
     )
 
-  def test_a_corpus_that_broke_off_leaves_nothing(self):
+  def test_a_failed_corpus_leaves_no_files(self):
     def broken():
       yield "a" * 100
       yield "b" * (2 << 20)
@@ -110,9 +110,9 @@ class MakeCorpusTest(parameterized.TestCase):
       tokenize.make_corpus({"l": broken()}, self.dir / "new" / "out", _BYTES, tokens_per_file=50)
     self.assertEmpty(os.listdir(self.dir))
 
-  def test_a_directory_that_was_there_is_kept(self):
+  def test_an_existing_directory_is_kept(self):
     (self.dir / "out").mkdir()
-    with self.assertRaisesRegex(CorpusError, r"no document .* No corpus was made in .*\. Fix"):
+    with self.assertRaisesRegex(CorpusError, r"no document .* No corpus was written to .*\. Fix"):
       tokenize.make_corpus({"l": [""]}, self.dir / "out", _BYTES)
     self.assertEmpty(os.listdir(self.dir / "out"))
 
@@ -131,7 +131,7 @@ class MakeCorpusTest(parameterized.TestCase):
     with gzip.open(folder / "part-00001.csv.gz", "rt", newline="") as file:
       self.assertEqual(list(csv.reader(file)), [["0", "2", "", "", ""]])
 
-  def test_equal_documents_make_equal_files(self):
+  def test_equal_documents_give_equal_files(self):
     made = []
     for name in ("one", "two"):
       tokenize.make_corpus(
@@ -142,16 +142,14 @@ class MakeCorpusTest(parameterized.TestCase):
     self.assertLen(made[0], 3)
     self.assertEqual(*made)
 
-  def test_a_corpus_is_not_replaced_unless_asked(self):
+  def test_a_corpus_is_replaced_only_with_overwrite(self):
     tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
-    with self.assertRaisesRegex(
-        ConfigError, r"There is a corpus in .* already \(it has a mix\.txt\)"
-    ):
+    with self.assertRaisesRegex(ConfigError, r"already contains a corpus \(it has a mix\.txt\)"):
       tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES)
     summary = tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES, overwrite=True)
     self.assertEqual(self._tokens(summary.mix_file)["l"][0].tobytes(), b"n\0e\0w\0\0\x01")
 
-  def test_a_failed_replacement_leaves_the_old_corpus_as_it_was(self):
+  def test_a_failed_replacement_leaves_the_old_corpus_unchanged(self):
     summary = tokenize.make_corpus({"l": ["old"]}, self.dir, _BYTES)
     before = {path: path.read_bytes() for path in self.dir.rglob("*") if path.is_file()}
     with self.assertRaisesRegex(CorpusError, "The label 'm' has no document with text in it"):
@@ -160,14 +158,14 @@ class MakeCorpusTest(parameterized.TestCase):
     self.assertEqual(after, before)
     self.assertLen(self._tokens(summary.mix_file)["l"], 1)
 
-  def test_what_is_in_the_way_is_an_error_without_a_manifest(self):
+  def test_a_path_in_the_way_is_an_error_and_writes_no_manifest(self):
     (self.dir / "bytes" / "l" / "part-00000.npy").mkdir(parents=True)
-    with self.assertRaisesRegex(WriteError, "not a regular file. No corpus was made"):
+    with self.assertRaisesRegex(WriteError, "not a regular file.* No corpus was written"):
       tokenize.make_corpus({"l": ["new"]}, self.dir, _BYTES)
     self.assertEqual(os.listdir(self.dir), ["bytes"])
 
-  def test_nothing_is_an_error(self):
-    with self.assertRaisesRegex(CorpusError, "There are no documents to make a corpus of"):
+  def test_no_documents_are_an_error(self):
+    with self.assertRaisesRegex(CorpusError, "There are no documents to make a corpus from"):
       tokenize.make_corpus({}, self.dir, _BYTES)
 
   @parameterized.parameters("", "a,b", "a/b", "..", "a b", "{TOKENIZER}", "#a")
@@ -175,7 +173,7 @@ class MakeCorpusTest(parameterized.TestCase):
     with self.assertRaisesRegex(ConfigError, r"cannot be a label: .*\(LABEL=PATH\)"):
       tokenize.make_corpus({label: ["x"]}, self.dir, _BYTES)
 
-  def test_files_must_hold_tokens(self):
+  def test_tokens_per_file_must_be_positive(self):
     with self.assertRaisesRegex(ConfigError, "tokens_per_file must be positive, got 0"):
       tokenize.make_corpus({"l": ["x"]}, self.dir, _BYTES, tokens_per_file=0)
 
@@ -219,7 +217,7 @@ class ReadDocumentsTest(parameterized.TestCase):
         [(f"{self.dir}/y.txt:{line}", line) for line in (1, 4, 7)],
     )
 
-  def test_a_file_whose_name_is_no_text_can_be_a_source(self):
+  def test_a_file_name_that_is_not_utf8_can_be_a_source(self):
     path = os.fsdecode(os.fsencode(str(self.dir)) + b"/\xff.txt")
     with open(path, "w") as file:
       file.write("x")
@@ -257,13 +255,14 @@ class ReadDocumentsTest(parameterized.TestCase):
   def test_a_separator_ends_a_document(self, separator, content):
     self.assertEqual(self._read("x.txt", content, separator=separator), ["a\nb\n", "c\n"])
 
-  def test_what_is_not_utf8_is_an_error(self):
+  def test_text_that_is_not_utf8_is_an_error(self):
     with self.assertRaisesRegex(
-        CorpusError, r"x\.bin is not UTF-8 text \(byte 0xff in it\)\. Convert it, or leave"
+        CorpusError,
+        r"x\.bin is not UTF-8 text \(it contains the byte 0xff\)\. Convert it, or exclude",
     ):
       self._read("x.bin", b"abc\xff")
 
-  def test_what_cannot_be_read_is_an_error(self):
+  def test_an_unreadable_file_is_an_error(self):
     with self.assertRaisesRegex(CorpusError, "Cannot read /no/such: "):
       list(tokenize.read_documents("/no/such"))
     (self.dir / "cut.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
@@ -290,7 +289,7 @@ class FindTextFilesTest(absltest.TestCase):
     self.assertEqual(found("*"), ["a/y.md", "a/z.txt", "b.txt"])
     self.assertEqual(found("*.txt"), ["a/z.txt", "b.txt"])
     self.assertEqual(tokenize.find_text_files(directory / "b.txt"), [str(directory / "b.txt")])
-    with self.assertRaisesRegex(CorpusError, r"No file below .* fits the pattern '\*\.rst'"):
+    with self.assertRaisesRegex(CorpusError, r"No file below .* matches the pattern '\*\.rst'"):
       found("*.rst")
     with self.assertRaisesRegex(MissingFileError, "There is no file or directory .*none"):
       tokenize.find_text_files(directory / "none")

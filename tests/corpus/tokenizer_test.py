@@ -18,7 +18,7 @@ STARTS_PROCESSES = True
 
 
 def write_tokenizer(path: pathlib.Path, eos: str = "<|endoftext|>") -> str:
-  """A real tokenizer.json: words of a tiny vocabulary, and an EOS."""
+  """Writes a real tokenizer.json with a tiny vocabulary of words and an EOS."""
   words = {"<unk>": 0, "a": 1, "b": 2, "c": 3}
   made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
   made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -38,7 +38,7 @@ class ByteTokenizerTest(parameterized.TestCase):
     self.assertEqual([ids.tolist() for ids in encoded], [list(text.encode()) for text in texts])
     self.assertEqual([tokenizer.decode(ids) for ids in encoded], texts)
 
-  def test_special_ids_lie_above_the_bytes(self):
+  def test_special_ids_are_above_the_bytes(self):
     tokenizer = tokenizer_lib.ByteTokenizer()
     self.assertEqual((tokenizer.eos_id, tokenizer.pad_id, tokenizer.vocab_size), (256, 257, 258))
     self.assertEqual(tokenizer.decode(np.array([104, 105, 256, 257])), "hi")
@@ -69,11 +69,11 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
     ):
       tokenizer_lib.HuggingFaceTokenizer(path)
     with self.assertRaisesRegex(
-        ConfigError, "does not have '</s>': name the token that ends a document"
+        ConfigError, "does not have '</s>'. Give the token that ends a document"
     ):
       tokenizer_lib.HuggingFaceTokenizer(path, eos_token="</s>")
 
-  def test_what_is_no_tokenizer_is_an_error(self):
+  def test_a_file_that_is_not_a_tokenizer_is_an_error(self):
     with self.assertRaisesRegex(
         ConfigError, "There is no tokenizer .*none: expected a tokenizer.json, .*, or `bytes`"
     ):
@@ -91,9 +91,7 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
         f"tokenizer.load_tokenizer({__file__!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    self.assertIn(
-        "needs the package `tokenizers`: pip install tokenizers.", done.stderr
-    )
+    self.assertIn("needs the package `tokenizers`: pip install tokenizers.", done.stderr)
 
 
 class LoadTokenizerTest(parameterized.TestCase):
@@ -105,7 +103,7 @@ class LoadTokenizerTest(parameterized.TestCase):
     self.assertEqual(tokenizer_lib.load_tokenizer(str(directory)).name, "words")
 
   @parameterized.parameters("org/name", "gpt2", "words/tokenizer.json", "./gpt2")
-  def test_a_name_that_is_not_marked_is_a_path(self, spec):
+  def test_a_name_without_the_hub_prefix_is_a_path(self, spec):
     with self.assertRaisesRegex(ConfigError, f"no tokenizer {spec}: .*write hf:{spec}"):
       tokenizer_lib.load_tokenizer(spec)
 

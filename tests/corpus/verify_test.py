@@ -39,7 +39,7 @@ class CheckSizesTest(VerifyTestCase):
   def test_a_whole_corpus_passes(self, workers):
     verify.check_sizes(self.index, workers=workers)
 
-  def test_every_missing_or_other_file_is_named(self):
+  def test_every_missing_or_changed_file_is_named(self):
     os.unlink(self.data / "part-000.npy")
     with open(self.data / "part-002.npy", "ab") as file:
       file.write(b"x")
@@ -47,7 +47,7 @@ class CheckSizesTest(VerifyTestCase):
       verify.check_sizes(self.index)
     self.assertEqual(
         str(caught.exception),
-        "2 of 4 files of the corpus are not what the index says:\n"
+        "2 of 4 files of the corpus do not match the index:\n"
         f"  {self.data}/part-000.npy: No such file or directory\n"
         f"  {self.data}/part-002.npy: expected 14 bytes, found 15\n"
         f"The index expects them below {self.data}. If the corpus has moved, remap its paths"
@@ -56,7 +56,7 @@ class CheckSizesTest(VerifyTestCase):
         " build` and start a new run.",
     )
 
-  def test_a_long_list_is_cut(self):
+  def test_a_long_list_is_shortened(self):
     index = index_lib.build_index(
         [(str(self.data / "part-000.npy"), "l")] * 30, 8, tokenizer="t", dtype="uint16"
     )
@@ -64,7 +64,7 @@ class CheckSizesTest(VerifyTestCase):
     with self.assertRaisesRegex(CorpusError, r"(?s)^30 of 30 files .*\n  … and 20 more\n"):
       verify.check_sizes(index)
 
-  def test_what_is_no_regular_file_is_named(self):
+  def test_a_path_that_is_not_a_regular_file_is_named(self):
     for make in (os.mkdir, os.mkfifo):
       path = self.data / "part-002.npy"
       os.rename(path, self.dir / f"before-{make.__name__}")
@@ -78,7 +78,7 @@ class CheckSizesTest(VerifyTestCase):
     verify.check_sizes(self.index, path_remap={str(self.data): str(self.dir / "moved")})
 
   def test_an_index_without_sizes_or_header_offsets_finds_headers_by_the_size(self):
-    # As with MaxText's index of .npy files that lie behind a remap: the data offset is not known.
+    # As with MaxText's index of .npy files whose paths are remapped: the data offset is unknown.
     path = self.dir / "x.npy"
     np.save(path, np.zeros(16, np.uint32))
     index = index_lib.build_index(
@@ -101,7 +101,7 @@ class VerifyCorpusTest(VerifyTestCase):
     )
     self.assertEqual(report.unchecked, ("checksums: the index has none",))
 
-  def test_what_was_not_checked_is_said(self):
+  def test_unchecked_properties_are_reported(self):
     report = verify.verify_corpus(self.index)
     self.assertEqual(
         report.unchecked,
@@ -112,7 +112,7 @@ class VerifyCorpusTest(VerifyTestCase):
         ),
     )
 
-  def test_missing_and_other_sized_files_are_errors(self):
+  def test_missing_files_and_wrong_sizes_are_errors(self):
     os.unlink(self.data / "part-000.npy")
     os.truncate(self.data / "part-003.npy", 1000)
     self.assertEqual(
@@ -123,7 +123,7 @@ class VerifyCorpusTest(VerifyTestCase):
         ],
     )
 
-  def test_the_first_bad_id_is_named_with_its_place(self):
+  def test_the_first_bad_id_is_reported_with_its_place(self):
     path = self.data / "part-003.npy"
     tokens = np.fromfile(path, np.uint16)
     tokens[[200, 513]] = 999
@@ -141,7 +141,7 @@ class VerifyCorpusTest(VerifyTestCase):
     )
     self.assertEmpty(self._findings(vocab_size=1000))
 
-  def test_bytes_count_from_the_beginning_of_a_file_with_a_header(self):
+  def test_byte_offsets_include_the_header(self):
     np.save(self.dir / "x.npy", np.array([1, 2, 7], np.uint16))
     index = index_lib.build_index(
         [(str(self.dir / "x.npy"), "l")], 1, tokenizer="t", dtype="uint16"
@@ -151,7 +151,7 @@ class VerifyCorpusTest(VerifyTestCase):
         [("error", "x.npy", "token 2 (byte 132) is 7, expected less than vocab_size 7")],
     )
 
-  def test_places_beyond_the_first_piece(self):
+  def test_places_beyond_the_first_piece_are_correct(self):
     place = scan.CHUNK_BYTES // 2 + 5
     tokens = np.ones(scan.CHUNK_BYTES, np.uint16)
     tokens[place] = 50
@@ -187,7 +187,7 @@ class VerifyCorpusTest(VerifyTestCase):
             verify.Finding(
                 "warning",
                 f"{self.data}/part-000.npy",
-                "holds no EOS id 0: no document ends in this file",
+                "does not contain the EOS id 0: no document ends in this file",
             ),
         ),
     )
@@ -195,11 +195,17 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertFalse(report.ok)
     self.assertEqual(
         report.findings,
-        (verify.Finding("error", "", "no file holds the EOS id 70000: is it this tokenizer's?"),),
+        (
+            verify.Finding(
+                "error",
+                "",
+                "no file contains the EOS id 70000: check that it belongs to this tokenizer",
+            ),
+        ),
     )
 
   @parameterized.parameters(True, False)
-  def test_an_id_that_merely_occurs_is_no_eos(self, at_the_end):
+  def test_an_id_that_merely_occurs_is_not_an_eos(self, at_the_end):
     for path in self.data.iterdir():
       tokens = np.fromfile(path, np.uint16)
       tokens[9::30] = 10
@@ -234,13 +240,13 @@ class VerifyCorpusTest(VerifyTestCase):
             (
                 "error",
                 "x.npy",
-                f"the data look like {actual}, the index says {declared}. Build the index again"
+                f"the data look like {actual}, but the index says {declared}. Build the index again"
                 f" with `--dtype {actual}`.",
             )
         ],
     )
 
-  def test_odd_bytes_at_the_end_are_a_warning(self):
+  def test_an_incomplete_token_at_the_end_is_a_warning(self):
     with open(self.data / "part-003.npy", "ab") as file:
       file.write(b"x")
     index = index_lib.build_index(
@@ -252,22 +258,22 @@ class VerifyCorpusTest(VerifyTestCase):
             (
                 "warning",
                 "part-003.npy",
-                "ends within a token (1 of the 2 bytes of a uint16), which is never read: was the"
-                " file cut off?",
+                "ends with an incomplete token (1 of the 2 bytes of a uint16), which is never read;"
+                " the file may be truncated",
             )
         ],
     )
 
-  def test_a_header_that_came_or_went_is_an_error(self):
+  def test_an_added_or_removed_header_is_an_error(self):
     tokens = np.fromfile(self.data / "part-003.npy", np.uint16)
     np.save(self.data / "part-003.npy", tokens[: 514 - 64])  # Of the same size in bytes.
     self.assertEqual(
         self._findings(vocab_size=100),
-        [("error", "part-003.npy", "the tokens begin at byte 128, the index says 0")],
+        [("error", "part-003.npy", "the tokens begin at byte 128, but the index says 0")],
     )
 
   @parameterized.parameters("xxh3", "sha256")
-  def test_other_content_of_the_same_size_is_found_by_checksums(self, algorithm):
+  def test_changed_content_of_the_same_size_is_found_by_checksums(self, algorithm):
     np.save(self.data / "part-004.npy", np.arange(9, dtype=np.uint16))
     index = index_lib.build_index(
         [(str(path), "l") for path in sorted(self.data.iterdir())],
@@ -287,7 +293,7 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertEqual([name for _, name, _ in findings], ["part-001.npy", "part-004.npy"])
     self.assertRegex(
         findings[0][2],
-        f"^the {algorithm} is [0-9a-f]+, the index says [0-9a-f]+: the content has changed$",
+        f"^the {algorithm} is [0-9a-f]+, but the index says [0-9a-f]+: the content has changed$",
     )
 
   def test_a_remap_is_followed(self):
@@ -311,7 +317,7 @@ class VerifyCorpusTest(VerifyTestCase):
 
 
 def _tokens(vocab_size: int, count: int = 4000) -> np.ndarray:
-  """Ids as in real text: small ones are frequent."""
+  """Returns ids distributed as in real text: small ones are frequent."""
   rng = np.random.default_rng(0)
   return np.minimum(rng.zipf(1.2, count) - 1, rng.integers(0, vocab_size, count)) + rng.integers(
       0, vocab_size // 4, count

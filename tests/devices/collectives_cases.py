@@ -1,4 +1,4 @@
-"""What the processes of the agreement tests do."""
+"""Functions that the tests of collectives run in each process."""
 
 import jax
 
@@ -7,7 +7,7 @@ from maxtext_olmo.devices import collectives
 
 
 def act(failing):
-  """Each process does something that fails on some."""
+  """Runs a function that fails on some processes."""
 
   def work():
     if jax.process_index() in failing:
@@ -18,7 +18,7 @@ def act(failing):
 
 
 def decide(fail):
-  """Process 0 decides; the others must not be asked."""
+  """Runs a function that only process 0 may call."""
 
   def work():
     if jax.process_index() != 0:
@@ -31,11 +31,11 @@ def decide(fail):
 
 
 def compare(values):
-  """Each process has values of its own."""
+  """Compares the values of each process."""
   collectives.check_equal(values[jax.process_index()])
   return "equal"
 
 
 def gather(texts):
-  """Each process has a text of its own."""
+  """Gathers the text of each process."""
   return collectives.gather(texts[jax.process_index()])

@@ -1,4 +1,4 @@
-"""Tests that processes fail, decide and compare as one."""
+"""Tests that all processes fail, decide and compare together."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _outcomes(*batches: list[Any], **kwargs: Any) -> list[tuple[list[Any], str]]
   return distributed.run(OUTCOME, processes=len(batches), args=(batches,), kwargs=kwargs)
 
 
-class AgreementBatchAgreementTest(parameterized.TestCase):
+class BatchAgreementTest(parameterized.TestCase):
 
   @parameterized.parameters({"iterator_length": 5}, {"pad_shapes": True})
   def test_a_host_that_runs_out_stops_all_with_one_error(self, **kwargs: Any):

@@ -1,4 +1,4 @@
-"""Tests that the devices make of a compact batch what the host would."""
+"""Tests that devices expand a compact batch into the same arrays as the host."""
 
 import math
 
@@ -28,7 +28,7 @@ _NOTHING = np.zeros(_ROWS, np.int64)
 _ALL = np.ones(_ROWS, bool)
 _MASKED = np.array([True, False, True, True, False, True, True, True])
 
-# The shape of a mesh over the axes (data, other), and how a batch lies on it.
+# The shape of a mesh over the axes (data, other), and the layout of a batch on it.
 _MESHES = (
     ((1, 1), P("data")),
     ((2, 1), P("data")),
@@ -97,7 +97,7 @@ class ExpandTest(parameterized.TestCase):
           (_MASKED, ("starts", "loss")),
       ),
   )
-  def test_so_do_those_of_every_kind_of_row(self, used, kind):
+  def test_the_arrays_equal_those_of_the_host_for_every_kind_of_row(self, used, kind):
     trained, bits = kind
     batch = _batch("uint16", used, trained, **dict.fromkeys(bits, True))
     self._compare(_ONE_DEVICE, batch)
@@ -107,7 +107,7 @@ class ExpandTest(parameterized.TestCase):
       used=(_FULL, _WITH_PADDING_ROWS),
       mesh=(_ONE_DEVICE, _SPLIT_ROWS),
   )
-  def test_so_do_those_of_every_dtype(self, dtype, used, mesh):
+  def test_the_arrays_equal_those_of_the_host_for_every_dtype(self, dtype, used, mesh):
     self._compare(mesh, _batch(dtype, used, starts=True))
     self._compare(mesh, _batch(dtype, used))
 
@@ -116,12 +116,12 @@ class ExpandTest(parameterized.TestCase):
       bits=((), ("starts", "loss")),
       mesh=(_ONE_DEVICE, _SPLIT_ROWS),
   )
-  def test_so_do_those_of_a_shift_to_the_right(self, used, bits, mesh):
+  def test_the_arrays_equal_those_of_the_host_for_a_right_shift(self, used, bits, mesh):
     batch = _batch("uint32", used, _MASKED, **dict.fromkeys(bits, True))
     self._compare(mesh, batch, batch_lib.Shift("right", 42))
 
   @parameterized.parameters(("uint32", 4), ("uint16", 2), ("uint8", 1), ("uint64", 4))
-  def test_only_tokens_cross_for_full_rows(self, dtype, size):
+  def test_only_tokens_are_sent_for_full_rows(self, dtype, size):
     expander = expand.Expander(_layout())
     self.assertEqual(expander.place(_batch(dtype)).bytes_crossed, _ROWS * _LENGTH * size)
 
@@ -131,7 +131,7 @@ class ExpandTest(parameterized.TestCase):
       ({"starts": True, "loss": True}, 4.3),
       ({"starts": True, "loss": True, "trained": _MASKED, "cut": 100}, 4.3),
   )
-  def test_about_four_bytes_per_token_cross(self, kind, most):
+  def test_about_four_bytes_per_token_are_sent(self, kind, most):
     length = 1024
     kind = dict(kind)
     used = np.full(_ROWS, length)
@@ -143,16 +143,16 @@ class ExpandTest(parameterized.TestCase):
     for name, array in expander.finish(placed).items():
       np.testing.assert_array_equal(array, batch_lib.to_arrays(batch)[name], err_msg=name)
 
-  def test_all_six_cross_where_rows_are_split(self):
+  def test_all_six_arrays_are_sent_if_rows_are_split(self):
     expander = expand.Expander(_layout((2, 2), P("data", "other")))
     self.assertEqual(expander.place(_batch()).bytes_crossed, 24 * _ROWS * _LENGTH)
 
-  def test_what_all_batches_share_is_made_once(self):
+  def test_shared_arrays_are_made_once(self):
     expander = expand.Expander(_layout())
     first, second = (expander.finish(expander.place(_batch(seed=i))) for i in range(2))
     for name in batch_lib.NAMES[2:]:
       self.assertIs(first[name], second[name])
-    # Two names never share one array: a trainer that donates a batch would give it away twice.
+    # Two names never share one array: a trainer that donates a batch would donate it twice.
     self.assertLen({id(array) for array in first.values()}, 6)
 
   def test_a_masked_row_changes_nothing_but_the_segments_of_targets(self):
@@ -176,12 +176,12 @@ class ExpandTest(parameterized.TestCase):
         np.testing.assert_array_equal(array, expected[name] + 1, err_msg=name)
 
 
-# Few, because the program for each is compiled.
+# Few lengths, because a program is compiled for each.
 _LENGTHS = (1, 2, 31, 32, 33, 64, 100)
 _BIT_ROWS = 3
 
 
-# In one program, as where a batch is expanded.
+# In one program, as in the expansion of a batch.
 _segments_and_positions = jax.jit(expand.segments_and_positions, static_argnames="length")
 
 
@@ -194,7 +194,7 @@ def _on_device(starts):
 class SegmentBitsTest(parameterized.TestCase):
 
   def _check(self, starts):
-    """Compares full rows; padding is cleared by what expands a batch."""
+    """Compares full rows; the expansion of a batch clears padding."""
     used = np.full(len(starts), starts.shape[1])
     found, expected = _on_device(starts), segments_lib.segments_and_positions(starts, used)
     for got, wanted in zip(found, expected):
@@ -220,7 +220,7 @@ class SegmentBitsTest(parameterized.TestCase):
       st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]),
   )
   @settings(max_examples=25, deadline=None)
-  def test_so_do_rows_with_any_share_of_starts(self, length, seed, share):
+  def test_rows_with_any_share_of_starts_equal_those_of_the_host(self, length, seed, share):
     starts = np.random.default_rng(seed).random((_BIT_ROWS, length)) < share
     starts[:, 0] = False
     self._check(starts)

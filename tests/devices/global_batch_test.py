@@ -58,7 +58,7 @@ class GlobalBatchTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, r"batch\['t'\] has dtype <U1"):
       global_batch.get_next_batch_sharded(iter([{"t": np.array(["a"] * 4)}]), self.mesh)
 
-  def test_wide_integers_are_narrowed_only_where_they_fit(self):
+  def test_wide_integers_are_narrowed_only_if_they_fit(self):
     fits = global_batch.get_next_batch_sharded(iter([np.arange(4)]), self.mesh)
     self.assertEqual(fits.dtype, np.int32)
     with self.assertRaisesRegex(errors.CorpusError, "4000000000 as int64, but devices take int32"):

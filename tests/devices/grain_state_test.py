@@ -62,7 +62,7 @@ class GrainStateTest(parameterized.TestCase):
     self.assertEqual(found, _STATE)
     self.assertIs(type(found.iterator["next_index"]), int)
 
-  def test_what_iterators_of_grain_keep_comes_back_from_json(self):
+  def test_states_of_grain_iterators_survive_json(self):
     inner = {"bytes": b"\x00\xff", "remainder_slices": {"inputs": (3, 5)}, "list": [np.int64(1)]}
     for given in (inner, b'{"last_seen": 3}'):
       back = grain_state.from_json(json.loads(json.dumps(grain_state.jsonable(given))))
@@ -86,12 +86,12 @@ class GrainStateTest(parameterized.TestCase):
       (
           "bytes",
           {"step": 2, "iterator_length": None, "iterator": {"__bytes__": "a"}},
-          "bytes that are none",
+          "invalid bytes",
       ),
       (
           "no_bytes",
           {"step": 2, "iterator_length": None, "iterator": {"__bytes__": 5}},
-          "bytes that are none",
+          "invalid bytes",
       ),
       (
           "order",

@@ -1,4 +1,4 @@
-"""Tests of which rows a process needs and how they become global arrays."""
+"""Tests of the layout of a batch on a mesh."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the multi-host tests run in each of their processes."""
+"""Functions that the multi-host tests run in each process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from maxtext_olmo.devices import multihost
 
 
 def mesh(shape: Sequence[int] | None = None, axes: Sequence[str] = ("data",)) -> jax.sharding.Mesh:
-  """A mesh over all devices, in their order."""
+  """Returns a mesh over all devices, in their order."""
   devices = np.array(jax.devices())
   return jax.sharding.Mesh(devices.reshape(shape or (len(devices),)), tuple(axes))
 
 
 def rows(batch: Any) -> Any:
-  """The global arrays of a batch, whole, as lists."""
+  """Returns the complete global arrays of a batch as lists."""
   return jax.tree.map(
       lambda x: np.asarray(
           jax.experimental.multihost_utils.process_allgather(x, tiled=True)
@@ -29,7 +29,7 @@ def rows(batch: Any) -> Any:
 
 
 def numbered(steps: int, local_rows: int, columns: int = 3) -> list[dict[str, np.ndarray]]:
-  """Batches whose entries are 100 * step + global row."""
+  """Returns batches whose entries are 100 * step + global row."""
   first = jax.process_index() * local_rows
   column = np.arange(first, first + local_rows, dtype=np.int32)[:, None]
   return [
@@ -39,13 +39,13 @@ def numbered(steps: int, local_rows: int, columns: int = 3) -> list[dict[str, np
 
 
 def global_batches(local_rows: int, steps: int) -> list[Any]:
-  """Whole global batches of an iterator over every mesh axis."""
+  """Returns complete global batches of an iterator that shards over every mesh axis."""
   it = multihost.MultiHostDataLoadIterator(numbered(steps, local_rows), mesh(), steps)
   return [rows(batch) for batch in it]
 
 
 def place_on_layouts(layouts: Sequence[tuple[Sequence[int], Sequence[Any]]]) -> list[Any]:
-  """Global shapes of a batch on (mesh shape, data sharding); checks each shard's content."""
+  """Returns the global shapes of a batch on each layout; checks the content of each shard."""
   shapes = []
   for shape, axes in layouts:
     the_mesh, spec = mesh(shape, ("data", "model")), jax.sharding.PartitionSpec(*axes)
@@ -65,7 +65,7 @@ def outcome(
     pad_shapes: bool = False,
     pad_value: int = 0,
 ) -> tuple[list[Any], str]:
-  """The global batches of per-process lists, and how the iteration ended."""
+  """Returns the global batches of per-process lists, and how the iteration ended."""
   seen: list[Any] = []
   it = multihost.MultiHostDataLoadIterator(
       _Stream(batches[jax.process_index()]),
@@ -96,7 +96,7 @@ class _Stream:
 
 
 def resume_after(steps_before: int) -> tuple[list[Any], list[Any]]:
-  """What follows after some steps: without a break, and from a saved state in a new iterator."""
+  """Returns the batches after some steps: without a break, and from a state in a new iterator."""
   import grain  # slow to import, and only this case needs it
 
   def make() -> multihost.MultiHostDataLoadIterator:
@@ -117,7 +117,7 @@ def resume_after(steps_before: int) -> tuple[list[Any], list[Any]]:
 
 
 def llm_batch_round_trip() -> list[str]:
-  """Shapes of a registered dataclass's leaves after placing it."""
+  """Returns the shapes of a registered dataclass's leaves after placing it."""
   from maxtext_olmo.rows import batch as batch_lib  # the other cases need no batch classes
 
   sample = batch_lib.LLMIndexedBatch.get_sample(2 * jax.local_device_count(), 5)

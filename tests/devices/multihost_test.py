@@ -71,8 +71,10 @@ class OneProcessTest(parameterized.TestCase):
       self.assertEqual(_first(it), [])
     self.assertIn("Epoch 2 has no batches", logs.output[0])
 
-  def test_reset_after_epoch_refuses_an_iterator_that_ends_once(self):
-    with self.assertRaisesRegex(errors.ConfigError, "list_iterator is an iterator that ends once"):
+  def test_reset_after_epoch_refuses_an_iterator_that_cannot_be_restarted(self):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "list_iterator is an iterator that cannot be restarted"
+    ):
       self.make(iter(_batches(2)), reset_after_epoch=True)
 
   def test_reset_after_epoch_resets_an_iterator_that_can_be_reset(self):
@@ -80,7 +82,7 @@ class OneProcessTest(parameterized.TestCase):
     it = self.make(inner, reset_after_epoch=True)
     self.assertEqual([_first(it), _first(it)], [[0, 1], [0, 1]])
 
-  def test_what_is_not_iterable_is_an_error(self):
+  def test_a_dataloader_that_is_not_iterable_is_an_error(self):
     with self.assertRaisesRegex(ValueError, "must be iterable, but int is not"):
       self.make(5)
 
@@ -89,7 +91,7 @@ class OneProcessTest(parameterized.TestCase):
       self.make(_batches(1), -1)
 
   def test_without_a_length_len_says_why(self):
-    with self.assertRaisesRegex(TypeError, "no length: it was made without iterator_length"):
+    with self.assertRaisesRegex(TypeError, "no length: it was created without iterator_length"):
       len(self.make(_batches(1)))
     self.assertLen(list(self.make(_batches(3))), 3)
 
@@ -199,7 +201,7 @@ class SeveralProcessesTest(parameterized.TestCase):
     for straight, resumed in distributed.run(CASES + "resume_after", args=(4,)):
       self.assertEqual(straight, resumed)
 
-  def test_a_batch_class_stays_one(self):
+  def test_a_batch_keeps_its_class(self):
     for shapes in distributed.run(CASES + "llm_batch_round_trip", devices=2):
       self.assertEqual(shapes, ["(8, 5)"] * 6 + ["(8,)"] * 2)
 

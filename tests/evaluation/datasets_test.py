@@ -4,7 +4,6 @@ import doctest
 import pickle
 
 import grain
-import jax
 import numpy as np
 from absl.testing import absltest
 from hypothesis import given
@@ -80,7 +79,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     if len(padded):
       self.assertEqual(padded[len(padded) + 1], padded[1 % len(padded)])
     else:
-      with self.assertRaisesRegex(errors.OrderError, "is empty; asked for element 0"):
+      with self.assertRaisesRegex(errors.OrderError, "is empty, so it has no element 0"):
         padded[0]  # pylint: disable=pointless-statement
 
   def test_they_repeat_as_datasets_of_grain_do(self):
@@ -102,7 +101,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
         return {"inputs": np.zeros((1, element + 1), np.int32), "n": np.int64(element)}
 
       def output_spec(self, input_spec):
-        return {"inputs": jax.ShapeDtypeStruct((1, None), np.int32), "n": input_spec}
+        return {"inputs": grain.experimental.ShapeDtypeStruct((1, None), np.int32), "n": input_spec}
 
     numbers = grain.MapDataset.range(8)
     for dataset in (
@@ -159,7 +158,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "4 rows does not divide over 3 hosts"):
       datasets.MultihostSortedRemapDataset(source, 4, 3)
     with self.assertRaisesRegex(
-        errors.ConfigError, "8 elements are no whole number of batches of 3"
+        errors.ConfigError, "8 elements are not a whole number of batches of 3"
     ):
       datasets.MultihostSortedRemapDataset(source, 3, 1)
     with self.assertRaisesRegex(errors.ConfigError, "batch_size=0 must be positive"):

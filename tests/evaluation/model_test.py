@@ -214,7 +214,9 @@ class JaxLMTest(parameterized.TestCase):
 
   def test_with_truncation_error_nothing_is_cut(self):
     lm = pipeline_cases.make_lm(self.params, truncation="error")
-    with self.assertRaisesRegex(errors.ConfigError, "101 go into the model, which takes 64"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "101 input tokens, but the model takes at most 64"
+    ):
       lm.loglikelihood([pipeline_cases.Request(("x" * 100, "ab"))])
 
   def test_repeated_draws_differ_and_repeated_greedy_texts_do_not(self):

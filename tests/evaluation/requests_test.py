@@ -150,7 +150,9 @@ class RequestsTest(parameterized.TestCase):
 
   def test_with_truncation_error_a_long_request_is_an_error(self):
     arguments = [("x", "a"), ("x" * 50, "abc")]
-    with self.assertRaisesRegex(errors.ConfigError, "Request 1 has 50 tokens .* 52 go .* takes 8"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "Request 1 has 50 tokens .* 52 input tokens.* takes at most 8"
+    ):
       requests_lib.request_rows(byte_tokenizer(), arguments, max_length=8, truncation="error")
 
   def test_nothing_to_score_is_no_row(self):

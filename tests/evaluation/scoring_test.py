@@ -76,7 +76,7 @@ class LMEvalScoringTest(parameterized.TestCase):
             (s.request, s.logprob) for batch in scorer.scores(self.params, rows) for s in batch
         )
       if packing == "auto":
-        self.assertIn("in a row of its own, since the model looks at other", logs.output[0])
+        self.assertIn("in a separate row, because the model mixes", logs.output[0])
     np.testing.assert_allclose(found["auto"], found[False], rtol=0, atol=1e-4)
     # Told that it may, it does; so there is something to be found.
     self.assertGreater(np.abs(np.array(found[True]) - found[False]).max(), 1.0)
@@ -217,22 +217,22 @@ class LMEvalProbeTest(parameterized.TestCase):
     self.assertEqual(reason(apply, self.params), "")
 
   @parameterized.parameters(
-      (looks_across_borders, "looks at other requests"),
-      (functools.partial(looks_across_borders, dtype="bfloat16"), "looks at other requests"),
-      (counts_from_the_rows_beginning, "does not count positions"),
+      (looks_across_borders, "mixes the requests of a row"),
+      (functools.partial(looks_across_borders, dtype="bfloat16"), "mixes the requests of a row"),
+      (counts_from_the_rows_beginning, "does not use inputs_position"),
       (
           functools.partial(counts_from_the_rows_beginning, dtype="bfloat16"),
-          "does not count positions",
+          "does not use inputs_position",
       ),
-      (functools.partial(recurrent, starts_afresh=False), "looks at other requests"),
-      (is_broken, "gives NaN"),
+      (functools.partial(recurrent, starts_afresh=False), "mixes the requests of a row"),
+      (is_broken, "returns NaN"),
   )
   def test_models_that_do_not_are_found(self, apply, message):
     self.assertIn(message, reason(apply, self.params))
 
   @parameterized.parameters(
-      (looks_across_borders, "looks at other requests"),
-      (counts_from_the_rows_beginning, "does not count positions"),
+      (looks_across_borders, "mixes the requests of a row"),
+      (counts_from_the_rows_beginning, "does not use inputs_position"),
       (transformer, ""),
   )
   def test_one_row_is_enough(self, apply, message):
@@ -242,7 +242,7 @@ class LMEvalProbeTest(parameterized.TestCase):
 
   def test_a_model_that_has_learnt_nothing_is_found_too(self):
     params = model.init(jax.random.key(0), reference.CONFIG)
-    self.assertIn("looks at other requests", reason(looks_across_borders, params))
+    self.assertIn("mixes the requests of a row", reason(looks_across_borders, params))
     self.assertEqual(reason(transformer, params), "")
 
   def test_half_precision_is_seen_inside_of_loops(self):

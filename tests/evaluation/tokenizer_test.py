@@ -190,7 +190,7 @@ class LMEvalTokenizerTest(absltest.TestCase):
   def test_what_is_no_tokenizer_is_an_error_that_says_so(self):
     empty = self.create_tempdir().full_path
     for spec, message in (
-        ("", "No tokenizer is given"),
+        ("", "No tokenizer was given"),
         (empty, "has no tokenizer.json"),
         ("./nowhere", "There is no tokenizer ./nowhere"),
         ("a/b/c.json", "There is no tokenizer a/b/c.json"),

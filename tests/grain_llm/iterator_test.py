@@ -1,4 +1,4 @@
-"""Continuing equals resuming, for every kind of stream, with any number of workers and of hosts."""
+"""Tests that resuming equals continuing, for every kind of stream and any workers and hosts."""
 
 import collections
 import json
@@ -110,7 +110,7 @@ def _documents(count, first=100):
 
 
 def _make(kind, workers=0, **kwargs):
-  """Sixty steps of it are about three epochs, and a batch never ends with one."""
+  """Makes an iterator; 60 steps are about three epochs, and no batch ends with an epoch."""
   packing = kind if kind not in ("plain", "mixed", "mixed_packed", "ramped") else None
   packing = "first_fit" if kind == "mixed_packed" else packing
   # Packed rows hold about two documents each.
@@ -187,7 +187,7 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
       states.append(json.loads(json.dumps(iterator.get_state())))
       iterator.close()
       for step in range(STEPS):
-        # As a restarted program has it: nothing is left of the run but its state.
+        # As in a restarted program: only the state of the run remains.
         self.assertEmpty(multiprocessing.active_children())
         resumed = _make(kind, workers)
         self.addCleanup(resumed.close)
@@ -212,7 +212,7 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
       )
       for got, expected in zip(found, batches):
         self.assert_equal(got, expected)
-    # The state of a run without workers goes on with two.
+    # The state of a run without workers resumes with two.
     resumed = _make(kind, 2)
     self.addCleanup(resumed.close)
     resumed.set_state(states[step])
@@ -237,7 +237,7 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
         _next(iterator)
       self.assertBetween(len(iterator), 15, 24)
 
-  def test_the_state_goes_through_orbax(self):
+  def test_the_state_survives_orbax(self):
     iterator = _make("mixed")
     self.addCleanup(iterator.close)
     for _ in range(5):
@@ -260,7 +260,7 @@ class ContinuingEqualsResumingTest(parameterized.TestCase):
 
   @parameterized.parameters(*_VERSION_1)
   def test_a_state_of_version_1_restores(self, kind, state, tokens):
-    """States and batches as the release before format 2 made them."""
+    """Uses states and batches from the release before format 2."""
     state = {**state, "position": 92}
     straight = _make(kind)
     self.addCleanup(straight.close)
@@ -303,7 +303,7 @@ def _tokens(batches):
 class HostsTest(parameterized.TestCase):
 
   def served(self, *cases, devices=1):
-    """What two processes give for each case: the batches, the length, and their states."""
+    """Returns the batches, the length and the states of two processes for each case."""
     results = distributed.run(
         "tests.grain_llm.pipeline_cases:serve_all",
         devices=devices,
@@ -352,7 +352,7 @@ class HostsTest(parameterized.TestCase):
       for one in states:
         self.assertEqual({**one, "iterator_length": 0}, {**state, "iterator_length": 0})
 
-  def test_a_run_goes_on_with_other_hosts(self):
+  def test_a_run_resumes_with_another_number_of_hosts(self):
     documents = _unique_documents(61)
     choices = [
         {"shard": "batch", "packing": packing, "grain_packing_bin_count": 8}

@@ -1,4 +1,4 @@
-"""What the processes of the multi-process tests of the LLM iterators do."""
+"""Functions that the multi-process tests of the LLM iterators run in each process."""
 
 import jax
 import numpy as np
@@ -43,7 +43,7 @@ def serve(documents, options, axes, steps=None, state=None):
 
 
 def mix(options, axes):
-  """A mix of two datasets of which the hosts have unequal shares."""
+  """Takes batches from a mix of two datasets of which the hosts have unequal shares."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
   members = [[{"inputs": [i + 1] * 3} for i in range(count)] for count in (5, 9)]
   rows = [
@@ -61,5 +61,5 @@ def mix(options, axes):
 
 
 def serve_all(cases):
-  """Several of the above, one after the other, so that processes start once."""
+  """Runs several cases one after the other, so that processes start once."""
   return [globals()[name](*args) for name, *args in cases]

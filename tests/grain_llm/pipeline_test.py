@@ -1,4 +1,4 @@
-"""The Grain LLM iterators, in one process."""
+"""Tests of the Grain LLM iterators in one process."""
 
 import collections
 import importlib.util
@@ -35,7 +35,7 @@ L = 16
 
 
 def _documents(count=37, longest=15, seed=0):
-  """Documents of ids that no two of them share, each with an EOD."""
+  """Returns documents that share no ids, each with an EOD."""
   rng = np.random.default_rng(seed)
   found, number = [], 100
   for length in rng.integers(1, longest, count):
@@ -86,7 +86,7 @@ def _take(iterator, count=None):
 
 
 def _tokens(batches, scored=False):
-  """How often each id comes among the real inputs."""
+  """Counts each id among the inputs that are not padding."""
   side = "targets" if scored else "inputs"
   found = collections.Counter()
   for batch in batches:
@@ -173,14 +173,14 @@ class ShardTest(parameterized.TestCase):
     found = [list(pipeline_lib.shard_grain_dataset(dataset, host, hosts)) for host in range(hosts)]
     self.assertEqual(found, expected)
 
-  def test_a_host_that_is_none_is_an_error(self):
+  def test_a_host_that_does_not_exist_is_an_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "no host 2 of 2"):
       pipeline_lib.shard_grain_dataset(grain.MapDataset.range(4), 2, 2)
 
 
 class RowsTest(LLMCase):
 
-  def test_rows_hold_what_the_worked_rows_say(self):
+  def test_rows_equal_the_worked_example(self):
     documents = [{"inputs": [1, 2, E, 4, 5]}]
     kwargs = {"max_target_length": 7, "global_batch_size": 1, "num_epochs": 1}
     (left,) = _take(self.make(documents, **kwargs))
@@ -313,7 +313,7 @@ class RowsTest(LLMCase):
     self.assertEqual(batch["inputs"].tolist(), [[1, 2, 3], [4, 0, 0]])
     self.assertEqual(batch["inputs_segmentation"].tolist(), [[1, 1, 1], [1, 0, 0]])
 
-  def test_choices_that_are_none_say_what_there_is(self):
+  def test_unknown_choices_list_the_known_ones(self):
     for kwargs, message in (
         ({"packing": "tetris"}, "packing='tetris' is unknown; choose from None, 'first_fit'"),
         ({"shard": "file"}, "shard='file' is unknown; choose from 'slice', 'batch'"),
@@ -330,7 +330,7 @@ class RowsTest(LLMCase):
     with self.assertRaisesRegex(errors.ConfigError, "Host 1 of 2 has no document"):
       _make([{"inputs": [1]}], dataloading_host_index=1, dataloading_host_count=2)
 
-  def test_batches_are_of_the_class_asked_for(self):
+  def test_batches_have_the_requested_class(self):
     batch = next(self.make(batch_class=batch_lib.LLMBatch))
     self.assertIsInstance(batch, batch_lib.LLMBatch)
     self.assertIsInstance(batch.inputs, jax.Array)
@@ -403,7 +403,7 @@ class SourcesTest(LLMCase):
 
 class EpochsTest(LLMCase):
 
-  def test_it_says_how_long_the_trainer_waited(self):
+  def test_metrics_include_the_wait_of_the_trainer(self):
     batches = self.make(num_epochs=1)
     taken = len(_take(batches))
     found = batches.metrics()
@@ -416,7 +416,7 @@ class EpochsTest(LLMCase):
         _expected(_documents()),
     )
 
-  def test_batches_run_over_the_end_of_an_epoch_and_only_the_last_is_dropped(self):
+  def test_batches_span_epochs_and_only_the_last_is_dropped(self):
     documents = _documents(10)
     for drop, rows in ((True, 28), (False, 30)):
       iterator = self.make(documents, num_epochs=3, drop_remainder=drop)
@@ -433,7 +433,7 @@ class EpochsTest(LLMCase):
       self.assertEqual(real, rows)
       self.assertEqual(sum(lengths), 7 if drop else 8)
 
-  def test_the_length_is_true_in_every_epoch_also_under_rampup(self):
+  def test_the_length_is_correct_in_every_epoch_even_with_rampup(self):
     for factors in (None, {3: 2.0, 5: 0.5}):
       for drop in (True, False):
         iterator = self.make(
@@ -444,7 +444,7 @@ class EpochsTest(LLMCase):
           announced = len(iterator)
           self.assertLen(list(epoch), announced)
 
-  def test_an_epoch_may_start_again_or_go_on(self):
+  def test_an_epoch_may_restart_or_continue(self):
     documents = _documents(10)
     again = self.make(documents, reset_after_epoch=True)
     first = [_arrays(batch) for batch in again]
@@ -569,7 +569,7 @@ class MixTest(LLMCase):
     return [_documents(counts[0]), large]
 
   @parameterized.parameters(None, "first_fit", "planned")
-  def test_proportions_hold_over_every_stretch(self, name):
+  def test_proportions_hold_over_every_range(self, name):
     iterator = self.mix(self.two(20, 30), [20, 30], dataset_weights=[3, 1], rows={"packing": name})
     for _ in range(4):
       self.assertAlmostEqual(self.share(_take(iterator, 4)), 0.75, delta=2 / 16)
@@ -587,7 +587,7 @@ class MixTest(LLMCase):
     seen = _tokens([_arrays(batch) for batch in iterator])
     self.assertContainsSubset(_expected(self.two(20, 30)[1]), seen)
 
-  def test_a_member_that_ends_stops_the_mix_or_starts_again_as_asked(self):
+  def test_a_member_that_ends_stops_the_mix_or_restarts(self):
     kwargs = {"rows": {"num_epochs": 1}, "drop_remainder": False}
     stop = self.mix(self.two(5, 50), [5, 50], **kwargs)
     rows = sum((b["inputs_segmentation"][:, 0] > 0).sum() for b in _take(stop))
@@ -648,7 +648,7 @@ class MixTest(LLMCase):
       )
       self.assertLen(list(iterator), 2)
 
-  def test_mixes_that_cannot_be_say_why(self):
+  def test_impossible_mixes_say_why(self):
     two = self.two(3, 3)
     with self.assertRaisesRegex(errors.ConfigError, "2 datasets, 1 weights"):
       self.mix(two, [3, 3], dataset_weights=[1])

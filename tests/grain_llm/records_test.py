@@ -1,4 +1,4 @@
-"""Records of tokens → rows."""
+"""Tests of turning records of tokens into rows."""
 
 import collections
 import copy
@@ -54,7 +54,7 @@ class RowTest(parameterized.TestCase):
     self.assertEqual(row["inputs_segmentation"], [1, 1, 2, 3, 3, 0, 0])
     self.assertEqual(row["inputs_position"], [0, 1, 0, 0, 1, 0, 0])
 
-  def test_padding_is_told_by_its_segment_where_eod_is_the_padding_id(self):
+  def test_padding_is_identified_by_its_segment_even_if_eod_has_its_id(self):
     row = _row({"inputs": [1, 2, 0, 4, 5]}, eod=0)
     self.assertEqual(row["inputs_segmentation"], [1, 1, 2, 2, 2, 0, 0])
     self.assertEqual(row["targets_segmentation"], [1, 1, 2, 2, 0, 0, 0])
@@ -75,7 +75,7 @@ class RowTest(parameterized.TestCase):
     self.assertEqual(row["targets_segmentation"], [0, 1, 1, 0, 0, 0, 0])
     self.assertEqual(row["inputs_segmentation"], [1, 1, 1, 1, 0, 0, 0])
 
-  def test_targets_of_a_records_own_stay(self):
+  def test_the_targets_of_a_record_are_kept(self):
     record = records_lib.record_of({"inputs": [1, 2], "targets": [8, 9], "other": "text"})
     self.assertEqual(set(record), {"inputs", "targets"})
     self.assertEqual(record["targets"].tolist(), [8, 9])
@@ -119,7 +119,7 @@ class RowTest(parameterized.TestCase):
     self.assertEqual(row["inputs_segmentation"], [1, 0, 1, 2, 2, 0, 0])
     self.assertEqual(row["inputs_position"], [0, 0, 2, 0, 1, 0, 0])
 
-  def test_a_long_document_is_cut_if_asked(self):
+  def test_a_long_document_is_truncated_on_request(self):
     self.assertEqual(_row({"inputs": [1, 2, 3]}, 2, long_documents="truncate")["inputs"], [1, 2])
 
   def test_rows_of_other_lengths_are_padded_to_the_longest_or_refused(self):
@@ -159,7 +159,7 @@ class FitTest(parameterized.TestCase):
     self.assertEqual(made["inputs"].tolist(), expected)
     self.assertEqual(made["targets"].tolist(), expected)
 
-  def test_tokens_may_lie_in_another_column(self):
+  def test_tokens_may_be_in_another_column(self):
     made = records_lib.TokenFeatures("ids").map({"ids": [3, 4], "text": "x"})
     self.assertEqual(made["inputs"].tolist(), [3, 4])
     with self.assertRaisesRegex(errors.CorpusError, "no 'words', only"):
@@ -173,7 +173,7 @@ class FitTest(parameterized.TestCase):
       ({"inputs": [1 << 31]}, "does not fit int32"),
       ({"inputs": [1], "targets": [1, 2]}, "equal lengths"),
   )
-  def test_a_record_that_is_none_says_why(self, record, message):
+  def test_an_invalid_record_says_why(self, record, message):
     with self.assertRaisesRegex(errors.CorpusError, message):
       records_lib.record_of(record)
 

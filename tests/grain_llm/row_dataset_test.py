@@ -1,4 +1,4 @@
-"""How documents become rows."""
+"""Tests of making rows from documents."""
 
 import dataclasses
 import itertools
@@ -103,7 +103,7 @@ class RowDatasetTest(RowsCase):
     self.assertFalse(dataset.rows.has(len(one_by_one)))
     self.assert_equal(together, one_by_one)
 
-  def test_the_state_of_rows_by_position_is_how_many_were_taken(self):
+  def test_the_state_of_rows_by_position_is_the_number_taken(self):
     opened = iter(_rows("planned"))
     next(opened)
     next(opened)
@@ -111,7 +111,7 @@ class RowDatasetTest(RowsCase):
 
 
 class FurtherTransformationsTest(RowsCase):
-  """What Grain's own transformations do with the rows."""
+  """Tests of Grain's own transformations applied to the rows."""
 
   @parameterized.parameters(None, "planned", "first_fit", "concat_then_split")
   def test_rows_are_mapped_filtered_and_batched(self, packing):
@@ -179,7 +179,7 @@ class ShardBoundsTest(absltest.TestCase):
     self.assertEqual(sizes, sorted(sizes, reverse=True))
     self.assertLessEqual(sizes[0] - sizes[-1], 1)
 
-  def test_a_host_that_is_none_is_an_error(self):
+  def test_a_host_outside_the_range_is_an_error(self):
     for host, hosts in ((-1, 2), (2, 2), (0, 0)):
       with self.assertRaisesRegex(errors.ConfigError, f"no host {host} of {hosts}"):
         row_dataset.shard_bounds(5, host, hosts)
@@ -234,7 +234,7 @@ class RowMakerTest(parameterized.TestCase):
     counted = tuple(len(list(rows)) for rows in made)
     self.assertEqual([rows.info.host_rows for rows in made], [counted] * 3)
 
-  def test_nobody_knows_the_rows_of_a_stream_or_of_one_without_end(self):
+  def test_the_rows_of_a_stream_and_of_endless_rows_are_unknown(self):
     self.assertEqual(_maker(packing="first_fit", hosts=3).make().info.host_rows, ())
     endless = _maker(num_epochs=None).make().info
     self.assertEqual((endless.host_rows, endless.endless), ((), True))

@@ -1,4 +1,4 @@
-"""Rows by position, mixtures of them, and batches of them."""
+"""Tests of rows by position, and of mixtures and batches of them."""
 
 import pickle
 
@@ -53,7 +53,7 @@ def _first_of_rows(rows):
 
 class RowSourceTest(parameterized.TestCase):
 
-  def test_rows_are_elements_and_what_is_past_the_end_is_empty(self):
+  def test_rows_are_elements_and_those_past_the_end_are_empty(self):
     for source in (_map_rows(3), _planned([3, 5, 8, 2, 7, 1])):
       rows = source.rows(np.arange(3))
       for position, row in enumerate(rows):
@@ -154,7 +154,7 @@ class RowBatchesTest(parameterized.TestCase):
     self.assertEqual(batch["inputs"].shape, (4, 4))
     self.assertFalse(batch["inputs_segmentation"].any())
 
-  def test_an_end_that_was_not_known_is_an_empty_dict(self):
+  def test_an_element_past_an_unknown_end_is_an_empty_dict(self):
     source = _planned([3, 5, 8, 2, 7, 1])
     dataset = _steps(source, 2, length=8)
     self.assertIsNone(source.num_rows)
@@ -164,7 +164,7 @@ class RowBatchesTest(parameterized.TestCase):
     self.assertLen(found, -(-source.plan.count(1) // 2))
     self.assertLen(dataset, len(found))
 
-  def test_what_has_no_end_has_no_last_step(self):
+  def test_endless_rows_have_no_last_step(self):
     dataset = _steps(_map_rows(10, epochs=None))
     self.assertEqual(_first(dataset[10**6]), [1, 2, 3, 4])
 
@@ -180,7 +180,7 @@ class StepsOfTest(absltest.TestCase):
       count=st.integers(0, 100),
       drop=st.booleans(),
   )
-  def test_so_many_steps_use_up_the_rows(self, sizes, count, drop):
+  def test_steps_of_counts_the_steps_that_use_up_the_rows(self, sizes, count, drop):
     stages = schedule.BatchSchedule(tuple((4 * i, size) for i, size in enumerate(sizes)))
     steps = rows_by_position.steps_of(stages, count, drop)
     if drop:

@@ -1,4 +1,4 @@
-"""Batches and slices of rows that come one after the other."""
+"""Tests of batches and slices of streams of rows."""
 
 import json
 
@@ -29,7 +29,7 @@ def _rows(packing, num_epochs=2, **kwargs):
 
 
 def _numbered(lengths):
-  """A stream of rows, of which row i has so many tokens i + 1."""
+  """Returns a stream of rows; row i has `lengths[i]` tokens, each i + 1."""
   records = [records_lib.record_of({"inputs": [i + 1] * n}) for i, n in enumerate(lengths)]
   rows = [records_lib.padded(record, None) for record in records]
   return grain.MapDataset.source(rows).to_iter_dataset()
@@ -79,7 +79,7 @@ class StreamBatchesTest(RowsCase):
       self.assertEqual(batch["inputs"].shape, (2, 7))
 
   @parameterized.parameters("first_fit", "best_fit", "concat_then_split")
-  def test_it_goes_on_from_any_state_that_went_through_json(self, packing):
+  def test_it_resumes_from_any_state_that_went_through_json(self, packing):
     def make():
       return iter(_batches(_rows(packing, long_documents="split").open(), length=16))
 
@@ -98,7 +98,7 @@ class StreamBatchesTest(RowsCase):
       resumed.set_state(state)
       self.assertEqual(json.loads(json.dumps(resumed.get_state())), state)
       self.assert_equal(list(resumed), batches[step:])
-    # One that has come to its end can go back.
+    # An iterator at its end can go back.
     iterator.set_state(states[0])
     self.assert_equal(list(iterator), batches)
 

@@ -95,7 +95,7 @@ class ReadLossesTest(parameterized.TestCase):
     ):
       losses_lib.read_losses(str(path))
     with self.assertRaisesRegex(
-        errors.ConfigError, "has no 'c_loss' with a step; it has a_loss, b_loss"
+        errors.ConfigError, "has no 'c_loss' with a step. Found: a_loss, b_loss"
     ):
       losses_lib.read_losses(str(path), name="c_loss")
 

@@ -68,7 +68,7 @@ class SearchesTest(absltest.TestCase):
     found.wait()
     self.assertGreaterEqual(len(found.hits), 1000)
     self.assertLen(found.visits, 20)
-    self.assertIn("give more text", found.summary())
+    self.assertIn("give a longer text", found.summary())
 
   def test_a_new_search_ends_the_one_that_runs(self):
     tokenizer = _SlowTokenizer()

@@ -115,8 +115,8 @@ class ServeTest(absltest.TestCase):
         ("step", 400, "must be a whole number"),
         ("step?n=-3", 400, "must be a whole number"),
         ("step?n=" + "9" * 400, 400, "must be a whole number"),
-        ("row?step=1&row=99", 400, "has the rows 0 to 3"),
-        ("document?id=100000", 400, "the corpus has the documents"),
+        ("row?step=1&row=99", 400, "has rows 0 to 3"),
+        ("document?id=100000", 400, "the corpus has documents"),
         ("?" + "a=1&" * 50, 400, ""),
     ):
       found, _, text = self.ask(path)

@@ -43,7 +43,7 @@ class EveryIteratorTest(parameterized.TestCase):
         timeout=900,
     )
     for found in results:
-      self.assertRegex(found.pop("old"), "the state of one process's data.*this run has 2")
+      self.assertRegex(found.pop("old"), "the data state of one process.*this run has 2")
       self.assertEqual(found, {kind: [] for kind in checkpoint_cases.KINDS})
     for kind in checkpoint_cases.KINDS:
       item = pathlib.Path(self.directory, kind.replace(" ", "_"), "0", "grain")

@@ -219,7 +219,7 @@ class CorpusChangeTest(parameterized.TestCase):
     iterator = self.iterator()
     state = iterator.get_state()
     state["history"][-1]["extents"] = [[0, 2, "sha256:00"], [1, 3, self.old.fingerprint]]
-    with self.assertRaisesRegex(errors.ResumeError, "the first files of this index have another"):
+    with self.assertRaisesRegex(errors.ResumeError, "the first files of this index have a diff"):
       iterator.set_state(state)
 
   def test_without_a_copy_the_fingerprints_are_named(self):

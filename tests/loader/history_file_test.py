@@ -123,7 +123,7 @@ class HistoryFileTest(cases.LoaderCase):
     before = self.path.read_bytes()
     with self.assertLogs(level="WARNING") as logs:
       next(self.train(checkpoint_dir=str(self.checkpoints), initial_step=3))
-    self.assertIn("history of the run cannot be kept", str(logs.output))
+    self.assertIn("history of the run cannot be written", str(logs.output))
     self.assertEqual(self.path.read_bytes(), before)
 
   def test_a_start_that_was_killed_before_its_first_batch_is_not_part_of_the_state(self):
@@ -154,7 +154,7 @@ class HistoryFileTest(cases.LoaderCase):
     self.path.mkdir()
     with self.assertLogs(level="WARNING") as logs:
       next(self.train(checkpoint_dir=str(self.checkpoints)))
-    self.assertIn("history of the run cannot be kept", str(logs.output))
+    self.assertIn("history of the run cannot be written", str(logs.output))
 
   def test_a_full_disk_is_a_warning(self):
     history = self.train().history
@@ -165,7 +165,7 @@ class HistoryFileTest(cases.LoaderCase):
         history_file.record(self.checkpoints, history, 0)
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    self.assertIn("history of the run cannot be kept", str(logs.output))
+    self.assertIn("history of the run cannot be written", str(logs.output))
     history_file.record(self.checkpoints, history, 0)
     self.assertEqual(self.lines(), [0])
 

@@ -50,7 +50,7 @@ class OlmoCoreTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(seed=None), "seed is None"),
       (dict(epoch=True), "epoch is True"),
-      (dict(epoch=0), "numbers that are impossible"),
+      (dict(epoch=0), "has impossible numbers"),
       (dict(dataset_type="vsl"), "type 'vsl'"),
       (dict(tokens_processed="5"), "tokens_processed is '5'"),
   )
@@ -58,7 +58,7 @@ class OlmoCoreTest(parameterized.TestCase):
     state = {**_RESUMES["same"]["state_dict"], **change}
     with self.assertRaisesRegex(errors.ResumeError, message):
       olmo_core_import.LoaderState.from_json(state, "state.json")
-    with self.assertRaisesRegex(errors.ResumeError, "not an object"):
+    with self.assertRaisesRegex(errors.ResumeError, "expected a JSON object"):
       olmo_core_import.LoaderState.from_json([], "state.json")
 
   @parameterized.parameters(
@@ -66,7 +66,7 @@ class OlmoCoreTest(parameterized.TestCase):
           dict(max_target_sequence_length=128),
           "had max_target_sequence_length=128, the index has None",
       ),
-      (dict(sequence_length=32), "another order, with which OLMo-core would silently continue"),
+      (dict(sequence_length=32), "a different order .OLMo-core would silently continue"),
       (dict(tokens_processed=65), "inside an instance of 64"),
       (dict(tokens_processed=64 * 541), "read 541 instances of its epoch, the index has 540"),
   )

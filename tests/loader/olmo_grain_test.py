@@ -257,7 +257,7 @@ class ErrorsTest(OlmoCase):
 
   def test_an_empty_corpus_is_an_error(self):
     path, _ = corpora.write_corpus(self.create_tempdir().full_path, tokens_per_file=(5, 7))
-    with self.assertRaisesRegex(errors.CorpusError, "has no instance: no file holds 8 tokens"):
+    with self.assertRaisesRegex(errors.CorpusError, "has no instances: no file holds 8 tokens"):
       self.train(olmo_index_path=path)
 
   @parameterized.parameters(

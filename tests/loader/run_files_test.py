@@ -21,7 +21,7 @@ class RunFilesTest(absltest.TestCase):
     for name in ("fifo", "link", "missing", "."):
       with self.assertRaisesRegex(OSError, "missing, or not a regular file"):
         run_files.read(epath.Path(folder / name))
-    with self.assertRaisesRegex(OSError, "has 5 bytes, far more"):
+    with self.assertRaisesRegex(OSError, "has 5 bytes, expected at most"):
       run_files.read(epath.Path(folder / "file"), largest=4)
 
   def test_a_file_is_written_whole_or_stays_as_it_was(self):

@@ -123,6 +123,18 @@ class StagesTest(cases.LoaderCase):
     steps = sum(1 for _ in train)
     self.assertEqual(steps, -(-seen // 4))
 
+  def test_stages_and_skips_count_from_where_a_run_without_a_past_begins(self):
+    values = {
+        "olmo_stages": ({"from_step": 12, "data_shuffle_seed": 3},),
+        "olmo_skip": ((11, 12),),
+    }
+    moved = self.staged(**values)
+    moved.go_to(10, 8, keep_history=False)
+    begun = self.staged(**values, initial_step=10, olmo_initial_position=8)
+    self.assertEqual(moved.get_state(), begun.get_state())
+    self.assertEqual(numbers(moved, 10, 16), numbers(begun, 10, 16))
+    self.assertEqual(moved.stream.number_at(moved.history.present.schedule.start(12)), 1)
+
   def test_stages_ahead_may_be_changed(self):
     train = self.staged()
     cases.take(train, 7)
@@ -172,7 +184,7 @@ class StagesTest(cases.LoaderCase):
   def test_impossible_stages_are_config_errors(self):
     for stages, message in (
         (({"olmo_mixture": _A},), "stage 1 needs one of from_step and from_tokens"),
-        (({"from_step": 5},), "stage 1 sets nothing but its beginning"),
+        (({"from_step": 5},), "stage 1 sets only where it begins"),
         (({"from_step": 5, "olmo_skip": 3},), "stage 1 sets 'olmo_skip'; a stage may set"),
         (({"from_step": 0, "olmo_mixture": _B},), "from_step=0 must be at least 1"),
         (({"from_step": 5, "olmo_mixture": {"x": 1.0}},), "stage 1: olmo_mixture: 'x' matches no"),
@@ -331,6 +343,23 @@ class ChunkStagesTest(cases.LoaderCase):
     rows = staged.stream.locate(np.arange(count))[1]
     self.assertLen(set(rows.tolist()), count)
 
+  def test_a_run_resumes_while_the_rest_of_a_chunk_comes_first(self):
+    values = {
+        "global_batch_size_to_load": 2,
+        "olmo_order_cache_dir": self.create_tempdir().full_path,
+        "olmo_stages": ({"from_step": 5, "data_shuffle_seed": 2, "leave_out_seen": True},),
+    }
+    whole = self.train(**values, olmo_mixture=_A, olmo_mixture_unit="weights")
+    self.assertEqual(whole.stream.stages[1].position, 12)
+    states, fed = [whole.get_state()], []
+    for _ in range(10):
+      fed += cases.take(whole, 1)
+      states.append(whole.get_state())
+    for step, state in enumerate(states[:8]):
+      resumed = self.train(**values, olmo_mixture=_A, olmo_mixture_unit="weights")
+      resumed.set_state(state)
+      self.assert_equal_batches(cases.take(resumed, 2), fed[step : step + 2])
+
   def test_the_sequence_length_may_change_in_a_run_with_stages(self):
     stages = (
         {"from_step": 6, "olmo_mixture": _B},
@@ -468,7 +497,7 @@ class IndexStagesTest(cases.LoaderCase):
 
   def test_tokens_of_another_dtype_are_refused(self):
     path, _ = corpora.write_corpus(self.create_tempdir().full_path, dtype="uint32")
-    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, those of the"):
+    with self.assertRaisesRegex(errors.ConfigError, "stage 1: its tokens are uint32, but those of"):
       self.train(olmo_stages=({"from_step": 3, "olmo_index_path": path},))
 
 

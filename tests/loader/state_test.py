@@ -123,7 +123,7 @@ class StateTest(parameterized.TestCase):
   def test_a_position_inside_a_longer_instance_is_refused(self):
     stream = stream_lib.train_stream(self.index.with_sequence_length(16), order="feistel", seed=3)
     state = self.make(5, schedule=self.schedule.anchored(5, 41))
-    with self.assertRaisesRegex(errors.ResumeError, "sample 41 of 8 tokens, which is inside"):
+    with self.assertRaisesRegex(errors.ResumeError, "position 41 in samples of 8 tokens, inside"):
       self.read(state, stream=stream)
 
   def test_the_anchor_of_a_state_is_kept_where_it_fits(self):

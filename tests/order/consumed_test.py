@@ -51,15 +51,15 @@ class ConsumedTest(parameterized.TestCase):
 
   def test_a_rank_beyond_the_rest_is_an_error(self):
     bitmap = self._open(self._file(np.array([True, False, False])), 3)
-    with self.assertRaisesRegex(errors.OrderError, "2 instances are left"):
+    with self.assertRaisesRegex(errors.OrderError, "2 instances remain"):
       bitmap.select(np.array([2]))
 
-  def test_all_consumed_leaves_nothing(self):
+  def test_nothing_remains_if_all_are_consumed(self):
     bitmap = self._open(self._file(np.ones(100, bool)), 100)
     self.assertEqual(bitmap.num_remaining, 0)
     self.assertEqual(bitmap.select(np.zeros(0, np.int64)).size, 0)
 
-  def test_it_travels_to_a_worker_without_the_bits(self):
+  def test_a_pickle_does_not_contain_the_bits(self):
     flags = np.random.default_rng(1).random(1_000_000) < 0.5
     bitmap = self._open(self._file(flags), len(flags))
     text = pickle.dumps(bitmap)
@@ -71,10 +71,10 @@ class ConsumedTest(parameterized.TestCase):
     path = self._file(np.zeros(10, bool), "sha256:b")
     with self.assertRaisesRegex(errors.CorpusError, "another corpus"):
       self._open(path, 10)
-    with self.assertRaisesRegex(errors.CorpusError, "it has 10 instances, this index has 11"):
+    with self.assertRaisesRegex(errors.CorpusError, "it has 10 instances, but this index has 11"):
       self._open(self._file(np.zeros(10, bool)), 11)
 
-  def test_a_flipped_bit_and_a_cut_file_are_found(self):
+  def test_a_flipped_bit_and_a_truncated_file_are_detected(self):
     path = pathlib.Path(self._file(np.zeros(10_000, bool)))
     data = bytearray(path.read_bytes())
     data[500] ^= 4
@@ -96,11 +96,13 @@ class ConsumedTest(parameterized.TestCase):
       with self.assertRaises(errors.CorpusError, msg=f"byte {place}"):
         self._open(str(path), count)
 
-  def test_a_file_that_is_cut_off_while_in_use_is_an_error(self):
+  def test_truncation_while_in_use_is_an_error(self):
     path = self._file(np.zeros(40_000_000, bool))
     bitmap = self._open(path, 40_000_000)
     os.truncate(path, 200)
-    with self.assertRaisesRegex(errors.CorpusError, "seen.bits is too short: bytes .* at byte 200"):
+    with self.assertRaisesRegex(
+        errors.CorpusError, "seen.bits is too short: expected bytes .* at byte 200"
+    ):
       bitmap.select(np.array([39_999_999]))
 
   def test_another_kind_of_file_and_another_format_are_named(self):
@@ -130,7 +132,7 @@ class RemainderOrderTest(parameterized.TestCase):
     return consumed_lib.RemainderOrder(bitmap, order)
 
   @parameterized.parameters((50, 0.3), (1000, 0.9), (1000, 0.0), (777, 0.5))
-  def test_what_was_not_consumed_comes_once_then_whole_epochs(self, count, share):
+  def test_remaining_instances_come_once_then_whole_epochs(self, count, share):
     flags = np.random.default_rng(count).random(count) < share
     order = self._order(flags)
     left = int((~flags).sum())
@@ -161,18 +163,18 @@ class RemainderOrderTest(parameterized.TestCase):
     ids = order.at(np.arange(1000))
     self.assertLess(np.mean(np.diff(ids) == 1), 0.02)
 
-  def test_nothing_left_begins_with_the_next_epoch(self):
+  def test_without_remaining_instances_it_begins_with_the_next_epoch(self):
     order = self._order(np.ones(10, bool))
     plain = permutations.make_order("feistel", num_instances=10, seed=3)
     np.testing.assert_array_equal(order.at(np.arange(10)), plain.ids(1, np.arange(10)))
     np.testing.assert_array_equal(order.at(np.arange(10, 20)), plain.ids(2, np.arange(10)))
 
-  def test_a_place_behind_the_rest_is_an_error(self):
+  def test_a_place_after_the_rest_is_an_error(self):
     order = self._order(np.array([True, False, False, True]))
-    with self.assertRaisesRegex(errors.OrderError, r"lie in \[0, 2\)"):
+    with self.assertRaisesRegex(errors.OrderError, r"are in \[0, 2\)"):
       order.ids(0, np.array([2]))
 
-  def test_it_stays_itself_in_a_corpus_that_did_not_grow_and_refuses_one_that_did(self):
+  def test_epochs_of_another_length_are_refused(self):
     order = self._order(np.array([True, False, False, True]))
     self.assertIs(order.with_epochs(schedule.Epochs.constant(4)), order)
     with self.assertRaisesRegex(errors.ConfigError, "cannot be extended"):
@@ -182,12 +184,12 @@ class RemainderOrderTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "lets no batch span epochs"):
       self._order(np.zeros(10, bool), plain="olmo_core")
 
-  def test_its_name_tells_bitmaps_apart(self):
+  def test_its_name_distinguishes_bitmaps(self):
     names = {self._order(np.arange(10) < k).name for k in (2, 3)}
     self.assertLen(names, 2)
     self.assertEqual(self._order(np.arange(10) < 2).name, self._order(np.arange(10) < 2).name)
 
-  def test_it_travels_to_a_worker(self):
+  def test_it_survives_pickling(self):
     order = self._order(np.random.default_rng(1).random(5000) < 0.5)
     positions = np.arange(6000)
     np.testing.assert_array_equal(
@@ -195,7 +197,7 @@ class RemainderOrderTest(parameterized.TestCase):
     )
 
   def test_a_bitmap_of_instances_does_not_fit_chunks(self):
-    with self.assertRaisesRegex(errors.OrderError, "bitmap has 10 chunks, the order 5"):
+    with self.assertRaisesRegex(errors.OrderError, "bitmap has 10 chunks, but the order has 5"):
       self._order(np.zeros(10, bool), chunk_size=2)
 
   def test_a_stream_ends_after_the_rest_and_its_epochs(self):

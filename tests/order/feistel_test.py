@@ -53,7 +53,7 @@ class BijectionTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.OrderError, r"from 1 to 2\*\*40, got"):
       feistel.Bijection(n, 0)
 
-  def test_a_call_on_part_of_the_places_gives_part_of_the_whole(self):
+  def test_a_call_with_some_numbers_returns_some_of_the_images(self):
     bijection = feistel.Bijection(1001, 5)
     whole = bijection(np.arange(1001))
     for size in (1, 7, 64):
@@ -79,7 +79,7 @@ class BijectionTest(parameterized.TestCase):
     self.assertLess(abs(np.corrcoef(image, np.arange(100_000))[0, 1]), 4.5 * noise)
 
   def test_the_permutation_never_changes_between_versions(self):
-    # A change of these numbers would move every run that was begun before it.
+    # If these numbers changed, every existing run would get another order.
     np.testing.assert_array_equal(
         feistel.Bijection(10, "order", 0, 0)(np.arange(10)), [7, 6, 0, 5, 8, 1, 9, 4, 3, 2]
     )

@@ -24,7 +24,7 @@ class InterleaveTest(parameterized.TestCase):
 
   @settings(deadline=None, max_examples=60)
   @given(_COUNTS)
-  def test_each_member_comes_in_its_own_order_and_in_its_exact_share(self, counts):
+  def test_each_member_keeps_its_order_and_its_exact_share(self, counts):
     mix = interleave.Interleave(counts)
     members, indices = mix.locate(np.arange(3 * mix.period))
     for number, count in enumerate(counts):
@@ -35,7 +35,7 @@ class InterleaveTest(parameterized.TestCase):
 
   @settings(deadline=None, max_examples=60)
   @given(_COUNTS, st.integers(0, 300), st.integers(1, 300))
-  def test_over_any_stretch_no_member_is_far_from_its_share(self, counts, start, length):
+  def test_over_any_range_no_member_is_far_from_its_share(self, counts, start, length):
     mix = interleave.Interleave(counts)
     members, _ = mix.locate(np.arange(start, start + length))
     for number, count in enumerate(counts):
@@ -65,11 +65,11 @@ class InterleaveTest(parameterized.TestCase):
       found = mix.positions_of(number, indices[here])
       np.testing.assert_array_equal(found, positions[here])
 
-  def test_a_period_beyond_int64_products_is_as_exact(self):
+  def test_a_period_beyond_int64_products_is_exact(self):
     small = interleave.Interleave([3, 2, 1])
     large = interleave.Interleave([3 << 33, 2 << 33, 1 << 33])
     starts = np.arange(1000)
-    # The fractions are the same, so the same member comes at the same place of a period of six.
+    # The fractions are the same, so each place of a period of six has the same member.
     np.testing.assert_array_equal(small.locate(starts)[0], large.locate(starts)[0])
     members, indices = large.locate(np.array([large.period, 5 * large.period]))
     self.assertEqual(members.tolist(), [0, 0])
@@ -81,16 +81,16 @@ class InterleaveTest(parameterized.TestCase):
       ([0.1, 0.25], [2, 5]),
       ([fractions.Fraction(1, 3), fractions.Fraction(2, 3)], [1, 2]),
   )
-  def test_weights_are_taken_as_the_decimals_they_are_written_as(self, weights, counts):
+  def test_weights_are_read_as_exact_decimals(self, weights, counts):
     self.assertEqual(interleave.counts_of_weights(weights), counts)
 
-  def test_weights_too_fine_to_come_out_even_are_rounded(self):
+  def test_weights_with_too_long_a_period_are_rounded(self):
     counts = interleave.counts_of_weights([1 / 3, 2 / 3 + 1e-16, 1e-9])
     self.assertLessEqual(sum(counts), interleave.MAX_PERIOD)
     self.assertAlmostEqual(counts[0] / sum(counts), 1 / 3, delta=1e-8)
     interleave.Interleave(counts)
 
-  def test_a_share_of_nothing_is_an_error(self):
+  def test_a_share_of_zero_is_an_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "share above 0"):
       interleave.Interleave([1, 0])
     with self.assertRaisesRegex(errors.ConfigError, "positive and finite"):

@@ -1,4 +1,4 @@
-"""Mixtures over the labels of a corpus."""
+"""Tests of mixtures of the labels of a corpus."""
 
 import collections
 import fractions
@@ -55,7 +55,7 @@ class MixtureTest(parameterized.TestCase):
     for instance, label in enumerate(self.label_of):
       self.assertEqual(seen[instance], 2 if label == "label-0" else 1)
 
-  def test_weights_are_shares_of_every_long_stretch(self):
+  def test_weights_are_shares_of_every_long_range(self):
     stream = self.stream({"label-0": 3, "label-1": 1}, "weights")
     labels = np.array([self.label_of[i] for i in stream.instance_ids(np.arange(4000))])
     for start in (0, 17, 1001):
@@ -70,12 +70,12 @@ class MixtureTest(parameterized.TestCase):
     counts = collections.Counter(self.label_of[i] for i in stream.instance_ids(np.arange(120)))
     self.assertEqual(counts, {"label-0": 30, "label-1": 90})
 
-  def test_a_label_left_out_never_comes(self):
+  def test_an_unused_label_never_occurs(self):
     stream = self.stream({"label-1": 1.0}, num_epochs=1)
     self.assertEqual(stream.num_positions, 60)
     self.assertEqual(set(self.seen(stream, range(60)).values()), {1})
 
-  def test_held_out_instances_never_come(self):
+  def test_held_out_instances_never_occur(self):
     plain = self.stream({"*": 1.0}, num_epochs=1, held_out_instances=11)
     held_out = set(plain.split.eval_ids(np.arange(11)).tolist())
     mixed = self.stream({"label-0": 3.0, "label-1": 1.0}, held_out_instances=11)
@@ -143,7 +143,7 @@ class MixtureTest(parameterized.TestCase):
     ):
       self.assertNotEqual(one.identity(), other.identity())
 
-  def test_two_labels_of_one_size_are_not_shuffled_alike(self):
+  def test_two_labels_of_the_same_size_are_shuffled_differently(self):
     stream = self.stream({"*": 1.0}, num_epochs=1)
     ids = stream.instance_ids(np.arange(120))
     ranks = {label: [] for label in ("label-0", "label-1")}
@@ -154,7 +154,7 @@ class MixtureTest(parameterized.TestCase):
       )
     self.assertNotEqual(ranks["label-0"], ranks["label-1"])
 
-  def test_a_labels_own_name_beats_patterns_and_a_longer_pattern_a_shorter(self):
+  def test_names_take_precedence_over_patterns_and_longer_over_shorter(self):
     labels = dict.fromkeys(["wiki", "stack-a", "stack-b", "web"], 10)
     found = mixture.labels_of({"*": 1, "stack-*": 2, "stack-b": 3}, labels)
     self.assertEqual(found, {"*": ["wiki", "web"], "stack-*": ["stack-a"], "stack-b": ["stack-b"]})
@@ -170,7 +170,7 @@ class MixtureTest(parameterized.TestCase):
       ({"label-0": 1.0}, "passes", "olmo_mixture_unit='passes' is unknown"),
       ({}, "epochs", "above 0"),
   )
-  def test_a_mixture_that_cannot_be_says_why(self, values, unit, message):
+  def test_an_impossible_mixture_says_why(self, values, unit, message):
     with self.assertRaisesRegex(errors.ConfigError, message):
       self.stream(values, unit)
 

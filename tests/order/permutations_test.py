@@ -127,7 +127,7 @@ class OrderTest(parameterized.TestCase):
 
   def test_places_outside_an_epoch_are_refused(self):
     order = permutations.make_order("feistel", num_instances=10, seed=0)
-    with self.assertRaisesRegex(errors.OrderError, r"lie in \[0, 10\), got 4 to 10"):
+    with self.assertRaisesRegex(errors.OrderError, r"are in \[0, 10\), got 4 to 10"):
       order.ids(0, np.array([4, 10]))
     with self.assertRaisesRegex(errors.OrderError, "Epochs count from 0, got -1"):
       order.ids(-1, np.array([4]))

@@ -55,7 +55,7 @@ class BlocksTest(parameterized.TestCase):
     rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
     np.testing.assert_array_equal(_keys(sampler, 50), rng.permutation(50))
 
-  def test_the_names_of_maxtexts_own_sampler_do_what_they_say(self):
+  def test_the_methods_of_maxtexts_sampler_are_available(self):
     sampler = sampler_lib.OlmoIndexSampler(
         total_instances=20,
         seed=9,
@@ -140,7 +140,7 @@ class GlobalBatchesTest(parameterized.TestCase):
       expected = order.at(np.concatenate([np.arange(16), 22 + np.arange(8)])).reshape(3, hosts, -1)
       self.assertEqual(_keys(sampler, 24 // hosts), expected[:, host].ravel().tolist())
 
-  def test_an_initial_step_inside_a_batch_goes_on_with_the_next_record(self):
+  def test_an_initial_step_inside_a_batch_continues_with_the_next_record(self):
     def keys(initial_step, count):
       sampler = sampler_lib.OlmoIndexSampler(
           total_instances=30,
@@ -191,11 +191,11 @@ class SamplerTest(parameterized.TestCase):
       (dict(initial_step=-1), "initial_step must not be negative"),
       (dict(batch_size=0), "batch_size must be positive"),
       (dict(worker_count=-1), "worker_count must not be negative"),
-      (dict(shard_count=20), "do not give each of 20 hosts one"),
+      (dict(shard_count=20), "too few for 20 hosts"),
       (dict(order="nonsense"), "not a known order"),
       (dict(order="olmo_core"), "olmo_core order needs batch_size"),
   )
-  def test_what_cannot_work_is_a_config_error(self, arguments, message):
+  def test_impossible_arguments_are_a_config_error(self, arguments, message):
     with self.assertRaisesRegex(errors.ConfigError, message):
       sampler_lib.OlmoIndexSampler(**{"total_instances": 10, "seed": 0, **arguments})
 

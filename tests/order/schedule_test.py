@@ -1,4 +1,4 @@
-"""Tests of step ↔ position."""
+"""Tests of batch schedules and epochs."""
 
 import hypothesis
 import numpy as np
@@ -125,7 +125,7 @@ class BatchScheduleTest(parameterized.TestCase):
     within = schedule.BatchSchedule.constant(4).within(schedule.Epochs.constant(10))
     with self.assertRaisesRegex(errors.ConfigError, "positions 8 to 21 cover all of epoch 1"):
       within.skipping(skips.Skips.of([(8, 21)]))
-    with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .without what is skip"):
+    with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .excluding skip"):
       within.skipping(skips.Skips.of([(11, 18)]))
 
   def test_a_block_may_begin_with_any_step(self):
@@ -138,7 +138,7 @@ class BatchScheduleTest(parameterized.TestCase):
       )
     self.assertEqual([a.tolist() for a in ramp.block(5, 0)], [[], []])
 
-  def test_a_step_far_away_is_found_without_walking_there(self):
+  def test_a_distant_step_is_found_without_a_walk(self):
     far = schedule.BatchSchedule(((0, 7), (10, 11))).within(schedule.Epochs.constant(10**9 + 7))
     step = 10**15
     start = far.start(step)
@@ -147,7 +147,7 @@ class BatchScheduleTest(parameterized.TestCase):
 
   def test_boundaries_may_be_in_tokens(self):
     ramp = schedule.BatchSchedule.from_tokens(((0, 4), (90, 8)), sequence_length=8)
-    # 90 tokens are 12 samples of 8, of which the last is begun: the third step ends there.
+    # 90 tokens are 12 samples of 8, the last of them incomplete; the third step ends there.
     self.assertEqual([ramp.size(k) for k in range(5)], [4, 4, 4, 8, 8])
     moved = ramp.anchored(7, 9)
     self.assertEqual([moved.size(k) for k in range(7, 10)], [4, 8, 8])
@@ -160,7 +160,7 @@ class BatchScheduleTest(parameterized.TestCase):
         schedule.BatchSchedule.from_tokens(((0, 2), (64, 8)), sequence_length=8),
     )
     for factor in (0.1, 0, -1, float("nan"), float("inf")):
-      with self.assertRaisesRegex(errors.ConfigError, "at least one row: 8 rows times"):
+      with self.assertRaisesRegex(errors.ConfigError, "at least one row, but 8 rows times"):
         schedule.BatchSchedule.from_factors(8, ((0, factor),))
 
   def test_a_batch_that_fits_into_no_epoch_is_a_config_error(self):
@@ -174,7 +174,7 @@ class BatchScheduleTest(parameterized.TestCase):
     self.assertEqual((moved.start(5), moved.start(7), moved.step_at(57)), (41, 57, 7))
     self.assertIs(moved.anchored(6, 49), moved)
 
-  def test_what_lies_before_an_anchor_is_unknown(self):
+  def test_steps_before_an_anchor_are_unknown(self):
     moved = schedule.BatchSchedule.constant(8).anchored(5, 41)
     with self.assertRaisesRegex(errors.OrderError, "Step 4 lies before step 5"):
       moved.start(4)
@@ -182,12 +182,12 @@ class BatchScheduleTest(parameterized.TestCase):
       moved.step_at(40)
 
   @parameterized.parameters(
-      ((), "begins at step 0"),
-      (((1, 8),), "begins at step 0"),
-      (((0, 8), (0, 4)), "its steps increase"),
+      ((), "must begin at step 0"),
+      (((1, 8),), "must begin at step 0"),
+      (((0, 8), (0, 4)), "steps must ascend"),
       (((0, 8), (5, 0)), "at least one row"),
   )
-  def test_a_schedule_that_cannot_work_is_a_config_error(self, stages, message):
+  def test_an_impossible_schedule_is_a_config_error(self, stages, message):
     with self.assertRaisesRegex(errors.ConfigError, message):
       schedule.BatchSchedule(stages)
 
@@ -224,11 +224,11 @@ class EpochsTest(parameterized.TestCase):
       self.assertEqual(under_test.start(epoch), position - place)
 
   @parameterized.parameters(((),), (((1, 5),),), (((0, 5), (0, 6)),), (((0, 0),),))
-  def test_lengths_that_cannot_be_are_refused(self, lengths):
+  def test_impossible_lengths_are_refused(self, lengths):
     with self.assertRaises(errors.OrderError):
       schedule.Epochs(lengths)
 
-  def test_nothing_lies_before_the_beginning(self):
+  def test_negative_positions_and_epochs_are_refused(self):
     with self.assertRaisesRegex(errors.OrderError, "Epochs count from 0, got -1"):
       schedule.Epochs.constant(5).start(-1)
     with self.assertRaisesRegex(errors.OrderError, "Positions count from 0, got -2"):

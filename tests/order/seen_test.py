@@ -59,7 +59,22 @@ class SeenTest(parameterized.TestCase):
     expected = [i for i, w in enumerate(windows.tolist()) if not _tokens(other, [w]) & was_seen]
     self.assertEqual(bitmap.select(np.arange(bitmap.num_remaining)).tolist(), expected)
 
-  def test_a_whole_epoch_is_everything(self):
+  def test_every_copy_of_a_file_that_is_listed_twice_is_marked(self):
+    other = self.other(8, files=(0, 3, 0))
+    file, stream = self.seen_file(other, held_out_instances=9)
+    gone = _tokens(self.base, stream.instance_ids(np.arange(50)))
+    gone |= _tokens(self.base, stream.split.held_out_windows)
+    bitmap = file.open()
+    left = file.split.train_ids(bitmap.select(np.arange(bitmap.num_remaining)))
+    expected = [w for w in range(other.num_windows) if not _tokens(other, [w]) & gone]
+    self.assertEqual(left.tolist(), expected)
+
+  def test_files_that_have_moved_are_other_files(self):
+    same, moved = self.other(8), self.other(8, files=(0,))
+    digests = {seen.SharedFiles(self.base, index).digest for index in (same, self.other(8), moved)}
+    self.assertLen(digests, 2)
+
+  def test_a_whole_epoch_marks_everything(self):
     for order in ("feistel", "sequential"):
       file, stream = self.seen_file(self.base, length=200, order=order, held_out_instances=9)
       self.assertGreater(200, stream.split.num_train)
@@ -83,7 +98,7 @@ class SeenTest(parameterized.TestCase):
   def test_an_index_that_is_all_held_out_is_refused(self):
     other = self.other(300, files=(0,))
     split = stream_lib.Split.of_index(self.base, 100)
-    with self.assertRaisesRegex(errors.ConfigError, "none is left for training"):
+    with self.assertRaisesRegex(errors.ConfigError, "none remains for training"):
       seen.split_like(other, self.base, split)
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 import tempfile
 import threading
@@ -8,6 +9,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import schedule as schedule_lib
@@ -166,6 +168,21 @@ class StagedStreamTest(parameterized.TestCase):
         thread.join()
     self.assertEqual(stream.num_positions, self.indexes[None].total_instances)
     stream.close()
+
+  def test_a_bitmap_that_cannot_be_built_in_the_background_is_not_tried_at_each_step(self):
+    stream = self.make((0, {}), (100, {"seed": 3, "leave_out_seen": True}))
+    file = self.create_tempfile().full_path
+    corpora_ = dataclasses.replace(stream.corpora, cache_dir=f"{file}/cache")
+    stream = staged_stream.StagedStream(stream.stages, corpora_)
+    with self.assertLogs(level="WARNING") as logged:
+      for position in (95, 96, 97):
+        stream.look_ahead(position)
+        for thread in threading.enumerate():
+          if thread.name == "olmo_stage":
+            thread.join()
+    self.assertLen(logged.output, 1)
+    with self.assertRaisesRegex(errors.ConfigError, "cannot be written"):
+      stream.locate(np.array([100]))
 
   def test_epochs_are_numbered_over_the_run(self):
     n = self.indexes[None].total_instances

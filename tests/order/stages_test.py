@@ -43,7 +43,7 @@ class StageTest(absltest.TestCase):
         ],
     )
 
-  def test_the_path_of_an_index_does_not_tell_stages_apart(self):
+  def test_the_path_of_an_index_does_not_distinguish_stages(self):
     moved = stages.Settings(
         "feistel", 3, "sha256:0", "/b/index.json", _SETTINGS.mixture, _SETTINGS.unit
     )

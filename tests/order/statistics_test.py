@@ -1,4 +1,4 @@
-"""Tests of the evidence: it sees bad shuffles, and a good one passes."""
+"""Tests of the statistics of orders: they detect bad shuffles, and a good one passes."""
 
 import grain
 import numpy as np
@@ -35,7 +35,7 @@ class OrderStatsTest(parameterized.TestCase):
     found = statistics_lib.measure(lambda p: ids(p).astype(np.int64), _N)
     self.assertGreater(abs(found[figure]), 4, found)
 
-  def test_grains_shuffle_is_grains(self):
+  def test_grain_shuffle_equals_grain(self):
     dataset = grain.MapDataset.range(1000).shuffle(seed=5)
     expected = [dataset[i] for i in range(50)]
     self.assertEqual(statistics_lib.grain_shuffle(1000, 5)(np.arange(50)).tolist(), expected)

@@ -101,7 +101,7 @@ class StoredOrderTest(parameterized.TestCase):
     after = os.stat(order.file(1).path)
     self.assertEqual((before.st_ino, before.st_mtime_ns), (after.st_ino, after.st_mtime_ns))
 
-  def test_a_file_that_is_cut_off_while_in_use_is_an_error_with_its_bytes(self):
+  def test_truncation_while_in_use_is_an_error_that_names_the_bytes(self):
     count = 2_000_000
     order = self.make(num_instances=count, seed=1)
     before = order.ids(0, np.arange(count - 1000, count))
@@ -127,7 +127,7 @@ class StoredOrderTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "seed of 0 or more, got -1"):
       self.make(num_instances=10, seed=-1)
 
-  def test_the_files_of_two_orders_do_not_meet(self):
+  def test_two_orders_use_different_files(self):
     makes = dict(num_instances=12, seed=1)
     orders = [self.make(**makes), self.make(**makes, chunk_size=2), self.make("maxtext", **makes)]
     self.assertLen({order.file(0).path for order in orders}, 3)
@@ -204,7 +204,7 @@ class OrderFilesTest(parameterized.TestCase):
       ("no_checksum", lambda data: data.replace(b'"checksum"', b'"checksun"')),
       ("deeply_nested", lambda data: b"[" * 4096 + data[4096:]),
   )
-  def test_a_wrong_file_is_built_anew(self, change):
+  def test_a_wrong_file_is_rebuilt(self, change):
     self.open()
     path = pathlib.Path(self.file.path)
     good = path.read_bytes()
@@ -230,7 +230,7 @@ class OrderFilesTest(parameterized.TestCase):
     with open(self.file.path, "r+b") as file:
       file.write(data)
     os.utime(self.file.path, ns=(found[2], found[2]))
-    # The same inode, size and time: its checksum is not computed again, so the damage goes unseen.
+    # Same inode, size and time: the checksum is not computed again, so the damage is not detected.
     array, _ = self.file.open(found)
     self.assertNotEqual(array.load().tolist(), self.expected.tolist())
     os.utime(self.file.path, ns=(found[2], found[2] + 1))
@@ -240,11 +240,11 @@ class OrderFilesTest(parameterized.TestCase):
     self.file = dataclasses.replace(self.file, n=3_000_000)
     description = json.dumps(dataclasses.asdict(self.file))
     results = {child.communicate()[0] for child in [_python(_OPEN, description) for _ in range(3)]}
-    # One inode: had two of them built, the second rename would have brought another.
+    # One inode: if two processes had built it, the second rename would have changed the inode.
     self.assertLen(results, 1)
     self.assertTrue(results.pop().strip())
 
-  def test_a_builder_that_was_killed_leaves_nothing_that_counts(self):
+  def test_a_killed_builder_leaves_no_usable_file(self):
     self.file = dataclasses.replace(self.file, n=30_000_000)
     child = _python(_OPEN, json.dumps(dataclasses.asdict(self.file)))
     pattern = f".{os.path.basename(self.file.path)}.*.tmp"
@@ -323,7 +323,7 @@ def _digest(numbers):
 class ShuffleTest(parameterized.TestCase):
 
   @parameterized.named_parameters(("numpy", stored.shuffled), ("python", stored.with_python))
-  def test_each_way_gives_what_olmo_core_gave(self, shuffled):
+  def test_each_implementation_gives_the_order_of_olmo_core(self, shuffled):
     for case in json.loads(_GOLDEN.read_text()):
       if shuffled is stored.with_python and case["n"] > 100_000:
         continue
@@ -331,7 +331,7 @@ class ShuffleTest(parameterized.TestCase):
       self.assertEqual(_digest(numbers), case["sha256_uint32_le"], case)
       self.assertEqual(numbers[:16].tolist(), case["first16"])
 
-  def test_blocks_of_draws_join_without_a_seam(self):
+  def test_draws_continue_across_blocks(self):
     # More draws than one block of raw outputs has.
     expected = stored.shuffled(400_000, 5)
     np.testing.assert_array_equal(stored.with_python(400_000, 5), expected)
@@ -340,8 +340,8 @@ class ShuffleTest(parameterized.TestCase):
     with self.assertNoLogs(level="WARNING"):
       stored.shuffled(10, 1)
 
-  def test_another_numpy_is_noticed_and_passed_over(self):
-    # A process of its own, whose NumPy shuffles differently from ours.
+  def test_a_numpy_with_another_shuffle_is_detected_and_not_used(self):
+    # In a separate process, whose NumPy shuffles differently.
     code = (
         "import numpy as np\n"
         "from maxtext_olmo.order import stored\n"
@@ -363,7 +363,7 @@ class ShuffleTest(parameterized.TestCase):
 
   @parameterized.parameters(0, (1 << 32) - 1)
   def test_sizes_that_uint32_cannot_hold_are_refused(self, n):
-    with self.assertRaisesRegex(errors.OrderError, "from 1 to 2"):
+    with self.assertRaisesRegex(errors.OrderError, "must have 1 to 2"):
       stored.shuffled(n, 0)
 
 

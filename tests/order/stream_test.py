@@ -52,7 +52,7 @@ class StreamTest(parameterized.TestCase):
     self.assertEqual([finite.has(end - 1), finite.has(end)], [True, False])
 
   @parameterized.parameters(0, 20)
-  def test_a_position_is_an_instance_of_an_epoch(self, held_out):
+  def test_locate_returns_the_epoch_and_instance_of_a_position(self, held_out):
     stream = stream_lib.train_stream(
         self.index, order="feistel", seed=7, held_out_instances=held_out
     )
@@ -128,7 +128,7 @@ class SplitTest(parameterized.TestCase):
       windows=st.integers(2, 300), chunk_size=st.sampled_from([1, 2, 4]), data=st.data()
   )
   @hypothesis.settings(max_examples=60, deadline=None)
-  def test_train_and_held_out_share_nothing_and_miss_nothing(self, windows, chunk_size, data):
+  def test_train_and_held_out_are_disjoint_and_complete(self, windows, chunk_size, data):
     held_out = data.draw(st.integers(0, windows - 1))
     split = stream.Split(windows, chunk_size, held_out, key="k", keyed_windows=windows)
     train = split.train_ids(np.arange(split.num_train))
@@ -180,7 +180,7 @@ class SplitTest(parameterized.TestCase):
     self.assertEqual(stream.Split.of_index(index, 0).identity(), "none")
 
   @parameterized.parameters(-1, 124, 10_000)
-  def test_holding_out_all_or_nonsense_is_a_config_error(self, instances):
+  def test_an_impossible_held_out_count_is_a_config_error(self, instances):
     path, rows = corpora.write_corpus(self.create_tempdir().full_path)
     self.assertLen(rows, 123)
     with self.assertRaisesRegex(errors.ConfigError, f"olmo_eval_instances={instances} cannot be"):

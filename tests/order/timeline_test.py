@@ -35,7 +35,7 @@ _RUN = timeline.Timeline(
     (_entry(0), _entry(5, size=16), _entry(9, content={"ngram_filter": False}))
 )
 
-# What a damaged file may hold where a number, a list or a dict should be.
+# Values that a damaged file may have in place of a number, a list or a dict.
 _ANYTHING = st.one_of(
     st.none(),
     st.booleans(),
@@ -50,7 +50,7 @@ _ANYTHING = st.one_of(
 
 
 def _places(value, path=()):
-  """The paths to everything inside a JSON value."""
+  """Returns the paths of all values inside a JSON value."""
   items = value.items() if isinstance(value, dict) else enumerate(value)
   for key, item in items:
     yield (*path, key)
@@ -69,7 +69,7 @@ class TimelineTest(parameterized.TestCase):
     self.assertEqual(again, run)
     self.assertEqual(again.present.schedule.start(6), run.present.schedule.start(6))
 
-  def test_at_gives_what_was_in_force(self):
+  def test_at_returns_the_entry_in_force(self):
     entries = _RUN.entries
     expected = [entries[0]] * 5 + [entries[1]] * 4 + [entries[2]] * 3
     self.assertEqual([_RUN.at(step) for step in range(12)], expected)
@@ -81,18 +81,18 @@ class TimelineTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.OrderError, "Step 6 lies before step 7"):
       run.at(6)
 
-  def test_a_change_is_an_entry_more(self):
+  def test_a_change_adds_an_entry(self):
     changed = _RUN.changed(_entry(12, size=32))
     self.assertEqual(changed.entries, (*_RUN.entries, _entry(12, size=32)))
     self.assertEqual(changed.at(11), _RUN.present)
 
-  def test_a_change_that_changes_nothing_is_no_entry(self):
+  def test_a_change_without_effect_adds_no_entry(self):
     again = timeline.Entry(**{**vars(_RUN.present), "step": 20, "position": 4})
     self.assertTrue(again.same_as(_RUN.present))
     self.assertEqual(_RUN.changed(again), _RUN)
 
   @parameterized.parameters((9, 2), (7, 2), (5, 1), (0, 0))
-  def test_going_back_drops_what_came_at_or_after_the_step(self, step, kept):
+  def test_going_back_drops_entries_at_or_after_the_step(self, step, kept):
     entry = _entry(step, size=64)
     self.assertEqual(_RUN.changed(entry).entries, (*_RUN.entries[:kept], entry))
 
@@ -114,18 +114,18 @@ class TimelineTest(parameterized.TestCase):
       read = timeline.Timeline.from_json(state)
     except errors.ResumeError:
       return
-    # What can still be read can be used and saved.
+    # A timeline that can still be read can also be used and saved.
     self.assertEqual(timeline.Timeline.from_json(read.to_json()), read)
     read.present.schedule.start(read.present.schedule.anchor_step)
 
   @given(_ANYTHING)
   @settings(max_examples=100, deadline=None)
-  def test_what_is_no_history_is_a_resume_error(self, value):
+  def test_a_value_that_is_not_a_history_is_a_resume_error(self, value):
     with self.assertRaisesRegex(errors.ResumeError, "damaged"):
       timeline.Timeline.from_json(value)
 
   @parameterized.parameters([[]], [[0]], [[None]], [["x"]], [[{}]])
-  def test_so_is_a_list_of_no_entries(self, value):
+  def test_a_list_without_entries_is_a_resume_error(self, value):
     with self.assertRaisesRegex(errors.ResumeError, "damaged"):
       timeline.Timeline.from_json(value)
 
@@ -159,7 +159,7 @@ class StepsAtTest(absltest.TestCase):
     run = timeline.Timeline((self._entry(0, 0, 4), self._entry(3, 8, 8)))
     self.assertEqual([run.steps_at(p) for p in (7, 8, 11, 12, 16)], [[1], [2, 3], [2, 3], [3], [4]])
 
-  def test_a_dropped_tail_and_what_is_not_known_have_none(self):
+  def test_a_dropped_tail_and_unknown_positions_have_no_step(self):
     epochs = schedule_lib.Epochs.constant(10)
     run = timeline.Timeline((self._entry(5, 20, 4, epochs=epochs),))
     self.assertEqual(

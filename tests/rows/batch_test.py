@@ -27,7 +27,7 @@ _DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64, np.int32, np.int64)
 
 
 def _slowly(tokens, keep, real, eos_id):
-  """One row, one token at a time."""
+  """Returns the arrays of one row, computed one token at a time."""
   length = len(tokens)
   row = {name: [0] * length for name in _NAMES}
   if not real:
@@ -52,7 +52,7 @@ def _tokens(dtype=st.sampled_from(_DTYPES)):
 
 
 def _arrays_slowly(tokens, used, trained, starts, loss, shift):
-  """The six arrays of one row of a compact batch, one token at a time."""
+  """Returns the six arrays of one row of a compact batch, computed one token at a time."""
   length = len(tokens)
   row = {name: [0] * length for name in _NAMES}
   if not used:
@@ -75,7 +75,7 @@ def _arrays_slowly(tokens, used, trained, starts, loss, shift):
 class ToArraysTest(parameterized.TestCase):
 
   @parameterized.product(direction=("left", "right"), starts=(False, True), loss=(False, True))
-  def test_arrays_are_what_a_slow_account_says(self, direction, starts, loss):
+  def test_arrays_equal_those_of_a_slow_implementation(self, direction, starts, loss):
     shift = batch_lib.Shift(direction, 7)
 
     @hypothesis.given(_tokens(), st.data())
@@ -174,7 +174,7 @@ class TransformsTest(parameterized.TestCase):
 
   @hypothesis.given(tokens=_tokens(), eos_id=st.sampled_from([None, 0, 3, 77]), data=st.data())
   @hypothesis.settings(max_examples=60, deadline=None)
-  def test_batch_and_record_agree_row_by_row_and_with_a_slow_account(self, tokens, eos_id, data):
+  def test_batch_and_record_agree_with_a_slow_implementation(self, tokens, eos_id, data):
     n = len(tokens)
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
     real = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
@@ -195,7 +195,7 @@ class TransformsTest(parameterized.TestCase):
       self.assertEqual(all_real[name].dtype, np.int32)
     np.testing.assert_array_equal(tokens, before)
 
-  def test_without_a_verdict_every_row_is_kept(self):
+  def test_without_a_filter_result_every_row_is_kept(self):
     tokens = np.arange(12, dtype=np.uint16).reshape(3, 4)
     for eos_id in (None, 5):
       without = batch_lib.make_rows(tokens, None, eos_id=eos_id)
@@ -207,7 +207,7 @@ class TransformsTest(parameterized.TestCase):
     rows = batch_lib.make_rows(np.zeros((0, 8), np.uint32), np.zeros(0, bool))
     self.assertEqual({values.shape for values in rows.values()}, {(0, 8)})
 
-  def test_what_is_the_same_in_every_row_is_held_once(self):
+  def test_equal_rows_share_memory(self):
     tokens = np.arange(12, dtype=np.uint32).reshape(3, 4)
     rows = batch_lib.make_rows(tokens, np.ones(3, bool))
     self.assertTrue(np.shares_memory(rows["inputs"], tokens))

@@ -1,4 +1,4 @@
-"""Tests of the memory that is used again."""
+"""Tests of the pool of reusable memory."""
 
 import gc
 import os
@@ -18,14 +18,14 @@ STARTS_PROCESSES = True
 class BufferPoolTest(parameterized.TestCase):
 
   @parameterized.parameters(((64, 1024), "uint32"), ((3, 5), "uint8"), ((0, 7), "uint16"))
-  def test_arrays_begin_where_a_page_begins(self, shape, dtype):
+  def test_arrays_are_page_aligned(self, shape, dtype):
     array = buffers.BufferPool().take(shape, dtype)
     self.assertEqual((array.shape, array.dtype), (shape, np.dtype(dtype)))
     self.assertTrue(array.flags.writeable and array.flags.c_contiguous)
     if array.size:
       self.assertEqual(array.ctypes.data % 4096, 0)
 
-  def test_a_cleared_pool_makes_memory_anew(self):
+  def test_a_cleared_pool_allocates_new_memory(self):
     pool = buffers.BufferPool()
     kept, dropped = pool.take((4, 1024), np.uint32), pool.take((4, 1024), np.uint32)
     del dropped
@@ -88,7 +88,7 @@ class BufferPoolTest(parameterized.TestCase):
     for thread in threads:
       thread.join()
     self.assertEmpty(wrong)
-    # Each thread may hold the array before while it takes the next.
+    # Each thread may hold the previous array while it takes the next.
     self.assertLessEqual(pool.made, 8)
 
   def test_only_some_memory_is_kept(self):
@@ -105,7 +105,7 @@ class BufferPoolTest(parameterized.TestCase):
     self.assertEqual(pickle.loads(pickle.dumps(pool)).made, 0)
     del array
 
-  def test_a_forked_child_has_memory_of_its_own(self):
+  def test_a_forked_child_has_its_own_memory(self):
     pool = buffers.BufferPool()
     array = pool.take((1024,), np.uint8)
     array[:] = 1

@@ -28,14 +28,14 @@ class DocumentCorpus:
   documents: documents_lib.DocumentIndex
 
   def tokens(self, document: int) -> np.ndarray:
-    """The tokens of a document."""
+    """Returns the tokens of a document."""
     number = np.array([document])
     files, first = self.documents.locate(number)
     length = int(self.documents.lengths(number)[0])
     return self.contents[int(files[0])][int(first[0]) : int(first[0]) + length]
 
   def planned(self, row_length: int = 32, *, seed: int = 0, **arguments) -> planned.PlannedRows:
-    """The documents packed into rows."""
+    """Returns the documents packed into rows."""
     order = permutations.FeistelOrder(num_instances=self.documents.num_documents, seed=seed)
     plan = planned.PackingPlan(
         self.documents.lengths,

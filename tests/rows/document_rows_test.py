@@ -45,13 +45,13 @@ class DocumentRowsTest(absltest.TestCase):
     self.assertTrue((parts.count > 0).all())
     self.assertEqual(source.parts(0, empty).source.tolist(), [])
 
-  def test_a_long_document_is_cut_where_that_was_chosen(self):
+  def test_a_long_document_is_truncated_on_request(self):
     source = document_rows.DocumentRows(self.corpus.documents, 16, "truncate")
     parts = self._check(source, np.arange(self.count))
     np.testing.assert_array_equal(parts.used, np.minimum(self.lengths, 16))
     self.assertGreater(self.longest, 16)
 
-  def test_and_otherwise_an_error_that_names_it(self):
+  def test_a_long_document_is_otherwise_an_error_that_names_it(self):
     source = document_rows.DocumentRows(self.corpus.documents, self.longest - 1)
     worst = int(np.argmax(self.lengths))
     with self.assertRaisesRegex(

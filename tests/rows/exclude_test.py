@@ -1,4 +1,4 @@
-"""Tests of exclusions: which tokens of a row take no loss."""
+"""Tests of exclusions, the tokens that are left out of the loss."""
 
 import gzip
 import json
@@ -147,17 +147,17 @@ class ReadExclusionsTest(parameterized.TestCase):
   @parameterized.parameters(
       ({"document": "c"}, "no document has the name 'c'"),
       ({"document": "0"}, "no document has the name '0'"),
-      ({"document": -1}, "documents are numbered from 0 to"),
-      ({"document": 10**30}, "documents are numbered from 0 to"),
-      ({"document": True}, "documents are numbered from 0 to"),
-      ({"document": ["a"]}, "documents are numbered from 0 to"),
-      ({"document": None}, "documents are numbered from 0 to"),
+      ({"document": -1}, "expected a document number from 0 to"),
+      ({"document": 10**30}, "expected a document number from 0 to"),
+      ({"document": True}, "expected a document number from 0 to"),
+      ({"document": ["a"]}, "expected a document number from 0 to"),
+      ({"document": None}, "expected a document number from 0 to"),
       ({"hash": 7}, "32 hexadecimal digits, found 7"),
       ({"hash": "xyz"}, "32 hexadecimal digits, found 'xyz'"),
       ({"hash": "0" * 32}, "no document has the hash '0000"),
       ({"document": 1, "hash": "0" * 32}, "expected one of these forms"),
   )
-  def test_a_document_that_is_not_there_is_a_config_error(self, line, message):
+  def test_a_document_that_does_not_exist_is_a_config_error(self, line, message):
     documents = self.named_documents(hashes=True)
     with self.assertRaisesRegex(errors.ConfigError, f"line 2 of {self.path}, .*{message}"):
       self.read({"document": 1}, line, documents=lambda: documents)
@@ -186,7 +186,9 @@ class ReadExclusionsTest(parameterized.TestCase):
       corpora.write_tokens(self.folder / label / "part.npy", 50, seed=0)
     entries = [(str(self.folder / label / "part.npy"), label) for label in ("a", "b", "a")]
     self.index = index_builder.build_index(entries, 8, tokenizer="t", dtype="uint16")
-    with self.assertRaisesRegex(errors.ConfigError, "2 paths .* end with 'part.npy': give more"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "2 paths .* end with 'part.npy': give a longer"
+    ):
       self.read({"file": "part.npy"})
     # The mix repeats this one.
     self.assert_excludes(self.read({"file": "a/part.npy"}), (0, 0, 50), (2, 0, 50))
@@ -220,7 +222,7 @@ class ReadExclusionsTest(parameterized.TestCase):
       ({"rows": [3, True]}, "expected a pair of whole numbers"),
       ({"rows": [3, 3]}, "the index has rows 0 to 123"),
       ({"rows": [0, 2**70]}, "the index has rows 0 to 123"),
-      ({"document": 3}, "only where there is a document index"),
+      ({"document": 3}, "only if there is a document index"),
       ("[" * 100_000, "recursion"),
   )
   def test_a_line_that_cannot_be_used_is_a_config_error(self, line, message):

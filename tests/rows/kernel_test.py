@@ -1,4 +1,4 @@
-"""Tests that what numba compiles gives what NumPy and Python give."""
+"""Tests that compiled functions return the same results as NumPy and Python."""
 
 import os
 import pathlib
@@ -16,7 +16,7 @@ from maxtext_olmo.rows import repetition
 
 
 def _repeats_somewhere(tokens, min_period, max_period, repeats):
-  """Whether some period has a run of `repeats` times its length, by trying every place."""
+  """Returns whether a period has a run of `repeats` times its length, by trying every place."""
   for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
     run = 0
     for place in range(period, len(tokens)):
@@ -35,13 +35,13 @@ class SearchTest(parameterized.TestCase):
       st.integers(1, 6),
   )
   @settings(max_examples=200, deadline=None)
-  def test_a_row_is_clean_where_a_slow_search_finds_nothing(self, tokens, low, high, repeats):
+  def test_a_row_is_clean_if_a_slow_search_finds_nothing(self, tokens, low, high, repeats):
     row = np.array([*tokens, 0, 0, 0], np.uint16)
     found = kernel.is_clean(row, len(tokens), low, high, repeats)
     self.assertEqual(found, not _repeats_somewhere(tokens, low, high, repeats))
 
   @parameterized.parameters(2, 4)
-  def test_rows_of_real_length_are_judged_as_numpy_judges_them(self, itemsize):
+  def test_the_compiled_search_equals_numpy_for_rows_of_real_length(self, itemsize):
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 3000, (40, 2048)).astype(f"u{itemsize}")
     for r in range(0, 40, 3):
@@ -77,7 +77,7 @@ class BestFitTest(absltest.TestCase):
     self.assertEqual(counts[0], counts[1])
     self.assertEqual(compiled.tolist(), plain.tolist())
 
-  def test_so_are_those_of_many_documents(self):
+  def test_compiled_bins_of_many_documents_are_those_of_python(self):
     rng = np.random.default_rng(0)
     lengths = -np.sort(-np.minimum(rng.lognormal(6, 1.2, 5000).astype(np.int64) + 1, 8192))
     compiled, plain = (np.empty(len(lengths), np.int64) for _ in range(2))
@@ -121,7 +121,7 @@ class ExecuteTest(absltest.TestCase):
 
   def test_the_part_that_cannot_be_read_whole_is_named(self):
     self.assertEqual(self._execute([0, 1, 3], [0, 2, 95], [8, 3, 5])[0], 2)
-    # Of parts that are read together, the first.
+    # For parts that are read together, the first.
     self.assertEqual(self._execute([0, 3], [0, 93, 96], [2, 3, 3])[0], 1)
 
   def test_a_file_that_is_not_open_or_does_not_exist_fails(self):

@@ -18,7 +18,7 @@ from maxtext_olmo.rows import segments
 
 
 class _Source(row_source.RowSourceDefaults):
-  """A row source, as far as masks need one."""
+  """A row source with only the attributes that masks need."""
 
   def __init__(self, mask_paths):
     self.mask_paths = mask_paths

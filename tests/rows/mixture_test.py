@@ -1,4 +1,4 @@
-"""Tests of rows of several sources, by weight."""
+"""Tests of mixtures of rows from several sources."""
 
 import dataclasses
 import pickle

@@ -1,4 +1,4 @@
-"""Packing documents into rows."""
+"""Tests of packing documents into rows."""
 
 import numpy as np
 from absl.testing import absltest
@@ -24,7 +24,7 @@ class BestFitTest(absltest.TestCase):
     # Best fit never opens a bin while two half-empty ones could be one.
     self.assertLessEqual((used <= capacity / 2).sum(), 1)
 
-  def test_each_piece_goes_where_the_least_room_is_left(self):
+  def test_each_piece_goes_into_the_fullest_bin_that_has_room(self):
     # Bins of 6 and 5 are open when the 3 and the 2 come: 5 + 3 and 6 + 2 fill them.
     bins, count = packing.best_fit(np.array([5, 3, 6, 2]), 8)
     self.assertEqual(count, 2)

@@ -14,7 +14,7 @@ from tests.rows import tables
 
 
 def _as_lists(parts):
-  """A table as the lists it was made of."""
+  """Returns a table as the lists it was made from."""
   flat = list(zip(parts.source.tolist(), parts.first.tolist(), parts.count.tolist()))
   bounds = parts.bounds.tolist()
   return [flat[low:high] for low, high in zip(bounds, bounds[1:])]
@@ -108,7 +108,7 @@ class PartsTest(absltest.TestCase):
     self.assertEqual(_as_lists(parts), [[(4, 2**40, 3)], [(5, 7, 8)]])
     self.assertEqual(parts.used.tolist(), [3, 8])
 
-  def test_a_row_of_two_parts_beside_a_padding_row_is_not_taken_for_one_part_each(self):
+  def test_a_row_of_two_parts_next_to_a_padding_row_is_not_one_part_each(self):
     parts = parts_lib.Parts.of_rows([[(0, 0, 2), (0, 9, 3)], []])
     self.assertEqual(parts.used.tolist(), [5, 0])
 

@@ -27,7 +27,7 @@ class PlannedRowsTest(parameterized.TestCase):
     self.corpus = document_corpus.write(self.create_tempdir().full_path)
 
   def _places(self, parts):
-    """How often each token (file, place) is in some rows."""
+    """Counts each token (file, place) in a table of parts."""
     found = collections.Counter()
     for source, first, count in zip(parts.source, parts.first, parts.count):
       found.update((int(source), place) for place in range(first, first + count))
@@ -53,7 +53,7 @@ class PlannedRowsTest(parameterized.TestCase):
       self.assertTrue((parts.count > 0).all())
       self.assertEqual(self._places(parts), self._all_places())
 
-  def test_any_rows_may_be_asked_for_in_any_order(self):
+  def test_rows_may_be_requested_in_any_order(self):
     source = self.corpus.planned()
     count = source.count_rows(0, 10**6)
     whole = source.parts(0, np.arange(count))
@@ -63,7 +63,7 @@ class PlannedRowsTest(parameterized.TestCase):
     for name in ("bounds", "source", "first", "count"):
       np.testing.assert_array_equal(getattr(other, name), getattr(expected, name))
 
-  def test_rows_are_counted_as_they_are_asked_for(self):
+  def test_rows_are_counted_as_they_are_requested(self):
     source = self.corpus.planned()
     self.assertIsNone(source.num_rows(0))
     counted = source.count_rows(0, 0)
@@ -96,7 +96,7 @@ _LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 
 
 class Lengths:
-  """Document numbers → lengths; counts how many it was asked for."""
+  """Maps document numbers to lengths; counts the requested numbers."""
 
   def __init__(self, lengths):
     self.lengths = np.array(lengths)
@@ -116,14 +116,14 @@ def _plan(lengths, *, length=8, window=5, seed=3, order="feistel", **kwargs):
 
 
 def _row(plan, position):
-  """The documents, first tokens and lengths of the parts of a row."""
+  """Returns the documents, first tokens and lengths of the parts of a row."""
   stream = row_source.RowSequence(planned.PlannedRows(plan, 1000, "test"), name="", seed=0)
   parts = row_source.parts_at(stream.source, stream, np.array([position]))
   return parts.source, parts.first, parts.count
 
 
 def _tokens(plan, positions):
-  """How often each token (document, place) lies in some rows."""
+  """Counts each token (document, place) in the rows at the given positions."""
   found = collections.Counter()
   for position in positions:
     for document, start, length in zip(*_row(plan, position)):
@@ -173,7 +173,7 @@ class PackingPlanTest(parameterized.TestCase):
     found = plan.rows_of(epoch, np.array([document]), document, first, count)
     np.testing.assert_array_equal(found, np.unique(parts.row[hits]))
 
-  def test_any_row_may_be_asked_for_first(self):
+  def test_any_row_may_be_requested_first(self):
     lengths = np.random.default_rng(0).integers(1, 20, 60)
     whole = _plan(lengths)
     rows = [_row(whole, position) for position in range(40)]
@@ -207,7 +207,7 @@ class PackingPlanTest(parameterized.TestCase):
       np.testing.assert_array_equal(first, starts[documents] + within)
       np.testing.assert_array_equal(counts, sizes)
 
-  def test_rows_are_counted_no_further_than_asked(self):
+  def test_rows_are_counted_no_further_than_needed(self):
     plan = _plan(np.full(40, 3), window=10)
     self.assertEqual([plan.count_rows(0, row) for row in (0, 4, 5, 12)], [5, 5, 10, 15])
     self.assertEqual(plan.count_rows(0, 10**9), 20)
@@ -229,7 +229,7 @@ class PackingPlanTest(parameterized.TestCase):
     two = [_row(plan, first + position)[0].tolist() for position in range(5)]
     self.assertNotEqual(one, two)
 
-  def test_memory_and_work_do_not_grow_with_what_is_not_asked_for(self):
+  def test_memory_and_work_depend_only_on_requested_rows(self):
     lengths = Lengths(np.random.default_rng(3).integers(1, 9, 100_000))
     plan = _plan(lengths, window=50)
     _row(plan, 10)
@@ -250,7 +250,7 @@ class PackingPlanTest(parameterized.TestCase):
     self.assertEqual(plan.num_rows(0), 20)
     self.assertIsNone(plan.num_rows(1))
 
-  def test_counts_that_were_kept_need_no_packing(self):
+  def test_stored_counts_need_no_packing(self):
     path = os.path.join(self.create_tempdir().full_path, "index")
     sizes = np.random.default_rng(4).integers(1, 20, 300)
     plan = _plan(sizes, counts_path=path)
@@ -267,7 +267,7 @@ class PackingPlanTest(parameterized.TestCase):
     other = _plan(sizes, counts_path=path, seed=4)
     self.assertIsNone(other.num_rows(0))
 
-  def test_an_interrupted_count_continues_where_it_was(self):
+  def test_an_interrupted_count_resumes(self):
     path = os.path.join(self.create_tempdir().full_path, "index")
     sizes = np.random.default_rng(5).integers(1, 20, 300)
     plan = _plan(sizes, counts_path=path)
@@ -316,7 +316,7 @@ class PackingPlanTest(parameterized.TestCase):
     names = written()
     self.assertEqual(names, ["epoch-1", "epoch-2"])
 
-  def test_a_place_where_nothing_can_be_written_is_a_warning(self):
+  def test_an_unwritable_path_for_counts_is_a_warning(self):
     plan = _plan(np.full(10, 3), counts_path="/nowhere/at/all")
     with self.assertLogs(level="WARNING") as logs:
       plan.count_in_background(0).join()
@@ -329,7 +329,7 @@ class PackingPlanTest(parameterized.TestCase):
     for got, expected in zip(_row(again, 7), _row(plan, 7)):
       np.testing.assert_array_equal(got, expected)
 
-  def test_a_long_document_is_an_error_where_that_was_chosen(self):
+  def test_a_long_document_is_an_error_on_request(self):
     with self.assertRaisesRegex(errors.CorpusError, "Document 1 has 9 tokens, but a row holds 8"):
       _plan([3, 9], long_documents="error").count(1)
 

@@ -1,4 +1,4 @@
-"""Tests of what threads make ahead; `workers_test` has those of worker processes."""
+"""Tests of prefetching with threads; `workers_test` has those with worker processes."""
 
 import doctest
 import gc
@@ -46,7 +46,7 @@ class PrefetcherTest(parameterized.TestCase):
     self.assertGreater(found.attempted, 0)
 
   @parameterized.parameters((0, 1), (1, 1), (4, 1), (4, 3), (2, 8))
-  def test_results_come_in_order_whoever_is_first_done(self, ahead, threads):
+  def test_results_are_in_order_whichever_thread_finishes_first(self, ahead, threads):
     def make(number):
       time.sleep(random.random() * 0.003)
       return number
@@ -74,7 +74,7 @@ class PrefetcherTest(parameterized.TestCase):
     interrupted.set()
     self.assertEqual([prefetcher.take() for _ in range(4)], [0, 1, 2, 3])
 
-  def test_no_more_is_made_than_was_asked_for(self):
+  def test_no_more_results_are_made_than_requested(self):
     made = []
     prefetcher = self._prefetcher(made.append, ahead=3)
     for taken in range(5):
@@ -83,7 +83,7 @@ class PrefetcherTest(parameterized.TestCase):
       self.assertLen(made, taken + 3)
       prefetcher.take()
 
-  def test_without_anything_ahead_there_is_no_thread(self):
+  def test_without_prefetching_there_is_no_thread(self):
     made = []
     prefetcher = self._prefetcher(made.append, ahead=0)
     self.assertEmpty(_threads())
@@ -112,7 +112,7 @@ class PrefetcherTest(parameterized.TestCase):
         prefetcher.take()
 
   @parameterized.parameters(0, 2)
-  def test_a_closed_one_says_so(self, ahead):
+  def test_a_closed_prefetcher_says_so(self, ahead):
     prefetcher = self._prefetcher(lambda number: number, ahead)
     prefetcher.take()
     prefetcher.close()
@@ -121,7 +121,7 @@ class PrefetcherTest(parameterized.TestCase):
       prefetcher.take()
 
   @parameterized.parameters(1, 3)
-  def test_closing_frees_one_that_waits(self, ahead):
+  def test_closing_wakes_a_waiting_thread(self, ahead):
     go_on, began = threading.Event(), threading.Event()
 
     def make(number):
@@ -192,7 +192,7 @@ class PrefetcherTest(parameterized.TestCase):
       thread.join(60)
     self.assertEmpty(_threads())
 
-  def test_its_threads_never_push_another_off_its_core(self):
+  def test_its_threads_use_batch_scheduling(self):
     if not hasattr(os, "SCHED_BATCH"):
       self.skipTest("no SCHED_BATCH here")
     prefetcher = self._prefetcher(lambda number: os.sched_getscheduler(0), ahead=1)
@@ -202,7 +202,7 @@ class PrefetcherTest(parameterized.TestCase):
 class PrefetchedDatasetTest(parameterized.TestCase):
 
   @parameterized.parameters(0, 1, 5)
-  def test_elements_and_states_do_not_depend_on_how_many_are_ahead(self, ahead):
+  def test_elements_and_states_do_not_depend_on_the_buffer_size(self, ahead):
     iterator = iter(prefetch.PrefetchedDataset(_dataset(), ahead=ahead))
     found, states = [], []
     for element in iterator:
@@ -271,7 +271,7 @@ class PrefetchedDatasetTest(parameterized.TestCase):
       thread.join(60)
     self.assertEmpty(_threads())
 
-  def test_what_cannot_be_says_why(self):
+  def test_impossible_arguments_say_why(self):
     for workers, ahead in ((-1, 1), (0, -1), (1, 0)):
       with self.assertRaisesRegex(errors.ConfigError, "worker_count"):
         prefetch.PrefetchedDataset(_dataset(), workers=workers, ahead=ahead)

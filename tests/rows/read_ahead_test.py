@@ -1,4 +1,4 @@
-"""Tests of reads in flight."""
+"""Tests of reading ahead."""
 
 import os
 import pathlib
@@ -35,7 +35,7 @@ class ReadAheadTest(parameterized.TestCase):
       tokens.tofile(path)
 
   def _parts(self, step):
-    """One range for each row, from both files in turn."""
+    """Returns one range per row, from both files in turn."""
     rows = step * _PARTS + np.arange(_PARTS)
     return parts_lib.Parts.one_per_row(rows % 2, rows * 7, np.full(_PARTS, _LENGTH))
 
@@ -63,9 +63,9 @@ class ReadAheadTest(parameterized.TestCase):
     np.testing.assert_array_equal(found, expected)
 
   @parameterized.parameters(1, 2, 3)
-  def test_steps_are_what_plain_reads_give_and_many_reads_are_in_flight(self, stride):
+  def test_steps_equal_plain_reads_and_many_reads_are_in_flight(self, stride):
     storage = slow_storage.SlowStorage(0.0)
-    # More than a batch: the parts of coming steps are read at the same time.
+    # More than one batch: the parts of coming steps are read at the same time.
     storage.gather = 2 * _PARTS
     reads = self._reads(storage)
     for step in range(stride - 1, _STEPS, stride):
@@ -115,7 +115,7 @@ class ReadAheadTest(parameterized.TestCase):
     self.assertEqual(failed, np.flatnonzero(bad).tolist())
 
   def _most_alive(self, nbytes):
-    """The most arrays that were alive at a time while steps of a size were taken."""
+    """Returns the largest number of arrays alive at a time while taking steps of a size."""
     arrays, most = [], 0
 
     def prepare(step):
@@ -139,7 +139,7 @@ class ReadAheadTest(parameterized.TestCase):
     self.assertLessEqual(self._most_alive(100 << 20), 3)
     self.assertLessEqual(self._most_alive(300 << 20), 1)
 
-  def test_steps_far_from_the_present_one_are_forgotten(self):
+  def test_steps_far_from_the_current_one_are_dropped(self):
     arrays = {}
 
     def prepare(step):

@@ -1,4 +1,4 @@
-"""Tests of readers: what is read and found is the same however it was read."""
+"""Tests of readers: the results do not depend on how parts are read."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ _CHECKS = [
 
 
 def _write(directory, dtype, storage=None):
-  """Writes files of ids that repeat here and there; returns them as a reader needs them."""
+  """Writes files with some repeated ids; returns them as `TokenFiles`."""
   rng = np.random.default_rng(0)
   contents, paths = [], []
   for i, (size, offset) in enumerate(zip(_SIZES, _OFFSETS)):
@@ -50,7 +50,7 @@ def _write(directory, dtype, storage=None):
 
 
 def _by_hand(contents, parts, pad_id, dtype):
-  """The rows of a table, copied a part at a time."""
+  """Returns the rows of a table, copied one part at a time."""
   out = np.full((parts.num_rows, _LENGTH), pad_id, dtype)
   lines = zip(parts.row, parts.column, parts.source, parts.first, parts.count)
   for row, column, source, first, count in lines:
@@ -98,11 +98,11 @@ class FileReaderTest(parameterized.TestCase):
     return found
 
   @parameterized.product(dtype=("uint8", "uint16", "uint32", "uint64"), checks=_CHECKS)
-  def test_the_kernel_gives_what_numpy_gives(self, dtype, checks):
+  def test_the_kernel_and_numpy_give_the_same_results(self, dtype, checks):
     files, contents = _write(self.directory, dtype)
     self._compare(files, contents, parts_lib.Parts.of_rows(_ROWS), checks)
 
-  def test_so_it_does_for_any_parts(self):
+  def test_the_kernel_and_numpy_agree_for_any_parts(self):
     files, contents = _write(self.directory, "uint16")
 
     @given(tables.rows(max_first=600, max_count=60))
@@ -113,12 +113,12 @@ class FileReaderTest(parameterized.TestCase):
 
     check()
 
-  def test_the_filter_takes_padding_for_tokens_only_where_it_is_told(self):
+  def test_the_filter_treats_padding_as_tokens_only_on_request(self):
     files, contents = _write(self.directory, "uint16")
     parts = parts_lib.Parts.of_rows([[(0, 0, 60)], [(0, 90, 120)], []])
     found = self._compare(files, contents, parts, reader_lib.Checks(0, True, False))
     self.assertEqual(found.clean.tolist(), [True, False, True])
-    # 240 pads in a row are a repetition; a row of nothing else is padding and no row.
+    # 240 consecutive padding ids are a repetition, but a row without tokens is a padding row.
     found = self._compare(files, contents, parts, reader_lib.Checks(0, True, True))
     self.assertEqual(found.clean.tolist(), [False, False, True])
 
@@ -141,7 +141,7 @@ class FileReaderTest(parameterized.TestCase):
     ):
       self.assertEqual(found.highest, 2**64 - 1)
 
-  def test_no_rows_are_read_too(self):
+  def test_a_table_without_rows_can_be_read(self):
     files, _ = _write(self.directory, "uint16")
     for read in (self._compiled, self._with_numpy):
       out, found = read(files, parts_lib.Parts.of_rows([]), reader_lib.Checks(0, True))
@@ -149,7 +149,7 @@ class FileReaderTest(parameterized.TestCase):
       self.assertEqual((found.highest, found.clean.tolist()), (0, []))
 
   @parameterized.parameters(True, False)
-  def test_a_file_that_was_cut_off_is_an_error_with_file_bytes_expected_and_found(self, compiled):
+  def test_a_truncated_file_is_an_error_with_file_bytes_expected_and_found(self, compiled):
     files, _ = _write(self.directory, "uint32")
     parts = parts_lib.Parts.of_rows([[(0, 0, 9)], [(1, 10, 20), (1, 500, 150)], [(2, 0, 300)]])
     read = self._compiled if compiled else self._with_numpy
@@ -159,11 +159,11 @@ class FileReaderTest(parameterized.TestCase):
       read(files, parts, reader_lib.Checks())
     message = str(caught.exception)
     self.assertIn(files.paths[1], message)
-    self.assertIn(f"bytes {128 + 4 * 500} to {128 + 4 * 650} were expected", message)
+    self.assertIn(f"expected bytes {128 + 4 * 500} to {128 + 4 * 650}", message)
     self.assertIn(f"ends at byte {128 + 4 * 600}", message)
     self.assertIn("build the index again", message)
 
-  def test_a_file_that_is_gone_is_an_error_that_names_it(self):
+  def test_a_missing_file_is_an_error_that_names_it(self):
     files, _ = _write(self.directory, "uint16")
     os.unlink(files.paths[2])
     with self.assertRaisesRegex(errors.CorpusError, r"2\.npy: No such file"):
@@ -192,7 +192,7 @@ class FileReaderTest(parameterized.TestCase):
       fill(slice(i, i + 1))
     np.testing.assert_array_equal(out, _by_hand(contents, parts, 5, np.uint16))
 
-  def test_threads_may_share_a_reader_also_where_files_are_closed_in_between(self):
+  def test_threads_may_share_a_reader_even_while_files_are_closed(self):
     files, contents = _write(self.directory, "uint16", storage_lib.LocalStorage(max_open_files=2))
     self.assertTrue(reader_lib.compile_reads(np.uint16))
     reader = reader_lib.FileReader(files)
@@ -244,7 +244,7 @@ class RecordReaderTest(parameterized.TestCase):
     for dtype, tokens in (("int32", [1, 2**32 + 5]), ("uint16", [-1, 3])):
       reader = reader_lib.RecordReader([{"inputs": np.array(tokens)}], np.dtype(dtype))
       parts = parts_lib.Parts.of_rows([[(0, 0, 2)]])
-      with self.assertRaisesRegex(errors.CorpusError, f"a batch holds {dtype}"):
+      with self.assertRaisesRegex(errors.CorpusError, f"do not fit {dtype}"):
         reader.read(parts, np.empty((1, 2), dtype), reader_lib.Checks())
 
   @parameterized.parameters(True, False)
@@ -263,7 +263,7 @@ class RecordReaderTest(parameterized.TestCase):
     reader = reader_lib.RecordReader([{"inputs": np.ones(size, np.int64)}])
     parts = parts_lib.Parts.of_rows([[(0, 0, 7)]])
     with self.assertRaisesRegex(
-        errors.CorpusError, rf"Record 0 .* tokens 0 to 7 were expected, .* has {size}"
+        errors.CorpusError, rf"Record 0 .* expected tokens 0 to 7, .* has {size}"
     ):
       reader.read(parts, np.zeros((1, 8), np.int32), reader_lib.Checks())
 

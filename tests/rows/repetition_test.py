@@ -23,7 +23,7 @@ DTYPES = (np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int16, np.int32
 
 
 def comes_in_a_row(tokens, min_period, max_period, count):
-  """Whether an n-gram comes `count` times in a row, by trying every place."""
+  """Returns whether an n-gram occurs `count` times in a row, by trying every place."""
   tokens = list(tokens)
   count = max(count, 3)
   for p in range(min_period, min(max_period, len(tokens) // 3) + 1):
@@ -34,9 +34,9 @@ def comes_in_a_row(tokens, min_period, max_period, count):
 
 
 def repetitions_by_rows(tokens, min_period, max_period):
-  """The repetitions, from a matrix: tokens in rows of one period, each compared with the row above.
+  """Finds repetitions in a matrix whose rows are one period long, by comparing adjacent rows.
 
-  A mask, which equals nothing, fills the last row; where the tokens fill it themselves, a row more.
+  A mask, which equals no token, fills the rest of the last row, or an extra row if there is none.
   The first row is compared with the last.
   """
   found = []
@@ -58,13 +58,13 @@ def repetitions_by_rows(tokens, min_period, max_period):
 
 
 def runs(n, length, size, rng):
-  """Rows of runs of `size` equal tokens."""
+  """Returns rows of runs of `size` equal tokens."""
   ids = np.cumsum(rng.integers(1, 1000, (n, -(-length // size))), axis=1) % 50000
   return np.repeat(ids, size, axis=1)[:, :length]
 
 
 def almost(n, length, count, periods, rng):
-  """Rows of stretches that are each one token short of `count` times an n-gram."""
+  """Returns rows of runs that are each one token short of `count` times an n-gram."""
   rows = []
   for _ in range(n):
     parts = []
@@ -77,7 +77,7 @@ def almost(n, length, count, periods, rng):
 
 
 def hard_rows(rng, length=3000):
-  """Rows in which much is equal and no n-gram of up to 13 tokens comes 32 times in a row."""
+  """Returns rows with many equal tokens but no n-gram of up to 13 tokens 32 times in a row."""
   few = [rng.integers(0, ids, (1, length)) for ids in (2, 3, 4, 9)]
   return np.concatenate(
       [
@@ -91,7 +91,7 @@ def hard_rows(rng, length=3000):
 
 
 def plant(rows, times, rng):
-  """Writes into each row, at a random place, an n-gram that comes `times` times, and no more."""
+  """Writes an n-gram exactly `times` times in a row, at a random place of each row."""
   rows = rows.copy()
   for row in rows:
     p = int(rng.integers(1, 14))
@@ -105,7 +105,7 @@ def plant(rows, times, rng):
 
 class VerdictTest(parameterized.TestCase):
 
-  def test_every_verdict_is_olmo_cores(self):
+  def test_every_result_is_that_of_olmo_core(self):
     golden = np.load(GOLDEN)
     sequences = np.split(golden["flat_tokens"], golden["offsets"][1:-1])
     configs = zip(
@@ -138,7 +138,7 @@ class VerdictTest(parameterized.TestCase):
       dtype=st.sampled_from(DTYPES),
   )
   @hypothesis.settings(max_examples=300, deadline=None)
-  def test_a_window_is_rejected_where_an_ngram_comes_too_often_in_a_row(
+  def test_a_window_is_rejected_if_an_ngram_repeats_too_often(
       self, tokens, ngram, times, at, min_period, max_period, max_count, dtype
   ):
     tokens = tokens[:at] + ngram * times + tokens[at:]
@@ -242,7 +242,7 @@ class FindTest(parameterized.TestCase):
     with self.assertRaises(errors.ConfigError):
       repetition.NgramFilterTransform(min_period=0)
 
-  def test_what_is_no_window_of_ids_is_an_error(self):
+  def test_an_array_that_is_not_a_window_of_ids_is_an_error(self):
     with self.assertRaisesRegex(
         errors.CorpusError, r"1-D integer array, found float64 of shape \(9,\)"
     ):
@@ -267,7 +267,7 @@ class RowsTest(parameterized.TestCase):
       dtype=st.sampled_from(DTYPES),
   )
   @hypothesis.settings(max_examples=200, deadline=None)
-  def test_numpy_judges_each_row_by_itself(
+  def test_numpy_checks_each_row_separately(
       self, seed, length, ids, min_period, max_period, max_count, dtype
   ):
     rng = np.random.default_rng(seed)
@@ -309,7 +309,7 @@ class RowsTest(parameterized.TestCase):
     rows[bad, 1000:1032] = 5
     np.testing.assert_array_equal(repetition._search_with_numpy(rows, 1, 13, 31), ~bad)
 
-  def test_any_layout_of_the_rows_will_do(self):
+  def test_rows_may_have_any_memory_layout(self):
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 50000, (6, 512)).astype(np.uint32)
     rows[::2, 100:140] = 5
@@ -330,14 +330,14 @@ class RowsTest(parameterized.TestCase):
       np.testing.assert_array_equal(repetition.clean_rows(layout), expected)
 
   @parameterized.parameters((0, 100), (5, 0), (0, 0), (3, 2))
-  def test_nothing_to_judge_is_kept(self, n, length):
+  def test_empty_rows_are_kept(self, n, length):
     keep = repetition.clean_rows(np.zeros((n, length), np.uint32))
     np.testing.assert_array_equal(keep, np.ones(n, bool))
 
 
 class NgramFilterTransformTest(absltest.TestCase):
 
-  def test_the_verdict_is_added_and_the_record_left_alone(self):
+  def test_the_result_is_added_and_the_record_is_unchanged(self):
     record = {"tokens": np.full(64, 5, np.uint32), "instance_id": 3}
     result = repetition.NgramFilterTransform().map(record)
     self.assertIs(result["instance_mask"], False)
@@ -365,7 +365,7 @@ class NgramFilterTransformTest(absltest.TestCase):
 
 
 def _run(script, **environment):
-  """What a Python process of its own prints."""
+  """Returns the output of a script in a separate Python process."""
   return subprocess.run(
       [sys.executable, "-W", "ignore", "-c", script],
       env=distributed.child_environment(environment),
@@ -378,7 +378,7 @@ def _run(script, **environment):
 
 class WithoutNumbaTest(parameterized.TestCase):
 
-  def test_without_numba_numpy_serves(self):
+  def test_numpy_is_used_without_numba(self):
     script = """
 import sys
 sys.modules["numba"] = None
@@ -392,7 +392,7 @@ print(repetition.clean_rows(rows).sum() == len(rows) - 1)
 """
     self.assertEqual(_run(script), ["True", "False", "True"])
 
-  def test_without_a_thread_to_compile_in_numpy_serves(self):
+  def test_numpy_is_used_without_a_thread_to_compile_in(self):
     script = """
 import resource, threading
 import numpy as np

@@ -24,7 +24,7 @@ from tests.rows import document_corpus
 
 
 def _sources(directory):
-  """One row source of each kind."""
+  """Returns one row source of each kind."""
   corpus = document_corpus.write(directory + "/documents")
   path, _ = corpora.write_corpus(directory + "/windows")
   planned = corpus.planned()
@@ -38,7 +38,7 @@ def _sources(directory):
 
 
 def _streams(directory):
-  """Some row sources, each with a stream over it."""
+  """Returns row sources, each with a stream over it."""
   corpus = document_corpus.write(directory)
   index, count = corpus.index, corpus.documents.num_documents
   truncated = document_rows.DocumentRows(corpus.documents, 16, "truncate")
@@ -68,7 +68,7 @@ class RowSourceTest(parameterized.TestCase):
       with self.subTest(name):
         self.assertIsInstance(source, row_source.RowSource)
 
-  def test_every_source_gives_the_rows_that_it_is_asked_for(self):
+  def test_every_source_returns_the_requested_rows(self):
     for name, source in _sources(self.create_tempdir().full_path).items():
       with self.subTest(name):
         whole = source.parts(1, np.arange(12))
@@ -102,7 +102,7 @@ class RowSourceTest(parameterized.TestCase):
       expected = expected[expected < last]
       epochs, positions = row_source.positions_of(source, stream, file, first, count, last)
       np.testing.assert_array_equal(positions, expected)
-      if name != "planned, mixed":  # There epochs are those of the members.
+      if name != "planned, mixed":  # In a mixture, epochs are those of the members.
         np.testing.assert_array_equal(epochs, of_epochs[expected])
 
     check()
@@ -127,7 +127,7 @@ class RowSourceTest(parameterized.TestCase):
     self.assertEqual(source.segment_rule.begins, "nowhere")
     self.assertIsNone(source.mask_paths)
 
-  def test_what_lacks_something_does_not_meet_it(self):
+  def test_an_incomplete_source_does_not_meet_the_protocol(self):
     class Unfinished(row_source.RowSourceDefaults):
       row_length = 4
 
@@ -142,8 +142,8 @@ class _Rows(row_source.RowSourceDefaults):
   """Rows by epoch; row r of epoch e is token r of file e.
 
   Args:
-    counts: The rows of each epoch; the last number holds for later epochs.
-    lazily: Whether rows are counted as they are asked for, two at a time.
+    counts: Number of rows of each epoch; the last one applies to later epochs.
+    lazily: Whether rows are counted as they are requested, two at a time.
   """
 
   row_length = 4
@@ -238,7 +238,7 @@ class RowSequenceTest(parameterized.TestCase):
     self.assertTrue(stream.has(5))
     self.assertEqual(stream.source.counted, {0: 6})
 
-  def test_what_has_no_end_has_any_position(self):
+  def test_an_endless_stream_has_every_position(self):
     stream = _sequence([5])
     self.assertTrue(stream.endless and stream.has(10**12))
     self.assertIsNone(stream.num_positions)

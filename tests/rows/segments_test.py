@@ -23,7 +23,7 @@ RULES = (
 
 
 def _begins(rule, tokens, columns, place):
-  """Whether a segment begins at a place of a row, apart from column 0."""
+  """Returns whether a segment begins at a place of a row other than column 0."""
   if rule.begins == "part":
     return place in columns
   after_eos = tokens[place - 1] == rule.eos_id
@@ -36,7 +36,7 @@ def _begins(rule, tokens, columns, place):
 
 
 def _slowly(rule, tokens, counts):
-  """Starts, segments and positions of one row, a token at a time.
+  """Returns the starts, segments and positions of one row, computed one token at a time.
 
   Args:
     rule: Where segments begin.
@@ -75,7 +75,7 @@ def batches(draw, lengths=st.integers(1, 70), max_rows=4):
 
 
 def parts_of(counts):
-  """A table of parts with these counts."""
+  """Returns a table of parts with these counts."""
   return parts_lib.Parts.of_rows([[(0, 0, count) for count in row] for row in counts])
 
 
@@ -100,7 +100,7 @@ class SegmentsTest(parameterized.TestCase):
     self.assertEqual([array.tolist() for array in found], [[segments], [positions]])
 
   @parameterized.parameters(*RULES)
-  def test_each_rule_is_what_a_slow_account_says(self, rule):
+  def test_each_rule_equals_a_slow_implementation(self, rule):
     @hypothesis.given(batches())
     @hypothesis.settings(max_examples=40, deadline=None)
     def check(batch):
@@ -138,7 +138,7 @@ class SegmentsTest(parameterized.TestCase):
       segments_lib.segment_starts(np.ones((1, 4)), np.array([4]), segments_lib.SegmentRule("part"))
 
   @parameterized.parameters((0, 5), (3, 0), (0, 0))
-  def test_nothing_has_no_segments(self, rows, length):
+  def test_empty_arrays_have_no_segments(self, rows, length):
     tokens, used = np.zeros((rows, length), np.uint32), np.zeros(rows, np.int64)
     starts = segments_lib.segment_starts(tokens, used, RULES[2])
     for array in (starts, *segments_lib.segments_and_positions(starts, used)):

@@ -1,4 +1,4 @@
-"""Storages that answer late, to see how many reads are in flight."""
+"""A storage with latency, to measure how many reads are in flight."""
 
 import threading
 import time
@@ -10,14 +10,15 @@ class SlowStorage(storage_lib.LocalStorage):
   """Local files that take a while for each range, as an object store does.
 
   Args:
-    seconds: For each range.
-    wants_concurrency: Whether it says that many reads should be in flight.
+    seconds: Latency of each range.
+    wants_concurrency: Value of the property of the same name.
 
   Attributes:
-    gather: Reads wait until this many of them have been in flight at once; 0 waits for none.
-    waiting: Calls of `fill` in flight.
-    most_waiting: The most that were in flight at a time.
-    ranges: Ranges read so far.
+    gather: Number of reads that must have been in flight at once before any continues; 0 waits for
+      none.
+    waiting: Number of calls of `fill` in flight.
+    most_waiting: Largest number that was in flight at a time.
+    ranges: Number of ranges read so far.
   """
 
   def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):

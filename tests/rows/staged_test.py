@@ -56,7 +56,7 @@ class StagedRowsTest(absltest.TestCase):
     self.assertEqual(rows.rows_of(2, 3, 0, 20).tolist(), [0, 1, 2])
     self.assertEmpty(rows.rows_of(2, 0, 0, 20))
 
-  def test_an_index_that_the_config_does_not_name_is_an_error_when_it_is_asked_for(self):
+  def test_an_index_that_the_config_does_not_name_is_an_error_on_use(self):
     rows = staged.StagedRows(joined.join([self.one])).for_stream(self.stream)
     self.assertEqual(rows.num_rows(0), self.one.total_instances)
     with self.assertRaisesRegex(errors.OrderError, "which this config does not name"):

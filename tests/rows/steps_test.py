@@ -33,7 +33,7 @@ _AFTER_EOS = segments.SegmentRule("after_eos", 0)
 
 
 class _SmallBlocks(windows.WindowRows):
-  """Windows whose parts are found for few rows at once."""
+  """Windows whose parts are requested for few rows at once."""
 
   block_rows = 24
 
@@ -44,7 +44,7 @@ class PairRows:
   Args:
     count: The number of rows.
     mask_paths: The files of loss masks.
-    parts: Makes the parts of a row, to see what happens with wrong ones.
+    parts: Makes the parts of a row, to test wrong ones.
   """
 
   row_length = 6
@@ -104,7 +104,7 @@ class WindowStepsTest(parameterized.TestCase):
       expected = self.rows[self.stream.order.at(np.arange(10 * step, 10 * step + 10))]
       np.testing.assert_array_equal(dataset[step]["tokens"], expected)
 
-  def test_so_it_is_with_any_schedule_host_and_first_step(self):
+  def test_element_k_is_global_batch_k_for_any_schedule_host_and_first_step(self):
     @given(
         sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4),
         lengths=st.lists(st.integers(1, 5), min_size=4, max_size=4),
@@ -283,7 +283,7 @@ class WindowStepsTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, "Token id 2147483648 .* of 2147483648"):
       self._dataset(stream=self._stream(order="sequential"), schedule=schedule)[0]
 
-  def test_values_that_cannot_be_held_are_an_error(self):
+  def test_values_that_do_not_fit_are_an_error(self):
     class Padded(windows.WindowRows):
       pad_id = 2**40
 
@@ -294,7 +294,7 @@ class WindowStepsTest(parameterized.TestCase):
 
     for source, extras, message in (
         (Padded, (), "padding id 1099511627776 does not fit tokens of uint16"),
-        (Large, ("row_ids",), "int32, and there are 2,147,483,649 rows"),
+        (Large, ("row_ids",), "int32, but there are 2,147,483,649 rows"),
         (windows.WindowRows, ("labels",), "needs files with labels"),
     ):
       with self.assertRaisesRegex(errors.ConfigError, message):
@@ -321,13 +321,13 @@ class WindowStepsTest(parameterized.TestCase):
     for part, copy in zip(held, copies):
       np.testing.assert_array_equal(part, copy)
 
-  def test_memory_is_used_again_once_nobody_holds_it(self):
+  def test_memory_is_reused_once_unreferenced(self):
     dataset = self._dataset()
     addresses = {dataset[step]["tokens"].ctypes.data for step in range(50)}
     self.assertLen(addresses, 1)
     self.assertEqual(addresses.pop() % 4096, 0)
 
-  def test_it_says_what_a_batch_took(self):
+  def test_a_batch_reports_its_cost(self):
     cost = dict(zip(batch_lib.COST, self._dataset()[0]["cost"].tolist(), strict=True))
     self.assertGreater(min(cost["order_seconds"], cost["read_seconds"]), 0)
     self.assertEqual((cost["bytes_read"], cost["reads"]), (10 * 8 * 2, 10))
@@ -349,7 +349,7 @@ class WindowStepsTest(parameterized.TestCase):
     dataset.close()
     np.testing.assert_array_equal(dataset[5]["tokens"], expected)
 
-  def test_a_file_that_is_cut_off_in_the_middle_of_a_run_stops_it(self):
+  def test_truncating_a_file_during_a_run_stops_it(self):
     for storage in (None, slow_storage.SlowStorage(0.0)):
       dataset = self._dataset(stream=self._stream(num_epochs=1), storage=storage)
       dataset[0]
@@ -363,14 +363,14 @@ class WindowStepsTest(parameterized.TestCase):
 
 
 class ReadAheadStepsTest(WindowStepsTest):
-  """All of it once more, from a storage that wants many reads in flight."""
+  """Runs the same tests with a storage that wants many reads in flight."""
 
   def _dataset(self, rows=None, *, storage=None, **kwargs):
     if storage is None:
       storage = slow_storage.SlowStorage(0.0)
     return super()._dataset(rows, storage=storage, **kwargs)
 
-  def test_memory_is_used_again_once_nobody_holds_it(self):
+  def test_memory_is_reused_once_unreferenced(self):
     dataset = self._dataset()
     addresses = {dataset[step]["tokens"].ctypes.data for step in range(50)}
     self.assertLessEqual(len(addresses), 8)
@@ -431,7 +431,7 @@ class RowSourceStepsTest(parameterized.TestCase):
     self.addCleanup(dataset.close)
     return dataset
 
-  def test_a_third_partys_rows_need_nothing_but_the_protocol(self):
+  def test_a_third_party_row_source_needs_only_the_protocol(self):
     dataset = self._dataset(PairRows(18))
     self.assertLen(dataset, 5)
     for step in range(5):
@@ -476,7 +476,7 @@ class RowSourceStepsTest(parameterized.TestCase):
       self._dataset(PairRows(parts=parts))[0]
 
   @parameterized.parameters(1, None)
-  def test_so_are_more_rows_than_were_asked_for(self, num_epochs):
+  def test_more_rows_than_requested_are_an_error(self, num_epochs):
     source = PairRows(5)
     source.parts = lambda epoch, rows: parts_lib.Parts.of_rows([[(0, 0, 1)]] * (len(rows) + 1))
     with self.assertRaisesRegex(errors.CorpusError, r"PairRows made \d+ rows, .* were requested"):
@@ -522,7 +522,7 @@ class RowSourceStepsTest(parameterized.TestCase):
     self.assertEqual(dataset[4]["labels"].tolist(), [5, 8, -1, -1])
 
   @parameterized.parameters(1, 2)
-  def test_an_end_that_was_not_known_is_an_empty_dict(self, num_epochs):
+  def test_an_element_past_an_unknown_end_is_an_empty_dict(self, num_epochs):
     corpus = document_corpus.write(self.directory)
     source = corpus.planned()
     dataset = self._dataset(source, files=corpus.files, num_epochs=num_epochs)

@@ -1,4 +1,4 @@
-"""Random rows of parts for property tests, written the plain way: a list of tuples per row."""
+"""Random rows of parts for property tests, as a list of tuples per row."""
 
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ def rows(
     max_first: int = 50,
     max_count: int = 9,
 ) -> st.SearchStrategy[list[Row]]:
-  """Rows of up to `max_parts` parts each; some have none."""
+  """Generates rows of up to `max_parts` parts each; some have none."""
   part = st.tuples(
       st.integers(0, num_sources - 1), st.integers(0, max_first), st.integers(1, max_count)
   )

@@ -1,4 +1,4 @@
-"""Tests of elements that worker processes make."""
+"""Tests of prefetching with worker processes."""
 
 import concurrent.futures
 import functools
@@ -52,7 +52,7 @@ def _opened():
 
 
 def print_turns():
-  """Prints the first elements that two workers make, and how many processes made them."""
+  """Prints the first elements of two workers, and the number of processes that made them."""
   elements = _opened()
   found = [next(elements) for _ in range(6)]
   elements.close()
@@ -60,7 +60,7 @@ def print_turns():
 
 
 def run_until_killed():
-  """Prints the numbers of its workers, and waits for the end with their queues full."""
+  """Prints the process ids of its workers, and waits to be killed with their queues full."""
   elements = _opened()
   print(*sorted({int(next(elements)["pid"]) for _ in range(4)}), flush=True)
   time.sleep(3600)
@@ -95,7 +95,7 @@ class PrefetchProcessesTest(parameterized.TestCase):
       next(iterator)
 
   @parameterized.parameters((1, 1), (2, 3))
-  def test_elements_and_states_do_not_depend_on_who_prepares_them(self, workers, ahead):
+  def test_elements_and_states_do_not_depend_on_the_workers(self, workers, ahead):
     iterator = iter(prefetch.PrefetchedDataset(_dataset(), workers=workers, ahead=ahead))
     found, states, pids = [], [], set()
     for element in iterator:
@@ -132,7 +132,7 @@ class PrefetchProcessesTest(parameterized.TestCase):
     self.assertEqual(done.stdout, "[0, 1, 2, 3, 4, 5] 2\n", done.stderr)
 
   def test_elements_do_not_come_through_shared_memory(self):
-    # There, what is on its way when the iterator is closed would stay until the interpreter exits.
+    # Elements in shared memory that are in transit at close would stay until the interpreter exits.
     iterator = iter(prefetch.PrefetchedDataset(_dataset(), workers=1))
     array = next(iterator)["large"]
     iterator.close()
@@ -140,7 +140,7 @@ class PrefetchProcessesTest(parameterized.TestCase):
       array = array.base
     self.assertNotIsInstance(array, mmap.mmap)
 
-  def test_a_worker_that_is_killed_is_an_error_and_not_a_hang(self):
+  def test_a_killed_worker_is_an_error_and_not_a_hang(self):
     dataset = grain.MapDataset.range(10**6).map(_element)
     iterator = iter(prefetch.PrefetchedDataset(dataset, workers=2, ahead=2))
     pids = {int(next(iterator)["pid"]) for _ in range(4)}
@@ -164,7 +164,7 @@ class PrefetchProcessesTest(parameterized.TestCase):
       pids = [int(pid) for pid in trainer.stdout.readline().split()]
       os.kill(trainer.pid, signal.SIGKILL)
     self.assertLen(pids, 2)
-    # They are given two minutes to notice, so that a failure is one and not a hang.
+    # Wait at most two minutes, so that the test fails instead of hanging.
     end = time.monotonic() + 120
     while (left := [pid for pid in pids if _is_alive(pid)]) and time.monotonic() < end:
       time.sleep(0.05)

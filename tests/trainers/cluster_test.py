@@ -56,7 +56,7 @@ class ClusterTest(parameterized.TestCase):
     self.enter_context(mock.patch.dict(os.environ, _slurm(0)))
     with self.assertLogs(level="WARNING") as logs, self.assertRaises(errors.ConfigError):
       cluster.connect()
-    self.assertIn("cannot be asked which cluster this is", str(logs.output))
+    self.assertIn("cluster cannot be detected", str(logs.output))
 
   def test_trainers_that_cannot_reach_each_other_refuse_to_train_alone(self):
     checkpoints = pathlib.Path(self.create_tempdir().full_path) / "checkpoints"
@@ -74,7 +74,7 @@ class ClusterTest(parameterized.TestCase):
       ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "one of 2 tasks"),
       ({**_slurm(0), "JAX_COORDINATOR_ADDRESS": "localhost:1"}, "one of 2 tasks"),
       ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two' must be a number"),
-      ({"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "localhost:1"}, "could not join"),
+      ({"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "localhost:1"}, "could not connect"),
   )
   def test_a_task_without_the_others_is_an_error(self, variables: dict[str, str], text: str):
     with mock.patch.dict(os.environ, variables), self.assertRaisesRegex(errors.ConfigError, text):

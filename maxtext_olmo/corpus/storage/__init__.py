@@ -1,4 +1,4 @@
-"""Where bytes come from: the `Storage` protocol and its implementations."""
+"""Storage backends: the `Storage` protocol and its implementations."""
 
 from maxtext_olmo.corpus.storage.base import Pinned
 from maxtext_olmo.corpus.storage.base import Storage

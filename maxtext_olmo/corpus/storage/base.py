@@ -1,7 +1,7 @@
 """The `Storage` protocol: the only way the library reads the files of a corpus.
 
-Token files, boundary files, indexes, manifests and the headers of document sidecars come through
-it, so that they may lie on a disk, on a mount or in an object store.
+Token files, boundary files, indexes, manifests and document indexes are read through it, so that
+they may be on a disk, on a mount or in an object store.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,17 +12,17 @@ import numpy as np
 from maxtext_olmo.errors import CorpusError
 
 PIECE_BYTES = 16 << 20
-# Of a file that is read into memory: an index, a manifest, a boundary file.
+# Largest file that is read into memory whole: an index, a manifest, a boundary file.
 LARGEST_WHOLE = 8 << 30
 
 
 class Pinned(NamedTuple):
-  """Open descriptors for code that reads by itself.
+  """Open file descriptors for code that reads without the storage.
 
   Attributes:
-    descriptors: int32, one per file of the list of paths; those of files that were not asked for
-      may be -1. They stay open while this object is referenced.
-    files: the objects that keep the descriptors open.
+    descriptors: One descriptor per path (int32); may be -1 for files that were not requested. They
+      stay open while this object is referenced.
+    files: Objects that keep the descriptors open.
   """
 
   descriptors: np.ndarray
@@ -30,7 +30,7 @@ class Pinned(NamedTuple):
 
 
 def reason(error: CorpusError) -> str:
-  """Returns why a file could not be read, without path and remedy where it could not be opened."""
+  """Returns why a file could not be read; for an error of the operating system, only its text."""
   cause = error.__cause__
   if isinstance(cause, OSError) and cause.filename is not None and cause.strerror:
     return cause.strerror
@@ -41,29 +41,33 @@ def reason(error: CorpusError) -> str:
 class Storage(Protocol):
   """Reads files by path; can be pickled, shared by threads, and used after a fork.
 
-  All methods that fail raise a CorpusError that names the file, and the byte range where there is
-  one; where there is no file, a MissingFileError.
+  A method that fails raises a CorpusError that names the file and the byte range, if there is one;
+  a missing file raises a MissingFileError.
+
+  >>> from maxtext_olmo import LocalStorage
+  >>> isinstance(LocalStorage(), Storage)
+  True
   """
 
   @property
   def wants_concurrency(self) -> bool:
-    """Whether reads have so much latency that many should be in flight at once."""
+    """True if reads have so much latency that many should be in flight at once."""
 
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes.
 
-    From then on, `fill` and `pin` of this storage, of its copies and of those pickled from it raise
-    a CorpusError where the file has been replaced, as far as the storage can tell.
+    From then on, `fill` and `pin` of this storage, and of its copies and pickles, raise a
+    CorpusError if the file has been replaced, as far as the storage can detect it.
     """
 
   def exists(self, path: str) -> bool:
     """Returns whether there is a file at `path`."""
 
   def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
-    """Returns `size` bytes from `offset`, or the rest of the file where `size` is None.
+    """Returns `size` bytes from `offset`, or the rest of the file if `size` is None.
 
-    Opens the file anew, so it sees a file that has replaced an older one. A file that ends before
-    `offset + size` is a CorpusError.
+    Reopens the file, so it sees a file that has replaced an older one. Raises CorpusError if the
+    file ends before `offset + size`.
     """
 
   def pieces(
@@ -80,22 +84,22 @@ class Storage(Protocol):
       out: np.ndarray,
       places: np.ndarray,
   ) -> None:
-    """Reads many byte ranges into one buffer; may keep the files open for later calls.
+    """Reads several byte ranges into one buffer; may keep the files open for later calls.
 
     Range i is `sizes[i]` bytes at byte `offsets[i]` of `paths[sources[i]]`, and is written to
-    `out[places[i] : places[i] + sizes[i]]`. Consecutive ranges that are neighbours both in the file
-    and in `out` are joined into one read.
+    `out[places[i] : places[i] + sizes[i]]`. Consecutive ranges that are adjacent both in the file
+    and in `out` are merged into one read.
 
     Args:
-      out: uint8, one dimension, contiguous. Bytes that no range covers are left as they are.
+      out: Contiguous uint8 array with one dimension. Bytes that no range covers are unchanged.
     """
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> Pinned | None:
-    """Returns the descriptors of the files that `sources` names by their numbers in `paths`.
+    """Returns open descriptors of the files `paths[i]` for each i in `sources`.
 
-    Fastest where `paths` is the same object in every call. Returns None where the storage has no
-    descriptors, or where more files are needed than may be open: use `fill` then.
+    Fastest if `paths` is the same object in every call. Returns None if the storage has no
+    descriptors, or if more files are needed than may be open at once; use `fill` then.
     """
 
   def close(self) -> None:
-    """Lets go of open files and connections; the storage stays usable."""
+    """Closes open files and connections; the storage remains usable."""

@@ -19,10 +19,17 @@ from maxtext_olmo.errors import MissingFileError
 class LocalStorage:
   """Reads local files; `fill` and `pin` keep them open between calls.
 
+  >>> import tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   with open(f"{folder}/a", "wb") as file:
+  ...     _ = file.write(b"0123456789")
+  ...   LocalStorage().read(f"{folder}/a", offset=2, size=3)
+  b'234'
+
   Args:
-    max_open_files: How many files stay open; the least recently used is closed first. None means
-      as many as the process can spare.
-    seen: The files that another storage has found; those of this one must be the same.
+    max_open_files: Number of files that stay open; the least recently used is closed first. None
+      keeps as many open as the process can spare.
+    seen: Files that another storage has found, by path; this one must find the same files.
   """
 
   wants_concurrency = False
@@ -42,11 +49,11 @@ class LocalStorage:
     return f"{type(self).__name__}(max_open_files={self.max_open_files})"
 
   def close(self) -> None:
-    """Closes the files that are kept open; the storage stays usable."""
+    """Closes the open files; the storage remains usable."""
     self._files.close()
 
   def size(self, path: str) -> int:
-    """Returns the size of a file in bytes; `fill` and `pin` take no other file for it later."""
+    """Returns the size of a file in bytes; later, `fill` and `pin` reject a replaced file."""
     open_files.check_path(path)
     try:
       found = os.stat(path)
@@ -57,12 +64,12 @@ class LocalStorage:
     return found.st_size
 
   def exists(self, path: str) -> bool:
-    """Returns whether there is something at `path`, even a link to nothing."""
+    """Returns whether `path` exists, even as a broken symbolic link."""
     try:
       return bool(os.lstat(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return False
-    except OSError as error:  # It may well be there.
+    except OSError as error:  # The file may exist.
       raise _error("look for", path, error) from error
 
   def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
@@ -70,8 +77,9 @@ class LocalStorage:
     whole = os.stat(path).st_size if size is None and os.path.isfile(path) else 0
     if whole > base.LARGEST_WHOLE:
       raise CorpusError(
-          f"{path} has {whole} bytes, and would be read into memory whole: indexes, manifests and"
-          f" boundary files have at most {base.LARGEST_WHOLE}. Is it the right file?"
+          f"{path} has {whole} bytes and would be read into memory whole; expected at most"
+          f" {base.LARGEST_WHOLE} for an index, a manifest or a boundary file. Check that it is the"
+          " right file."
       )
     return b"".join(self.pieces(path, offset, size, size or base.PIECE_BYTES))
 
@@ -82,7 +90,7 @@ class LocalStorage:
       size: int | None = None,
       piece_bytes: int = base.PIECE_BYTES,
   ) -> Iterator[bytes]:
-    """Yields the same bytes as `read`, in pieces of `piece_bytes`."""
+    """Yields the bytes that `read` would return, in pieces of `piece_bytes`."""
     file = self._opened(self._files.open, path)
     end = os.fstat(file.fd).st_size if size is None else offset + size
     while offset < end:
@@ -100,15 +108,15 @@ class LocalStorage:
       out: np.ndarray,
       places: np.ndarray,
   ) -> None:
-    """Reads many byte ranges into one buffer, neighbours in one read."""
+    """Reads several byte ranges into one buffer, and adjacent ranges in one read."""
     if out.dtype != np.uint8 or out.ndim != 1 or not out.flags.c_contiguous:
       raise ValueError("`out` must be a contiguous array of uint8 with one dimension.")
     if not len(sizes):
       return
     if sizes.min() < 0 or places.min() < 0 or (places + sizes).max() > len(out):
       raise ValueError(f"A range lies outside the {len(out)} bytes of `out`.")
-    # Ranges of one file follow each other, so that it is looked up once and no more files than
-    # allowed are open at a time, however many files the call touches.
+    # Group the ranges by file, so that each file is looked up once and no more files than allowed
+    # are open at a time, however many files the call touches.
     order = np.argsort(sources, kind="stable")
     order = order[sizes[order] > 0]
     sources, offsets = sources[order], offsets[order]
@@ -130,7 +138,7 @@ class LocalStorage:
       _read_into(file, path, offset, buffer[place : place + total])
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
-    """Returns open descriptors; None where more files are needed than may be open."""
+    """Returns open descriptors; None if more files are needed than may be open at once."""
     try:
       return self._files.pin(paths, sources)
     except OSError as error:
@@ -147,7 +155,7 @@ def _read_into(file: open_files.OpenFile, path: str, offset: int, view: memoryvi
   done = 0
   try:
     while done < len(view):
-      # The kernel may return less than asked for, and always does above 2 GiB; only 0 is the end.
+      # The kernel may return fewer bytes, and always does above 2 GiB; only 0 means end of file.
       got = os.preadv(file.fd, [view[done:] if done else view], offset + done)
       if not got:
         break
@@ -160,9 +168,9 @@ def _read_into(file: open_files.OpenFile, path: str, offset: int, view: memoryvi
 
 def _too_short(file: open_files.OpenFile, path: str, offset: int, size: int) -> CorpusError:
   return CorpusError(
-      f"{path} is too short: bytes {offset} to {offset + size} were expected, but it ends at byte"
-      f" {os.fstat(file.fd).st_size}. It was cut off or replaced after the index was built: restore"
-      " it, or build the index again and start a new run."
+      f"{path} is too short: expected bytes {offset} to {offset + size}, but it ends at byte"
+      f" {os.fstat(file.fd).st_size}. It was truncated or replaced after the index was built:"
+      " restore it, or build the index again and start a new run."
   )
 
 

@@ -1,8 +1,8 @@
-"""Files that stay open: opening one costs as much as reading a window, and on a mount much more.
+"""A cache of open files: opening one costs as much as reading a window, and far more on a mount.
 
-Where all files of a corpus may be open at once, the descriptors of a batch are one array lookup,
-however many files there are. Where they may not, the least recently used file is closed first.
-Whenever a file is opened, it must be the one that was first found under its path.
+If all files of a corpus may be open at once, finding the descriptors of a batch is one array
+lookup, however many files there are. Otherwise the least recently used file is closed first. A file
+that is opened again must be the file that was first found at its path.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.errors import CorpusError
 
-# The share of free descriptors to use; checkpoints, sockets and the like need some later.
+# Share of the free descriptors to use; checkpoints, sockets and the like need some later.
 _SHARE = 0.75
 _LEAST = 16
 _NO_LIMIT = 1 << 20
-_MOST_TABLES = 4  # Token files and their loss masks, of training and of evaluation.
-# Not blocking, so that opening a FIFO returns and can be refused; regular files do not differ.
+_MOST_TABLES = 4  # Token files and loss masks, each for training and for evaluation.
+# Non-blocking, so that opening a FIFO returns and it can be rejected; no effect on regular files.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileId(NamedTuple):
-  """What tells a file from another one that has taken its name."""
+  """The metadata that distinguish a file from another one that replaced it."""
 
   size: int
   mtime_ns: int
@@ -48,16 +48,16 @@ class FileId(NamedTuple):
 
   def matches(self, other: FileId) -> bool:
     """Returns whether both are the same file, unchanged."""
-    # Mounts of object stores may number a file anew each time that they look it up, but then their
-    # change time is that of the object. A new link or another mode changes only the change time.
+    # A mount of an object store may assign a new inode on every lookup, but then the change time is
+    # that of the object. A new hard link or another mode changes only the change time.
     same = self.inode == other.inode or self.ctime_ns == other.ctime_ns
     return same and (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
 
 class OpenFile:
-  """An open descriptor that is closed when nothing refers to it any more.
+  """An open descriptor that is closed when the last reference to it is gone.
 
-  So a thread can read from a file that another thread evicts from the cache at the same time.
+  So one thread can keep reading a file while another thread evicts it from the cache.
   """
 
   __slots__ = ("fd",)
@@ -73,9 +73,9 @@ class _Table:
   """The open files of a list of paths, by number; they stay open while the table exists.
 
   Attributes:
-    files: The open file of each path, or None.
-    descriptors: The descriptor of each path, or -1.
-    missing: How many files are not open yet.
+    files: Open file of each path, or None.
+    descriptors: Descriptor of each path, or -1.
+    missing: Number of files that are not open yet.
   """
 
   def __init__(self, paths: Sequence[str], opened: Mapping[str, OpenFile]):
@@ -86,15 +86,15 @@ class _Table:
 
 
 class OpenFiles:
-  """Open files by path; safe for threads, and empty after a fork.
+  """A cache of open files by path; safe to share between threads, and emptied in a forked child.
 
   Args:
-    most: How many stay open. None means as many as the process can spare, shared with all other
-      objects of this class that were given None.
-    seen: The files that are known already, by path.
+    most: Number of files that stay open. None keeps as many open as the process can spare, shared
+      with all other objects of this class that were given None.
+    seen: Files that are known already, by path.
 
   Attributes:
-    seen: The file that was first found under each path.
+    seen: File that was first found at each path.
   """
 
   def __init__(self, most: int | None, seen: Mapping[str, FileId] | None = None):
@@ -105,14 +105,14 @@ class OpenFiles:
       _ALL.add(self)
 
   def forget(self) -> None:
-    """Drops all files, and makes a new lock."""
+    """Drops all files and creates a new lock."""
     self._lock = threading.Lock()
     self._files: collections.OrderedDict[str, OpenFile] = collections.OrderedDict()
     self._tables: dict[int, _Table] = {}  # By the identity of the list of paths.
     self._most = self._given or _room_for(self)
 
   def close(self) -> None:
-    """Closes all files that nobody reads at the moment; they are opened again when needed."""
+    """Closes all files that are not being read; they are opened again when needed."""
     with self._lock:
       closing = [*self._files.values(), *self._tables.values()]
       self._files.clear()
@@ -123,24 +123,24 @@ class OpenFiles:
     return len(self._files)
 
   def open(self, path: str) -> OpenFile:
-    """Opens a file that is not kept; raises the OSError of opening it."""
+    """Opens a file without caching it; raises OSError if that fails."""
     check_path(path)
     file = OpenFile(self._open_descriptor(path))
     check_regular(path, os.fstat(file.fd))
     return file
 
   def get(self, path: str) -> OpenFile:
-    """Returns an open file, which is kept; raises the OSError of opening it."""
+    """Returns an open file and caches it; raises OSError if it cannot be opened."""
     with self._lock:
       file = self._files.get(path)
       if file is not None:
         self._files.move_to_end(path)
         return file
-    # Not under the lock: on a network mount, opening takes milliseconds.
+    # Without the lock: on a network mount, opening takes milliseconds.
     file = self.open(path)
     self._compare_with_first(file, path)
     self._most = self._given or _room_for(self)
-    closing = []  # Closed when this function has returned, not under the lock either.
+    closing = []  # Closed when this function returns, so also without the lock.
     with self._lock:
       file = self._files.setdefault(path, file)
       self._files.move_to_end(path)
@@ -150,11 +150,11 @@ class OpenFiles:
     return file
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
-    """Returns a descriptor per path; None where more files are needed than may be open.
+    """Returns a descriptor per path; None if more files are needed than may be open at once.
 
     Args:
-      paths: Of all files; fastest where it is the same object each time.
-      sources: The files to open, as indices into `paths`.
+      paths: Paths of all files; fastest if it is the same object each time.
+      sources: Files to open, as indices into `paths`.
     """
     table = self._tables.get(id(paths))
     if table is not None and not table.missing:
@@ -190,7 +190,7 @@ class OpenFiles:
           table.missing -= 1
 
   def _compare_with_first(self, file: OpenFile, path: str) -> None:
-    """Raises where a file is not the one that was first found under its path."""
+    """Raises CorpusError if a file is not the one that was first found at its path."""
     now = FileId.of(os.fstat(file.fd))
     first = self.seen.setdefault(path, now)
     if not now.matches(first):
@@ -201,7 +201,7 @@ class OpenFiles:
       )
 
   def _pin_some(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
-    """Pins where not all files can stay open."""
+    """Pins only the requested files, because not all files can be open at once."""
     numbers = np.unique(sources)
     if len(numbers) > self._most:
       return None
@@ -216,8 +216,8 @@ class OpenFiles:
     except OSError as error:
       if error.errno != errno.EMFILE:
         raise
-    # The process has no descriptor left, and this cache may hold many: opening files again later
-    # is better than stopping.
+    # The process has no descriptor left, and this cache may hold many. Reopening files later is
+    # better than failing.
     self.close()
     return os.open(path, _FLAGS)
 
@@ -227,7 +227,7 @@ _all_lock = threading.Lock()
 
 
 def _room_for(files: OpenFiles) -> int:
-  """Returns how many files `files` may keep open, given what the other caches hold."""
+  """Returns the number of files that `files` may keep open, given what other caches hold."""
   with _all_lock:
     others = sum(len(other) for other in _ALL if other is not files)
   return max(_LEAST, int(_SHARE * (_descriptor_limit() - _held_at_first())) - others)
@@ -240,7 +240,7 @@ def _descriptor_limit() -> int:
 
 @functools.cache
 def _held_at_first() -> int:
-  """Returns how many descriptors the process held before any file was opened here."""
+  """Returns the number of descriptors that the process held before any file was opened here."""
   try:
     return len(os.listdir("/proc/self/fd"))
   except OSError:
@@ -248,7 +248,7 @@ def _held_at_first() -> int:
 
 
 def _forget_after_fork() -> None:
-  # A thread of the parent may have held a lock at the fork; nothing would release it here.
+  # A thread of the parent may have held a lock during the fork; nothing would release it here.
   global _all_lock
   _all_lock = threading.Lock()
   for files in list(_ALL):
@@ -259,17 +259,19 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def check_path(path: str) -> None:
-  """Raises where a path cannot be that of a local file."""
+  """Raises CorpusError if a path cannot be that of a local file."""
   if paths_lib.is_url(path):
     raise CorpusError(
         f"{path}: only local files can be read. Mount the store and give the mount as base, or"
         " remap the path to it."
     )
   if not paths_lib.is_valid(path):
-    raise CorpusError(f"{path!r} is not a path: it holds a character that no file name can have.")
+    raise CorpusError(
+        f"{path!r} is not a path: it contains a character that no file name can have."
+    )
 
 
 def check_regular(path: str, found: os.stat_result) -> None:
-  """Raises where a path is that of a directory, a FIFO or a device."""
+  """Raises CorpusError if a path is a directory, a FIFO or a device."""
   if not stat.S_ISREG(found.st_mode):
     raise CorpusError(f"{path} is not a regular file. Only regular files hold a corpus.")

@@ -2,17 +2,18 @@
 
 MaxText has no registry of data pipelines, so six of its functions are replaced:
 
-  create_data_iterator         ours for olmo_grain, its own for every other dataset type
-  _initialize_pydantic         its config class gets our keys
-  setup_training_state         the data moves to the step that the model has done
-  create_dataloader            under batch ramp-up our iterator has each step's rows; at each step
-                               the run must still hold its lease
-  create_checkpoint_manager    a run takes the lease of its checkpoint directory first
-  MetricLogger                 metrics have the position and the epoch of each step
+  create_data_iterator         returns our iterator for olmo_grain, MaxText's for other types
+  _initialize_pydantic         adds our keys to MaxText's config class
+  setup_training_state         moves the data to the step that the model has done
+  create_dataloader            lets our iterator choose the rows of each step during batch ramp-up,
+                               and checks at each step that the run still holds its lease
+  create_checkpoint_manager    first takes the lease of the checkpoint directory
+  MetricLogger                 adds the position and the epoch of each step to the metrics
 
-Nothing of its checkpointing is: `checkpoints` says how a step gets its position. Each function is
-checked by shape before anything is replaced (`shapes`), and again by what happens: a trainer that
-gets data from elsewhere, or never says which step it restored, is stopped before its first batch.
+MaxText's checkpointing is not changed: `checkpoints` explains how a step gets its position. The
+parameters of each function are checked before anything is replaced (`shapes`). A trainer that gets
+its data from elsewhere, or never reports the step that it restored, is stopped before its first
+batch.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from absl import logging
 from maxtext_olmo import errors
 from maxtext_olmo.trainers.maxtext import shapes
 
-# What `maxtext-olmo maxtext` can start: MaxText's module, and the folder of its configs where short
-# names are looked up.
+# The entry points of `maxtext-olmo maxtext`: MaxText's module, and the folder of its configs where
+# short names are looked up.
 ENTRY_POINTS = {
     "train": ("maxtext.trainers.pre_train.train", ""),
     "sft": ("maxtext.trainers.post_train.sft.train_sft", "post_train"),
@@ -41,16 +42,17 @@ ENTRY_POINTS = {
 }
 _DATASET_TYPE = "olmo_grain"
 
-# By (module, name): MaxText's own function, and what stands in its place.
+# By (module, name): MaxText's own function, and its replacement.
 _installed: dict[shapes.Function, tuple[Callable, Callable]] = {}
-# By directory; held until the process exits. An elastic restart in the same process keeps its own.
+# Leases by directory, held until the process exits; an elastic restart in the same process keeps
+# them.
 _leases: dict[str, Any] = {}
-# Training data whose trainer has not said yet which step it restored.
+# Training data whose trainer has not yet reported the step that it restored.
 _unplaced: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_installed() -> bool:
-  """Whether MaxText's functions are replaced now."""
+  """Returns whether MaxText's functions are currently replaced."""
   return bool(_installed)
 
 
@@ -58,7 +60,7 @@ def install() -> None:
   """Makes MaxText's `dataset_type=olmo_grain` use this package; a second call changes nothing.
 
   Raises:
-    ConfigError: MaxText is not installed, or a function has another shape; nothing has changed.
+    ConfigError: MaxText is not installed, or a function lacks a parameter; nothing was changed.
   """
   if is_installed():
     return
@@ -70,7 +72,7 @@ def install() -> None:
     _rebind(function.name, original, replacement)
   if version not in shapes.TRIED:
     logging.warning(
-        "MaxText %s has not been tried with this package; %s have. The functions that it replaces"
+        "MaxText %s has not been tested with this package; %s have. The functions that it replaces"
         " have the expected parameters, so it continues.",
         version,
         ", ".join(shapes.TRIED),
@@ -78,14 +80,14 @@ def install() -> None:
 
 
 def uninstall() -> None:
-  """Gives MaxText its own functions back; without an installation it does nothing."""
+  """Restores MaxText's own functions; does nothing if they are not replaced."""
   for function, (original, replacement) in _installed.items():
     _rebind(function.name, replacement, original)
   _installed.clear()
 
 
 def run(entry_point: str, args: Sequence[str]) -> None:
-  """Installs, and runs one of MaxText's entry points with its arguments; may end the process."""
+  """Calls `install` and runs one of MaxText's entry points; may end the process."""
   install()
   from absl import app
 
@@ -98,7 +100,7 @@ def run(entry_point: str, args: Sequence[str]) -> None:
           f"MaxText's {name} needs Tunix, which is not installed: pip install google-tunix."
       ) from error
     raise
-  # MaxText infers a default config from the path of the program, which is its module's.
+  # MaxText infers a default config from the path of the program: that of its module.
   try:
     app.run(module.main, argv=[str(module.__file__), *_with_config_path(args, folder)])
   except Exception as error:
@@ -119,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end_all_processes(error: Exception) -> None:
-  """Ends the other processes too, which would wait for this one; returns if there is none."""
+  """Ends the other processes too, which would wait for this one; returns if there are none."""
   import jax
 
   from maxtext_olmo.trainers import failure
@@ -131,7 +133,7 @@ def _end_all_processes(error: Exception) -> None:
 
 
 def _rebind(name: str, old: Callable, new: Callable) -> None:
-  """Replaces a function in all modules of MaxText that have it, also by `from … import`."""
+  """Replaces a function in all modules of MaxText that have it, including by `from … import`."""
   for module in list(sys.modules.values()):
     if getattr(module, "__name__", "").startswith("maxtext.") and vars(module).get(name) is old:
       setattr(module, name, new)
@@ -163,9 +165,9 @@ def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tupl
 
   failure.watch()
   if getattr(config, "use_sft", False):
-    _take_lease(config)  # Tunix makes a checkpoint manager of its own.
+    _take_lease(config)  # Tunix makes its own checkpoint manager.
   train, evaluation = registry.create_data_iterator(config_lib.data_config(config), given["mesh"])
-  # MaxText closes the iterators it knows of before an elastic restart; 0.2.4 knows of none.
+  # MaxText closes its registered iterators before an elastic restart; 0.2.4 has no registry.
   known = getattr(multihost_dataloading, "_GLOBAL_MULTIHOST_ITERATORS", None)
   if known is not None:
     known.update(iterator for iterator in (train, evaluation) if iterator is not None)
@@ -194,7 +196,7 @@ def _setup_training_state(original: Callable, *args: Any, **kwargs: Any) -> Any:
   if not isinstance(iterator, iterator_lib.BatchIterator):
     if _is_ours(config) and hasattr(iterator, "__next__"):
       raise shapes.wrong_shape(
-          "its trainer got olmo_grain batches from another function than"
+          "its trainer got olmo_grain batches from a function other than"
           " maxtext.input_pipeline.input_pipeline_interface.create_data_iterator"
       )
     return original(*args, **kwargs)
@@ -217,7 +219,8 @@ def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
   config = call.arguments["config"]
   if not _is_ours(config):
     return original(*args, **kwargs)
-  # Without a manager MaxText hands out batches as they come, and ours have each step's rows.
+  # Without a ramp-up manager, MaxText passes batches on unchanged; ours already have each step's
+  # rows.
   call.arguments["rampup_manager"] = None
   loader = original(*call.args, **call.kwargs)
   load = loader.load_next_batch
@@ -269,7 +272,7 @@ def _lease_directory(config: Any) -> str:
   return str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
 
 
-# What replaces each function, with the original as its first argument.
+# The replacement of each function, which takes the original as its first argument.
 _REPLACEMENTS: dict[shapes.Function, Callable] = {
     shapes.Function(
         "maxtext.input_pipeline.input_pipeline_interface",
@@ -297,7 +300,7 @@ _REPLACEMENTS: dict[shapes.Function, Callable] = {
 
 
 def _with_config_path(args: Sequence[str], folder: str) -> list[str]:
-  """Returns the arguments, with the name of MaxText's config (`base.yml`) turned into its path."""
+  """Returns the arguments, with the name of a MaxText config (`base.yml`) replaced by its path."""
   from maxtext.utils import globals as maxtext_globals
 
   args = list(args)

@@ -5,15 +5,16 @@ history file of the run (`loader/history_file.py`), which process 0 writes into 
 each start, before the first batch. Nothing is added to the checkpoints. The first of these that
 applies decides where the data resumes:
 
-  1. `initial_step` and `olmo_initial_position`, if both are set and the model has done exactly that
-     many steps: the run begins new data here. If nothing was restored from this run's own
+  1. `initial_step` and `olmo_initial_position`, if both are set and the model has done exactly
+     `initial_step` steps: the run begins new data here. If nothing was restored from this run's own
      directory, `initial_step` alone is enough.
   2. The data state in the checkpoint, which earlier releases saved as the item `iter`.
   3. The history file in the directory of the checkpoint, if it covers the steps before this one.
   4. `initial_step`, `olmo_initial_position`, or both as an anchor from which steps are counted.
   5. The step and the batch schedule of this run, for checkpoints of MaxText's own loader.
 
-Steps of the data are steps of the model, so that each later checkpoint's step has its position.
+The data counts the same steps as the model, so that the step of each later checkpoint gives its
+position.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ def place(
     ResumeError: The position is lost, or belongs to another stream.
     WriteError: The history cannot be written, so a checkpoint could not be resumed.
   """
-  # Process 0 looks for all: views of a shared disk may differ for a while.
+  # Only process 0 looks: for a while, processes may see different states of a shared disk.
   found = collectives.from_process_0(
       lambda: _find_state(config, step, label), "looking for the position of the data"
   )
   if found is not None:
     with resume.naming(found["where"]):
       iterator.set_state(found["state"])
-    if iterator.step != step:  # Earlier releases counted the steps of the data apart.
+    if iterator.step != step:  # Earlier releases counted the steps of the data separately.
       iterator.go_to(step, iterator.position)
     reason = found["source"]
   else:
@@ -86,8 +87,8 @@ def latest_label(manager: Any) -> int | None:
     return None if manager.latest is None else manager.latest.step
   raise errors.ConfigError(
       f"The checkpoint manager of MaxText, {type(manager).__qualname__}, has neither latest_step()"
-      " nor latest, so it is not known which checkpoint is restored. Install versions of MaxText"
-      " and orbax-checkpoint that docs/guides/maxtext.md names."
+      " nor latest, so it is unknown which checkpoint is restored. Install the versions of MaxText"
+      " and orbax-checkpoint that docs/guides/maxtext.md lists."
   )
 
 
@@ -109,7 +110,7 @@ def model_step(state: Any) -> int | None:
 
 
 def _find_state(config: Any, step: int, label: int | None) -> dict[str, Any] | None:
-  """Returns the state after `step` steps, where it was found and what to log, or None."""
+  """Returns the state after `step` steps with its location and a log message, or None."""
   given, position = config.initial_step, config.olmo_initial_position
   checkpoint = _restored_checkpoint(config, label)
   if checkpoint is None or _begins_new_data(config, step, label):
@@ -125,11 +126,11 @@ def _find_state(config: Any, step: int, label: int | None) -> dict[str, Any] | N
   if not by_keys and run_config.exists(directory) and not path.exists():
     raise errors.ResumeError(
         f"The history of the run, {path}, is missing, and without it the position of step {step} is"
-        " not known. Restore the file from a copy. If the batch size never changed, set"
+        " unknown. Restore the file from a copy. If the batch size never changed, set"
         f" initial_step={step} and olmo_initial_position to {step} times the rows of a batch."
     )
   state = history_file.state_at(directory, step)
-  # Where the history begins at this step, no checkpoint was saved since, and keys still decide.
+  # If the history begins at this step, no checkpoint was saved since, and the keys still decide.
   if state is None or (by_keys and state["history"][0]["step"] >= step):
     return None
   return {"state": state, "where": str(path), "source": f"{history_file.NAME} decides"}
@@ -142,7 +143,7 @@ def _restored_checkpoint(config: Any, label: int | None) -> epath.Path | None:
   if not config.load_full_state_path:
     return None
   path = epath.Path(config.load_full_state_path)
-  return path if resume.is_step(path) else path.parent  # It may name the model's item.
+  return path if resume.is_step(path) else path.parent  # The path may be that of the model's item.
 
 
 def _begins_new_data(config: Any, step: int, label: int | None) -> bool:
@@ -153,7 +154,7 @@ def _begins_new_data(config: Any, step: int, label: int | None) -> bool:
 def _follow_config(
     iterator: iterator_lib.BatchIterator, config: Any, step: int, *, restored: bool
 ) -> str:
-  """Moves the data to where the config alone puts a step, and returns what to log about it."""
+  """Moves the data to the position of a step by the config alone; returns a log message."""
   given, position = config.initial_step, config.olmo_initial_position
   if given < 0:
     iterator.go_to(step, position if position >= 0 else None, keep_history=False)

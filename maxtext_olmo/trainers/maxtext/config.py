@@ -1,9 +1,9 @@
-"""MaxText's config: this package's keys are added to it, and its values translated for the loader.
+"""Adds this package's keys to MaxText's config, and translates MaxText's values for the loader.
 
 MaxText refuses keys that its config class does not declare, so that class is extended with ours.
-And some of its values have consequences for the data that the loader cannot see in them:
+Some of MaxText's values affect the data in ways that need a translation:
 
-  batch ramp-up                    a batch schedule, counted by MaxText's own `RampupBatchManager`
+  batch ramp-up                    a batch schedule, computed by MaxText's `RampupBatchManager`
   expansion_factor_real_data < 1   fewer rows are loaded, and trained on, than
                                    `global_batch_size_to_train_on` says
   Tunix's checkpoints              label N is saved after N updates; MaxText's own after N + 1
@@ -24,7 +24,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers.maxtext import shapes
 
-# Keys of MaxText that this package reads, besides those that the data path has too.
+# Keys of MaxText that this package reads, in addition to those of the data path.
 _READ = (
     "enable_rampup_batch_size",
     "gradient_accumulation_steps",
@@ -55,7 +55,7 @@ def extended_config_class(base: type) -> type:
 
 
 def _as_list(value: Any) -> Any:
-  """Returns a list for a tuple in Python's notation, which MaxText's command line keeps as text."""
+  """Converts a tuple in Python syntax to a list; MaxText's command line leaves it as text."""
   if isinstance(value, str):
     with contextlib.suppress(ValueError, SyntaxError):
       value = ast.literal_eval(value)
@@ -63,7 +63,7 @@ def _as_list(value: Any) -> Any:
 
 
 def data_config(config: Any) -> Any:
-  """Returns the config for `create_data_iterator` that a config of MaxText amounts to."""
+  """Converts a config of MaxText to a config for `create_data_iterator`."""
   shapes.check_keys(config, (*(key.name for key in data_keys.KEYS), *_READ))
   values: dict[str, Any] = {key.name: getattr(config, key.name) for key in data_keys.KEYS}
   values["dataset_type"] = str(getattr(config.dataset_type, "value", config.dataset_type))
@@ -71,14 +71,12 @@ def data_config(config: Any) -> Any:
       ("global_batch_size_to_load", "global_batch_size_to_train_on"),
       ("global_batch_size_to_load_eval", "global_batch_size_to_eval_on"),
   ):
-    # The trainer takes the leading rows of a batch, so it trains on all rows of a smaller one.
+    # The trainer uses the leading rows of a batch, so a smaller batch is enough.
     values[train] = min(values[train], values[load])
   if config.enable_rampup_batch_size:
     for name in ("olmo_batch_schedule", "olmo_batch_rampup_factors"):
       if values[name]:
-        raise errors.ConfigError(
-            f"enable_rampup_batch_size and {name} are both set; one decides the batch sizes."
-        )
+        raise errors.ConfigError(f"enable_rampup_batch_size and {name} are both set; set only one.")
     values["olmo_batch_schedule"] = ramp_up_stages(config)
     values["olmo_batch_schedule_unit"] = "steps"
   if values["initial_step"] == -1 and _latest_label(config) is not None:
@@ -96,8 +94,8 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
   while active:
     active = manager.update()
     step += 1
-    # After the ramp-up the trainer takes whole batches, which with gradient accumulation are larger
-    # than the manager's last size.
+    # After the ramp-up the trainer takes whole batches, which are larger than the manager's last
+    # size if gradients are accumulated.
     rows = manager.global_batch_size_current if active else config.global_batch_size_to_train_on
     if rows != stages[-1][1]:
       stages.append((step, rows))
@@ -105,7 +103,7 @@ def ramp_up_stages(config: Any) -> tuple[tuple[int, int], ...]:
 
 
 class TunixCheckpoint(NamedTuple):
-  """The latest checkpoint of Tunix's trainer, and the batches that it had taken by then."""
+  """The latest checkpoint of Tunix's trainer, and the number of batches taken by then."""
 
   label: int
   step: int
@@ -114,7 +112,7 @@ class TunixCheckpoint(NamedTuple):
 def tunix_checkpoint(config: Any) -> TunixCheckpoint | None:
   """Returns the checkpoint from which Tunix's trainer (SFT, DPO) resumes; None if there is none.
 
-  Tunix restores a model by itself and says nothing to the data.
+  Tunix restores the model itself and does not notify the data iterator.
   """
   label = _latest_label(config)
   if label is None or not _is_tunix(config, label):

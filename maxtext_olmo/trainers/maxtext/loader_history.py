@@ -1,14 +1,14 @@
-"""What MaxText's own `olmo_grain` loader has trained a model on, including its defects.
+"""Reconstructs the data that MaxText's own `olmo_grain` loader has read, including its defects.
 
-Its sampler gives each host a block of the shuffled epoch, and Grain, which shards by host too,
+Its sampler gives each host a block of the shuffled epoch, and Grain, which also shards by host,
 strides over that block again. With H hosts, b rows per host and W workers, row r of host h in the
 j-th batch since the loader started is record
 
     h + H · (w + W · (q · b + r))        with q, w = divmod(j, W)
 
-of the host's block, plus where the loader started: after a restart from checkpoint N at N · b, one
-batch early. A record beyond the block belongs to the loader's next epoch, which therefore comes H
-times too soon.
+of the host's block, plus an offset: after a restart from checkpoint N, the loader starts at N · b,
+one batch too early. A record beyond the block belongs to the loader's next epoch, which therefore
+begins H times too soon.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Start:
 
   Attributes:
     label: The checkpoint that the model was restored from; -1 for a new model.
-    data_label: The step that the loader took for where it stopped.
-    hosts: Hosts that load data.
-    rows_per_host: Rows that each loads for a step.
+    data_label: The step at which the loader resumed.
+    hosts: The number of hosts that load data.
+    rows_per_host: Rows that each host loads for a step.
     workers: Grain's worker processes per host.
   """
 
@@ -52,7 +52,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """Steps that were trained between two starts and are in the model still; the last one counts."""
+  """The steps of one start that are still in the model, from the first to the last, inclusive."""
 
   start: Start
   first_step: int
@@ -60,17 +60,17 @@ class Segment:
 
   @property
   def num_batches(self) -> int:
-    """Batches that the loader gave."""
+    """The number of batches that the loader produced."""
     return self.last_step - self.first_step + 1
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """How often each instance was trained on.
+  """The number of times each instance was trained on.
 
   Attributes:
-    counts: Per instance.
-    num_rows: All rows that were trained on.
+    counts: The count of each instance.
+    num_rows: The number of rows that were trained on.
   """
 
   counts: np.ndarray
@@ -78,34 +78,34 @@ class History:
 
   @property
   def num_epochs(self) -> int:
-    """Whole epochs in that many rows."""
+    """The number of whole epochs in `num_rows` rows."""
     return self.num_rows // len(self.counts)
 
   @property
   def consumed(self) -> np.ndarray:
-    """The instances of the current epoch: trained on more often than there were whole epochs."""
+    """The instances consumed in this epoch: trained on more often than there are whole epochs."""
     return self.counts > self.num_epochs
 
   @property
   def num_distinct(self) -> int:
-    """Instances that were trained on at all."""
+    """The number of instances that were trained on at least once."""
     return int(np.count_nonzero(self.counts))
 
   @property
   def num_repeated(self) -> int:
-    """Rows that an exact loader would not have repeated yet."""
+    """The number of rows that an exact loader would not have repeated yet."""
     return int(np.maximum(self.counts.astype(np.int64) - self.num_epochs - 1, 0).sum())
 
   @property
   def num_missing(self) -> int:
-    """Instances that an exact loader would have shown by now, and this one has not."""
+    """The number of instances that an exact loader would have delivered by now."""
     return min(self.num_rows, len(self.counts)) - self.num_distinct
 
 
 def segments(starts: Sequence[Start], last_label: int) -> list[Segment]:
-  """What is left of each start in a model whose last checkpoint is `last_label`.
+  """Returns the steps of each start that remain in a model whose last checkpoint is `last_label`.
 
-  A restart from checkpoint N throws away what was trained after it.
+  A restart from checkpoint N discards the steps after N.
   """
   found = []
   end = last_label
@@ -117,17 +117,18 @@ def segments(starts: Sequence[Start], last_label: int) -> list[Segment]:
       break
   if end >= 0:
     raise errors.ConfigError(
-        f"Nothing says how steps 0 to {end} were trained: the first start of the run is missing."
+        f"It is unknown how steps 0 to {end} were trained: the first start of the run is missing."
+        " Add the log or the arguments of that start."
     )
   return found[::-1]
 
 
 def read_starts(lines: Iterable[str], *, workers: int) -> list[Start]:
-  """Reads the starts of a run from its log, where MaxText's loader logs how it begins.
+  """Reads the starts of a run from its log; MaxText's loader logs a line at each start.
 
   Args:
-    lines: Of one host's log, or of all; the same start seen by several hosts counts once.
-    workers: Which the log does not tell.
+    lines: Lines of the log of one host or of all; a start logged by several hosts counts once.
+    workers: The number of worker processes per host, which the log does not contain.
   """
   starts: list[Start] = []
   pending: dict[str, int] | None = None
@@ -159,14 +160,14 @@ def count(
     trained_rows: int | None = None,
     progress: bool = False,
 ) -> History:
-  """How often each instance was trained on; needs 6 bytes of memory per instance.
+  """Counts how often each instance was trained on; needs 6 bytes of memory per instance.
 
   Args:
-    num_instances: Of the corpus.
+    num_instances: Number of instances in the corpus.
     seed: `data_shuffle_seed` of the run.
-    parts: Of the run.
+    parts: Segments of the run.
     trained_rows: The leading rows of a batch that the trainer used, if fewer than it loaded.
-    progress: Whether to show it on stderr.
+    progress: Whether to show progress on stderr.
   """
   counts = np.zeros(num_instances, np.uint16)
   last_epochs = [_last_epoch(num_instances, part) for part in parts]
@@ -183,7 +184,7 @@ def count(
         block = num_instances // part.start.hosts
         for host in range(part.start.hosts):
           for records in _records(part, host, block, epoch, trained_rows):
-            # A record is in an epoch's block once, so no instance is twice in one of these.
+            # An epoch's block has each record once, so no instance occurs twice in a piece.
             counts[order[host * block + records]] += 1
             num_rows += len(records)
             advance(len(records))
@@ -201,9 +202,7 @@ def _last_epoch(num_instances: int, part: Segment) -> int:
   start = part.start
   block = num_instances // start.hosts
   if block == 0:
-    raise errors.ConfigError(
-        f"{num_instances} instances do not give each of {start.hosts} hosts one."
-    )
+    raise errors.ConfigError(f"{num_instances} instances are fewer than the {start.hosts} hosts.")
   # Workers take turns, so the last record in time is not the last one by number: use an upper
   # bound.
   rounds = -(-part.num_batches // max(1, start.workers))
@@ -214,7 +213,7 @@ def _last_epoch(num_instances: int, part: Segment) -> int:
 def _records(
     part: Segment, host: int, block: int, epoch: int, trained_rows: int | None
 ) -> Iterator[np.ndarray]:
-  """The places in a host's block of an epoch that a part of a run took, in pieces."""
+  """Yields the places in a host's block of an epoch that a segment read, in pieces."""
   start = part.start
   hosts, rows, workers = start.hosts, start.rows_per_host, max(1, start.workers)
   used = rows

@@ -1,8 +1,9 @@
-"""Migrates a run of MaxText's own `olmo_grain` loader to one that continues with this package.
+"""Migrates a run of MaxText's own `olmo_grain` loader, so that it continues with this package.
 
-The run's config and its starts say what it was trained on (`loader_history`). The migration writes
-a bitmap of that, next to the index, and a config based on the old one: the rest of the epoch comes
-first, each instance once, from the step after the model's last checkpoint, and then whole epochs.
+The run's config and its starts determine the data that it was trained on (`loader_history`). The
+migration writes a bitmap of that data next to the index, and a config based on the old one. The new
+run continues at the step after the model's last checkpoint: first the rest of the epoch, each
+instance once, then whole epochs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from maxtext_olmo.loader import resume
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.trainers.maxtext import loader_history as history
 
-# MaxText's defaults (its base.yml) of the keys that decide what its loader reads.
+# MaxText's defaults (from base.yml) of the keys that decide what its loader reads.
 _DEFAULTS: dict[str, Any] = {
     "data_shuffle_seed": 0,
     "grain_worker_count": 1,
@@ -41,15 +42,15 @@ _DEFAULTS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class Migration:
-  """What was found and written.
+  """The result of a migration.
 
   Attributes:
     label: The checkpoint from which training continues.
     parts: The steps in the model, by start.
-    found: What they were trained on.
-    num_instances: Of the corpus.
-    consumed_path: The bitmap.
-    config_path: The config.
+    found: The instances that these steps were trained on.
+    num_instances: Number of instances in the corpus.
+    consumed_path: Path of the bitmap.
+    config_path: Path of the new config.
   """
 
   label: int
@@ -61,13 +62,13 @@ class Migration:
 
   @property
   def num_remaining(self) -> int:
-    """Instances that the rest of the epoch has."""
+    """The number of instances in the rest of the epoch."""
     return self.num_instances - int(self.found.consumed.sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """The part of a MaxText config that decides what its loader read."""
+  """The part of a MaxText config that decides what MaxText's loader reads."""
 
   path: str
   index_path: str
@@ -79,7 +80,7 @@ class RunConfig:
 
   @classmethod
   def read(cls, path: str) -> RunConfig:
-    """Reads a config file and those it builds on."""
+    """Reads a config file and its base configs."""
     values = {**_DEFAULTS, **_load_yaml(path)}
     problems = []
     if values["dataset_type"] != "olmo_grain":
@@ -87,9 +88,9 @@ class RunConfig:
     if not values["olmo_index_path"]:
       problems.append("olmo_index_path is not set.")
     if values["enable_rampup_batch_size"]:
-      problems.append("under enable_rampup_batch_size its loader's batches are not the steps'.")
+      problems.append("with enable_rampup_batch_size, the loader's batches do not match the steps.")
     if float(values["expansion_factor_real_data"]) > 0:
-      problems.append("with expansion_factor_real_data its loader gives more rows than are used.")
+      problems.append("with expansion_factor_real_data, the loader reads more rows than are used.")
     if problems:
       raise errors.ConfigError(
           f"{path}: this run cannot be migrated:\n" + "\n".join(f"  - {p}" for p in problems)
@@ -105,7 +106,7 @@ class RunConfig:
     )
 
   def batch(self, devices: int) -> tuple[int, int]:
-    """Rows loaded and rows trained on in a step, on this many devices."""
+    """Returns the rows loaded and the rows trained on in a step, on a number of devices."""
     trained = int(devices * self.rows_per_device) * self.accumulation
     loaded = int(devices * max(1.0, self.rows_per_device)) * self.accumulation
     return loaded, trained
@@ -124,32 +125,33 @@ def migrate(
     config_path: str | None = None,
     progress: bool = False,
 ) -> Migration:
-  """Works out what a run was trained on, and writes the bitmap and the config to continue it with.
+  """Finds the data that a run was trained on, and writes a bitmap and a config to continue it.
 
   Args:
-    run_config: MaxText's YAML of the run.
-    checkpoint_dir: Its checkpoints.
-    devices: All devices of the run; logs tell the batch without it.
-    hosts: Hosts that loaded data, at the first start.
+    run_config: MaxText's YAML config of the run.
+    checkpoint_dir: Directory of the run's checkpoints.
+    devices: Total number of devices of the run; not needed with `logs`.
+    hosts: Number of hosts that loaded data at the first start.
     restarts: `LABEL` or `LABEL,hosts=H,devices=N,workers=W,data=LABEL` of each restart, in order.
-    logs: Log files of the run, which tell the starts instead of the arguments above.
+    logs: Log files of the run, which replace the three arguments above.
     label: The checkpoint to continue from; None for the latest.
-    consumed_path: Of the bitmap; None for a name next to the index.
-    config_path: Of the new config; None for a name next to the old one.
-    progress: Whether to show it on stderr.
+    consumed_path: Path of the bitmap; None for a name next to the index.
+    config_path: Path of the new config; None for a name next to the old one.
+    progress: Whether to show progress on stderr.
   """
   run = RunConfig.read(run_config)
   label = _find_label(checkpoint_dir, label)
   index = index_lib.load_index(run.index_path)
   if index.sequence_length != run.length:
     raise errors.ConfigError(
-        f"{run_config} has max_target_length={run.length}, the index {run.index_path} has windows"
-        f" of {index.sequence_length}: MaxText's loader would not have started."
+        f"{run_config} has max_target_length={run.length}, but the index {run.index_path} has"
+        f" windows of {index.sequence_length}. MaxText's loader does not start with these; give the"
+        " index of the run."
     )
   trained = None
   if logs:
     if restarts or devices is not None:
-      raise errors.ConfigError("Starts come from logs, or from --devices and --restart; not both.")
+      raise errors.ConfigError("Give either --log, or --devices and --restart, but not both.")
     starts = _starts_from_logs(logs, run)
   else:
     starts, trained = _starts_from_arguments(run, devices, hosts, restarts)
@@ -169,7 +171,7 @@ def _find_label(checkpoint_dir: str, label: int | None) -> int:
   latest = resume.latest_committed_step(checkpoint_dir)
   if latest is None:
     raise errors.ResumeError(
-        f"{checkpoint_dir} has no committed checkpoint; without one there is nothing to continue."
+        f"{checkpoint_dir} has no committed checkpoint, so there is nothing to continue."
     )
   if label is None:
     label = latest
@@ -181,8 +183,8 @@ def _find_label(checkpoint_dir: str, label: int | None) -> int:
   trained_here = history_file.state_at(checkpoint_dir, label + 1)
   if state is not None or (trained_here and trained_here["history"][0]["step"] <= label):
     raise errors.ResumeError(
-        f"Checkpoint {label} in {checkpoint_dir} was trained with this package: the run has been"
-        " migrated already and continues with its config."
+        f"Checkpoint {label} in {checkpoint_dir} was trained with this package: the run is already"
+        " migrated. Continue it with its config."
     )
   return label
 
@@ -199,7 +201,7 @@ def _starts_from_logs(logs: Sequence[str], run: RunConfig) -> list[history.Start
     )
   if run.rows_per_device < 1:
     raise errors.ConfigError(
-        "With per_device_batch_size below 1 a log does not tell how many rows were trained on; set"
+        "With per_device_batch_size below 1, a log does not show how many rows were trained on; set"
         " --devices."
     )
   return starts
@@ -210,7 +212,8 @@ def _starts_from_arguments(
 ) -> tuple[list[history.Start], int | None]:
   if devices is None:
     raise errors.ConfigError(
-        "The batch of the run is per_device_batch_size times its devices: set --devices, or --log."
+        "The batch size of the run is per_device_batch_size times its devices: set --devices or"
+        " --log."
     )
   current = {"hosts": hosts, "devices": devices, "workers": run.workers}
   starts = []
@@ -223,14 +226,14 @@ def _starts_from_arguments(
     rows, rest = divmod(loaded, current["hosts"])
     if rest:
       raise errors.ConfigError(
-          f"{loaded} rows do not divide over {current['hosts']} hosts; MaxText's loader would not"
-          " have started."
+          f"{loaded} rows do not divide over {current['hosts']} hosts, with which MaxText's loader"
+          " does not start. Check --devices and --hosts."
       )
     if used < loaded:
       if current["hosts"] > 1 or (restarts and trained not in (None, used)):
         raise errors.ConfigError(
-            "With per_device_batch_size below 1 on several hosts, MaxText's own loader gives a"
-            " batch of another shape than the trainer takes; such a run cannot be migrated."
+            "With per_device_batch_size below 1 on several hosts, MaxText's own loader returns a"
+            " batch of a shape that the trainer does not accept; such a run cannot be migrated."
         )
       trained = used
     starts.append(history.Start(label, data_label, current["hosts"], rows, current["workers"]))
@@ -257,7 +260,7 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
       "dataset_type": "olmo_grain",
       "olmo_index_path": os.path.abspath(run.index_path),
       "olmo_consumed_path": consumed_path,
-      # Together an anchor: this step starts the rest of the epoch, and later steps count from it.
+      # Together an anchor: the rest of the epoch begins at this step; later steps count from it.
       "initial_step": label + 1,
       "olmo_initial_position": 0,
   }
@@ -265,14 +268,14 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
 
 
 def _load_yaml(path: str) -> dict[str, Any]:
-  """A MaxText config and, below it, the one it names as base_config, if that can be found."""
+  """Returns the values of a MaxText config, merged over its base_config."""
   text = storage.LocalStorage().read(path)
   try:
     values = yaml.safe_load(text) or {}
   except (yaml.YAMLError, RecursionError) as error:
     raise errors.ConfigError(f"{path} is not YAML: {error}") from error
   if not isinstance(values, dict):
-    raise errors.ConfigError(f"{path} is not a MaxText config: it holds no keys.")
+    raise errors.ConfigError(f"{path} is not a MaxText config: it has no keys.")
   base = values.pop("base_config", None)
   if not base:
     return values
@@ -285,7 +288,7 @@ def _load_yaml(path: str) -> dict[str, Any]:
   for place in places:
     if os.path.exists(place):
       return {**_load_yaml(place), **values}
-  # MaxText's own base.yml is all defaults, which are known here.
+  # MaxText's own base.yml holds only defaults, which are known here.
   if os.path.basename(base) == "base.yml":
     return values
-  raise errors.ConfigError(f"{path} builds on base_config={base!r}, which is not in {places}.")
+  raise errors.ConfigError(f"{path} has base_config={base!r}, which was not found in {places}.")

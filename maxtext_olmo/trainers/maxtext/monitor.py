@@ -1,9 +1,9 @@
 """Adds the position and the epoch of each step to MaxText's metrics and to the log.
 
-MaxText's loop takes a batch, runs the step, and hands the step's metrics to its logger. The
-position and the epoch are noted when the batch is taken, so they belong to the step whatever its
-number. Metrics get the scalars `data/position` and `data/epoch`, which MaxText writes to all that
-it writes metrics to (TensorBoard, metrics_file, …), and the log gets a line for each step.
+MaxText's loop takes a batch, runs the step, and passes the step's metrics to its logger. The
+position and the epoch are recorded when the batch is taken, so they always belong to that step. The
+metrics get the scalars `data/position` and `data/epoch`, which MaxText writes wherever it writes
+metrics (TensorBoard, metrics_file, …), and the log gets a line for each step.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from absl import logging
 
 _POSITION, _EPOCH = "data/position", "data/epoch"
-# Of the batch that the train loop took last; a process has one train loop.
+# Position and epoch of the batch that the train loop took last; a process has one train loop.
 _taken: dict[str, int] = {}
 
 
 def watch(loader: Any, iterator: Any) -> Any:
-  """Returns MaxText's data loader, which now notes where each batch of the iterator begins."""
+  """Makes MaxText's data loader record the position of each batch, and returns the loader."""
   load = loader.load_next_batch
   _taken.clear()
 
@@ -26,7 +26,7 @@ def watch(loader: Any, iterator: Any) -> Any:
     step = iterator.step
     where = {_POSITION: iterator.position, _EPOCH: iterator.epoch}
     batch = load(*args, **kwargs)
-    if iterator.step != step:  # MaxText can be told to reuse a batch.
+    if iterator.step != step:  # MaxText can be configured to reuse a batch.
       _taken.clear()
       _taken.update({name: value for name, value in where.items() if value is not None})
     return batch
@@ -36,7 +36,7 @@ def watch(loader: Any, iterator: Any) -> Any:
 
 
 def add_to_metrics(logger: Any) -> Any:
-  """Returns MaxText's metric logger, which now adds to the metrics of each train step."""
+  """Makes MaxText's metric logger add position and epoch to each step, and returns the logger."""
   write = logger.buffer_and_write_metrics
 
   def buffer_and_write_metrics(

@@ -1,8 +1,9 @@
-"""The names of MaxText that this package uses, checked by shape.
+"""Checks the functions of MaxText that this package uses.
 
-MaxText has no plug-in interface, and people run it from git. So its version decides nothing: each
-function that is replaced or called is looked up by name, and must have the parameters that this
-package passes or reads. A wrong shape is refused by name before anything is changed.
+MaxText has no plug-in interface, and many people run it from git. So its version does not decide
+whether it works: each function that is replaced or called is looked up by name, and must have the
+parameters that this package passes or reads. A function that does not fit is named in an error
+before anything is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 from maxtext_olmo import errors
 
-# The versions with which `make test-maxtext` runs; others with the right shapes get a warning.
+# The versions that `make test-maxtext` tests; others get a warning if their functions fit.
 TRIED = ("0.2.4", "0.2.5")
 
 
@@ -54,7 +55,7 @@ class Function(NamedTuple):
 
 
 def installed_version() -> str:
-  """Returns the version of MaxText here; raises ConfigError if there is none."""
+  """Returns the installed version of MaxText; raises ConfigError if there is none."""
   try:
     return importlib.metadata.version("maxtext")
   except importlib.metadata.PackageNotFoundError as error:
@@ -67,9 +68,9 @@ def installed_version() -> str:
 def wrong_shape(what: str) -> errors.ConfigError:
   """Returns the error for a MaxText that differs from what this package relies on."""
   return errors.ConfigError(
-      f"MaxText {installed_version()} does not fit this package: {what}. Tried versions are"
+      f"MaxText {installed_version()} does not fit this package: {what}. Tested versions are"
       f" {', '.join(TRIED)}: pip install maxtext=={TRIED[-1]}, or change"
-      " maxtext_olmo/trainers/maxtext to fit this one."
+      " maxtext_olmo/trainers/maxtext to fit this version."
   )
 
 

@@ -1,14 +1,14 @@
 """Checkpoints of a run: the model's state, and the position of the data.
 
     checkpoint_dir/
-      .lease                    names the run that writes here, while it does (see `lease`)
+      .lease                    names the run that is writing here (see `lease`)
       99/                       saved after step 99: 100 steps are done, step 100 comes next
         state/                  parameters and optimiser, restorable onto any mesh
         data/                   the iterator's state as JSON: one file, whatever the process count
 
-Both are written under a temporary name and renamed together, so a checkpoint has both or is not
-there. What merely looks like a checkpoint (an empty or half-copied directory with a number for a
-name) is not restored; it is moved out of the way, since its number will be needed.
+Both are written under a temporary name and renamed together, so a checkpoint has either both or
+does not exist. A directory that only looks like a checkpoint (empty or half-copied, with a number
+for a name) is not restored; it is moved aside, because its number will be needed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers import lease as lease_lib
 
 _STATE, _DATA = "state", "data"
-_DATA_FILE = "metadata"  # as Orbax's JSON handler names it
+_DATA_FILE = "metadata"  # The file name of Orbax's JSON handler.
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _ASIDE = ".uncommitted"
 _REMOVALS = 20
 
 
 class Checkpoints:
-  """Saves and restores; all processes call each method together."""
+  """Saves and restores the checkpoints of a run; all processes call each method together."""
 
   def __init__(
       self,
@@ -55,23 +55,24 @@ class Checkpoints:
       read_only: bool = False,
       lease: lease_lib.Lease | None = None,
   ):
-    """Looks for what is there.
+    """Finds the checkpoints in a directory.
 
     Args:
-      read_only: for a reader next to a running trainer: nothing in the directory is touched.
-      lease: the directory's, checked before each save and released at the end of the `with` block.
+      read_only: Whether to leave the directory unchanged, for readers next to a running trainer.
+      lease: The lease of the directory, checked before each save and released at the end of the
+        `with` block.
     """
     self._directory = _absolute(directory)
     self._period = period
     self._lease = lease
     if not read_only:
       _check_shared(self._directory)
-    # Process 0 looks for all: views of a shared disk may differ for a while.
+    # Only process 0 looks: for a while, processes may see different states of a shared disk.
     self.latest: int | None = collectives.from_process_0(
         lambda: _find_latest(self._directory, tidy=not read_only), "looking for checkpoints"
     )
     self._saved = self.latest
-    self._failure: BaseException | None = None  # Of the save that runs in the background.
+    self._failure: BaseException | None = None  # Error of a save in the background.
     self._manager = ocp.CheckpointManager(
         self._directory,
         options=ocp.CheckpointManagerOptions(
@@ -88,10 +89,10 @@ class Checkpoints:
 
   @classmethod
   def from_config(cls, config: ConfigDict) -> Checkpoints | None:
-    """Those of a run, which takes the lease of the directory, or None where it keeps none.
+    """Returns the checkpoints of a run and takes the lease of the directory; None if it has none.
 
     Raises:
-      ConfigError: Another run writes to this directory, or it cannot be written to.
+      ConfigError: Another run is writing to this directory, or it cannot be written to.
     """
     if not (config.enable_checkpointing and config.checkpoint_dir):
       return None
@@ -110,15 +111,15 @@ class Checkpoints:
 
   @property
   def directory(self) -> str:
-    """Where they are, as an absolute path."""
+    """The directory of the checkpoints, as an absolute path."""
     return str(self._directory)
 
   def has(self, step: int) -> bool:
-    """Whether a committed checkpoint of this step is there."""
+    """Returns whether there is a committed checkpoint of a step."""
     return resume.is_committed(self._directory / str(step))
 
   def is_due(self, step: int) -> bool:
-    """Whether the state after this step is one to save."""
+    """Returns whether the state after a step is to be saved."""
     return (step + 1) % self._period == 0
 
   def save(self, step: int, state: Any, data_state: dict[str, Any]) -> None:
@@ -143,22 +144,22 @@ class Checkpoints:
     logging.info("saving checkpoint %d", step)
 
   def check(self) -> None:
-    """Raises the WriteError of a save in the background that has failed; costs nothing otherwise.
+    """Raises the WriteError of a failed save in the background; otherwise costs nothing.
 
-    The next save would raise it too, which may be hours away.
+    The next save, which may be hours away, would raise it too.
     """
     if self._failure is not None:
       with self._save_errors():
         raise self._failure
 
   def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
-    """The state after a step, laid out as `abstract_state` says, and the data's state."""
+    """Returns the state after a step, laid out as in `abstract_state`, and the data state."""
     path = self._directory / str(step)
     for item in (_STATE, _DATA):
       if not (path / item).exists():
         raise errors.ResumeError(
             f"The checkpoint {path} has no item {item!r}: it was lost, or another trainer saved the"
-            " checkpoint. Move it away to resume from the one before it, or choose another"
+            " checkpoint. Move it away to resume from the previous one, or choose another"
             " checkpoint_dir."
         )
     data = collectives.from_process_0(
@@ -177,7 +178,7 @@ class Checkpoints:
     return self
 
   def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-    # After an error, other processes may be gone, and a save that needs them would never end.
+    # After an error, other processes may have ended, and a save that needs them would never finish.
     try:
       if error is None or jax.process_count() == 1:
         self.close()
@@ -186,7 +187,7 @@ class Checkpoints:
         self._lease.release()
 
   def close(self) -> None:
-    """Waits until all that was saved is committed."""
+    """Waits until all saves are committed."""
     with self._save_errors():
       self._manager.wait_until_finished()
       self._manager.close()
@@ -194,8 +195,8 @@ class Checkpoints:
   def _meet(self, *, key: str, timeout_ms: int) -> None:
     """Waits in the background until all processes are at the same point of a save.
 
-    Orbax comes here with its error too if a save has failed, and only then raises it. The other
-    processes wait elsewhere in that case, so the two would wait for each other for 20 minutes.
+    If a save has failed, Orbax still calls this before it raises the error. The other processes
+    then wait elsewhere, so both sides would wait for each other for 20 minutes.
     """
     error = sys.exc_info()[1]
     if error is not None:
@@ -205,7 +206,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _save_errors(self) -> Iterator[None]:
-    """Turns what the storage says while a checkpoint is saved into a WriteError."""
+    """Converts storage errors during a save to WriteError."""
     try:
       yield
     except errors.MaxtextOlmoError:
@@ -223,8 +224,8 @@ class Checkpoints:
           free = f" ({shutil.disk_usage(self.directory).free:,} bytes are free)"
       raise errors.WriteError(
           f"A checkpoint could not be written to checkpoint_dir={self.directory!r}{free}: {said}."
-          " Make room, or lower max_checkpoints, and start again; the checkpoints before it are"
-          " whole."
+          " Free some space, or lower max_checkpoints, and start again; earlier checkpoints are"
+          " intact."
       ) from error
 
   def _describe_damage(self, step: int, error: Exception) -> str:
@@ -232,9 +233,9 @@ class Checkpoints:
     earlier = sorted((s for s in resume.committed_steps(self._directory) if s < step), reverse=True)
     whole = (s for s in earlier if not find_damage(self._directory / str(s) / _STATE))
     found = next(whole, None)
-    advice = "no earlier checkpoint is whole" if earlier else "there is no earlier checkpoint"
+    advice = "no earlier checkpoint is intact" if earlier else "there is no earlier checkpoint"
     if found is not None:
-      advice = f"checkpoint {found} is whole, and is used once those after it are moved away"
+      advice = f"checkpoint {found} is intact, and is used once the later ones are moved away"
     return (
         f"The model in {self._directory / str(step)} cannot be restored:"
         f" {damage or f'{type(error).__name__}: {str(error)[:500]}'}. Copy the checkpoint again if"
@@ -252,16 +253,16 @@ class Checkpoints:
     ]
     if lines:
       raise errors.ResumeError(
-          f"The model in {self._directory / str(step)} is not the one of this config:\n"
+          f"The model in {self._directory / str(step)} does not match this config:\n"
           + "\n".join(lines)
           + "\nSet the model's keys back, or choose another checkpoint_dir."
       )
 
 
 def find_damage(item: epath.Path) -> str:
-  """Returns which file of a saved model is missing, cut or unreadable; empty if none is.
+  """Returns which file of a saved model is missing, truncated or unreadable; empty if none is.
 
-  Sizes are compared (of local files), and what describes the arrays is read; they are not.
+  Compares the sizes of local files, and reads the metadata of the arrays but not the arrays.
   """
   described_by = [item / "_METADATA", *sorted(item.glob("array_metadatas/*"))]
   try:
@@ -321,17 +322,17 @@ def _find_latest(directory: epath.Path, *, tidy: bool) -> int | None:
 def _check_shared(directory: epath.Path) -> None:
   """Raises on all processes if process 0 cannot write to the directory, or others do not see it.
 
-  Otherwise the first save would fail, or wait forever.
+  Without this check, the first save would fail or wait forever.
   """
 
   def mark() -> str:
     name = f".shared-{uuid.uuid4().hex}"
     try:
       directory.mkdir(parents=True, exist_ok=True)
-      (directory / name).write_text("All processes of a run see this file; it is removed at once.")
+      (directory / name).write_text("Tests that all processes see this file; removed at once.")
     except (OSError, ValueError) as error:
       raise errors.ConfigError(
-          f"checkpoint_dir={directory} cannot be written ({error}). Name a directory that the run"
+          f"checkpoint_dir={directory} cannot be written ({error}). Choose a directory that the run"
           " may write to, or set enable_checkpointing=False."
       ) from error
     return name
@@ -342,7 +343,7 @@ def _check_shared(directory: epath.Path) -> None:
     if not (directory / name).exists():
       raise errors.ConfigError(
           f"checkpoint_dir={directory} of process {jax.process_index()} is not the directory that"
-          " process 0 writes to. Give all processes one shared directory."
+          " process 0 writes to. Give all processes the same shared directory."
       )
 
   try:
@@ -353,7 +354,7 @@ def _check_shared(directory: epath.Path) -> None:
 
 
 def _remove_unfinished(directory: epath.Path) -> None:
-  """Removes what saves have left that did not end well."""
+  """Removes the remains of failed saves."""
   for _ in range(_REMOVALS):
     found = [path for path in directory.iterdir() if _TEMPORARY in path.name]
     if not found:
@@ -361,15 +362,15 @@ def _remove_unfinished(directory: epath.Path) -> None:
     for path in found:
       with contextlib.suppress(OSError):
         path.rmtree()
-    time.sleep(0.05)  # Other threads of a save that has just failed may still create files.
+    time.sleep(0.05)  # Threads of a save that has just failed may still create files.
 
 
 def _tidy(directory: epath.Path) -> None:
-  """Removes what killed saves left, and moves aside what only looks like a checkpoint."""
+  """Removes the remains of killed saves, and moves aside what only looks like a checkpoint."""
   _remove_unfinished(directory)
   for path in list(directory.iterdir()):
     if resume.is_step(path) and not resume.is_committed(path):
       names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
       aside = next(directory / name for name in names if not (directory / name).exists())
       path.rename(aside)
-      logging.warning("%s is no committed checkpoint; moved it to %s.", path, aside.name)
+      logging.warning("%s is not a committed checkpoint; moved it to %s.", path, aside.name)

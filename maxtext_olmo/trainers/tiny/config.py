@@ -1,7 +1,7 @@
 """The config of the tiny trainer: the data keys, and keys of model, optimiser, mesh and reports.
 
-`get_config()` returns all of them with their defaults; a config file changes some, the command line
-others. The config is locked, so that a misspelt key is an error that suggests the nearest one. The
+`get_trainer_config()` returns all of them with their defaults; config files and the command line
+change them. The config is locked: a misspelt key is an error, which suggests the nearest key. The
 configs of this package (`configs/` in a checkout) are found by name from any directory.
 """
 
@@ -40,46 +40,46 @@ def _is_fraction(value: float) -> str:
 
 
 KEYS: tuple[Key, ...] = (
-    Key("steps", 100, "Steps to train for, counting those before a resume.", at_least(1)),
+    Key("steps", 100, "Steps to train for, including those before a resume.", at_least(1)),
     Key("emb_dim", 64, "Width of the residual stream.", at_least(1)),
     Key("num_layers", 2, "Transformer layers.", at_least(1)),
     Key("num_heads", 2, "Attention heads.", at_least(1)),
     Key("head_dim", 32, "Width of a head; even, because RoPE rotates pairs.", at_least(2)),
-    Key("mlp_dim", 256, "Hidden width of the SwiGLU.", at_least(1)),
-    Key("logits_via_embedding", True, "Tie the output projection to the embedding."),
+    Key("mlp_dim", 256, "Hidden width of the SwiGLU layer.", at_least(1)),
+    Key("logits_via_embedding", True, "Whether to tie the output projection to the embedding."),
     Key("rope_max_timescale", 10_000, "Base of RoPE's wavelengths.", at_least(1)),
-    Key("dtype", "float32", "Layers compute in float32 or bfloat16; weights stay float32.",
+    Key("dtype", "float32", "Layers compute in float32 or bfloat16; weights are always float32.",
         one_of(*DTYPES)),
-    Key("remat", False, "Recompute each layer in the backward pass to save memory."),
+    Key("remat", False, "Whether to recompute each layer in the backward pass, to save memory."),
     Key("init_seed", 0, "Seed of the initial weights."),
     Key("learning_rate", 1e-3, "Peak learning rate.", more_than(0)),
-    Key("warmup_steps", 10, "Steps of linear warm-up from 0; cosine decay until `steps` follows.",
+    Key("warmup_steps", 10, "Steps of linear warm-up from 0, before cosine decay until `steps`.",
         at_least(0)),
-    Key("learning_rate_final_fraction", 0.1, "Last learning rate, as a fraction of the peak.",
+    Key("learning_rate_final_fraction", 0.1, "Final learning rate, as a fraction of the peak.",
         _is_fraction),
     Key("adam_b1", 0.9, "Decay of AdamW's first moment.", _is_decay),
     Key("adam_b2", 0.95, "Decay of AdamW's second moment.", _is_decay),
     Key("adam_eps", 1e-8, "AdamW's epsilon.", more_than(0)),
     Key("weight_decay", 0.1, "Weight decay of matrices; the embedding and the norms have none.",
         at_least(0)),
-    Key("grad_clip", 1.0, "Largest global gradient norm. 0: no clipping.", at_least(0)),
+    Key("grad_clip", 1.0, "Maximum global gradient norm. 0: no clipping.", at_least(0)),
     Key("mesh_axes", ("data", "fsdp"), "Names of the mesh axes; `fsdp` shards large weights."),
     Key("mesh_shape", (-1, 1), "Devices along each axis; one may be -1: all remaining devices."),
     Key("checkpoint_period", 100, "Steps between checkpoints; the last step is saved as well.",
         at_least(1)),
     Key("max_checkpoints", 3, "Checkpoints to keep. 0: all.", at_least(0)),
-    Key("async_checkpointing", True, "Write checkpoints while training continues."),
+    Key("async_checkpointing", True, "Whether to write checkpoints while training continues."),
     Key("log_interval", 10, "Steps between lines of metrics in the log.", at_least(1)),
     Key("eval_steps", 0, "Batches per evaluation. 0: all.", at_least(0)),
     Key("eval_tasks", "",
         "Harness tasks to evaluate on every eval_interval steps: names or YAML files, separated by"
         " commas."),
-    Key("eval_task_dir", "", "Directory with task files of your own."),
+    Key("eval_task_dir", "", "Directory with your own task files."),
     Key("eval_tokenizer", "bytes",
         "Tokenizer of the tasks: `bytes`, a tokenizer.json or its directory, or `hf:NAME` on the"
         " Hub."),
-    Key("eval_batch_size", 0, "Rows of the tasks' batches. 0: as in training.", at_least(0)),
-    Key("eval_limit", 0, "Documents of each task. 0: all.", at_least(0)),
+    Key("eval_batch_size", 0, "Rows per batch on tasks. 0: as in training.", at_least(0)),
+    Key("eval_limit", 0, "Documents to evaluate per task. 0: all.", at_least(0)),
     Key("metrics_file", "", "File for the metrics of every step, as JSON lines in full precision."),
     Key("coordinator_address", "",
         "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS, or that of the cluster that JAX"
@@ -92,9 +92,9 @@ KEYS: tuple[Key, ...] = (
 
 
 def get_trainer_config() -> ConfigDict:
-  """Returns a config of the embedded trainer: every key, data keys included, at its default.
+  """Returns a config of the embedded trainer: every key, including data keys, at its default.
 
-  Config files of `maxtext-olmo train` begin with it. It is locked, so that a misspelt key is an
+  Config files of `maxtext-olmo train` begin with it. The config is locked, so a misspelt key is an
   error.
 
   >>> import maxtext_olmo
@@ -105,7 +105,7 @@ def get_trainer_config() -> ConfigDict:
   return make_config((*data_keys.KEYS, *KEYS))
 
 
-get_config = get_trainer_config  # The name in config files of earlier releases.
+get_config = get_trainer_config  # Its name in config files of earlier releases.
 
 
 def read_config(argv: Sequence[str]) -> ConfigDict:
@@ -138,13 +138,13 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     raise errors.ConfigError(f"The command line cannot be read: {error}") from error
   if len(rest) > 1:
     raise errors.ConfigError(
-        f"{rest[1]!r} is not a flag; set keys with --config.KEY=VALUE, name a file with --config."
+        f"{rest[1]!r} is not a flag. Set keys with --config.KEY=VALUE, a file with --config=FILE."
     )
   return config
 
 
 def _load_file(program: str, named: Sequence[str]) -> ConfigDict:
-  """Returns the config of a file; keys that it lacks have their defaults."""
+  """Returns the config of a file, with defaults for keys that it lacks."""
   values = flags.FlagValues()
   args = [program, *named]
   config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=args)
@@ -161,10 +161,10 @@ def _load_file(program: str, named: Sequence[str]) -> ConfigDict:
 
 
 def _find_file(argument: str) -> str:
-  """Returns `--config=FILE` with the path of a config of this package, if that is what FILE names.
+  """Returns `--config=FILE`, with the full path if FILE names a config of this package.
 
   Raises:
-    ConfigError: The file would be waited for, or never ends.
+    ConfigError: The file is not a regular file, so reading it might never end.
   """
   flag, given, file = argument.partition("=")
   path, colon, parameter = file.partition(":")
@@ -174,10 +174,10 @@ def _find_file(argument: str) -> str:
 
 
 def shipped_config(name: str) -> str | None:
-  """Returns the path of a config that comes with this package; None if `name` names none.
+  """Returns the path of a config that comes with this package; None if there is none of that name.
 
   Args:
-    name: A file name, with or without `configs/` and `.py`. A file that exists has precedence.
+    name: A file name, with or without `configs/` and `.py`. An existing file takes precedence.
   """
   folder, base = os.path.split(name)
   path = SHIPPED / f"{base.removesuffix('.py')}.py"
@@ -197,7 +197,7 @@ def describe() -> str:
 
 
 def validate(config: ConfigDict) -> None:
-  """Raises one ConfigError with all problems, those of the data keys included; reads no data."""
+  """Raises one ConfigError with all problems, including those of the data keys; reads no data."""
   wrong_values = read_values(config, KEYS)[1].values()
   problems = [*_data_problems(config), *wrong_values, *_combinations(config)]
   if problems:
@@ -211,8 +211,8 @@ def for_data(config: ConfigDict, *, restores: bool = False) -> ConfigDict:
 
   Args:
     config: The config of the run.
-    restores: Whether the trainer restores the data's state, which then alone decides where the data
-      resumes: the data path does not look for a checkpoint too.
+    restores: Whether the trainer restores the data state itself; then the data path does not look
+      for a checkpoint.
   """
   changed = config.copy_and_resolve_references()
   has_data = config.olmo_eval_index_path or config.olmo_eval_instances
@@ -227,13 +227,13 @@ def _data_problems(config: ConfigDict) -> list[str]:
   try:
     data_keys.Options.read(for_data(config))
   except errors.ConfigError as error:
-    # Both reports become one: after its first line, each line is a problem.
+    # Merge both reports: each line after the first is a problem.
     return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
   return []
 
 
 def _combinations(config: ConfigDict) -> Iterator[str]:
-  """Yields what the checks of single keys cannot find."""
+  """Yields the problems that the checks of single keys cannot find."""
   if config.vocab_size <= 0:
     yield f"vocab_size={config.vocab_size} must be at least 1."
   if config.head_dim % 2:
@@ -246,7 +246,7 @@ def _combinations(config: ConfigDict) -> Iterator[str]:
   if len(set(axes)) < len(axes):
     yield f"mesh_axes={axes} names an axis twice."
   if any(size != -1 and size <= 0 for size in shape) or shape.count(-1) > 1:
-    yield f"mesh_shape={shape} must be positive sizes, of which one may be -1."
+    yield f"mesh_shape={shape} must have positive sizes, of which one may be -1."
   count, this = config.num_processes, config.process_id
   if (count or this >= 0) and not 0 <= this < count:
     yield (

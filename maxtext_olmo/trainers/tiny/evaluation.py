@@ -28,13 +28,13 @@ from maxtext_olmo.trainers.tiny import model
 if TYPE_CHECKING:
   from maxtext_olmo.evaluation.model import JaxLM
 
-# Draws for those standard errors that have no formula.
+# Bootstrap samples for standard errors that have no formula.
 _BOOTSTRAP_DRAWS = 1000
 _FIELDS = ("inputs", "inputs_position", "inputs_segmentation")
 
 
 def make_apply(config: ConfigDict) -> scoring.Apply:
-  """The model of a config, over batches of requests."""
+  """Returns the function that applies the model of a config to batches of requests."""
   model_config = model.ModelConfig.from_config(config)
 
   def apply(params: model.Params, batch: batch_lib.LLMIndexedBatch) -> jax.Array:
@@ -44,10 +44,10 @@ def make_apply(config: ConfigDict) -> scoring.Apply:
 
 
 def make_lm(config: ConfigDict, params: Any, mesh: jax.sharding.Mesh, **options: Any) -> JaxLM:
-  """The model as the harness wants it.
+  """Returns the model as a harness model.
 
   Args:
-    options: for `JaxLM`; what is not given follows the config.
+    options: Options of `JaxLM`; the defaults follow the config.
   """
   from maxtext_olmo.evaluation.model import JaxLM
 
@@ -65,14 +65,16 @@ def make_lm(config: ConfigDict, params: Any, mesh: jax.sharding.Mesh, **options:
 def load_params(
     config: ConfigDict, mesh: jax.sharding.Mesh, step: int | None = None
 ) -> tuple[int, Any]:
-  """The parameters in a checkpoint, by default the latest, and its step; touches nothing there."""
+  """Returns the parameters in a checkpoint, by default the latest, and its step; read-only."""
   directory = config.checkpoint_dir
   if not directory:
     raise errors.ConfigError(
-        "Which checkpoint? Set checkpoint_dir, as for training: --config.checkpoint_dir=DIR."
+        "No checkpoint was given. Set checkpoint_dir, as in training: --config.checkpoint_dir=DIR."
     )
   if not os.path.isdir(directory) and "://" not in directory:
-    raise errors.ConfigError(f"checkpoint_dir={directory} is no directory: train a model first.")
+    raise errors.ConfigError(
+        f"checkpoint_dir={directory} is not a directory. Train a model first, or check the path."
+    )
   checkpoints = checkpoints_lib.Checkpoints(directory, read_only=True)
   if step is None:
     step = checkpoints.latest
@@ -90,8 +92,9 @@ class Tasks:
   """Tasks of the harness, found by name once and run any number of times.
 
   Args:
-    names: of tasks, groups or tags, or paths of task files (YAML); `*` matches any part of a name.
-    directory: of your own task files.
+    names: Names of tasks, groups or tags, or paths of task files (YAML); `*` matches any part of a
+      name.
+    directory: Directory of your own task files.
   """
 
   def __init__(self, names: Sequence[str], directory: str = ""):
@@ -109,11 +112,11 @@ class Tasks:
       num_fewshot: int | None = None,
       log_samples: bool = False,
   ) -> dict[str, Any]:
-    """The harness's results; all processes call it together, and each gets them.
+    """Returns the harness's results on each process; all processes call it together.
 
     Args:
-      limit: documents of each task, or a share of them if below 1.
-      num_fewshot: examples before each question, where the task does not say.
+      limit: Documents of each task; below 1, a share of them.
+      num_fewshot: Examples before each question, if the task does not set it.
     """
     with _harness():
       import lm_eval
@@ -132,7 +135,7 @@ class Tasks:
       except Exception as error:
         if isinstance(error, errors.MaxtextOlmoError) or _is_of_the_model(error):
           raise
-        # Data or a package is not available, or a task file cannot work: the harness raises what
+        # Data or a package is missing, or a task file is invalid: the harness passes on whatever
         # its libraries raise.
         said = " ".join(str(error).split()) or "no details"
         raise errors.ConfigError(
@@ -147,13 +150,13 @@ class Tasks:
 
   def _find(self, names: list[str], directory: str) -> tuple[Any, list[str]]:
     if not names:
-      raise errors.ConfigError("Which tasks? Name at least one.")
+      raise errors.ConfigError("No task was given; name at least one.")
     if directory and not os.path.isdir(directory):
-      raise errors.ConfigError(f"There is no directory of tasks {directory}.")
+      raise errors.ConfigError(f"The task directory {directory} does not exist.")
     own = self._make_manager(include_path=directory or None, include_defaults=False)
     manager = own
     if any(not _match(name, own) for name in names):
-      # There are thousands of them, which takes seconds.
+      # There are thousands of tasks, so this takes seconds.
       manager = self._make_manager(include_path=directory or None)
     found: list[str] = []
     for name in names:
@@ -165,7 +168,7 @@ class Tasks:
 
 
 def metrics(results: dict[str, Any]) -> dict[str, float]:
-  """The figures of some results by name: `arc_easy/acc`; standard errors are left out."""
+  """Returns the metrics by name, such as `arc_easy/acc`, without standard errors."""
   found = {}
   for task, values in results["results"].items():
     for name, value in values.items():
@@ -179,7 +182,7 @@ def metrics(results: dict[str, Any]) -> dict[str, float]:
 def during_training(
     config: ConfigDict, mesh: jax.sharding.Mesh
 ) -> Callable[[Any], dict[str, float]] | None:
-  """What evaluates parameters on the config's `eval_tasks`, if there are any."""
+  """Returns a function that evaluates parameters on `eval_tasks`; None if there are no tasks."""
   if not config.eval_tasks:
     return None
   tasks = Tasks(config.eval_tasks.split(","), config.eval_task_dir)
@@ -188,7 +191,7 @@ def during_training(
   def evaluate(params: Any) -> dict[str, float]:
     nonlocal lm
     if lm is None:
-      # One for the whole run: each shape is compiled once.
+      # One model for the whole run, so that each shape is compiled once.
       lm = make_lm(config, params, mesh, progress=False)
     lm.params = params
     results = tasks.run(lm, limit=config.eval_limit or None)
@@ -223,7 +226,7 @@ def _harness() -> Iterator[None]:
 
 
 def _is_of_the_model(error: BaseException) -> bool:
-  """Whether the harness had called the model when this was raised."""
+  """Returns whether an error was raised while the harness was calling the model."""
   from maxtext_olmo.evaluation import model as model_lib
 
   frames = traceback.extract_tb(error.__traceback__)
@@ -231,7 +234,7 @@ def _is_of_the_model(error: BaseException) -> bool:
 
 
 def _git_hash() -> str | None:
-  """Returns what the harness records of the working directory, without git's own complaints."""
+  """Returns the git hash that the harness records, without git's error messages."""
   try:
     done = subprocess.run(
         ["git", "describe", "--always"], capture_output=True, text=True, check=False
@@ -249,11 +252,11 @@ def _match(name: str, manager: Any) -> list[str]:
 
 def _unknown_task(name: str, known: Sequence[str], directory: str) -> str:
   if name.endswith((".yaml", ".yml")):
-    return f"There is no task file {name}."
+    return f"The task file {name} does not exist."
   near = difflib.get_close_matches(name, known, n=3)
   hint = f" Did you mean {' or '.join(near)}?" if near else ""
   where = f", nor of {directory}" if directory else ""
   return (
-      f"{name!r} is no task of lm-evaluation-harness{where}.{hint} Task files of your own are given"
-      " as paths, or by name with the directory they are in."
+      f"{name!r} is not a task of lm-evaluation-harness{where}.{hint} Give your own task files as"
+      " paths, or by name together with their directory."
   )

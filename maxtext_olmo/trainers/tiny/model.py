@@ -1,8 +1,8 @@
 """A decoder-only language model in plain JAX: parameters are a dict, the model is a function.
 
-RMSNorm before each block, rotary positions, SwiGLU. Attention stays inside a document: token q sees
-token k where k is not after q and both have the same segment id. For a row with the documents A and
-B and one token of padding:
+RMSNorm before each block, rotary positions, SwiGLU. Attention stays within a document: token q
+attends to token k if k is not after q and both have the same segment id. For a row with the
+documents A and B and one token of padding:
 
     segment   1 1 1 2 2 0         sees   A  A  A  B  B  .
     position  0 1 2 0 1 0          A0    x
@@ -13,9 +13,9 @@ B and one token of padding:
                                    .                    x
 
 `Learner` has the mesh, the optimiser, and the compiled train and eval steps. The state is `{"step",
-"params", "opt_state"}`. Large weights, and the optimiser's moments of them, are split over the mesh
-axis `fsdp`; all else is on every device. The data iterator decides which rows of a batch lie on
-which device: a step takes the batch as it is.
+"params", "opt_state"}`. Large weights and their optimiser moments are sharded over the mesh axis
+`fsdp`; everything else is replicated. The data iterator decides which device holds which rows of a
+batch: a step takes the batch as it is.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class ModelConfig:
 
   @classmethod
   def from_config(cls, config: ConfigDict) -> ModelConfig:
-    """Takes the keys of these names."""
+    """Reads the keys with these names from a config."""
     return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
 
 
 def init(rng: jax.Array, config: ModelConfig) -> Params:
-  """Initial parameters, float32; those of all layers are stacked along a leading axis."""
+  """Returns the initial parameters in float32, with all layers stacked along a leading axis."""
   layers, emb = config.num_layers, config.emb_dim
   heads = config.num_heads * config.head_dim
-  # What is added to the residual stream shrinks with the number of additions.
+  # The projections onto the residual stream are scaled down by the number of additions.
   out_stddev = _INIT_STDDEV / math.sqrt(2 * layers)
   shapes = {
       "query": ((layers, emb, heads), _INIT_STDDEV),
@@ -96,7 +96,7 @@ def init(rng: jax.Array, config: ModelConfig) -> Params:
 
 
 def apply(params: Params, batch: Batch, config: ModelConfig) -> jax.Array:
-  """The logits (rows, tokens, vocabulary) of a batch, float32."""
+  """Returns the logits (rows, tokens, vocabulary) of a batch, in float32."""
   dtype = jnp.dtype(config.dtype)
   x = params["embedding"].astype(dtype)[batch["inputs"]]
   mask = _attention_mask(batch["inputs_segmentation"])
@@ -111,7 +111,7 @@ def apply(params: Params, batch: Batch, config: ModelConfig) -> jax.Array:
 
 
 def loss_sum(params: Params, batch: Batch, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-  """The sum of the cross-entropies of the tokens that count, and how many they are."""
+  """Returns the sum of the cross-entropies of the tokens with loss, and their number."""
   logits = apply(params, batch, config)
   target = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
   counts = batch["targets_segmentation"] != 0
@@ -144,7 +144,7 @@ def _layer(
 
 
 def _attention_mask(segments: jax.Array) -> jax.Array:
-  """(rows, 1, queries, keys): who sees whom. Padding sees padding, so that no softmax is empty."""
+  """Returns the mask (rows, 1, queries, keys); padding attends to padding to avoid empty rows."""
   same = segments[:, None, :, None] == segments[:, None, None, :]
   length = segments.shape[1]
   return same & jnp.tril(jnp.ones((length, length), bool))
@@ -172,12 +172,12 @@ def _rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
 State = dict[str, Any]
 
 _FSDP = "fsdp"
-# Below this, fetching the pieces of a weight costs more than holding it whole.
+# Below this size, gathering the shards of a weight costs more than replicating it.
 _SHARDED_FROM = 1 << 14
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
-  """The mesh of the config over all devices of all processes."""
+  """Returns the mesh of the config, over all devices of all processes."""
   axes, shape = tuple(config.mesh_axes), list(config.mesh_shape)
   count = jax.device_count()
   if -1 in shape:
@@ -186,7 +186,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
   if math.prod(shape) != count:
     raise errors.ConfigError(
         f"mesh_shape={tuple(config.mesh_shape)} over {axes} does not fit {count} devices"
-        f" (processes: {jax.process_count()}); -1 for one axis takes what is left."
+        f" (processes: {jax.process_count()}). Set one axis to -1 to use all remaining devices."
     )
   return jax.make_mesh(tuple(shape), axes, axis_types=(AxisType.Auto,) * len(axes))
 
@@ -215,7 +215,7 @@ class Learner:
 
   @property
   def parameter_count(self) -> int:
-    """How many numbers are learnt."""
+    """The number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_state["params"]))
 
   def _init(self) -> State:
@@ -278,7 +278,7 @@ def _is_decayed(path: tuple[Any, ...], leaf: Any) -> bool:
 def _sharding(mesh: Mesh, path: tuple[Any, ...], leaf: Any) -> NamedSharding:
   spec: list[str | None] = [None] * leaf.ndim
   if _FSDP in mesh.axis_names and leaf.size >= _SHARDED_FROM:
-    # The axis of layers is walked by a scan, which wants it whole on every device.
+    # A scan runs over the layer axis, which must not be sharded.
     first = 1 if any(getattr(key, "key", None) == "layers" for key in path) else 0
     axes = [a for a in range(first, leaf.ndim) if leaf.shape[a] % mesh.shape[_FSDP] == 0]
     if axes:

@@ -1,9 +1,9 @@
-"""What a run says: a line of metrics now and then, and every step's metrics in a file.
+"""Reports the progress of a run: metrics in the log, and the metrics of every step in a file.
 
     step 19  loss 5.42  grad 0.92  lr 9.8e-04  41,200 tokens/s  data wait 2%  position 152  epoch 0
 
-Steps count from 0, as checkpoints do. The position is that of the step's first sample. `data wait`
-is the share of the time that the loop spent in asking for the next batch.
+Steps count from 0, like checkpoints. The position is that of the step's first sample. `data wait`
+is the share of time that the loop spent waiting for the next batch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import maxtext_olmo
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
 
-_LINE = '{"step": '  # How each line of a metrics file begins.
+_LINE = '{"step": '  # The beginning of each line of a metrics file.
 _PACKAGE = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
 
 
 class Report:
-  """Collects metrics step by step; only process 0 has one that is `enabled`.
+  """Collects metrics step by step; it is `enabled` only on process 0.
 
   Args:
-    metrics_file: where each step becomes a JSON line; steps of a run that is being resumed stay,
-      those that will run again are dropped.
-    first_step: the step that the run begins with.
-    log_interval: steps per line.
+    metrics_file: File that gets a JSON line for each step. On resume, earlier steps are kept, and
+      steps that will run again are dropped.
+    first_step: The step at which the run begins.
+    log_interval: Steps between log lines.
   """
 
   def __init__(self, metrics_file: str, first_step: int, log_interval: int, *, enabled: bool):
@@ -45,12 +45,12 @@ class Report:
     self._waited = 0.0
 
   def restart_clock(self) -> None:
-    """Leaves the time so far, such as that of compiling, out of the rates."""
+    """Excludes the time so far, such as compilation, from the rates."""
     self._since, self._tokens, self._waited = time.monotonic(), 0, 0.0
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Leaves what happens inside, such as an evaluation, out of the rates."""
+    """Excludes the time inside the context, such as an evaluation, from the rates."""
     began = time.monotonic()
     yield
     self._since += time.monotonic() - began
@@ -58,12 +58,12 @@ class Report:
   def step(
       self, step: int, metrics: dict[str, float], *, tokens: int, waited: float, last: bool
   ) -> None:
-    """Takes the metrics of a step that is done.
+    """Records the metrics of a finished step.
 
     Args:
-      tokens: how many tokens the step's batch has.
-      waited: seconds until the batch was there.
-      last: whether no step follows, so that a line is due.
+      tokens: Number of tokens in the step's batch.
+      waited: Seconds spent waiting for the batch.
+      last: Whether this is the last step, which is always logged.
     """
     self._tokens += tokens
     self._waited += waited
@@ -80,7 +80,7 @@ class Report:
   def close(self) -> None:
     """Closes the file."""
     if self._file is not None:
-      # What could not be written has been reported by then, and cannot be written now either.
+      # A failed write has been reported already, and would fail again.
       with contextlib.suppress(OSError):
         self._file.close()
 
@@ -100,10 +100,10 @@ class Report:
 
 
 def show_on_stderr(process: int) -> None:
-  """Lets the log of this package through as plain lines, and only warnings of everybody else.
+  """Shows the log of this package as plain lines, and only warnings of other packages.
 
   Args:
-    process: the number of this process; all but process 0 are silent unless something is wrong.
+    process: The number of this process; processes other than 0 log only warnings.
   """
   handler = python_logging.StreamHandler(sys.stderr)
   handler.setFormatter(_PlainFormatter())
@@ -126,14 +126,14 @@ class _PlainFormatter(python_logging.Formatter):
 
 
 def _open_from(path: str, first_step: int) -> atomic.LineWriter:
-  """Opens a metrics file to append to, with the lines of the steps before `first_step` in it."""
+  """Opens a metrics file for appending, and keeps only the lines of steps before `first_step`."""
   atomic.LineWriter(path).close()  # Raises unless it is a file that can be written.
   with open(path, encoding="utf-8", errors="replace") as file:
     lines = list(file)
-  # A killed run may have left less than a line.
+  # A killed run may have left an incomplete first line.
   if lines and not lines[0].startswith(_LINE) and not _LINE.startswith(lines[0]):
     raise errors.WriteError(
-        f"Cannot write metrics_file={path}: it exists and holds something else than metrics."
+        f"Cannot write metrics_file={path}: it exists and holds something other than metrics."
         " Choose another file."
     )
   atomic.write_atomically(path, "".join(line for line in lines if _step_of(line) < first_step))
@@ -144,5 +144,5 @@ def _step_of(line: str) -> float:
   try:
     return json.loads(line)["step"]
   except (ValueError, KeyError, TypeError, RecursionError):
-    # A killed run may have left half a line.
+    # A killed run may have left an incomplete line.
     return float("inf")

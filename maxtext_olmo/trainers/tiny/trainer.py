@@ -2,9 +2,9 @@
 
     python -m maxtext_olmo.trainers.tiny --config=configs/tiny.py --config.steps=200
 
-It shows all that a trainer has to do to use this library well: make the iterator from the config
-and the mesh, save its state with the model's, and hand it back on a restart. Every batch is the one
-that an uninterrupted run would have seen, also where the number of processes has changed.
+It shows everything that a trainer needs to do to use this library: make the iterator from the
+config and the mesh, save its state with the model, and restore it on a restart. Every batch is the
+same as in an uninterrupted run, even if the number of processes changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from maxtext_olmo.trainers.tiny import evaluation
 from maxtext_olmo.trainers.tiny import model
 from maxtext_olmo.trainers.tiny import report as report_lib
 
-# What a collective says when the other end has died.
+# Error messages of a collective when another process has died.
 _LOST_CONTACT = ("Connection closed by peer", "Connection reset by peer", "Connection refused")
 
 OnBatch = Callable[[int, dict[str, jax.Array]], None]
@@ -42,10 +42,10 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """How a run ended."""
+  """The result of a run."""
 
-  steps_done: int  # in all, those before a resume included
-  loss: float | None  # of the last step; None where there was none left to do
+  steps_done: int  # In total, including those before a resume.
+  loss: float | None  # Loss of the last step; None if no step was left to do.
   eval_loss: float | None
 
 
@@ -55,9 +55,9 @@ def train(
   """Trains until `config.steps` steps are done, from the latest checkpoint if there is one.
 
   Args:
-    config: as from `maxtext_olmo.trainers.tiny.config.get_config`.
-    on_batch: called with the step and its global batch, before the step runs.
-    on_step: called with the step and its metrics, once they are there.
+    config: A config from `maxtext_olmo.get_trainer_config`.
+    on_batch: Called with the step and its global batch, before the step runs.
+    on_step: Called with the step and its metrics, once they are available.
   """
   config_lib.validate(config)
   connect(config)
@@ -84,10 +84,10 @@ def train(
 
 
 def connect(config: ConfigDict) -> None:
-  """Joins the processes of the run, as the config or the environment says; once per process.
+  """Connects the processes of the run, as the config or the environment says; once per process.
 
   Raises:
-    ConfigError: This is one of several tasks, and it could not join the others.
+    ConfigError: This is one of several tasks, and it could not connect to the others.
   """
   cluster.connect(config.coordinator_address, config.num_processes, config.process_id)
 
@@ -95,12 +95,12 @@ def connect(config: ConfigDict) -> None:
 def main_from_argv(
     argv: Sequence[str], *, on_batch: OnBatch | None = None, on_step: OnStep | None = None
 ) -> int:
-  """Trains as a command line says, reporting on stderr; returns the exit code.
+  """Trains with a command line, reports on stderr, and returns the exit code.
 
   Args:
-    argv: as `sys.argv`, the program's name first.
-    on_batch: as for `train`.
-    on_step: as for `train`.
+    argv: The arguments as in `sys.argv`, the program's name first.
+    on_batch: As in `train`.
+    on_step: As in `train`.
   """
   if any(arg in ("-h", "--help", "--helpfull", "--helpshort") for arg in argv[1:]):
     sys.stdout.write(f"{__doc__}\nKeys, set with --config.KEY=VALUE:\n\n{config_lib.describe()}\n")
@@ -123,7 +123,7 @@ def main_from_argv(
     return _exit_code(f"{error.filename}: {error.strerror}", 2)
   except jax.errors.JaxRuntimeError as error:
     if jax.process_count() > 1 and any(sign in str(error) for sign in _LOST_CONTACT):
-      return _exit_code(f"another process of this run is gone ({str(error).splitlines()[0]})", 1)
+      return _exit_code(f"another process of this run has ended ({str(error).splitlines()[0]})", 1)
     return _exit_code(traceback.format_exc(), 1)
   except Exception:
     return _exit_code(traceback.format_exc(), 1)
@@ -163,7 +163,7 @@ def _start(
     checkpoints: checkpoints_lib.Checkpoints | None,
     batches: Any,
 ) -> tuple[model.State, int]:
-  """Returns the state to resume with and the next step; sets the data to its position."""
+  """Returns the state to resume with and the next step; moves the data to its position."""
   if checkpoints is None or checkpoints.latest is None:
     if checkpoints is None:
       logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
@@ -183,7 +183,7 @@ def _start(
 
 @dataclasses.dataclass
 class _Pending:
-  """A step that the devices may still be at."""
+  """A step that the devices may still be running."""
 
   step: int
   metrics: dict[str, jax.Array]
@@ -194,7 +194,7 @@ class _Pending:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """The loop; metrics are read one step late, so that the devices never wait for them."""
+  """The training loop; metrics are read one step late, so that the devices never wait for them."""
 
   config: ConfigDict
   learner: model.Learner
@@ -235,7 +235,7 @@ class _Run:
         state, metrics = self.learner.train_step(state, batch)
         if step == first_step:
           jax.block_until_ready(metrics)
-          logging.info("compiled, and ran the first step, in %.1f s", time.monotonic() - began)
+          logging.info("compiled and ran the first step in %.1f s", time.monotonic() - began)
           report.restart_clock()
           tokens, waited = 0, 0.0
         if pending is not None:

@@ -1,4 +1,4 @@
-"""Tests that the storage is the only way to the bytes of a corpus."""
+"""Tests that the files of a corpus are read only through a storage."""
 
 import ast
 import fnmatch
@@ -36,7 +36,7 @@ _READS = {
 }
 _READ_METHODS = {"read_bytes", "read_text", "stat"}
 
-# Modules that may open files, and why what they open is not read through a storage.
+# Modules that may open files without a storage, and why.
 _ALLOWED = {
     "atomic.py": "writes files",
     "cores.py": "reads the kernel's cgroup files",
@@ -74,14 +74,14 @@ def _reads(path: pathlib.Path) -> list[str]:
     name = _dotted(node.func)
     if isinstance(node.func, ast.Attribute) and node.func.attr in _READ_METHODS:
       name = f".{node.func.attr}"
-    # A stream of a storage is no file.
+    # A stream from a storage is not a file.
     is_stream = name == "gzip.open" and isinstance(node.args[0], ast.Call)
     if (name in _READS or name[1:] in _READ_METHODS) and not is_stream:
       found.append(f"{path.relative_to(_PACKAGE)}:{node.lineno}: {name}")
   return found
 
 
-class OnlyDoorTest(absltest.TestCase):
+class OnlyStorageReadsTest(absltest.TestCase):
 
   def test_no_other_module_opens_files_of_a_corpus(self):
     found = []
@@ -175,7 +175,7 @@ class OtherStorageTest(parameterized.TestCase):
           [("mem://no", "l")], 8, tokenizer="t", storage=storage
       ),
   )
-  def test_what_is_missing_is_a_corpus_error(self, read):
+  def test_a_missing_file_is_a_corpus_error(self, read):
     with self.assertRaisesRegex(CorpusError, "There is no mem://no in this storage"):
       read(self.storage)
 

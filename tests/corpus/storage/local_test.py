@@ -74,7 +74,7 @@ class LocalStorageTest(parameterized.TestCase):
       max_open_files=st.integers(1, 12),
   )
   @hypothesis.settings(max_examples=100, deadline=None)
-  def test_each_place_holds_the_bytes_asked_for(self, ranges, gap, shuffle, max_open_files):
+  def test_each_place_receives_the_requested_bytes(self, ranges, gap, shuffle, max_open_files):
     expected, places = bytearray(b"x" * gap), []
     for source, offset, size in ranges:
       places.append(len(expected))
@@ -88,12 +88,12 @@ class LocalStorageTest(parameterized.TestCase):
     self.assertEqual(out.tobytes(), bytes(expected))
 
   @parameterized.parameters(("0 to 1005", 0), ("995 to 1005", 1))
-  def test_neighbours_in_the_file_and_in_the_buffer_are_one_read(self, expected, gap):
+  def test_ranges_adjacent_in_file_and_buffer_are_one_read(self, expected, gap):
     sources, offsets = np.array([0, 0, 1, 0]), np.array([0, 10, 30, 995])
     sizes = np.array([10, 985, 10, 10])
     places = np.array([0, 10, 1100, 995 + gap])
     # The message names the range of the read that failed, which passes the end of the file.
-    with self.assertRaisesRegex(CorpusError, f"bytes {expected} were expected"):
+    with self.assertRaisesRegex(CorpusError, f"expected bytes {expected}"):
       storage_lib.LocalStorage().fill(
           self.paths, sources, offsets, sizes, np.zeros(1200, np.uint8), places
       )
@@ -111,7 +111,7 @@ class LocalStorageTest(parameterized.TestCase):
       _fill(storage, self.paths, [source], [0], 4)
     self.assertEqual(_open_paths(self.dir), [self.paths[0], self.paths[2]])
 
-  def test_many_threads_with_two_open_files_read_what_is_there(self):
+  def test_many_threads_read_correctly_with_two_open_files(self):
     storage = storage_lib.LocalStorage(2)
     barrier = threading.Barrier(8)
 
@@ -130,8 +130,8 @@ class LocalStorageTest(parameterized.TestCase):
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
       most = max(pool.map(hammer, range(8)))
-    # Two in the cache, and what each thread holds: the file it reads, and one that it opens or lets
-    # go of.
+    # Two in the cache, and those of each thread: the file it reads, and one that it opens or
+    # closes.
     self.assertLessEqual(most, 2 + 2 * 8)
     self.assertEqual(_open_files_below(self.dir), 2)
 
@@ -143,7 +143,7 @@ class LocalStorageTest(parameterized.TestCase):
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
     file_ids, offsets = np.array([0, 5, 0, 9]), np.array([7, 1, 2, 3])
-    # Held, as a thread that is opening a file would hold it; no public call stays in there.
+    # Held as by a thread that is opening a file; no public call stays in there.
     with storage._files._lock:
       child = context.Process(
           target=_read_in_child, args=(storage, self.paths, file_ids, offsets, 50, queue)
@@ -179,8 +179,8 @@ class LocalStorageTest(parameterized.TestCase):
 
   def test_a_short_file_is_an_error_with_range_and_size(self):
     message = (
-        r"0\.npy is too short: bytes 990 to 1054 were expected, but it ends at byte 1000\. It was"
-        r" cut off or replaced"
+        r"0\.npy is too short: expected bytes 990 to 1054, but it ends at byte 1000\. It was"
+        r" truncated or replaced"
     )
     storage = storage_lib.LocalStorage()
     with self.assertRaisesRegex(CorpusError, message):
@@ -194,13 +194,11 @@ class LocalStorageTest(parameterized.TestCase):
     storage = storage_lib.LocalStorage()
     _fill(storage, self.paths, [0], [500], 64)
     os.truncate(self.paths[0], 510)
-    with self.assertRaisesRegex(
-        CorpusError, "bytes 500 to 564 were expected, but it ends at byte 510"
-    ):
+    with self.assertRaisesRegex(CorpusError, "expected bytes 500 to 564, but it ends at byte 510"):
       _fill(storage, self.paths, [0], [500], 64)
 
   @parameterized.parameters(1, 7, 100, 1000, 5000)
-  def test_pieces_make_up_what_read_returns(self, piece_bytes):
+  def test_pieces_concatenate_to_the_result_of_read(self, piece_bytes):
     storage = storage_lib.LocalStorage()
     for offset, size in ((0, None), (300, None), (1000, None), (2000, None), (17, 400), (17, 0)):
       end = None if size is None else offset + size
@@ -271,7 +269,7 @@ class LocalStorageTest(parameterized.TestCase):
       storage.read(str(path))
     self.assertEqual(storage.read(str(path), 7, 2), bytes(2))
 
-  def test_what_is_no_regular_file_is_refused(self):
+  def test_a_path_that_is_not_a_regular_file_is_rejected(self):
     os.mkfifo(self.dir / "fifo")
     storage = storage_lib.LocalStorage()
     for path in (str(self.dir), str(self.dir / "fifo"), "/dev/zero"):
@@ -285,7 +283,7 @@ class LocalStorageTest(parameterized.TestCase):
         storage.size(path)
 
   @parameterized.parameters("a\0b", "\ud800")
-  def test_what_no_file_can_be_called_is_no_path(self, path):
+  def test_an_impossible_file_name_is_rejected(self, path):
     storage = storage_lib.LocalStorage()
     for read in (
         lambda: storage.size(path),
@@ -306,7 +304,7 @@ class LocalStorageTest(parameterized.TestCase):
       ("a_copy", copy.copy),
       ("one_in_a_worker", lambda storage: pickle.loads(pickle.dumps(storage))),
   )
-  def test_a_file_replaced_after_its_size_was_asked_for_is_refused(self, of):
+  def test_a_file_replaced_after_its_size_was_read_is_rejected(self, of):
     storage = storage_lib.LocalStorage()
     for path in self.paths:
       storage.size(path)
@@ -346,7 +344,7 @@ class LocalStorageTest(parameterized.TestCase):
         read()
     _fill(storage, [first, second], [1], [0], 4)
 
-  def test_closing_closes_the_files_and_leaves_it_usable(self):
+  def test_close_closes_the_files_and_the_storage_remains_usable(self):
     path = self.dir / "file"
     path.write_bytes(b"abcdefgh")
     storage = storage_lib.LocalStorage()
@@ -356,7 +354,7 @@ class LocalStorageTest(parameterized.TestCase):
       storage.close()
       self.assertEqual(_open_files_below(self.dir), 0)
 
-  def test_where_descriptors_run_out_the_cache_gives_its_own_back_first(self):
+  def test_the_cache_frees_its_descriptors_when_they_run_out(self):
     paths = []
     for i in range(30):
       path = self.dir / f"many-{i}"

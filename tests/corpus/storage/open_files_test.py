@@ -1,4 +1,4 @@
-"""Tests of files that stay open."""
+"""Tests of the cache of open files."""
 
 import gc
 import os
@@ -19,10 +19,10 @@ _COUNT = 12
 
 class FileIdTest(absltest.TestCase):
 
-  def test_size_and_time_tell_files_apart_and_either_inode_or_change_time(self):
+  def test_files_differ_by_size_or_time_or_by_both_inode_and_change_time(self):
     file = open_files.FileId(size=10, mtime_ns=20, inode=30, ctime_ns=40)
     self.assertTrue(file.matches(file))
-    # A mount of an object store that has forgotten the number it gave the file.
+    # A mount of an object store that assigned a new inode.
     self.assertTrue(file.matches(file._replace(inode=31)))
     # Another mode, or another link.
     self.assertTrue(file.matches(file._replace(ctime_ns=41)))
@@ -60,21 +60,21 @@ class OpenFilesTest(absltest.TestCase):
       self._check(files.pin(self.paths, sources), sources)
     self.assertEqual(self._open_here(), len(files))
 
-  def test_where_all_files_may_be_open_none_is_opened_twice(self):
+  def test_no_file_is_opened_twice_if_all_may_be_open(self):
     files = open_files.OpenFiles(None)
     everything = np.arange(_COUNT)
     first = files.pin(self.paths, everything).descriptors.copy()
     np.testing.assert_array_equal(files.pin(self.paths, everything).descriptors, first)
     self.assertEqual(self._open_here(), _COUNT)
 
-  def test_files_that_are_open_already_are_taken_over(self):
+  def test_files_that_are_already_open_are_reused(self):
     files = open_files.OpenFiles(None)
     alone = [files.get(path).fd for path in self.paths[:4]]
     pinned = files.pin(self.paths, np.array([0, 3, 5]))
     self.assertEqual(pinned.descriptors[[0, 3]].tolist(), [alone[0], alone[3]])
     self.assertEqual(self._open_here(), 5)
 
-  def test_where_some_may_be_open_the_others_are_closed_once_nobody_holds_them(self):
+  def test_files_beyond_the_limit_are_closed_once_unreferenced(self):
     files = open_files.OpenFiles(5)
     held = files.pin(self.paths, np.array([0, 1, 2, 3, 0]))
     for first in range(4, 10, 2):
@@ -84,7 +84,7 @@ class OpenFilesTest(absltest.TestCase):
     del held
     self.assertEqual(self._open_here(), 5)
 
-  def test_more_files_than_may_be_open_are_refused(self):
+  def test_pinning_more_files_than_may_be_open_returns_none(self):
     self.assertIsNone(open_files.OpenFiles(2).pin(self.paths, np.arange(3)))
 
   def test_another_list_of_paths_is_another_corpus(self):
@@ -99,7 +99,7 @@ class OpenFilesTest(absltest.TestCase):
     with self.assertRaisesRegex(FileNotFoundError, "/no/x"):
       files.pin([*self.paths, "/no/x"], np.array([0, _COUNT]))
 
-  def test_those_without_a_number_share_what_the_process_can_spare(self):
+  def test_caches_without_a_limit_share_what_the_process_can_spare(self):
     one = open_files.OpenFiles(None)
     gc.collect()
     before = open_files._room_for(one)
@@ -112,7 +112,7 @@ class OpenFilesTest(absltest.TestCase):
     gc.collect()
     self.assertEqual(open_files._room_for(one), before)
 
-  def test_a_low_limit_of_the_process_is_kept_and_files_are_opened_again(self):
+  def test_a_low_process_limit_is_respected_and_files_are_reopened(self):
     # Ten names for each file.
     many = [f"{self.dir}/{'./' * k}{i}.npy" for i in range(_COUNT) for k in range(10)]
     code = (
@@ -135,7 +135,7 @@ class OpenFilesTest(absltest.TestCase):
     self.assertBetween(kept, 16, 48)
     self.assertLess(held, 64)
 
-  def test_where_descriptors_run_out_while_not_all_files_fit_nothing_is_pinned(self):
+  def test_nothing_is_pinned_if_descriptors_run_out_and_not_all_files_fit(self):
     code = (
         "import resource, numpy as np\n"
         "from maxtext_olmo.corpus.storage import open_files\n"
@@ -153,7 +153,7 @@ class OpenFilesTest(absltest.TestCase):
     done = distributed.run_python(code)
     self.assertEqual(done.stdout, "None\n2\n", done.stderr)
 
-  def test_where_descriptors_run_out_all_files_are_dropped(self):
+  def test_all_files_are_dropped_if_descriptors_run_out(self):
     code = (
         "import errno, resource, numpy as np\n"
         "from maxtext_olmo.corpus.storage import open_files\n"

@@ -303,7 +303,7 @@ class InstallTest(absltest.TestCase):
     with self.assertLogs(level="WARNING") as logs:
       adapter.install()
     self.assertLen(logs.output, 1)
-    self.assertIn("MaxText 9.9.9 has not been tried", logs.output[0])
+    self.assertIn("MaxText 9.9.9 has not been tested", logs.output[0])
     self.assertTrue(adapter.is_installed())
 
   @absltest.skipIf(
@@ -341,7 +341,7 @@ def _forget_the_step() -> None:
 class OtherMaxTextTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      (_take_own_data, "got olmo_grain batches from another function"),
+      (_take_own_data, "got olmo_grain batches from a function other than"),
       (_restore_by_another_function, "without having called maxtext.utils.maxtext_utils.setup_tra"),
       (_forget_the_step, "setup_training_state returned no train state with a step"),
   )

@@ -154,7 +154,7 @@ class MigrateTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "No line of MaxText's olmo_grain loader"):
       self._migrate(logs=[str(log)])
     for text, message in (
-        ("- 1\n", "holds no keys"),
+        ("- 1\n", "has no keys"),
         ("a: [\n", "not YAML"),
         ("[" * 100_000, "not YAML"),
     ):
@@ -169,7 +169,7 @@ class MigrateTest(parameterized.TestCase):
     item = self.directory / "checkpoints" / "9" / "iter"
     item.mkdir()
     (item / "process_0.json").write_text('{"identity": {}}')
-    with self.assertRaisesRegex(errors.ResumeError, "migrated already"):
+    with self.assertRaisesRegex(errors.ResumeError, "is already migrated"):
       self._migrate(devices=2)
     item.rename(self.directory / "moved")
     self._migrate(devices=2)

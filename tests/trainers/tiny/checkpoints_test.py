@@ -115,7 +115,7 @@ class CheckpointsTest(parameterized.TestCase):
       self.assertEqual(checkpoints.latest, 5)
       for step in (6, 7, 8, 9):
         checkpoints.save(step, _state(step), {})
-    self.assertIn("6 is no committed checkpoint; moved it to 6.uncommitted", str(logs.output))
+    self.assertIn("6 is not a committed checkpoint; moved it to 6.uncommitted", str(logs.output))
     self.assertEqual(resume.latest_committed_step(self.dir), 9)
     self.assertTrue((self.dir / "7.uncommitted" / "_CHECKPOINT_METADATA").exists())
     self.assertTrue((self.dir / "notes").exists())
@@ -187,7 +187,7 @@ class CheckpointsTest(parameterized.TestCase):
     for step, name in ((3, "state/ocdbt.process_0/d/[0-9a-f]+"), (2, "state/manifest.ocdbt")):
       with (
           checkpoints_lib.Checkpoints(self.dir) as checkpoints,
-          self.assertRaisesRegex(errors.ResumeError, f"{step}/{name}(.|\n)*checkpoint 1 is whole"),
+          self.assertRaisesRegex(errors.ResumeError, f"{step}/{name}(.|\n)*checkpoint 1 is intact"),
       ):
         checkpoints.restore(step, _abstract(large))
     _damage(model / "_METADATA", how)

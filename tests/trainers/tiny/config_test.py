@@ -59,7 +59,7 @@ class ConfigTest(parameterized.TestCase):
       ("unknown", ["--config.zzz=3"], "no key 'zzz'; known keys: adam_b1, "),
       ("not_a_number", ["--config.steps=many"], "--config.steps=many: invalid literal"),
       ("no_file", ["--config=/nowhere/x.py"], "No such file or directory: '/nowhere/x.py'"),
-      ("not_a_flag", ["steps=3"], "'steps=3' is not a flag; set keys with --config.KEY=VALUE"),
+      ("not_a_flag", ["steps=3"], "'steps=3' is not a flag. Set keys with --config.KEY=VALUE"),
       ("other_flag", ["--steps=3"], "Unknown command line flag 'steps'"),
   )
   def test_a_command_line_that_cannot_be_read_says_why(self, args: list[str], text: str):
@@ -172,7 +172,7 @@ class ConfigTest(parameterized.TestCase):
             "  - mesh_axes=('data', 'data') and mesh_shape=(-1, -1, 0) must name and size the same"
             " axes.",
             "  - mesh_axes=('data', 'data') names an axis twice.",
-            "  - mesh_shape=(-1, -1, 0) must be positive sizes, of which one may be -1.",
+            "  - mesh_shape=(-1, -1, 0) must have positive sizes, of which one may be -1.",
             "  - process_id=2 must be at least 0 and less than num_processes=2; set both or"
             " neither.",
             "  - num_processes=2 needs coordinator_address, the host:port of process 0.",

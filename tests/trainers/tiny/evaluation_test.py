@@ -85,9 +85,9 @@ class EvaluationTest(_Trained):
   def test_a_checkpoint_that_is_not_there_is_an_error(self):
     empty = self.create_tempdir().full_path
     for changes, step, message in (
-        ({"checkpoint_dir": ""}, None, "Which checkpoint"),
+        ({"checkpoint_dir": ""}, None, "No checkpoint was given"),
         ({"checkpoint_dir": empty}, None, "has no checkpoint"),
-        ({"checkpoint_dir": empty + "/nowhere"}, None, "is no directory: train a model first"),
+        ({"checkpoint_dir": empty + "/nowhere"}, None, "is not a directory. Train a model first"),
         ({}, 7, "no checkpoint 7; the latest is 3"),
     ):
       config = tiny_config(**{"checkpoint_dir": self.config.checkpoint_dir, **changes})
@@ -128,12 +128,14 @@ class TasksTest(_Trained):
     self.assertEqual(evaluation.Tasks([path]).names, [path])
 
   def test_a_task_that_is_unknown_is_an_error_with_the_nearest_ones(self):
-    with self.assertRaisesRegex(errors.ConfigError, "'colour' is no task .* Did you mean colours"):
+    with self.assertRaisesRegex(
+        errors.ConfigError, "'colour' is not a task .* Did you mean colours"
+    ):
       evaluation.Tasks(["colour"], self.task_dir)
     for names, directory, message in (
-        ([], "", "Which tasks"),
-        (["/nowhere/task.yaml"], self.task_dir, "There is no task file /nowhere/task.yaml"),
-        (["colours"], "/nowhere", "There is no directory of tasks /nowhere"),
+        ([], "", "No task was given"),
+        (["/nowhere/task.yaml"], self.task_dir, "task file /nowhere/task.yaml does not exist"),
+        (["colours"], "/nowhere", "task directory /nowhere does not exist"),
     ):
       with self.assertRaisesRegex(errors.ConfigError, message):
         evaluation.Tasks(names, directory)

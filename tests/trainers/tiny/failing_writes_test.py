@@ -150,8 +150,8 @@ class FailingWritesTest(parameterized.TestCase):
     }
     ends = self.train(fault, steps=_STEPS)
     self.assertEqual([code for code, _ in ends], [0, 0], ends)
-    self.assertIn("The history of the run cannot be kept", ends[0][1])
-    self.assertIn("`maxtext-olmo inspect` will need the config", ends[0][1])
+    self.assertIn("The history of the run cannot be written", ends[0][1])
+    self.assertIn("The config of this run cannot be kept", ends[0][1])
     self.assertEqual(resume.latest_committed_step(self.options["checkpoint_dir"]), _STEPS - 1)
 
 

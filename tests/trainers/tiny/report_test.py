@@ -67,12 +67,12 @@ class ReportTest(absltest.TestCase):
     (directory / "thesis.txt").write_bytes(b"\x93years of work")
     os.mkfifo(directory / "pipe")
     for path, text in (
-        (directory / "thesis.txt", "holds something else than metrics"),
+        (directory / "thesis.txt", "holds something other than metrics"),
         (directory / "pipe", "is not a regular file"),
         (directory, "is not a regular file"),
         (directory / "thesis.txt" / "below", "Cannot write .*below: "),
         ("/proc/none/metrics.jsonl", "Cannot write /proc/none/metrics.jsonl: "),
-        ("a\0b", "a path has no NUL"),
+        ("a\0b", "contains a NUL"),
     ):
       with self.assertRaisesRegex(errors.WriteError, text):
         report_lib.Report(str(path), 0, 1, enabled=True)
