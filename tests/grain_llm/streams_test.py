@@ -129,7 +129,7 @@ class SlicedStreamTest(RowsCase):
 
   def test_places_count_from_the_first_row(self):
     for sl in (slice(-3, None), slice(0, -1), slice(None, None, -1)):
-      with self.assertRaisesRegex(errors.ConfigError, "count from 0"):
+      with self.assertRaisesRegex(errors.ConfigError, "count from the first row"):
         streams.SlicedStream(_numbered([2]), sl)
 
   def test_a_state_of_another_kind_of_pipeline_is_refused(self):
