@@ -27,7 +27,13 @@ _SECTIONS = (
     (
         "Corpus and index",
         "Which token files there are, and where their instances and documents lie.",
-        ("corpus.index_builder", "corpus.index", "corpus.documents", "corpus.source"),
+        (
+            "corpus.index_builder",
+            "corpus.index",
+            "corpus.documents",
+            "corpus.document_index",
+            "corpus.source",
+        ),
     ),
     ("Storage", "Where bytes come from.", ("corpus.storage",)),
     (
@@ -49,7 +55,7 @@ _SECTIONS = (
     (
         "Grain pipelines",
         "Language-model batches from any Grain source of records.",
-        ("grain_llm.pipeline", "grain_llm.records", "devices.multihost"),
+        ("grain_llm.pipeline", "grain_llm.records", "devices.multihost", "devices.global_batch"),
     ),
     (
         "Evaluation",

@@ -82,7 +82,7 @@ class AtomicTest(parameterized.TestCase):
     self.assertEqual(os.lstat(path).st_ino, before.st_ino)
     self.assertEqual(os.listdir(self.dir), ["x"])
 
-  def test_a_path_that_cannot_be_is_a_typed_error(self):
+  def test_an_impossible_path_is_a_typed_error(self):
     (self.dir / "file").write_text("")
     for path in (self.dir / "a\0b", self.dir / "file" / "x", self.dir / ("x" * 300), "/proc/x"):
       with self.assertRaisesRegex(errors.WriteError, "Cannot write "):
@@ -116,7 +116,7 @@ class AtomicTest(parameterized.TestCase):
     self.assertEqual((self.dir / "old").read_text(), "old")
     self.assertLessEqual({n.split(".")[-1] for n in os.listdir(self.dir / "orders")}, {"lock"})
 
-  def test_lines_are_appended_after_half_a_line(self):
+  def test_lines_are_appended_after_an_incomplete_line(self):
     path = self.dir / "deep" / "x"
     writer = atomic.LineWriter(path)
     writer.write("a")

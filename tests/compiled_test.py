@@ -48,7 +48,7 @@ class BackgroundTest(absltest.TestCase):
     self.assertEqual(background.get(3), "code")
     self.assertEqual(made, [1])
 
-  def test_nobody_waits_while_it_compiles(self):
+  def test_callers_do_not_wait_while_it_compiles(self):
     go_on = threading.Event()
     background = compiled.Background(lambda: go_on.wait() and "code", after=1, what="It")
     self.assertIsNone(background.get(1))
@@ -56,7 +56,7 @@ class BackgroundTest(absltest.TestCase):
     go_on.set()
     self.assertTrue(background.wait())
 
-  def test_what_cannot_be_compiled_is_said_and_tried_once(self):
+  def test_a_failed_compilation_is_logged_and_tried_once(self):
     tried = []
 
     def build():
@@ -70,7 +70,7 @@ class BackgroundTest(absltest.TestCase):
     self.assertIsNone(background.get(5))
     self.assertEqual(tried, [1])
 
-  def test_what_is_not_to_be_had_here_is_no_failure(self):
+  def test_an_unavailable_compilation_is_not_a_failure(self):
     with self.assertNoLogs(level="WARNING"):
       self.assertFalse(compiled.Background(lambda: None, after=1, what="It").wait())
 

@@ -145,7 +145,10 @@ class ChecksTest(parameterized.TestCase):
           {"olmo_batch_schedule": ((0, 4),), "global_batch_size_to_train_on": 4},
           "olmo_batch_schedule needs global_batch_size_to_train_on=4 to equal",
       ),
-      ({"olmo_batch_rampup_factors": ((0, 0.01),)}, "at least one row: 8 rows times 0.01 are 0"),
+      (
+          {"olmo_batch_rampup_factors": ((0, 0.01),)},
+          "at least one row, but 8 rows times 0.01 give 0",
+      ),
       (
           {"olmo_batch_rampup_factors": ((0, 2),), "olmo_batch_schedule": ((0, 4),)},
           "olmo_batch_rampup_factors are both set; set only one",

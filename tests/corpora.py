@@ -22,7 +22,7 @@ def write_tokens(
 
 
 def end_documents(path: pathlib.Path, length: int = 100) -> None:
-  """Gives a headerless file of uint16 the documents of a real one: EOS (id 0) ends it, and each."""
+  """Divides a headerless uint16 file into documents like a real one: each ends with EOS (id 0)."""
   tokens = np.fromfile(path, np.uint16)
   tokens[tokens == 0] = 1
   tokens[length - 1 :: length] = tokens[-1:] = 0

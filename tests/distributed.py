@@ -34,7 +34,7 @@ _SETTLE_SECONDS = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """What became of a process that did not return a result."""
+  """The failure of a process that did not return a result."""
 
   process: int
   text: str  # its traceback, or how it ended and what it wrote last
@@ -51,14 +51,14 @@ class DistributedError(AssertionError):
 
 
 def free_port() -> int:
-  """A loopback port that nothing listens on right now."""
+  """Returns a free loopback port."""
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     return probe.getsockname()[1]
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-  """The environment of a test's child process: CPU only, importing this checkout."""
+  """Returns the environment of a test's child process: CPU only, importing this checkout."""
   env = dict(os.environ, JAX_PLATFORMS="cpu", TF_CPP_MIN_LOG_LEVEL="2", **(extra or {}))
   # A device count meant for the parent would multiply with the child's own.
   env.pop("XLA_FLAGS", None)
@@ -67,7 +67,7 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
-  """Runs code in a Python of its own; whoever asked looks at what it said, and how it ended."""
+  """Runs code in a new Python process; the caller checks its output and exit code."""
   return subprocess.run(
       [sys.executable, "-c", code, *args],
       env=child_environment(),

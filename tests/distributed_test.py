@@ -15,7 +15,7 @@ _HERE = "tests.distributed_test:"
 
 
 def numbers(offset: int) -> tuple[int, int, list[int]]:
-  """What each process sees of the others."""
+  """Returns what each process sees of the others."""
   gathered = multihost_utils.process_allgather(jax.numpy.int32(offset + jax.process_index()))
   return jax.process_index(), jax.device_count(), gathered.tolist()
 

@@ -29,7 +29,7 @@ _NAMES = {
     "ThreadPrefetchIterDataset": ("prefetching of streams", ("prefetch_buffer_size",)),
     "get_element_spec": ("the element specs of our datasets", ()),
 }
-# The only modules that may reach behind an underscore of these packages.
+# The only modules that may use private names of these packages.
 _ALLOWED = {"grain_compat.py": "grain", "trainers/cluster.py": "jax"}
 
 

@@ -1,4 +1,4 @@
-"""A storage whose files are in memory: what is read from it has come through no other way."""
+"""A storage whose files are in memory, so that tests notice reads that bypass the storage."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -70,4 +70,4 @@ class MemoryStorage:
     return self.files[path]
 
   def close(self):
-    """Holds nothing open."""
+    """Does nothing: no file is open."""

@@ -54,7 +54,7 @@ class MetricsTest(parameterized.TestCase):
     )
     self.assertIn("The largest cost of a batch is read (order 1.0 ms, read 20.0 ms", logs.output[0])
 
-  def test_a_pipeline_that_measures_no_stage_blames_none(self):
+  def test_a_pipeline_that_measures_no_stage_names_none(self):
     sums = metrics.Metrics()
     with self.assertLogs(level="WARNING") as logs:
       for step in range(60):

@@ -74,7 +74,7 @@ def _run_alone(path: pathlib.Path, hang_seconds: float) -> Outcome:
   """Runs a test file in a process of its own."""
   began = time.monotonic()
   with tempfile.TemporaryFile() as file:
-    # A file instead of a pipe: a child that a test leaves behind would keep the pipe open.
+    # A file instead of a pipe: a child that a test leaves running would keep the pipe open.
     process = subprocess.Popen(
         [sys.executable, str(path)],
         cwd=_ROOT,
@@ -103,7 +103,7 @@ def _run_alone(path: pathlib.Path, hang_seconds: float) -> Outcome:
 
 
 def _end_group(group: int) -> None:
-  """Kills whatever a test file has left running."""
+  """Kills all processes that a test file has left running."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(group, signal.SIGKILL)
 

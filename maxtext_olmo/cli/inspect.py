@@ -7,7 +7,7 @@ import collections
 import contextlib
 import fnmatch
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from maxtext_olmo import cli
@@ -150,7 +150,7 @@ def _show_steps(args: argparse.Namespace, found: Any) -> int:
       print(json.dumps(values[0] if args.step is not None else values, indent=1))
       return 0
     if args.step is None and not args.text:
-      _print_overview([iterator.explain(step) for step in steps])
+      _print_overview(iterator.explain(step) for step in steps)
       return 0
     for step in steps:
       _print_step(args, iterator.explain(step), iterator.step, tokenizer)
@@ -255,7 +255,7 @@ def _serve(args: argparse.Namespace, found: Any) -> int:
 
 def _range(text: str) -> range:
   first, colon, end = text.partition(":")
-  if not (colon and first.isdigit() and end.isdigit() and int(first) < int(end)):
+  if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
     raise errors.ConfigError(f"--steps={text} is not a range of steps, such as 100:120.")
   return range(int(first), int(end))
 
@@ -288,7 +288,7 @@ def _print(args: argparse.Namespace, values: dict[str, Any], lines: list[str]) -
   print(json.dumps(values, indent=1) if args.json else "\n".join(lines))
 
 
-def _print_overview(explanations: Sequence[Any]) -> None:
+def _print_overview(explanations: Iterable[Any]) -> None:
   """Prints a line for each step."""
   rows = []
   for explanation in explanations:
@@ -362,5 +362,6 @@ def _ends(span: Any) -> bool:
 
 
 def _epoch(found: Any) -> str:
-  """Returns the epoch of a row or a visit, with its stage if it is not the first."""
-  return f"{found.epoch} (stage {found.stage})" if found.stage else str(found.epoch)
+  from maxtext_olmo.inspection import text as text_lib
+
+  return text_lib.describe_epoch(found)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import gzip
 import io
 import itertools
@@ -34,6 +35,7 @@ from maxtext_olmo.errors import CorpusError
 _SUFFIX = ".csv.gz"
 _LINES_AT_ONCE = 1024
 _PIECE_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 20  # In characters; a field of `csv` has at most 2**17.
 _USE_EOS = "Copy it again, or remove it to find the documents by their EOS."
 _LARGEST_LINE = np.iinfo(np.int64).max
 
@@ -127,7 +129,8 @@ def _csv_rows(storage: Storage, path: str) -> Iterator[list[str]]:
   pieces = _PieceReader(storage.pieces(path, piece_bytes=_PIECE_BYTES))
   try:
     with gzip.open(io.BufferedReader(pieces), "rt", encoding="utf-8", newline="") as file:
-      yield from csv.reader(file)
+      # In pieces: a small gzip file may hold one line of many gigabytes.
+      yield from csv.reader(iter(functools.partial(file.readline, _LONGEST_LINE), ""))
   except CorpusError:
     raise
   except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:

@@ -80,6 +80,11 @@ def describe_span(span: explain.DocumentSpan) -> str:
   return f"{named}, {cut}: {tokens}, at column {span.column}"
 
 
+def describe_epoch(found: Any) -> str:
+  """Returns the epoch of a row or a visit, with its stage if it is not the first."""
+  return f"{found.epoch} (stage {found.stage})" if found.stage else str(found.epoch)
+
+
 def describe_name(name: str, source: str = "", line: int | None = None) -> str:
   """Returns the name and origin of a document, to print after its number; may be empty."""
   place = document_names.DocumentName(name, source, line).place

@@ -178,7 +178,7 @@ class Views:
                 (
                     _link("row", f"{row.row}", step=step, row=row.row),
                     f"{row.position:,}",
-                    row.epoch if row.parts else "",
+                    text_lib.describe_epoch(row) if row.parts else "",
                     row.label if row.parts else "padding",
                     self._file_of(row),
                     sum(len(part.documents) for part in row.parts) or "",
@@ -206,9 +206,9 @@ class Views:
     walk.append(_link("step", f"all rows of step {step:,}", n=step))
     body = [
         f'<p class="walk">{"".join(walk)}</p>',
-        f"<p>{self._when(step).capitalize()}, position {row.position:,}, epoch {row.epoch},"
-        f" {row.used:,} tokens, {row.loss_share:.2%} of the step's loss,"
-        f" {_verdict(row.kept)}.</p>",
+        f"<p>{self._when(step).capitalize()}, position {row.position:,}, epoch"
+        f" {text_lib.describe_epoch(row)}, {row.used:,} tokens, {row.loss_share:.2%} of the step's"
+        f" loss, {_verdict(row.kept)}.</p>",
         _table(
             ("column", "label", "file", "bytes", "tokens"),
             (
@@ -304,7 +304,8 @@ class Views:
       columns = f"{visit.columns[0]}-{visit.columns[1]}"
       when = "" if visit.step is None else self._when(visit.step)
       verdict = _verdict(visit.kept)
-      rows.append((step, when, visit.epoch, f"{visit.position:,}", columns, held, verdict))
+      epoch = text_lib.describe_epoch(visit)
+      rows.append((step, when, epoch, f"{visit.position:,}", columns, held, verdict))
     body.append(_table(("step", "when", "epoch", "position", "columns", "tokens", "kept"), rows))
     if visits.unread:
       body.append(

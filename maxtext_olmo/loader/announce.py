@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
 import numpy as np
 from absl import logging
+
+from maxtext_olmo import errors
 
 _SHOWN_ROWS = 4
 
@@ -19,10 +22,10 @@ def announce(name: str, iterator: Any) -> None:
     iterator: A `BatchIterator`.
   """
   stream, position = iterator.stream, iterator.position
-  where, rows = "the end of the data", []
-  if stream.has(position):
-    where = place(stream, position)
+  where, rows = "the end of the data", list[int]()
+  with contextlib.suppress(errors.OrderError):  # No batch takes the tail of a last epoch.
     rows = iterator.row_numbers(iterator.step)[:_SHOWN_ROWS].tolist()
+    where = place(stream, position)
   logging.info(
       "%s: step %d at position %d (%s), first instances %s, %s",
       name,

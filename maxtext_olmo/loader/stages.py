@@ -116,6 +116,7 @@ class StagePolicy:
       convert: Converts a position of the entry to samples of this run's length.
     """
     recorded = entry.stages or self.beginning
+    self._check_places(recorded, entry)
     recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
     passed = {request.text for request in self.requests if _has_passed(request, entry, step)}
     # While the rest of a chunk comes first, a stage that the run has reached has no sample yet.
@@ -203,6 +204,24 @@ class StagePolicy:
       return position
     size = self.corpora.index(last).chunk_size
     return last.position + -(-(position - last.position) // size) * size
+
+  def _check_places(self, stages: Stages, entry: timeline_lib.Entry) -> None:
+    """Raises ResumeError if a stage does not begin where its entry's schedule puts its step."""
+    known = {self.base.fingerprint, *self.corpora.others}
+    for before, stage in zip(stages, stages[1:]):
+      unit, _, first = stage.request.partition(" ")
+      # The schedule of an entry placed what lay ahead of it.
+      if unit != "step" or not first.isdecimal() or int(first) < entry.step:
+        continue
+      least = entry.schedule.position(int(first))
+      most = stage.position  # The rest of a chunk of the stage before may come first.
+      if before.settings.fingerprint in known:
+        most = least + self.corpora.index(before).window // entry.sequence_length
+      if not least <= stage.position <= most:
+        raise schema.damaged(
+            f"{stage.name} begins at position {stage.position}, but the schedule in its history"
+            f" puts that step at position {least}"
+        )
 
   def _check_streams(self, stages: Stages) -> None:
     """Raises ResumeError if a stage in a state is not one that this corpus can have had."""

@@ -29,6 +29,7 @@ from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import steps
 
 FORMAT = 2
 KIND = "stream"
@@ -302,7 +303,8 @@ def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
   schema.check(state, _SCHEMA if version == FORMAT else _SCHEMA_OF_FORMAT_1)
   entries = state["history"] if version == FORMAT else [_entry_of_format_1(state)]
   history = timeline_lib.Timeline.from_json(entries)
-  for entry in history.entries:
+  for number, entry in enumerate(history.entries):
+    schema.check(entry.content, steps.RECORD_SCHEMA, f"history[{number}].content")
     _check_position(entry, entry.step, entry.position)
   _check_position(history.present, state["step"], state["position"])
   return state["step"], state["position"], history

@@ -265,6 +265,8 @@ def explain(
   """
   size = schedule.size(step)
   chosen = np.arange(size) if rows is None else np.asarray(rows, np.int64)
+  if ((chosen < 0) | (chosen >= size)).any():
+    raise errors.OrderError(f"Step {step} has the rows 0 to {size - 1}, got {rows}.")
   # No vocabulary check: a step that failed it is often the one to be explained.
   content = dataclasses.replace(content, vocab_size=0, extras=())
   dataset = steps.StepDataset(

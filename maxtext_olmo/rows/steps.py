@@ -30,6 +30,7 @@ import grain
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo import schema
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -73,6 +74,14 @@ class Content:
         "document_eos_id": eos_id,
         "exclude": None if self.exclusions is None else self.exclusions.digest,
     }
+
+
+# What `Content.record` returns; states of other releases may have other members.
+RECORD_SCHEMA = {
+    "ngram_filter": schema.Maybe(bool),
+    "document_eos_id": schema.Maybe(schema.Count(-1)),
+    "exclude": schema.Maybe(str),
+}
 
 
 def as_recorded(

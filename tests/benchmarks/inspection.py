@@ -1,4 +1,4 @@
-"""How fast a run is inspected: a step of a huge index, a search, a report, inverse orders.
+"""Measures the speed of inspection: a step of a huge index, a search, a report, inverse orders.
 
 Steps are asked for in fresh processes, over sparse files that have the sizes of the mix, take no
 space on the disk and read as zeros; the clock starts after the imports. Searches read files in the
@@ -266,7 +266,7 @@ def _steps_table(directory: pathlib.Path, args: argparse.Namespace, goals: list[
       config = write_run(where, order, args.files if size == "large" else _LABELS, count)
       configs[size] = where / f"{order}.json"
       configs[size].write_text(json.dumps(config))
-      if stored:  # The file of the order is built once, by whoever asks first.
+      if stored:  # The file of the order is built once, on first use.
         figures.fresh_process(__file__, "--here", configs[size], 0)
     for name, share in (("a", 0.618), ("the last", 1.0)):
 

@@ -217,7 +217,7 @@ def _in_turns(what: str, index_path: str, repeats: int) -> dict[str, list[dict[s
 
 
 def _config(index_path: str, length: int, batch: int) -> Any:
-  """What both loaders read of MaxText's config."""
+  """Returns the part of MaxText's config that both loaders read."""
   return types.SimpleNamespace(
       dataset_type="olmo_grain",
       olmo_index_path=index_path,
@@ -261,7 +261,7 @@ def _measure(what: str, name: str, index_path: str) -> dict[str, float]:
 
 
 def _forget_peak() -> None:
-  """Makes what the imports needed at their worst no part of the peak that follows."""
+  """Resets the memory peak, so that it does not include the imports."""
   with contextlib.suppress(OSError):
     pathlib.Path("/proc/self/clear_refs").write_text("5")
 

@@ -22,7 +22,7 @@ class DemoTest(absltest.TestCase):
     self.assertEqual(set(found), {"modules", "classes", "functions"})
     self.assertGreater(sum(len(text) for texts in found.values() for text in texts), 50_000)
 
-  def test_it_leaves_a_directory_alone_that_is_not_its_own(self):
+  def test_it_does_not_touch_a_directory_that_is_not_its_own(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     (directory / "thesis.txt").write_text("years of work")
     with self.assertRaisesRegex(errors.ConfigError, "was not made by a demo"):
@@ -33,7 +33,7 @@ class DemoTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "--steps=5 leaves no room"):
       demo.run(argparse.Namespace(directory="unused", steps=5))
 
-  def test_a_ledger_joins_processes_and_passes_over_a_torn_line(self):
+  def test_a_ledger_merges_processes_and_ignores_an_incomplete_line(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     (directory / "1.jsonl").write_text(
         json.dumps({"step": 0, "rows": {"0": "a"}}) + "\n" + '{"step": 1, "ro'
@@ -41,7 +41,7 @@ class DemoTest(absltest.TestCase):
     (directory / "2.jsonl").write_text(json.dumps({"step": 0, "rows": {"1": "b"}}) + "\n")
     self.assertEqual(demo.read_ledger(directory), {0: {0: "a", 1: "b"}})
 
-  def test_the_trainer_writes_down_every_row_of_every_batch(self):
+  def test_the_trainer_records_every_row_of_every_batch(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     done = subprocess.run(
         [
@@ -66,7 +66,7 @@ class DemoTest(absltest.TestCase):
       self.assertEqual(sorted(rows), list(range(8)))
     self.assertLen({digest for rows in ledger.values() for digest in rows.values()}, 24)
 
-  def test_a_step_counts_from_the_run_that_went_on(self):
+  def test_a_step_after_the_checkpoint_counts_from_the_resumed_run(self):
     expected = {0: "a", 1: "b"}
     count = demo._differing_rows
     self.assertEqual(count(expected, expected, None, kept=True), 0)

@@ -1,4 +1,4 @@
-"""Tests for `maxtext-olmo eval`, as a person would run it."""
+"""Tests for `maxtext-olmo eval`, as a user would run it."""
 
 import contextlib
 import io
@@ -150,14 +150,14 @@ class EvalTest(absltest.TestCase):
     self.assertLess(found["on", "padding"], found["off", "padding"])
 
   @needs_harness
-  def test_a_context_that_is_too_long_stops_it_where_that_is_asked_for(self):
+  def test_a_context_that_is_too_long_stops_it_on_request(self):
     code, _, err = self.run_command(
         "--tasks=colours", f"--task-dir={self.task_dir}", "--truncation=error", "--max-length=16"
     )
     self.assertEqual(code, 2)
     self.assertIn("which takes 16", err)
 
-  def test_what_is_missing_is_said_in_one_line(self):
+  def test_missing_inputs_are_one_line_errors(self):
     for arguments, message in (
         ((), "error: There is nothing to evaluate. Give --tasks=NAMES, --ppl=INDEX, or both."),
         (("--ppl=/nowhere.json",), "/nowhere.json"),
@@ -176,7 +176,7 @@ class EvalTest(absltest.TestCase):
       self.assertIn(message, err)
       self.assertNotIn("Traceback", err)
 
-  def test_unknown_flags_are_no_evaluation(self):
+  def test_unknown_flags_are_an_error(self):
     with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
       main_lib.main(["eval", "--task=colours"])
     self.assertIn("unrecognized arguments: --task=colours", err.getvalue())

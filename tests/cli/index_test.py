@@ -119,7 +119,7 @@ class IndexTest(parameterized.TestCase):
     self.assertRegex(
         err,
         r"^note: .*index\.json is replaced, with a new held-out split\. The corpus does not"
-        r" continue",
+        r" extend",
     )
 
   def test_a_likely_wrong_dtype_is_a_warning(self):
@@ -173,7 +173,7 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(self._build(*arguments, "--allow-outside")[0], 0)
     self.assertEqual(index_lib.load_index(self.output).files[1].path, f"{self.dir}/2.npy")
 
-  def test_files_that_are_named_again_are_said(self):
+  def test_files_that_are_listed_twice_are_reported(self):
     self.mix.write_text("l,tok/0.npy\nl,tok/1.npy\nl,tok/0.npy\n")
     code, _, err = self._build()
     self.assertEqual(code, 0)

@@ -53,7 +53,7 @@ class InspectTest(absltest.TestCase):
     self.assertEqual(found, code, err)
     return out if code != 2 else err
 
-  def test_the_state_is_told_in_words_and_as_json(self):
+  def test_the_state_is_shown_as_text_and_as_json(self):
     out = self.inspect(_run.checkpoints)
     self.assertIn("15 steps, 60 samples", out)
     self.assertIn("batches of 6 (before: batches of 4)", out)
@@ -169,13 +169,14 @@ class InspectTest(absltest.TestCase):
     out = self.inspect(_run.checkpoints, "--config.global_batch_size_to_load=10")
     self.assertIn("batches of 10 (before: batches of 2)", out)
 
-  def test_what_cannot_be_asked_is_an_error(self):
+  def test_invalid_combinations_of_options_are_an_error(self):
     for argv, message in (
         (("--row", 1), "--row needs --step"),
         (("--step", 1, "--steps", "1:2"), "not both"),
         (("--steps", "5"), "such as 100:120"),
+        (("--steps", "1:²"), "such as 100:120"),
         (("--file", "a"), "give both"),
-        (("--document", 1, "--read", -1), "is not a number of rows"),
+        (("--document", 1, "--read", -1), "--read=-1 must be 0 or more"),
         (("--find", "a", "--label", "x"), "matches no label"),
         (("--step", 1, "--row", 9), "has rows 0 to 3"),
         (("--config", "/nowhere.py"), "does not exist"),

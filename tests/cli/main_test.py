@@ -93,7 +93,7 @@ class CliTest(parameterized.TestCase):
     self.assertEqual(code, 2)
     self.assertStartsWith(err, "usage: maxtext-olmo")
 
-  def test_a_reader_that_has_seen_enough_is_no_error(self):
+  def test_a_closed_pipe_is_not_an_error(self):
     directory = self.create_tempdir().full_path
     code = (
         "from tests import corpora\n"

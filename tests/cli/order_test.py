@@ -45,7 +45,7 @@ class ImportTest(parameterized.TestCase):
     return iterator
 
   @parameterized.parameters(".py", ".json", ".yml")
-  def test_the_written_config_goes_on_where_olmo_core_would(self, ending):
+  def test_the_written_config_continues_where_olmo_core_would(self, ending):
     path = self.directory / f"go_on{ending}"
     code, out, err = self.run_import("--write", path)
     self.assertEqual((code, err), (0, ""))
@@ -82,7 +82,7 @@ class ImportTest(parameterized.TestCase):
     self.assertIn("need each other", self.run_import("--vocab-size", 5)[2])
     self.assertIn("was not checked", self.run_import()[1])
 
-  def test_another_sequence_length_goes_on_at_the_same_token(self):
+  def test_another_sequence_length_continues_at_the_same_token(self):
     self.case = elastic_test._RESUMES["seqlen_32_to_64_max64"]
     self.directory = pathlib.Path(self.create_tempdir().full_path)
     self.index = elastic_test.write_case(self.directory, elastic_test._CASES[self.case["case"]], 32)
@@ -128,13 +128,13 @@ class ImportTest(parameterized.TestCase):
 
 class StatsTest(absltest.TestCase):
 
-  def test_it_shows_each_order_beside_the_others(self):
+  def test_it_shows_all_orders_side_by_side(self):
     code, out, _ = runner.run("order", "stats", "--instances", 20_000, "--largest-stored", 30_000)
     self.assertEqual(code, 0)
     self.assertIn("|  | feistel | olmo_core | Grain's shuffle |", out)
     self.assertIn("| correlation, 1 apart |", out)
 
-  def test_numbers_that_no_shuffle_takes_are_refused(self):
+  def test_invalid_numbers_are_refused(self):
     for option in (("--instances", 10**30), ("--seed", 1 << 32), ("--seed", -1)):
       code, _, err = runner.run("order", "stats", *option)
       self.assertEqual(code, 2)

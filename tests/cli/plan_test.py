@@ -82,7 +82,7 @@ class PlanTest(absltest.TestCase):
     self.assertEqual(self.cells(out, "label-0")[4], "1.000")
     self.assertIn("15 steps of 8 × 8 = 960 tokens", out)
 
-  def test_what_cannot_be_is_one_line_on_stderr(self):
+  def test_invalid_arguments_are_one_line_on_stderr(self):
     for args, message in (
         (("--batch-size", "0"), "must be from 1"),
         (("--batch-size", "4", "--mixture", "label-0"), "not LABEL=NUMBER"),

@@ -69,7 +69,7 @@ class ReportTest(absltest.TestCase):
     self.assertEqual(code, 0, err)
     self.assertIn("<h1>Plan of ", self.page.read_text())
 
-  def test_what_cannot_be_is_one_line_on_stderr(self):
+  def test_invalid_arguments_are_one_line_on_stderr(self):
     for args, message in (
         (("report", str(self.directory), "--output", "x"), "is not the directory of a run"),
         (("report", *self.run_, "--spikes", "0", "--output", "x"), "--spikes must be 1 or more"),

@@ -7,7 +7,7 @@ from maxtext_olmo.cli import main as main_lib
 
 
 def run(*argv: str) -> tuple[int, str, str]:
-  """The exit code, stdout and stderr of `maxtext-olmo argv…`."""
+  """Returns the exit code, stdout and stderr of `maxtext-olmo argv…`."""
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
     try:

@@ -120,7 +120,7 @@ class SpikesTest(absltest.TestCase):
     self.assertEqual(out.count("══ step "), 1)
     self.assertIn("</pre><script>document.body", out)
 
-  def test_losses_without_a_spike_are_told(self):
+  def test_losses_without_a_spike_are_reported(self):
     out = self.inspect("--losses", self.log, "--threshold", "1e9")
     self.assertIn("has no spike", out)
     values = json.loads(self.inspect("--losses", self.log, "--threshold", "1e9", "--json"))
@@ -133,7 +133,7 @@ class SpikesTest(absltest.TestCase):
     self.assertIn("The data looks like that of the steps around it.", out)
     self.assertIn("Rows to look at first", out)
 
-  def test_what_cannot_be_is_one_line_on_stderr(self):
+  def test_invalid_arguments_are_one_line_on_stderr(self):
     empty = self.directory / "empty.jsonl"
     empty.write_text('{"step": 3, "grad_norm": 1.0}\n')
     folder = self.create_tempdir().full_path

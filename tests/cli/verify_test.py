@@ -51,7 +51,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertIn("│ warning │", out)
     self.assertEndsWith(out, "ok: 0 errors, 1 warning\n")
 
-  def test_an_id_that_merely_occurs_is_doubted(self):
+  def test_an_id_that_is_probably_not_the_eos_is_a_warning(self):
     code, out, _ = runner.run("verify", self.index, "--eos-id", 10)
     self.assertEqual(code, 0)
     self.assertRegex(out, r"│ warning │ \(all files\) +│ id 10 may not be the EOS, because most")

@@ -49,6 +49,16 @@ class BoundariesTest(parameterized.TestCase):
     expected = [(0, 3, "<urn:uuid:1>", "s3://b/x.jsonl.gz", 41), (3, 2, "a,b", "y", 1)]
     self.assertEqual(self.read(text, 5), expected)
 
+  def test_an_endless_line_is_an_error_and_not_held_in_memory(self):
+    pathlib.Path(self.path).write_bytes(gzip.compress(b"1" * (64 << 20), compresslevel=1))
+    tracemalloc.start()
+    try:
+      with self.assertRaisesRegex(errors.CorpusError, "cannot be read"):
+        self.rows(5)
+      self.assertLess(tracemalloc.get_traced_memory()[1], 24 << 20)
+    finally:
+      tracemalloc.stop()
+
   def test_columns_after_the_second_may_be_missing_or_have_another_meaning(self):
     text = "0,1\n1,2,id\n2,3,id,source\n3,4,i,s,line\n4,5,i,s,-7\n5,6,i,s," + "9" * 30 + ",more\n"
     self.assertEqual(

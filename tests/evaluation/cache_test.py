@@ -18,7 +18,7 @@ class LMEvalCacheTest(absltest.TestCase):
     self.addCleanup(cache.close)
     return cache.lookup(keys)
 
-  def test_what_was_added_is_found_by_the_next(self):
+  def test_added_results_are_found_by_the_next_cache(self):
     path = self.create_tempdir().full_path + "/deep/cache.jsonl"
     cache = cache_lib.RequestCache(path)
     cache.add("a", [-0.1, True])
@@ -35,7 +35,7 @@ class LMEvalCacheTest(absltest.TestCase):
     cache.close()
     self.assertEqual(self.lookup(path, ["a"])["a"][0], value)
 
-  def test_half_a_line_is_passed_over_and_spoils_no_other(self):
+  def test_an_incomplete_line_is_ignored_and_damages_no_other(self):
     path = pathlib.Path(self.create_tempdir().full_path, "cache.jsonl")
     path.write_text('{"key": "a", "result": 1}\n{"key": "b", "resu')
     cache = cache_lib.RequestCache(path)

@@ -1,4 +1,4 @@
-"""Tests for the datasets that sort, pad and deal rows."""
+"""Tests for the datasets that sort, pad and distribute rows."""
 
 import doctest
 import pickle
@@ -119,7 +119,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     padded = datasets.PadSequenceInBatchDataset(rows_of([9, 8, 3]), batch_size=2, multiple_of=2)
     self.assertEqual([padded[i]["inputs"].shape[1] for i in range(3)], [10, 10, 4])
 
-  def test_what_is_no_sequence_is_left_alone(self):
+  def test_values_that_are_not_sequences_are_unchanged(self):
     padded = datasets.PadSequenceInBatchDataset(rows_of([3]), batch_size=1, multiple_of=8)
     self.assertEqual(padded[0]["n"], 3)
     np.testing.assert_array_equal(padded[0]["inputs"], [[3, 3, 3, 0, 0, 0, 0, 0]])
@@ -153,7 +153,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
       rows = [dealt[h * share + step * local + i] for h in range(hosts) for i in range(local)]
       self.assertEqual(rows, list(range(step * batch, (step + 1) * batch)))
 
-  def test_what_cannot_be_dealt_evenly_is_an_error(self):
+  def test_batches_that_do_not_divide_over_hosts_are_an_error(self):
     source = grain.MapDataset.source(list(range(8)))
     with self.assertRaisesRegex(errors.ConfigError, "4 rows does not divide over 3 hosts"):
       datasets.MultihostSortedRemapDataset(source, 4, 3)
@@ -172,7 +172,7 @@ class LMEvalDatasetsTest(absltest.TestCase):
     flat = datasets._pad_batch_multiple([np.array([1]), np.array([2])])
     np.testing.assert_array_equal(flat, [1, 2])
 
-  def test_datasets_survive_the_way_to_a_worker(self):
+  def test_datasets_can_be_pickled_to_a_worker(self):
     padded = datasets.PadBatchDataset(
         rows_of([3, 1, 2]), 4, 0, {"inputs": np.zeros((1, 1)), "n": 0}
     )

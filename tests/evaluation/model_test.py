@@ -29,7 +29,7 @@ _TOLERANCE = 1e-4
 
 
 def make_calls():
-  """Requests of all three kinds; some longer than the model's limit, some twice, in no order."""
+  """Returns shuffled requests of all three kinds; some exceed the limit, some are repeated."""
   text = reference.text
   pairs = [(text(i, i % 4)[: 5 * i], f" {w}") for i in range(12) for w in ("green", "black")]
   pairs += [("", "The"), ("The colour ", "of"), ("é", "ü"), pairs[0], (text(1, 4), "")]
@@ -43,7 +43,7 @@ def make_calls():
 
 
 def kill_me_soon(cache_file):
-  """Evaluates in a process that is going to be killed."""
+  """Evaluates in a process that will be killed."""
   lm = pipeline_cases.make_lm(reference.random_params(), batch_size=1, cache_file=cache_file)
   lm.loglikelihood(
       [pipeline_cases.Request(("x" * (i % 16), chr(97 + i % 26) * 2)) for i in range(400)]
@@ -105,7 +105,7 @@ class JaxLMTest(parameterized.TestCase):
     np.testing.assert_allclose(found[1], slow.loglikelihood_rolling(requests), rtol=0, atol=1e-4)
 
   @parameterized.parameters(1, 2, 4)
-  def test_the_harness_gives_the_figures_of_its_own_path_on_so_many_processes(self, processes):
+  def test_the_harness_gives_its_own_figures_on_any_number_of_processes(self, processes):
     import lm_eval
 
     from maxtext_olmo.trainers.tiny import evaluation
@@ -175,7 +175,7 @@ class JaxLMTest(parameterized.TestCase):
     for failure in caught.exception.failures:
       self.assertIn("The processes were given different requests", failure.text)
 
-  def test_no_requests_are_no_answers(self):
+  def test_no_requests_give_no_results(self):
     lm = pipeline_cases.make_lm(self.params)
     self.assertEqual(lm.loglikelihood([]), [])
     self.assertEqual(lm.loglikelihood_rolling([]), [])
@@ -219,7 +219,7 @@ class JaxLMTest(parameterized.TestCase):
     ):
       lm.loglikelihood([pipeline_cases.Request(("x" * 100, "ab"))])
 
-  def test_repeated_draws_differ_and_repeated_greedy_texts_do_not(self):
+  def test_repeated_samples_differ_and_repeated_greedy_texts_do_not(self):
     drawn = ("The colour of", {"do_sample": True, "temperature": 1.0, "max_gen_toks": 6})
     greedy = ("The colour of", {"max_gen_toks": 6})
     lm = pipeline_cases.make_lm(self.params, cache_file=self.create_tempdir().full_path + "/c")
@@ -247,7 +247,7 @@ class CacheTest(absltest.TestCase):
     with open(self.cache_file, encoding="utf-8") as file:
       return file.readlines()
 
-  def test_a_killed_evaluation_goes_on_where_it_was(self):
+  def test_a_killed_evaluation_resumes(self):
     child = subprocess.Popen(
         [
             sys.executable,
@@ -276,7 +276,7 @@ class CacheTest(absltest.TestCase):
     self.assertEqual(again.loglikelihood(self.requests), found)
     self.assertEqual(again._scorer.tokens_run, 0)
 
-  def test_other_weights_or_limits_are_not_answered_from_it(self):
+  def test_other_weights_or_limits_do_not_use_the_cache(self):
     requests = self.requests[:4]
     pipeline_cases.make_lm(self.params, cache_file=self.cache_file).loglikelihood(requests)
     changed = {**self.params, "final_norm": self.params["final_norm"] * 1.5}
@@ -291,7 +291,7 @@ class CacheTest(absltest.TestCase):
       fresh = pipeline_cases.make_lm(params, **options)
       np.testing.assert_allclose(found, fresh.loglikelihood(requests), rtol=0, atol=1e-4)
 
-  def test_several_processes_go_on_from_one_file(self):
+  def test_several_processes_resume_from_one_file(self):
     arguments = [request.args for request in self.requests[:30]]
     lm = pipeline_cases.make_lm(self.params, cache_file=self.cache_file)
     first = lm.loglikelihood(self.requests[:20])

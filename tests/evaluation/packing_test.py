@@ -53,7 +53,7 @@ class LMEvalPackingTest(parameterized.TestCase):
       st.sets(st.integers(1, 60), max_size=14),
       st.integers(0, 3),
   )
-  def test_everyone_has_one_place_and_no_row_is_overfull(
+  def test_every_request_has_one_place_and_no_row_overflows(
       self, lengths, batch_size, multiple, pack, max_length, known, overhead
   ):
     known = {multiple * factor for factor in known if multiple * factor <= (max_length or math.inf)}
@@ -139,7 +139,7 @@ class LMEvalPackingTest(parameterized.TestCase):
       self.assertTrue(steps[0].is_packed)
       self.assertLessEqual(max(step.length for step in steps), most)
 
-  def test_what_does_not_pay_is_not_packed(self):
+  def test_packing_is_not_used_if_it_does_not_pay(self):
     self.assertFalse(any(s.is_packed for s in packing.plan_steps([250] * 64, 8, 16, pack=True)))
     # These share rows if that is all, and not if something else must be run first.
     few = [64, 30, 30, 4]
@@ -186,7 +186,7 @@ _LENGTH_MULTIPLES = st.sampled_from([1, 4, 16])
 
 
 def least_padding(rounded, budget, known):
-  """By trying all: the least padding with `budget` new lengths, or None where none will do."""
+  """Returns the least padding with `budget` new lengths, by trying all; None if none fits."""
   found = []
   for count in range(budget + 1):
     for bought in itertools.combinations(sorted(set(rounded)), count):
@@ -205,7 +205,7 @@ class LMEvalLengthsTest(absltest.TestCase):
       st.integers(1, 5),
       st.sets(st.integers(1, 7), max_size=3),
   )
-  def test_no_other_choice_of_so_few_lengths_pads_less(self, longest, multiple, shapes, known):
+  def test_no_other_choice_of_lengths_pads_less(self, longest, multiple, shapes, known):
     known = {multiple * factor for factor in known}
     found = packing.plan_lengths(longest, multiple, max_shapes=shapes, known=known)
     rounded = [packing.round_up(max(n, 1), multiple) for n in longest]
@@ -230,7 +230,7 @@ class LMEvalLengthsTest(absltest.TestCase):
     doublings = math.ceil(math.log2(5000 / 16))
     self.assertLessEqual(len(known), packing.MAX_SHAPES + doublings)
 
-  def test_nothing_to_plan_is_no_plan(self):
+  def test_no_batches_give_no_lengths(self):
     self.assertEqual(packing.plan_lengths([], 16), [])
 
 

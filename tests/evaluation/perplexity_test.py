@@ -20,7 +20,7 @@ _EOS = 256
 
 
 def write_index(directory, files, sequence_length=32):
-  """An index over files of documents, as (label, documents) each; a document is bytes."""
+  """Returns an index over files of documents, given as (label, documents); documents are bytes."""
   entries = []
   for number, (label, documents) in enumerate(files):
     path = pathlib.Path(directory, f"{number}.npy")
@@ -36,7 +36,7 @@ def write_index(directory, files, sequence_length=32):
 
 
 def slow_logprob(params, document, max_length):
-  """One document, window by window as the harness cuts them, in float64."""
+  """Scores one document, in windows as the harness cuts them, in float64."""
   tokens = [_EOS, *document, _EOS]
   total, done = 0.0, 1
   while done < len(tokens):

@@ -1,4 +1,4 @@
-"""What the processes of the multi-process evaluation tests do. Needs the extra `eval`."""
+"""Functions that the processes of the evaluation tests run. Needs the extra `eval`."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tests.evaluation import reference
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A request of the harness, as far as a model looks at it."""
+  """The fields of a harness request that a model reads."""
 
   args: tuple
 
@@ -25,7 +25,7 @@ def make_mesh(axes=None):
 
 
 def looks_across_borders(params, batch):
-  """The reference model without segments: all that stands before in the row is context."""
+  """The reference model without segments: all earlier tokens of the row are context."""
   one = (batch.inputs_segmentation > 0).astype(np.int32)
   return reference.apply(params, dataclasses.replace(batch, inputs_segmentation=one))
 
@@ -50,7 +50,7 @@ def answer(params, calls, **options):
 
 
 def answer_again(params, calls, all_options):
-  """The same with each of some options."""
+  """Returns the same for each of some options."""
   return [answer(params, calls, **options) for options in all_options]
 
 
@@ -59,7 +59,7 @@ def _answer(lm, calls):
 
 
 def answer_and_run_harness(params, calls, task_dir, names, **options):
-  """The answers to some calls, and the harness's own results on its tasks."""
+  """Returns the answers to some calls, and the harness's own results on its tasks."""
   from maxtext_olmo.trainers.tiny import evaluation
 
   lm = make_lm(params, **options)
@@ -67,7 +67,7 @@ def answer_and_run_harness(params, calls, task_dir, names, **options):
 
 
 def summary(results):
-  """The figures of some results, and the answer to each request."""
+  """Returns the figures of some results, and the answer to each request."""
   from maxtext_olmo.trainers.tiny import evaluation
 
   answers = {
@@ -78,7 +78,7 @@ def summary(results):
 
 
 def different_requests(params):
-  """Each process asks something else."""
+  """Sends different requests on each process."""
   lm = make_lm(params)
   return lm.loglikelihood([Request(("a", "b" * (1 + jax.process_index())))])
 
@@ -102,7 +102,7 @@ def rows_and_shapes(requests, batch_size, padding_multiple):
 
 
 def index_perplexity(params, index_path, batch_size, max_length):
-  """Each label's score."""
+  """Returns the score of each label."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 

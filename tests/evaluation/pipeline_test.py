@@ -32,7 +32,7 @@ _DOCUMENTED = (
 
 
 def some_requests(count, seed=0):
-  """Requests of many lengths, of one and of two arguments."""
+  """Returns requests of many lengths, with one and with two arguments."""
   lengths = np.random.default_rng(seed).geometric(0.03, size=(count, 2))
   return [
       ("x" * int(a), "y" * int(b)) if i % 3 else ("z" * int(a),) for i, (a, b) in enumerate(lengths)
@@ -117,7 +117,7 @@ class LMEvalTest(parameterized.TestCase):
     for a, b in zip(expected, found):
       jax.tree.map(np.testing.assert_array_equal, a, b)
 
-  def test_it_can_be_gone_through_again(self):
+  def test_it_can_be_iterated_again(self):
     batches = pipeline(some_requests(9))
     first, second = list(batches), list(batches)
     self.assertLen(second, 3)
@@ -125,12 +125,12 @@ class LMEvalTest(parameterized.TestCase):
       jax.tree.map(np.testing.assert_array_equal, a, b)
 
   @parameterized.parameters(0, 1)
-  def test_no_requests_are_no_batches(self, worker_count):
+  def test_no_requests_give_no_batches(self, worker_count):
     batches = pipeline([], worker_count=worker_count)
     self.assertEmpty(list(batches))
     self.assertEmpty(batches)
 
-  def test_the_given_ids_stand_before_texts(self):
+  def test_the_given_ids_precede_texts(self):
     (batch,) = pipeline([("ab",)], bos_token_id=7)
     self.assertEqual(int(batch.inputs[0, 0]), 7)
     (batch,) = pipeline([("ab",)], eos_token_id=9)

@@ -1,4 +1,4 @@
-"""What evaluation is compared with: the model again in NumPy, and a scorer that takes its time.
+"""References for evaluation: the model reimplemented in NumPy, and a slow scorer.
 
 `SlowLM` uses the harness's own reference path (`TemplateLM` and its rolling windows), and runs one
 request at a time, without padding, in float64. It needs the extra `eval`.
@@ -30,7 +30,7 @@ _COLOURS = {
 
 
 def logits(params, tokens) -> np.ndarray:
-  """The logits (tokens, vocabulary) of one sequence, in float64, written down a second time."""
+  """Returns the logits (tokens, vocabulary) of one sequence, in float64, independently."""
   config = CONFIG
   p = {name: np.asarray(value, np.float64) for name, value in params.items() if name != "layers"}
   layers = {name: np.asarray(value, np.float64) for name, value in params["layers"].items()}
@@ -64,7 +64,7 @@ def logits(params, tokens) -> np.ndarray:
 
 
 def score(params, tokens, scored) -> tuple[float, bool]:
-  """The log-probability of the last tokens of a sequence, and whether each is the likeliest."""
+  """Returns the log-probability of the last tokens, and whether each is the most likely one."""
   out = logits(params, tokens[:-1])[-scored:]
   targets = np.asarray(tokens[-scored:])
   top = out.max(-1, keepdims=True)
@@ -79,7 +79,7 @@ def make_slow_lm(params, max_length):
   from lm_eval.api.model import TemplateLM
 
   class SlowLM(TemplateLM):
-    """One request at a time, along the harness's own path."""
+    """Scores one request at a time, as the harness does."""
 
     @property
     def eot_token_id(self):
@@ -124,14 +124,14 @@ def make_slow_lm(params, max_length):
 
 
 def text(seed: int, sentences: int = 4) -> str:
-  """Some sentences that a small model can learn."""
+  """Returns sentences that a small model can learn."""
   chosen = random.Random(seed).choices(list(_COLOURS.items()), k=sentences)
   return " ".join(f"The colour of {thing} is {colour}." for thing, colour in chosen)
 
 
 @functools.cache
 def random_params():
-  """Parameters of a model that is sure of itself, though it has learnt nothing."""
+  """Returns parameters of an untrained model with confident predictions."""
   import jax
 
   rng = np.random.default_rng(0)
@@ -143,7 +143,7 @@ def random_params():
 
 @functools.cache
 def trained_params():
-  """Parameters after a little training on such sentences, as NumPy arrays."""
+  """Returns parameters after a little training on such sentences, as NumPy arrays."""
   import jax
 
   length, eos = 64, tokenizers.ByteTokenizer.eos_id
@@ -178,7 +178,7 @@ def trained_params():
 
 
 def apply(params, batch):
-  """The model over batches of requests."""
+  """Applies the model to a batch of requests."""
   names = ("inputs", "inputs_position", "inputs_segmentation")
   return model.apply(params, {name: getattr(batch, name) for name in names}, CONFIG)
 

@@ -1,4 +1,4 @@
-"""Tests for the way from harness requests to rows."""
+"""Tests for the conversion of harness requests to rows."""
 
 import dataclasses
 import doctest
@@ -25,7 +25,7 @@ needs_harness = unittest.skipUnless(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What this library looks at of a harness request."""
+  """The fields of a harness request that this library reads."""
 
   args: tuple
 
@@ -35,11 +35,11 @@ def byte_tokenizer():
 
 
 def harness_encoder(tokenizer):
-  """The harness's own way to encode requests, with our tokenizer."""
+  """Encodes requests as the harness does, with our tokenizer."""
   from lm_eval.api.model import TemplateLM
 
   class Encoder(TemplateLM):
-    """Notes what it would score."""
+    """Records the requests that it would score."""
 
     eot_token_id = tokenizer.eos_id
     prefix_token_id = tokenizer.prefix_id
@@ -151,11 +151,11 @@ class RequestsTest(parameterized.TestCase):
   def test_with_truncation_error_a_long_request_is_an_error(self):
     arguments = [("x", "a"), ("x" * 50, "abc")]
     with self.assertRaisesRegex(
-        errors.ConfigError, "Request 1 has 50 tokens .* 52 input tokens.* takes at most 8"
+        errors.ConfigError, "Request 1 has 50 tokens .* 52 input tokens.* at most 8"
     ):
       requests_lib.request_rows(byte_tokenizer(), arguments, max_length=8, truncation="error")
 
-  def test_nothing_to_score_is_no_row(self):
+  def test_a_request_with_nothing_to_score_has_no_row(self):
     rows = requests_lib.request_rows(byte_tokenizer(), [("a", ""), ("",), ("", "")], max_length=4)
     self.assertEmpty(rows)
 

@@ -65,7 +65,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     self.assertLess(run[True], run["auto"])  # which tries it out
     self.assertLess(run["auto"], run[False])
 
-  def test_a_model_that_would_mix_up_requests_gets_each_alone_and_it_is_said(self):
+  def test_a_model_that_mixes_requests_scores_each_alone_with_a_warning(self):
     rows = some_rows(90)
     apply = pipeline_cases.looks_across_borders
     found = {}
@@ -81,7 +81,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     # Told that it may, it does; so there is something to be found.
     self.assertGreater(np.abs(np.array(found[True]) - found[False]).max(), 1.0)
 
-  def test_a_model_is_tried_again_with_other_weights(self):
+  def test_a_model_is_tested_again_with_other_weights(self):
     rows = some_rows(90)
     scorer = make_scorer(pipeline_cases.looks_across_borders)
     # Without its attention, it keeps all tokens apart.
@@ -111,7 +111,7 @@ class LMEvalScoringTest(parameterized.TestCase):
     self.assertEqual(make_scorer().padded_length(60), 64)
 
   def test_sums_of_long_texts_keep_their_digits(self):
-    # Two tokens, equally likely; in float32, the sum over so many would be off by more than 0.01.
+    # Two equally likely tokens; in float32, the sum over the text would be off by more than 0.01.
     def even(params, batch):
       del params
       return jax.nn.one_hot(batch.inputs, 2) * 0
@@ -124,7 +124,7 @@ class LMEvalScoringTest(parameterized.TestCase):
   def test_the_vocabulary_is_that_of_the_logits(self):
     self.assertEqual(make_scorer().vocab_size(self.params), 260)
 
-  def test_no_rows_are_no_scores(self):
+  def test_no_rows_give_no_scores(self):
     self.assertEmpty(list(make_scorer().scores(self.params, [])))
 
   def test_a_batch_that_no_process_can_hold_is_an_error_at_once(self):
@@ -151,7 +151,7 @@ def looks_across_borders(params, batch, **options):
 
 
 def with_position_embeddings(params, batch, position, **options):
-  """A model that knows where in a text it is, not only how far apart two tokens are."""
+  """A model with absolute positions, not only relative ones."""
   table = np.random.default_rng(1).normal(size=(512, 260)).astype(np.float32) * 0.1
   return transformer(params, batch, **options) + jnp.asarray(table)[position]
 
@@ -166,7 +166,7 @@ def counts_by_position(params, batch, **options):
 
 
 def recurrent(params, batch, starts_afresh):
-  """A decaying sum of embeddings; at borders it may begin anew."""
+  """A decaying sum of embeddings, which may restart at borders."""
   x = params["embedding"][batch.inputs]
   borders = batch.get_document_borders() & starts_afresh
 
@@ -188,7 +188,7 @@ def is_broken(params, batch):
 
 
 def reason(apply, params, count=30, batch_size=4):
-  """What the probe says."""
+  """Returns the reason why requests cannot share rows; empty if they can."""
   rows = scoring_test.some_rows(count)
   scorer = scoring_test.make_scorer(apply, batch_size=batch_size)
   steps = packing_lib.plan_steps([row.length for row in rows], batch_size, 16, pack=True)
@@ -227,7 +227,7 @@ class LMEvalProbeTest(parameterized.TestCase):
       (functools.partial(recurrent, starts_afresh=False), "mixes the requests of a row"),
       (is_broken, "returns NaN"),
   )
-  def test_models_that_do_not_are_found(self, apply, message):
+  def test_models_that_mix_requests_are_detected(self, apply, message):
     self.assertIn(message, reason(apply, self.params))
 
   @parameterized.parameters(
@@ -240,12 +240,12 @@ class LMEvalProbeTest(parameterized.TestCase):
     self.assertEqual(bool(found), bool(message))
     self.assertIn(message, found)
 
-  def test_a_model_that_has_learnt_nothing_is_found_too(self):
+  def test_an_untrained_model_that_mixes_requests_is_detected(self):
     params = model.init(jax.random.key(0), reference.CONFIG)
     self.assertIn("mixes the requests of a row", reason(looks_across_borders, params))
     self.assertEqual(reason(transformer, params), "")
 
-  def test_half_precision_is_seen_inside_of_loops(self):
+  def test_half_precision_is_detected_inside_loops(self):
     def loop(dtype):
       return jax.make_jaxpr(
           lambda x: jax.lax.fori_loop(0, 2, lambda _, x: x.astype(dtype).astype("float32"), x)

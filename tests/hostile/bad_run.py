@@ -171,7 +171,7 @@ def _use_cache(folder: pathlib.Path, spoil: Spoil) -> None:
   again.close()
   wrong = [key for key, result in found.items() if result != _RESULTS[key]]
   if wrong:
-    raise cases.WrongDataError(f"{len(wrong)} requests have results that nobody computed")
+    raise cases.WrongDataError(f"{len(wrong)} requests have results that were never computed")
   last = cache_lib.RequestCache(path)
   added = last.lookup(["new"])
   last.close()

@@ -34,13 +34,18 @@ def all_cases() -> Iterator[cases.Case]:
 
 _ENTRY = "step position sequence_length schedule identity content extents"
 _SCHEDULE = "stages by_position anchor epochs stages.0 stages.0.1 anchor.0 anchor.1"
+_STAGE = "position request order seed fingerprint index_path mixture unit leave_out_seen"
 _FIELDS = {
     "stream": (
         *("format", "kind", "step", "position", "history", "history.0"),
         *(f"history.0.{name}" for name in _ENTRY.split()),
         *(f"history.0.schedule.{name}" for name in _SCHEDULE.split()),
         *(f"history.0.identity.{name}" for name in ("fingerprint", "order", "seed")),
-        "history.0.content.ngram_filter",
+        *(f"history.0.content.{name}" for name in ("ngram_filter", "document_eos_id", "exclude")),
+    ),
+    "staged": tuple(
+        f"history.0.stages{name}"
+        for name in ("", ".0", ".1", *(f".{i}.{field}" for i in (0, 1) for field in _STAGE.split()))
     ),
     # Format 1 has nothing that its step and position could be compared with.
     "format-1": ("format", "identity", "content", "sequence_length", "history"),
@@ -62,12 +67,23 @@ _STATE_ACCEPTS: dict[str, dict[str, str]] = {
         "history.0.position=*": _SCHEDULED,
     },
     "format-1": {"content=*": _CONTENT, "history=[rn]*": "a corpus that never grew has none"},
+    "staged": {
+        "history.0.stages.[01].index_path=*": "where an index was; its fingerprint is compared",
+        "history.0.stages.0.request=*": "the first stage was not asked for",
+        "history.0.stages.[01].mixture=[ro]*": "a stage without a mixture has none",
+        "history.0.stages.0.unit=*": "of a mixture that there is none of",
+    },
     "packed": {},
 }
 _PACKED = {
     **fixture.DOCUMENTS, "olmo_packing": "first_fit", "olmo_packing_bins": 4, "olmo_num_epochs": 0
 }  # fmt: skip
-_BASES = {"stream": fixture.WINDOWS, "format-1": fixture.WINDOWS, "packed": _PACKED}
+_STAGED = {
+    **fixture.WINDOWS, "olmo_stages": ({"from_step": 2, "data_shuffle_seed": 5},)
+}  # fmt: skip
+_BASES = {
+    "stream": fixture.WINDOWS, "staged": _STAGED, "format-1": fixture.WINDOWS, "packed": _PACKED
+}  # fmt: skip
 _WHOLES: dict[str, Any] = {
     "none": None, "number": 7, "text": "{}", "bytes": b"{}", "list": [], "empty": {}, "set": {1},
     "object": object(), "type": dict, "array": np.zeros(3), "step-only": {"step": 3},

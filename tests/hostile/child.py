@@ -35,7 +35,7 @@ def main() -> None:
     request = json.loads(line)
     verdict, detail = cases.judge(by_name[request["name"]], pathlib.Path(request["folder"]))
     print(json.dumps({"verdict": verdict, "detail": detail[:1000]}), file=answers, flush=True)
-  os._exit(0)  # Threads that a case has left behind must not keep this process.
+  os._exit(0)  # Threads that a case has left running must not keep this process alive.
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def _add_to_cache(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
   found = again.lookup(["0", "1", "2"])
   again.close()
   if any(result != ["x" * 2000, int(key)] for key, result in found.items()):
-    raise cases.WrongDataError("the cache has results that nobody computed")
+    raise cases.WrongDataError("the cache has results that were never computed")
 
 
 def _read_cache(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
@@ -138,7 +138,7 @@ def _read_cache(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:
   found = again.lookup(["0"])
   again.close()
   if found not in ({}, {"0": ["x", 0]}):  # What cannot be read is computed again.
-    raise cases.WrongDataError("the cache has results that nobody computed")
+    raise cases.WrongDataError("the cache has results that were never computed")
 
 
 def _read_state(folder: pathlib.Path, out: pathlib.Path, arm: Arm) -> None:

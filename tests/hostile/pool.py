@@ -75,7 +75,7 @@ class _Interpreter:
 
   @property
   def alive(self) -> bool:
-    """Whether the process still runs."""
+    """Whether the process is still running."""
     return self._process.poll() is None
 
   def kill(self) -> None:

@@ -213,7 +213,7 @@ def _fork(folder: pathlib.Path, base: dict[str, Any]) -> None:
 
 
 def _held() -> dict[str, int]:
-  """Counts what this process holds."""
+  """Counts the threads, processes and files that this process holds."""
   gc.collect()
   me = os.getpid()
   children = pathlib.Path(f"/proc/{me}/task/{me}/children").read_text().split()
@@ -226,7 +226,7 @@ def _held() -> dict[str, int]:
 
 
 def _expect_held(before: dict[str, int]) -> None:
-  """Raises WrongDataError unless all is let go of, soon."""
+  """Raises WrongDataError unless everything is released soon."""
   for _ in range(50):
     after = _held()
     if all(after[name] <= before[name] for name in before):
@@ -247,7 +247,7 @@ def _cycle(folder: pathlib.Path, base: dict[str, Any], count: int = _CYCLES) -> 
 
 
 def _fail(folder: pathlib.Path, base: dict[str, Any]) -> None:
-  """An iterator that cannot be opened, or fails, leaves nothing behind either."""
+  """Checks that an iterator that cannot be opened, or fails, leaves nothing open."""
   index = fixture.write(folder)
   for number in range(53):
     try:

@@ -1,4 +1,4 @@
-"""Tests of what sets the steps of a spike apart."""
+"""Tests of the comparison of a spike with calm steps."""
 
 import numpy as np
 from absl.testing import absltest
@@ -44,7 +44,7 @@ class _Run:
     )
 
   def contrast(self):
-    """Returns what sets each spike apart, and all of them."""
+    """Returns the comparison of each spike, and of all of them."""
     spikes = losses_lib.find_spikes(self.losses)
     each = [
         contrast.contrast(self.read, *contrast.steps_to_compare(self.losses, spike, spikes))
@@ -115,7 +115,7 @@ class ContrastTest(parameterized.TestCase):
     self.assertNotIn(5, {row.row for row in found.rows})
     self.assertEqual(found.without_loss, 2)
 
-  def test_a_row_of_several_documents_is_blamed_on_the_one_that_surprises(self):
+  def test_a_row_of_several_documents_is_attributed_to_the_surprising_one(self):
     run = _Run(0, lambda rng: np.arange(_LENGTH) % 3, bad_rows=1)
     run.tokens[60, 3, 40:80] = np.arange(900, 940)
 

@@ -1,4 +1,4 @@
-"""Tests of how much of each label a stream takes, for rows of documents."""
+"""Tests of the tokens of each label in a stream, for rows of documents."""
 
 import numpy as np
 from absl.testing import absltest

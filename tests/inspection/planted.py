@@ -1,4 +1,4 @@
-"""A corpus of made-up text with rows of garbage in one file, and losses that tell of them."""
+"""A corpus of generated text with rows of garbage in one file, and losses that show them."""
 
 from __future__ import annotations
 

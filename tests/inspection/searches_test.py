@@ -26,7 +26,7 @@ def setUpModule():
 
 
 class _SlowTokenizer(tokenizer_lib.ByteTokenizer):
-  """Decodes when it is allowed to."""
+  """Blocks in `decode` until the test allows it."""
 
   def __init__(self):
     super().__init__()
@@ -55,10 +55,10 @@ class SearchesTest(absltest.TestCase):
     self.assertEqual(found.scanned, found.total)
     self.assertLen(found.hits, 1)
     self.assertEqual({visit.epoch for visit in found.visits[0].visits}, {0, 1})
-    self.assertIn("1 places", found.summary())
+    self.assertIn("1 occurrences", found.summary())
     self.assertIs(made.get("harbour seal"), found)
 
-  def test_labels_that_do_not_have_the_text_are_searched_in_vain(self):
+  def test_labels_without_the_text_give_no_hits(self):
     found = self.make().get("harbour seal", "wiki")
     found.wait()
     self.assertEqual(found.summary(), "The corpus does not have this text.")
@@ -82,21 +82,21 @@ class SearchesTest(absltest.TestCase):
     second.wait()
     self.assertLen(second.hits, 1)
 
-  def test_a_search_that_nobody_asks_for_ends_and_can_be_begun_again(self):
+  def test_a_search_that_is_not_polled_ends_and_can_be_restarted(self):
     made = self.make(patience=-1.0)
     found = made.get("harbour")
     found.wait()
     self.assertTrue(found.stopped)
     self.assertIsNot(made.get("harbour"), found)
 
-  def test_what_cannot_be_searched_is_an_error(self):
+  def test_an_invalid_search_is_an_error(self):
     made = self.make()
     with self.assertRaisesRegex(errors.ConfigError, "some text"):
       made.get("")
     with self.assertRaisesRegex(errors.ConfigError, "matches no label"):
       made.get("a", "news*")
 
-  def test_an_error_is_kept_for_whoever_asks(self):
+  def test_an_error_is_kept_until_the_result_is_polled(self):
     class Broken(tokenizer_lib.ByteTokenizer):
 
       def decode(self, ids):

@@ -74,7 +74,7 @@ class ServeBrowserTest(absltest.TestCase):
 
   def test_live_html_is_shown_as_text_and_nothing_else_is_asked_for(self):
     self.submit("find", text="</pre><script>")
-    self.assertIn("40 places", self.driver.find_element("tag name", "body").text)
+    self.assertIn("40 occurrences", self.driver.find_element("tag name", "body").text)
     self.driver.find_element("css selector", "tbody a").click()
     texts = self.driver.find_elements("css selector", "pre")
     self.assertTrue(any("script>" in text.text for text in texts))

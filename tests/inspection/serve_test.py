@@ -58,7 +58,7 @@ class ServeTest(absltest.TestCase):
     self.assertEqual(status, 200)
     self.assertIn("15 steps, 60 samples", text)
 
-  def test_a_wrong_token_is_told_nothing(self):
+  def test_a_wrong_token_gets_no_information(self):
     for token in ("x", _server.token[:-1], _server.token.lower() + "é".encode().hex(), "%00", "."):
       status, _, text = self.ask("step?n=1", token=token)
       self.assertEqual(status, 404)
@@ -109,7 +109,7 @@ class ServeTest(absltest.TestCase):
       self.assertNotIn("<script>", text)
       self.assertNotIn("<b>", text)
 
-  def test_what_has_no_answer_is_a_message(self):
+  def test_a_request_without_an_answer_gets_a_message(self):
     for path, status, message in (
         ("nowhere", 404, "There is no page"),
         ("step", 400, "must be a whole number"),
@@ -152,7 +152,7 @@ class ServeTest(absltest.TestCase):
           pass
     self.assertEqual(self.ask("")[0], 200)
 
-  def test_questions_are_answered_at_the_same_time(self):
+  def test_requests_are_answered_concurrently(self):
     expected = {step: self.ask(f"step?n={step}")[2] for step in range(15)}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
       for _ in range(3):

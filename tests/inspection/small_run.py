@@ -1,4 +1,4 @@
-"""A small run with checkpoints and two changes of the batch size, and the batches it was fed."""
+"""A small run with checkpoints and two changes of the batch size, and the batches it received."""
 
 import dataclasses
 import pathlib
@@ -19,7 +19,7 @@ STEPS = 5  # of each size
 
 @dataclasses.dataclass(frozen=True)
 class SmallRun:
-  """A run: its directory, its checkpoints, its config, and the batches that it was fed."""
+  """A run: its directory, its checkpoints, its config, and the batches that it received."""
 
   directory: pathlib.Path
   config: dict[str, Any]

@@ -17,7 +17,7 @@ _LIVE = "<img src=x onerror=alert(1)>"
 
 
 def _examined(spikes, text, score=9.0):
-  """Returns what was found about spikes, with five rows each of one text."""
+  """Returns findings about spikes, with five rows each of one text."""
   rows = tuple(
       contrast.RowScore(spike.peak, row, _LIVE, f"{_LIVE}.npy", -1, score, "rarity", 9.0, 4.0)
       for spike in spikes
@@ -77,7 +77,7 @@ class SpikeSectionTest(absltest.TestCase):
     self.assertIn("looks like that of the steps around it", page)
     self.assertEqual(page.count('class="row"'), 3)
 
-  def test_losses_without_a_spike_are_told(self):
+  def test_losses_without_a_spike_are_reported(self):
     page = self.section(spikes_lib.Findings("loss", 50, (), 6.0, None, ()))
     self.assertIn("50 steps with a loss, no spike", page)
     self.assertNotIn("<table", page)

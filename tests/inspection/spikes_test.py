@@ -1,4 +1,4 @@
-"""Tests of what is found about the loss spikes of a run."""
+"""Tests of the examination of a run's loss spikes."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Tests of what is said about a run, and about two."""
+"""Tests of the summary of a run, and of the comparison of two runs."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ def setUpModule():
 
 class SummaryTest(absltest.TestCase):
 
-  def test_the_state_is_told_with_each_change_of_the_batch_size(self):
+  def test_the_summary_lists_each_change_of_the_batch_size(self):
     told = summary.summarize(run_lib.find_run(_run.checkpoints))
     self.assertEqual((told.checkpoint, told.step, told.position), (14, 15, 60))
     self.assertEqual(told.tokens, 60 * 32)
@@ -53,7 +53,7 @@ class SummaryTest(absltest.TestCase):
     self.assertIn("data_shuffle_seed", told.resume)
     self.assertEqual(told.step, 15)
 
-  def test_a_run_that_has_not_begun_is_told(self):
+  def test_a_run_that_has_not_begun_is_summarized(self):
     told = summary.summarize(run_lib.Run("c.py", {**_run.config, "checkpoint_dir": ""}))
     self.assertEqual((told.step, told.epoch, told.place), (0, 0, 0))
     self.assertIn("nothing to resume", told.resume)
@@ -62,7 +62,7 @@ class SummaryTest(absltest.TestCase):
     with self.assertRaises(errors.ConfigError):
       summary.summarize(run_lib.Run("x", None))
 
-  def test_a_changed_corpus_is_told(self):
+  def test_a_changed_corpus_is_reported(self):
     directory = self.create_tempdir().full_path
     run = small_run.write(directory, (4,))
     texts = small_run.texts()

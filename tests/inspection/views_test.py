@@ -64,7 +64,7 @@ class ViewsTest(absltest.TestCase):
   def page(self, page, **query):
     return self.views.page(page, {key: str(value) for key, value in query.items()})
 
-  def test_the_first_page_says_what_the_state_says(self):
+  def test_the_first_page_summarizes_the_state(self):
     page = self.page("")
     self.assertIn("15 steps, 60 samples", page)
     self.assertIn("step?n=14", _Reader(page).links)
@@ -106,7 +106,7 @@ class ViewsTest(absltest.TestCase):
     self.views.searches.get("</pre><script>").wait()
     page = self.page("find", text="</pre><script>")
     self.assertNotIn("http-equiv", page)
-    self.assertIn("40 places", page)
+    self.assertIn("40 occurrences", page)
     reader = _Reader(page)
     self.assertNoCommonElements(reader.elements, ["script", "img"])
     self.assertLen([link for link in reader.links if link.startswith("range?")], 20)
@@ -135,6 +135,17 @@ class ViewsTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(errors.MaxtextOlmoError, message):
         self.page(name, **query)
+
+  def test_rows_of_a_later_stage_say_so(self):
+    run = run_lib.find_run(_run.checkpoints)
+    first = self.iterator.step + 1
+    stages = ({"from_step": first, "data_shuffle_seed": 99},)
+    run = run_lib.find_run(_run.checkpoints, config={**run.config, "olmo_stages": stages})
+    with run_lib.open_iterator(run) as iterator:
+      pages = views.Views(run, iterator)
+      self.assertIn("0 (stage 1)", pages.page("step", {"n": f"{first}"}))
+      self.assertIn("0 (stage 1)", pages.page("row", {"step": f"{first}", "row": "0"}))
+      self.assertNotIn("(stage", pages.page("step", {"n": f"{first - 1}"}))
 
 
 if __name__ == "__main__":

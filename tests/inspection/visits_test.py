@@ -114,7 +114,7 @@ class VisitsTest(parameterized.TestCase):
       self.assertEqual((visit.columns, visit.tokens), (other.columns, other.tokens))
       self.assertIn(visit.kept, (other.kept, None))
 
-  def test_what_is_never_seen_says_why(self):
+  def test_a_range_that_is_never_seen_has_a_reason(self):
     iterator = self.make("windows_held_out")
     held, *_ = iterator.stream.split.eval_ids(np.arange(11)).tolist()
     part = iterator.source.parts(0, np.array([held]))
@@ -128,7 +128,7 @@ class VisitsTest(parameterized.TestCase):
     later = visits.find_visits(self.make("windows"), search.TokenRange(0, 100, 3), 1)
     self.assertIn("not before position 8", later.reason)
 
-  def test_the_tail_of_an_epoch_that_no_batch_takes_is_told(self):
+  def test_the_dropped_tail_of_an_epoch_is_reported(self):
     iterator = self.make("windows_olmo_core", global_batch_size_to_load=50)
     length = iterator.stream.order.num_instances
     last = iterator.stream.instance_ids(np.array([length - 1]))
@@ -142,7 +142,9 @@ class VisitsTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "the corpus has documents 0 to"):
       visits.document_range(iterator, 10**9)
     for name in ("1000000000", "nameless", "9" * 5000, "²", "-1", ""):
-      with self.assertRaisesRegex(errors.ConfigError, "no document has this number or name.* 0 of"):
+      with self.assertRaisesRegex(
+          errors.ConfigError, "no document has this number or name.* which 0"
+      ):
         visits.find_documents(iterator, name)
     self.assertEqual(visits.find_documents(iterator, "7"), [7])
     with self.assertRaisesRegex(errors.ConfigError, "does not read files"):

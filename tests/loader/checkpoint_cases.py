@@ -1,4 +1,4 @@
-"""Every iterator that the package hands out, saved and restored in each way a trainer may do it."""
+"""Saves and restores every iterator of the package in each way that a trainer may do it."""
 
 import itertools
 import json
@@ -178,7 +178,7 @@ _WAYS = (("ours", "ours"), ("grain", "grain"), ("grain", "ours"), ("json", "json
 
 
 def round_trips(kind, index_path, directory):
-  """Saves an iterator in mid-stream; returns in which ways a restored one gives other batches."""
+  """Saves an iterator in mid-stream; returns the ways in which a restored one differs."""
   iterator = make(kind, index_path)
   take(iterator)
   directory = str(pathlib.Path(directory, kind.replace(" ", "_")))
@@ -200,7 +200,7 @@ def round_trips(kind, index_path, directory):
 
 
 def all_round_trips(index_path, directory):
-  """Returns for each kind how its round trips went, and how old states of one process do."""
+  """Returns the results of the round trips of each kind, and of old states of one process."""
   found = {"old": _restore_old_state(index_path, directory)}
   for kind in KINDS:
     try:
@@ -243,7 +243,7 @@ def restore_elsewhere(index_path, directory, kinds):
 
 
 def _with_numpy_integers(value):
-  """Returns a state as a framework hands it back that keeps its numbers as NumPy's."""
+  """Returns a state with NumPy numbers, as some frameworks return it."""
   if isinstance(value, dict):
     return {key: _with_numpy_integers(part) for key, part in value.items()}
   if isinstance(value, list):

@@ -70,7 +70,7 @@ class CorpusChangeTest(parameterized.TestCase):
           iterator.step - 1, args=ocp.args.Composite(data=ocp.args.JsonSave(iterator.get_state()))
       )
 
-  def test_a_run_keeps_a_copy_of_its_index_beside_its_checkpoints(self):
+  def test_a_run_keeps_a_copy_of_its_index_next_to_its_checkpoints(self):
     self.iterator()
     (copy,) = (self.checkpoints / "olmo_corpus").iterdir()
     self.assertEqual(index_lib.load_index(copy), self.old)

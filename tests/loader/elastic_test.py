@@ -124,7 +124,7 @@ class OlmoCoreTest(ElasticCase):
       next(iterator)
 
   @parameterized.parameters("same", "world_1_to_4", "double_batch_aligned", "seqlen_32_to_64_max64")
-  def test_a_resume_goes_on_as_olmo_core_does(self, name):
+  def test_a_resume_continues_as_in_olmo_core(self, name):
     self.assert_serves(*reversed([self._next_steps(_RESUMES[name]), self._resumed(name)[1]]))
 
   @parameterized.parameters("double_batch_unaligned", "batch_x1.5_unaligned")
@@ -244,7 +244,7 @@ class RampUpTest(ElasticCase):
     self.assertEqual(shapes, [5, 5, 5, 8, 8])
     self.assertEqual(begun + rest, plain[: len(begun + rest)])
 
-  def test_a_state_off_the_boundaries_of_the_new_schedule_goes_on_exactly(self):
+  def test_a_state_off_the_boundaries_of_the_new_schedule_continues_exactly(self):
     plain, _ = self.taken(self.make(), 12)
     first = self.make(olmo_batch_schedule=((0, 3),))
     begun, _ = self.taken(first, 3)

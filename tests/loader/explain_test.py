@@ -1,4 +1,4 @@
-"""Explanations of the steps of a run equal what the trainer was fed."""
+"""Tests that the explanations of steps equal the batches that the trainer received."""
 
 import json
 import os

@@ -81,7 +81,7 @@ class HistoryFileTest(cases.LoaderCase):
     self.assertEqual(self.start(global_batch_size_to_load=8), (7, 28))
     self.assertEqual(self.lines(), [0, 4, 2])
 
-  def test_a_run_that_begins_anew_forgets_the_one_before_it(self):
+  def test_a_new_run_discards_the_history_of_the_previous_run(self):
     self.run_to(3)
     self.run_to(5, global_batch_size_to_load=8)
     self.go_back_to(0)
@@ -94,7 +94,7 @@ class HistoryFileTest(cases.LoaderCase):
     next(self.train(checkpoint_dir=str(self.checkpoints), enable_checkpointing=False))
     self.assertFalse(self.path.exists())
 
-  def test_what_is_given_outright_beats_the_history(self):
+  def test_explicit_keys_override_the_history(self):
     self.run_to(3)
     self.run_to(5, global_batch_size_to_load=8)
     self.assertEqual(self.start(initial_step=1), (1, 4))
@@ -105,7 +105,7 @@ class HistoryFileTest(cases.LoaderCase):
     with self.assertRaisesRegex(errors.ResumeError, "olmo_history.jsonl: .*another stream"):
       self.start(data_shuffle_seed=3)
 
-  def test_a_cut_last_line_does_not_count_and_is_written_over(self):
+  def test_an_incomplete_last_line_is_ignored_and_overwritten(self):
     self.run_to(3)
     whole = self.path.read_bytes()
     for tail in (whole[:-1], b"{", b"\xff"):
@@ -142,7 +142,7 @@ class HistoryFileTest(cases.LoaderCase):
     self.assertIsNone(history_file.state_at(self.checkpoints, 4))
     self.assertEqual(history_file.state_at(self.checkpoints, 5)["position"], 7)
 
-  def test_a_file_that_cannot_be_written_is_an_error_for_those_who_need_it(self):
+  def test_a_file_that_cannot_be_written_is_an_error_for_write(self):
     history = self.train().history
     self.path.mkdir()
     with self.assertRaisesRegex(errors.ResumeError, "not a regular file"):

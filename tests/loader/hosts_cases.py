@@ -1,4 +1,4 @@
-"""What the processes of hosts_test do."""
+"""Functions that the processes of hosts_test run."""
 
 import dataclasses
 import importlib.util
@@ -71,7 +71,7 @@ class Refuse:
 
 
 def run_all(jobs: Sequence[Callable[[], Any]], compiled: bool = False) -> list[Any]:
-  """Runs one job after the other; with compiled reads if asked, and if numba is installed."""
+  """Runs jobs in sequence; with compiled reads on request, if numba is installed."""
   jax.config.update("jax_disable_most_optimizations", True)
   if compiled and importlib.util.find_spec("numba"):
     assert reader_lib.compile_reads(np.uint16)

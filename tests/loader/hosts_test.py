@@ -227,20 +227,20 @@ class HostsTest(parameterized.TestCase):
     got, _ = self.served(2, "checkpoint")
     self.assert_equal(got, _alone["windows"][0][7:9])
 
-  def test_processes_with_different_configs_are_told_so_before_any_batch(self):
+  def test_processes_with_different_configs_fail_before_any_batch(self):
     for number, change in enumerate(_REFUSED):
       for kind, message in _results[2]["refuse", number]:
         self.assertEqual(kind, "ConfigError")
         self.assertIn("Processes 0 and 1 would read different streams", message)
         self.assertIn(next(iter(change)), message)
 
-  def test_data_that_is_missing_on_one_host_stops_all(self):
+  def test_data_that_is_missing_on_one_host_stops_all_hosts(self):
     mine, theirs = _results[2]["missing"]
     self.assertEqual(theirs[0], "MissingFileError")
     self.assertIn(str(pathlib.Path("/nowhere")), theirs[1])
     self.assertIn("Process 1 of 2 failed while opening the corpus", mine[1])
 
-  def test_what_only_one_host_finds_wrong_stops_all(self):
+  def test_a_problem_on_one_host_stops_all_hosts(self):
     mine, theirs = _results[2]["no index"]
     self.assertEqual(theirs[0], "ConfigError")
     self.assertIn("Process 1 of 2 failed while reading the configuration", mine[1])
@@ -248,7 +248,7 @@ class HostsTest(parameterized.TestCase):
     self.assertEqual(theirs[0], "CorpusError")
     self.assertIn("Process 1 of 2 failed while opening the document index", mine[1])
 
-  def test_a_state_that_one_process_refuses_stops_all_of_them(self):
+  def test_a_state_that_one_process_refuses_stops_all_processes(self):
     (first, first_text), (second, second_text) = _results[2]["other copy"]
     self.assertEqual((first, second), ("MaxtextOlmoError", "ResumeError"))
     self.assertIn("Files of the corpus were replaced", second_text)

@@ -1,4 +1,4 @@
-"""Tests of the iterator that a trainer holds, over windows and over documents."""
+"""Tests of the trainer's iterator, over windows and over documents."""
 
 import concurrent.futures
 import gc
@@ -136,14 +136,14 @@ class MoveTest(cases.LoaderCase):
     self.assertEqual(iterator.step, 40)
     self.assertCountEqual([x.tobytes() for x in found], [x.tobytes() for x in expected])
 
-  def test_it_is_what_a_trainers_checkpointing_holds_on_to(self):
+  def test_it_is_its_own_local_iterator(self):
     iterator = self.train()
     self.assertIs(iterator.local_iterator, iterator)
 
 
 class DescribeTest(cases.LoaderCase):
 
-  def test_it_says_where_the_run_stands(self):
+  def test_it_returns_step_position_and_epoch(self):
     iterator = self.train(initial_step=3)
     next(iterator)
     found = iterator.describe()
@@ -173,7 +173,7 @@ class DescribeStreamTest(cases.DocumentsCase):
 
 class RowNumbersTest(cases.LoaderCase):
 
-  def test_they_tell_what_a_step_holds_without_reading_it(self):
+  def test_they_give_the_rows_of_a_step_without_reading_it(self):
     iterator = self.train()
     for step, inputs in enumerate(cases.take_inputs(iterator, 5)):
       np.testing.assert_array_equal(self.rows[iterator.row_numbers(step)], inputs)
@@ -212,7 +212,7 @@ class EndTest(cases.LoaderCase):
     with self.assertRaises(StopIteration):
       next(iterator)
 
-  def test_padding_batches_follow_the_end_where_asked_and_are_no_steps(self):
+  def test_padding_batches_after_the_end_do_not_count_as_steps(self):
     values = {"olmo_num_epochs": 1, "generate_padding_batch_train": True}
     for extras in ((), ("row_ids",)):
       iterator = self.train(initial_step=30, olmo_batch_extras=extras, **values)
@@ -282,7 +282,7 @@ class PrefetchTest(cases.LoaderCase):
         thread.join(60)
         self.assertFalse(thread.is_alive(), thread.name)
 
-  def test_nothing_is_said_when_a_program_ends_without_closing_its_iterators(self):
+  def test_a_program_that_ends_without_closing_its_iterators_prints_nothing(self):
     code = f"""
 import jax, numpy as np, maxtext_olmo
 config = maxtext_olmo.get_config()
@@ -300,7 +300,7 @@ print("done")
 
 
 class FailureTest(cases.LoaderCase):
-  """What happens to an iterator while its files are damaged."""
+  """Tests of an iterator whose files are damaged while it runs."""
 
   def setUp(self):
     super().setUp()

@@ -54,7 +54,7 @@ class OlmoCoreTest(parameterized.TestCase):
       (dict(dataset_type="vsl"), "type 'vsl'"),
       (dict(tokens_processed="5"), "tokens_processed is '5'"),
   )
-  def test_what_is_no_such_state_is_refused(self, change, message):
+  def test_an_invalid_state_is_refused(self, change, message):
     state = {**_RESUMES["same"]["state_dict"], **change}
     with self.assertRaisesRegex(errors.ResumeError, message):
       olmo_core_import.LoaderState.from_json(state, "state.json")

@@ -186,7 +186,7 @@ class MixtureTest(OlmoCase):
 
 class EvalTest(OlmoCase):
 
-  def test_eval_is_held_out_of_training_in_every_epoch_and_each_counts_once(self):
+  def test_eval_instances_are_held_out_of_every_epoch_and_evaluated_once(self):
     train, evaluation = self.make(eval_interval=5, olmo_eval_instances=10, initial_step=9)
     batches = [jax.tree.map(np.asarray, batch) for batch in evaluation]
     self.assertLen(batches, 3)
@@ -232,7 +232,7 @@ class EvalTest(OlmoCase):
     got = np.concatenate([np.asarray(batch["inputs"]) for batch in evaluation])
     np.testing.assert_array_equal(got[: len(rows)], rows)
 
-  def test_padding_batches_follow_the_end_where_asked(self):
+  def test_padding_batches_follow_the_end_on_request(self):
     _, evaluation = self.make(
         eval_interval=5, olmo_eval_instances=3, generate_padding_batch_eval=True
     )
@@ -251,7 +251,7 @@ class ErrorsTest(OlmoCase):
     with self.assertRaisesRegex(errors.CorpusError, "max-target-sequence-length"):
       self.train(max_target_length=4)
 
-  def test_a_batch_that_does_not_divide_is_a_config_error(self):
+  def test_a_batch_that_does_not_divide_over_the_devices_is_a_config_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "5 rows over 2 shards"):
       self.train(global_batch_size_to_load=5)
 

@@ -1,4 +1,4 @@
-"""What the processes of the Orbax tests do."""
+"""Functions that the processes of the Orbax tests run."""
 
 import grain
 import jax

@@ -184,7 +184,7 @@ class RegistryTest(absltest.TestCase):
       registry.create_data_iterator(_config(dataset_type="half", eval_interval=1), self.mesh)
     self.assertTrue(train.closed and evaluation.closed)
 
-  def test_what_is_not_an_iterator_at_all_is_refused(self):
+  def test_an_object_that_is_not_an_iterator_is_refused(self):
     registry.register_dataset_type("text", lambda c, m: "batches")
     with self.assertRaisesRegex(errors.ConfigError, "train iterator .* str, .*lacks __next__, get"):
       registry.create_data_iterator(_config(dataset_type="text"), self.mesh)

@@ -1,4 +1,4 @@
-"""Tests of where a run resumes: a step, a position, or what the latest checkpoint says."""
+"""Tests of where a run resumes: at a step, at a position, or from the latest checkpoint."""
 
 import json
 import pathlib
@@ -70,7 +70,7 @@ class ResumeTest(cases.LoaderCase):
         self.start(olmo_batch_schedule=((0, 2), (5, 16)), global_batch_size_to_load=16), (7, 42)
     )
 
-  def test_a_position_can_be_given_outright(self):
+  def test_a_position_can_be_set_explicitly(self):
     self.assertEqual(self.start(olmo_initial_position=56), (7, 56))
     self.assertEqual(self.start(olmo_initial_position=57, initial_step=100), (100, 57))
     self.save(6, items=self.model())

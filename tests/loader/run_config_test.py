@@ -29,7 +29,7 @@ class RunConfigTest(absltest.TestCase):
     values = run_config.load(self.directory)
     self.assertEqual(vars(config_lib.Options.read(cases.data_config(**values))), vars(options))
 
-  def test_paths_are_kept_so_that_they_lead_there_from_anywhere(self):
+  def test_paths_are_kept_as_absolute_paths(self):
     os.chdir(self.directory)
     run_config.keep(self.options(checkpoint_dir="checkpoints"))
     values = run_config.load(os.path.join(self.directory, "checkpoints"))

@@ -132,7 +132,7 @@ class StateTest(parameterized.TestCase):
     self.assertEqual((start.step, start.schedule), (9, anchored))
     self.assertEqual(start.schedule.start(6), 49)
 
-  def test_padding_at_the_end_of_a_finite_stream_was_no_sample(self):
+  def test_padding_at_the_end_of_a_finite_stream_does_not_count(self):
     total = self.stream.order.num_instances
     self.assertNotEqual(total % 7, 0)
     schedule = schedule_lib.BatchSchedule.constant(7)
@@ -147,7 +147,7 @@ class StateTest(parameterized.TestCase):
     self.assertEqual(start.schedule, schedule)
     self.assertLen(state_lib.begin_history(start, _CONTENT).entries, 1)
 
-  def test_a_held_out_set_at_another_sequence_length_is_told_by_its_number(self):
+  def test_the_held_out_count_is_given_at_another_sequence_length(self):
     held = stream_lib.train_stream(self.index, order="feistel", seed=3, held_out_instances=8)
     longer = stream_lib.train_stream(
         self.index.with_sequence_length(16), order="feistel", seed=3, held_out_instances=8
@@ -175,7 +175,7 @@ class StateTest(parameterized.TestCase):
         self.read({**self.state, name: value})
 
   @parameterized.parameters(1, 2)
-  def test_whatever_is_cut_out_of_a_state_it_is_a_resume_error(self, version):
+  def test_removing_any_field_of_a_state_is_a_resume_error(self, version):
     state = self.state
     if version == 1:
       entry = self.state["history"][0]
@@ -228,6 +228,11 @@ class StateTest(parameterized.TestCase):
       (("history", 0, "identity", "fingerprint"), "sha256:../\0" + "a" * 10_000),
       (("history", 0, "identity", "order"), np.array([1, 2])),
       (("history", 0, "identity", "split"), "² of"),
+      (("history", 0, "content", "ngram_filter"), 1),
+      (("history", 0, "content", "document_eos_id"), "x"),
+      (("history", 0, "content", "document_eos_id"), [1]),
+      (("history", 0, "content", "document_eos_id"), 2**70),
+      (("history", 0, "content", "exclude"), 7),
       (("history", 0, "content"), []),
       (("history", 0, "content", "ngram_filter"), np.array([1, 2])),
       (("history", 0, "extents"), [[0, 0, "a"]]),

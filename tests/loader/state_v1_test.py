@@ -69,7 +69,7 @@ class StatesOfFormat1Test(parameterized.TestCase):
       with self.subTest(case["name"]), self.assertNoLogs(level="WARNING"):
         self.resumed(case)
 
-  def test_what_the_run_did_before_is_not_known_and_is_said_so(self):
+  def test_a_step_before_a_format_1_state_is_an_error(self):
     case = next(case for case in _SAVED["cases"] if case["name"] == "windows_other_batch_size")
     iterator = self.resumed(case)
     self.assertEqual(iterator.history.at(5).schedule.start(5), 36)

@@ -184,7 +184,7 @@ class SkipTest(cases.LoaderCase):
       ("planned", _DOCUMENTS),
       ("one_document", {**_DOCUMENTS, **_ONE_PER_ROW}),
   )
-  def test_skipped_steps_are_passed_over_and_nothing_repeats(self, values):
+  def test_skipped_steps_are_skipped_and_nothing_repeats(self, values):
     plain = self.train(**values)
     expected = cases.take(plain, 16)
     steered = self.train(**values, olmo_skip=((3, 5), (9, 10)))
@@ -201,7 +201,7 @@ class SkipTest(cases.LoaderCase):
     np.testing.assert_array_equal(got, np.concatenate([plain[:10], plain[20:40]]))
     self.assertEqual(steered.position, 40)
 
-  def test_going_back_to_a_checkpoint_and_passing_over_what_the_run_logged(self):
+  def test_steps_that_the_run_logged_can_be_skipped_from_an_earlier_checkpoint(self):
     plain = self.train()
     expected = cases.take(plain, 5)
     state = json.loads(json.dumps(plain.get_state()))

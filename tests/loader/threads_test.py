@@ -61,7 +61,7 @@ class ThreadsTest(cases.DocumentsCase):
     self.assertEqual(iterator.step, _STEPS)
 
   @parameterized.named_parameters(*_KINDS)
-  def test_states_taken_and_set_meanwhile_are_those_of_whole_steps(self, values):
+  def test_states_are_consistent_while_threads_take_batches(self, values):
     reference = self.open(values)
     states = [reference.get_state()]
     rows = []
@@ -99,7 +99,7 @@ class ThreadsTest(cases.DocumentsCase):
     self.assertEqual([_row(next(iterator)) for _ in range(3)], rows[2:5])
 
   @parameterized.named_parameters(*_KINDS)
-  def test_closing_it_meanwhile_ends_every_thread(self, values):
+  def test_closing_it_while_threads_take_batches_ends_them(self, values):
     iterator = self.open(values)
     began = threading.Barrier(_THREADS)
 
@@ -147,7 +147,7 @@ class ThreadsTest(cases.DocumentsCase):
 class ForkTest(cases.DocumentsCase):
 
   @parameterized.named_parameters(*_KINDS)
-  def test_a_forked_child_gets_an_error_and_the_parent_goes_on(self, values):
+  def test_a_forked_child_gets_an_error_and_the_parent_continues(self, values):
     expected = cases.take_inputs(self.train(**values), 3)
     iterator = self.train(**values)
     found = cases.take_inputs(iterator, 1)

@@ -1,4 +1,4 @@
-"""Tests of what every dataset type makes of its config in the same way."""
+"""Tests of the parts of the config that all dataset types treat in the same way."""
 
 import gc
 import multiprocessing

@@ -1,4 +1,4 @@
-"""What Grain promises of every dataset, iterator and source, kept by those of this package."""
+"""Tests that datasets, iterators and sources of this package behave as Grain's do."""
 
 import itertools
 import pickle

@@ -1,4 +1,4 @@
-"""What code written against MaxText's `olmo_grain` modules relies on, under the same module names.
+"""Tests of behaviour that code for MaxText's `olmo_grain` modules relies on, by the same names.
 
 What differs on purpose is in docs/guides/differences.md, and is tested here as well.
 """
@@ -189,7 +189,7 @@ class SamplerTest(parameterized.TestCase):
     self.assertEqual([sampler[number].index for number in range(15)], list(range(15)))
     self.assertEqual(_keys(_sampler(shuffle=False), 25), [*range(23), 0, 1])
 
-  def test_there_is_nothing_before_the_first_record(self):
+  def test_a_negative_record_number_is_an_error(self):
     with self.assertRaises(IndexError):
       _sampler()[-1]  # pylint: disable=expression-not-assigned
 

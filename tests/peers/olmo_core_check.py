@@ -88,7 +88,7 @@ class Case:
     return maxtext_olmo.create_data_iterator(config, mesh)[0]
 
   def loaders(self, rows: int, world: int, length: int | None = None) -> list[NumpyDataLoaderBase]:
-    """The real thing, one for each rank."""
+    """Returns the loaders of the real OLMo-core, one for each rank."""
     length = length or self.length
     made = []
     for rank in range(world):
@@ -163,7 +163,7 @@ class OlmoCoreCheck(absltest.TestCase):
             loader.reset()
         iterator.close()
 
-  def test_resumes_go_on_as_olmo_core_does_or_exactly(self):
+  def test_resumes_continue_as_olmo_core_does_or_exactly(self):
     repeated = 0
     for number in range(_CASES):
       with self.subTest(seed=_SEED, case=number):

@@ -1,4 +1,4 @@
-"""What code written against xlstm-jax's data modules relies on.
+"""Tests of behaviour that code for xlstm-jax's data modules relies on.
 
 What differs on purpose is in docs/guides/differences.md, and is tested here as well.
 """

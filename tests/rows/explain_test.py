@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 from absl.testing import absltest
 
+from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.order import schedule
 from maxtext_olmo.rows import explain
@@ -25,7 +26,7 @@ class ExplainTest(absltest.TestCase):
     self.corpus = document_corpus.write(self.directory)
     self.path = documents_lib.default_path(f"{self.directory}/index.json")
 
-  def explain(self, source, provenance=None, **content):
+  def explain(self, source, provenance=None, rows=None, **content):
     stream = row_source.RowSequence(source, name="t", seed=0)
     return explain.explain(
         source,
@@ -35,6 +36,7 @@ class ExplainTest(absltest.TestCase):
         steps.Content(**content),
         2,
         provenance,
+        rows=rows,
     )
 
   def test_a_window_names_its_file_bytes_label_and_documents(self):
@@ -52,6 +54,14 @@ class ExplainTest(absltest.TestCase):
         self.corpus.tokens(span.document)[span.first : span.last + 1] for span in part.documents
     ]
     np.testing.assert_array_equal(np.concatenate(rebuilt), row.tokens)
+
+  def test_only_rows_of_the_step_can_be_chosen(self):
+    source = windows.WindowRows(self.corpus.index)
+    (row,) = self.explain(source, rows=[2]).rows
+    self.assertEqual((row.row, row.number), (2, 10))
+    for rows in ([-1], [4]):
+      with self.assertRaisesRegex(errors.OrderError, "rows 0 to 3"):
+        self.explain(source, rows=rows)
 
   def test_a_whole_document_is_told_from_a_piece_of_one(self):
     provenance = explain.Provenance(self.corpus.index, self.path)

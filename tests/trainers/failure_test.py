@@ -12,7 +12,7 @@ from tests import distributed
 
 STARTS_PROCESSES = True
 
-# A process of a run of two; the others wait in vain for one that fails.
+# One of two processes; without `failure`, the other would wait forever for one that fails.
 _PROCESS = """
 import sys, time
 from absl import logging
@@ -45,7 +45,7 @@ def _run(failing: str) -> list[tuple[int, str]]:
 
 class FailureTest(absltest.TestCase):
 
-  def test_one_that_fails_ends_the_others_and_tells_them_why(self):
+  def test_a_failing_process_ends_the_others_which_log_the_reason(self):
     for process in ("0", "1"):
       ends = _run(process)
       self.assertEqual([code for code, _ in ends], [7, 7], ends)
@@ -63,9 +63,9 @@ class FailureTest(absltest.TestCase):
   def test_an_ordinary_end_is_not_disturbed(self):
     self.assertEqual([code for code, _ in _run("none")], [0, 0])
 
-  def test_a_process_alone_goes_on(self):
+  def test_a_single_process_continues(self):
     failure.watch()
-    failure.end("nobody else is there", 7)
+    failure.end("there is no other process", 7)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class LaunchTest(absltest.TestCase):
       self.assertEqual(resumed.rows[step], straight.rows[step])
       self.assertAlmostEqual(resumed.losses[step], straight.losses[step], delta=1e-3)
 
-  def test_a_second_run_in_the_same_directory_is_refused_and_the_first_goes_on(self):
+  def test_a_second_run_in_the_same_directory_is_refused_and_the_first_continues(self):
     where = str(self.dir / "checkpoints")
     flags = launched.flags(steps=100_000, checkpoint_dir=where)
     first = launched.start(self, flags)
@@ -88,7 +88,7 @@ class LaunchTest(absltest.TestCase):
       time.sleep(0.05)
     self.assertIsNone(first.poll())
 
-  def test_a_run_that_ends_well_has_code_0(self):
+  def test_a_successful_run_has_code_0(self):
     done = self.launch("--processes=2", "--", *launched.flags(steps=2))
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertRegex(done.stderr, r"\[0\] step     1  loss ")

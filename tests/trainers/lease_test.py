@@ -77,7 +77,7 @@ class LeaseTest(parameterized.TestCase):
     self.dir.mkdir(exist_ok=True)
     self.file.write_text(json.dumps(dataclasses.asdict(holder)))
 
-  def test_a_second_run_is_refused_and_learns_who_holds_it(self):
+  def test_a_second_run_is_refused_with_the_name_of_the_holder(self):
     holder = self.start()
     self.assertEqual(holder.stdout.readline(), "holds\n")
     with self.assertRaisesRegex(
@@ -86,7 +86,7 @@ class LeaseTest(parameterized.TestCase):
       lease_lib.Lease(self.dir)
     self.assertEqual(self.ask(holder), "still holds\n")
 
-  def test_a_killed_run_is_followed_at_once_even_before_its_parent_has_noticed(self):
+  def test_the_lease_of_a_killed_run_is_taken_over_at_once(self):
     holder = self.start()
     self.assertEqual(holder.stdout.readline(), "holds\n")
     holder.send_signal(signal.SIGKILL)
@@ -175,7 +175,7 @@ class LeaseTest(parameterized.TestCase):
       while self.file.stat().st_mtime == 0:
         time.sleep(0.01)
 
-  def test_a_run_that_exits_gives_the_lease_back(self):
+  def test_a_run_that_exits_releases_the_lease(self):
     holder = self.start()
     self.assertEqual(holder.stdout.readline(), "holds\n")
     holder.communicate("")

@@ -1,4 +1,4 @@
-"""A run with every kind of change: what it was fed, and what it says about that afterwards.
+"""A run with every kind of change: the batches it received, and what inspection says about them.
 
 The tokens of the corpus are all different (but for EOS), so a row that was recorded tells which
 file it came from, and where, without this library. A trainer is started for each of `phases`, all
@@ -60,7 +60,7 @@ class Corpus:
   Attributes:
     index_path: The index.
     paths: The files.
-    tokens: Of each file.
+    tokens: The tokens of each file.
     documents: All documents, in the order of the files.
   """
 
@@ -212,7 +212,7 @@ def read_batches(directory: str | os.PathLike[str]) -> dict[int, dict[str, np.nd
 
 @dataclasses.dataclass
 class Record:
-  """What a run was fed.
+  """The batches that a run received.
 
   Attributes:
     corpus: Its corpus.
@@ -226,14 +226,14 @@ class Record:
   attempts: list[tuple[Phase, dict[int, Batch]]] = dataclasses.field(default_factory=list)
 
   def add(self, phase: Phase, batches: dict[int, Batch], first: int) -> None:
-    """Adds what a phase was fed, which begins with step `first`."""
+    """Adds the batches of a phase, which begins with step `first`."""
     assert min(batches) == first, f"The phase began with step {min(batches)}, not {first}."
     self.fed = {step: batch for step, batch in self.fed.items() if step < first} | batches
     self.attempts.append((phase, batches))
 
 
 class ProofTestCase(absltest.TestCase):
-  """Compares what a run says about itself with what it was fed."""
+  """Compares the inspection of a run with the batches it received."""
 
   def prove(self, directory: pathlib.Path, checkpoints: pathlib.Path, run_phase: RunPhase) -> None:
     """Runs all phases, asks the run about every step and every document, and compares.

@@ -31,7 +31,7 @@ def setUpModule():
 
 
 def _digests_outside(directory: str, steps: int) -> list[list[int]]:
-  """The rows of the first batches from `create_data_iterator`, without MaxText."""
+  """Returns the rows of the first batches from `create_data_iterator`, without MaxText."""
   import zlib
 
   import jax
@@ -191,7 +191,7 @@ class OtherEntryPointsTest(absltest.TestCase):
     ids = [i for step in run.loaded().values() for i in step.ids]
     self.assertEqual(ids, runs.expected_ids(directory, 20))
 
-  def test_sft_takes_our_batches_and_goes_on_after_its_own_checkpoint(self):
+  def test_sft_takes_our_batches_and_resumes_from_its_own_checkpoint(self):
     if importlib.util.find_spec("tunix") is None:
       self.skipTest("google-tunix is not installed.")
     directory = self.create_tempdir().full_path
@@ -243,7 +243,7 @@ class InstallTest(absltest.TestCase):
         for function in adapter._REPLACEMENTS
     }
 
-  def test_install_replaces_and_uninstall_gives_back(self):
+  def test_install_replaces_and_uninstall_restores(self):
     before = self._places()
     adapter.install()
     self.assertTrue(adapter.is_installed())
@@ -310,7 +310,7 @@ class InstallTest(absltest.TestCase):
       runs.has_maxtext() and shapes.installed_version() not in shapes.TRIED,
       "This MaxText has not been tried.",
   )
-  def test_a_version_that_was_tried_gives_no_warning(self):
+  def test_a_tested_version_gives_no_warning(self):
     with self.assertNoLogs(level="WARNING"):
       adapter.install()
 
@@ -345,7 +345,9 @@ class OtherMaxTextTest(parameterized.TestCase):
       (_restore_by_another_function, "without having called maxtext.utils.maxtext_utils.setup_tra"),
       (_forget_the_step, "setup_training_state returned no train state with a step"),
   )
-  def test_a_trainer_that_works_otherwise_is_stopped_before_its_first_step(self, edit, message):
+  def test_a_trainer_that_bypasses_the_replacements_is_stopped_before_its_first_step(
+      self, edit, message
+  ):
     directory = self.create_tempdir().full_path
     runs.write_corpus(directory, 40)
     run = runs.start(directory, "steps=2", "per_device_batch_size=4", edit=edit)

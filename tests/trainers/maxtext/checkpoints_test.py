@@ -70,7 +70,7 @@ class ResumeTest(parameterized.TestCase):
   def _expected(self, first: int, last: int) -> list[int]:
     return runs.expected_ids(self.begun["ours"][0], last)[first:]
 
-  def test_a_checkpoint_of_maxtexts_own_loader_goes_on_by_its_step(self):
+  def test_a_checkpoint_of_maxtexts_own_loader_resumes_by_its_step(self):
     run = self._go_on("own", "steps=10")
     self.assertEqual(list(run.steps()), [7, 8, 9])
     self.assertEqual(_ids(run), self._expected(28, 40))
@@ -151,7 +151,7 @@ class ResumeTest(parameterized.TestCase):
     self.assertIn("6/iter holds no data state of this library", run.log())
 
   @parameterized.parameters(True, False)
-  def test_load_full_state_path_goes_on_where_that_model_stopped(self, with_state):
+  def test_load_full_state_path_continues_where_that_model_stopped(self, with_state):
     first = self._copy("ours", "first")
     if with_state:
       runs.add_states(self.directory, "first")

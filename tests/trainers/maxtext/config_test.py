@@ -99,7 +99,7 @@ class BatchSizesTest(parameterized.TestCase):
     self.directory = self.create_tempdir().full_path
     runs.write_corpus(self.directory, 100)
 
-  def test_ramp_up_trains_each_row_once_and_goes_on_at_the_right_size_after_a_kill(self):
+  def test_ramp_up_trains_each_row_once_and_resumes_at_the_right_size_after_a_kill(self):
     reference = runs.start(self.directory, *_RAMP_UP, "steps=12", "run_name=reference").wait()
     sizes = [len(step.ids) for step in reference.steps().values()]
     self.assertEqual(sizes, [2, 2, 2, 4, 4, 6, *[8] * 6])
@@ -238,7 +238,7 @@ class KeysTest(absltest.TestCase):
     self.assertEqual(run.exit_codes(), [1])
     self.assertIn("enable_rampup_batch_size and olmo_batch_schedule are both set", run.log())
 
-  def test_a_key_nobody_knows_is_refused_as_before(self):
+  def test_an_unknown_key_is_refused_as_before(self):
     directory = self.create_tempdir().full_path
     runs.write_corpus(directory, 40)
     run = runs.start(directory, "steps=4", "olmo_ordre=feistel")

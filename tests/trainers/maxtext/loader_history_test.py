@@ -1,4 +1,4 @@
-"""Tests of what MaxText's own loader has trained on, against that loader."""
+"""Tests of the reconstructed data of MaxText's own loader, against that loader."""
 
 import collections
 import itertools
@@ -29,14 +29,14 @@ def _start(label: int, hosts: int = 1, rows: int = 4, workers: int = 0) -> histo
 
 class SegmentsTest(parameterized.TestCase):
 
-  def test_a_restart_throws_away_what_came_after_its_checkpoint(self):
+  def test_a_restart_discards_the_steps_after_its_checkpoint(self):
     starts = [_start(-1), _start(10), _start(5), _start(8)]
     found = history.segments(starts, 20)
     self.assertEqual(
         [(part.first_step, part.last_step) for part in found], [(0, 5), (6, 8), (9, 20)]
     )
 
-  def test_a_start_behind_the_checkpoint_plays_no_part(self):
+  def test_a_start_after_the_checkpoint_is_ignored(self):
     found = history.segments([_start(-1), _start(10)], 7)
     self.assertEqual([(part.first_step, part.last_step) for part in found], [(0, 7)])
 

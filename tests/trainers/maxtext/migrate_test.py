@@ -1,4 +1,4 @@
-"""Tests of moving a run over from MaxText's own loader."""
+"""Tests of the migration of a run from MaxText's own loader."""
 
 import collections
 import dataclasses
@@ -143,7 +143,7 @@ class MigrateTest(parameterized.TestCase):
       ({}, {"devices": 2, "restarts": ["last"]}, "is not LABEL"),
       ({}, {"devices": 2, "logs": ["x"]}, "not both"),
   )
-  def test_what_cannot_be_told_is_an_error_that_says_so(self, values, kwargs, message):
+  def test_a_run_that_cannot_be_migrated_is_an_error(self, values, kwargs, message):
     config = self._write("bad.yml", grain_worker_count=0, **{"per_device_batch_size": 2, **values})
     with self.assertRaisesRegex(errors.ConfigError, message):
       self._migrate(config=config, **kwargs)
@@ -163,7 +163,7 @@ class MigrateTest(parameterized.TestCase):
       with self.assertRaisesRegex(errors.ConfigError, message):
         self._migrate(config=str(path), devices=2)
 
-  def test_a_run_without_checkpoints_or_moved_over_already_is_refused(self):
+  def test_a_run_without_checkpoints_or_already_migrated_is_refused(self):
     with self.assertRaisesRegex(errors.ResumeError, "no committed checkpoint"):
       migrate.migrate(self.config, str(self.directory / "none"), devices=2)
     item = self.directory / "checkpoints" / "9" / "iter"
@@ -185,7 +185,7 @@ class MigrateTest(parameterized.TestCase):
     )
     checkpoints = self.directory / "checkpoints"
     history_file.write(checkpoints, timeline.Timeline((entry,)), 9)
-    with self.assertRaisesRegex(errors.ResumeError, "Checkpoint 9 .*migrated already"):
+    with self.assertRaisesRegex(errors.ResumeError, "Checkpoint 9 .*is already migrated"):
       self._migrate(devices=2)
     (checkpoints / history_file.NAME).unlink()
     later = dataclasses.replace(entry, step=10)  # A run that began after the checkpoint.
@@ -196,7 +196,7 @@ class MigrateTest(parameterized.TestCase):
 @runs.needs_maxtext
 class InTheTrainerTest(absltest.TestCase):
 
-  def test_a_run_of_maxtexts_own_loader_goes_on_over_what_it_has_not_seen(self):
+  def test_a_run_of_maxtexts_own_loader_continues_with_unseen_instances(self):
     directory = pathlib.Path(self.create_tempdir().full_path)
     runs.write_corpus(directory, _INSTANCES)
     args = ("per_device_batch_size=4", "data_shuffle_seed=5")

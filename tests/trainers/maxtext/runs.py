@@ -66,7 +66,7 @@ MODEL = (
 
 
 def has_maxtext() -> bool:
-  """Whether this environment has MaxText."""
+  """Returns whether this environment has MaxText."""
   return importlib.util.find_spec("maxtext") is not None
 
 
@@ -94,7 +94,7 @@ def write_corpus(directory: str | pathlib.Path, instances: int, *, files: int = 
 
 
 def _write_index(path: pathlib.Path, files: Sequence[tuple[pathlib.Path, np.ndarray]]) -> None:
-  """An index as MaxText writes it, so that its loader and ours read the same file."""
+  """Returns an index as MaxText writes it, so that its loader and ours read the same file."""
   digest = hashlib.sha256()
   for text in ("1", str(LENGTH), "uint16", "test"):
     digest.update(text.encode() + b"\0")
@@ -129,14 +129,14 @@ def _write_index(path: pathlib.Path, files: Sequence[tuple[pathlib.Path, np.ndar
 
 
 def decode(rows: np.ndarray) -> list[int]:
-  """The instance of each row of tokens; -1 for padding, which is zero throughout."""
+  """Returns the instance of each row of tokens; -1 for padding, which is all zeros."""
   ids = sum(rows[:, place].astype(np.int64) * _BASE**place for place in range(3))
   return np.where(rows.any(axis=1), ids, -1).tolist()
 
 
 @dataclasses.dataclass
 class Step:
-  """What one train or eval step received."""
+  """The batch that one train or eval step received."""
 
   ids: list[int]  # by row of the global batch
   digests: list[int]  # of all arrays of a row together
@@ -164,18 +164,18 @@ class Run:
       process.join()
 
   def wait_until(self, condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds, while the run goes on."""
+    """Waits until a condition holds, while the run continues."""
     while not condition():
       if not any(process.is_alive() for process in self._processes):
         raise AssertionError(f"The run ended too early:\n{self.log()[-_SHOWN:]}")
       time.sleep(0.02)
 
   def labels(self) -> list[int]:
-    """The checkpoints of the run."""
+    """Returns the checkpoints of the run."""
     return sorted(int(path.name) for path in self._directory.glob("*/checkpoints/[0-9]*"))
 
   def wait(self) -> "Run":
-    """Waits for a good end."""
+    """Waits until the run has ended successfully."""
     for process in self._processes:
       process.join(300)
     codes = [process.exitcode for process in self._processes]
@@ -184,13 +184,13 @@ class Run:
     return self
 
   def exit_codes(self) -> list[int]:
-    """Waits, and gives the exit codes."""
+    """Waits for the processes and returns their exit codes."""
     for process in self._processes:
       process.join(300)
     return [process.exitcode for process in self._processes]
 
   def log(self) -> str:
-    """What the processes wrote."""
+    """Returns the output of the processes."""
     return "\n".join(path.read_text(errors="replace") for path in sorted(self._tap.glob("*.log")))
 
   @property
@@ -198,7 +198,7 @@ class Run:
     return self._directory / "tap" / str(self._processes[0].pid)
 
   def steps(self, kind: str = "train") -> dict[int, Step]:
-    """What each step received, from all processes."""
+    """Returns the batch of each step, from all processes."""
     found: dict[int, dict[int, tuple[int, int]]] = {}
     losses = {}
     for path in self._tap.glob("*.jsonl"):
@@ -221,11 +221,11 @@ class Run:
     }
 
   def evaluations(self) -> dict[int, Step]:
-    """What each eval batch received, counted over the run."""
+    """Returns each eval batch, numbered over the run."""
     return self.steps("eval")
 
   def loaded(self) -> dict[int, Step]:
-    """Each batch that MaxText's data loader handed out, counted over the run."""
+    """Returns each batch that MaxText's data loader returned, numbered over the run."""
     return self.steps("loaded")
 
 
@@ -244,8 +244,8 @@ def start(
   """Starts the trainer on the corpus of a directory; `args` are MaxText's own.
 
   Args:
-    directory: Of the corpus, and of all that the run writes.
-    *args: Of MaxText; the last one of a key holds.
+    directory: Directory of the corpus and of everything that the run writes.
+    *args: Arguments of MaxText; the last value of a key counts.
     processes: JAX processes; two at a time is all that MaxText's fixed port allows.
     devices: CPU devices of each.
     install: Whether to put this package in; without it MaxText's own loader runs.
@@ -307,7 +307,7 @@ def start(
 
 
 def set_up_module() -> None:
-  """Imports MaxText, where it is, once for all runs of a test file."""
+  """Imports MaxText, if installed, once for all runs of a test file."""
   if not has_maxtext():
     return
   os.environ["DECOUPLE_GCLOUD"] = "TRUE"
@@ -333,7 +333,7 @@ def add_states(directory: str | pathlib.Path, run_name: str) -> None:
 
 
 def in_child(function: Callable[..., Any], *args: Any) -> Any:
-  """What a function returns in a forked process, where it may use JAX."""
+  """Returns the result of a function in a forked process, where it may use JAX."""
   context = multiprocessing.get_context("fork")
   receiver, sender = context.Pipe(duplex=False)
   child = context.Process(target=_call, args=(sender, function, args))
@@ -417,7 +417,7 @@ def _child(
 
 
 class _Tap:
-  """Writes down what MaxText's compiled steps are called with, and the loss they give back."""
+  """Records the arguments of MaxText's compiled steps, and the loss that they return."""
 
   def __init__(self, path: pathlib.Path, pause: float, arrays: str, process: int):
     self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -471,7 +471,7 @@ class _Tap:
 
 
 class _Tapped:
-  """A compiled step that tells the tap."""
+  """A compiled step whose calls are recorded by the tap."""
 
   def __init__(self, step, tap: _Tap, kind: str):
     self._step = step

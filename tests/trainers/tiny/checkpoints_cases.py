@@ -1,4 +1,4 @@
-"""What the processes of the checkpoint tests do."""
+"""Functions that the processes of the checkpoint tests run."""
 
 import jax
 
@@ -6,6 +6,6 @@ from maxtext_olmo.trainers.tiny import checkpoints
 
 
 def open_directories(directories):
-  """Each process opens a directory of its own."""
+  """Opens a different directory on each process."""
   with checkpoints.Checkpoints(directories[jax.process_index()]) as opened:
     return opened.latest

@@ -98,7 +98,7 @@ class CheckpointsTest(parameterized.TestCase):
     self.assertIsNone(resume.latest_committed_step(self.dir))
     self.assertIsNone(resume.latest_committed_step(self.dir / "nowhere"))
 
-  def test_what_was_not_committed_does_not_count_and_makes_room(self):
+  def test_uncommitted_checkpoints_are_ignored_and_moved_aside(self):
     self.save(5)
     (self.dir / "6").mkdir()  # empty
     (self.dir / "7").mkdir()  # begun, never committed
@@ -232,7 +232,7 @@ class SharedDirectoryTest(absltest.TestCase):
     self.assertIn("Process 1 of 2 failed while looking into checkpoint_dir", texts[0])
     self.assertIn("is not the directory that process 0 writes to", texts[1])
 
-  def test_processes_that_share_one_go_on_and_leave_nothing_behind(self):
+  def test_processes_that_share_a_directory_continue_and_leave_no_file(self):
     directory = self.create_tempdir().full_path
     found = distributed.run(
         "tests.trainers.tiny.checkpoints_cases:open_directories", args=([directory] * 2,)

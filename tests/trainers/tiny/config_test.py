@@ -123,7 +123,7 @@ class ConfigTest(parameterized.TestCase):
       own = config_lib.read_config(["tiny", "--config=tiny.py"])
       self.assertEqual(own.dataset_type, "olmo_grain")
 
-  def test_what_is_no_config_file_is_refused(self):
+  def test_a_path_that_is_not_a_config_file_is_refused(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     os.mkfifo(folder / "fifo")
     (folder / "text.py").write_text("some words")

@@ -70,7 +70,7 @@ class EvaluationTest(_Trained):
     same = jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), params, older)
     self.assertFalse(all(jax.tree.leaves(same)))
 
-  def test_loading_touches_nothing_not_even_a_save_in_progress(self):
+  def test_loading_changes_nothing_not_even_a_save_in_progress(self):
     busy = pathlib.Path(self.config.checkpoint_dir, "9.orbax-checkpoint-tmp-1")
     busy.mkdir()
     self.addCleanup(busy.rmdir)
@@ -161,7 +161,7 @@ class TasksTest(_Trained):
     with self.assertRaisesRegex(errors.ConfigError, message):
       tasks.run(self.make_lm())
 
-  def test_what_the_model_raises_is_not_taken_for_the_tasks_fault(self):
+  def test_an_error_of_the_model_is_not_reported_as_one_of_the_task(self):
     lm = self.make_lm()
     lm.params = {}
     with self.assertRaises(KeyError):
@@ -215,7 +215,7 @@ class TasksTest(_Trained):
     for name, value in evaluation.metrics(results).items():
       self.assertAlmostEqual(value, seen[3][f"eval/{name}"], delta=1e-4)
 
-  def test_the_limit_is_so_many_documents(self):
+  def test_the_limit_counts_documents(self):
     _, params = evaluation.load_params(self.config, self.mesh)
     lm = evaluation.make_lm(self.config, params, self.mesh, progress=False)
     results = evaluation.Tasks(["colours"], self.task_dir).run(lm, limit=2, log_samples=True)

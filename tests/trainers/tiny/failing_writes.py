@@ -19,7 +19,7 @@ AT_START = -1  # The step of a fault that is there from the beginning.
 
 
 def main(argv: list[str]) -> int:
-  """Trains as the command line says."""
+  """Trains with the command line."""
   fault = json.loads(os.environ[FAULT])
   library = ctypes.CDLL(os.environ["LD_PRELOAD"])
 

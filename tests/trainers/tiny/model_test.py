@@ -50,7 +50,7 @@ class ModelTest(parameterized.TestCase):
   def logits(self, batch: model.Batch, config: model.ModelConfig = _CONFIG) -> np.ndarray:
     return np.asarray(_apply(self.params, batch, config))
 
-  def test_a_fresh_model_knows_nothing(self):
+  def test_an_untrained_model_predicts_uniformly(self):
     batch = _batch(np.arange(20).reshape(2, 10))
     total, count = _loss_sum(model.init(jax.random.key(1), _CONFIG), batch, _CONFIG)
     self.assertEqual(count, 20)
@@ -168,7 +168,7 @@ class LearnerTest(parameterized.TestCase):
     ]
     self.assertEqual(moments, [P(None, None, "fsdp")] * 2)
 
-  def test_what_does_not_divide_stays_whole(self):
+  def test_weights_that_do_not_divide_are_replicated(self):
     learner = self.make(mesh_shape=(1, 4), vocab_size=1001, emb_dim=17)
     self.assertEqual(learner.abstract_state["params"]["embedding"].sharding.spec, P(None, None))
 
@@ -185,7 +185,7 @@ class LearnerTest(parameterized.TestCase):
     self.assertEqual(state["step"], 2)
     self.assertFalse(np.array_equal(before, state["params"]["embedding"]))
 
-  def test_a_batch_of_which_nothing_counts_is_harmless(self):
+  def test_a_batch_without_loss_is_harmless(self):
     learner = self.make(warmup_steps=0, weight_decay=0.0)
     state = learner.init()
     before = np.asarray(state["params"]["embedding"])

@@ -110,7 +110,7 @@ class ReportTest(absltest.TestCase):
       pass
     self.assertGreater(report._since, before)
 
-  def test_others_are_heard_only_when_something_is_wrong(self):
+  def test_other_packages_log_only_warnings(self):
     logger = logging.get_absl_logger()
     handlers, propagate, level = logger.handlers, logger.propagate, logging.get_verbosity()
     try:

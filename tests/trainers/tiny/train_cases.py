@@ -18,7 +18,7 @@ from maxtext_olmo.trainers.tiny import trainer
 
 
 def make_config(**changes: Any) -> ConfigDict:
-  """A run of a few steps on random tokens that compiles in a second or two."""
+  """Returns the config of a short run on random tokens that compiles in a second or two."""
   config = config_lib.get_config()
   config.update(
       {
@@ -42,7 +42,7 @@ def make_config(**changes: Any) -> ConfigDict:
 
 
 def write_counting_corpus(directory: pathlib.Path, length: int = 16) -> str:
-  """Token files that count to 40 over and over, which is soon learnt; returns the index."""
+  """Writes token files that repeatedly count to 40, which is learnt quickly; returns the index."""
   directory.mkdir(parents=True, exist_ok=True)
   entries = []
   for number in range(2):
@@ -57,7 +57,7 @@ def write_counting_corpus(directory: pathlib.Path, length: int = 16) -> str:
 
 
 class Recorder:
-  """What a run saw and learnt; `stop_after` a step ends it as an accident would."""
+  """Records the batches and metrics of a run; `stop_after` a step simulates an accident."""
 
   def __init__(self, stop_after: int | None = None):
     self.rows: dict[int, dict[int, list[int]]] = {}  # this process's rows of each step's inputs
@@ -96,7 +96,7 @@ def run(config: ConfigDict, stop_after: int | None = None) -> Recorder:
 def train_in_process(
     changes: dict[str, Any], cache: str
 ) -> tuple[dict[int, float], dict[int, dict[int, list[int]]]]:
-  """Losses and this process's rows of a run; for several processes at once."""
+  """Returns the losses of a run and this process's rows; for several processes."""
   compile_fast(cache)
   recorder = run(make_config(**changes))
   return recorder.losses, recorder.rows
@@ -127,7 +127,7 @@ def _note_open(event: str, args: tuple[Any, ...]) -> None:
 
 
 def compile_fast(cache: str) -> None:
-  """Compiles each program of a test file once, and without polish."""
+  """Compiles each program of a test file once, without optimizations."""
   jax.config.update("jax_disable_most_optimizations", True)
   jax.config.update("jax_compilation_cache_dir", cache)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -46,7 +46,7 @@ class TinyTest(parameterized.TestCase):
     return cases.make_config(**changes)
 
   def interrupted(self):
-    """The config of a run that stopped after step 3, with a checkpoint of step 2."""
+    """Returns the config of a run that stopped after step 3, with a checkpoint of step 2."""
     config = self.config(checkpoint_dir=str(self.dir))
     cases.run(config, stop_after=3)
     return config
@@ -71,7 +71,7 @@ class TinyTest(parameterized.TestCase):
     self.assertEqual(cases.run(self.config()).losses, cases.run(self.config()).losses)
 
   @parameterized.parameters(2, 4, 6)
-  def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(self, stop_after: int):
+  def test_an_interrupted_run_continues_as_if_uninterrupted(self, stop_after: int):
     straight = cases.run(self.config())
     config = self.config(checkpoint_dir=str(self.dir), async_checkpointing=False)
     before = cases.run(config, stop_after=stop_after)
