@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -64,7 +65,7 @@ class DocumentIndex:
   hashes: str = ""
   storage: Storage = dataclasses.field(default_factory=LocalStorage, compare=False, repr=False)
 
-  def __getstate__(self):
+  def __getstate__(self) -> dict[str, Any]:
     # The files are opened again in each process.
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 

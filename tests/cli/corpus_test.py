@@ -175,6 +175,9 @@ class CorpusMakeTest(absltest.TestCase):
   def test_an_interrupt_leaves_nothing(self):
     (self.dir / "many.jsonl").write_text('{"text": "a few words"}\n' * 200_000)
     argv = ("--output", self.out, "--tokens-per-file", 10, self.dir / "many.jsonl")
+    # A shell may have made this process ignore interrupts, which the child would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, before)
     process = subprocess.Popen(
         [sys.executable, "-m", "maxtext_olmo", "corpus", "make", *map(str, argv)],
         stderr=subprocess.PIPE,

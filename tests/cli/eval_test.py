@@ -155,7 +155,7 @@ class EvalTest(absltest.TestCase):
         "--tasks=colours", f"--task-dir={self.task_dir}", "--truncation=error", "--max-length=16"
     )
     self.assertEqual(code, 2)
-    self.assertIn("which takes 16", err)
+    self.assertIn("takes at most 16", err)
 
   def test_missing_inputs_are_one_line_errors(self):
     for arguments, message in (

@@ -29,6 +29,9 @@ class InspectServeTest(absltest.TestCase):
   def test_it_prints_its_address_and_ends_on_ctrl_c(self):
     command = [sys.executable, "-m", "maxtext_olmo", "inspect", self.run_of.checkpoints, "--serve"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    # A shell may have made this process ignore interrupts, which the child would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    self.addCleanup(signal.signal, signal.SIGINT, before)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
       try:
         line = process.stdout.readline()
