@@ -283,7 +283,8 @@ def explain(
   try:
     batch = dataset[0]
     if not batch:
-      raise errors.OrderError(f"Step {step} is after the end of the stream.")
+      last = steps.end_step(schedule, stream.num_positions) - 1
+      raise errors.OrderError(f"Step {step} is outside the stream, which ends with step {last}.")
     parts, numbers = dataset.parts(step), dataset.row_numbers(step)
   finally:
     dataset.close()

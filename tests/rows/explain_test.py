@@ -63,6 +63,16 @@ class ExplainTest(absltest.TestCase):
       with self.assertRaisesRegex(errors.OrderError, "rows 0 to 3"):
         self.explain(source, rows=rows)
 
+  def test_a_step_after_the_end_names_the_last_one(self):
+    for source in (windows.WindowRows(self.corpus.index), self.corpus.planned()):
+      stream = row_source.RowSequence(source, name="t", seed=0, num_epochs=1)
+      arguments = (reader.FileReader(self.corpus.files), stream, schedule.BatchSchedule.constant(4))
+      with self.assertRaisesRegex(errors.OrderError, "Step 500 is outside") as raised:
+        explain.explain(source, *arguments, steps.Content(), 500)
+      last = -(-stream.num_positions // 4) - 1
+      self.assertEndsWith(str(raised.exception), f"ends with step {last}.")
+      self.assertNotEmpty(explain.explain(source, *arguments, steps.Content(), last).rows)
+
   def test_a_whole_document_is_told_from_a_piece_of_one(self):
     provenance = explain.Provenance(self.corpus.index, self.path)
     for row in self.explain(self.corpus.planned(7), provenance).rows:
