@@ -247,7 +247,7 @@ def _serve(args: argparse.Namespace, found: Any) -> int:
     tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
     with serve.Server(views.Views(found, iterator, tokenizer, args.until)) as server:
       text = "" if tokenizer else ", without text because --tokenizer is not given"
-      print(f"Serving {args.path} on {server.address}{text}; press Ctrl-C to stop.", flush=True)
+      print(f"Serving {args.path}{text}; press Ctrl-C to stop:\n{server.address}", flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
   return 0
