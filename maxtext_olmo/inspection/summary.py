@@ -48,8 +48,9 @@ class Summary:
     path: The path that named the run.
     checkpoint: The checkpoint from which the state was read; None without one.
     step: Steps done, which is the number of the next step.
-    position: Samples consumed.
-    tokens: Tokens consumed.
+    position: The position of the next sample, which includes skipped samples.
+    tokens: Tokens consumed, without those of skipped samples.
+    skipped: Samples before the position that olmo_skip left out.
     stage: The stage of the next sample, from 0; None if there are no stages, or if unknown.
     epoch: The epoch of the next sample, counted from the beginning of its stage; None if unknown.
     place: The place of the next sample in that epoch.
@@ -75,6 +76,7 @@ class Summary:
   resume: str
   corpus: str
   stage: int | None = None
+  skipped: int = 0
 
   def to_json(self) -> dict[str, Any]:
     """Returns the summary as a JSON-able dict."""
@@ -83,10 +85,10 @@ class Summary:
   def lines(self) -> list[str]:
     """Returns the summary as lines of text."""
     where = "no checkpoint" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
-    lines = [
-        f"{self.path}: {where}",
-        f"  done      {self.step:,} steps, {self.position:,} samples, {self.tokens:,} tokens",
-    ]
+    done = f"{self.step:,} steps, {self.position - self.skipped:,} samples, {self.tokens:,} tokens"
+    if self.skipped:
+      done += f" ({self.skipped:,} samples skipped; position {self.position:,})"
+    lines = [f"{self.path}: {where}", f"  done      {done}"]
     if self.epoch is not None:
       of = "" if self.epoch_length is None else f" of {self.epoch_length:,}"
       stage = "" if self.stage is None else f"stage {self.stage}, "
@@ -117,6 +119,7 @@ def summarize(run: run_lib.Run) -> Summary:
         step=step,
         position=position,
         tokens=_tokens(history, position),
+        skipped=_skipped(history, position),
         epoch=None,
         place=None,
         epoch_length=None,
@@ -151,6 +154,7 @@ def _summary(
       step=step,
       position=position,
       tokens=_tokens(history, position),
+      skipped=_skipped(history, position),
       epoch=epoch,
       place=place,
       epoch_length=length,
@@ -215,7 +219,12 @@ def _corpus(
 def _tokens(history: timeline_lib.Timeline, position: int) -> int:
   """Returns the tokens consumed up to a position of the last entry."""
   # A change of the sequence length converts the position, so it is in the unit of the last entry.
-  return position * history.present.sequence_length
+  return (position - _skipped(history, position)) * history.present.sequence_length
+
+
+def _skipped(history: timeline_lib.Timeline, position: int) -> int:
+  """Returns the number of skipped samples before a position of the last entry."""
+  return position - history.present.schedule.skips.number(position)
 
 
 def _changes(history: timeline_lib.Timeline) -> tuple[Change, ...]:

@@ -53,6 +53,19 @@ class SummaryTest(absltest.TestCase):
     self.assertIn("data_shuffle_seed", told.resume)
     self.assertEqual(told.step, 15)
 
+  def test_skipped_samples_are_not_counted_as_done(self):
+    config = {**_run.config, "checkpoint_dir": "", "olmo_skip": ((6, 8), (50, 60))}
+    run = run_lib.Run("a", config)
+    for index_path in (_run.index_path, "/nowhere"):  # Without a corpus, the state is enough.
+      with run_lib.open_iterator(run) as iterator:
+        iterator.go_to(20)
+        state = iterator.get_state()
+      changed = {**config, "olmo_index_path": index_path}
+      told = summary.summarize(dataclasses.replace(run, config=changed, state=state))
+      self.assertEqual((told.position, told.skipped, told.tokens), (44, 4, 40 * 32))
+      done = "20 steps, 40 samples, 1,280 tokens (4 samples skipped; position 44)"
+      self.assertIn(f"  done      {done}", told.lines())
+
   def test_a_run_that_has_not_begun_is_summarized(self):
     told = summary.summarize(run_lib.Run("c.py", {**_run.config, "checkpoint_dir": ""}))
     self.assertEqual((told.step, told.epoch, told.place), (0, 0, 0))
