@@ -94,13 +94,14 @@ def run(args: argparse.Namespace) -> int:
   """Prints the requested view of the run."""
   _check(args)
   cli.use_cpu()
+  from maxtext_olmo.inspection import comparison
   from maxtext_olmo.inspection import summary
 
   found = cli.find_run(args.path, args)
   if args.other:
-    comparison = summary.compare(found, cli.find_run(args.other, args))
-    _print(args, comparison.to_json(), comparison.lines())
-    return 0 if comparison.same_until is None else 1
+    compared = comparison.compare(found, cli.find_run(args.other, args))
+    _print(args, compared.to_json(), compared.lines())
+    return 0 if compared.same_until is None else 1
   if args.losses:
     return spikes.show(args, found)
   if args.step is not None or args.steps:
