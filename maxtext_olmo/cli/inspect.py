@@ -179,7 +179,7 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
     unread = sum(visits.unread for visits in all_visits)
     if unread:
       print(
-          f"{unread:,} rows were not read, so it is unknown whether the filter keeps them; --read"
+          f"{unread:,} rows were not read, so it is unknown whether they are in the loss; --read"
           " reads more."
       )
   return 0 if any(visits.visits for visits in all_visits) else 1
@@ -230,7 +230,7 @@ def _print_visits(visits: Any) -> None:
     columns = f"{visit.columns[0]}-{visit.columns[1]}"
     cut = visit.tokens < visits.tokens
     held = f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
-    kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
+    kept = text_lib.describe_verdict(visit.kept, visit.excluded, visit.tokens)
     cells = (visit.step, visit.row, visit.position, _epoch(visit))
     rows.append((*cells, when, columns, held, kept))
   cli.print_table(("step", "row", "position", "epoch", "when", "columns", "tokens", "kept"), rows)
@@ -298,9 +298,11 @@ def _print_overview(explanations: Iterable[Any]) -> None:
     masked = sum(not row.kept for row in explanation.rows)
     loss = sum(row.loss_tokens for row in explanation.rows)
     epochs = dict.fromkeys(_epoch(row) for row in explanation.rows if row.epoch >= 0)
+    excluded = sum(row.excluded for row in explanation.rows)
     cells = (explanation.position, "/".join(epochs), len(explanation.rows))
-    rows.append((explanation.step, *cells, masked, loss, shown))
-  cli.print_table(("step", "position", "epoch", "rows", "masked", "loss tokens", "label"), rows)
+    rows.append((explanation.step, *cells, masked, excluded, loss, shown))
+  heads = ("rows", "masked", "excluded tokens", "loss tokens", "label")
+  cli.print_table(("step", "position", "epoch", *heads), rows)
 
 
 def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, tokenizer: Any) -> None:
@@ -319,7 +321,9 @@ def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, toke
     for part in row.parts or [None]:
       first = part is None or part is row.parts[0]
       own = (row.row, row.position, _epoch(row), row.number) if first else (None,) * 4
-      kept = ("yes" if row.kept else "MASKED") if first and row.parts else ""
+      kept = ""
+      if first and row.parts:
+        kept = text_lib.describe_verdict(row.kept, row.excluded, row.used)
       table.append(
           (
               *own,

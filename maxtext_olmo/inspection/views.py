@@ -182,7 +182,7 @@ class Views:
                     row.label if row.parts else "padding",
                     self._file_of(row),
                     sum(len(part.documents) for part in row.parts) or "",
-                    _verdict(row.kept if row.parts else None),
+                    _verdict(row.kept if row.parts else None, row.excluded, row.used),
                     f"{row.loss_share:.2%}",
                     self._snippet(row),
                 )
@@ -200,6 +200,9 @@ class Views:
           f"There is no row {number}: step {step} has rows 0 to {len(explanation.rows) - 1}."
       )
     row = explanation.rows[number]
+    verdict = _verdict(row.kept, row.excluded, row.used)
+    partly = f"kept except {row.excluded:,} excluded tokens"
+    kept = {"yes": "kept", "part": partly}.get(verdict, verdict)
     walk = [_link("row", "← previous row", step=step, row=number - 1) if number else ""]
     if number + 1 < len(explanation.rows):
       walk.append(_link("row", "next row →", step=step, row=number + 1))
@@ -208,7 +211,7 @@ class Views:
         f'<p class="walk">{"".join(walk)}</p>',
         f"<p>{self._when(step).capitalize()}, position {row.position:,}, epoch"
         f" {text_lib.describe_epoch(row)}, {row.used:,} tokens, {row.loss_share:.2%} of the step's"
-        f" loss, {_verdict(row.kept)}.</p>",
+        f" loss, {kept}.</p>",
         _table(
             ("column", "label", "file", "bytes", "tokens"),
             (
@@ -303,15 +306,15 @@ class Views:
       held = "all" if visit.tokens == visits.tokens else f"{visit.tokens:,} of {visits.tokens:,}"
       columns = f"{visit.columns[0]}-{visit.columns[1]}"
       when = "" if visit.step is None else self._when(visit.step)
-      verdict = _verdict(visit.kept)
+      verdict = _verdict(visit.kept, visit.excluded, visit.tokens)
       epoch = text_lib.describe_epoch(visit)
       rows.append((step, when, epoch, f"{visit.position:,}", columns, held, verdict))
     body.append(_table(("step", "when", "epoch", "position", "columns", "tokens", "kept"), rows))
     if visits.unread:
       body.append(
           _paragraph(
-              f"The last {visits.unread:,} rows were not read, so it is unknown whether the filter"
-              " keeps them; the pages of these rows show it.",
+              f"The last {visits.unread:,} rows were not read, so it is unknown whether they are in"
+              " the loss; the pages of these rows show it.",
               "grey",
           )
       )
@@ -354,8 +357,9 @@ def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -
   return int(text)
 
 
-def _verdict(kept: bool | None) -> Html:
-  return Html({None: "", True: "kept", False: '<span class="masked">MASKED</span>'}[kept])
+def _verdict(kept: bool | None, excluded: int, tokens: int) -> Html:
+  verdict = text_lib.describe_verdict(kept, excluded, tokens)
+  return Html(f'<span class="masked">{verdict}</span>' if verdict.isupper() else verdict)
 
 
 def _escape(value: object) -> str:

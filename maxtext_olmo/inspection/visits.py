@@ -14,6 +14,7 @@ from maxtext_olmo.inspection import search
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import row_source
 
 # Rows that are read to learn the filter's verdict; reading them takes a second or two.
@@ -33,9 +34,11 @@ class Visit:
     seen: Whether the run has done the step.
     columns: The first and the last column of the row that hold tokens of the range.
     tokens: The number of tokens of the range that the row holds.
-    kept: Whether the row contributes to the loss: neither rejected by the repetition filter nor
+    kept: Whether the row as a whole is in the loss: neither rejected by the repetition filter nor
       masked by olmo_skip. None if the row was not read, or no step takes it.
     stage: The stage, from 0; 0 in a run without stages.
+    excluded: The number of `tokens` that olmo_exclude leaves out of the loss; 0 if the row was not
+      read.
   """
 
   epoch: int
@@ -47,6 +50,7 @@ class Visit:
   tokens: int
   kept: bool | None = None
   stage: int = 0
+  excluded: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +144,8 @@ def find_visits(
     iterator: An iterator at the state of the run.
     target: The range.
     until_step: The step up to which to look; by default, the end of the next epoch.
-    most_read: The maximum number of rows to read for the filter's verdict, in the order of the
-      run. If the filter is off, none are read.
+    most_read: The maximum number of rows to read for the filter's verdict and the exclusions, in
+      the order of the run. Without a filter and exclusions, none are read.
   """
   if iterator.provenance is None:
     raise errors.ConfigError("This run does not read files, so it cannot be searched.")
@@ -156,7 +160,7 @@ def find_visits(
           iterator, target, epochs[first : first + _BLOCK], positions[first : first + _BLOCK]
       )
   ]
-  visits, rows_read = _with_verdicts(iterator, visits, most_read)
+  visits, rows_read = _with_verdicts(iterator, target, visits, most_read)
   index = iterator.provenance.index
   documents = iterator.provenance.spans(target.file, target.first, target.count, 0)
   first_byte, end_byte = iterator.files.byte_range(target.file, target.first, target.count)
@@ -238,9 +242,12 @@ def _columns(
 
 
 def _with_verdicts(
-    iterator: iterator_lib.BatchIterator, visits: list[Visit], most_read: int
+    iterator: iterator_lib.BatchIterator,
+    target: search.TokenRange,
+    visits: list[Visit],
+    most_read: int,
 ) -> tuple[list[Visit], int]:
-  """Returns the visits with the filter's verdicts, and the number of rows read for them."""
+  """Returns the visits with what is in the loss, and the number of rows read for that."""
   by_step: dict[int, list[int]] = {}
   for number, visit in enumerate(visits):
     if visit.step is not None:
@@ -248,19 +255,37 @@ def _with_verdicts(
   found, read = list(visits), 0
   for step, numbers in sorted(by_step.items()):
     entry = iterator.history.at(step)
-    if entry.content.get("ngram_filter", True):
+    excluded = [0] * len(numbers)
+    if entry.content.get("ngram_filter", True) or entry.content.get("exclude") is not None:
       numbers = numbers[: most_read - read]
       if not numbers:
         continue
       rows = iterator.explain(step, [visits[n].row or 0 for n in numbers]).rows
       kept = [row.kept for row in rows]
+      excluded = [_excluded(iterator, target, row) for row in rows]
       read += len(rows)
     else:
       masked = skips_lib.positions_of(entry.skips, "mask")
       kept = [not hit for hit in masked.contains(np.array([visits[n].position for n in numbers]))]
-    for n, verdict in zip(numbers, kept):
-      found[n] = dataclasses.replace(visits[n], kept=bool(verdict))
+    for n, verdict, count in zip(numbers, kept, excluded):
+      found[n] = dataclasses.replace(visits[n], kept=bool(verdict), excluded=count)
   return found, read
+
+
+def _excluded(
+    iterator: iterator_lib.BatchIterator, target: search.TokenRange, row: explain.RowExplanation
+) -> int:
+  """Returns the number of tokens of a range that are excluded from the loss in a row."""
+  if not row.excluded:
+    return 0
+  path, found = iterator.files.paths[target.file], 0
+  for part in row.parts:
+    low = max(part.first, target.first)
+    high = min(part.first + part.count, target.first + target.count)
+    if part.file == path and low < high:
+      shift = part.column - part.first
+      found += int(row.excluded_columns[low + shift : high + shift].sum())
+  return found
 
 
 def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end: int) -> str:

@@ -94,6 +94,27 @@ class InspectTest(absltest.TestCase):
     values = json.loads(self.inspect(_run.checkpoints, "--steps", "3:6", "--json"))
     self.assertEqual([len(step["rows"]) for step in values], [4, 4, 6])
 
+  def test_excluded_tokens_are_not_shown_as_kept(self):
+    lines = '{"rows": [0, 1]}\n{"document": 50}\n'
+    path = self.create_tempfile("exclude.jsonl", lines).full_path
+    config = pathlib.Path(self.create_tempdir().full_path, "config.json")
+    config.write_text(json.dumps({**_run.config, "checkpoint_dir": "", "olmo_exclude": path}))
+    (found,) = json.loads(self.inspect(config, "--document", 50, "--json"))
+    for visit in found["visits"]:
+      self.assertEqual(visit["excluded"], visit["tokens"])
+    self.assertRegex(self.inspect(config, "--document", 50), r" EXCLUDED\b")
+    self.assertRegex(self.inspect(config, "--document", 49), r" yes\b")
+    (row,) = json.loads(self.inspect(config, "--file", "wiki.npy", "--byte", 0, "--json"))
+    step = row["visits"][0]["step"]
+    shown = self.inspect(config, "--step", step, "--row", row["visits"][0]["row"])
+    self.assertRegex(shown, r" EXCLUDED\W+0.00%")
+    overview = self.inspect(config, "--steps", f"{step}:{step + 1}")
+    self.assertRegex(overview, r"masked\W+excluded tokens\W+loss tokens")
+    explained = json.loads(self.inspect(config, "--step", step, "--json"))
+    excluded = sum(row["excluded"] for row in explained["rows"])
+    self.assertGreaterEqual(excluded, 32)
+    self.assertRegex(overview, rf" {excluded} ")
+
   def test_two_runs_are_compared(self):
     out = self.inspect(f"{_run.checkpoints}/4", _run.checkpoints, code=1)
     self.assertIn("They differ from step 5 on", out)
@@ -127,7 +148,7 @@ class InspectTest(absltest.TestCase):
     byte = ("--file", "data/web.npy", "--byte", found["first_byte"])
     self.assertIn(f"document {document}", self.inspect(_run.checkpoints, *byte))
     unread = self.inspect(_run.checkpoints, "--document", document, "--read", 1)
-    self.assertIn("rows were not read, so it is unknown whether the filter keeps them", unread)
+    self.assertIn("rows were not read, so it is unknown whether they are in the loss", unread)
     nothing = ("--find", "harbour seal", "--label", "wiki")
     self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
 

@@ -136,6 +136,23 @@ class ViewsTest(absltest.TestCase):
       with self.assertRaisesRegex(errors.MaxtextOlmoError, message):
         self.page(name, **query)
 
+  def test_excluded_rows_are_not_shown_as_kept(self):
+    run = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
+    path = self.create_tempfile("exclude.jsonl", '{"rows": [0, 1]}\n{"document": 50}\n').full_path
+    run = run_lib.Run("a", {**run.config, "olmo_exclude": path})
+    with run_lib.open_iterator(run) as iterator:
+      pages = views.Views(run, iterator)
+      page = pages.page("file", {"name": "wiki.npy", "byte": "0"})
+      self.assertIn('<span class="masked">EXCLUDED</span>', page)
+      step, row = re.search(r"row\?step=(\d+)&amp;row=(\d+)", page).groups()
+      self.assertIn(">EXCLUDED<", pages.page("step", {"n": step}))
+      self.assertIn(">EXCLUDED<", pages.page("row", {"step": step, "row": row}))
+      partly = pages.page("document", {"id": "50"})
+      self.assertIn(">EXCLUDED<", partly)
+      steps = re.findall(r"row\?step=(\d+)&amp;row=(\d+)", partly)
+      told = [pages.page("row", {"step": step, "row": row}) for step, row in steps]
+      self.assertTrue(any(re.search(r"kept except \d+ excluded tokens", page) for page in told))
+
   def test_rows_of_a_later_stage_say_so(self):
     run = run_lib.find_run(_run.checkpoints)
     first = self.iterator.step + 1

@@ -1,5 +1,6 @@
 """Tests of the steps that hold a range of tokens."""
 
+import dataclasses
 import json
 import tempfile
 import unittest
@@ -113,6 +114,26 @@ class VisitsTest(parameterized.TestCase):
     for visit, other in zip(some.visits, whole.visits):
       self.assertEqual((visit.columns, visit.tokens), (other.columns, other.tokens))
       self.assertIn(visit.kept, (other.kept, None))
+
+  @parameterized.product(source=("windows", "planned"), ngram_filter=(True, False))
+  def test_a_visit_counts_the_excluded_tokens_of_its_range(self, source, ngram_filter):
+    plain = self.make(source)
+    documents = visits.document_range(plain, 3), visits.document_range(plain, 4)
+    self.assertEqual(documents[0].file, documents[1].file)
+    path = self.create_tempfile("exclude.jsonl", '{"document": 3}\n').full_path
+    iterator = self.make(source, olmo_exclude=path, olmo_apply_ngram_filter=ngram_filter)
+    for target, share in zip(documents, (1, 0)):
+      found = visits.find_visits(iterator, target)
+      self.assertNotEmpty(found.visits)
+      for visit in found.visits:
+        self.assertEqual(visit.excluded, share * visit.tokens)
+    both = dataclasses.replace(documents[0], count=documents[0].count + documents[1].count)
+    pieces = visits.find_visits(iterator, both, _STEPS).visits
+    self.assertEqual(
+        sum(visit.excluded for visit in pieces),
+        sum(v.tokens for v in visits.find_visits(iterator, documents[0], _STEPS).visits),
+    )
+    self.assertEqual({v.excluded for v in visits.find_visits(plain, documents[0]).visits}, {0})
 
   def test_a_range_that_is_never_seen_has_a_reason(self):
     iterator = self.make("windows_held_out")
