@@ -209,6 +209,7 @@ def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
 
 def _print_visits(visits: Any) -> None:
   from maxtext_olmo.inspection import text as text_lib
+  from maxtext_olmo.inspection import visits as visits_lib
 
   names = [
       str(number) + text_lib.describe_name(name)
@@ -226,7 +227,7 @@ def _print_visits(visits: Any) -> None:
   for visit in visits.visits:
     when = "seen" if visit.seen else "to come"
     if visit.step is None:
-      when = "never: the tail of an epoch"
+      when = visits_lib.describe_unseen(visit)
     columns = f"{visit.columns[0]}-{visit.columns[1]}"
     cut = visit.tokens < visits.tokens
     held = f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"

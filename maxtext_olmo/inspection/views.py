@@ -300,7 +300,7 @@ class Views:
       return [*body, _paragraph(f"No step has it: {visits.reason}.")]
     rows = []
     for visit in visits.visits:
-      step: Html | str = "never: the tail of an epoch"
+      step: Html | str = visits_lib.describe_unseen(visit)
       if visit.step is not None:
         step = _link("row", f"{visit.step:,}, row {visit.row}", step=visit.step, row=visit.row or 0)
       held = "all" if visit.tokens == visits.tokens else f"{visit.tokens:,} of {visits.tokens:,}"

@@ -29,7 +29,8 @@ class Visit:
   Attributes:
     epoch: The epoch, counted from 0 at the beginning of the stage.
     position: The position in the run.
-    step: The step that takes the row; None in the dropped tail of an epoch, which no batch takes.
+    step: The step that takes the row; None if no batch takes it, because olmo_skip skips it or it
+      is in the dropped tail of an epoch.
     row: The row of that step.
     seen: Whether the run has done the step.
     columns: The first and the last column of the row that hold tokens of the range.
@@ -39,6 +40,7 @@ class Visit:
     stage: The stage, from 0; 0 in a run without stages.
     excluded: The number of `tokens` that olmo_exclude leaves out of the loss; 0 if the row was not
       read.
+    skipped: Whether olmo_skip leaves the row out of the run.
   """
 
   epoch: int
@@ -51,6 +53,7 @@ class Visit:
   kept: bool | None = None
   stage: int = 0
   excluded: int = 0
+  skipped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +94,11 @@ class Visits:
   def to_json(self) -> dict[str, Any]:
     """Returns the visits as a JSON-able dict."""
     return dataclasses.asdict(self)
+
+
+def describe_unseen(visit: Visit) -> str:
+  """Returns why no step takes the row of a visit without a step."""
+  return "skipped (olmo_skip)" if visit.skipped else "never: the tail of an epoch"
 
 
 def find_documents(iterator: iterator_lib.BatchIterator, name: str) -> list[int]:
@@ -207,8 +215,10 @@ def _visits_at(
   found = []
   firsts, lasts, held = _columns(iterator, target, positions)
   stages = row_source.stages_of(iterator.stream, epochs)
-  rows = zip(stages, positions.tolist(), firsts.tolist(), lasts.tolist(), held.tolist())
-  for (stage, epoch), position, first, last, tokens in rows:
+  dropped = skips_lib.positions_of(iterator.history.present.skips, "drop").contains(positions)
+  columns = (positions, firsts, lasts, held, dropped)
+  rows = zip(stages, *(values.tolist() for values in columns))
+  for (stage, epoch), position, first, last, tokens, skipped in rows:
     steps = iterator.history.steps_at(position)
     for step in steps:
       entry = iterator.history.at(step)
@@ -219,8 +229,9 @@ def _visits_at(
       row = int(np.searchsorted(entry.schedule.positions(step), position))
       seen = step < iterator.step
       found.append(Visit(epoch, position, step, row, seen, (first, last), tokens, stage=stage))
-    if not steps and iterator.stream.drops_tails:
-      found.append(Visit(epoch, position, None, None, False, (first, last), tokens, stage=stage))
+    if not steps and (skipped or iterator.stream.drops_tails):
+      visit = Visit(epoch, position, None, None, False, (first, last), tokens, stage=stage)
+      found.append(dataclasses.replace(visit, skipped=skipped))
   return found
 
 

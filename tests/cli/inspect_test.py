@@ -152,6 +152,16 @@ class InspectTest(absltest.TestCase):
     nothing = ("--find", "harbour seal", "--label", "wiki")
     self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
 
+  def test_a_search_says_which_rows_are_skipped(self):
+    (found,) = json.loads(self.inspect(_run.checkpoints, "--find", "harbour seal", "--json"))
+    later = next(visit for visit in found["visits"] if not visit["seen"])
+    config = pathlib.Path(self.create_tempdir().full_path, "config.json")
+    skip = {"olmo_skip": ((later["position"], later["position"] + 1),), "olmo_skip_unit": "samples"}
+    config.write_text(json.dumps({**_run.config, "checkpoint_dir": "", **skip}))
+    out = self.inspect(config, "--find", "harbour seal")
+    (line,) = (line for line in out.splitlines() if "skipped (olmo_skip)" in line)
+    self.assertRegex(line, rf"\b{later['position']}\b")
+
   def test_a_document_is_found_by_its_name(self):
     (found,) = json.loads(self.inspect(_run.checkpoints, "--document", "web-17", "--json"))
     self.assertEqual((found["label"], found["names"]), ("web", ["web-17"]))

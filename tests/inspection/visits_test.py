@@ -149,6 +149,27 @@ class VisitsTest(parameterized.TestCase):
     later = visits.find_visits(self.make("windows"), search.TokenRange(0, 100, 3), 1)
     self.assertIn("not before position 8", later.reason)
 
+  @parameterized.parameters("windows", "windows_olmo_core", "planned")
+  def test_skipped_rows_are_reported(self, source):
+    plain = self.make(source)
+    for step in (2, 9):  # Before and after the present step.
+      part = plain.explain(step).rows[3].parts[0]
+      target = search.TokenRange(plain.files.paths.index(part.file), part.first, 1)
+      before = visits.find_visits(plain, target).visits
+      iterator = self.make(source, olmo_skip=((step, step + 1),))
+      iterator.go_to(5)
+      after = visits.find_visits(iterator, target).visits
+      self.assertEqual([v.position for v in after], [v.position for v in before])
+      skipped, *others = after
+      self.assertEqual((skipped.step, skipped.seen, skipped.skipped), (None, False, True))
+      self.assertEqual((skipped.columns, skipped.tokens), (before[0].columns, before[0].tokens))
+      self.assertEqual(visits.describe_unseen(skipped), "skipped (olmo_skip)")
+      self.assertFalse(any(visit.skipped for visit in others))
+    # A masked row is still part of its step.
+    masked = self.make(source, olmo_skip=((9, 10),), olmo_skip_mode="mask")
+    first, *_ = visits.find_visits(masked, target).visits
+    self.assertEqual((first.step, first.skipped, first.kept), (9, False, False))
+
   def test_the_dropped_tail_of_an_epoch_is_reported(self):
     iterator = self.make("windows_olmo_core", global_batch_size_to_load=50)
     length = iterator.stream.order.num_instances
@@ -157,6 +178,7 @@ class VisitsTest(parameterized.TestCase):
     target = search.TokenRange(int(part.source[0]), int(part.first[0]), 1)
     first, *_ = visits.find_visits(iterator, target).visits
     self.assertEqual((first.position, first.step, first.seen), (length - 1, None, False))
+    self.assertEqual(visits.describe_unseen(first), "never: the tail of an epoch")
 
   def test_a_document_that_does_not_exist_is_an_error(self):
     iterator = self.make("windows")
