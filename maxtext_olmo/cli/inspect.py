@@ -211,14 +211,9 @@ def _print_visits(visits: Any) -> None:
   from maxtext_olmo.inspection import text as text_lib
   from maxtext_olmo.inspection import visits as visits_lib
 
-  names = [
-      str(number) + text_lib.describe_name(name)
-      for number, name in zip(visits.documents, visits.names)
-  ]
-  documents = f", document {', '.join(names)}" if names else ""
   print(
       f"{cli.plain(visits.file)}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,}"
-      f" tokens, label {cli.plain(visits.label)}{documents})"
+      f" tokens, label {cli.plain(visits.label)}{visits.describe_documents()})"
   )
   if not visits.visits:
     print(f"  {visits.reason}")

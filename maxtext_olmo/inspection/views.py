@@ -33,6 +33,7 @@ _ROWS = 200  # Rows of a step on one page.
 _SNIPPET_TOKENS, _SNIPPET = 48, 90
 _WIDE = ("file", "text", "place")  # Columns whose text is folded.
 _MOST_READ = 100  # Rows per page whose filter verdict is looked up.
+_MOST_DOCUMENTS, _LOCATED = 1000, 20  # Documents of one name; those whose steps are looked up.
 
 _FORMS = """\
 <nav class="screen">
@@ -40,8 +41,8 @@ _FORMS = """\
 <button>Show</button></form>
 <form action="find"><label>Text <input name="text" required></label>
 <label>in labels <input name="label" placeholder="*"></label> <button>Find</button></form>
-<form action="document"><label>Document <input name="id" inputmode="numeric" required></label>
-<button>Find</button></form>
+<form action="document"><label>Document <input name="id" placeholder="number or name" required>
+</label> <button>Find</button></form>
 <form action="file"><label>File <input name="name" required></label>
 <label>byte <input name="byte" inputmode="numeric" required></label> <button>Find</button></form>
 </nav>
@@ -49,7 +50,7 @@ _FORMS = """\
 _STYLE = """
 nav { display: flex; flex-wrap: wrap; gap: .4rem 1.5rem; padding: .6rem 0;
   border-bottom: 1px solid var(--line) }
-nav input { width: 9rem } [name=n], [name=id], [name=byte] { width: 6rem }
+nav input { width: 9rem } [name=n], [name=byte] { width: 6rem }
 button { font: inherit; padding: .3rem .7rem } td, th { vertical-align: top }
 .left td, .left th { text-align: left } .masked { color: var(--accent); font-weight: bold }
 a { color: inherit } .walk a { margin-right: 1.2rem } progress { width: 100% }
@@ -256,44 +257,47 @@ class Views:
     body = [_paragraph(found.summary())]
     for visits in found.visits:
       body += self._visits(visits)
-    rest = found.hits[len(found.visits) :]
-    if rest:
-      body.append(_paragraph("More occurrences; each link shows its steps:"))
-      body.append(_table(("place",), ((self._range_link(hit),) for hit in rest)))
-    return make_page(title, body)
+    return make_page(title, [*body, *self._more(found.hits[len(found.visits) :])])
 
   def _show_document(self, query: Mapping[str, str]) -> str:
-    target = visits_lib.document_range(self._iterator, _number(query, "id"))
-    return self._show_target(f"Document {query['id']}", target)
+    name = query.get("id", "").strip()
+    numbers = visits_lib.find_documents(self._iterator, name)
+    shown = numbers[:_MOST_DOCUMENTS]
+    targets = [visits_lib.document_range(self._iterator, number) for number in shown]
+    title = f"Document {name}" + (f": {len(numbers):,} documents" if numbers[1:] else "")
+    return self._show_targets(title, *targets)
 
   def _show_file(self, query: Mapping[str, str]) -> str:
     files, index = searches_lib.corpus_of(self._iterator)
     number = search.file_number(files, query.get("name", ""))
     target = search.range_of_byte(files, index, number, _number(query, "byte"))
-    return self._show_target(f"Byte {query['byte']} of {files.paths[number]}", target)
+    return self._show_targets(f"Byte {query['byte']} of {files.paths[number]}", target)
 
   def _show_range(self, query: Mapping[str, str]) -> str:
     files, index = searches_lib.corpus_of(self._iterator)
     file, first, count = (_number(query, name) for name in ("file", "first", "count"))
     if file >= len(index.files) or not 0 < count <= index.files[file].n_tokens - first:
       raise NotFoundError("The corpus has no such range of tokens.")
-    return self._show_target(
+    return self._show_targets(
         f"Tokens {first:,} to {first + count - 1:,} of {files.paths[file]}",
         search.TokenRange(file, first, count),
     )
 
-  def _show_target(self, title: str, target: search.TokenRange) -> str:
-    visits = visits_lib.find_visits(self._iterator, target, self._until, _MOST_READ)
-    return make_page(title, self._visits(visits))
+  def _show_targets(self, title: str, *targets: search.TokenRange) -> str:
+    body, left = [], _MOST_READ
+    for target in targets[:_LOCATED]:
+      visits = visits_lib.find_visits(self._iterator, target, self._until, left)
+      body += self._visits(visits)
+      left -= visits.rows_read
+    return make_page(title, [*body, *self._more(targets[_LOCATED:])])
 
   def _visits(self, visits: visits_lib.Visits) -> list[str]:
     """Returns the location of a range, and the steps that have it."""
-    documents = f", document {', '.join(map(str, visits.documents))}" if visits.documents else ""
     body = [
         f"<h3>{_escape(visits.file)}</h3>",
         _paragraph(
             f"bytes {visits.first_byte:,}-{visits.end_byte:,}, {visits.tokens:,} tokens, label"
-            f" {visits.label}{documents}"
+            f" {visits.label}{visits.describe_documents()}"
         ),
     ]
     if visits.reason:
@@ -320,10 +324,15 @@ class Views:
       )
     return body
 
-  def _range_link(self, hit: search.TokenRange) -> Html:
-    path = self._iterator.files.paths[hit.file]
-    text = f"{path}, tokens {hit.first:,} to {hit.first + hit.count - 1:,}"
-    return _link("range", text, file=hit.file, first=hit.first, count=hit.count)
+  def _more(self, hits: Sequence[search.TokenRange]) -> list[str]:
+    """Returns links to the steps of ranges that are not shown."""
+    links = []
+    for hit in hits:
+      path, last = self._iterator.files.paths[hit.file], hit.first + hit.count - 1
+      text = f"{path}, tokens {hit.first:,} to {last:,}"
+      links.append(_link("range", text, file=hit.file, first=hit.first, count=hit.count))
+    table = _table(("place",), ((link,) for link in links))
+    return [_paragraph("More occurrences; each link shows its steps:"), table] if links else []
 
   def _when(self, step: int) -> str:
     return "seen" if step < self._iterator.step else "to come"

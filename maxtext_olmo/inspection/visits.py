@@ -11,6 +11,7 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.inspection import search
+from maxtext_olmo.inspection import text as text_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
@@ -90,6 +91,14 @@ class Visits:
   def unread(self) -> int:
     """The number of visits whose verdict is unknown, because their rows were not read."""
     return sum(visit.kept is None and visit.step is not None for visit in self.visits)
+
+  def describe_documents(self) -> str:
+    """Returns the documents and their names, to print after the label; may be empty."""
+    named = [
+        f"{number}{text_lib.describe_name(name)}"
+        for number, name in zip(self.documents, self.names)
+    ]
+    return f", document {', '.join(named)}" if named else ""
 
   def to_json(self) -> dict[str, Any]:
     """Returns the visits as a JSON-able dict."""

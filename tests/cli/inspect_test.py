@@ -1,6 +1,5 @@
 """Tests of `maxtext-olmo inspect`."""
 
-import gzip
 import json
 import pathlib
 import tempfile
@@ -9,8 +8,6 @@ import unittest
 import numpy as np
 from absl.testing import absltest
 
-from maxtext_olmo.corpus import documents as documents_lib
-from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.inspection import run as run_lib
 from tests.cli import runner
 from tests.inspection import small_run
@@ -25,25 +22,7 @@ def setUpModule():
   directory = tempfile.TemporaryDirectory(prefix="inspect_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _run = small_run.write(directory.name)
-  _write_names(pathlib.Path(_run.index_path))
-
-
-def _write_names(index_path):
-  """Names the documents of the label web; two of them share a name, and one is called 3."""
-  index = index_lib.load_index(str(index_path))
-  path = f"{index_path}.documents"
-  documents = documents_lib.load_documents(path, index)
-  first, end = documents.file_offsets[1:3].tolist()
-  lines = []
-  for place, number in enumerate(range(first, end)):
-    start, length = (
-        int(documents.locate(np.array([number]))[1][0]),
-        documents.lengths(np.array([number]))[0],
-    )
-    name = {2: "3", 5: "shared", 6: "shared", 7: "\x1b[31mred"}.get(place, f"web-{place}")
-    lines.append(f"{start},{start + int(length)},{name},web.jsonl,{place + 1}\n")
-  (index_path.parent / "data" / "web.csv.gz").write_bytes(gzip.compress("".join(lines).encode()))
-  documents_lib.build_documents(index, path, documents.eos_id)
+  small_run.write_names(_run)
 
 
 class InspectTest(absltest.TestCase):
