@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -160,7 +159,7 @@ def save_served(driver: Any, config: pathlib.Path) -> None:
   environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
     try:
-      (address,) = re.findall(r"http://\S+/(?=;)", server.stdout.readline())  # type: ignore
+      _, address = (server.stdout.readline().strip() for _ in range(2))  # type: ignore
       driver.get(f"{address}step?n={spike_step(config.parent)}")
       save(driver, "inspect_step", 760)
       driver.find_element("xpath", "//tr[td='scraped']/td/a").click()

@@ -94,13 +94,14 @@ def run(args: argparse.Namespace) -> int:
   """Prints the requested view of the run."""
   _check(args)
   cli.use_cpu()
+  from maxtext_olmo.inspection import comparison
   from maxtext_olmo.inspection import summary
 
   found = cli.find_run(args.path, args)
   if args.other:
-    comparison = summary.compare(found, cli.find_run(args.other, args))
-    _print(args, comparison.to_json(), comparison.lines())
-    return 0 if comparison.same_until is None else 1
+    compared = comparison.compare(found, cli.find_run(args.other, args))
+    _print(args, compared.to_json(), compared.lines())
+    return 0 if compared.same_until is None else 1
   if args.losses:
     return spikes.show(args, found)
   if args.step is not None or args.steps:
@@ -178,7 +179,7 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
     unread = sum(visits.unread for visits in all_visits)
     if unread:
       print(
-          f"{unread:,} rows were not read, so it is unknown whether the filter keeps them; --read"
+          f"{unread:,} rows were not read, so it is unknown whether they are in the loss; --read"
           " reads more."
       )
   return 0 if any(visits.visits for visits in all_visits) else 1
@@ -208,15 +209,11 @@ def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
 
 def _print_visits(visits: Any) -> None:
   from maxtext_olmo.inspection import text as text_lib
+  from maxtext_olmo.inspection import visits as visits_lib
 
-  names = [
-      str(number) + text_lib.describe_name(name)
-      for number, name in zip(visits.documents, visits.names)
-  ]
-  documents = f", document {', '.join(names)}" if names else ""
   print(
       f"{cli.plain(visits.file)}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,}"
-      f" tokens, label {cli.plain(visits.label)}{documents})"
+      f" tokens, label {cli.plain(visits.label)}{visits.describe_documents()})"
   )
   if not visits.visits:
     print(f"  {visits.reason}")
@@ -225,11 +222,11 @@ def _print_visits(visits: Any) -> None:
   for visit in visits.visits:
     when = "seen" if visit.seen else "to come"
     if visit.step is None:
-      when = "never: the tail of an epoch"
+      when = visits_lib.describe_unseen(visit)
     columns = f"{visit.columns[0]}-{visit.columns[1]}"
     cut = visit.tokens < visits.tokens
     held = f"{visit.tokens:,} of {visits.tokens:,}" if cut else "all"
-    kept = {None: "", True: "yes", False: "MASKED"}[visit.kept]
+    kept = text_lib.describe_verdict(visit.kept, visit.excluded, visit.tokens)
     cells = (visit.step, visit.row, visit.position, _epoch(visit))
     rows.append((*cells, when, columns, held, kept))
   cli.print_table(("step", "row", "position", "epoch", "when", "columns", "tokens", "kept"), rows)
@@ -247,7 +244,7 @@ def _serve(args: argparse.Namespace, found: Any) -> int:
     tokenizer = text_lib.tokenizer_if_known(index, args.tokenizer)
     with serve.Server(views.Views(found, iterator, tokenizer, args.until)) as server:
       text = "" if tokenizer else ", without text because --tokenizer is not given"
-      print(f"Serving {args.path} on {server.address}{text}; press Ctrl-C to stop.", flush=True)
+      print(f"Serving {args.path}{text}; press Ctrl-C to stop:\n{server.address}", flush=True)
       with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
   return 0
@@ -297,9 +294,11 @@ def _print_overview(explanations: Iterable[Any]) -> None:
     masked = sum(not row.kept for row in explanation.rows)
     loss = sum(row.loss_tokens for row in explanation.rows)
     epochs = dict.fromkeys(_epoch(row) for row in explanation.rows if row.epoch >= 0)
+    excluded = sum(row.excluded for row in explanation.rows)
     cells = (explanation.position, "/".join(epochs), len(explanation.rows))
-    rows.append((explanation.step, *cells, masked, loss, shown))
-  cli.print_table(("step", "position", "epoch", "rows", "masked", "loss tokens", "label"), rows)
+    rows.append((explanation.step, *cells, masked, excluded, loss, shown))
+  heads = ("rows", "masked", "excluded tokens", "loss tokens", "label")
+  cli.print_table(("step", "position", "epoch", *heads), rows)
 
 
 def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, tokenizer: Any) -> None:
@@ -318,7 +317,9 @@ def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, toke
     for part in row.parts or [None]:
       first = part is None or part is row.parts[0]
       own = (row.row, row.position, _epoch(row), row.number) if first else (None,) * 4
-      kept = ("yes" if row.kept else "MASKED") if first and row.parts else ""
+      kept = ""
+      if first and row.parts:
+        kept = text_lib.describe_verdict(row.kept, row.excluded, row.used)
       table.append(
           (
               *own,

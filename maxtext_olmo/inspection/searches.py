@@ -153,9 +153,14 @@ class Searches:
     self._lock = threading.Lock()
 
   def get(self, text: str, label: str = "*") -> Search:
-    """Returns the search for a text in some labels, and starts it if there is none yet."""
+    """Returns the search for a text in some labels, and starts it if there is none yet.
+
+    A search that failed is returned once; the next call starts it again.
+    """
     with self._lock:
       found = self._found.get((text, label))
+      if found is not None and found.error is not None:
+        return self._found.pop((text, label))
       if found is None or found.stopped:
         self._stop_all()
         found = self._found[text, label] = self._begin(text, label)

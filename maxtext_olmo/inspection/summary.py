@@ -1,4 +1,4 @@
-"""Summarizes the data state of a run as text, and compares two runs."""
+"""Summarizes the data state of a run as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
 from maxtext_olmo.rows import row_source
 
-_BLOCK = 1 << 20
 _SHOWN_ROWS = 8
 
 
@@ -48,8 +47,9 @@ class Summary:
     path: The path that named the run.
     checkpoint: The checkpoint from which the state was read; None without one.
     step: Steps done, which is the number of the next step.
-    position: Samples consumed.
-    tokens: Tokens consumed.
+    position: The position of the next sample, which includes skipped samples.
+    tokens: Tokens consumed, without those of skipped samples.
+    skipped: Samples before the position that olmo_skip left out.
     stage: The stage of the next sample, from 0; None if there are no stages, or if unknown.
     epoch: The epoch of the next sample, counted from the beginning of its stage; None if unknown.
     place: The place of the next sample in that epoch.
@@ -75,6 +75,7 @@ class Summary:
   resume: str
   corpus: str
   stage: int | None = None
+  skipped: int = 0
 
   def to_json(self) -> dict[str, Any]:
     """Returns the summary as a JSON-able dict."""
@@ -83,10 +84,10 @@ class Summary:
   def lines(self) -> list[str]:
     """Returns the summary as lines of text."""
     where = "no checkpoint" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
-    lines = [
-        f"{self.path}: {where}",
-        f"  done      {self.step:,} steps, {self.position:,} samples, {self.tokens:,} tokens",
-    ]
+    done = f"{self.step:,} steps, {self.position - self.skipped:,} samples, {self.tokens:,} tokens"
+    if self.skipped:
+      done += f" ({self.skipped:,} samples skipped; position {self.position:,})"
+    lines = [f"{self.path}: {where}", f"  done      {done}"]
     if self.epoch is not None:
       of = "" if self.epoch_length is None else f" of {self.epoch_length:,}"
       stage = "" if self.stage is None else f"stage {self.stage}, "
@@ -117,6 +118,7 @@ def summarize(run: run_lib.Run) -> Summary:
         step=step,
         position=position,
         tokens=_tokens(history, position),
+        skipped=_skipped(history, position),
         epoch=None,
         place=None,
         epoch_length=None,
@@ -151,6 +153,7 @@ def _summary(
       step=step,
       position=position,
       tokens=_tokens(history, position),
+      skipped=_skipped(history, position),
       epoch=epoch,
       place=place,
       epoch_length=length,
@@ -215,7 +218,12 @@ def _corpus(
 def _tokens(history: timeline_lib.Timeline, position: int) -> int:
   """Returns the tokens consumed up to a position of the last entry."""
   # A change of the sequence length converts the position, so it is in the unit of the last entry.
-  return position * history.present.sequence_length
+  return (position - _skipped(history, position)) * history.present.sequence_length
+
+
+def _skipped(history: timeline_lib.Timeline, position: int) -> int:
+  """Returns the number of skipped samples before a position of the last entry."""
+  return position - history.present.schedule.skips.number(position)
 
 
 def _changes(history: timeline_lib.Timeline) -> tuple[Change, ...]:
@@ -229,14 +237,15 @@ def _changes(history: timeline_lib.Timeline) -> tuple[Change, ...]:
 
 def _everything(entry: timeline_lib.Entry) -> list[str]:
   return [
-      f"{_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
+      f"{describe_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
       *(f"{name} {value}" for name, value in entry.content.items()),
-      *_skips(entry.skips),
-      *_stages(entry.stages),
+      *describe_skips(entry.skips),
+      *describe_stages(entry.stages),
   ]
 
 
-def _stages(stages: Sequence[stages_lib.Stage]) -> list[str]:
+def describe_stages(stages: Sequence[stages_lib.Stage]) -> list[str]:
+  """Returns a description of each stage after the first."""
   return [
       f"from {stage.request} (position {stage.position:,}) on:"
       f" {stage.settings.describe(before.settings)}"
@@ -244,7 +253,8 @@ def _stages(stages: Sequence[stages_lib.Stage]) -> list[str]:
   ]
 
 
-def _skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
+def describe_skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
+  """Returns a description of each skip."""
   verbs = {"drop": "skips", "mask": "takes no loss on"}
   return [
       f"{verbs[skip.mode]} {skip.request} (positions {skip.first:,} to {skip.end - 1:,})"
@@ -255,7 +265,7 @@ def _skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
 def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[str]:
   """Returns descriptions of the differences between two entries."""
   found = []
-  batches = _batches(before.schedule), _batches(after.schedule)
+  batches = describe_batches(before.schedule), describe_batches(after.schedule)
   if batches[0] != batches[1]:
     found.append(f"{batches[1]} (before: {batches[0]})")
   values = [
@@ -266,9 +276,13 @@ def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[
     was, now = (value.get(name) for value in values)
     if was != now:
       found.append(f"{name} {now} (before: {was})")
-  found += _skips([skip for skip in after.skips if skip not in before.skips])
-  found += [f"no longer {text}" for text in _skips(before.skips) if text not in _skips(after.skips)]
-  was_planned, planned = _stages(before.stages), _stages(after.stages)
+  found += describe_skips([skip for skip in after.skips if skip not in before.skips])
+  found += [
+      f"no longer {text}"
+      for text in describe_skips(before.skips)
+      if text not in describe_skips(after.skips)
+  ]
+  was_planned, planned = describe_stages(before.stages), describe_stages(after.stages)
   found += [text for text in planned if text not in was_planned]
   found += [f"no longer {text}" for text in was_planned if text not in planned]
   if not found and before.stages != after.stages:
@@ -278,142 +292,10 @@ def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[
   return found
 
 
-def _batches(schedule: schedule_lib.BatchSchedule) -> str:
+def describe_batches(schedule: schedule_lib.BatchSchedule) -> str:
+  """Returns the batch sizes of a schedule."""
   unit = "position" if schedule.by_position else "step"
   (_, size), *later = schedule.stages
   return f"batches of {size:,}" + "".join(
       f", of {rows:,} from {unit} {first:,}" for first, rows in later
   )
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-  """A comparison of the streams of two runs.
-
-  Attributes:
-    same_until: The first step at which they differ; None if all past and future steps are equal.
-    compared: The number of steps that were compared.
-    differences: Descriptions of the differences from that step on.
-  """
-
-  same_until: int | None
-  compared: int
-  differences: tuple[str, ...]
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns the comparison as a JSON-able dict."""
-    return dataclasses.asdict(self)
-
-  def lines(self) -> list[str]:
-    """Returns the comparison as lines of text."""
-    if self.same_until is None:
-      return [f"The same stream: {self.compared:,} steps compared, and what comes after them."]
-    first = f"They differ from step {self.same_until:,} on; every step before it is the same."
-    if self.same_until == 0:
-      first = "They differ from the first step on."
-    return [first, *(f"  {line}" for line in self.differences)]
-
-
-def compare(a: run_lib.Run, b: run_lib.Run) -> Comparison:
-  """Compares the streams of two runs step by step, without reading data."""
-  states = []
-  for run in (a, b):
-    parsed = run.parsed()
-    if parsed is None:
-      with run_lib.open_iterator(run) as iterator:
-        parsed = iterator.step, iterator.position, iterator.history
-    states.append(parsed)
-  (step_a, _, history_a), (step_b, _, history_b) = states
-  known = max(history_a.entries[0].step, history_b.entries[0].step)
-  end = max(step_a, step_b, known) + 1
-  starts = {entry.step for history in (history_a, history_b) for entry in history.entries}
-  bounds = sorted({known, end, *(step for step in starts if known < step < end)})
-  for first, last in zip(bounds, bounds[1:]):
-    one, other = history_a.at(first), history_b.at(first)
-    step = _first_difference(one, other, first, last)
-    if step is not None:
-      return Comparison(step, end - known, tuple(_between(one, other, step)))
-  one, other = history_a.at(end), history_b.at(end)
-  if one.schedule.stages != other.schedule.stages:
-    return Comparison(end, end - known, tuple(_between(one, other, end)))
-  return Comparison(None, end - known, ())
-
-
-def _first_difference(
-    one: timeline_lib.Entry, other: timeline_lib.Entry, first: int, last: int
-) -> int | None:
-  """Returns the first of some steps at which two entries give different rows, or None."""
-  stages = _first_stage_difference(one, other)
-  if stages is not None and stages < last:
-    last = max(first, stages)
-    found = _first_difference(
-        dataclasses.replace(one, stages=()), dataclasses.replace(other, stages=()), first, last
-    )
-    return last if found is None else found
-  if (one.identity, one.sequence_length, one.content) != (
-      other.identity,
-      other.sequence_length,
-      other.content,
-  ):
-    return first
-  masked = [skips_lib.positions_of(entry.skips, "mask") for entry in (one, other)]
-  if one.schedule == other.schedule and masked[0] == masked[1]:
-    return None
-  for step in range(first, last, _BLOCK):
-    count = min(_BLOCK, last - step)
-    blocks = zip(*(_samples(entry.schedule, step, count) for entry in (one, other)))
-    differ = np.logical_or.reduce([a != b for a, b in blocks])
-    if masked[0] != masked[1]:
-      differ |= [_masks_differ(one.schedule, step + i, masked) for i in range(count)]
-    if differ.any():
-      return step + int(np.argmax(differ))
-  return None
-
-
-def _first_stage_difference(one: timeline_lib.Entry, other: timeline_lib.Entry) -> int | None:
-  """Returns the first step that two entries take from different stages; None if there is none."""
-  for a, b in itertools.zip_longest(one.stages[1:], other.stages[1:]):
-    if a is None or b is None or (a.position, a.settings) != (b.position, b.settings):
-      steps = [
-          entry.schedule.step_at(max(stage.position, entry.schedule.anchor_position))
-          for entry, stage in ((one, a), (other, b))
-          if stage is not None
-      ]
-      return min(steps)
-  return None
-
-
-def _samples(
-    schedule: schedule_lib.BatchSchedule, step: int, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the first and last position, and the size, of some steps."""
-  starts, sizes = schedule.block(step, count)
-  return schedule.skips.positions(starts), schedule.skips.positions(starts + sizes - 1), sizes
-
-
-def _masks_differ(
-    schedule: schedule_lib.BatchSchedule, step: int, masked: Sequence[skips_lib.Skips]
-) -> bool:
-  positions = schedule.positions(step)
-  return bool((masked[0].contains(positions) != masked[1].contains(positions)).any())
-
-
-def _between(one: timeline_lib.Entry, other: timeline_lib.Entry, step: int) -> list[str]:
-  """Returns descriptions of the differences between two runs at a step."""
-  values = [
-      {
-          "sequence_length": entry.sequence_length,
-          "rows of the batch": entry.schedule.size(step),
-          "position": entry.schedule.start(step),
-          **entry.identity,
-          **entry.content,
-      }
-      for entry in (one, other)
-  ]
-  lines = []
-  for name in dict.fromkeys([*values[0], *values[1]]):
-    a, b = (value.get(name) for value in values)
-    if a != b:
-      lines.append(f"{name}: {a} in the first, {b} in the second")
-  batches = _batches(one.schedule), _batches(other.schedule)
-  return lines or [f"{batches[0]} in the first, {batches[1]} in the second"]

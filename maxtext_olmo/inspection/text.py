@@ -85,6 +85,21 @@ def describe_epoch(found: Any) -> str:
   return f"{found.epoch} (stage {found.stage})" if found.stage else str(found.epoch)
 
 
+def describe_verdict(kept: bool | None, excluded: int, tokens: int) -> str:
+  """Returns whether tokens are in the loss; empty if unknown.
+
+  Args:
+    kept: Whether their row is kept; None if unknown.
+    excluded: Number of the tokens that are excluded from the loss.
+    tokens: Number of all of them.
+  """
+  if kept is None:
+    return ""
+  if not kept:
+    return "MASKED"
+  return "yes" if not excluded else "EXCLUDED" if excluded >= tokens else "part"
+
+
 def describe_name(name: str, source: str = "", line: int | None = None) -> str:
   """Returns the name and origin of a document, to print after its number; may be empty."""
   place = document_names.DocumentName(name, source, line).place

@@ -33,6 +33,7 @@ _ROWS = 200  # Rows of a step on one page.
 _SNIPPET_TOKENS, _SNIPPET = 48, 90
 _WIDE = ("file", "text", "place")  # Columns whose text is folded.
 _MOST_READ = 100  # Rows per page whose filter verdict is looked up.
+_MOST_DOCUMENTS, _LOCATED = 1000, 20  # Documents of one name; those whose steps are looked up.
 
 _FORMS = """\
 <nav class="screen">
@@ -40,8 +41,8 @@ _FORMS = """\
 <button>Show</button></form>
 <form action="find"><label>Text <input name="text" required></label>
 <label>in labels <input name="label" placeholder="*"></label> <button>Find</button></form>
-<form action="document"><label>Document <input name="id" inputmode="numeric" required></label>
-<button>Find</button></form>
+<form action="document"><label>Document <input name="id" placeholder="number or name" required>
+</label> <button>Find</button></form>
 <form action="file"><label>File <input name="name" required></label>
 <label>byte <input name="byte" inputmode="numeric" required></label> <button>Find</button></form>
 </nav>
@@ -49,7 +50,7 @@ _FORMS = """\
 _STYLE = """
 nav { display: flex; flex-wrap: wrap; gap: .4rem 1.5rem; padding: .6rem 0;
   border-bottom: 1px solid var(--line) }
-nav input { width: 9rem } [name=n], [name=id], [name=byte] { width: 6rem }
+nav input { width: 9rem } [name=n], [name=byte] { width: 6rem }
 button { font: inherit; padding: .3rem .7rem } td, th { vertical-align: top }
 .left td, .left th { text-align: left } .masked { color: var(--accent); font-weight: bold }
 a { color: inherit } .walk a { margin-right: 1.2rem } progress { width: 100% }
@@ -182,7 +183,7 @@ class Views:
                     row.label if row.parts else "padding",
                     self._file_of(row),
                     sum(len(part.documents) for part in row.parts) or "",
-                    _verdict(row.kept if row.parts else None),
+                    _verdict(row.kept if row.parts else None, row.excluded, row.used),
                     f"{row.loss_share:.2%}",
                     self._snippet(row),
                 )
@@ -200,6 +201,9 @@ class Views:
           f"There is no row {number}: step {step} has rows 0 to {len(explanation.rows) - 1}."
       )
     row = explanation.rows[number]
+    verdict = _verdict(row.kept, row.excluded, row.used)
+    partly = f"kept except {row.excluded:,} excluded tokens"
+    kept = {"yes": "kept", "part": partly}.get(verdict, verdict)
     walk = [_link("row", "← previous row", step=step, row=number - 1) if number else ""]
     if number + 1 < len(explanation.rows):
       walk.append(_link("row", "next row →", step=step, row=number + 1))
@@ -208,7 +212,7 @@ class Views:
         f'<p class="walk">{"".join(walk)}</p>',
         f"<p>{self._when(step).capitalize()}, position {row.position:,}, epoch"
         f" {text_lib.describe_epoch(row)}, {row.used:,} tokens, {row.loss_share:.2%} of the step's"
-        f" loss, {_verdict(row.kept)}.</p>",
+        f" loss, {kept}.</p>",
         _table(
             ("column", "label", "file", "bytes", "tokens"),
             (
@@ -253,74 +257,82 @@ class Views:
     body = [_paragraph(found.summary())]
     for visits in found.visits:
       body += self._visits(visits)
-    rest = found.hits[len(found.visits) :]
-    if rest:
-      body.append(_paragraph("More occurrences; each link shows its steps:"))
-      body.append(_table(("place",), ((self._range_link(hit),) for hit in rest)))
-    return make_page(title, body)
+    return make_page(title, [*body, *self._more(found.hits[len(found.visits) :])])
 
   def _show_document(self, query: Mapping[str, str]) -> str:
-    target = visits_lib.document_range(self._iterator, _number(query, "id"))
-    return self._show_target(f"Document {query['id']}", target)
+    name = query.get("id", "").strip()
+    numbers = visits_lib.find_documents(self._iterator, name)
+    shown = numbers[:_MOST_DOCUMENTS]
+    targets = [visits_lib.document_range(self._iterator, number) for number in shown]
+    title = f"Document {name}" + (f": {len(numbers):,} documents" if numbers[1:] else "")
+    return self._show_targets(title, *targets)
 
   def _show_file(self, query: Mapping[str, str]) -> str:
     files, index = searches_lib.corpus_of(self._iterator)
     number = search.file_number(files, query.get("name", ""))
     target = search.range_of_byte(files, index, number, _number(query, "byte"))
-    return self._show_target(f"Byte {query['byte']} of {files.paths[number]}", target)
+    return self._show_targets(f"Byte {query['byte']} of {files.paths[number]}", target)
 
   def _show_range(self, query: Mapping[str, str]) -> str:
     files, index = searches_lib.corpus_of(self._iterator)
     file, first, count = (_number(query, name) for name in ("file", "first", "count"))
     if file >= len(index.files) or not 0 < count <= index.files[file].n_tokens - first:
       raise NotFoundError("The corpus has no such range of tokens.")
-    return self._show_target(
+    return self._show_targets(
         f"Tokens {first:,} to {first + count - 1:,} of {files.paths[file]}",
         search.TokenRange(file, first, count),
     )
 
-  def _show_target(self, title: str, target: search.TokenRange) -> str:
-    visits = visits_lib.find_visits(self._iterator, target, self._until, _MOST_READ)
-    return make_page(title, self._visits(visits))
+  def _show_targets(self, title: str, *targets: search.TokenRange) -> str:
+    body, left = [], _MOST_READ
+    for target in targets[:_LOCATED]:
+      visits = visits_lib.find_visits(self._iterator, target, self._until, left)
+      body += self._visits(visits)
+      left -= visits.rows_read
+    return make_page(title, [*body, *self._more(targets[_LOCATED:])])
 
   def _visits(self, visits: visits_lib.Visits) -> list[str]:
     """Returns the location of a range, and the steps that have it."""
-    documents = f", document {', '.join(map(str, visits.documents))}" if visits.documents else ""
     body = [
         f"<h3>{_escape(visits.file)}</h3>",
         _paragraph(
             f"bytes {visits.first_byte:,}-{visits.end_byte:,}, {visits.tokens:,} tokens, label"
-            f" {visits.label}{documents}"
+            f" {visits.label}{visits.describe_documents()}"
         ),
     ]
     if visits.reason:
       return [*body, _paragraph(f"No step has it: {visits.reason}.")]
     rows = []
     for visit in visits.visits:
-      step: Html | str = "never: the tail of an epoch"
+      step: Html | str = visits_lib.describe_unseen(visit)
       if visit.step is not None:
         step = _link("row", f"{visit.step:,}, row {visit.row}", step=visit.step, row=visit.row or 0)
       held = "all" if visit.tokens == visits.tokens else f"{visit.tokens:,} of {visits.tokens:,}"
       columns = f"{visit.columns[0]}-{visit.columns[1]}"
       when = "" if visit.step is None else self._when(visit.step)
-      verdict = _verdict(visit.kept)
+      verdict = _verdict(visit.kept, visit.excluded, visit.tokens)
       epoch = text_lib.describe_epoch(visit)
       rows.append((step, when, epoch, f"{visit.position:,}", columns, held, verdict))
     body.append(_table(("step", "when", "epoch", "position", "columns", "tokens", "kept"), rows))
     if visits.unread:
       body.append(
           _paragraph(
-              f"The last {visits.unread:,} rows were not read, so it is unknown whether the filter"
-              " keeps them; the pages of these rows show it.",
+              f"The last {visits.unread:,} rows were not read, so it is unknown whether they are in"
+              " the loss; the pages of these rows show it.",
               "grey",
           )
       )
     return body
 
-  def _range_link(self, hit: search.TokenRange) -> Html:
-    path = self._iterator.files.paths[hit.file]
-    text = f"{path}, tokens {hit.first:,} to {hit.first + hit.count - 1:,}"
-    return _link("range", text, file=hit.file, first=hit.first, count=hit.count)
+  def _more(self, hits: Sequence[search.TokenRange]) -> list[str]:
+    """Returns links to the steps of ranges that are not shown."""
+    links = []
+    for hit in hits:
+      path, last = self._iterator.files.paths[hit.file], hit.first + hit.count - 1
+      text = f"{path}, tokens {hit.first:,} to {last:,}"
+      links.append(_link("range", text, file=hit.file, first=hit.first, count=hit.count))
+    table = _table(("place",), ((link,) for link in links))
+    return [_paragraph("More occurrences; each link shows its steps:"), table] if links else []
 
   def _when(self, step: int) -> str:
     return "seen" if step < self._iterator.step else "to come"
@@ -354,8 +366,9 @@ def _number(query: Mapping[str, str], name: str, otherwise: int | None = None) -
   return int(text)
 
 
-def _verdict(kept: bool | None) -> Html:
-  return Html({None: "", True: "kept", False: '<span class="masked">MASKED</span>'}[kept])
+def _verdict(kept: bool | None, excluded: int, tokens: int) -> Html:
+  verdict = text_lib.describe_verdict(kept, excluded, tokens)
+  return Html(f'<span class="masked">{verdict}</span>' if verdict.isupper() else verdict)
 
 
 def _escape(value: object) -> str:

@@ -11,9 +11,11 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.inspection import search
+from maxtext_olmo.inspection import text as text_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import row_source
 
 # Rows that are read to learn the filter's verdict; reading them takes a second or two.
@@ -28,14 +30,18 @@ class Visit:
   Attributes:
     epoch: The epoch, counted from 0 at the beginning of the stage.
     position: The position in the run.
-    step: The step that takes the row; None in the dropped tail of an epoch, which no batch takes.
+    step: The step that takes the row; None if no batch takes it, because olmo_skip skips it or it
+      is in the dropped tail of an epoch.
     row: The row of that step.
     seen: Whether the run has done the step.
     columns: The first and the last column of the row that hold tokens of the range.
     tokens: The number of tokens of the range that the row holds.
-    kept: Whether the row contributes to the loss: neither rejected by the repetition filter nor
+    kept: Whether the row as a whole is in the loss: neither rejected by the repetition filter nor
       masked by olmo_skip. None if the row was not read, or no step takes it.
     stage: The stage, from 0; 0 in a run without stages.
+    excluded: The number of `tokens` that olmo_exclude leaves out of the loss; 0 if the row was not
+      read.
+    skipped: Whether olmo_skip leaves the row out of the run.
   """
 
   epoch: int
@@ -47,6 +53,8 @@ class Visit:
   tokens: int
   kept: bool | None = None
   stage: int = 0
+  excluded: int = 0
+  skipped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +92,22 @@ class Visits:
     """The number of visits whose verdict is unknown, because their rows were not read."""
     return sum(visit.kept is None and visit.step is not None for visit in self.visits)
 
+  def describe_documents(self) -> str:
+    """Returns the documents and their names, to print after the label; may be empty."""
+    named = [
+        f"{number}{text_lib.describe_name(name)}"
+        for number, name in zip(self.documents, self.names)
+    ]
+    return f", document {', '.join(named)}" if named else ""
+
   def to_json(self) -> dict[str, Any]:
     """Returns the visits as a JSON-able dict."""
     return dataclasses.asdict(self)
+
+
+def describe_unseen(visit: Visit) -> str:
+  """Returns why no step takes the row of a visit without a step."""
+  return "skipped (olmo_skip)" if visit.skipped else "never: the tail of an epoch"
 
 
 def find_documents(iterator: iterator_lib.BatchIterator, name: str) -> list[int]:
@@ -140,8 +161,8 @@ def find_visits(
     iterator: An iterator at the state of the run.
     target: The range.
     until_step: The step up to which to look; by default, the end of the next epoch.
-    most_read: The maximum number of rows to read for the filter's verdict, in the order of the
-      run. If the filter is off, none are read.
+    most_read: The maximum number of rows to read for the filter's verdict and the exclusions, in
+      the order of the run. Without a filter and exclusions, none are read.
   """
   if iterator.provenance is None:
     raise errors.ConfigError("This run does not read files, so it cannot be searched.")
@@ -156,7 +177,7 @@ def find_visits(
           iterator, target, epochs[first : first + _BLOCK], positions[first : first + _BLOCK]
       )
   ]
-  visits, rows_read = _with_verdicts(iterator, visits, most_read)
+  visits, rows_read = _with_verdicts(iterator, target, visits, most_read)
   index = iterator.provenance.index
   documents = iterator.provenance.spans(target.file, target.first, target.count, 0)
   first_byte, end_byte = iterator.files.byte_range(target.file, target.first, target.count)
@@ -203,8 +224,10 @@ def _visits_at(
   found = []
   firsts, lasts, held = _columns(iterator, target, positions)
   stages = row_source.stages_of(iterator.stream, epochs)
-  rows = zip(stages, positions.tolist(), firsts.tolist(), lasts.tolist(), held.tolist())
-  for (stage, epoch), position, first, last, tokens in rows:
+  dropped = skips_lib.positions_of(iterator.history.present.skips, "drop").contains(positions)
+  columns = (positions, firsts, lasts, held, dropped)
+  rows = zip(stages, *(values.tolist() for values in columns))
+  for (stage, epoch), position, first, last, tokens, skipped in rows:
     steps = iterator.history.steps_at(position)
     for step in steps:
       entry = iterator.history.at(step)
@@ -215,8 +238,9 @@ def _visits_at(
       row = int(np.searchsorted(entry.schedule.positions(step), position))
       seen = step < iterator.step
       found.append(Visit(epoch, position, step, row, seen, (first, last), tokens, stage=stage))
-    if not steps and iterator.stream.drops_tails:
-      found.append(Visit(epoch, position, None, None, False, (first, last), tokens, stage=stage))
+    if not steps and (skipped or iterator.stream.drops_tails):
+      visit = Visit(epoch, position, None, None, False, (first, last), tokens, stage=stage)
+      found.append(dataclasses.replace(visit, skipped=skipped))
   return found
 
 
@@ -238,9 +262,12 @@ def _columns(
 
 
 def _with_verdicts(
-    iterator: iterator_lib.BatchIterator, visits: list[Visit], most_read: int
+    iterator: iterator_lib.BatchIterator,
+    target: search.TokenRange,
+    visits: list[Visit],
+    most_read: int,
 ) -> tuple[list[Visit], int]:
-  """Returns the visits with the filter's verdicts, and the number of rows read for them."""
+  """Returns the visits with what is in the loss, and the number of rows read for that."""
   by_step: dict[int, list[int]] = {}
   for number, visit in enumerate(visits):
     if visit.step is not None:
@@ -248,19 +275,37 @@ def _with_verdicts(
   found, read = list(visits), 0
   for step, numbers in sorted(by_step.items()):
     entry = iterator.history.at(step)
-    if entry.content.get("ngram_filter", True):
+    excluded = [0] * len(numbers)
+    if entry.content.get("ngram_filter", True) or entry.content.get("exclude") is not None:
       numbers = numbers[: most_read - read]
       if not numbers:
         continue
       rows = iterator.explain(step, [visits[n].row or 0 for n in numbers]).rows
       kept = [row.kept for row in rows]
+      excluded = [_excluded(iterator, target, row) for row in rows]
       read += len(rows)
     else:
       masked = skips_lib.positions_of(entry.skips, "mask")
       kept = [not hit for hit in masked.contains(np.array([visits[n].position for n in numbers]))]
-    for n, verdict in zip(numbers, kept):
-      found[n] = dataclasses.replace(visits[n], kept=bool(verdict))
+    for n, verdict, count in zip(numbers, kept, excluded):
+      found[n] = dataclasses.replace(visits[n], kept=bool(verdict), excluded=count)
   return found, read
+
+
+def _excluded(
+    iterator: iterator_lib.BatchIterator, target: search.TokenRange, row: explain.RowExplanation
+) -> int:
+  """Returns the number of tokens of a range that are excluded from the loss in a row."""
+  if not row.excluded:
+    return 0
+  path, found = iterator.files.paths[target.file], 0
+  for part in row.parts:
+    low = max(part.first, target.first)
+    high = min(part.first + part.count, target.first + target.count)
+    if part.file == path and low < high:
+      shift = part.column - part.first
+      found += int(row.excluded_columns[low + shift : high + shift].sum())
+  return found
 
 
 def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end: int) -> str:

@@ -114,14 +114,16 @@ class RowExplanation:
     number: Number of the row in the corpus (for windows, the instance); -1 for a padding row.
     label: Label of the first part.
     used: Number of tokens that are not padding.
-    kept: Whether the row contributes to the loss: it is neither rejected by the repetition filter
-      nor masked by olmo_skip.
+    kept: Whether the row as a whole is in the loss: it is neither rejected by the repetition filter
+      nor masked by olmo_skip. Single tokens may still be excluded.
     loss_tokens: Number of tokens in the loss.
     loss_share: Their share of all tokens in the loss of the step (of the chosen rows, if rows were
       chosen).
     parts: Parts of the row.
     tokens: Tokens of the row, without padding.
     stage: Stage of that position, from 0; 0 in a run without stages.
+    excluded: Number of tokens that olmo_exclude leaves out of the loss.
+    excluded_columns: Whether each of the tokens is excluded; empty if none is.
   """
 
   row: int
@@ -136,6 +138,10 @@ class RowExplanation:
   parts: tuple[PartExplanation, ...]
   tokens: np.ndarray = dataclasses.field(repr=False, compare=False)
   stage: int = 0
+  excluded: int = 0
+  excluded_columns: np.ndarray = dataclasses.field(
+      default_factory=lambda: np.zeros(0, np.bool_), repr=False, compare=False
+  )
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything except the tokens as a JSON-able dict."""
@@ -283,7 +289,8 @@ def explain(
   try:
     batch = dataset[0]
     if not batch:
-      raise errors.OrderError(f"Step {step} is after the end of the stream.")
+      last = steps.end_step(schedule, stream.num_positions) - 1
+      raise errors.OrderError(f"Step {step} is outside the stream, which ends with step {last}.")
     parts, numbers = dataset.parts(step), dataset.row_numbers(step)
   finally:
     dataset.close()
@@ -294,6 +301,9 @@ def explain(
   arrays = batch_lib.to_arrays(batch, content.shift)
   loss = (arrays[batch_lib.TARGETS_SEGMENTATION] != 0).sum(axis=1)
   of_rows = _explain_parts(parts, reader, provenance)
+  excluded = np.zeros((len(chosen), 0), np.bool_)
+  if content.exclusions is not None:
+    excluded = content.exclusions.excluded(parts, source.row_length)
   explained = tuple(
       RowExplanation(
           row=row,
@@ -308,6 +318,8 @@ def explain(
           parts=of_rows[i],
           tokens=batch["tokens"][i, : batch["used"][i]],
           stage=stages[i][0],
+          excluded=int(excluded[i].sum()),
+          excluded_columns=excluded[i, : batch["used"][i]],
       )
       for i, row in enumerate(chosen.tolist())
   )

@@ -335,7 +335,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
 
   def _raise_outside_stream(self, step: int) -> None:
     first, length = self._first_step, self._length
-    what = f"has steps {first} to {first + length - 1}" if length else f"ends before step {first}"
+    last = end_step(self._schedule, self._stream.num_positions) - 1
+    what = f"has steps {first} to {last}" if length else f"ends with step {last}"
     raise errors.OrderError(f"Step {step} is outside the stream, which {what}.")
 
   def _step(self, step: int) -> _Step:

@@ -1,7 +1,6 @@
 """Tests of `maxtext-olmo inspect --serve` as a process, which prints its address."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -34,8 +33,9 @@ class InspectServeTest(absltest.TestCase):
     self.addCleanup(signal.signal, signal.SIGINT, before)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
       try:
-        line = process.stdout.readline()
-        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\S+/(?=;)", line)
+        self.assertIn("press Ctrl-C to stop", process.stdout.readline())
+        address = process.stdout.readline().rstrip("\n")
+        self.assertRegex(address, r"^http://127\.0\.0\.1:\d+/\S+/$")
         with urllib.request.urlopen(address + "step?n=3") as answer:
           self.assertIn("Step 3", answer.read().decode())
         process.send_signal(signal.SIGINT)

@@ -1,6 +1,5 @@
 """Tests of `maxtext-olmo inspect`."""
 
-import gzip
 import json
 import pathlib
 import tempfile
@@ -9,8 +8,6 @@ import unittest
 import numpy as np
 from absl.testing import absltest
 
-from maxtext_olmo.corpus import documents as documents_lib
-from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.inspection import run as run_lib
 from tests.cli import runner
 from tests.inspection import small_run
@@ -25,25 +22,7 @@ def setUpModule():
   directory = tempfile.TemporaryDirectory(prefix="inspect_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _run = small_run.write(directory.name)
-  _write_names(pathlib.Path(_run.index_path))
-
-
-def _write_names(index_path):
-  """Names the documents of the label web; two of them share a name, and one is called 3."""
-  index = index_lib.load_index(str(index_path))
-  path = f"{index_path}.documents"
-  documents = documents_lib.load_documents(path, index)
-  first, end = documents.file_offsets[1:3].tolist()
-  lines = []
-  for place, number in enumerate(range(first, end)):
-    start, length = (
-        int(documents.locate(np.array([number]))[1][0]),
-        documents.lengths(np.array([number]))[0],
-    )
-    name = {2: "3", 5: "shared", 6: "shared", 7: "\x1b[31mred"}.get(place, f"web-{place}")
-    lines.append(f"{start},{start + int(length)},{name},web.jsonl,{place + 1}\n")
-  (index_path.parent / "data" / "web.csv.gz").write_bytes(gzip.compress("".join(lines).encode()))
-  documents_lib.build_documents(index, path, documents.eos_id)
+  small_run.write_names(_run)
 
 
 class InspectTest(absltest.TestCase):
@@ -94,6 +73,27 @@ class InspectTest(absltest.TestCase):
     values = json.loads(self.inspect(_run.checkpoints, "--steps", "3:6", "--json"))
     self.assertEqual([len(step["rows"]) for step in values], [4, 4, 6])
 
+  def test_excluded_tokens_are_not_shown_as_kept(self):
+    lines = '{"rows": [0, 1]}\n{"document": 50}\n'
+    path = self.create_tempfile("exclude.jsonl", lines).full_path
+    config = pathlib.Path(self.create_tempdir().full_path, "config.json")
+    config.write_text(json.dumps({**_run.config, "checkpoint_dir": "", "olmo_exclude": path}))
+    (found,) = json.loads(self.inspect(config, "--document", 50, "--json"))
+    for visit in found["visits"]:
+      self.assertEqual(visit["excluded"], visit["tokens"])
+    self.assertRegex(self.inspect(config, "--document", 50), r" EXCLUDED\b")
+    self.assertRegex(self.inspect(config, "--document", 49), r" yes\b")
+    (row,) = json.loads(self.inspect(config, "--file", "wiki.npy", "--byte", 0, "--json"))
+    step = row["visits"][0]["step"]
+    shown = self.inspect(config, "--step", step, "--row", row["visits"][0]["row"])
+    self.assertRegex(shown, r" EXCLUDED\W+0.00%")
+    overview = self.inspect(config, "--steps", f"{step}:{step + 1}")
+    self.assertRegex(overview, r"masked\W+excluded tokens\W+loss tokens")
+    explained = json.loads(self.inspect(config, "--step", step, "--json"))
+    excluded = sum(row["excluded"] for row in explained["rows"])
+    self.assertGreaterEqual(excluded, 32)
+    self.assertRegex(overview, rf" {excluded} ")
+
   def test_two_runs_are_compared(self):
     out = self.inspect(f"{_run.checkpoints}/4", _run.checkpoints, code=1)
     self.assertIn("They differ from step 5 on", out)
@@ -127,9 +127,19 @@ class InspectTest(absltest.TestCase):
     byte = ("--file", "data/web.npy", "--byte", found["first_byte"])
     self.assertIn(f"document {document}", self.inspect(_run.checkpoints, *byte))
     unread = self.inspect(_run.checkpoints, "--document", document, "--read", 1)
-    self.assertIn("rows were not read, so it is unknown whether the filter keeps them", unread)
+    self.assertIn("rows were not read, so it is unknown whether they are in the loss", unread)
     nothing = ("--find", "harbour seal", "--label", "wiki")
     self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
+
+  def test_a_search_says_which_rows_are_skipped(self):
+    (found,) = json.loads(self.inspect(_run.checkpoints, "--find", "harbour seal", "--json"))
+    later = next(visit for visit in found["visits"] if not visit["seen"])
+    config = pathlib.Path(self.create_tempdir().full_path, "config.json")
+    skip = {"olmo_skip": ((later["position"], later["position"] + 1),), "olmo_skip_unit": "samples"}
+    config.write_text(json.dumps({**_run.config, "checkpoint_dir": "", **skip}))
+    out = self.inspect(config, "--find", "harbour seal")
+    (line,) = (line for line in out.splitlines() if "skipped (olmo_skip)" in line)
+    self.assertRegex(line, rf"\b{later['position']}\b")
 
   def test_a_document_is_found_by_its_name(self):
     (found,) = json.loads(self.inspect(_run.checkpoints, "--document", "web-17", "--json"))

@@ -96,15 +96,27 @@ class SearchesTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "matches no label"):
       made.get("a", "news*")
 
-  def test_an_error_is_kept_until_the_result_is_polled(self):
+  def test_an_error_is_reported_once_and_then_the_search_starts_again(self):
     class Broken(tokenizer_lib.ByteTokenizer):
+      broken = True
 
       def decode(self, ids):
-        raise RuntimeError(f"{len(ids)} ids")
+        if self.broken:
+          raise RuntimeError(f"{len(ids)} ids")
+        return super().decode(ids)
 
-    found = self.make(Broken()).get("harbour")
+    tokenizer = Broken()
+    made = self.make(tokenizer)
+    found = made.get("harbour")
     found.wait()
     self.assertIsInstance(found.error, RuntimeError)
+    self.assertIs(made.get("harbour"), found)
+    tokenizer.broken = False
+    again = made.get("harbour")
+    self.assertIsNot(again, found)
+    again.wait()
+    self.assertIsNone(again.error)
+    self.assertLen(again.hits, 1)
 
 
 if __name__ == "__main__":

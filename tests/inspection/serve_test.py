@@ -116,7 +116,7 @@ class ServeTest(absltest.TestCase):
         ("step?n=-3", 400, "must be a whole number"),
         ("step?n=" + "9" * 400, 400, "must be a whole number"),
         ("row?step=1&row=99", 400, "has rows 0 to 3"),
-        ("document?id=100000", 400, "the corpus has documents"),
+        ("document?id=100000", 400, "no document has this number or name"),
         ("?" + "a=1&" * 50, 400, ""),
     ):
       found, _, text = self.ask(path)

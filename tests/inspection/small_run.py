@@ -1,6 +1,7 @@
 """A small run with checkpoints and two changes of the batch size, and the batches it received."""
 
 import dataclasses
+import gzip
 import pathlib
 from typing import Any
 
@@ -100,3 +101,25 @@ def write(
       manager.save(train.step - 1, args=args)
     train.close()
   return SmallRun(root, {**config, "global_batch_size_to_load": sizes[-1]}, batches)
+
+
+# Names of documents by their place in the label web: two share a name, and one is called 3.
+NAMES = {2: "3", 5: "shared", 6: "shared", 7: "\x1b[31mred"}
+
+
+def write_names(run: SmallRun, names: dict[int, str] | None = None) -> None:
+  """Names the documents of the label web by their place; `names` replaces `NAMES`."""
+  index = index_lib.load_index(run.index_path)
+  path = f"{run.index_path}.documents"
+  documents = documents_lib.load_documents(path, index)
+  first, end = documents.file_offsets[1:3].tolist()
+  lines = []
+  for place, number in enumerate(range(first, end)):
+    start, length = (
+        int(documents.locate(np.array([number]))[1][0]),
+        documents.lengths(np.array([number]))[0],
+    )
+    name = (NAMES if names is None else names).get(place, f"web-{place}")
+    lines.append(f"{start},{start + int(length)},{name},web.jsonl,{place + 1}\n")
+  (run.directory / "data" / "web.csv.gz").write_bytes(gzip.compress("".join(lines).encode()))
+  documents_lib.build_documents(index, path, documents.eos_id)

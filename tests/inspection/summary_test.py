@@ -1,11 +1,10 @@
-"""Tests of the summary of a run, and of the comparison of two runs."""
+"""Tests of the summary of a run."""
 
 import dataclasses
 import json
 import tempfile
 import unittest
 
-import numpy as np
 from absl.testing import absltest
 
 from maxtext_olmo import errors
@@ -53,6 +52,24 @@ class SummaryTest(absltest.TestCase):
     self.assertIn("data_shuffle_seed", told.resume)
     self.assertEqual(told.step, 15)
 
+  def test_skipped_samples_are_not_counted_as_done(self):
+    config = {**_run.config, "checkpoint_dir": "", "olmo_skip": ((6, 8), (50, 60))}
+    run = run_lib.Run("a", config)
+    for index_path in (_run.index_path, "/nowhere"):  # Without a corpus, the state is enough.
+      with run_lib.open_iterator(run) as iterator:
+        iterator.go_to(20)
+        state = iterator.get_state()
+      changed = {**config, "olmo_index_path": index_path}
+      told = summary.summarize(dataclasses.replace(run, config=changed, state=state))
+      self.assertEqual((told.position, told.skipped, told.tokens), (44, 4, 40 * 32))
+      done = "20 steps, 40 samples, 1,280 tokens (4 samples skipped; position 44)"
+      self.assertIn(f"  done      {done}", told.lines())
+
+  def test_skips_are_described(self):
+    for mode, words in (("drop", "skips steps 6:8"), ("mask", "takes no loss on steps 6:8")):
+      config = {**_run.config, "checkpoint_dir": "", "olmo_skip": ((6, 8),), "olmo_skip_mode": mode}
+      self.assertIn(words, "\n".join(summary.summarize(run_lib.Run("a", config)).lines()))
+
   def test_a_run_that_has_not_begun_is_summarized(self):
     told = summary.summarize(run_lib.Run("c.py", {**_run.config, "checkpoint_dir": ""}))
     self.assertEqual((told.step, told.epoch, told.place), (0, 0, 0))
@@ -71,57 +88,6 @@ class SummaryTest(absltest.TestCase):
     told = summary.summarize(run_lib.find_run(run.checkpoints))
     self.assertIn("would be refused", told.resume)
     self.assertRegex(told.corpus, "has changed: grown: .*wiki.npy")
-
-
-class CompareTest(absltest.TestCase):
-
-  def test_a_run_and_its_earlier_checkpoint_are_the_same_up_to_the_change(self):
-    early, late = run_lib.find_run(f"{_run.checkpoints}/4"), run_lib.find_run(_run.checkpoints)
-    found = summary.compare(early, late)
-    self.assertEqual(found.same_until, 5)
-    self.assertEqual(found.differences, ("rows of the batch: 4 in the first, 6 in the second",))
-    self.assertIn("They differ from step 5 on", found.lines()[0])
-
-  def test_the_same_run_is_the_same(self):
-    found = summary.compare(*[run_lib.find_run(_run.checkpoints)] * 2)
-    self.assertIsNone(found.same_until)
-    self.assertIn("The same stream", found.lines()[0])
-
-  def test_another_seed_differs_from_the_first_step_on(self):
-    new = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
-    other = dataclasses.replace(new, config={**new.config, "data_shuffle_seed": 1})
-    found = summary.compare(new, other)
-    self.assertEqual(found.same_until, 0)
-    self.assertEqual(found.differences, ("seed: 0 in the first, 1 in the second",))
-    self.assertIsNone(summary.compare(new, new).same_until)
-
-  def test_the_first_different_step_is_that_of_the_rows(self):
-    new = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
-    stages = {"olmo_batch_schedule": ((0, 2), (7, 4))}
-    other = dataclasses.replace(new, config={**new.config, **stages})
-    with run_lib.open_iterator(new) as one, run_lib.open_iterator(other) as two:
-      one.go_to(20)
-      two.go_to(20)
-      states = [dataclasses.replace(r, state=i.get_state()) for r, i in ((new, one), (other, two))]
-      rows = [[i.row_numbers(step) for step in range(9)] for i in (one, two)]
-    found = summary.compare(*states)
-    first = next(s for s in range(9) if not np.array_equal(rows[0][s], rows[1][s]))
-    self.assertEqual((found.same_until, first), (7, 7))
-
-  def test_runs_that_skip_or_mask_differ_from_the_first_such_step_on(self):
-    new = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
-    runs = {}
-    for mode in ("", "drop", "mask"):
-      skip = {"olmo_skip": ((6, 8),), "olmo_skip_mode": mode} if mode else {}
-      run = dataclasses.replace(new, config={**new.config, **skip})
-      with run_lib.open_iterator(run) as iterator:
-        iterator.go_to(20)
-        runs[mode] = dataclasses.replace(run, state=iterator.get_state())
-    for mode, words in (("drop", "skips steps 6:8"), ("mask", "takes no loss on steps 6:8")):
-      self.assertEqual(summary.compare(runs[""], runs[mode]).same_until, 6)
-      self.assertIsNone(summary.compare(runs[mode], runs[mode]).same_until)
-      self.assertIn(words, "\n".join(summary.summarize(runs[mode]).lines()))
-    self.assertEqual(summary.compare(runs["drop"], runs["mask"]).same_until, 6)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,16 @@ class TextTest(absltest.TestCase):
       text.tokenizer_of(index)
     self.assertEqual(text.tokenizer_of(index, "bytes").name, "bytes")
 
+  def test_a_verdict_tells_masked_from_excluded_tokens(self):
+    for kept, excluded, told in (
+        (None, 0, ""),
+        (True, 0, "yes"),
+        (True, 3, "part"),
+        (True, 8, "EXCLUDED"),
+        (False, 3, "MASKED"),
+    ):
+      self.assertEqual(text.describe_verdict(kept, excluded, 8), told)
+
 
 if __name__ == "__main__":
   absltest.main()

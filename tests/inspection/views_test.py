@@ -24,6 +24,8 @@ def setUpModule():
   directory = tempfile.TemporaryDirectory(prefix="views_test_")
   unittest.addModuleCleanup(directory.cleanup)
   _run = small_run.write(directory.name, documents=small_run.hostile_texts())
+  many = dict.fromkeys([*range(9, 17), *range(18, 35)], "many")
+  small_run.write_names(_run, {**small_run.NAMES, 8: "<script>", **many})
 
 
 class _Reader(html.parser.HTMLParser):
@@ -101,6 +103,24 @@ class ViewsTest(absltest.TestCase):
     self.assertIn("to come", self.page("file", name="web.npy", byte=100))
     self.assertIn("Tokens 3 to 7", self.page("range", file=0, first=3, count=5))
 
+  def test_a_document_is_found_by_its_name(self):
+    page = self.page("document", id=" web-17 ")
+    self.assertIn("Document web-17", page)
+    self.assertIn("document 57 (web-17)", page)
+    self.assertIn("document 57 (web-17)", self.page("document", id=57))
+    shared = self.page("document", id="shared")
+    self.assertIn("Document shared: 2 documents", shared)
+    for number in (45, 46):
+      self.assertIn(f"document {number} (shared)", shared)
+    hostile = self.page("document", id="<script>")
+    self.assertIn("(&lt;script&gt;)", hostile)
+    self.assertNotIn("script", _Reader(hostile).elements)
+    self.assertNotIn('name="id" inputmode', page)
+
+  def test_many_documents_of_one_name_are_links(self):
+    page = self.page("document", id="many")
+    self.assertLen([link for link in _Reader(page).links if link.startswith("range?")], 5)
+
   def test_a_search_shows_its_progress_and_then_what_it_found(self):
     self.page("find", text="</pre><script>")
     self.views.searches.get("</pre><script>").wait()
@@ -126,7 +146,9 @@ class ViewsTest(absltest.TestCase):
         ("step", {"n": "٣"}, "n must be a whole number"),
         ("step", {}, "n must be a whole number"),
         ("row", {"step": 1, "row": 4}, "has rows 0 to 3"),
-        ("document", {"id": 10**6}, "the corpus has documents"),
+        ("document", {"id": 10**6}, "no document has this number or name"),
+        ("document", {"id": "web-99"}, "no document has this number or name"),
+        ("document", {}, "no document has this number or name"),
         ("file", {"name": "x", "byte": 1}, "matches no file"),
         ("range", {"file": 9, "first": 0, "count": 1}, "no such range"),
         ("range", {"file": 0, "first": 0, "count": 0}, "no such range"),
@@ -135,6 +157,23 @@ class ViewsTest(absltest.TestCase):
     ):
       with self.assertRaisesRegex(errors.MaxtextOlmoError, message):
         self.page(name, **query)
+
+  def test_excluded_rows_are_not_shown_as_kept(self):
+    run = run_lib.Run("a", {**_run.config, "checkpoint_dir": ""})
+    path = self.create_tempfile("exclude.jsonl", '{"rows": [0, 1]}\n{"document": 50}\n').full_path
+    run = run_lib.Run("a", {**run.config, "olmo_exclude": path})
+    with run_lib.open_iterator(run) as iterator:
+      pages = views.Views(run, iterator)
+      page = pages.page("file", {"name": "wiki.npy", "byte": "0"})
+      self.assertIn('<span class="masked">EXCLUDED</span>', page)
+      step, row = re.search(r"row\?step=(\d+)&amp;row=(\d+)", page).groups()
+      self.assertIn(">EXCLUDED<", pages.page("step", {"n": step}))
+      self.assertIn(">EXCLUDED<", pages.page("row", {"step": step, "row": row}))
+      partly = pages.page("document", {"id": "50"})
+      self.assertIn(">EXCLUDED<", partly)
+      steps = re.findall(r"row\?step=(\d+)&amp;row=(\d+)", partly)
+      told = [pages.page("row", {"step": step, "row": row}) for step, row in steps]
+      self.assertTrue(any(re.search(r"kept except \d+ excluded tokens", page) for page in told))
 
   def test_rows_of_a_later_stage_say_so(self):
     run = run_lib.find_run(_run.checkpoints)

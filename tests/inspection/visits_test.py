@@ -1,5 +1,6 @@
 """Tests of the steps that hold a range of tokens."""
 
+import dataclasses
 import json
 import tempfile
 import unittest
@@ -114,6 +115,26 @@ class VisitsTest(parameterized.TestCase):
       self.assertEqual((visit.columns, visit.tokens), (other.columns, other.tokens))
       self.assertIn(visit.kept, (other.kept, None))
 
+  @parameterized.product(source=("windows", "planned"), ngram_filter=(True, False))
+  def test_a_visit_counts_the_excluded_tokens_of_its_range(self, source, ngram_filter):
+    plain = self.make(source)
+    documents = visits.document_range(plain, 3), visits.document_range(plain, 4)
+    self.assertEqual(documents[0].file, documents[1].file)
+    path = self.create_tempfile("exclude.jsonl", '{"document": 3}\n').full_path
+    iterator = self.make(source, olmo_exclude=path, olmo_apply_ngram_filter=ngram_filter)
+    for target, share in zip(documents, (1, 0)):
+      found = visits.find_visits(iterator, target)
+      self.assertNotEmpty(found.visits)
+      for visit in found.visits:
+        self.assertEqual(visit.excluded, share * visit.tokens)
+    both = dataclasses.replace(documents[0], count=documents[0].count + documents[1].count)
+    pieces = visits.find_visits(iterator, both, _STEPS).visits
+    self.assertEqual(
+        sum(visit.excluded for visit in pieces),
+        sum(v.tokens for v in visits.find_visits(iterator, documents[0], _STEPS).visits),
+    )
+    self.assertEqual({v.excluded for v in visits.find_visits(plain, documents[0]).visits}, {0})
+
   def test_a_range_that_is_never_seen_has_a_reason(self):
     iterator = self.make("windows_held_out")
     held, *_ = iterator.stream.split.eval_ids(np.arange(11)).tolist()
@@ -128,6 +149,27 @@ class VisitsTest(parameterized.TestCase):
     later = visits.find_visits(self.make("windows"), search.TokenRange(0, 100, 3), 1)
     self.assertIn("not before position 8", later.reason)
 
+  @parameterized.parameters("windows", "windows_olmo_core", "planned")
+  def test_skipped_rows_are_reported(self, source):
+    plain = self.make(source)
+    for step in (2, 9):  # Before and after the present step.
+      part = plain.explain(step).rows[3].parts[0]
+      target = search.TokenRange(plain.files.paths.index(part.file), part.first, 1)
+      before = visits.find_visits(plain, target).visits
+      iterator = self.make(source, olmo_skip=((step, step + 1),))
+      iterator.go_to(5)
+      after = visits.find_visits(iterator, target).visits
+      self.assertEqual([v.position for v in after], [v.position for v in before])
+      skipped, *others = after
+      self.assertEqual((skipped.step, skipped.seen, skipped.skipped), (None, False, True))
+      self.assertEqual((skipped.columns, skipped.tokens), (before[0].columns, before[0].tokens))
+      self.assertEqual(visits.describe_unseen(skipped), "skipped (olmo_skip)")
+      self.assertFalse(any(visit.skipped for visit in others))
+    # A masked row is still part of its step.
+    masked = self.make(source, olmo_skip=((9, 10),), olmo_skip_mode="mask")
+    first, *_ = visits.find_visits(masked, target).visits
+    self.assertEqual((first.step, first.skipped, first.kept), (9, False, False))
+
   def test_the_dropped_tail_of_an_epoch_is_reported(self):
     iterator = self.make("windows_olmo_core", global_batch_size_to_load=50)
     length = iterator.stream.order.num_instances
@@ -136,6 +178,7 @@ class VisitsTest(parameterized.TestCase):
     target = search.TokenRange(int(part.source[0]), int(part.first[0]), 1)
     first, *_ = visits.find_visits(iterator, target).visits
     self.assertEqual((first.position, first.step, first.seen), (length - 1, None, False))
+    self.assertEqual(visits.describe_unseen(first), "never: the tail of an epoch")
 
   def test_a_document_that_does_not_exist_is_an_error(self):
     iterator = self.make("windows")

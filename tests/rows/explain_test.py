@@ -10,6 +10,7 @@ from absl.testing import absltest
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.order import schedule
+from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader
 from maxtext_olmo.rows import row_source
@@ -62,6 +63,28 @@ class ExplainTest(absltest.TestCase):
     for rows in ([-1], [4]):
       with self.assertRaisesRegex(errors.OrderError, "rows 0 to 3"):
         self.explain(source, rows=rows)
+
+  def test_a_step_after_the_end_names_the_last_one(self):
+    for source in (windows.WindowRows(self.corpus.index), self.corpus.planned()):
+      stream = row_source.RowSequence(source, name="t", seed=0, num_epochs=1)
+      arguments = (reader.FileReader(self.corpus.files), stream, schedule.BatchSchedule.constant(4))
+      with self.assertRaisesRegex(errors.OrderError, "Step 500 is outside") as raised:
+        explain.explain(source, *arguments, steps.Content(), 500)
+      last = -(-stream.num_positions // 4) - 1
+      self.assertEndsWith(str(raised.exception), f"ends with step {last}.")
+      self.assertNotEmpty(explain.explain(source, *arguments, steps.Content(), last).rows)
+
+  def test_excluded_tokens_are_counted_and_located(self):
+    source = windows.WindowRows(self.corpus.index)
+    lengths = [entry.n_tokens for entry in self.corpus.index.files]
+    exclusions = exclude.Exclusions.of_ranges(lengths, [(0, 64, 72), (0, 75, 77)])
+    rows = self.explain(source, exclusions=exclusions).rows
+    self.assertEqual([row.excluded for row in rows], [8, 2, 0, 0])
+    self.assertEqual(rows[0].loss_tokens, 0)
+    self.assertEqual(np.flatnonzero(rows[1].excluded_columns).tolist(), [3, 4])
+    self.assertTrue(all(row.kept for row in rows))
+    self.assertEqual(rows[1].to_json()["excluded"], 2)
+    self.assertEqual([row.excluded for row in self.explain(source).rows], [0] * 4)
 
   def test_a_whole_document_is_told_from_a_piece_of_one(self):
     provenance = explain.Provenance(self.corpus.index, self.path)

@@ -220,7 +220,8 @@ class WindowStepsTest(parameterized.TestCase):
     self.assertFalse(any(array[-1].any() for array in last.values()))
     empty = self._dataset(stream=stream, first_step=len(dataset))
     self.assertEmpty(empty)
-    with self.assertRaisesRegex(errors.OrderError, "is outside the stream"):
+    last = f"is outside the stream, which ends with step {len(dataset) - 1}"
+    with self.assertRaisesRegex(errors.OrderError, last):
       empty[0]
 
   def test_it_repeats_and_has_an_element_spec_as_datasets_of_grain_do(self):
