@@ -13,6 +13,7 @@ batches do not span epochs moves the steps after it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import seen as seen_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -133,6 +135,7 @@ class StagePolicy:
             f" begin later, such as at from_step={step}."
         )
     self._check_streams(kept)
+    self._check_shared(kept)
     was = kept[-1]
     if wanted == was.settings:
       return kept
@@ -141,8 +144,7 @@ class StagePolicy:
       if position <= was.position:
         return (*kept[:-1], dataclasses.replace(was, settings=wanted))
       restart = f"the restart at step {step}"
-      new = stages_lib.Stage(self._rounded(kept, position, wanted), restart, wanted)
-      return (*kept, new)
+      return (*kept, self._stage(kept, position, restart, wanted))
     differences = "\n".join(f"  {line}" for line in was.settings.differences(wanted))
     raise errors.ResumeError(
         "The checkpoint's data state belongs to another stream, so resuming would repeat and skip"
@@ -179,20 +181,38 @@ class StagePolicy:
             f"olmo_stages: the stage from {request.text} on begins before this run: {error} Remove"
             " it, and set its values in the config itself."
         ) from error
-      position = self._rounded(stages, position, request.settings)
-      if position <= stages[-1].position:
+      stage = self._stage(stages, position, request.text, request.settings)
+      if stage.position <= stages[-1].position:
         raise errors.ConfigError(
-            f"olmo_stages: the stage from {request.text} on begins at position {position}, where"
+            f"olmo_stages: {stage.name} begins at position {stage.position}, where"
             f" {stages[-1].name} has no sample yet. Stages begin one after the other, and the first"
             " one after step 0."
         )
-      stages = (*stages, stages_lib.Stage(position, request.text, request.settings))
+      stages = (*stages, stage)
       stream = self.stream(stages)
       try:
         schedule = schedule.within(stream.batch_epochs)
       except errors.ConfigError as error:
         raise errors.ConfigError(f"olmo_stages: {stages[-1].name}: {error}") from error
     return stages, stream, schedule
+
+  def _stage(
+      self, before: Stages, position: int, request: str, settings: stages_lib.Settings
+  ) -> stages_lib.Stage:
+    """Returns a stage that begins at a position, or after the chunk that is in progress there."""
+    stage = stages_lib.Stage(self._rounded(before, position, settings), request, settings)
+    # The held-out part is that of the first index; what was seen is of any earlier index.
+    deciding = before if settings.leave_out_seen else before[:1]
+    if not (settings.leave_out_seen or self.corpora.held_out_instances):
+      deciding = ()
+    earlier = {one.settings.fingerprint: one for one in reversed(deciding)}
+    earlier.pop(settings.fingerprint, None)
+    shared = tuple((name, self._digest(one, stage)) for name, one in sorted(earlier.items()))
+    return dataclasses.replace(stage, shared=shared)
+
+  def _digest(self, earlier: stages_lib.Stage, stage: stages_lib.Stage) -> str:
+    """Returns the digest of the files that the indexes of two stages share."""
+    return seen_lib.SharedFiles(self.corpora.index(earlier), self.corpora.index(stage)).digest
 
   def _rounded(self, stages: Stages, position: int, wanted: stages_lib.Settings) -> int:
     """Returns the position where a stage begins: after the chunk that is in progress.
@@ -222,6 +242,42 @@ class StagePolicy:
             f"{stage.name} begins at position {stage.position}, but the schedule in its history"
             f" puts that step at position {least}"
         )
+
+  def _check_shared(self, stages: Stages) -> None:
+    """Raises ResumeError if the stages' indexes share other files than when the run entered them.
+
+    An index that is gone is not compared: reading what depends on it raises an error.
+    """
+    for number, stage in enumerate(stages):
+      earlier = {one.settings.fingerprint: one for one in reversed(stages[:number])}
+      for fingerprint, digest in stage.shared:
+        if fingerprint not in earlier:
+          raise schema.damaged(f"{stage.name} shares files with an index of no earlier stage")
+        one = earlier[fingerprint]
+        with contextlib.suppress(errors.CorpusError):
+          if self._digest(one, stage) != digest:
+            raise errors.ResumeError(self._moved(one, stage))
+
+  def _moved(self, one: stages_lib.Stage, stage: stages_lib.Stage) -> str:
+    """Returns the error for two indexes that share other files than before."""
+    now = {
+        settings.fingerprint: settings.index_path
+        for settings in (*(request.settings for request in self.requests), self.base)
+    }
+    lines = []
+    for settings in (one.settings, stage.settings):
+      line = f"  {settings.index_path}"
+      path = now.get(settings.fingerprint, settings.index_path)
+      lines.append(line if path == settings.index_path else f"{line} then, {path} now")
+    return (
+        f"olmo_stages: {stage.name} leaves out rows (held out, or seen before) of files that two"
+        " indexes share, and these indexes now share other files than when the state was saved, so resuming would"
+        " repeat and skip data:\n"
+        + "\n".join(lines)
+        + "\nA file is shared if its full path and size are the same in both, so one of them, or its"
+        " base directory, has moved. Restore its old paths (olmo_path_remap_from reads their files"
+        " from another place), or resume from a checkpoint before this stage."
+    )
 
   def _check_streams(self, stages: Stages) -> None:
     """Raises ResumeError if a stage in a state is not one that this corpus can have had."""

@@ -1,7 +1,9 @@
 """Tests of stages, and of a mixture that changes at a restart."""
 
 import copy
+import dataclasses
 import pathlib
+import shutil
 from typing import Any, ClassVar
 
 import jax
@@ -485,6 +487,61 @@ class IndexStagesTest(cases.LoaderCase):
           expected.append(tokens)
     pairs = [a | b for a, b in zip(first[::2], first[1::2])]
     self.assertCountEqual(map(sorted, pairs), map(sorted, expected))
+
+  @parameterized.parameters(
+      ({"olmo_eval_instances": 10}, {}), ({}, {"leave_out_seen": True}), ({}, {})
+  )
+  def test_an_index_that_moves_within_a_stage_is_refused_if_rows_depend_on_it(self, values, more):
+    stage = {**self.values["olmo_stages"][0], **more}
+    values = {**self.values, "olmo_stages": (stage,), **values}
+    train = self.train(**values)
+    states = [train.get_state()]
+    for _ in range(16):
+      cases.take(train, 1)
+      states.append(train.get_state())
+    # The copy of the first index has the same fingerprint, but other full paths.
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    shutil.copytree(self.base.base, directory / "data")
+    dataclasses.replace(self.base, base=str(directory / "data")).save(directory / "moved.json")
+    moved = self.train(**{**values, "olmo_index_path": str(directory / "moved.json")})
+    moved.set_state(states[11])
+    if values.get("olmo_eval_instances") or more:
+      message = (
+          r"(?s)the stage from step 12 on leaves out.*"
+          rf"  {self.index_path} then, {directory}/moved.json now\n  .*other.json\n.*before this stage"
+      )
+      with self.assertRaisesRegex(errors.ResumeError, message):
+        moved.set_state(states[16])
+      # A run that entered the stage after the move keeps the new paths.
+      moved.set_state(states[11])
+      self.assertNotEqual(numbers(moved, 12, 20), numbers(train, 12, 20))
+      cases.take(moved, 5)
+      moved.set_state(moved.get_state())
+      train.set_state(states[11])
+      with self.assertRaisesRegex(errors.ResumeError, "now share other files"):
+        train.set_state(moved.get_state())
+    else:
+      moved.set_state(states[16])
+      self.assertEqual(numbers(moved, 12, 20), numbers(train, 12, 20))
+
+  def test_a_state_without_the_shared_files_loads(self):
+    train = self.train(**self.values, olmo_eval_instances=10)
+    cases.take(train, 16)
+    state = train.get_state()
+    (entry,) = state["history"]
+    self.assertTrue(entry["stages"][1].pop("shared"))
+    resumed = self.train(**self.values, olmo_eval_instances=10)
+    resumed.set_state(state)
+    self.assertEqual(numbers(resumed, 0, 24), numbers(train, 0, 24))
+
+  def test_damaged_shared_files_are_resume_errors(self):
+    train = self.train(**self.values, olmo_eval_instances=10)
+    cases.take(train, 16)
+    for bad in ("x", [], {"x": "y"}, {self.base.fingerprint: "y"}, {self.base.fingerprint: 1}):
+      state = copy.deepcopy(train.get_state())
+      state["history"][0]["stages"][1]["shared"] = bad
+      with self.subTest(bad), self.assertRaises(errors.ResumeError):
+        self.train(**self.values, olmo_eval_instances=10).set_state(state)
 
   def test_a_file_is_found_in_all_stages(self):
     train = self.train(**self.values)
