@@ -271,8 +271,8 @@ class StagePolicy:
       lines.append(line if path == settings.index_path else f"{line} then, {path} now")
     return (
         f"olmo_stages: {stage.name} leaves out rows (held out, or seen before) of files that two"
-        " indexes share, and these indexes now share other files than when the state was saved, so resuming would"
-        " repeat and skip data:\n"
+        " indexes share, and these indexes now share other files than when the state was saved, so"
+        " resuming would repeat and skip data:\n"
         + "\n".join(lines)
         + "\nA file is shared if its full path and size are the same in both, so one of them, or its"
         " base directory, has moved. Restore its old paths (olmo_path_remap_from reads their files"
