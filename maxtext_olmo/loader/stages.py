@@ -107,20 +107,21 @@ class StagePolicy:
     return _checked(lambda: self.stream(entry.stages[:1]))
 
   def entered(
-      self, entry: timeline_lib.Entry, step: int, position: int, convert: Callable[[int], int]
+      self, history: timeline_lib.Timeline, step: int, position: int, convert: Callable[[int], int]
   ) -> Stages:
     """Returns the stages that a run has entered; raises ResumeError if the config differs.
 
     Args:
-      entry: The history entry in force when the state was saved.
+      history: The history of the run when the state was saved.
       step: The next step.
       position: Its position.
-      convert: Converts a position of the entry to samples of this run's length.
+      convert: Converts a position of the present entry to samples of this run's length.
     """
+    entry = history.present
     recorded = entry.stages or self.beginning
     self._check_places(recorded, entry)
     recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
-    passed = {request.text for request in self.requests if _has_passed(request, entry, step)}
+    passed = {request.text for request in self.requests if _has_passed(request, history, step)}
     # While the rest of a chunk comes first, a stage that the run has reached has no sample yet.
     kept = (recorded[0], *(s for s in recorded[1:] if s.position < position or s.request in passed))
     names = {stage.request for stage in kept}
@@ -286,10 +287,16 @@ class StagePolicy:
         _checked(lambda stage=stage: _stream_alone(stage.settings, self.corpora))  # type: ignore
 
 
-def _has_passed(request: Request, entry: timeline_lib.Entry, step: int) -> bool:
+def _has_passed(request: Request, history: timeline_lib.Timeline, step: int) -> bool:
   """Returns whether a run has already taken the first step of a requested stage."""
-  schedule = entry.schedule
-  return request.first_step(schedule, entry.sequence_length, schedule.anchor_step) < step
+  if request.unit == "step":
+    return request.first < step
+  if history.entries[0].step < step:
+    entry = history.at(step - 1)
+    return request.first <= entry.schedule.position(step - 1) * entry.sequence_length
+  # Earlier steps are not known.
+  entry = history.present
+  return request.first < entry.schedule.position(step) * entry.sequence_length
 
 
 def policy_of(

@@ -166,6 +166,32 @@ class StagesTest(cases.LoaderCase):
       with self.assertRaisesRegex(errors.ResumeError, "has reached step 4 without it. Resume from"):
         late.set_state(train.get_state())
 
+  def test_a_stage_that_the_run_has_passed_is_refused_where_a_schedule_begins(self):
+    train = self.train(**_MIXED)
+    cases.take(train, 4)
+    # The state of a restart that changes the batch size is at the anchor of its schedule.
+    larger = {**_MIXED, "global_batch_size_to_load": 6}
+    restarted = self.train(**larger)
+    restarted.set_state(train.get_state())
+    for state in (
+        restarted.get_state(),
+        self.train(**larger, initial_step=4, olmo_initial_position=16).get_state(),
+    ):
+      for tokens in (1, 32, 96):
+        late = self.train(**larger, olmo_stages=({"from_tokens": tokens, "olmo_mixture": _C},))
+        with self.assertRaisesRegex(errors.ResumeError, "has reached step 4 without it"):
+          late.set_state(state)
+    expected = self.train(**larger, olmo_stages=({"from_step": 4, "olmo_mixture": _C},))
+    expected.set_state(restarted.get_state())
+    for tokens in (97, 128):
+      stages = ({"from_tokens": tokens, "olmo_mixture": _C},)
+      begun = self.train(**larger, olmo_stages=stages)
+      begun.set_state(restarted.get_state())
+      self.assertEqual(numbers(begun, 4, 9), numbers(expected, 4, 9))
+      again = self.train(**larger, olmo_stages=stages)
+      again.set_state(begun.get_state())
+      self.assertEqual(numbers(again, 4, 9), numbers(expected, 4, 9))
+
   def test_the_stage_in_force_must_be_the_same(self):
     train = self.staged()
     cases.take(train, 7)
