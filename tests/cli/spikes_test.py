@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import tempfile
 
 from absl.testing import absltest
@@ -122,7 +123,8 @@ class SpikesTest(absltest.TestCase):
 
   def test_losses_without_a_spike_are_reported(self):
     out = self.inspect("--losses", self.log, "--threshold", "1e9")
-    self.assertIn("has no spike", out)
+    found = re.search(r"has no spike .*score is [\d.]+, at step \d+; see it with (.*)\.\n", out)
+    self.assertIn("has 1 spike", self.inspect("--losses", self.log, *found.group(1).split()))
     values = json.loads(self.inspect("--losses", self.log, "--threshold", "1e9", "--json"))
     self.assertIsNone(values["together"])
 
