@@ -93,6 +93,7 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
 
   Raises:
     ConfigError: The file holds no losses, or several and none was chosen.
+    MissingFileError: The file does not exist.
   """
   storage = LocalStorage() if storage is None else storage
   if os.path.isdir(path):
@@ -108,10 +109,13 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
   elif _EVENTS in os.path.basename(path):
     records = _read_events(path, storage)
   elif path.endswith(".csv"):
-    records = csv.DictReader(io.StringIO(_text(path, storage)))
+    records = _read_csv(path, storage)
   else:
     records = _read_json_lines(path, storage)
-  return _losses(path, records, name)
+  try:
+    return _losses(path, records, name)
+  except errors.MissingFileError as error:
+    raise errors.MissingFileError(f"The log of losses {path} does not exist.") from error
 
 
 def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
@@ -298,6 +302,10 @@ def _text(path: str, storage: Storage) -> str:
         f"{path} is not text ({error}). Losses are read from JSON lines, CSV (.csv) and event files"
         f" of TensorBoard (*{_EVENTS}*)."
     ) from error
+
+
+def _read_csv(path: str, storage: Storage) -> Iterator[dict]:
+  yield from csv.DictReader(io.StringIO(_text(path, storage)))
 
 
 def _read_json_lines(path: str, storage: Storage) -> Iterator[dict]:

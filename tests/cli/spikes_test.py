@@ -143,7 +143,7 @@ class SpikesTest(absltest.TestCase):
         (("--losses", empty), "expected records with a `step` and a `loss`; found grad_norm"),
         (("--losses", self.log, "--loss-name", "x_loss"), "has no 'x_loss' with a step. Found:"),
         (("--losses", folder), "without event files of TensorBoard"),
-        (("--losses", self.directory / "none.jsonl"), "No such file"),
+        (("--losses", self.directory / "none.jsonl"), "none.jsonl does not exist."),
         (("--losses", self.log, "--step", 3), "--losses chooses the steps itself"),
         (("--losses", self.log, "--rows", 0), "--rows must be 1 or more"),
         (("--losses", self.log, "--threshold", "nan"), "--threshold must be more than 0"),

@@ -114,8 +114,9 @@ class ReadLossesTest(parameterized.TestCase):
       losses_lib.read_losses(str(path))
 
   def test_a_missing_file_is_a_file_not_found_error(self):
-    with self.assertRaises(FileNotFoundError):
-      losses_lib.read_losses(str(self.folder / "none.jsonl"))
+    for name in ("none.jsonl", "none.csv", "none.tfevents"):
+      with self.assertRaisesRegex(FileNotFoundError, f"{name} does not exist.$"):
+        losses_lib.read_losses(str(self.folder / name))
 
 
 class FindSpikesTest(parameterized.TestCase):
