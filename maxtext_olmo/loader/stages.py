@@ -24,6 +24,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
+from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import seen as seen_lib
 from maxtext_olmo.order import staged_stream
@@ -97,9 +98,13 @@ class StagePolicy:
     """Returns the stages that the history records: none if the stream's identity is enough."""
     return stages if len(stages) > 1 or stages[0].settings.mixture else ()
 
-  def first_stream(self, entry: timeline_lib.Entry, stream: Any) -> Any:
+  def first_stream(self, entry: timeline_lib.Entry, step: int, stream: Any) -> Any:
     """Returns the stream that a run began with: the config's, unless its mixture was changed."""
     if not entry.stages:
+      is_mixed = mixture_lib.is_mixture(str(entry.identity.get("order")))
+      same_corpus = entry.identity.get("fingerprint") == self.base.fingerprint
+      if self.base.mixture and not is_mixed and same_corpus:
+        raise errors.ResumeError(self._no_mixture(step))
       return stream
     was = entry.stages[0].settings
     if was == self.base or was.fingerprint != self.base.fingerprint:
@@ -146,13 +151,25 @@ class StagePolicy:
         return (*kept[:-1], dataclasses.replace(was, settings=wanted))
       restart = f"the restart at step {step}"
       return (*kept, self._stage(kept, position, restart, wanted))
+    if mixed == wanted and not was.request and not was.settings.mixture:
+      raise errors.ResumeError(self._no_mixture(step))
     differences = "\n".join(f"  {line}" for line in was.settings.differences(wanted))
+    may_change = mixed == wanted and was.settings.mixture and wanted.mixture
     raise errors.ResumeError(
         "The checkpoint's data state belongs to another stream, so resuming would repeat and skip"
         f" data. The run is in {was.name}, and this config differs from it:\n{differences}\nSet"
         " these keys back. To continue with other data from here on, set them in a new stage:"
         f" olmo_stages=({{'from_step': {step}, …}},)"
-        + (" or set olmo_allow_mixture_change=True." if mixed == wanted else ".")
+        + (" or set olmo_allow_mixture_change=True." if may_change else ".")
+    )
+
+  def _no_mixture(self, step: int) -> str:
+    """Returns the error for a mixture that is new at a restart."""
+    return (
+        "olmo_mixture is set, but this run has no mixture up to here, so resuming would repeat and"
+        " skip data. olmo_allow_mixture_change does not apply: it is for a run that has a mixture."
+        " Remove olmo_mixture again, and set it in a new stage:"
+        f" olmo_stages=({{'from_step': {step}, 'olmo_mixture': {dict(self.base.mixture)}}},)"
     )
 
   def ahead(

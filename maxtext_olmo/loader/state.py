@@ -179,7 +179,7 @@ def read_state(
   if stages is None and len(entry.stages) > 1:
     raise schema.damaged("it has stages, which this dataset type does not support")
   if stages is not None:
-    stream = stages.first_stream(entry, stream)
+    stream = stages.first_stream(entry, step, stream)
 
   def position_here() -> int:
     return _in_samples(position, entry.sequence_length, stream.sequence_length)

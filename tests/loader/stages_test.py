@@ -320,6 +320,28 @@ class MixtureChangeTest(cases.LoaderCase):
       self.assertGreater(len(mine), 50)
       self.assertEqual(mine, alone.stream.locate(np.arange(len(mine)))[1].tolist())
 
+  @parameterized.product(allow=(False, True), staged=(False, True))
+  def test_a_run_without_a_mixture_gets_one_in_a_stage(self, allow, staged):
+    stages = ({"from_step": 9, "data_shuffle_seed": 3, "olmo_mixture": {}},) if staged else ()
+    plain = self.train(olmo_stages=stages)
+    cases.take(plain, 5)
+    message = (
+        r"no mixture up to here.* olmo_allow_mixture_change does not apply.* olmo_stages="
+        r"\({'from_step': 5, 'olmo_mixture': {'label-0': 3.0, 'label-1': 1.0}},\)$"
+    )
+    values = {"olmo_mixture_unit": "weights", "olmo_allow_mixture_change": allow}
+    with self.assertRaisesRegex(errors.ResumeError, message):
+      self.train(**values, olmo_mixture=_B, olmo_stages=stages).set_state(plain.get_state())
+    mixed = self.train(**values, olmo_stages=({"from_step": 5, "olmo_mixture": _B},))
+    mixed.set_state(plain.get_state())
+    cases.take(mixed, 2)
+    if not staged:
+      # The other way round, the key does not apply either.
+      mixed = self.train(**_MIXED)
+      cases.take(mixed, 5)
+      with self.assertRaisesRegex(errors.ResumeError, r"'from_step': 5, …},\)\.$"):
+        self.train(**values).set_state(mixed.get_state())
+
 
 class OlmoCoreStagesTest(cases.LoaderCase):
 
