@@ -111,16 +111,17 @@ def _open_plan(args: argparse.Namespace) -> contextlib.AbstractContextManager[An
 
   if _is_index(args.path):
     return contextlib.nullcontext(_plan_of_index(args))
+  cli.use_cpu()
+  found = cli.find_run(args.path, args)  # Raises if there is no such path.
   names = ("mixture", "batch_size", "sequence_length", "held_out")
   given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
   if given:
     raise ConfigError(
         f"{', '.join(given)}: the config of a run sets this; change it with" " --config.KEY=VALUE."
     )
-  cli.use_cpu()
   from maxtext_olmo.inspection import run_plan
 
-  return run_plan.open_plan(cli.find_run(args.path, args), args.steps)
+  return run_plan.open_plan(found, args.steps)
 
 
 def _is_index(path: str) -> bool:

@@ -82,13 +82,7 @@ def show(args: argparse.Namespace, found: Any) -> int:
   if args.json:
     print(json.dumps(findings.to_json(), indent=1))
     return 0
-  spikes = f"{len(findings.spikes):,} spike{'' if len(findings.spikes) == 1 else 's'}"
-  if not findings.spikes:
-    spikes = "no spike"
-  print(
-      f"{args.losses}: {findings.name!r} of {findings.logged:,} steps has {spikes} (robust z-score"
-      f" above {findings.threshold:g})."
-  )
+  print(f"{args.losses}: {findings.name!r} of {findings.logged:,} steps has {findings.summary}")
   if findings.together is None:
     return 0
   _print_spikes(findings)

@@ -35,6 +35,10 @@ THRESHOLD = 6.0
 # Steps that spike with at most this many calm steps in between belong together.
 _CALM = 2
 _LEAST_HISTORY = 8
+# For early steps, whose usual window contains the initial fall of the loss.
+_SHORT_WINDOWS = (8, 16, 32, 64)
+# A window of n losses has its spread multiplied by 1 + _UNSURE / n: few losses may agree by chance.
+_UNSURE = 24
 _CHUNK = 1 << 14
 _LINES = 1 << 17
 _EVENTS = "tfevents"
@@ -89,6 +93,7 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
 
   Raises:
     ConfigError: The file holds no losses, or several and none was chosen.
+    MissingFileError: The file does not exist.
   """
   storage = LocalStorage() if storage is None else storage
   if os.path.isdir(path):
@@ -104,10 +109,13 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
   elif _EVENTS in os.path.basename(path):
     records = _read_events(path, storage)
   elif path.endswith(".csv"):
-    records = csv.DictReader(io.StringIO(_text(path, storage)))
+    records = _read_csv(path, storage)
   else:
     records = _read_json_lines(path, storage)
-  return _losses(path, records, name)
+  try:
+    return _losses(path, records, name)
+  except errors.MissingFileError as error:
+    raise errors.MissingFileError(f"The log of losses {path} does not exist.") from error
 
 
 def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
@@ -208,11 +216,21 @@ def find_spikes(
   return sorted(spikes, key=lambda spike: -spike.score)
 
 
+def highest_score(losses: Losses) -> tuple[float, int] | None:
+  """Returns the highest robust z-score of a run and its step; None if there are too few losses."""
+  if len(losses.values) <= _LEAST_HISTORY:
+    return None
+  _, scores = _scores(losses.values, WINDOW)
+  place = int(np.argmax(scores))
+  return float(scores[place]), int(losses.steps[place])
+
+
 def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the usual loss at each step, and the robust z-score; 0 for the first few.
 
   The usual loss continues the line through the medians of both halves of the window, so that early
-  steps, whose losses fall fast, do not hide a spike.
+  steps, whose losses fall fast, do not hide a spike. Steps near the beginning are also compared
+  with the last half of the losses before them; the higher score counts.
   """
   usual, scores = np.zeros(len(values)), np.zeros(len(values))
   if len(values) <= _LEAST_HISTORY:
@@ -230,12 +248,26 @@ def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
   )
   here = slice(_LEAST_HISTORY, len(values))
   usual[here] = level + slope * (np.arange(len(level)) % every)
-  # Losses that were logged with few digits may all be equal.
-  spread = np.maximum(spread, 1e-3 * np.abs(usual[here]) + 1e-12)
-  finite = np.isfinite(values[here])
-  score = (np.where(finite, values[here], 0.0) - usual[here]) / spread
-  scores[here] = np.where(finite, score, math.inf)
+  scores[here] = _score(values[here], usual[here], spread)
+  for size in _SHORT_WINDOWS:
+    first = _LEAST_HISTORY if size == _SHORT_WINDOWS[0] else 2 * size
+    some = slice(first, min(4 * size, len(values)))
+    if first >= len(values) or size >= window:
+      break
+    level, _, spread = _lines(before[some, -size:])
+    score = _score(values[some], level, spread * (1 + _UNSURE / size))
+    higher = score > scores[some]
+    usual[some] = np.where(higher, level, usual[some])
+    scores[some] = np.where(higher, score, scores[some])
   return usual, scores
+
+
+def _score(values: np.ndarray, usual: np.ndarray, spread: np.ndarray) -> np.ndarray:
+  """Returns the robust z-score of each loss; infinity for those that are not finite."""
+  # Losses that were logged with few digits may all be equal.
+  spread = np.maximum(spread, 1e-3 * np.abs(usual) + 1e-12)
+  finite = np.isfinite(values)
+  return np.where(finite, (np.where(finite, values, 0.0) - usual) / spread, math.inf)
 
 
 def _lines(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -270,6 +302,10 @@ def _text(path: str, storage: Storage) -> str:
         f"{path} is not text ({error}). Losses are read from JSON lines, CSV (.csv) and event files"
         f" of TensorBoard (*{_EVENTS}*)."
     ) from error
+
+
+def _read_csv(path: str, storage: Storage) -> Iterator[dict]:
+  yield from csv.DictReader(io.StringIO(_text(path, storage)))
 
 
 def _read_json_lines(path: str, storage: Storage) -> Iterator[dict]:

@@ -19,12 +19,10 @@ _TEXT_BYTES = 1_500_000  # Limit on the text of all rows, as HTML.
 def make_section(findings: spikes_lib.Findings) -> Iterable[str]:
   """Yields the section as HTML; everything from the corpus is escaped."""
   yield "<h2>Spikes of the loss</h2>"
-  found, logged = len(findings.spikes), f"{findings.logged:,} steps with a loss"
-  spikes = f"{found:,} spike{'' if found == 1 else 's'}" if found else "no spike"
-  yield f"<p>{logged}, {spikes} (robust z-score above {findings.threshold:g}).</p>"
+  yield f"<p>{findings.logged:,} steps with a loss, {findings.summary}</p>"
   if findings.together is None:
     return
-  if found > len(findings.each):
+  if len(findings.spikes) > len(findings.each):
     yield f'<p class="grey">The {len(findings.each):,} highest are examined here.</p>'
   yield from _contrast(findings.together.contrast, len(findings.each))
   yield "<h3>Rows to look at first</h3>"

@@ -29,6 +29,7 @@ from maxtext_olmo.rows import explain
 MOST_SPIKES = 20
 MOST_ROWS = 10
 _SHOWN_ANYWAY = 3
+_CHECKED = 1000
 _BLAMED = ("label", "file", "document")
 
 
@@ -101,6 +102,7 @@ class Findings:
     logged: The number of steps with a loss.
     spikes: All spikes, the highest score first.
     threshold: The lowest score of a spike.
+    highest: The highest score and its step; None if there are too few losses.
     together: All examined spikes combined; None if there is none.
     each: Each examined spike, the highest first.
   """
@@ -109,8 +111,26 @@ class Findings:
   logged: int
   spikes: tuple[losses_lib.Spike, ...]
   threshold: float
+  highest: tuple[float, int] | None
   together: Examined | None
   each: tuple[Examined, ...]
+
+  @property
+  def summary(self) -> str:
+    """The number of spikes as text; if there is none, with the highest score."""
+    count = len(self.spikes)
+    spikes = f"{count:,} spike{'' if count == 1 else 's'}" if count else "no spike"
+    text = f"{spikes} (robust z-score above {self.threshold:g})."
+    if count:
+      return text
+    if self.highest is None:
+      return f"{text} There are too few steps to compare."
+    score, step = self.highest
+    if score <= 0:
+      return text
+    lower = math.floor(score * 10 - 1e-9) / 10
+    text += f" The highest score is {score:.1f}, at step {step:,}"
+    return f"{text}; see it with --threshold {lower:g}." if lower > 0 else f"{text}."
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything as a JSON-able dict."""
@@ -119,6 +139,7 @@ class Findings:
         "logged_steps": self.logged,
         "threshold": self.threshold,
         "spikes_found": len(self.spikes),
+        "highest": self.highest and _finite(dict(zip(("score", "step"), self.highest))),
         "together": None if self.together is None else self.together.to_json(),
         "each": [one.to_json() for one in self.each],
     }
@@ -148,10 +169,13 @@ def examine(
   Raises:
     ConfigError: The run does not have the logged steps, or has other positions for them.
   """
+  _check(iterator, losses, _sample(iterator, losses))
   spikes = losses_lib.find_spikes(losses, threshold=threshold)
+  highest = losses_lib.highest_score(losses)
+  about = (losses.name, len(losses.steps), tuple(spikes), threshold, highest)
   examined = spikes[:most_spikes]
   if not examined:
-    return Findings(losses.name, len(losses.steps), tuple(spikes), threshold, None, ())
+    return Findings(*about, None, ())
   to_compare = [contrast_lib.steps_to_compare(losses, spike, spikes) for spike in examined]
   _check(iterator, losses, (step for steps, _ in to_compare for step in steps))
   eos_id = _eos_id(iterator)
@@ -175,7 +199,18 @@ def examine(
       Examined(group, one, tuple(Suspect(row, *rows[row.step, row.row]) for row in own))
       for group, one, own in zip(groups, (merged, *contrasts), wanted)
   )
-  return Findings(losses.name, len(losses.steps), tuple(spikes), threshold, together, tuple(each))
+  return Findings(*about, together, tuple(each))
+
+
+def _sample(iterator: iterator_lib.BatchIterator, losses: losses_lib.Losses) -> list[int]:
+  """Returns some logged steps that the run has taken, from the first to the last.
+
+  Later steps in the log may be from before a return to a checkpoint.
+  """
+  first, *others = (entry.step for entry in iterator.history.entries)
+  end = iterator.step if others else math.inf
+  steps = sorted(step for step in losses.positions if first <= step < end)
+  return [*steps[:: 1 + len(steps) // _CHECKED], *steps[-1:]]
 
 
 def _check(

@@ -13,6 +13,7 @@ batches do not span epochs moves the steps after it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,9 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
+from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.order import seen as seen_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -95,9 +98,13 @@ class StagePolicy:
     """Returns the stages that the history records: none if the stream's identity is enough."""
     return stages if len(stages) > 1 or stages[0].settings.mixture else ()
 
-  def first_stream(self, entry: timeline_lib.Entry, stream: Any) -> Any:
+  def first_stream(self, entry: timeline_lib.Entry, step: int, stream: Any) -> Any:
     """Returns the stream that a run began with: the config's, unless its mixture was changed."""
     if not entry.stages:
+      is_mixed = mixture_lib.is_mixture(str(entry.identity.get("order")))
+      same_corpus = entry.identity.get("fingerprint") == self.base.fingerprint
+      if self.base.mixture and not is_mixed and same_corpus:
+        raise errors.ResumeError(self._no_mixture(step))
       return stream
     was = entry.stages[0].settings
     if was == self.base or was.fingerprint != self.base.fingerprint:
@@ -105,20 +112,21 @@ class StagePolicy:
     return _checked(lambda: self.stream(entry.stages[:1]))
 
   def entered(
-      self, entry: timeline_lib.Entry, step: int, position: int, convert: Callable[[int], int]
+      self, history: timeline_lib.Timeline, step: int, position: int, convert: Callable[[int], int]
   ) -> Stages:
     """Returns the stages that a run has entered; raises ResumeError if the config differs.
 
     Args:
-      entry: The history entry in force when the state was saved.
+      history: The history of the run when the state was saved.
       step: The next step.
       position: Its position.
-      convert: Converts a position of the entry to samples of this run's length.
+      convert: Converts a position of the present entry to samples of this run's length.
     """
+    entry = history.present
     recorded = entry.stages or self.beginning
     self._check_places(recorded, entry)
     recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
-    passed = {request.text for request in self.requests if _has_passed(request, entry, step)}
+    passed = {request.text for request in self.requests if _has_passed(request, history, step)}
     # While the rest of a chunk comes first, a stage that the run has reached has no sample yet.
     kept = (recorded[0], *(s for s in recorded[1:] if s.position < position or s.request in passed))
     names = {stage.request for stage in kept}
@@ -133,6 +141,7 @@ class StagePolicy:
             f" begin later, such as at from_step={step}."
         )
     self._check_streams(kept)
+    self._check_shared(kept)
     was = kept[-1]
     if wanted == was.settings:
       return kept
@@ -141,15 +150,26 @@ class StagePolicy:
       if position <= was.position:
         return (*kept[:-1], dataclasses.replace(was, settings=wanted))
       restart = f"the restart at step {step}"
-      new = stages_lib.Stage(self._rounded(kept, position, wanted), restart, wanted)
-      return (*kept, new)
+      return (*kept, self._stage(kept, position, restart, wanted))
+    if mixed == wanted and not was.request and not was.settings.mixture:
+      raise errors.ResumeError(self._no_mixture(step))
     differences = "\n".join(f"  {line}" for line in was.settings.differences(wanted))
+    may_change = mixed == wanted and was.settings.mixture and wanted.mixture
     raise errors.ResumeError(
         "The checkpoint's data state belongs to another stream, so resuming would repeat and skip"
         f" data. The run is in {was.name}, and this config differs from it:\n{differences}\nSet"
         " these keys back. To continue with other data from here on, set them in a new stage:"
         f" olmo_stages=({{'from_step': {step}, …}},)"
-        + (" or set olmo_allow_mixture_change=True." if mixed == wanted else ".")
+        + (" or set olmo_allow_mixture_change=True." if may_change else ".")
+    )
+
+  def _no_mixture(self, step: int) -> str:
+    """Returns the error for a mixture that is new at a restart."""
+    return (
+        "olmo_mixture is set, but this run has no mixture up to here, so resuming would repeat and"
+        " skip data. olmo_allow_mixture_change does not apply: it is for a run that has a mixture."
+        " Remove olmo_mixture again, and set it in a new stage:"
+        f" olmo_stages=({{'from_step': {step}, 'olmo_mixture': {dict(self.base.mixture)}}},)"
     )
 
   def ahead(
@@ -179,20 +199,38 @@ class StagePolicy:
             f"olmo_stages: the stage from {request.text} on begins before this run: {error} Remove"
             " it, and set its values in the config itself."
         ) from error
-      position = self._rounded(stages, position, request.settings)
-      if position <= stages[-1].position:
+      stage = self._stage(stages, position, request.text, request.settings)
+      if stage.position <= stages[-1].position:
         raise errors.ConfigError(
-            f"olmo_stages: the stage from {request.text} on begins at position {position}, where"
+            f"olmo_stages: {stage.name} begins at position {stage.position}, where"
             f" {stages[-1].name} has no sample yet. Stages begin one after the other, and the first"
             " one after step 0."
         )
-      stages = (*stages, stages_lib.Stage(position, request.text, request.settings))
+      stages = (*stages, stage)
       stream = self.stream(stages)
       try:
         schedule = schedule.within(stream.batch_epochs)
       except errors.ConfigError as error:
         raise errors.ConfigError(f"olmo_stages: {stages[-1].name}: {error}") from error
     return stages, stream, schedule
+
+  def _stage(
+      self, before: Stages, position: int, request: str, settings: stages_lib.Settings
+  ) -> stages_lib.Stage:
+    """Returns a stage that begins at a position, or after the chunk that is in progress there."""
+    stage = stages_lib.Stage(self._rounded(before, position, settings), request, settings)
+    # The held-out part is that of the first index; what was seen is of any earlier index.
+    deciding = before if settings.leave_out_seen else before[:1]
+    if not (settings.leave_out_seen or self.corpora.held_out_instances):
+      deciding = ()
+    earlier = {one.settings.fingerprint: one for one in reversed(deciding)}
+    earlier.pop(settings.fingerprint, None)
+    shared = tuple((name, self._digest(one, stage)) for name, one in sorted(earlier.items()))
+    return dataclasses.replace(stage, shared=shared)
+
+  def _digest(self, earlier: stages_lib.Stage, stage: stages_lib.Stage) -> str:
+    """Returns the digest of the files that the indexes of two stages share."""
+    return seen_lib.SharedFiles(self.corpora.index(earlier), self.corpora.index(stage)).digest
 
   def _rounded(self, stages: Stages, position: int, wanted: stages_lib.Settings) -> int:
     """Returns the position where a stage begins: after the chunk that is in progress.
@@ -223,6 +261,42 @@ class StagePolicy:
             f" puts that step at position {least}"
         )
 
+  def _check_shared(self, stages: Stages) -> None:
+    """Raises ResumeError if the stages' indexes share other files than when the run entered them.
+
+    An index that is gone is not compared: reading what depends on it raises an error.
+    """
+    for number, stage in enumerate(stages):
+      earlier = {one.settings.fingerprint: one for one in reversed(stages[:number])}
+      for fingerprint, digest in stage.shared:
+        if fingerprint not in earlier:
+          raise schema.damaged(f"{stage.name} shares files with an index of no earlier stage")
+        one = earlier[fingerprint]
+        with contextlib.suppress(errors.CorpusError):
+          if self._digest(one, stage) != digest:
+            raise errors.ResumeError(self._moved(one, stage))
+
+  def _moved(self, one: stages_lib.Stage, stage: stages_lib.Stage) -> str:
+    """Returns the error for two indexes that share other files than before."""
+    now = {
+        settings.fingerprint: settings.index_path
+        for settings in (*(request.settings for request in self.requests), self.base)
+    }
+    lines = []
+    for settings in (one.settings, stage.settings):
+      line = f"  {settings.index_path}"
+      path = now.get(settings.fingerprint, settings.index_path)
+      lines.append(line if path == settings.index_path else f"{line} then, {path} now")
+    return (
+        f"olmo_stages: {stage.name} leaves out rows (held out, or seen before) of files that two"
+        " indexes share, and these indexes now share other files than when the state was saved, so"
+        " resuming would repeat and skip data:\n"
+        + "\n".join(lines)
+        + "\nA file is shared if its full path and size are the same in both, so one of them, or its"
+        " base directory, has moved. Restore its old paths (olmo_path_remap_from reads their files"
+        " from another place), or resume from a checkpoint before this stage."
+    )
+
   def _check_streams(self, stages: Stages) -> None:
     """Raises ResumeError if a stage in a state is not one that this corpus can have had."""
     for stage in stages:
@@ -230,10 +304,16 @@ class StagePolicy:
         _checked(lambda stage=stage: _stream_alone(stage.settings, self.corpora))  # type: ignore
 
 
-def _has_passed(request: Request, entry: timeline_lib.Entry, step: int) -> bool:
+def _has_passed(request: Request, history: timeline_lib.Timeline, step: int) -> bool:
   """Returns whether a run has already taken the first step of a requested stage."""
-  schedule = entry.schedule
-  return request.first_step(schedule, entry.sequence_length, schedule.anchor_step) < step
+  if request.unit == "step":
+    return request.first < step
+  if history.entries[0].step < step:
+    entry = history.at(step - 1)
+    return request.first <= entry.schedule.position(step - 1) * entry.sequence_length
+  # Earlier steps are not known.
+  entry = history.present
+  return request.first < entry.schedule.position(step) * entry.sequence_length
 
 
 def policy_of(

@@ -179,7 +179,7 @@ def read_state(
   if stages is None and len(entry.stages) > 1:
     raise schema.damaged("it has stages, which this dataset type does not support")
   if stages is not None:
-    stream = stages.first_stream(entry, stream)
+    stream = stages.first_stream(entry, step, stream)
 
   def position_here() -> int:
     return _in_samples(position, entry.sequence_length, stream.sequence_length)
@@ -203,7 +203,7 @@ def read_state(
   here = position_here()
   entered: stages_lib.Stages = ()
   if stages is not None and (stages.requests or entry.stages or stages.base.mixture):
-    entered = _entered(stages, entry, step, here, stream)
+    entered = _entered(stages, history, step, here, stream)
     stream = stages.stream(entered)
   if position < entry.schedule.position(step):
     _check_at_end(entry, here, stream)
@@ -218,7 +218,11 @@ def read_state(
 
 
 def _entered(
-    stages: stages_lib.StagePolicy, entry: timeline_lib.Entry, step: int, position: int, stream: Any
+    stages: stages_lib.StagePolicy,
+    history: timeline_lib.Timeline,
+    step: int,
+    position: int,
+    stream: Any,
 ) -> stages_lib.Stages:
   if stream.history:
     raise errors.ResumeError(
@@ -227,9 +231,9 @@ def _entered(
     )
 
   def convert(first: int) -> int:
-    return _in_samples(first, entry.sequence_length, stream.sequence_length)
+    return _in_samples(first, history.present.sequence_length, stream.sequence_length)
 
-  return stages.entered(entry, step, position, convert)
+  return stages.entered(history, step, position, convert)
 
 
 def steered(

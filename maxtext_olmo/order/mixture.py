@@ -263,6 +263,11 @@ class MixtureOrder(base.Order):
       order.close()
 
 
+def is_mixture(name: str) -> bool:
+  """Returns whether the name of an order is that of a mixture."""
+  return " mixture of " in name
+
+
 def mixture_stream(
     index: index_lib.OlmoNpyIndex,
     mixture: Mapping[str, float],

@@ -309,7 +309,10 @@ class StagedStream:
           for earlier in range(number)
       ]
 
-    described = [stage.to_json() | {"index_path": ""} for stage in self.stages[: number + 1]]
+    described = [
+        dataclasses.replace(stage, shared=()).to_json() | {"index_path": ""}
+        for stage in self.stages[: number + 1]
+    ]
     consumed = self.stream(0).order.name if self.corpora.consumed_path else ""
     key = {
         "stages": described,

@@ -32,6 +32,7 @@ SCHEMA: dict[str, Any] = {
     "mixture": schema.Maybe(dict),
     "unit": str,
     "leave_out_seen": bool,
+    "shared": schema.Maybe(dict),
 }
 
 
@@ -103,11 +104,15 @@ class Stage:
     request: Text of the request, such as `step 1000`; the same request is never converted twice.
       Empty for the stage that a run begins with.
     settings: Settings that decide its rows.
+    shared: `(fingerprint, digest)` pairs: for each earlier index that decides which rows the stage
+      leaves out, a digest of the files that it shares with the stage's index. Full paths decide
+      this, and they are no part of a fingerprint.
   """
 
   position: int
   request: str
   settings: Settings
+  shared: tuple[tuple[str, str], ...] = ()
 
   @property
   def name(self) -> str:
@@ -122,6 +127,7 @@ class Stage:
         "request": self.request,
         **values,
         "mixture": dict(self.settings.mixture) or None,
+        **({"shared": dict(self.shared)} if self.shared else {}),
     }
 
   @classmethod
@@ -132,11 +138,15 @@ class Stage:
       raise schema.damaged(f"the mixture of a stage is {schema.show(mixture)}")
     if values["order"] not in permutations.order_names():
       raise schema.damaged(f"a stage has the order {schema.show(values['order'])}")
+    shared = values.get("shared") or {}
+    if not all(isinstance(digest, str) for digest in shared.values()):
+      raise schema.damaged(f"the shared files of a stage are {schema.show(shared)}")
     names = ("order", "seed", "fingerprint", "index_path", "unit", "leave_out_seen")
     return cls(
         position=values["position"],
         request=values["request"],
         settings=Settings(mixture=mixture_pairs(mixture), **{name: values[name] for name in names}),
+        shared=tuple(shared.items()),
     )
 
 

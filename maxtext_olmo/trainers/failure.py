@@ -92,7 +92,15 @@ class _Run:
       except Exception as error:
         if "NOT_FOUND" in str(error):
           continue
-        return  # The coordinator is gone; JAX ends this process.
+        # If the coordinator is gone, JAX ends this process.
+        logging.warning(
+            "Process %d of %d no longer watches for failures of the others, because asking the"
+            " coordinator for them failed: %s",
+            self._process,
+            self._processes,
+            error,
+        )
+        return
       if failure["process"] == self._process:
         return
       if not _leaving.wait(_OWN_SECONDS):

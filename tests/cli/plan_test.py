@@ -123,6 +123,7 @@ class PlanTest(absltest.TestCase):
         (self.config("--batch-size", "4"), "the config of a run sets this"),
         (self.config("--config.dataset_type=synthetic", "--config.olmo_index_path="), "no plan"),
         ((self.path,), "needs --batch-size"),
+        (("nope.json", "--batch-size", "8"), "nope.json does not exist. Give"),
         ((self.path, "--batch-size", "4", "--config.steps=3"), "is an index"),
     ):
       code, _, err = self.run_main(*args)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import tempfile
 
 from absl.testing import absltest
@@ -122,7 +123,8 @@ class SpikesTest(absltest.TestCase):
 
   def test_losses_without_a_spike_are_reported(self):
     out = self.inspect("--losses", self.log, "--threshold", "1e9")
-    self.assertIn("has no spike", out)
+    found = re.search(r"has no spike .*score is [\d.]+, at step \d+; see it with (.*)\.\n", out)
+    self.assertIn("has 1 spike", self.inspect("--losses", self.log, *found.group(1).split()))
     values = json.loads(self.inspect("--losses", self.log, "--threshold", "1e9", "--json"))
     self.assertIsNone(values["together"])
 
@@ -141,7 +143,7 @@ class SpikesTest(absltest.TestCase):
         (("--losses", empty), "expected records with a `step` and a `loss`; found grad_norm"),
         (("--losses", self.log, "--loss-name", "x_loss"), "has no 'x_loss' with a step. Found:"),
         (("--losses", folder), "without event files of TensorBoard"),
-        (("--losses", self.directory / "none.jsonl"), "No such file"),
+        (("--losses", self.directory / "none.jsonl"), "none.jsonl does not exist."),
         (("--losses", self.log, "--step", 3), "--losses chooses the steps itself"),
         (("--losses", self.log, "--rows", 0), "--rows must be 1 or more"),
         (("--losses", self.log, "--threshold", "nan"), "--threshold must be more than 0"),

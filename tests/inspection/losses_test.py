@@ -114,8 +114,9 @@ class ReadLossesTest(parameterized.TestCase):
       losses_lib.read_losses(str(path))
 
   def test_a_missing_file_is_a_file_not_found_error(self):
-    with self.assertRaises(FileNotFoundError):
-      losses_lib.read_losses(str(self.folder / "none.jsonl"))
+    for name in ("none.jsonl", "none.csv", "none.tfevents"):
+      with self.assertRaisesRegex(FileNotFoundError, f"{name} does not exist.$"):
+        losses_lib.read_losses(str(self.folder / name))
 
 
 class FindSpikesTest(parameterized.TestCase):
@@ -149,6 +150,22 @@ class FindSpikesTest(parameterized.TestCase):
       found = losses_lib.find_spikes(self.losses({step: 0.6}))
       self.assertEqual([spike.peak for spike in found], [10 * step])
 
+  def test_spikes_of_a_run_that_has_just_begun_are_found_and_nothing_else(self):
+    for seed in range(10):
+      rng = np.random.Generator(np.random.PCG64(seed))
+      values = 3.2 + 2.4 * np.exp(-np.arange(60) / 20) + rng.normal(0, 0.05, 60)
+      calm = losses_lib.Losses(np.arange(60), values.copy(), "loss")
+      self.assertEqual(losses_lib.find_spikes(calm), [])
+      score, _ = losses_lib.highest_score(calm)
+      self.assertLess(score, losses_lib.THRESHOLD)
+      self.assertLen(losses_lib.find_spikes(calm, threshold=score - 1e-6), 1)
+      values[32] += 1.75
+      values[50] += 1.67
+      found = losses_lib.find_spikes(losses_lib.Losses(np.arange(60), values, "loss"))
+      self.assertEqual(sorted(spike.peak for spike in found), [32, 50])
+      for spike in found:
+        self.assertAlmostEqual(spike.loss - spike.usual, 1.7, delta=0.5)
+
   def test_neighbouring_steps_of_a_long_log_share_a_line(self):
     some = self.losses({200_001: 1.0}, count=400_000)
     self.assertEqual([spike.peak for spike in losses_lib.find_spikes(some)], [2_000_010])
@@ -156,6 +173,7 @@ class FindSpikesTest(parameterized.TestCase):
   def test_a_run_of_few_steps_has_no_spikes(self):
     for count in range(9):
       self.assertEqual(losses_lib.find_spikes(self.losses({}, count=count)), [])
+      self.assertIsNone(losses_lib.highest_score(self.losses({}, count=count)))
 
 
 if __name__ == "__main__":

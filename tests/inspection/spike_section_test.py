@@ -40,7 +40,7 @@ def many_findings(spikes: int, text: str, score: float = 9.0) -> spikes_lib.Find
   made = [losses_lib.Spike(s, s + 2, s, 9.0, 1.0, 50.0) for s in range(10, 10 + 10 * spikes, 10)]
   each = tuple(_examined([spike], text, score) for spike in made)
   together = _examined(made, text, score)
-  return spikes_lib.Findings("loss", 5000, tuple(made), 6.0, together, each)
+  return spikes_lib.Findings("loss", 5000, tuple(made), 6.0, (9.0, 3), together, each)
 
 
 class SpikeSectionTest(absltest.TestCase):
@@ -78,8 +78,9 @@ class SpikeSectionTest(absltest.TestCase):
     self.assertEqual(page.count('class="row"'), 3)
 
   def test_losses_without_a_spike_are_reported(self):
-    page = self.section(spikes_lib.Findings("loss", 50, (), 6.0, None, ()))
-    self.assertIn("50 steps with a loss, no spike", page)
+    page = self.section(spikes_lib.Findings("loss", 50, (), 6.0, (4.56, 1234), None, ()))
+    self.assertIn("50 steps with a loss, no spike (robust z-score above 6). The highest", page)
+    self.assertIn("score is 4.6, at step 1,234; see it with --threshold 4.5.", page)
     self.assertNotIn("<table", page)
 
 

@@ -87,6 +87,12 @@ class SpikesTest(absltest.TestCase):
     wrong = losses_lib.Losses(losses.steps, losses.values, "loss", right | {_peak[0]: 3})
     with self.assertRaisesRegex(errors.ConfigError, "belongs to another run"):
       self.examine(wrong)
+    # Whether or not a spike is found.
+    other = losses_lib.Losses(
+        losses.steps, losses.values, "loss", {s: p + 1 for s, p in right.items()}
+    )
+    with self.assertRaisesRegex(errors.ConfigError, "belongs to another run"):
+      self.examine(other, threshold=1e9)
 
   def test_steps_that_the_run_does_not_have_are_a_config_error(self):
     losses = self.losses()

@@ -1,7 +1,9 @@
 """Tests of stages, and of a mixture that changes at a restart."""
 
 import copy
+import dataclasses
 import pathlib
+import shutil
 from typing import Any, ClassVar
 
 import jax
@@ -164,6 +166,32 @@ class StagesTest(cases.LoaderCase):
       with self.assertRaisesRegex(errors.ResumeError, "has reached step 4 without it. Resume from"):
         late.set_state(train.get_state())
 
+  def test_a_stage_that_the_run_has_passed_is_refused_where_a_schedule_begins(self):
+    train = self.train(**_MIXED)
+    cases.take(train, 4)
+    # The state of a restart that changes the batch size is at the anchor of its schedule.
+    larger = {**_MIXED, "global_batch_size_to_load": 6}
+    restarted = self.train(**larger)
+    restarted.set_state(train.get_state())
+    for state in (
+        restarted.get_state(),
+        self.train(**larger, initial_step=4, olmo_initial_position=16).get_state(),
+    ):
+      for tokens in (1, 32, 96):
+        late = self.train(**larger, olmo_stages=({"from_tokens": tokens, "olmo_mixture": _C},))
+        with self.assertRaisesRegex(errors.ResumeError, "has reached step 4 without it"):
+          late.set_state(state)
+    expected = self.train(**larger, olmo_stages=({"from_step": 4, "olmo_mixture": _C},))
+    expected.set_state(restarted.get_state())
+    for tokens in (97, 128):
+      stages = ({"from_tokens": tokens, "olmo_mixture": _C},)
+      begun = self.train(**larger, olmo_stages=stages)
+      begun.set_state(restarted.get_state())
+      self.assertEqual(numbers(begun, 4, 9), numbers(expected, 4, 9))
+      again = self.train(**larger, olmo_stages=stages)
+      again.set_state(begun.get_state())
+      self.assertEqual(numbers(again, 4, 9), numbers(expected, 4, 9))
+
   def test_the_stage_in_force_must_be_the_same(self):
     train = self.staged()
     cases.take(train, 7)
@@ -291,6 +319,28 @@ class MixtureChangeTest(cases.LoaderCase):
       mine = [row for row, file in zip(rows, files) if index.files[file].label == label]
       self.assertGreater(len(mine), 50)
       self.assertEqual(mine, alone.stream.locate(np.arange(len(mine)))[1].tolist())
+
+  @parameterized.product(allow=(False, True), staged=(False, True))
+  def test_a_run_without_a_mixture_gets_one_in_a_stage(self, allow, staged):
+    stages = ({"from_step": 9, "data_shuffle_seed": 3, "olmo_mixture": {}},) if staged else ()
+    plain = self.train(olmo_stages=stages)
+    cases.take(plain, 5)
+    message = (
+        r"no mixture up to here.* olmo_allow_mixture_change does not apply.* olmo_stages="
+        r"\({'from_step': 5, 'olmo_mixture': {'label-0': 3.0, 'label-1': 1.0}},\)$"
+    )
+    values = {"olmo_mixture_unit": "weights", "olmo_allow_mixture_change": allow}
+    with self.assertRaisesRegex(errors.ResumeError, message):
+      self.train(**values, olmo_mixture=_B, olmo_stages=stages).set_state(plain.get_state())
+    mixed = self.train(**values, olmo_stages=({"from_step": 5, "olmo_mixture": _B},))
+    mixed.set_state(plain.get_state())
+    cases.take(mixed, 2)
+    if not staged:
+      # The other way round, the key does not apply either.
+      mixed = self.train(**_MIXED)
+      cases.take(mixed, 5)
+      with self.assertRaisesRegex(errors.ResumeError, r"'from_step': 5, …},\)\.$"):
+        self.train(**values).set_state(mixed.get_state())
 
 
 class OlmoCoreStagesTest(cases.LoaderCase):
@@ -485,6 +535,61 @@ class IndexStagesTest(cases.LoaderCase):
           expected.append(tokens)
     pairs = [a | b for a, b in zip(first[::2], first[1::2])]
     self.assertCountEqual(map(sorted, pairs), map(sorted, expected))
+
+  @parameterized.parameters(
+      ({"olmo_eval_instances": 10}, {}), ({}, {"leave_out_seen": True}), ({}, {})
+  )
+  def test_an_index_that_moves_within_a_stage_is_refused_if_rows_depend_on_it(self, values, more):
+    stage = {**self.values["olmo_stages"][0], **more}
+    values = {**self.values, "olmo_stages": (stage,), **values}
+    train = self.train(**values)
+    states = [train.get_state()]
+    for _ in range(16):
+      cases.take(train, 1)
+      states.append(train.get_state())
+    # The copy of the first index has the same fingerprint, but other full paths.
+    directory = pathlib.Path(self.create_tempdir().full_path)
+    shutil.copytree(self.base.base, directory / "data")
+    dataclasses.replace(self.base, base=str(directory / "data")).save(directory / "moved.json")
+    moved = self.train(**{**values, "olmo_index_path": str(directory / "moved.json")})
+    moved.set_state(states[11])
+    if values.get("olmo_eval_instances") or more:
+      message = (
+          r"(?s)the stage from step 12 on leaves out.*"
+          rf"  {self.index_path} then, {directory}/moved.json now\n  .*other.json\n.*before this stage"
+      )
+      with self.assertRaisesRegex(errors.ResumeError, message):
+        moved.set_state(states[16])
+      # A run that entered the stage after the move keeps the new paths.
+      moved.set_state(states[11])
+      self.assertNotEqual(numbers(moved, 12, 20), numbers(train, 12, 20))
+      cases.take(moved, 5)
+      moved.set_state(moved.get_state())
+      train.set_state(states[11])
+      with self.assertRaisesRegex(errors.ResumeError, "now share other files"):
+        train.set_state(moved.get_state())
+    else:
+      moved.set_state(states[16])
+      self.assertEqual(numbers(moved, 12, 20), numbers(train, 12, 20))
+
+  def test_a_state_without_the_shared_files_loads(self):
+    train = self.train(**self.values, olmo_eval_instances=10)
+    cases.take(train, 16)
+    state = train.get_state()
+    (entry,) = state["history"]
+    self.assertTrue(entry["stages"][1].pop("shared"))
+    resumed = self.train(**self.values, olmo_eval_instances=10)
+    resumed.set_state(state)
+    self.assertEqual(numbers(resumed, 0, 24), numbers(train, 0, 24))
+
+  def test_damaged_shared_files_are_resume_errors(self):
+    train = self.train(**self.values, olmo_eval_instances=10)
+    cases.take(train, 16)
+    for bad in ("x", [], {"x": "y"}, {self.base.fingerprint: "y"}, {self.base.fingerprint: 1}):
+      state = copy.deepcopy(train.get_state())
+      state["history"][0]["stages"][1]["shared"] = bad
+      with self.subTest(bad), self.assertRaises(errors.ResumeError):
+        self.train(**self.values, olmo_eval_instances=10).set_state(state)
 
   def test_a_file_is_found_in_all_stages(self):
     train = self.train(**self.values)

@@ -21,6 +21,7 @@ class StageTest(absltest.TestCase):
   def test_a_stage_survives_json(self):
     for stage in (
         stages.Stage(4000, "step 1000", _SETTINGS),
+        stages.Stage(4000, "step 1000", _SETTINGS, (("sha256:1", "ab"),)),
         stages.Stage(0, "", stages.Settings("olmo_core", 0, "sha256:1")),
     ):
       values = json.loads(json.dumps(stage.to_json()))

@@ -14,14 +14,20 @@ STARTS_PROCESSES = True
 
 # One of two processes; without `failure`, the other would wait forever for one that fails.
 _PROCESS = """
-import sys, time
+import sys, threading, time
 from absl import logging
+from jax._src import distributed
 from maxtext_olmo.trainers import cluster, failure
 cluster.connect(sys.argv[1], 2, int(sys.argv[2]))
 failure.watch()
 failure.watch()
 if sys.argv[2] in sys.argv[3]:
   failure.end(f"WriteError: no space for process {sys.argv[2]}", 7)
+if sys.argv[3] == "unreadable":
+  if sys.argv[2] == "0":
+    distributed.global_state.client.key_value_set("maxtext_olmo/failure", "not JSON")
+  [thread.join() for thread in threading.enumerate() if thread.name == "olmo-failure"]
+  sys.exit()
 time.sleep(0.5 if sys.argv[3] == "none" else 3600)
 """
 
@@ -55,6 +61,11 @@ class FailureTest(absltest.TestCase):
           f" {process}",
           other,
       )
+
+  def test_a_process_that_can_no_longer_watch_says_so_once(self):
+    for process, (code, log) in enumerate(_run("unreadable")):
+      self.assertEqual(code, 0, log)
+      self.assertEqual(log.count(f"Process {process} of 2 no longer watches for failures"), 1, log)
 
   def test_processes_that_fail_together_all_end(self):
     ends = _run("01")
