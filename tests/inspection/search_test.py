@@ -112,9 +112,9 @@ class SearchTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "no file"):
       search.file_number(files, "b.npy")
     self.assertEqual(search.range_of_byte(files, index, 0, 5), search.TokenRange(0, 2, 1))
-    with self.assertRaisesRegex(errors.ConfigError, "from 0 to 13"):
+    with self.assertRaisesRegex(errors.ConfigError, "bytes 0 to 13"):
       search.range_of_byte(files, index, 0, 14)
-    with self.assertRaisesRegex(errors.ConfigError, "some text"):
+    with self.assertRaisesRegex(errors.ConfigError, "text that is not empty"):
       self.find("", tokenizer_lib.ByteTokenizer(), index, files)
 
 

@@ -155,10 +155,10 @@ class ExplainTest(parameterized.TestCase):
     padding = [row for row in explanation.rows if row.number < 0]
     self.assertNotEmpty(padding)
     self.assertEqual({(row.epoch, row.used, row.parts) for row in padding}, {(-1, 0, ())})
-    with self.assertRaisesRegex(errors.OrderError, f"ends before step {last + 1}"):
+    with self.assertRaisesRegex(errors.OrderError, f"ends with step {last}"):
       iterator.explain(last + 1)
     planned = self.make("planned", olmo_num_epochs=1)
-    with self.assertRaisesRegex(errors.OrderError, "Step 5000 is after the end"):
+    with self.assertRaisesRegex(errors.OrderError, "Step 5000 is outside .* ends with step"):
       planned.explain(5000)
 
   def test_steps_before_what_a_state_knows_are_an_error(self):
