@@ -22,6 +22,9 @@ def announce(name: str, iterator: Any) -> None:
     iterator: A `BatchIterator`.
   """
   stream, position = iterator.stream, iterator.position
+  number_at = getattr(stream, "number_at", None)
+  stage = 0 if number_at is None else number_at(position)
+  in_force = stream if number_at is None else stream.stream(stage)
   where, rows = "the end of the data", list[int]()
   with contextlib.suppress(errors.OrderError):  # No batch takes the tail of a last epoch.
     rows = iterator.row_numbers(iterator.step)[:_SHOWN_ROWS].tolist()
@@ -33,8 +36,23 @@ def announce(name: str, iterator: Any) -> None:
       position,
       where,
       rows,
-      ", ".join(f"{k} {_short(v)}" for k, v in stream.identity().items()),
+      ", ".join(f"{k} {_short(v)}" for k, v in in_force.identity().items()),
   )
+  for skip in iterator.history.present.skips:
+    if skip.end > position:
+      what = "without loss" if skip.mode == "mask" else "skipped"
+      logging.info("%s: positions %d to %d are %s.", name, skip.first, skip.end - 1, what)
+  stages = getattr(stream, "stages", ())
+  for number, one in enumerate(stages):
+    if number >= stage:
+      logging.info(
+          "%s: stage %d %s position %d: %s.",
+          name,
+          number,
+          "is in force from" if number == stage else "begins at",
+          one.position,
+          one.settings.describe(stages[max(0, number - 1)].settings),
+      )
 
 
 def place(stream: Any, position: int) -> str:

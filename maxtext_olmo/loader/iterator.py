@@ -248,6 +248,19 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     return int(self._start.stream.locate(np.array([position]))[0][0])
 
   @property
+  def place(self) -> dict[str, int]:
+    """The position of the next sample, its stage if there are several, and the stage's own epoch.
+
+    At the end of the stream, only the position.
+    """
+    found, epoch = {"position": self.position}, self.epoch
+    if epoch is not None:
+      ((stage, epoch),) = row_source.stages_of(self.stream, np.array([epoch]))
+      found |= {"stage": stage} if hasattr(self.stream, "stages") else {}
+      found["epoch"] = epoch
+    return found
+
+  @property
   def stream(self) -> Any:
     """The stream, which maps positions to rows."""
     return self._start.stream

@@ -292,8 +292,8 @@ class StagePolicy:
         " indexes share, and these indexes now share other files than when the state was saved, so"
         " resuming would repeat and skip data:\n"
         + "\n".join(lines)
-        + "\nA file is shared if its full path and size are the same in both, so one of them, or its"
-        " base directory, has moved. Restore its old paths (olmo_path_remap_from reads their files"
+        + "\nA file is shared if its full path and size are the same in both, so an index or its"
+        " base directory has moved. Restore its old paths (olmo_path_remap_from reads their files"
         " from another place), or resume from a checkpoint before this stage."
     )
 

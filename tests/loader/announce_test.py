@@ -25,6 +25,23 @@ class AnnounceTest(cases.LoaderCase):
         "step 31 at position 123 (the end of the data), first instances []", logs.output[0]
     )
 
+  def test_skips_and_stages_in_force_or_ahead_are_announced(self):
+    train = self.train(olmo_stages=_STAGES, olmo_skip=((5, 6), (20, 22)), olmo_skip_mode="mask")
+    train.go_to(10)
+    with self.assertLogs(level="INFO") as logs:
+      announce.announce("olmo_grain", train)
+    first, *others = [line.partition("olmo_grain: ")[2] for line in logs.output]
+    self.assertIn("stage 1, epoch 0", first)
+    self.assertIn("seed 5", first)
+    self.assertEqual(
+        others,
+        [
+            "positions 80 to 87 are without loss.",
+            "stage 1 is in force from position 12: feistel order, seed 5.",
+            "stage 2 begins at position 160: feistel order, seed 6.",
+        ],
+    )
+
   def test_long_hashes_are_cut(self):
     train = self.train()
     with self.assertLogs(level="INFO") as logs:

@@ -556,7 +556,8 @@ class IndexStagesTest(cases.LoaderCase):
     if values.get("olmo_eval_instances") or more:
       message = (
           r"(?s)the stage from step 12 on leaves out.*"
-          rf"  {self.index_path} then, {directory}/moved.json now\n  .*other.json\n.*before this stage"
+          rf"  {self.index_path} then, {directory}/moved.json now\n"
+          r"  .*other.json\n.*before this stage"
       )
       with self.assertRaisesRegex(errors.ResumeError, message):
         moved.set_state(states[16])
@@ -599,6 +600,17 @@ class IndexStagesTest(cases.LoaderCase):
     expected = [i for i, tokens in enumerate(self.ranges(train, 0, 300)) if tokens & wanted]
     self.assertEqual(positions.tolist(), expected)
     self.assertEqual(epochs.tolist(), train.stream.locate(positions)[0].tolist())
+
+  def test_the_place_has_the_stage_and_its_own_epoch(self):
+    train = self.train(**self.values)
+    expected = {0: (0, 0), 11: (0, 0), 12: (1, 0), 20: (2, 0), 20 + 31: (2, 1)}
+    for step, (stage, epoch) in expected.items():
+      train.go_to(step)
+      self.assertEqual(train.place, {"position": 4 * step, "stage": stage, "epoch": epoch})
+    plain = self.train(olmo_num_epochs=1)
+    self.assertEqual(plain.place, {"position": 0, "epoch": 0})
+    plain.go_to(31)
+    self.assertEqual(plain.place, {"position": 123})
 
   def test_tokens_of_another_dtype_are_refused(self):
     path, _ = corpora.write_corpus(self.create_tempdir().full_path, dtype="uint32")

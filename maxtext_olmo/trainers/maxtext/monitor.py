@@ -3,7 +3,8 @@
 MaxText's loop takes a batch, runs the step, and passes the step's metrics to its logger. The
 position and the epoch are recorded when the batch is taken, so they always belong to that step. The
 metrics get the scalars `data/position` and `data/epoch`, which MaxText writes wherever it writes
-metrics (TensorBoard, metrics_file, …), and the log gets a line for each step.
+metrics (TensorBoard, metrics_file, …), and the log gets a line for each step. A run with stages
+also has `data/stage`, and its epochs are those of the stage.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import Any
 
 from absl import logging
 
-_POSITION, _EPOCH = "data/position", "data/epoch"
-# Position and epoch of the batch that the train loop took last; a process has one train loop.
+# The place of the batch that the train loop took last; a process has one train loop.
 _taken: dict[str, int] = {}
 
 
@@ -24,11 +24,11 @@ def watch(loader: Any, iterator: Any) -> Any:
 
   def load_next_batch(*args: Any, **kwargs: Any) -> Any:
     step = iterator.step
-    where = {_POSITION: iterator.position, _EPOCH: iterator.epoch}
+    where = getattr(iterator, "place", {"position": iterator.position})
     batch = load(*args, **kwargs)
     if iterator.step != step:  # MaxText can be configured to reuse a batch.
       _taken.clear()
-      _taken.update({name: value for name, value in where.items() if value is not None})
+      _taken.update({f"data/{name}": value for name, value in where.items()})
     return batch
 
   loader.load_next_batch = load_next_batch
@@ -44,8 +44,8 @@ def add_to_metrics(logger: Any) -> Any:
   ) -> None:
     if is_training and _taken:
       metrics["scalar"].update(_taken)
-      epoch = f", epoch {_taken[_EPOCH]}" if _EPOCH in _taken else ""
-      logging.info("olmo_grain: step %d began at position %d%s.", step, _taken[_POSITION], epoch)
+      place = ", ".join(f"{name.removeprefix('data/')} {value}" for name, value in _taken.items())
+      logging.info("olmo_grain: step %d began at %s.", step, place)
     write(metrics, step, step_time_delta, is_training)
 
   logger.buffer_and_write_metrics = buffer_and_write_metrics

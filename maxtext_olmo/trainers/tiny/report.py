@@ -2,8 +2,9 @@
 
     step 19  loss 5.42  grad 0.92  lr 9.8e-04  41,200 tokens/s  data wait 2%  position 152  epoch 0
 
-Steps count from 0, like checkpoints. The position is that of the step's first sample. `data wait`
-is the share of time that the loop spent waiting for the next batch.
+Steps count from 0, like checkpoints. The position is that of the step's first sample. In a run with
+stages, the line also has the stage, which counts its own epochs. `data wait` is the share of time
+that the loop spent waiting for the next batch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from maxtext_olmo import atomic
 from maxtext_olmo import errors
 
 _LINE = '{"step": '  # The beginning of each line of a metrics file.
+_PLACE = ("position", "stage", "epoch")
 _PACKAGE = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
 
 
@@ -94,7 +96,7 @@ class Report:
         metrics["learning_rate"],
         f"{self._tokens / seconds:,.0f}" if self._tokens else "-",
         100 * self._waited / seconds,
-        "".join(f"  {name} {metrics[name]}" for name in ("position", "epoch") if name in metrics),
+        "".join(f"  {name} {metrics[name]}" for name in _PLACE if name in metrics),
     )
     self.restart_clock()
 

@@ -220,7 +220,7 @@ class _Run:
     step = first_step - 1
     with contextlib.closing(report):
       for step in range(first_step, config.steps):
-        where = {"position": self.batches.position, "epoch": getattr(self.batches, "epoch", None)}
+        where = getattr(self.batches, "place", {"position": self.batches.position})
         began = time.monotonic()
         try:
           batch = next(self.batches)
@@ -240,8 +240,7 @@ class _Run:
           tokens, waited = 0, 0.0
         if pending is not None:
           last_metrics = self._finish(pending, report)
-        known = {name: value for name, value in where.items() if value is not None}
-        pending = _Pending(step, metrics, tokens, waited, known)
+        pending = _Pending(step, metrics, tokens, waited, dict(where))
         if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0:
           jax.block_until_ready(metrics)
           with report.paused():

@@ -34,8 +34,9 @@ class ReportTest(absltest.TestCase):
   def test_a_line_says_where_in_the_data_its_step_was(self):
     report = report_lib.Report("", 0, 1, enabled=True)
     with self.assertLogs("absl", "INFO") as logs:
-      report.step(4, {**_METRICS, "position": 32, "epoch": 1}, tokens=1, waited=0.0, last=False)
-    self.assertEndsWith(logs.output[0], "position 32  epoch 1")
+      place = {"position": 32, "stage": 2, "epoch": 1}
+      report.step(4, {**_METRICS, **place}, tokens=1, waited=0.0, last=False)
+    self.assertEndsWith(logs.output[0], "position 32  stage 2  epoch 1")
 
   def test_an_evaluation_has_a_line_of_its_own(self):
     report = report_lib.Report("", 0, 100, enabled=True)
