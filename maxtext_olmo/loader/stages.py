@@ -18,6 +18,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from absl import logging
+
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import config_stages
 from maxtext_olmo import errors
@@ -200,6 +202,17 @@ class StagePolicy:
             " it, and set its values in the config itself."
         ) from error
       stage = self._stage(stages, position, request.text, request.settings)
+      by_tokens = request.text.startswith("tokens") and stages[-1].request.startswith("tokens")
+      if stage.position == stages[-1].position and by_tokens and len(stages) > len(entered):
+        # Another batch size, or the state of a run that resumes, may place them apart.
+        logging.warning(
+            "olmo_stages: %s and %s begin with the same step of this batch size, so the first of"
+            " them is empty.",
+            stages[-1].name,
+            stage.name,
+        )
+        stages = stages[:-1]
+        stage = self._stage(stages, position, request.text, request.settings)
       if stage.position <= stages[-1].position:
         raise errors.ConfigError(
             f"olmo_stages: {stage.name} begins at position {stage.position}, where"

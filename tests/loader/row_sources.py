@@ -40,7 +40,7 @@ _MIXTURE = {"olmo_mixture": {"label-0": 2.0, "label-*": 0.5}}
 # From positions on where steps begin with all batch sizes that tests change to.
 _STAGES = (
     {"from_tokens": 16 * LENGTH, "olmo_mixture": {"label-0": 1.0}},
-    {"from_tokens": 32 * LENGTH, "olmo_mixture": {}, "leave_out_seen": True},
+    {"from_tokens": 24 * LENGTH, "olmo_mixture": {}, "leave_out_seen": True},
 )
 # What each row source adds to the config of a run.
 SOURCES: dict[str, dict[str, Any]] = {

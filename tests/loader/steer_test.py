@@ -154,7 +154,7 @@ class ExcludeTest(cases.LoaderCase):
         np.testing.assert_array_equal(found[name], array, err_msg=f"{name} of step {step}")
     plain = self.train()
     plain.set_state(steered.get_state())
-    with self.assertRaisesRegex(errors.OrderError, "exclusions .* was in force then"):
+    with self.assertRaisesRegex(errors.OrderError, "exclusions .* was in force at that step"):
       plain.explain(4)
 
   def test_what_cannot_be_excluded_is_a_config_error(self):
