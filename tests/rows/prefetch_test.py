@@ -55,23 +55,30 @@ class PrefetcherTest(parameterized.TestCase):
     self.assertEqual([prefetcher.take() for _ in range(30)], list(range(5, 35)))
 
   def test_an_interrupt_while_it_waits_loses_nothing(self):
+    interrupted = threading.Event()
+
+    def interrupt(*_):
+      if not interrupted.is_set():
+        interrupted.set()
+        raise KeyboardInterrupt
+
     # A process that was started in the background ignores interrupts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, interrupt)
     self.addCleanup(signal.signal, signal.SIGINT, before)
-    asked, interrupted = threading.Event(), threading.Event()
+    asked = threading.Event()
 
     def make(number):
       if number == 0:
         asked.wait()
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        interrupted.wait()
+        # Again and again: a signal that arrives just before the wait begins does not end it.
+        while not interrupted.wait(0.01):
+          signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
       return number
 
     prefetcher = self._prefetcher(make, ahead=2)
     with self.assertRaises(KeyboardInterrupt):
       asked.set()
       prefetcher.take()
-    interrupted.set()
     self.assertEqual([prefetcher.take() for _ in range(4)], [0, 1, 2, 3])
 
   def test_no_more_results_are_made_than_requested(self):
