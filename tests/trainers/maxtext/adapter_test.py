@@ -279,7 +279,7 @@ class InstallTest(absltest.TestCase):
     before = self._places()
     self.addCleanup(setattr, data_loader, "create_dataloader", own)
     data_loader.create_dataloader = lambda config, mesh: None
-    message = r"create_dataloader takes \(config, mesh\), without rampup_manager"
+    message = r"create_dataloader takes \(config, mesh\), without data_iterator, rampup_manager"
     with self.assertRaisesRegex(errors.ConfigError, message):
       adapter.install()
     del data_loader.create_dataloader

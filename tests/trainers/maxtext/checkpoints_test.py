@@ -83,7 +83,8 @@ class ResumeTest(parameterized.TestCase):
     self.assertIn(
         "olmo_history.jsonl decides; the data resumes with step 7, position 28", second.log()
     )
-    self.assertIn("olmo_grain: step 0 at position 0", second.log())
+    self.assertEqual(second.log().count("olmo_grain: step 7 at position 28"), 1)
+    self.assertNotIn("olmo_grain: step 0 at position 0", second.log())
     third = self._go_on("ours", "steps=12")
     self.assertEqual(_ids(third), self._expected(46, 54))
     self.assertEmpty(list(self._checkpoints.glob("*/iter")))

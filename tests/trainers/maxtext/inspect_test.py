@@ -41,9 +41,9 @@ class InspectTest(parameterized.TestCase):
     steering = (f"load_full_state_path={checkpoint}", "olmo_skip=((25, 30),)")
     cls.longer = {step: batch for step, batch in cls.fed.items() if step <= 20}
     cls.longer |= cls._train("longer", 50, 4, *steering)
-    # As MaxText's emergency managers leave a run: without a data state in its checkpoints.
-    shutil.copytree(directory / "longer", directory / "no_states")
-    runs.remove_states(directory, "no_states")
+    # As earlier releases left a run: with a data state in each of its checkpoints.
+    shutil.copytree(directory / "longer", directory / "with_states")
+    runs.add_states(directory, "with_states")
 
   @classmethod
   def _train(cls, name: str, steps: int, rows: int, *args: str) -> dict[int, dict[str, np.ndarray]]:
@@ -73,7 +73,7 @@ class InspectTest(parameterized.TestCase):
       self.assertIn("is the one trained on", described["corpus"])
       self.assertIn(f"continues with step {step}", described["resume"])
 
-  @parameterized.parameters("longer", "no_states")
+  @parameterized.parameters("longer", "with_states")
   def test_a_step_before_and_after_a_change_of_the_batch_size_has_the_text_it_was_fed(self, run):
     tokenizer = tokenizer_lib.ByteTokenizer()
     for step in (20, 21, 24, 25, 49):
@@ -82,7 +82,7 @@ class InspectTest(parameterized.TestCase):
       fed = [tokenizer.decode(row[row < 256]) for row in self.longer[step]["inputs"]]
       self.assertEqual([text.replace("\\x1b", "\x1b") for text in shown], fed)
 
-  @parameterized.parameters("longer", "no_states")
+  @parameterized.parameters("longer", "with_states")
   def test_a_text_is_found_at_every_step_that_was_fed_it(self, run):
     found = json.loads(self.inspect(run, "--find", _TEXT, "--until", 50, "--json"))
     self.assertLen(found, 1)
@@ -101,13 +101,13 @@ class InspectTest(parameterized.TestCase):
     self.assertContainsSubset(visits, [(v["step"], v["row"]) for v in by_byte[0]["visits"]])
 
   def test_two_runs_are_compared(self):
-    self.assertIn("same stream", self.inspect("longer", self.directory / "no_states"))
+    self.assertIn("same stream", self.inspect("longer", self.directory / "with_states"))
     printed = self.inspect("run", self.directory / "longer", code=1)
     self.assertIn("They differ from step 21 on; every step before it is the same.", printed)
     self.assertIn("rows of the batch: 8 in the first, 4 in the second", printed)
 
-  def test_without_data_states_a_run_says_the_same_of_itself(self):
-    described = [json.loads(self.inspect(run, "--json")) for run in ("longer", "no_states")]
+  def test_with_data_states_a_run_says_the_same_of_itself(self):
+    described = [json.loads(self.inspect(run, "--json")) for run in ("longer", "with_states")]
     for one in described:
       del one["path"]
     self.assertEqual(*described)
