@@ -109,9 +109,9 @@ class CountTest(parameterized.TestCase):
     starts = [_start(label, hosts, rows, workers) for label in (-1, *restarts)]
     parts = history.segments(starts, 22)
     expected: collections.Counter[int] = collections.Counter()
-    from maxtext_olmo.rows import workers
+    from maxtext_olmo.rows import workers as workers_lib
 
-    workers.parse_grain_flags()
+    workers_lib.parse_grain_flags()
     for part in parts:
       for host in range(hosts):
         loader = olmo_data_grain.make_olmo_grain_data_loader(
