@@ -82,7 +82,7 @@ class CountTest(parameterized.TestCase):
     self.assertEqual(found.num_rows, 20)
 
   def test_more_hosts_than_instances_is_an_error(self):
-    with self.assertRaisesRegex(errors.ConfigError, "each of 9 hosts"):
+    with self.assertRaisesRegex(errors.ConfigError, "fewer than the 9 hosts"):
       history.count(5, 0, history.segments([_start(-1, hosts=9)], 1))
 
   # Each worker of MaxText's loader imports MaxText anew, so that one case has to do for them.
