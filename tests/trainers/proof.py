@@ -365,12 +365,12 @@ def _search(corpus: Corpus, fed: Mapping[int, Batch], document: Document) -> lis
 
 
 def _visits(visits: dict[str, Any]) -> list[tuple[int, ...]]:
-  """Returns what the library says, as `_search` does."""
-  for visit in visits["visits"]:
+  """Returns what the library says, as `_search` does; skipped samples have no step."""
+  taken = [visit for visit in visits["visits"] if not visit["skipped"]]
+  for visit in taken:
     assert visit["seen"], visit
   return sorted(
-      (visit["step"], visit["row"], *visit["columns"], visit["tokens"])
-      for visit in visits["visits"]
+      (visit["step"], visit["row"], *visit["columns"], visit["tokens"]) for visit in taken
   )
 
 
