@@ -50,7 +50,8 @@ _IMPORTS = {
     "__init__.py": "the table of public names",
     "cli/main.py": "the table of commands",
     "loader/registry.py": "the table of dataset types",
-    "trainers/maxtext/adapter.py": "the table of MaxText's functions",
+    "trainers/maxtext/adapter.py": "the table of MaxText's entry points",
+    "trainers/maxtext/shapes.py": "the table of MaxText's functions",
 }
 
 
