@@ -165,7 +165,7 @@ def read_values(path: str) -> dict[str, Any]:
   with open(path, encoding="utf-8") as file:
     try:
       values = yaml.safe_load(file)  # JSON is YAML.
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
       raise errors.ConfigError(f"The config file {path} cannot be read: {error}") from error
   if not isinstance(values, dict):
     raise errors.ConfigError(f"The config file {path} does not contain keys and values.")

@@ -349,7 +349,8 @@ def _strike(folder: pathlib.Path, operation: Operation, how: tuple[int, int, int
       raise cases.SkippedError("some operations make no call of the kind that is to fail")
   finally:
     disarm()
-    _check_left_over(out)
+    # A directory that cannot be opened cannot be removed either.
+    _check_left_over(out, (".unfinished_",) if which == OPEN else _HIDDEN)
 
 
 def _library() -> ctypes.CDLL | None:
@@ -363,8 +364,10 @@ def disarm() -> None:
     library.hostile_arm(0, 0, 1, b"")
 
 
-def _check_left_over(out: pathlib.Path) -> None:
-  hidden = (".unfinished_", ".documents_")
+_HIDDEN = (".unfinished_", ".documents_")
+
+
+def _check_left_over(out: pathlib.Path, hidden: tuple[str, ...] = _HIDDEN) -> None:
   left = [path.name for path in out.rglob("*") if path.name.endswith((".tmp", "-tmp"))]
   left += [path.name for path in out.iterdir() if path.name.startswith(hidden)]
   if left:

@@ -111,7 +111,9 @@ class ServeBrowserTest(absltest.TestCase):
 
   def test_an_error_keeps_the_forms(self):
     self.submit("document", id="x")
-    self.assertIn("no document has this number or name", self.driver.find_element("tag name", "body").text)
+    self.assertIn(
+        "no document has this number or name", self.driver.find_element("tag name", "body").text
+    )
     self.submit("step", n=3)
     self.assertEqual(self.title(), "Step 3")
 
