@@ -38,8 +38,6 @@ LEASE_SECONDS = 60.0
 RENEW_SECONDS = 15.0
 _MAX_FILE_BYTES = 64 << 20
 _FILES_PER_LIMIT = 64
-# The smallest limit with which rows of a usual length can be kept.
-MIN_LIMIT_BYTES = 1 << 20
 # A file with less than this share of the ranges in a claim is not worth keeping for them.
 _SPARSE = 1 / 16
 _LOCK_NAME = "lock"
@@ -57,8 +55,6 @@ class Spool:
 
   Attributes:
     max_range_bytes: Size of the largest range that is kept.
-    hits: Number of ranges read from the spool.
-    misses: Number of ranges that were requested and not there.
   """
 
   def __init__(self, directory: str, limit_bytes: int):
@@ -85,7 +81,6 @@ class Spool:
     self._write_lock = threading.RLock()  # Never taken by `read`: writing may take seconds.
     self._writer: spool_file.SpoolWriter | None = None
     self._writer_number = -1
-    self.hits = self.misses = 0
     with self._turns_off():
       os.makedirs(self.directory, exist_ok=True)
 
@@ -95,6 +90,11 @@ class Spool:
     if self._pid != os.getpid():  # In a forked child: the locks and the writer are the parent's.
       self._start()
     return self._off
+
+  @property
+  def full(self) -> bool:
+    """Whether another file fits only if others are deleted."""
+    return self._full
 
   @property
   def used_bytes(self) -> int:
@@ -128,9 +128,6 @@ class Spool:
         if not served[i]:
           self._index.delete_damaged(number)
           file = None
-    count = int(served.sum())
-    self.hits += count
-    self.misses += len(served) - count
     return served
 
   def claim(self, names: np.ndarray, step: int) -> np.ndarray:
