@@ -137,7 +137,7 @@ class Spool:
     `put` them again.
     """
     kept = np.zeros(len(names), np.bool_)
-    if self.off:
+    if self.off or not len(names):
       return kept
     with self._turns_off():
       files, _ = self._index.find(names)

@@ -72,6 +72,7 @@ class SpooledStorage:
     self.spool = spool
     self.hits = self.misses = 0
     self._digests: dict[str, tuple[int, int]] = {}
+    self._unversioned: set[str] = set()  # Files whose store does not tell versions.
     self._staging: _Staging | None = None
     self._reading = 0
     self._idle = threading.Condition()
@@ -159,13 +160,15 @@ class SpooledStorage:
   ) -> bool:
     """Puts ranges into the spool and keeps them there until a step is done.
 
-    Only one thread may call this at a time. Ranges that are too large for the spool are left out.
+    Only one thread may call this at a time. Ranges that are too large for the spool, and those of
+    files without versions, are left out.
 
     Returns:
       Whether the ranges are in the spool; False if it is full or turned off.
     """
-    small = sizes <= self.spool.max_range_bytes
-    table = np.stack([sources[small], offsets[small], sizes[small]], axis=1).astype(np.int64)
+    fits = sizes <= self.spool.max_range_bytes
+    fits &= np.array([paths[source] not in self._unversioned for source in sources.tolist()], bool)
+    table = np.stack([sources[fits], offsets[fits], sizes[fits]], axis=1).astype(np.int64)
     sources, offsets, sizes = np.unique(table, axis=0).T
     names, known = self._names(paths, sources, offsets, sizes)
     missing = np.ones(len(names), np.bool_)
@@ -188,7 +191,8 @@ class SpooledStorage:
       self.storage.fill(paths, sources[left], offsets[left], sizes[left], data, places[left])
       staging.succeeded = True
       staging.ended.set()
-      names, known = self._names(paths, sources, offsets, sizes)  # All versions are known by now.
+      names, known = self._names(paths, sources, offsets, sizes)  # Answers have told the versions.
+      self._unversioned |= {paths[source] for source in sources[~known].tolist()}
       return self.spool.put(names[known], data, places[known], step=step)
     finally:
       staging.ended.set()
