@@ -10,18 +10,18 @@ step, its iterator ends this thread and starts another.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from absl import logging
 
-from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus.storage import spooled as spooled_lib
 from maxtext_olmo.errors import MaxtextOlmoError
-from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import prefetch
+from maxtext_olmo.rows import steps as steps_lib
 
 # A piece of work: small enough that half of the connections stay free for the trainer.
 _MAX_RANGES = 128
@@ -40,24 +40,23 @@ class SpoolFiller:
 
   Args:
     storage: The storage of the files, which reads through the spool.
-    files: The files that parts refer to: token files and, if there are any, loss masks.
-    parts: Returns the parts of a step; None past the end of the stream.
-    frontier: Returns the last step whose reads have been started; the thread begins after it.
+    dataset: The steps, whose read-ahead this thread stays in front of.
     step: The step that the trainer takes next.
+    read_by_workers: Number of coming steps that worker processes read by themselves.
   """
 
   def __init__(
       self,
       storage: spooled_lib.SpooledStorage,
-      files: Sequence[token_files.TokenFiles],
-      parts: Callable[[int], parts_lib.Parts | None],
-      frontier: Callable[[], int],
+      dataset: steps_lib.StepDataset,
       step: int,
+      read_by_workers: int = 0,
   ):
     self._storage = storage
-    self._files = files
-    self._parts = parts
-    self._frontier = frontier
+    self._dataset = dataset
+    self._coming = copy.copy(dataset)  # It caches the parts of a few steps around the last one.
+    self._files = dataset.files
+    self._read_by_workers = read_by_workers
     self._step = step
     self._next = step  # All steps before this one are in the spool, or have been read.
     self._seconds_per_step = 0.0
@@ -66,6 +65,16 @@ class SpoolFiller:
     self._changed = threading.Condition()
     self._thread = threading.Thread(target=self._run, name="olmo-spool", daemon=True)
     self._thread.start()
+
+  @classmethod
+  def start(
+      cls, dataset: steps_lib.StepDataset, step: int, read_by_workers: int = 0
+  ) -> SpoolFiller | None:
+    """Starts the thread, if the files of a dataset are read through a spool."""
+    storages = [files.storage for files in dataset.files]
+    if not storages or not isinstance(storages[0], spooled_lib.SpooledStorage):
+      return None
+    return cls(storages[0], dataset, step, read_by_workers)
 
   def advance(self, step: int) -> None:
     """Says which step the trainer takes next."""
@@ -122,10 +131,9 @@ class SpoolFiller:
     first = self._next = max(self._next, self._frontier() + 1)
     end, tables = first, []
     while sum(len(parts.source) for parts in tables) < _MAX_RANGES and end < first + _MAX_STEPS:
-      parts = self._parts(end)
-      if parts is None:
+      if not self._coming.has(end):
         break
-      tables.append(parts)
+      tables.append(self._coming.parts(end))
       end += 1
     if not tables:
       return _SECONDS_BETWEEN_CHECKS
@@ -144,6 +152,10 @@ class SpoolFiller:
           return _SECONDS_WHEN_FULL
     self._next = end
     return 0.0
+
+  def _frontier(self) -> int:
+    """Returns the last step that the trainer or its read-ahead reads by itself."""
+    return max(self._dataset.frontier, self._step - 1 + self._read_by_workers)
 
   def _maintain(self, seconds: float) -> None:
     """Tells the spool what is done and what is still needed, and waits for a while."""
