@@ -123,8 +123,16 @@ class RemoteStorage:
   def size(self, path: str) -> int:
     """Returns the size of an object; from then on, a replaced object is an error."""
     found = self.identity(path)
-    self._known.setdefault(path, found)
+    self._note_identity(path, found)
     return found.size or 0
+
+  def version(self, path: str) -> str | None:
+    """Returns what identifies the content of an object, or None if it is not known yet.
+
+    Sends no request; `size` finds it out.
+    """
+    known = self._known.get(path)
+    return f"{known.size} {known.tag}" if known is not None and known.tag else None
 
   def exists(self, path: str) -> bool:
     """Returns whether there is an object at `path`."""
@@ -253,13 +261,18 @@ class RemoteStorage:
     target, known = self._locate(path), self._known.get(path, Identity())
     answer = self._get(target, start, end, known)
     if known.size is None or not known.tag:
-      found = answer.identity
-      with self._lock:  # Another thread may have seen another object meanwhile.
-        first = self._known.get(path, Identity())
-        known = Identity(found.size if first.size is None else first.size, first.tag or found.tag)
-        self._known[path] = known
-      _check_identity(target.url, start, end, known, found)
+      # Another thread may have seen another object meanwhile.
+      known = self._note_identity(path, answer.identity)
+      _check_identity(target.url, start, end, known, answer.identity)
     return answer.data
+
+  def _note_identity(self, path: str, found: Identity) -> Identity:
+    """Completes what is known of an object, and returns it."""
+    with self._lock:
+      first = self._known.get(path, Identity())
+      known = Identity(found.size if first.size is None else first.size, first.tag or found.tag)
+      self._known[path] = known
+    return known
 
   def _get(self, target: _Object, start: int, end: int, expected: Identity) -> _Answer:
     """Returns bytes [start, end) of an object; raises if it is not the expected one."""

@@ -14,6 +14,7 @@ from maxtext_olmo.corpus.storage import local as local_lib
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.storage import remote as remote_lib
   from maxtext_olmo.corpus.storage import stores
+  from maxtext_olmo.corpus.storage import traffic as traffic_lib
 
 
 def open_storage(
@@ -78,6 +79,15 @@ class StorageRouter:
 
       self._remote = remote_lib.RemoteStorage(self._options or stores.StoreOptions())
     return self._remote
+
+  @property
+  def traffic(self) -> traffic_lib.Traffic | None:
+    """Counters of the requests to object stores; None before the first URL."""
+    return None if self._remote is None else self._remote.traffic
+
+  def version(self, path: str) -> str | None:
+    """Returns what identifies the content of an object; None for a file, or if it is not known."""
+    return self.remote.version(path) if urls.is_url(path) else None
 
   def _of(self, path: str) -> base.Storage:
     return self.remote if urls.is_url(path) else self.local
