@@ -10,6 +10,7 @@ is room, so that a corpus smaller than the spool is requested only once.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from maxtext_olmo.corpus.storage import spool_file
 _MAX_PENDING_BYTES = 1 << 26
 # How long `stage` waits for reads of the trainer to end before it sends its own requests.
 _POLITE_SECONDS = 0.5
+_DIRECT_SECONDS = 60.0
 
 
 class _Staging:
@@ -75,6 +77,8 @@ class SpooledStorage:
     self._unversioned: set[str] = set()  # Files whose store does not tell versions.
     self._staging: _Staging | None = None
     self._reading = 0
+    # Ranges that `fill` is reading from the store, or that are about to be put into the spool.
+    self._direct: collections.Counter[bytes] = collections.Counter()
     self._idle = threading.Condition()
     self._writer: concurrent.futures.ThreadPoolExecutor | None = None
     self._pending_bytes = 0
@@ -139,16 +143,18 @@ class SpooledStorage:
     self.misses += len(left)
     if not len(left):
       return
+    direct = _as_bytes(names[left[known[left]]])
     with self._idle:
       self._reading += 1
+      self._direct.update(direct)
     try:
       self.storage.fill(paths, sources[left], offsets[left], sizes[left], out, places[left])
+      names, known = self._names(paths, sources[left], offsets[left], sizes[left])
+      self._keep(names[known], out, places[left][known])
     finally:
       with self._idle:
         self._reading -= 1
-        self._idle.notify_all()
-    names, known = self._names(paths, sources[left], offsets[left], sizes[left])
-    self._keep(names[known], out, places[left][known])
+        self._forget_direct(direct)
 
   def stage(
       self,
@@ -171,6 +177,7 @@ class SpooledStorage:
     table = np.stack([sources[fits], offsets[fits], sizes[fits]], axis=1).astype(np.int64)
     sources, offsets, sizes = np.unique(table, axis=0).T
     names, known = self._names(paths, sources, offsets, sizes)
+    self._wait_for_direct(names[known])
     missing = np.ones(len(names), np.bool_)
     missing[known] = ~self.spool.claim(names[known], step)
     if not missing.any():
@@ -228,6 +235,7 @@ class SpooledStorage:
       copy[end - size : end] = data[place : place + size]
     with self._idle:
       self._pending_bytes += total
+      self._direct.update(_as_bytes(names))
       if self._writer is None:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "olmo-spool-keep")
       self._writer.submit(self._put, names, copy, ends - sizes)
@@ -239,6 +247,21 @@ class SpooledStorage:
     finally:
       with self._idle:
         self._pending_bytes -= len(data)
+        self._forget_direct(_as_bytes(names))
+
+  def _wait_for_direct(self, names: np.ndarray) -> None:
+    """Waits until none of the ranges is being read by `fill`, which puts them into the spool."""
+    if self._direct:
+      wanted = {*_as_bytes(names)}
+      with self._idle:
+        self._idle.wait_for(lambda: not wanted & self._direct.keys(), timeout=_DIRECT_SECONDS)
+
+  def _forget_direct(self, names: list[bytes]) -> None:
+    self._direct.subtract(names)
+    for name in names:
+      if not self._direct[name]:
+        del self._direct[name]
+    self._idle.notify_all()
 
   def _names(
       self, paths: Sequence[str], sources: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
@@ -262,6 +285,10 @@ class SpooledStorage:
         return None
       found = self._digests[path] = spool_file.file_digest(path, version)
     return found
+
+
+def _as_bytes(names: np.ndarray) -> list[bytes]:
+  return [name.tobytes() for name in names]
 
 
 def _take_staged(
