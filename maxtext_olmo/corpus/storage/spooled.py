@@ -89,6 +89,16 @@ class SpooledStorage:
   def __repr__(self) -> str:
     return f"{type(self).__name__}({self.storage}, {self.spool})"
 
+  @property
+  def traffic(self) -> Any:
+    """The counters of the storage of the files; None if it has none."""
+    return getattr(self.storage, "traffic", None)
+
+  def version(self, path: str) -> str | None:
+    """Returns what identifies the content of a file; None if that is not known."""
+    version = getattr(self.storage, "version", None)
+    return None if version is None else version(path)
+
   def wants_concurrency(self, paths: Sequence[str]) -> bool:
     """Returns what the storage of the files does."""
     return self.storage.wants_concurrency(paths)
@@ -206,7 +216,7 @@ class SpooledStorage:
       self._staging = None
 
   def counts(self) -> dict[str, float]:
-    """Returns the number of hits and misses so far, and the size of the spool."""
+    """Returns how many ranges were found in the spool and how many not, and its size in bytes."""
     return {"hits": self.hits, "misses": self.misses, "bytes": self.spool.used_bytes}
 
   def flush(self) -> None:
@@ -279,8 +289,7 @@ class SpooledStorage:
   def _digest(self, path: str) -> tuple[int, int] | None:
     found = self._digests.get(path)
     if found is None:
-      version = getattr(self.storage, "version", None)
-      version = None if version is None else version(path)
+      version = self.version(path)
       if version is None:
         return None
       found = self._digests[path] = spool_file.file_digest(path, version)
