@@ -27,6 +27,9 @@ from maxtext_olmo.rows import steps as steps_lib
 _MAX_RANGES = 128
 _MAX_BYTES = 16 << 20
 _MAX_STEPS = 64
+# How far ahead to look if the spool is never full, as with a corpus that it holds whole.
+_MAX_DEPTH_SECONDS = 3600.0
+_MIN_DEPTH_STEPS = 1000
 _SECONDS_AT_END = 1.0
 _SECONDS_WHEN_FULL = 0.25
 _SECONDS_AFTER_ERROR = 60.0
@@ -132,6 +135,8 @@ class SpoolFiller:
   def _fill_next_steps(self) -> float:
     """Puts the ranges of some steps into the spool; returns how many seconds to wait after that."""
     first = self._next = max(self._next, self._frontier() + 1)
+    if self.depth_steps > max(_MIN_DEPTH_STEPS, _MAX_DEPTH_SECONDS / (self._seconds_per_step or 1)):
+      return _SECONDS_WHEN_FULL
     end, tables = first, []
     while sum(len(parts.source) for parts in tables) < _MAX_RANGES and end < first + _MAX_STEPS:
       if not self._coming.has(end):
