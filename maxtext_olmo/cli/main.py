@@ -21,6 +21,7 @@ COMMANDS = (
     "corpus",
     "index",
     "verify",
+    "storage",
     "plan",
     "report",
     "train",
