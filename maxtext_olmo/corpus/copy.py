@@ -158,7 +158,7 @@ def copy_files(
       copy. All other files are copied first.
   """
   for file in files:
-    if paths_lib.leaves("base", file.path):
+    if file.path.startswith("/") or paths_lib.is_url(file.path) or ".." in file.path.split("/"):
       raise ConfigError(
           f"{file.path} is not below the base {base}, so it has no place in a copy. Give a base"
           " that contains all files."

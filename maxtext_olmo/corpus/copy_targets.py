@@ -98,14 +98,12 @@ class Directory:
     self.base = paths_lib.absolute(base)
     self._lock = threading.Lock()
     self._copied: dict[str, dict[str, Any]] = {}
-    path = os.path.join(self.base, _RECORD)
-    if os.path.exists(path):
-      with open(path, encoding="utf-8") as file:
+    if os.path.exists(self._full(_RECORD)):
+      with open(self._full(_RECORD), encoding="utf-8") as file:
         for line in file:
           with contextlib.suppress(ValueError, KeyError, TypeError):  # A killed copy.
             entry = json.loads(line)
             self._copied[entry["path"]] = entry
-    self._lines = atomic.LineWriter(path)
 
   def checksum_of(self, path: str, size: int, tag: str) -> str | None:
     """Returns the checksum of the copy if it is complete and of this very file."""
@@ -156,11 +154,15 @@ class Directory:
     """Appends a line to the record."""
     entry = {"path": path, "size": size, "tag": tag, "checksum": checksum}
     with self._lock:
-      self._lines.write(json.dumps(entry))
+      lines = atomic.LineWriter(self._full(_RECORD))
+      lines.write(json.dumps(entry))
+      lines.close()
       self._copied[path] = entry
 
   def put(self, path: str, content: bytes) -> None:
     """Writes a small file atomically."""
+    with atomic.write_errors(self._full(path)):
+      os.makedirs(self.base, exist_ok=True)
     atomic.write_atomically(self._full(path), content)
 
   def remove(self, path: str) -> None:
