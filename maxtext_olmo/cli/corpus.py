@@ -65,7 +65,12 @@ def _add_make(commands: Any) -> None:
       epilog=_EPILOG,
   )
   option("INPUTS", "inputs, as PATH or LABEL=PATH", nargs="+")
-  option("--output DIR", "directory for mix.txt and TOKENIZER/LABEL/part-00000.npy", required=True)
+  option(
+      "--output DIR",
+      "directory or URL for mix.txt and TOKENIZER/LABEL/part-00000.npy",
+      required=True,
+  )
+  cli.add_storage_options(option)
   option(
       "--tokenizer",
       "`bytes` (ids are UTF-8 bytes, EOS is 256), the path of a Hugging Face tokenizer.json or of a"

@@ -8,7 +8,6 @@ stream through `make_grain_llm_iterator`, as Grain packs them.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
@@ -87,10 +86,15 @@ def open_documents(
   path = documents_path or documents_lib.default_path(index_path)
 
   def build() -> None:
-    if not os.path.exists(path):
+    if not storage.exists(path):
       logging.info("Finding the documents of %s; the result is kept in %s", index_path, path)
       documents_lib.build_documents(
-          index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
+          index,
+          path,
+          options.olmo_eos_id,
+          path_remap=options.path_remap,
+          progress=True,
+          storage=storage,
       )
 
   collectives.from_process_0(build, "finding the documents")
@@ -115,8 +119,10 @@ def _open_index(
     path: str, options: config_lib.Options
 ) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
   """Loads an index, and returns it with the storage that checked the sizes of its files."""
-  index = index_lib.load_index(path)
-  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
+  storage = storage_lib.open_storage(
+      options.store_options, max_open_files=options.olmo_max_open_files or None
+  )
+  index = index_lib.load_index(path, storage=storage)
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
   return index, storage
 
