@@ -221,8 +221,7 @@ def run_copy(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import urls
   from maxtext_olmo.corpus.storage import open_storage
 
-  options = cli.store_options(args)
-  storage = open_storage(options)
+  storage = open_storage()
   files, base, details = _source_files(args, storage)
   if args.files_per_label is not None and args.files_per_label < 1:
     raise ConfigError(f"--files-per-label must be at least 1, got {args.files_per_label}.")
@@ -235,12 +234,11 @@ def run_copy(args: argparse.Namespace) -> int:
       base,
       output,
       storage,
-      options=options,
       workers=args.workers,
       reread=args.reread,
       progress=True,
   )
-  mix = copy_lib.write_manifest(chosen, output, options)
+  mix = copy_lib.write_manifest(chosen, output)
   again = f", {summary.skipped:,} were there already" if summary.skipped else ""
   print(
       f"Copied {summary.copied:,} of {len(files):,} files, {summary.bytes:,} bytes{again}.\n"

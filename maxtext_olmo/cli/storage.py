@@ -87,7 +87,7 @@ def run_test(args: argparse.Namespace) -> int:
   for name in ("requests", "seconds", "sequence_length", "bytes_per_token", "tokens_per_second"):
     if (value := getattr(args, name)) is not None and not value > 0:
       raise ConfigError(f"--{name.replace('_', '-')} must be positive, got {value}.")
-  storage = open_storage(cli.store_options(args))
+  storage = open_storage()
   target = _find_target(args, storage)
   found = measure_lib.measure(
       storage.remote,

@@ -20,7 +20,7 @@ from maxtext_olmo.corpus import copy_targets
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.storage import StorageRouter
-from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
@@ -136,7 +136,6 @@ def copy_files(
     output: str,
     storage: StorageRouter,
     *,
-    options: stores.StoreOptions = stores.StoreOptions(),
     workers: int = 8,
     reread: bool = False,
     progress: bool = False,
@@ -148,7 +147,6 @@ def copy_files(
     base: Directory or URL that their paths are relative to.
     output: Directory or URL to copy them to.
     storage: Storage to read from.
-    options: How the store of `output` is reached.
     workers: Number of files to copy at a time.
     reread: Whether each copy, also one made before, is read again and compared.
     progress: Whether to show a progress bar.
@@ -164,7 +162,7 @@ def copy_files(
           " that contains all files."
       )
   unique = list({file.path: file for file in files}.values())
-  target = copy_targets.open_target(output, options)
+  target = copy_targets.open_target(output)
   known = [file.size for file in unique]
   total = None if None in known else sum(size or 0 for size in known)
   with progress_bar("copying", total, enabled=progress, unit="bytes") as advance:
@@ -180,13 +178,11 @@ def copy_files(
   return sum((result for result in results if result is not None), CopySummary())
 
 
-def write_manifest(
-    files: Sequence[SourceFile], output: str, options: stores.StoreOptions = stores.StoreOptions()
-) -> str:
+def write_manifest(files: Sequence[SourceFile], output: str) -> str:
   """Writes the manifest of a copy; returns its path."""
-  text = "".join(f"{file.label},{file.path}\n" for file in files)
-  copy_targets.open_target(output, options).put("mix.txt", text.encode())
-  return paths_lib.join(output, "mix.txt")
+  path = paths_lib.join(output, "mix.txt")
+  writing.write_file(path, "".join(f"{file.label},{file.path}\n" for file in files))
+  return path
 
 
 @dataclasses.dataclass(frozen=True)

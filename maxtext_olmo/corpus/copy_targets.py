@@ -79,16 +79,13 @@ class Target(Protocol):
   def record(self, path: str, size: int, tag: str, checksum: str) -> None:
     """Records that a copy is complete."""
 
-  def put(self, path: str, content: bytes) -> None:
-    """Writes a small file."""
-
   def remove(self, path: str) -> None:
     """Removes a copy, if there is one."""
 
 
-def open_target(base: str, options: stores.StoreOptions) -> Target:
+def open_target(base: str) -> Target:
   """Returns the directory or bucket that a path or URL names."""
-  return Bucket(base, options) if paths_lib.is_url(base) else Directory(base)
+  return Bucket(base) if paths_lib.is_url(base) else Directory(base)
 
 
 class Directory:
@@ -159,12 +156,6 @@ class Directory:
       lines.close()
       self._copied[path] = entry
 
-  def put(self, path: str, content: bytes) -> None:
-    """Writes a small file atomically."""
-    with atomic.write_errors(self._full(path)):
-      os.makedirs(self.base, exist_ok=True)
-    atomic.write_atomically(self._full(path), content)
-
   def remove(self, path: str) -> None:
     """Removes a copy, if there is one."""
     with contextlib.suppress(FileNotFoundError):
@@ -177,9 +168,8 @@ class Directory:
 class Bucket:
   """Copies below a URL; the metadata of each object say what it is a copy of."""
 
-  def __init__(self, base: str, options: stores.StoreOptions):
+  def __init__(self, base: str):
     self.base = urls.without_secrets(base).rstrip("/")
-    self._options = options
 
   def checksum_of(self, path: str, size: int, tag: str) -> str | None:
     """Returns "" if the object is a copy of this very file; its checksum is not known."""
@@ -221,14 +211,6 @@ class Bucket:
   def record(self, path: str, size: int, tag: str, checksum: str) -> None:
     """Does nothing: the metadata were written with the object."""
 
-  def put(self, path: str, content: bytes) -> None:
-    """Writes a small object."""
-    store, key = self._open(path)
-    try:
-      stores.obstore().put(store, key, content)
-    except Exception as error:
-      raise self._explained(error, "write", path) from None
-
   def remove(self, path: str) -> None:
     """Removes a copy, if there is one."""
     store, key = self._open(path)
@@ -237,7 +219,7 @@ class Bucket:
 
   def _open(self, path: str) -> tuple[Any, str]:
     url = f"{self.base}/{path}"
-    store = stores.open_store(url, self._options, writing=True)
+    store = stores.open_store(url, stores.default_options(), writing=True)
     return store, urls.store_key(urls.split(url))
 
   def _explained(self, error: Exception, verb: str, path: str) -> CorpusError:

@@ -6,7 +6,6 @@ from absl.testing import absltest
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import copy_targets
-from maxtext_olmo.corpus.storage import stores
 
 
 class DirectoryTest(absltest.TestCase):
@@ -14,7 +13,7 @@ class DirectoryTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.base = pathlib.Path(self.create_tempdir().full_path)
-    self.target = copy_targets.open_target(str(self.base), stores.StoreOptions())
+    self.target = copy_targets.open_target(str(self.base))
 
   def write(self, content, tag="1", pieces=None):
     digests = copy_targets.Digests(None)
@@ -45,11 +44,6 @@ class DirectoryTest(absltest.TestCase):
     (self.base / "a").write_text("a file")
     with self.assertRaises(errors.WriteError):
       self.write(b"0123")
-
-  def test_small_files_are_replaced(self):
-    for content in (b"one", b"two"):
-      self.target.put("mix.txt", content)
-      self.assertEqual((self.base / "mix.txt").read_bytes(), content)
 
   def test_removing_what_is_not_there_is_no_error(self):
     self.target.remove("none")

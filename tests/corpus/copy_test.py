@@ -162,6 +162,7 @@ class CopyTest(parameterized.TestCase):
       self.copy([copy_lib.SourceFile(path, "x")])
 
   def test_the_manifest_lists_the_files_in_order(self):
+    self.output.mkdir(parents=True)
     path = copy_lib.write_manifest(_SOURCES[:2], str(self.output))
     self.assertEqual(pathlib.Path(path).read_text(), "wiki,wiki/a.npy\nwiki,wiki/b.npy\n")
 
