@@ -328,7 +328,12 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       if len(dataset):
         start.stream.prepare(start.schedule.start(start.step))
       self._delivery = delivery_lib.Delivery(
-          dataset, start, self._expanders, self._prefetch, self._metrics
+          dataset,
+          start,
+          self._expanders,
+          self._prefetch,
+          self._metrics,
+          fill_spool=not self._restart_on_iter,  # An evaluation may end before its data does.
       )
 
   def close(self) -> None:
