@@ -146,7 +146,7 @@ def main() -> None:
     directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_cloud_"))
     paths = _write_corpus(directory)
     files = [os.path.join(directory, "bucket", path) for path in paths]
-    check = [mosaic, "-c", "import streaming"]
+    check = [mosaic, "-c", "import importlib.util; 1 / bool(importlib.util.find_spec('streaming'))"]
     if os.path.exists(mosaic) and not subprocess.run(check, capture_output=True).returncode:
       readers["mosaic"] = mosaic
       output = os.path.join(directory, "bucket", "mosaic")

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks import peers
+
 Job = dict[str, Any]
 
 
@@ -141,8 +143,8 @@ def read_mosaic(job: Job) -> Iterator[int]:
       AWS_SECRET_ACCESS_KEY="none",
       AWS_DEFAULT_REGION="us-east-1",
   )
-  import streaming
-
+  streaming = peers.import_streaming()
+  streaming.base.util.clean_stale_shared_memory()
   dataset = streaming.StreamingDataset(
       remote="s3://bucket/mosaic",
       local=tempfile.mkdtemp(prefix="mosaic_"),
@@ -164,8 +166,7 @@ def read_mosaic(job: Job) -> Iterator[int]:
 
 def write_mosaic(job: Job) -> None:
   """Writes the rows as shards of MosaicML's Streaming, of its default size."""
-  import streaming
-
+  streaming = peers.import_streaming()
   with streaming.MDSWriter(
       out=job["output"], columns={"tokens": f"ndarray:int32:{job['length']}"}
   ) as out:
