@@ -27,10 +27,15 @@ from maxtext_olmo.rows import steps as steps_lib
 _MAX_RANGES = 128
 _MAX_BYTES = 16 << 20
 _MAX_STEPS = 64
-_SECONDS_BETWEEN_CHECKS = 1.0
+# How far ahead to look if the spool is never full, as with a corpus that it holds whole.
+_MAX_DEPTH_SECONDS = 3600.0
+_MIN_DEPTH_STEPS = 1000
+_SECONDS_AT_END = 1.0
 _SECONDS_WHEN_FULL = 0.25
 _SECONDS_AFTER_ERROR = 60.0
 _CLOSE_SECONDS = 10.0
+# How long the end of the process may have to wait for the thread.
+_SECONDS_BETWEEN_LOOKS = 0.2
 # A file of the spool is completed at this age, so that other processes can read it.
 _FLUSH_SECONDS = 1.0
 
@@ -63,7 +68,8 @@ class SpoolFiller:
     self._advanced_at: float | None = None
     self._closed = False
     self._changed = threading.Condition()
-    self._thread = threading.Thread(target=self._run, name="olmo-spool", daemon=True)
+    # Not a daemon: the interpreter would end it in the middle of compiled code, which may abort.
+    self._thread = threading.Thread(target=self._run, name="olmo-spool", daemon=False)
     self._thread.start()
 
   @classmethod
@@ -110,7 +116,7 @@ class SpoolFiller:
     prefetch.use_batch_scheduling()
     spool = self._storage.spool
     spool.release()  # What an earlier thread wanted to keep.
-    while not self._closed and not spool.off:
+    while not self._ends() and not spool.off:
       try:
         seconds = self._fill_next_steps()
       except MaxtextOlmoError as error:
@@ -121,7 +127,7 @@ class SpoolFiller:
         )
         seconds = _SECONDS_AFTER_ERROR
       except Exception:
-        if not self._closed:  # Closing the storage cancels requests.
+        if not self._ends():  # Closing the storage, and the end of the process, cancel requests.
           logging.exception("The spool is not filled any more.")
         return
       self._maintain(seconds)
@@ -129,6 +135,8 @@ class SpoolFiller:
   def _fill_next_steps(self) -> float:
     """Puts the ranges of some steps into the spool; returns how many seconds to wait after that."""
     first = self._next = max(self._next, self._frontier() + 1)
+    if self.depth_steps > max(_MIN_DEPTH_STEPS, _MAX_DEPTH_SECONDS / (self._seconds_per_step or 1)):
+      return _SECONDS_WHEN_FULL
     end, tables = first, []
     while sum(len(parts.source) for parts in tables) < _MAX_RANGES and end < first + _MAX_STEPS:
       if not self._coming.has(end):
@@ -136,7 +144,7 @@ class SpoolFiller:
       tables.append(self._coming.parts(end))
       end += 1
     if not tables:
-      return _SECONDS_BETWEEN_CHECKS
+      return _SECONDS_AT_END
     source = np.concatenate([parts.source for parts in tables])
     firsts = np.concatenate([parts.first for parts in tables])
     counts = np.concatenate([parts.count for parts in tables])
@@ -144,7 +152,7 @@ class SpoolFiller:
       offsets, sizes = files.ranges(source, firsts, counts)
       for some in _pieces(sizes, min(_MAX_BYTES, 2 * self._storage.spool.max_range_bytes)):
         self._maintain(0.0)
-        if self._closed or first <= self._frontier():  # The trainer reads these steps now.
+        if self._ends() or first <= self._frontier():  # The trainer reads these steps now.
           return 0.0
         if not self._storage.stage(
             files.paths, source[some], offsets[some], sizes[some], step=end - 1
@@ -152,6 +160,10 @@ class SpoolFiller:
           return _SECONDS_WHEN_FULL
     self._next = end
     return 0.0
+
+  def _ends(self) -> bool:
+    """Returns whether the thread is to end, as it also must when the main thread has ended."""
+    return self._closed or not threading.main_thread().is_alive()
 
   def _frontier(self) -> int:
     """Returns the last step that the trainer or its read-ahead reads by itself."""
@@ -166,11 +178,11 @@ class SpoolFiller:
       spool.renew()
       spool.flush(older_than=_FLUSH_SECONDS)
       left = until - time.monotonic()
-      if left <= 0 or self._closed:
+      if left <= 0 or self._ends():
         return
       with self._changed:
         if not self._closed:
-          self._changed.wait(min(left, _SECONDS_BETWEEN_CHECKS))
+          self._changed.wait(min(left, _SECONDS_BETWEEN_LOOKS))
 
 
 def _pieces(sizes: np.ndarray, max_bytes: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
 """The spool: a directory on a local disk with the byte ranges that coming steps will read.
 
-The order of a run is known, so a thread (`rows.spool_filler`) fetches the ranges of the next minutes
-from the object store and puts them here. Ranges are collected in files of up to 64 MiB (see
+The order of a run is known, so a thread (`rows.spool_filler`) fetches the ranges of the next
+minutes from the object store and puts them here. Ranges are collected in files of up to 64 MiB (see
 `spool_file`), so that an hour of training is a thousand files and not a million.
 
 Several processes may share a directory. Each writes its own files and reads those of all. The time
@@ -227,9 +227,9 @@ class Spool:
       older_than: Only if the file was begun at least this many seconds ago.
     """
     with self._write_lock, self._turns_off():
-      if not self.off and self._writer is not None:
-        if time.monotonic() - self._writer.began >= older_than:
-          self._finish()
+      writer = None if self.off else self._writer
+      if writer is not None and time.monotonic() - writer.began >= older_than:
+        self._finish()
 
   def close(self) -> None:
     """Completes the file being written and closes all files; the spool remains usable."""

@@ -4,8 +4,8 @@
     │ checksum │ range 0 │ checksum │ range 1 │     │ names and places  │ trailer │
     └──────────┴─────────┴──────────┴─────────┴ ─ ─ ┴───────────────────┴─────────┘
 
-The name of a range is 32 bytes: a digest of the file's URL and version, the offset and the size. Its
-checksum covers its name and its bytes, so that no other range can be mistaken for it. A file is
+The name of a range is 32 bytes: a digest of the file's URL and version, the offset and the size.
+Its checksum covers its name and its bytes, so that no other range can be mistaken for it. A file is
 written under a temporary name and renamed once it is complete; it never changes afterwards. A file
 that lost data in a power failure fails its checksums, so nothing needs to be flushed to the disk.
 """

@@ -26,6 +26,7 @@ _MAX_PENDING_BYTES = 1 << 26
 # How long `stage` waits for reads of the trainer to end before it sends its own requests.
 _POLITE_SECONDS = 0.5
 _DIRECT_SECONDS = 60.0
+_MAX_QUESTIONS = 16
 
 
 class _Staging:
@@ -74,7 +75,7 @@ class SpooledStorage:
     self.spool = spool
     self.hits = self.misses = 0
     self._digests: dict[str, tuple[int, int]] = {}
-    self._unversioned: set[str] = set()  # Files whose store does not tell versions.
+    self._asked: set[str] = set()  # Files whose version was asked for; not every store tells it.
     self._staging: _Staging | None = None
     self._reading = 0
     # Ranges that `fill` is reading from the store, or that are about to be put into the spool.
@@ -88,6 +89,16 @@ class SpooledStorage:
 
   def __repr__(self) -> str:
     return f"{type(self).__name__}({self.storage}, {self.spool})"
+
+  @property
+  def traffic(self) -> Any:
+    """The counters of the storage of the files; None if it has none."""
+    return getattr(self.storage, "traffic", None)
+
+  def version(self, path: str) -> str | None:
+    """Returns what identifies the content of a file; None if that is not known."""
+    version = getattr(self.storage, "version", None)
+    return None if version is None else version(path)
 
   def wants_concurrency(self, paths: Sequence[str]) -> bool:
     """Returns what the storage of the files does."""
@@ -172,41 +183,37 @@ class SpooledStorage:
     Returns:
       Whether the ranges are in the spool; False if it is full or turned off.
     """
-    fits = sizes <= self.spool.max_range_bytes
-    fits &= np.array([paths[source] not in self._unversioned for source in sources.tolist()], bool)
+    self._learn_versions([paths[source] for source in np.unique(sources).tolist()])
+    _, known = self._names(paths, sources, offsets, sizes)
+    fits = known & (sizes <= self.spool.max_range_bytes)
     table = np.stack([sources[fits], offsets[fits], sizes[fits]], axis=1).astype(np.int64)
     sources, offsets, sizes = np.unique(table, axis=0).T
-    names, known = self._names(paths, sources, offsets, sizes)
-    self._wait_for_direct(names[known])
-    missing = np.ones(len(names), np.bool_)
-    missing[known] = ~self.spool.claim(names[known], step)
+    names, _ = self._names(paths, sources, offsets, sizes)
+    self._wait_for_direct(names)
+    missing = ~self.spool.claim(names, step)
     if not missing.any():
       return not self.spool.off
-    sources, offsets, sizes = sources[missing], offsets[missing], sizes[missing]
-    names, known = names[missing], known[missing]
+    sources, offsets, sizes, names = (a[missing] for a in (sources, offsets, sizes, names))
     places = np.cumsum(sizes) - sizes
     if not self.spool.reserve(int(sizes.sum()) + spool_file.RANGE_OVERHEAD * len(sizes)):
       return False
     data = np.empty(int(sizes.sum()), np.uint8)
-    served = np.zeros(len(names), np.bool_)  # In files that are not worth keeping for them.
-    served[known] = self.spool.read(names[known], data, places[known])
-    left = np.flatnonzero(~served)
+    # Some may be in files that are not worth keeping for them.
+    left = np.flatnonzero(~self.spool.read(names, data, places))
+    with self._idle:
+      self._idle.wait_for(lambda: not self._reading, timeout=_POLITE_SECONDS)
     staging = self._staging = _Staging(names[left], data, places[left])
     try:
-      with self._idle:
-        self._idle.wait_for(lambda: not self._reading, timeout=_POLITE_SECONDS)
       self.storage.fill(paths, sources[left], offsets[left], sizes[left], data, places[left])
       staging.succeeded = True
       staging.ended.set()
-      names, known = self._names(paths, sources, offsets, sizes)  # Answers have told the versions.
-      self._unversioned |= {paths[source] for source in sources[~known].tolist()}
-      return self.spool.put(names[known], data, places[known], step=step)
+      return self.spool.put(names, data, places, step=step)
     finally:
       staging.ended.set()
       self._staging = None
 
   def counts(self) -> dict[str, float]:
-    """Returns the number of hits and misses so far, and the size of the spool."""
+    """Returns how many ranges were found in the spool and how many not, and its size in bytes."""
     return {"hits": self.hits, "misses": self.misses, "bytes": self.spool.used_bytes}
 
   def flush(self) -> None:
@@ -249,6 +256,14 @@ class SpooledStorage:
         self._pending_bytes -= len(data)
         self._forget_direct(_as_bytes(names))
 
+  def _learn_versions(self, paths: Sequence[str]) -> None:
+    """Asks for the versions of files that are not known yet, once per file."""
+    unknown = [p for p in paths if p not in self._asked and self._digest(p) is None]
+    if unknown:
+      with concurrent.futures.ThreadPoolExecutor(min(len(unknown), _MAX_QUESTIONS)) as pool:
+        list(pool.map(self.storage.size, unknown))
+      self._asked.update(unknown)
+
   def _wait_for_direct(self, names: np.ndarray) -> None:
     """Waits until none of the ranges is being read by `fill`, which puts them into the spool."""
     if self._direct:
@@ -279,8 +294,7 @@ class SpooledStorage:
   def _digest(self, path: str) -> tuple[int, int] | None:
     found = self._digests.get(path)
     if found is None:
-      version = getattr(self.storage, "version", None)
-      version = None if version is None else version(path)
+      version = self.version(path)
       if version is None:
         return None
       found = self._digests[path] = spool_file.file_digest(path, version)

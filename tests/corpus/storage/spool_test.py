@@ -398,8 +398,7 @@ class SpoolTest(absltest.TestCase):
     self.assertFalse(spool.off)
 
 
-_WRITER = textwrap.dedent(
-    """
+_WRITER = textwrap.dedent("""
     import sys
     from tests.corpus.storage import spool_test
     from maxtext_olmo.corpus.storage import spool as spool_lib
@@ -414,8 +413,7 @@ _WRITER = textwrap.dedent(
       if step % 3 == 0:
         spool.flush()
     spool.close()
-    """
-)
+    """)
 
 
 class ProcessesTest(absltest.TestCase):

@@ -107,21 +107,23 @@ class SpooledStorageTest(absltest.TestCase):
     self._stage(ranges)
     self._stage([(0, 100, 100)])
     self._read(ranges)
-    self.assertEqual(self.store.total, 6)  # Staging asks once per file.
+    self.assertEqual(self.store.total, 4)
 
-  def test_versions_that_become_known_with_the_first_answer_are_used(self):
+  def test_versions_that_are_not_known_are_asked_for_once(self):
     self.store.versions = dict.fromkeys(_PATHS)
-    plain = self.store.fill
+    asked, plain = [], self.store.size
 
-    def learn(paths, sources, *args):
-      plain(paths, sources, *args)
-      for source in sources.tolist():
-        self.store.versions[paths[source]] = "v1"
+    def learn(path):
+      asked.append(path)
+      self.store.versions[path] = "v1"
+      return plain(path)
 
-    self.store.fill = learn
+    self.store.size = learn
     self._stage([(0, 0, 100), (0, 100, 100)])
-    self._read([(0, 100, 100), (0, 0, 100)])
-    self.assertEqual(self.store.total, 2)
+    self._stage([(0, 200, 100), (1, 0, 100)])
+    self._read([(0, 100, 100), (0, 0, 100), (1, 0, 100)])
+    self.assertEqual(self.store.total, 4)
+    self.assertCountEqual(asked, _PATHS)
 
   def test_a_range_that_is_being_staged_is_waited_for_and_not_requested_again(self):
     self.store.working.clear()
