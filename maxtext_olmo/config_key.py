@@ -331,6 +331,7 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
       "olmo_batch_extras": bool(options.olmo_batch_extras),
       "olmo_exclude": bool(options.olmo_exclude),
       "olmo_skip": bool(options.olmo_skip),
+      "olmo_spool_dir": bool(options.olmo_spool_dir),
       "olmo_batch_schedule_unit": options.olmo_batch_schedule_unit == "tokens",
       "generate_padding_batch_train": options.generate_padding_batch_train,
       "global_batch_size_to_train_on": (

@@ -51,6 +51,12 @@ def _is_directory(path: str) -> str:
   return "is not a directory" if os.path.exists(path) and not os.path.isdir(path) else ""
 
 
+def _is_spool_directory(path: str) -> str:
+  if urls.is_url(path):
+    return "is a URL, but a spool must be on a disk of this host"
+  return _is_directory(path)
+
+
 def _is_local_directory(path: str) -> str:
   if urls.is_url(path):
     return "is a URL, but the cache of orders is read at random and must be on a local disk"
@@ -170,6 +176,13 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_eval_instances", 0,
         "Instances held out of training for evaluation, the same ones in every run.", at_least(0),
         read_by=(GRAIN,)),
+    Key("olmo_spool_dir", "",
+        "Directory on a local disk for what coming steps will read from an object store. It"
+        " outlasts outages and is used again after a restart. Empty: none.", _is_spool_directory,
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_spool_gib", 16.0,
+        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of training"
+        " takes 4 bytes per token.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
     # The order.
     Key("olmo_order", "feistel",
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",

@@ -31,7 +31,6 @@ from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture as mixture_rows
 from maxtext_olmo.rows import planned
-from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 
@@ -49,7 +48,7 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
       options,
       global_mesh,
       stream.source,
-      reader_lib.FileReader(source.files),
+      wiring.token_reader(options, source.files),
       stream,
       index=source.index,
   )
@@ -64,7 +63,7 @@ def make_documents_eval_iterator(
   packing = options.olmo_packing if options.random_access_documents else "planned"
   options = options.replace(olmo_packing=packing, olmo_mixture={})
   stream = _stream(options, source, "sequential", 1)
-  reader = reader_lib.FileReader(source.files)
+  reader = wiring.token_reader(options, source.files)
   return wiring.eval_iterator(
       options, global_mesh, stream.source, reader, stream, index=source.index
   )

@@ -260,9 +260,8 @@ def _rows(
 def _reader(
     index: index_lib.OlmoNpyIndex, options: config_lib.Options, storage: storage_lib.Storage
 ) -> reader.FileReader:
-  return reader.FileReader(
-      token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
-  )
+  files = token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
+  return wiring.token_reader(options, files)
 
 
 def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> None:
