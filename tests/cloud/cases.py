@@ -55,6 +55,7 @@ class BucketCase(parameterized.TestCase):
     proxy: The proxy; it injects no faults when a test begins.
   """
 
+  length: ClassVar[int] = LENGTH
   tokens_per_file: ClassVar[Sequence[int]] = (500 * LENGTH + 5, 300 * LENGTH, 7, 400 * LENGTH)
 
   @classmethod
@@ -75,7 +76,7 @@ class BucketCase(parameterized.TestCase):
   def write_corpus(cls, directory: str) -> str:
     """Writes token files in `data` and `index.json`; returns the path of the index."""
     path, _ = corpora.write_corpus(
-        directory, tokens_per_file=cls.tokens_per_file, sequence_length=LENGTH
+        directory, tokens_per_file=cls.tokens_per_file, sequence_length=cls.length
     )
     return path
 
