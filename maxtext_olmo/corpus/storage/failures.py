@@ -19,7 +19,7 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _DNS = re.compile(r"dns error|lookup address|name resolution", re.IGNORECASE)
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
-# Where virtual machines and clusters get credentials. The address of the object is not in this part.
+# Where virtual machines and clusters get credentials.
 _METADATA = re.compile(r"token request|//(169\.254\.169\.254|metadata\.google\.internal)[/:]")
 _CREDENTIALS = re.compile(
     r"metadata|\btoken\b|credential|InstanceProfile|AssumeRole|IMDS", re.IGNORECASE
