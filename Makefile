@@ -153,7 +153,7 @@ cloud-servers: $(CLOUD_VENV)/.installed
 test-cloud: cloud-servers ## Read from object stores on loopback, with faults; installs the servers where it may.
 	$(CLOUD_VENV)/bin/python tests/run.py -j $(JOBS) tests/cloud
 
-test-cloud-long: cloud-servers ## The same with bursts of 30 s and outages of 45 s and 10 minutes: about half an hour.
+test-cloud-long: cloud-servers ## The same with bursts of 30 s and outages of 45 s and 10 minutes.
 	CLOUD_TIME_FACTOR=1 $(CLOUD_VENV)/bin/python tests/run.py -j 1 --hang-seconds 3600 tests/cloud
 
 # uv installs the floors of setup.cfg itself; the packages that these need in turn are the newest.
