@@ -36,7 +36,8 @@ CONFIG = {
 
 def url_of(scheme: str, address: str, key: str) -> str:
   """Returns the URL of an object in the folder `bucket` that nginx serves at `address`."""
-  return f"{address}/bucket/{key}" if scheme == "http" else f"{scheme}://bucket/{key}"
+  bucket = {"http": f"{address}/bucket", "az": "az://bucket@account"}.get(scheme)
+  return f"{bucket or f'{scheme}://bucket'}/{key}"
 
 
 def settings(scheme: str, address: str) -> dict[str, Any]:
