@@ -25,7 +25,7 @@ Job = dict[str, Any]
 
 
 def places(job: Job) -> list[tuple[str, int]]:
-  """Returns the object and the first byte of each row, in a random order that is the same for all."""
+  """Returns the object and the first byte of each row, in the same random order for all readers."""
   size = 4 * job["length"]
   everything = [
       (path, offset)
