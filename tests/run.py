@@ -261,6 +261,9 @@ def main() -> int:
       help="run the files that start no process, in as many shared interpreters as jobs",
   )
   parser.add_argument(
+      "--leave-out", action="append", default=[], help="folder of files not to run; may be repeated"
+  )
+  parser.add_argument(
       "--hang-seconds",
       type=float,
       default=900,
@@ -270,6 +273,8 @@ def main() -> int:
   files: list[pathlib.Path] = []
   for path in map(pathlib.Path, args.paths):
     files += sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
+  left_out = [pathlib.Path(path) for path in args.leave_out]
+  files = [path for path in files if not any(path.is_relative_to(folder) for folder in left_out)]
   if args.fast:
     chosen = [path for path in files if not _STARTS_PROCESSES.search(path.read_text())]
     print(f"{len(files) - len(chosen)} of {len(files)} test files start processes: left out.")
