@@ -195,3 +195,18 @@ def build_best_fit() -> Callable[[np.ndarray, int, np.ndarray], int]:
   """Compiles best-fit packing."""
   best_fit(np.ones(1, np.int64), 2, np.zeros(1, np.int64))
   return best_fit
+
+
+def build_tie_sort() -> Callable[..., None]:
+  """Compiles the sorts of `tie_sort`, whose functions run without numba, too."""
+  from numba import extending
+
+  from maxtext_olmo.rows import tie_sort
+
+  for helper in tie_sort.HELPERS:
+    extending.register_jitable(helper)
+  sort = _jit(tie_sort.tie_sort)
+  cells = [np.zeros(size, np.int64) for size in (1, 1, tie_sort.STACK)]
+  spare = [np.zeros(tie_sort.SCRATCH, np.int64) for _ in range(2)]
+  sort(*cells[:2], 8, cells[2], *spare)
+  return sort
