@@ -419,8 +419,8 @@ def _check(reader: _Reader, read: Mapping[str, Any]) -> None:
       reader.problems.append(
           f"dataset.metadata has {len(read['labels'])} entries for {len(read['paths'])} paths."
       )
-  if read["mask_paths"] and not read["paths"]:
-    reader.problems.append("dataset.label_mask_paths needs dataset.paths.")
+  if read["mask_paths"] and read["mixture"]:
+    reader.problems.append("dataset.label_mask_paths cannot be used with a source mixture.")
   if read["long_documents"] not in ("truncate", "fragment"):
     reader.problems.append(
         f"dataset.long_doc_strategy must be truncate or fragment, got {read['long_documents']!r}."
