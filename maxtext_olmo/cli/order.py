@@ -173,22 +173,21 @@ def _read_json(path: str) -> Any:
 
 
 def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
-  from maxtext_olmo.loader import olmo_core_import
+  from maxtext_olmo.loader import olmo_core_fingerprint
 
   ids = (args.vocab_size, args.pad_id, args.eos_id)
   if all(value is None for value in (*ids, args.bos_id)):
     return "The fingerprint was not checked; give --vocab-size, --pad-id and --eos-id to check it."
   if any(value is None for value in ids):
     raise errors.ConfigError("--vocab-size, --pad-id and --eos-id need each other; give all three.")
-  expected = olmo_core_import.fingerprint(
-      index,
-      vocab_size=args.vocab_size,
-      pad_id=args.pad_id,
-      eos_id=args.eos_id,
-      bos_id=args.bos_id,
+  tokenizer = olmo_core_fingerprint.TokenizerIds(*ids, args.bos_id)
+  found = state.check_dataset(
+      *(
+          olmo_core_fingerprint.windows(index, tokenizer, release=release)
+          for release in olmo_core_fingerprint.RELEASES
+      )
   )
-  state.check_fingerprint(expected)
-  return f"The index is the run's corpus: both have OLMo-core's fingerprint {expected}."
+  return f"The index is the run's corpus: both have OLMo-core's fingerprint {found}."
 
 
 def _write(path: str, values: dict[str, Any], said: str) -> None:

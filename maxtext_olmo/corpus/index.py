@@ -49,6 +49,8 @@ class OlmoNpyFileEntry:
     size_bytes: Size of the whole file, including a header and an incomplete token at the end.
     data_offset: Number of bytes before the first token.
     checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
+    head_tokens: Number of tokens at the beginning of the file that instances are made of; None uses
+      the whole file. The files of a source mixture have it.
   """
 
   path: str
@@ -59,6 +61,12 @@ class OlmoNpyFileEntry:
   size_bytes: int = 0
   data_offset: int = 0
   checksum: str | None = None
+  head_tokens: int | None = None
+
+  @property
+  def usable_tokens(self) -> int:
+    """Number of tokens that instances are made of: the head, or the whole file."""
+    return self.n_tokens if self.head_tokens is None else self.head_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +128,11 @@ class OlmoNpyIndex:
   def num_windows(self) -> int:
     """Number of windows in the corpus."""
     return self.total_instances // self.chunk_size
+
+  @property
+  def has_heads(self) -> bool:
+    """Whether only heads of files are used, as in a source mixture."""
+    return any(entry.head_tokens is not None for entry in self.files)
 
   @functools.cached_property
   def token_dtype(self) -> np.dtype:
@@ -309,7 +322,8 @@ def _prefix_fingerprints(
   for f in files:
     # Entries from MaxText have no size; it follows from the number of tokens.
     size = f.size_bytes or (f.n_tokens and f.data_offset + f.n_tokens * token_dtype(dtype).itemsize)
-    digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}\n".encode())
+    head = "" if f.head_tokens is None else f" head {f.head_tokens}"
+    digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}{head}\n".encode())
     yield f"sha256:{digest.hexdigest()}"
 
 
@@ -352,7 +366,7 @@ def _lay_out(
   window = longest or sequence_length
   offset, files = 0, []
   for entry in entries:
-    count = entry.n_tokens // window * (window // sequence_length)
+    count = entry.usable_tokens // window * (window // sequence_length)
     files.append(dataclasses.replace(entry, n_instances=count, instance_offset=offset))
     offset += count
   return tuple(files)

@@ -12,7 +12,6 @@ Whether position i is trained depends on the mask of token i + 1, its target.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 
@@ -20,6 +19,7 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import patterns
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.loader import olmo_core_import
 
@@ -30,17 +30,15 @@ def mask_paths(
   """Returns the mask file of each token file; None if the options name none.
 
   Raises:
-    ConfigError: A pattern matches no file, or there is not one mask file for each token file.
+    ConfigError: There is not one mask file for each token file.
+    MissingFileError: A pattern matches no file.
   """
   if not options.olmo_label_masks:
     return None
   found: list[str] = []
   for pattern in options.olmo_label_masks:
     path = paths_lib.remap(paths_lib.join(index.base, pattern), options.path_remap)
-    matches = sorted(glob.glob(path)) if glob.has_magic(pattern) else [path]
-    if not matches:
-      raise errors.ConfigError(f"olmo_label_masks: no file matches {path!r}.")
-    found += matches
+    found += patterns.expand(path) if "*" in pattern else [path]
   if len(found) != len(index.files):
     raise errors.ConfigError(
         f"olmo_label_masks has {len(found)} files, but the index has {len(index.files)} token"

@@ -66,7 +66,6 @@ class PackingRule:
     long_documents: What happens to documents longer than a row: `truncate` or `split`.
     ties: Order of equally long documents (`tie_order.TIES`), or `cache`: as in a run's own files.
     boundaries: Where documents begin and end.
-    packs: False gives each document a row of its own, in the order of the files.
   """
 
   row_length: int
@@ -74,7 +73,6 @@ class PackingRule:
   long_documents: str
   ties: str
   boundaries: document_spans.BoundaryRule
-  packs: bool = True
 
   def digest(self) -> str:
     """Returns a short text that differs between rules, for the name of a file."""
@@ -276,9 +274,7 @@ def build_plan(
         )
         documents = packed_group.find_documents(index, files, numbers, rule.boundaries, advance)
         cut = packed_group.cut(documents, rule.row_length, rule.long_documents)
-        if not rule.packs:
-          table = packed_group.table(cut, np.arange(len(cut.first) + 1))
-        elif cache is not None:
+        if cache is not None:
           table = cache.pack(cut, group)
         else:
           table = packed_group.pack(cut, rule.row_length, rule.ties)

@@ -286,7 +286,7 @@ class RowSequence:
     return positions_of(self.source, self, source, first, count, end)
 
   def prepare(self, position: int) -> None:
-    """Prepares the order of a position's epoch before workers start that read from there."""
+    """Prepares the order of a position's epoch; rows are counted when they are requested."""
     if self.order is not None:
       self.order.prepare(position)
 
