@@ -12,15 +12,11 @@ Whether position i is trained depends on the mask of token i + 1, its target.
 
 from __future__ import annotations
 
-import hashlib
-import os
-
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import patterns
-from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.loader import olmo_core_import
 
 
@@ -47,11 +43,3 @@ def mask_paths(
   if options.olmo_label_masks_seed >= 0:
     found = olmo_core_import.permute_sources(found, options.olmo_label_masks_seed)
   return tuple(found)
-
-
-def digest(paths: tuple[str, ...] | None, storage: storage_lib.Storage) -> str:
-  """Returns a text that identifies mask files by their names and sizes; empty if there are none."""
-  if paths is None:
-    return ""
-  lines = "".join(f"{os.path.basename(path)} {storage.size(path)}\n" for path in paths)
-  return hashlib.sha256(lines.encode()).hexdigest()[:16]

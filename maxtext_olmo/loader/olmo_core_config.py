@@ -409,8 +409,7 @@ def _check(reader: _Reader, read: Mapping[str, Any]) -> None:
   given = [bool(read[name]) for name in ("paths", "mix", "mixture")]
   if sum(given) != 1:
     reader.problems.append(
-        "dataset needs exactly one of paths, mix and source_mixture_config, found"
-        f" {sum(given)}."
+        "dataset needs exactly one of paths, mix and source_mixture_config, found" f" {sum(given)}."
     )
   if read["mix"] and not read["mix_base_dir"]:
     reader.problems.append("dataset.mix needs dataset.mix_base_dir.")

@@ -7,8 +7,9 @@ over its rows, so it has all guarantees of `olmo_grain`.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from absl import logging
@@ -33,7 +34,8 @@ from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 
 
-class OpenedRows(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class OpenedRows:
   """The packed rows of an index.
 
   Attributes:
@@ -165,9 +167,7 @@ def segment_rule(options: config_lib.Options) -> segments.SegmentRule:
   )
 
 
-def train_stream(
-    options: config_lib.Options, rows: packed.PackedRows
-) -> row_source.RowSequence:
+def train_stream(options: config_lib.Options, rows: packed.PackedRows) -> row_source.RowSequence:
   """Returns the stream of packed rows that the options describe."""
   return _stream(options, rows, options.order_name, options.olmo_num_epochs or None)
 

@@ -41,7 +41,6 @@ class MixedRows:
         "pad_id",
         "segment_rule",
         "filter_sees_padding",
-        "segments_cover_padding",
         "block_rows",
         "mask_paths",
         "fingerprint",
@@ -52,7 +51,6 @@ class MixedRows:
     self.pad_id = first.pad_id
     self.segment_rule = first.segment_rule
     self.filter_sees_padding = first.filter_sees_padding
-    self.segments_cover_padding = first.segments_cover_padding
     self.block_rows = first.block_rows
     self.mask_paths = first.mask_paths
     self.fingerprint = first.fingerprint

@@ -4,7 +4,7 @@
     tokens    … EOS … EOS pad pad pad
 
 OLMo-core treats the padding as tokens without loss: the repetition filter sees it, and it belongs
-to segments. With `padding_is_content=False`, the filter does not see it, and it is segment 0.
+to segments.
 """
 
 from __future__ import annotations
@@ -29,29 +29,20 @@ class PackedRows(row_source.RowSourceDefaults):
     pad_id: The id that fills a row after its documents.
     segment_rule: Rule for where segments begin.
     mask_paths: For each token file, the file of its loss mask; None if every token counts.
-    padding_is_content: Whether padding is filtered and belongs to segments, as tokens do.
   """
+
+  filter_sees_padding = True
+  segments_cover_padding = True
 
   plan: packed_plan.PackedPlan
   pad_id: int = 0
   segment_rule: segments.SegmentRule = segments.SegmentRule()
   mask_paths: Sequence[str] | None = None
-  padding_is_content: bool = True
 
   @property
   def row_length(self) -> int:
     """Number of tokens per row."""
     return self.plan.rule.row_length
-
-  @property
-  def filter_sees_padding(self) -> bool:
-    """Whether the repetition filter treats padding as tokens."""
-    return self.padding_is_content
-
-  @property
-  def segments_cover_padding(self) -> bool:
-    """Whether padding belongs to segments."""
-    return self.padding_is_content
 
   @property
   def fingerprint(self) -> str:

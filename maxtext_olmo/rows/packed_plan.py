@@ -120,7 +120,11 @@ class PackedPlan:
 
   @functools.cached_property
   def _arrays(self) -> tuple[file_array.FileArray, file_array.FileArray, file_array.FileArray]:
-    counts = (("<i8", 2 * (self.num_groups + 1)), ("<i8", self.num_rows + 1), (PART, self.num_parts))
+    counts = (
+        ("<i8", 2 * (self.num_groups + 1)),
+        ("<i8", self.num_rows + 1),
+        (PART, self.num_parts),
+    )
     found, offset = [], _HEADER_BYTES
     for dtype, count in counts:
       found.append(file_array.FileArray(self.storage, self.path, dtype, offset, count))
@@ -302,9 +306,7 @@ def _assemble(
     put, checksum = _checked_writer(file)
     put(ends[:, :2].T.astype("<i8").tobytes())
     for group, first_part in enumerate(ends[:-1, 1].tolist()):
-      bounds = np.frombuffer(
-          LocalStorage().read(_temporary(folder, group, "bounds")), "<i8"
-      )
+      bounds = np.frombuffer(LocalStorage().read(_temporary(folder, group, "bounds")), "<i8")
       put((bounds[:-1] + first_part).astype("<i8").tobytes())
     put(ends[-1:, 1].astype("<i8").tobytes())
     for group in np.flatnonzero(counts[:, 1]).tolist():

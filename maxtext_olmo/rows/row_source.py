@@ -51,8 +51,6 @@ class RowSource(Protocol):
     pad_id: The id that fills a row after its parts.
     segment_rule: Where segments begin.
     filter_sees_padding: Whether the repetition filter treats padding as tokens.
-    segments_cover_padding: Whether padding belongs to segments, as tokens without loss; otherwise
-      it is segment 0.
     mask_paths: For each token file, the file of its loss mask, with one byte per token, 0 to leave
       the token out of the loss. None if every token counts.
     block_rows: Approximate number of rows of global batches to request parts for at once: an order
@@ -62,7 +60,8 @@ class RowSource(Protocol):
   A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
   that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`). One
   whose rows can be searched has `rows_of(epoch, source, first, count)`: the rows of an epoch that
-  have a token of a range of a file, ascending.
+  have a token of a range of a file, ascending. If `segments_cover_padding` is true, padding belongs
+  to segments, as tokens without loss; otherwise it is segment 0.
   """
 
   @property
@@ -79,10 +78,6 @@ class RowSource(Protocol):
 
   @property
   def filter_sees_padding(self) -> bool:
-    ...
-
-  @property
-  def segments_cover_padding(self) -> bool:
     ...
 
   @property
@@ -110,7 +105,6 @@ class RowSourceDefaults:
   pad_id = 0
   segment_rule = segments.SegmentRule()
   filter_sees_padding = False
-  segments_cover_padding = False
   block_rows: ClassVar[int] = 8192
   mask_paths: Sequence[str] | None = None
 
@@ -210,7 +204,7 @@ class RowSequence:
     return self.order is not None and self.order.drops_tails
 
   @property
-  def batch_epochs(self) -> schedule.Epochs | None:
+  def batch_epochs(self) -> epochs_lib.Epochs | None:
     """The epochs whose ends no batch crosses; None if batches may span epochs."""
     return self.epochs if self.drops_tails else None
 

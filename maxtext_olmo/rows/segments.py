@@ -132,6 +132,18 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
   return packed.view("<u4")
 
 
+def bits_below(used: np.ndarray, length: int) -> np.ndarray:
+  """Returns what `pack_bits` makes of rows whose first `used` flags are set, and no others.
+
+  Example:
+    >>> bits_below(np.array([3, 40]), 64).tolist()
+    [[7, 0], [4294967295, 255]]
+  """
+  bits = used[:, np.newaxis] - _WORD_BITS * np.arange(num_words(length))
+  bits = np.clip(bits, 0, _WORD_BITS).astype(np.uint64)
+  return ((np.uint64(1) << bits) - np.uint64(1)).astype("<u4")
+
+
 def num_words(length: int) -> int:
   """Returns the number of words into which `pack_bits` packs a row of a length."""
   return -(-length // _WORD_BITS)

@@ -1,7 +1,5 @@
 """Tests that documents are sorted as NumPy sorts them, on whichever CPU."""
 
-STARTS_PROCESSES = True
-
 import doctest
 import hashlib
 import json
@@ -18,6 +16,8 @@ from maxtext_olmo.rows import tie_order
 from maxtext_olmo.rows import tie_sort
 from tests import olmo_core_goldens
 from tests.rows import adversary
+
+STARTS_PROCESSES = True
 
 _GOLDEN = {
     "avx2": "avx2_ran",
