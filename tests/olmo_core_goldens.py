@@ -77,7 +77,9 @@ def _document_lengths(spec: list[Any], count: int, seed: int) -> np.ndarray:
   return np.array(values, np.int64)
 
 
-def _make_file(corpus: dict[str, Any], file: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+def _make_file(
+    corpus: dict[str, Any], file: dict[str, Any]
+) -> tuple[np.ndarray, np.ndarray | None]:
   seed = file["seed"]
   lengths = _document_lengths(file["lengths"], file.get("documents", 0), seed)
   ends = np.cumsum(lengths)

@@ -10,8 +10,9 @@ So documents cover their files without gaps, and two consecutive EOS make a docu
 A boundary file next to the token file (`boundaries`) takes precedence: its documents and names are
 used, and the tokens are not read.
 
-That is the rule `auto`. OLMo-core's datasets of documents have others: `eos` ignores boundary files,
-and tokens after the last EOS of a file are no document; `csv` needs a boundary file for each file.
+That is the rule `auto`. OLMo-core's datasets of documents have others: `eos` ignores boundary
+files, and tokens after the last EOS of a file are no document; `csv` needs a boundary file for each
+token file.
 
 The file has a JSON header in its first 4096 bytes, and then up to three sections, each with a
 checksum in the header:

@@ -128,7 +128,9 @@ def _check(sources: Sequence[MixtureSource], size: MixtureSize) -> None:
     if not source.paths:
       problems.append(f"source {source.name!r} has no files")
     if not 0 <= source.target_ratio <= 1:
-      problems.append(f"source {source.name!r}: target_ratio {source.target_ratio} is not in [0, 1]")
+      problems.append(
+          f"source {source.name!r}: target_ratio {source.target_ratio} is not in [0, 1]"
+      )
     if source.max_repetition_ratio < 1:
       problems.append(
           f"source {source.name!r}: max_repetition_ratio {source.max_repetition_ratio} is below 1"

@@ -113,7 +113,10 @@ class Dataset:
         if value != fields[name]:
           yield name, value, dataclasses.replace(self, fields={**fields, name: value})
     if "long_doc_strategy" in fields:
-      optional = {"source_group_size": (1, *_TRIED_GROUPS), "use_array_if_local": (None, True, False)}
+      optional = {
+          "source_group_size": (1, *_TRIED_GROUPS),
+          "use_array_if_local": (None, True, False),
+      }
       for name, values in optional.items():
         for value in values:
           yield name, value, dataclasses.replace(self, fields=_with_optional(fields, name, value))

@@ -143,7 +143,10 @@ class FingerprintTest(parameterized.TestCase):
     files = dataset.files
     for changed, message in (
         (dict(fields={**dataset.fields, "vocab_size": 100278}), "the run had vocab_size=100278"),
-        (dict(fields={**dataset.fields, "sequence_length": 128}), "the run had sequence_length=128"),
+        (
+            dict(fields={**dataset.fields, "sequence_length": 128}),
+            "the run had sequence_length=128",
+        ),
         (
             dict(fields={**dataset.fields, "source_group_size": 4}),
             "the run had source_group_size=4, this dataset has source_group_size=8",
