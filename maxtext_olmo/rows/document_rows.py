@@ -1,8 +1,8 @@
 """One document per row: row i is document i, cut at the end of the row and padded.
 
-    row length 4, padding P         document 0         document 1     document 2
-    tokens                          5 6 7 8 9 E        5 E            6 7 E
-    rows                            5 6 7 8            5 E P P        6 7 E P
+row length 4, padding P         document 0         document 1     document 2
+tokens                          5 6 7 8 9 E        5 E            6 7 E
+rows                            5 6 7 8            5 E P P        6 7 E P
 """
 
 from __future__ import annotations
