@@ -354,6 +354,11 @@ def _lay_out(
   window = longest or sequence_length
   offset, files = 0, []
   for entry in entries:
+    if entry.usable_tokens > entry.n_tokens:
+      raise CorpusError(
+          f"{entry.path} has a head of {entry.head_tokens} tokens, but the file has"
+          f" {entry.n_tokens}. Build the index again."
+      )
     count = entry.usable_tokens // window * (window // sequence_length)
     files.append(dataclasses.replace(entry, n_instances=count, instance_offset=offset))
     offset += count
