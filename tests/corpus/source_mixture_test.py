@@ -174,9 +174,7 @@ class HeadsTest(absltest.TestCase):
         index_lib.OlmoNpyFileEntry("a.npy", "a", 40, 0, 0, size_bytes=80, head_tokens=head)
         for head in heads
     ]
-    return index_lib.make_index(
-        entries, 4, dtype="uint16", tokenizer="none", base=self.folder
-    )
+    return index_lib.make_index(entries, 4, dtype="uint16", tokenizer="none", base=self.folder)
 
   def test_instances_come_from_the_head_and_a_file_may_repeat(self):
     index = self.index(8, 0, 40)
