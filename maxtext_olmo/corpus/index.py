@@ -48,6 +48,8 @@ class OlmoNpyFileEntry:
     size_bytes: Size of the whole file, including a header and an incomplete token at the end.
     data_offset: Number of bytes before the first token.
     checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
+    etag: ETag of the object when the index was built over URLs; not part of the fingerprint, and
+      only valid at that URL.
     head_tokens: Number of tokens at the beginning of the file that instances are made of; None uses
       the whole file. The files of a source mixture have it.
   """
@@ -60,6 +62,7 @@ class OlmoNpyFileEntry:
   size_bytes: int = 0
   data_offset: int = 0
   checksum: str | None = None
+  etag: str | None = None
   head_tokens: int | None = None
 
   @property
