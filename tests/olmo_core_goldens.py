@@ -6,6 +6,7 @@ the version of any library; each is compared with its recorded SHA-256.
 """
 
 import functools
+import gzip
 import hashlib
 import json
 import pathlib
@@ -20,8 +21,11 @@ _LENGTHS, _TOKENS, _MASK = range(3)
 
 @functools.cache
 def load(name: str) -> Any:
-  """Returns the content of a golden file, such as `mixture`."""
-  return json.loads((_FOLDER / f"{name}.json").read_text())
+  """Returns the content of a golden file, such as `mixture`; large ones are compressed."""
+  path = _FOLDER / f"{name}.json"
+  if path.exists():
+    return json.loads(path.read_text())
+  return json.loads(gzip.decompress(path.with_suffix(".json.gz").read_bytes()))
 
 
 def corpus(name: str) -> dict[str, Any]:

@@ -158,7 +158,8 @@ def _find_manifest(mix: str, near: str) -> str:
   known = "one of OLMo-core's" if _ALIASES.get(mix, mix) in MIXES else "not one of OLMo-core's"
   raise errors.MissingFileError(
       f"The mix {mix!r} is {known}, and its manifest {name} is not in"
-      f" {', '.join(filter(None, folders))}. Copy it from OLMo-core (src/olmo_core/data/mixes), or name it (--mix-file)."
+      f" {', '.join(filter(None, folders))}. Copy it from OLMo-core (src/olmo_core/data/mixes), or"
+      " name it (--mix-file)."
   )
 
 

@@ -34,7 +34,9 @@ from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
+from maxtext_olmo.rows import loss_mask
 from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import repetition
 from maxtext_olmo.rows import row_source
 
 
@@ -61,7 +63,9 @@ def train_iterator(
     stages: Policy for stages; None for a dataset type that has none.
     joined: The files of all indexes, if the reader reads several.
   """
-  content = content or _content(options)
+  content = dataclasses.replace(
+      content or _content(options), label_masks=loss_mask.digest(source, reader)
+  )
   named = index if joined is None else joined.index
   if options.olmo_exclude and index is not None and named is not None:
     content = dataclasses.replace(content, exclusions=_exclusions(options, index, named))
@@ -188,6 +192,11 @@ def _content(options: config_lib.Options) -> content_lib.Content:
   return content_lib.Content(
       vocab_size=options.vocab_size,
       ngram_filter=options.olmo_apply_ngram_filter,
+      repetition=repetition.RepetitionRule(
+          options.olmo_ngram_min_period,
+          options.olmo_ngram_max_period,
+          options.olmo_ngram_max_count,
+      ),
       shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
       extras=tuple(options.olmo_batch_extras),
   )

@@ -128,14 +128,15 @@ def execute(
 
 
 @_jit
-def best_fit(lengths, capacity, bins):
+def best_fit(lengths, capacity, queues, bins):
   """Puts each piece, in the given order, into the bin it fills best; returns the number of bins.
 
-  Bins with equal room are a stack, linked through `below`; the bits of `rooms` say which stacks are
-  not empty.
+  Bins with equal room are a list, linked through `after`; the bits of `rooms` say which lists are
+  not empty. A bin is taken from the front, and put at the back (a queue) or the front (a stack).
   """
-  top = np.full(capacity + 1, -1, np.int64)
-  below = np.empty(lengths.shape[0], np.int64)
+  front = np.full(capacity + 1, -1, np.int64)
+  back = np.full(capacity + 1, -1, np.int64)
+  after = np.empty(lengths.shape[0], np.int64)
   rooms = np.zeros((capacity >> 6) + 1, np.uint64)
   one = np.uint64(1)
   number_of_bins = 0
@@ -154,16 +155,24 @@ def best_fit(lengths, capacity, bins):
       while not bits & one:
         bits >>= one
         space += 1
-      number = top[space]
-      top[space] = below[number]
-      if top[space] < 0:
+      number = front[space]
+      front[space] = after[number]
+      if front[space] < 0:
         rooms[space >> 6] ^= one << np.uint64(space & 63)
     bins[i] = number
     rest = space - length
     if rest:
-      below[number] = top[rest]
-      top[rest] = number
-      rooms[rest >> 6] |= one << np.uint64(rest & 63)
+      if front[rest] < 0:
+        front[rest] = back[rest] = number
+        after[number] = -1
+        rooms[rest >> 6] |= one << np.uint64(rest & 63)
+      elif queues:
+        after[back[rest]] = number
+        back[rest] = number
+        after[number] = -1
+      else:
+        after[number] = front[rest]
+        front[rest] = number
   return number_of_bins
 
 
@@ -191,7 +200,22 @@ def build_search(itemsize: int) -> Callable[..., np.ndarray]:
   return search
 
 
-def build_best_fit() -> Callable[[np.ndarray, int, np.ndarray], int]:
+def build_best_fit() -> Callable[[np.ndarray, int, bool, np.ndarray], int]:
   """Compiles best-fit packing."""
-  best_fit(np.ones(1, np.int64), 2, np.zeros(1, np.int64))
+  best_fit(np.ones(1, np.int64), 2, False, np.zeros(1, np.int64))
   return best_fit
+
+
+def build_tie_sort() -> Callable[..., None]:
+  """Compiles the sorts of `tie_sort`, whose functions run without numba, too."""
+  from numba import extending
+
+  from maxtext_olmo.rows import tie_sort
+
+  for helper in tie_sort.HELPERS:
+    extending.register_jitable(helper)
+  sort = _jit(tie_sort.tie_sort)
+  cells = [np.zeros(size, np.int64) for size in (1, 1, tie_sort.STACK)]
+  spare = [np.zeros(tie_sort.SCRATCH, np.int64) for _ in range(2)]
+  sort(*cells[:2], 8, cells[2], *spare)
+  return sort

@@ -5,6 +5,9 @@ Masks are read with the same parts as tokens, and sent to the devices as one bit
 
 from __future__ import annotations
 
+import hashlib
+import os
+
 import numpy as np
 
 from maxtext_olmo import errors
@@ -74,3 +77,12 @@ class MaskReader:
           f"The loss mask {path} has {found} bytes, expected {expected}: one for each token of"
           f" {files.paths[source]}. Make it again."
       )
+
+
+def digest(source: row_source.RowSource, reader: reader_lib.Reader) -> str:
+  """Returns a text that identifies a source's masks by name and size; empty if it has none."""
+  if source.mask_paths is None or not isinstance(reader, reader_lib.FileReader):
+    return ""
+  size = reader.files.storage.size
+  lines = "".join(f"{os.path.basename(path)} {size(path)}\n" for path in source.mask_paths)
+  return hashlib.sha256(lines.encode()).hexdigest()[:16]

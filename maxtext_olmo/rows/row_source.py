@@ -60,7 +60,8 @@ class RowSource(Protocol):
   A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
   that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`). One
   whose rows can be searched has `rows_of(epoch, source, first, count)`: the rows of an epoch that
-  have a token of a range of a file, ascending.
+  have a token of a range of a file, ascending. If `segments_cover_padding` is true, padding belongs
+  to segments, as tokens without loss; otherwise it is segment 0.
   """
 
   @property
