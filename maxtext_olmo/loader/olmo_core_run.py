@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -30,6 +29,8 @@ from maxtext_olmo.loader import olmo_core_config
 from maxtext_olmo.loader import olmo_core_files
 from maxtext_olmo.loader import olmo_core_fingerprint
 from maxtext_olmo.loader import olmo_core_import
+from maxtext_olmo.loader import olmo_packed
+from maxtext_olmo.loader import olmo_padded
 from maxtext_olmo.order import stored
 
 _TYPES = {
@@ -149,7 +150,7 @@ def _read_json(source: Source, what: str) -> tuple[Any, str, str]:
     return dict(source), what, ""
   path = os.fspath(source)
   try:
-    content = json.loads(storage_lib.LocalStorage().read(path))
+    content = json.loads(storage_lib.open_storage().read(path))
   except (ValueError, RecursionError) as error:
     raise errors.ConfigError(f"{path} is not JSON: {error}.") from error
   return content, path, os.path.dirname(os.path.abspath(path))
@@ -262,7 +263,7 @@ def describe_dataset(
     ]
   hashes: list[tuple[str, str]] = []
   if _uses_boundary_files(run):
-    hashes = olmo_core_fingerprint.hash_boundary_files(index, storage_lib.LocalStorage())
+    hashes = olmo_core_fingerprint.hash_boundary_files(index, storage_lib.open_storage())
   return [
       olmo_core_fingerprint.packed(
           index,
@@ -306,8 +307,10 @@ def _count_rows(values: dict[str, Any]) -> int:
   """Returns the number of rows of an epoch, which for documents means finding them all."""
   config = config_lib.get_config()
   config.update(values)
-  module = importlib.import_module(f"maxtext_olmo.loader.{values['dataset_type']}")
-  return module.count_rows(config_lib.Options.read(config))
+  options = config_lib.Options.read(config)
+  if options.dataset_type == "olmo_packed":
+    return olmo_packed.open_rows(options, options.olmo_index_path).rows.plan.num_rows
+  return olmo_padded.open_rows(options.olmo_index_path, options)[0].num_rows(0)
 
 
 def _describe_state(

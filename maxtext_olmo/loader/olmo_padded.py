@@ -26,6 +26,7 @@ from maxtext_olmo.loader import label_masks
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import stored
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
@@ -39,8 +40,7 @@ def make_padded_train_iterator(
   """Returns the train iterator, at the step where the run resumes."""
   options = config_lib.Options.read(config)
   rows, reader, index = open_rows(options.olmo_index_path, options)
-  epochs = options.olmo_num_epochs or None
-  stream = _stream(options, rows, options.data_shuffle_seed, epochs)
+  stream = train_stream(options, rows)
   return wiring.train_iterator(options, global_mesh, rows, reader, stream, index=index)
 
 
@@ -50,16 +50,11 @@ def make_padded_eval_iterator(
   """Returns an iterator over OLMo-core's evaluation batches, from the first one."""
   options = config_lib.Options.read(config)
   rows, reader, index = open_rows(options.olmo_eval_index_path, options, masks=False)
-  stream = _stream(options, rows, _EVAL_SEED, 1)
+  stream = _stream(options, rows, stored.OlmoCoreOrder.name, _EVAL_SEED, 1)
   return wiring.eval_iterator(options, global_mesh, rows, reader, stream, index=index)
 
 
 DATASET_TYPE = registry.DatasetType(make_padded_train_iterator, make_padded_eval_iterator)
-
-
-def count_rows(options: config_lib.Options) -> int:
-  """Returns the number of rows of an epoch."""
-  return open_rows(options.olmo_index_path, options)[0].num_rows(0)
 
 
 def open_rows(
@@ -117,29 +112,38 @@ def _open_index(
   index = index_lib.load_index(path)
   if index.has_heads:
     raise errors.ConfigError(
-        f"The index {path} is a source mixture, which has heads of files but no whole documents. Use"
-        " dataset_type='olmo_grain'."
+        f"The index {path} is a source mixture, which has heads of files but no whole documents."
+        " Use dataset_type='olmo_grain'."
     )
-  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
   return index, storage
+
+
+def train_stream(
+    options: config_lib.Options, rows: document_rows.DocumentRows
+) -> row_source.RowSequence:
+  """Returns the stream of rows that the options describe."""
+  epochs = options.olmo_num_epochs or None
+  return _stream(options, rows, options.order_name, options.data_shuffle_seed, epochs)
 
 
 def _stream(
     options: config_lib.Options,
     rows: document_rows.DocumentRows,
+    name: str,
     seed: int,
     num_epochs: int | None,
 ) -> row_source.RowSequence:
   order = permutations.make_order(
-      options.order_name,
+      name,
       num_instances=rows.num_rows(0),
       seed=seed,
       cache_dir=options.olmo_order_cache_dir or None,
   )
   return row_source.RowSequence(
       rows,
-      name=f"{order.name}, padded rows of {rows.row_length}",
+      name=f"{name}, padded rows of {rows.row_length}, pad {rows.pad_id}",
       seed=seed,
       num_epochs=num_epochs,
       order=order,
