@@ -44,7 +44,7 @@ $(VENV)/.installed-train: setup.cfg pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.installed-train
 	@echo "Installing what the tests need (PyTorch for lm-eval is most of it): up to 1.5 GB."
-	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,eval,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,cloud,eval,test]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
@@ -65,7 +65,7 @@ $(PEERS)/.installed-bench: $(PEERS)/.installed
 $(MAXTEXT_VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON312) -m venv $(MAXTEXT_VENV)
 	$(MAXTEXT_BIN)/python -m pip install --quiet uv
-	$(MAXTEXT_BIN)/uv pip install --quiet --python $(MAXTEXT_BIN)/python --editable '.[maxtext,test]'
+	$(MAXTEXT_BIN)/uv pip install --quiet --python $(MAXTEXT_BIN)/python --editable '.[maxtext,cloud,test]'
 	@touch $@
 
 # MaxText alone, by version; after it come the packages of MAXTEXT_VENV with all that their .pth files add.
@@ -136,7 +136,7 @@ $(LOWEST_VENV)/.installed $(NEWEST_VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet uv
 	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --resolution $(RESOLUTION) -r setup.cfg \
-	  --extra train --extra tokenizers --extra fast --extra eval --extra report
+	  --extra train --extra tokenizers --extra fast --extra cloud --extra eval --extra report
 	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python hypothesis packaging
 	@touch $@
 

@@ -24,8 +24,8 @@ from maxtext_olmo.order import permutations
 Check = Callable[[Any], str]
 
 GRAIN, DOCUMENTS, PACKED = "olmo_grain", "olmo_documents", "olmo_packed"
-SYNTHETIC = "synthetic"
-DATASET_TYPES = (GRAIN, DOCUMENTS, PACKED, SYNTHETIC)
+PADDED, SYNTHETIC = "olmo_padded", "synthetic"
+DATASET_TYPES = (GRAIN, DOCUMENTS, PACKED, PADDED, SYNTHETIC)
 
 WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
 
@@ -208,12 +208,14 @@ def problems(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
   """
   yield from _batch_sizes(options)
   yield from _schedule(options)
-  if options.dataset_type in (GRAIN, DOCUMENTS, PACKED):
+  if options.dataset_type != SYNTHETIC and options.dataset_type in DATASET_TYPES:
     yield from _corpus(options)
   if options.dataset_type == GRAIN:
     yield from _windows(options)
   if options.dataset_type == DOCUMENTS:
     yield from _documents(options, defaults)
+  if options.dataset_type in (PACKED, PADDED):
+    yield from _packed_or_padded(options)
   if options.dataset_type == PACKED:
     yield from _packed(options)
 
@@ -273,7 +275,7 @@ def _corpus(options: Any) -> Iterator[str]:
     )
 
 
-def _windows_or_packed(options: Any) -> Iterator[str]:
+def _like_olmo_core(options: Any) -> Iterator[str]:
   order = options.order_name
   if options.olmo_order_resume == "olmo_core" and order != "olmo_core":
     yield f"olmo_order_resume='olmo_core' needs olmo_order='olmo_core', not {order!r}."
@@ -283,23 +285,28 @@ def _windows_or_packed(options: Any) -> Iterator[str]:
     yield "olmo_label_masks_seed is set without olmo_label_masks."
 
 
-def _packed(options: Any) -> Iterator[str]:
-  yield from _windows_or_packed(options)
+def _packed_or_padded(options: Any) -> Iterator[str]:
+  yield from _like_olmo_core(options)
+  name = options.dataset_type
   if options.olmo_pad_id < 0:
-    yield "dataset_type=olmo_packed needs olmo_pad_id, the token that fills rows."
-  if options.olmo_eos_id < 0 and options.olmo_boundaries == "eos":
-    yield "dataset_type=olmo_packed needs olmo_eos_id, unless olmo_boundaries='csv'."
-  if options.olmo_long_documents == "error":
-    yield "olmo_long_documents='error': olmo_packed needs 'truncate' or 'split'."
-  if (options.olmo_packing_ties == "cache") != bool(options.olmo_packing_cache_dir):
-    yield "olmo_packing_ties='cache' and olmo_packing_cache_dir need each other; set both."
+    yield f"dataset_type={name} needs olmo_pad_id, the token that fills rows."
+  if options.olmo_eos_id < 0 and (options.olmo_boundaries == "eos" or name == PADDED):
+    unless = "" if name == PADDED else ", unless olmo_boundaries='csv'"
+    yield f"dataset_type={name} needs olmo_eos_id{unless}."
   if options.eval_interval > 0 and not options.olmo_eval_index_path:
     yield f"eval_interval={options.eval_interval} needs olmo_eval_index_path."
 
 
+def _packed(options: Any) -> Iterator[str]:
+  if options.olmo_long_documents == "error":
+    yield "olmo_long_documents='error': olmo_packed needs 'truncate' or 'split'."
+  if (options.olmo_packing_ties == "cache") != bool(options.olmo_packing_cache_dir):
+    yield "olmo_packing_ties='cache' and olmo_packing_cache_dir need each other; set both."
+
+
 def _windows(options: Any) -> Iterator[str]:
   order = options.order_name
-  yield from _windows_or_packed(options)
+  yield from _like_olmo_core(options)
   if options.olmo_label_masks and options.olmo_stages:
     yield "olmo_label_masks and olmo_stages are both set; masks pair with one index only."
   if options.eval_interval > 0 and not (

@@ -17,6 +17,7 @@ from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.config_key import MOST_ROWS
 from maxtext_olmo.config_key import PACKED
+from maxtext_olmo.config_key import PADDED
 from maxtext_olmo.config_key import TEXT
 from maxtext_olmo.config_key import TEXTS
 from maxtext_olmo.config_key import Key
@@ -34,9 +35,11 @@ from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing
 from maxtext_olmo.rows import tie_order
 
-_CORPUS = (GRAIN, DOCUMENTS, PACKED)
+_CORPUS = (GRAIN, DOCUMENTS, PACKED, PADDED)
 _MIXED = (GRAIN, DOCUMENTS)
-_LIKE_OLMO_CORE = (GRAIN, PACKED)
+_LIKE_OLMO_CORE = (GRAIN, PACKED, PADDED)
+_SEGMENTED = (GRAIN, PACKED)
+_FILLED = (PACKED, PADDED)
 _MOST_WORKERS = 512
 _MOST_AHEAD = 1024
 _LONGEST_PERIOD = 2**20
@@ -92,7 +95,8 @@ KEYS: tuple[Key, ...] = (
     # MaxText's names.
     Key("dataset_type", GRAIN,
         "Source of the batches: olmo_grain (windows of an OLMo corpus), olmo_documents (its"
-        " documents, packed or one per row), synthetic (random tokens), or a registered type."),
+        " documents, packed or one per row), olmo_packed and olmo_padded (its documents, packed or"
+        " padded as in OLMo-core), synthetic (random tokens), or a registered type."),
     Key("max_target_length", 2048,
         "Tokens per row. For olmo_grain, the sequence length of the index or a divisor of its"
         " max_target_sequence_length.", at_least(1, 2**26)),
@@ -201,7 +205,8 @@ KEYS: tuple[Key, ...] = (
     # The rows.
     Key("olmo_apply_ngram_filter", None,
         "Exclude rows with long repetitions from the loss, as OLMo-core does.", kind=BOOLEAN,
-        read_by=_CORPUS, default_by_type={GRAIN: True, DOCUMENTS: False, PACKED: False}),
+        read_by=_CORPUS,
+        default_by_type={GRAIN: True, DOCUMENTS: False, PACKED: False, PADDED: False}),
     Key("olmo_ngram_min_period", 1, "Tokens of the shortest n-gram whose repetition is filtered.",
         at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
     Key("olmo_ngram_max_period", 13, "Tokens of the longest n-gram whose repetition is filtered.",
@@ -211,7 +216,7 @@ KEYS: tuple[Key, ...] = (
         at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
     Key("olmo_document_mask", False,
         "Restart segment ids and positions at each document, so that attention stays within it."
-        " Needs olmo_eos_id. olmo_documents always does this.", read_by=_LIKE_OLMO_CORE),
+        " Needs olmo_eos_id. olmo_documents always does this.", read_by=_SEGMENTED),
     Key("olmo_label_masks", (),
         "Files that say which tokens count in the loss, one byte per token, or patterns for them,"
         " such as masks/*.npy. The n-th file belongs to the n-th token file.",
@@ -236,16 +241,16 @@ KEYS: tuple[Key, ...] = (
         read_by=_CORPUS),
     Key("olmo_bos_id", -1,
         "Token that begins each document. If set, an EOS ends a document only before a BOS. -1:"
-        " none.", at_least(-1), read_by=_LIKE_OLMO_CORE),
+        " none.", at_least(-1), read_by=_SEGMENTED),
     Key("olmo_pad_id", -1, "Token that fills rows after their documents. -1: unknown.",
-        at_least(-1), read_by=(PACKED,)),
+        at_least(-1), read_by=_FILLED),
     Key("olmo_boundaries", "eos",
         "Where the boundaries of documents come from: 'eos', the tokens, or 'csv', the .csv.gz file"
         " next to each token file, as OLMo-core reads it for remote files.",
-        one_of(*document_spans.SOURCES), read_by=(PACKED,)),
+        one_of(*document_spans.SOURCES), read_by=_FILLED),
     Key("olmo_documents_path", "",
         "Document index. Empty: the file INDEX.documents next to the index.",
-        read_by=(DOCUMENTS,), per_host=True),
+        read_by=(DOCUMENTS, PADDED), per_host=True),
     Key("olmo_packing", "planned",
         f"How documents are packed into rows: {', '.join(packing.PACKINGS)}; 'none' gives each"
         " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),

@@ -28,6 +28,16 @@ def load(name: str) -> Any:
   return json.loads(gzip.decompress(path.with_suffix(".json.gz").read_bytes()))
 
 
+def config(name: str) -> Any:
+  """Returns sections of the config.json of an official stage, such as `olmo3_7b_pretrain`."""
+  return json.loads((_FOLDER / "configs" / f"{name}.json").read_text())
+
+
+def mix_file(name: str) -> pathlib.Path:
+  """Returns the path of an excerpt of a mix manifest of AI2."""
+  return _FOLDER / "mixes" / f"{name}.txt"
+
+
 def corpus(name: str) -> dict[str, Any]:
   """Returns the description of a corpus: its dtype, its special tokens and its files."""
   return load("corpora")["corpora"][name]

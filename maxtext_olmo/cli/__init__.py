@@ -18,7 +18,17 @@ from maxtext_olmo import errors
 
 _MOST_STYLED = 50
 _NARROWEST = 8
-_TEXT_COLUMNS = ("label", "path", "checksum", "level", "finding", "figure", "reason")
+_TEXT_COLUMNS = (
+    "label",
+    "path",
+    "checksum",
+    "level",
+    "finding",
+    "figure",
+    "reason",
+    "setting",
+    "value",
+)
 
 
 def add_command(

@@ -10,8 +10,9 @@ So documents cover their files without gaps, and two consecutive EOS make a docu
 A boundary file next to the token file (`boundaries`) takes precedence: its documents and names are
 used, and the tokens are not read.
 
-That is the rule `auto`. OLMo-core's datasets of documents have others: `eos` ignores boundary files,
-and tokens after the last EOS of a file are no document; `csv` needs a boundary file for each file.
+That is the rule `auto`. OLMo-core's datasets of documents have others: `eos` ignores boundary
+files, and tokens after the last EOS of a file are no document; `csv` needs a boundary file for each
+token file.
 
 The file has a JSON header in its first 4096 bytes, and then up to three sections, each with a
 checksum in the header:
@@ -47,11 +48,13 @@ from maxtext_olmo.corpus import document_names
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import sorted_table
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.document_index import HEADER_BYTES
 from maxtext_olmo.corpus.document_index import REBUILD
 from maxtext_olmo.corpus.document_index import DocumentIndex as DocumentIndex
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import ConfigError
@@ -68,7 +71,7 @@ _SPAN_BYTES = 16  # A document in the temporary files: its first token and its l
 
 def default_path(index_path: str | os.PathLike[str]) -> str:
   """Returns the default path of the document index that belongs to an index."""
-  return os.fspath(index_path) + ".documents"
+  return urls.without_secrets(index_path) + ".documents"
 
 
 def load_documents(
@@ -100,8 +103,8 @@ def load_documents(
   Raises:
     CorpusError: The file is missing or damaged, or belongs to another corpus or EOS.
   """
-  path = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  path = urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
   try:
     size = storage.size(path)
     header = storage.read(path, 0, min(size, HEADER_BYTES))

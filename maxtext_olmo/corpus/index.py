@@ -48,6 +48,8 @@ class OlmoNpyFileEntry:
     size_bytes: Size of the whole file, including a header and an incomplete token at the end.
     data_offset: Number of bytes before the first token.
     checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
+    etag: ETag of the object when the index was built over URLs; not part of the fingerprint, and
+      only valid at that URL.
     head_tokens: Number of tokens at the beginning of the file that instances are made of; None uses
       the whole file. The files of a source mixture have it.
   """
@@ -60,6 +62,7 @@ class OlmoNpyFileEntry:
   size_bytes: int = 0
   data_offset: int = 0
   checksum: str | None = None
+  etag: str | None = None
   head_tokens: int | None = None
 
   @property
@@ -354,6 +357,11 @@ def _lay_out(
   window = longest or sequence_length
   offset, files = 0, []
   for entry in entries:
+    if entry.usable_tokens > entry.n_tokens:
+      raise CorpusError(
+          f"{entry.path} has a head of {entry.head_tokens} tokens, but the file has"
+          f" {entry.n_tokens}. Build the index again."
+      )
     count = entry.usable_tokens // window * (window // sequence_length)
     files.append(dataclasses.replace(entry, n_instances=count, instance_offset=offset))
     offset += count

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from maxtext_olmo import atomic
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.index import INDEX_FORMAT_VERSION
 from maxtext_olmo.corpus.index import OlmoNpyFileEntry
 from maxtext_olmo.corpus.index import OlmoNpyIndex as OlmoNpyIndex
@@ -24,8 +25,8 @@ from maxtext_olmo.corpus.index import make_index
 from maxtext_olmo.corpus.index import split_belongs
 from maxtext_olmo.corpus.index_changes import keep_split as keep_split
 from maxtext_olmo.corpus.npy_header import token_dtype
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -79,9 +80,9 @@ def build_index(
   Raises:
     CorpusError: A file is missing or damaged, or the corpus does not extend `extends`.
   """
-  storage = LocalStorage() if storage is None else storage
+  storage = open_storage() if storage is None else storage
   check_lengths(sequence_length, max_target_sequence_length)
-  given = [(os.fspath(path), label) for path, label in paths_and_labels]
+  given = [(urls.without_secrets(path), label) for path, label in paths_and_labels]
   if not given:
     raise CorpusError("There are no files to index: paths_and_labels is empty.")
   names = [path for path, _ in given]
@@ -148,7 +149,7 @@ def _infos_from_reader(
     if len(shape) != 1:
       raise CorpusError(f"{path} has shape {tuple(shape)}; expected one dimension.")
     info = scan.FileInfo(shape[0] * dtype.itemsize, data_offset=0, n_tokens=int(shape[0]))
-    if storage.exists(path):
+    if not paths.is_url(path) and storage.exists(path):
       info = scan.scan_file(path, dtype, storage)
       if info.n_tokens != shape[0]:
         raise CorpusError(
@@ -192,14 +193,14 @@ def load_index(
   Args:
     path: Path of the index file.
     base: Directory of the token files, if they have moved since the index was built.
-    storage: Storage that holds the index and, for an index of MaxText, the token files; local files
-      by default.
+    storage: Storage that holds the index and, for an index of MaxText, the token files; by
+      default.
 
   Raises:
     CorpusError: The index is missing, damaged or of an unknown format.
   """
-  name = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  name = urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
   try:
     text = storage.read(name)
   except CorpusError as error:
@@ -228,7 +229,7 @@ def parse_index(
       index = _load_own(name, values)
       return index if base is None else dataclasses.replace(index, base=base)
     if version == "1":
-      return _load_maxtext(name, values, base, storage or LocalStorage())
+      return _load_maxtext(name, values, base, storage or open_storage())
   except ConfigError as error:  # Values that no index can have.
     raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
   raise CorpusError(
@@ -289,9 +290,9 @@ def _load_maxtext(
   full = [paths.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
-    # Files that do not exist on this machine are assumed to be raw; the size check finds those that
-    # are not.
-    if not storage.exists(full[i]):
+    # Files that do not exist on this machine, or are in a store, are assumed to be raw; the size
+    # check finds those that are not.
+    if paths.is_url(full[i]) or not storage.exists(full[i]):
       return 0
     return scan.scan_file(full[i], dtype, storage).data_offset
 

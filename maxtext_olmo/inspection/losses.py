@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 
 _EVENTS = "tfevents"
 _STEP_NAMES = ("step", "_step", "global_step", "iteration")  # Case-insensitive: W&B has `Step`.
@@ -54,7 +54,7 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
     ConfigError: The file holds no losses, or several and none was chosen.
     MissingFileError: The file does not exist.
   """
-  storage = LocalStorage() if storage is None else storage
+  storage = open_storage() if storage is None else storage
   if os.path.isdir(path):
     files = sorted(
         os.path.join(folder, file)

@@ -1,6 +1,6 @@
 """Reads the `dataset` and `data_loader` sections of OLMo-core's `config.json`.
 
-OLMo-core writes the config of a run into each checkpoint folder. Every object in it names its class:
+OLMo-core writes the config of a run into each checkpoint folder. Each object in it names its class:
 
     {"dataset": {"_CLASS_": "olmo_core.data.numpy_dataset.NumpyFSLDatasetConfig", "mix": …},
      "data_loader": {"_CLASS_": "olmo_core.data.data_loader.NumpyDataLoaderConfig", "seed": …}}
@@ -20,17 +20,22 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import source_mixture
+from maxtext_olmo.loader import olmo_core_fields
 from maxtext_olmo.loader import olmo_core_fingerprint
 
 WINDOWS, PACKED, PADDED = "NumpyFSLDataset", "NumpyPackedFSLDataset", "NumpyPaddedFSLDataset"
 
 # Fields that change how OLMo-core reads and logs, but not what it reads.
-_NO_EFFECT = {
-    "dataset": ("work_dir", "include_instance_metadata"),
-    "data_loader": ("work_dir", "num_threads", "num_workers", "prefetch_factor",
-                    "target_device_type", "type"),
-    "mixture": ("processes", "render_tables", "quiet", "seed"),
-}  # fmt: skip
+_DATASET_NO_EFFECT = ("work_dir", "include_instance_metadata")
+_LOADER_NO_EFFECT = (
+    "work_dir",
+    "num_threads",
+    "num_workers",
+    "prefetch_factor",
+    "target_device_type",
+    "type",
+)
+_MIXTURE_NO_EFFECT = ("processes", "render_tables", "quiet", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,94 +126,22 @@ class RunConfig:
     """
     if not isinstance(values, dict) or not isinstance(values.get("dataset"), dict):
       raise errors.ConfigError(
-          f"{where} is not a config of OLMo-core: expected a JSON object with the sections `dataset`"
-          " and `data_loader`. Use the config.json of a checkpoint folder."
+          f"{where} is not a config of OLMo-core: expected a JSON object with the sections"
+          " `dataset` and `data_loader`. Use the config.json of a checkpoint folder."
       )
-    reader = _Reader()
+    reader = olmo_core_fields.Reader()
     read = _read_run(reader, values)
-    if reader.problems:
-      listed = "\n".join(f"  - {problem}" for problem in reader.problems)
-      raise errors.ConfigError(f"{where} cannot be imported:\n{listed}")
+    reader.raise_problems(f"{where} cannot be imported")
     return cls(**read, no_effect=tuple(reader.no_effect))
 
 
-class _Reader:
-  """Takes typed fields from objects, and collects the problems."""
-
-  def __init__(self) -> None:
-    self.problems: list[str] = []
-    self.no_effect: list[str] = []
-
-  def section(self, where: str, values: Any, kind: str = "") -> _Section:
-    """Returns an object's fields, for reading.
-
-    Args:
-      where: Name of the object.
-      values: The object.
-      kind: Which fields have no effect.
-    """
-    if not isinstance(values, dict):
-      self.problems.append(f"{where} is missing or not an object.")
-      values = {}
-    return _Section(self, where, dict(values), kind)
-
-
-class _Section:
-  """An object of the config: fields are taken one by one, and none may be left at the end."""
-
-  def __init__(self, reader: _Reader, where: str, values: dict[str, Any], kind: str):
-    self._reader = reader
-    self._where = where
-    self._values = values
-    self._kind = kind
-    self.name = str(values.pop("_CLASS_", "")).rpartition(".")[2]
-
-  def take(self, field: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """Removes a field and returns its value; a missing or null one is the default."""
-    value = self._values.pop(field, None)
-    if value is None:
-      if default is ...:
-        self.refuse(f"{self._where}.{field} is missing.")
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        return kinds[0]()
-      return default
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-      self.refuse(f"{self._where}.{field} cannot be {value!r}.")
-      return default if default is not ... else kind() if isinstance(kind, type) else kind[0]()
-    return value
-
-  def take_texts(self, field: str) -> tuple[str, ...] | None:
-    """Removes a field and returns it as texts; None if it is missing."""
-    values = self.take(field, (list, tuple), None)
-    if values is not None and not all(isinstance(value, str) for value in values):
-      self.refuse(f"{self._where}.{field} is not a list of texts.")
-      values = ()
-    return None if values is None else tuple(values)
-
-  def refuse(self, problem: str) -> None:
-    """Adds a problem."""
-    self._reader.problems.append(problem)
-
-  def end(self) -> None:
-    """Notes fields that have no effect, and refuses all others that are left."""
-    for field, value in self._values.items():
-      if field in _NO_EFFECT.get(self._kind, ()):
-        if value is not None:
-          self._reader.no_effect.append(f"{self._where}.{field}")
-      else:
-        self.refuse(
-            f"{self._where}.{field}={value!r} is not known, so it might change the data. Remove it"
-            " if it does not."
-        )
-
-
-def _read_run(reader: _Reader, values: Mapping[str, Any]) -> dict[str, Any]:
-  dataset = reader.section("dataset", values["dataset"], "dataset")
+def _read_run(reader: olmo_core_fields.Reader, values: Mapping[str, Any]) -> dict[str, Any]:
+  dataset = reader.section("dataset", values["dataset"], _DATASET_NO_EFFECT)
   name = dataset.name.removesuffix("Config")
   if name not in _DATASETS:
     reader.problems.append(_unsupported(dataset.name))
     return {}
-  loader = reader.section("data_loader", values.get("data_loader"), "data_loader")
+  loader = reader.section("data_loader", values.get("data_loader"), _LOADER_NO_EFFECT)
   if loader.name not in ("NumpyDataLoaderConfig", ""):
     reader.problems.append(
         f"data_loader has the class {loader.name!r}; only NumpyDataLoaderConfig can be imported."
@@ -249,7 +182,9 @@ def _unsupported(name: str) -> str:
   return f"dataset has the class {name!r}, which is not known. Supported: {supported}."
 
 
-def _read_files(reader: _Reader, dataset: _Section) -> dict[str, Any]:
+def _read_files(
+    reader: olmo_core_fields.Reader, dataset: olmo_core_fields.Section
+) -> dict[str, Any]:
   """Reads what all datasets have: tokenizer, files, filter."""
   tokenizer = reader.section("dataset.tokenizer", dataset.take("tokenizer", dict))
   ids = olmo_core_fingerprint.TokenizerIds(
@@ -285,7 +220,7 @@ def _read_files(reader: _Reader, dataset: _Section) -> dict[str, Any]:
   }
 
 
-def _labels(dataset: _Section) -> tuple[str, ...] | None:
+def _labels(dataset: olmo_core_fields.Section) -> tuple[str, ...] | None:
   metadata = dataset.take("metadata", (list, tuple), None)
   if metadata is None:
     return None
@@ -301,7 +236,9 @@ def _smallest_dtype(vocab_size: int) -> str:
   return next(name for name in names if vocab_size - 1 <= np.iinfo(name).max)
 
 
-def _read_windows(reader: _Reader, dataset: _Section) -> dict[str, Any]:
+def _read_windows(
+    reader: olmo_core_fields.Reader, dataset: olmo_core_fields.Section
+) -> dict[str, Any]:
   read = {
       "max_target_sequence_length": dataset.take("max_target_sequence_length", int, None),
       "document_lengths": dataset.take("generate_doc_lengths", bool, False),
@@ -310,9 +247,9 @@ def _read_windows(reader: _Reader, dataset: _Section) -> dict[str, Any]:
   return read if values is None else {**read, **_read_mixture(reader, values)}
 
 
-def _read_mixture(reader: _Reader, values: Any) -> dict[str, Any]:
+def _read_mixture(reader: olmo_core_fields.Reader, values: Any) -> dict[str, Any]:
   where = "dataset.source_mixture_config"
-  section = reader.section(where, values, "mixture")
+  section = reader.section(where, values, _MIXTURE_NO_EFFECT)
   listed = reader.section(f"{where}.source_list", section.take("source_list", dict))
   sources = read_sources(reader, listed.take("sources", (list, tuple), ()), f"{where}.sources")
   size = (section.take("requested_tokens", int), section.take("global_batch_size", int))
@@ -322,7 +259,7 @@ def _read_mixture(reader: _Reader, values: Any) -> dict[str, Any]:
 
 
 def read_sources(
-    reader: _Reader, values: Any, where: str
+    reader: olmo_core_fields.Reader, values: Any, where: str
 ) -> tuple[source_mixture.MixtureSource, ...]:
   """Reads the sources of a mixture."""
   sources = []
@@ -350,17 +287,17 @@ def parse_sources(values: Any, where: str) -> tuple[source_mixture.MixtureSource
   """
   if not isinstance(values, dict) or not isinstance(values.get("sources"), list):
     raise errors.ConfigError(f"{where} is not a source mixture: expected a list `sources`.")
-  reader = _Reader()
+  reader = olmo_core_fields.Reader()
   section = reader.section(where, values)
   sources = read_sources(reader, section.take("sources", list), "sources")
   section.end()
-  if reader.problems:
-    listed = "\n".join(f"  - {problem}" for problem in reader.problems)
-    raise errors.ConfigError(f"{where} cannot be read:\n{listed}")
+  reader.raise_problems(f"{where} cannot be read")
   return sources
 
 
-def _read_packed(reader: _Reader, dataset: _Section) -> dict[str, Any]:
+def _read_packed(
+    reader: olmo_core_fields.Reader, dataset: olmo_core_fields.Section
+) -> dict[str, Any]:
   del reader
   return {
       "document_lengths": dataset.take("generate_doc_lengths", bool, False),
@@ -370,19 +307,23 @@ def _read_packed(reader: _Reader, dataset: _Section) -> dict[str, Any]:
   }
 
 
-def _read_padded(reader: _Reader, dataset: _Section) -> dict[str, Any]:
+def _read_padded(
+    reader: olmo_core_fields.Reader, dataset: olmo_core_fields.Section
+) -> dict[str, Any]:
   del reader, dataset
   return {}
 
 
-_DATASETS: dict[str, Callable[[_Reader, _Section], dict[str, Any]]] = {
+_DATASETS: dict[
+    str, Callable[[olmo_core_fields.Reader, olmo_core_fields.Section], dict[str, Any]]
+] = {
     WINDOWS: _read_windows,
     PACKED: _read_packed,
     PADDED: _read_padded,
 }
 
 
-def _read_trainer(reader: _Reader, trainer: Any) -> dict[str, Any]:
+def _read_trainer(reader: olmo_core_fields.Reader, trainer: Any) -> dict[str, Any]:
   """Reads the steps to skip and the number of epochs; OLMo-core counts steps from 1."""
   trainer = trainer if isinstance(trainer, dict) else {}
   skips = []
@@ -398,7 +339,7 @@ def _read_trainer(reader: _Reader, trainer: Any) -> dict[str, Any]:
   return {"skips": tuple(skips), "num_epochs": epochs if isinstance(epochs, int) else 0}
 
 
-def _check(reader: _Reader, read: Mapping[str, Any]) -> None:
+def _check(reader: olmo_core_fields.Reader, read: Mapping[str, Any]) -> None:
   """Adds the problems of values that do not fit together."""
   length, batch = read["sequence_length"], read["batch_tokens"]
   if length < 1 or batch < length or batch % length:
@@ -413,11 +354,9 @@ def _check(reader: _Reader, read: Mapping[str, Any]) -> None:
     )
   if read["mix"] and not read["mix_base_dir"]:
     reader.problems.append("dataset.mix needs dataset.mix_base_dir.")
-  if read["labels"] is not None and not read["expand_glob"]:
-    if len(read["labels"]) != len(read["paths"]):
-      reader.problems.append(
-          f"dataset.metadata has {len(read['labels'])} entries for {len(read['paths'])} paths."
-      )
+  labels, paths = read["labels"], read["paths"]
+  if labels is not None and paths and not read["expand_glob"] and len(labels) != len(paths):
+    reader.problems.append(f"dataset.metadata has {len(labels)} entries for {len(paths)} paths.")
   if read["mask_paths"] and read["mixture"]:
     reader.problems.append("dataset.label_mask_paths cannot be used with a source mixture.")
   if read["long_documents"] not in ("truncate", "fragment"):

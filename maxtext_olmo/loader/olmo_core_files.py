@@ -155,12 +155,11 @@ def _find_manifest(mix: str, near: str) -> str:
   for folder in filter(None, folders):
     if os.path.isfile(path := os.path.join(folder, name)):
       return path
-  known = (
-      "is one of OLMo-core's" if _ALIASES.get(mix, mix) in MIXES else "is not one of OLMo-core's"
-  )
+  known = "one of OLMo-core's" if _ALIASES.get(mix, mix) in MIXES else "not one of OLMo-core's"
   raise errors.MissingFileError(
-      f"The mix {mix!r} {known}, but its manifest {name} is not in {', '.join(filter(None, folders))}."
-      " Copy it from OLMo-core (src/olmo_core/data/mixes), or name it (--mix-file)."
+      f"The mix {mix!r} is {known}, and its manifest {name} is not in"
+      f" {', '.join(filter(None, folders))}. Copy it from OLMo-core (src/olmo_core/data/mixes), or"
+      " name it (--mix-file)."
   )
 
 

@@ -116,7 +116,7 @@ def _open_index(
 ) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
   """Loads an index, and returns it with the storage that checked the sizes of its files."""
   index = index_lib.load_index(path)
-  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
   return index, storage
 

@@ -223,7 +223,7 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
   Returns:
     The index, and the storage that checked its files and refuses a file that is replaced later.
   """
-  storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
   return _open(path, options, storage), storage
 
 

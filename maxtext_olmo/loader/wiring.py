@@ -117,12 +117,13 @@ def eval_iterator(
 ) -> iterator_lib.BatchIterator:
   """Returns the iterator over evaluation batches, which always starts at the beginning."""
   size = options.global_batch_size_to_eval_on
+  schedule = schedule_lib.BatchSchedule.constant(size).within(stream.batch_epochs)
   layout = _layout(options, mesh, options.global_batch_size_to_load_eval)
   _check_agreement(options, stream)
   return iterator_lib.BatchIterator(
       source,
       reader,
-      state_lib.Start(0, schedule_lib.BatchSchedule.constant(size), stream),
+      state_lib.Start(0, schedule, stream),
       {size: layout},
       content=content or _content(options),
       prefetch=_prefetch(options),

@@ -100,7 +100,7 @@ class FileReader:
   @property
   def wants_concurrency(self) -> bool:
     """True if the storage is faster with many reads in flight."""
-    return self.files.storage.wants_concurrency
+    return self.files.storage.wants_concurrency(self.files.paths)
 
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Fills `out` and checks it."""

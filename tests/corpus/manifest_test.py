@@ -85,15 +85,13 @@ class MixTest(parameterized.TestCase):
     self.assertTrue(error.endswith("\n  … and 2 more"))
 
   def test_without_labels_the_second_part_of_each_path_is_the_label(self):
-    lines = (
-        "#SOURCE: http://x (1MT)\npreprocessed/dclm/{TOKENIZER}/a.npy\npreprocessed/math/b.npy\n"
-    )
+    lines = "#SOURCE: http://x (1MT)\npreprocessed/dclm/{TOKENIZER}/a.npy\nall/math/b.npy\n"
     entries = manifest_lib.read_mix(self._write(lines), tokenizer="t")
     self.assertEqual(
         entries,
         (
             manifest_lib.MixEntry("dclm", "preprocessed/dclm/t/a.npy", 2),
-            manifest_lib.MixEntry("math", "preprocessed/math/b.npy", 3),
+            manifest_lib.MixEntry("math", "all/math/b.npy", 3),
         ),
     )
 

@@ -11,7 +11,7 @@ class SlowStorage(storage_lib.LocalStorage):
 
   Args:
     seconds: Latency of each range.
-    wants_concurrency: Value of the property of the same name.
+    wants_concurrency: What the method of the same name returns.
 
   Attributes:
     gather: Number of reads that must have been in flight at once before any continues; 0 waits for
@@ -24,12 +24,16 @@ class SlowStorage(storage_lib.LocalStorage):
   def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):
     super().__init__()
     self.seconds = seconds
-    self.wants_concurrency = wants_concurrency
+    self._wants_concurrency = wants_concurrency
     self.gather = self.waiting = self.most_waiting = self.ranges = 0
     self._lock = threading.Condition()
 
   def __reduce__(self):
-    return type(self), (self.seconds, self.wants_concurrency)
+    return type(self), (self.seconds, self._wants_concurrency)
+
+  def wants_concurrency(self, paths):
+    del paths
+    return self._wants_concurrency
 
   def pin(self, paths, sources):
     del paths, sources
