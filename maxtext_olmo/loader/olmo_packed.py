@@ -93,7 +93,12 @@ def open_rows(options: config_lib.Options, index_path: str) -> OpenedRows:
 
   def open_index() -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage, tuple[str, ...] | None]:
     index = index_lib.load_index(index_path)
-    storage = storage_lib.LocalStorage(options.olmo_max_open_files or None)
+    if index.has_heads:
+      raise errors.ConfigError(
+          f"The index {index_path} is a source mixture, which has heads of files without regard to"
+          " documents. dataset_type=olmo_packed needs an index of whole files."
+      )
+    storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
     verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
     return index, storage, label_masks.mask_paths(options, index)
 

@@ -98,6 +98,7 @@ def as_recorded(
 
 def _repetition_rule(text: str) -> repetition.RepetitionRule:
   try:
-    return repetition.RepetitionRule(*(int(number) for number in text.split(",")))
-  except (TypeError, ValueError) as error:
+    shortest, longest, count = (int(number) for number in text.split(","))
+    return repetition.RepetitionRule(shortest, longest, count)
+  except ValueError as error:
     raise schema.damaged(f"its repetition filter is {text!r}") from error

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.rows import packed_group
 from maxtext_olmo.rows import parts as parts_lib
 
@@ -89,7 +89,7 @@ class PackedCache:
 
 
 def _read(path: str, width: int) -> np.ndarray:
-  data = LocalStorage().read(path)
+  data = open_storage().read(path)
   if len(data) % (8 * width):
     raise errors.CorpusError(
         f"{path} has {len(data)} bytes, expected a multiple of {8 * width}. Copy it again."

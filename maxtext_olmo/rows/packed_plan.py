@@ -43,6 +43,7 @@ from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.progress import progress_bar
 from maxtext_olmo.rows import packed_cache
 from maxtext_olmo.rows import packed_group
@@ -105,7 +106,7 @@ class PackedPlan:
   num_parts: int
   num_tokens: int
   checksum: str
-  storage: Storage = dataclasses.field(default_factory=LocalStorage, compare=False, repr=False)
+  storage: Storage = dataclasses.field(default_factory=open_storage, compare=False, repr=False)
 
   def __getstate__(self) -> dict[str, Any]:
     # The file is opened again in each process.
@@ -201,7 +202,7 @@ def load_plan(
     CorpusError: The file is missing or damaged, or belongs to another corpus or rule.
   """
   path = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  storage = open_storage() if storage is None else storage
   size = storage.size(path)
   header = storage.read(path, 0, min(size, _HEADER_BYTES))
   try:

@@ -378,22 +378,11 @@ def vector_sort(
 
 
 def tie_sort(
-    keys: Cells,
-    order: Cells,
-    lanes: int,
-    stack: Cells,
-    spare_keys: Cells,
-    spare_order: Cells,
+    keys: Cells, order: Cells, lanes: int, stack: Cells, spare_keys: Cells, spare_order: Cells
 ) -> None:
-  """Sorts keys in place, and `order` along with them.
+  """Sorts all keys in vectors of 4 or 8 lanes, or without vectors if `lanes` is 0.
 
-  Args:
-    keys: Keys to sort.
-    order: Numbers of the keys.
-    lanes: Number of keys in a vector, 4 or 8; 0 sorts without vectors.
-    stack: Scratch memory of `STACK` numbers.
-    spare_keys: Scratch memory of `SCRATCH` keys.
-    spare_order: Scratch memory of `SCRATCH` numbers.
+  The last three arguments are scratch memory, of `STACK` numbers and twice `SCRATCH`.
   """
   if lanes == 0:
     scalar_sort(keys, order, 0, len(keys), stack)
@@ -403,16 +392,6 @@ def tie_sort(
 
 # What `tie_sort` calls, directly or not.
 HELPERS: tuple[Callable[..., object], ...] = (
-    swap,
-    log2,
-    insertion_sort,
-    heap_sort,
-    standard_heap_sort,
-    scalar_sort,
-    standard_sort,
-    compare,
-    sort_vectors,
-    network_sort,
-    partition,
-    vector_sort,
-)
+    swap, log2, insertion_sort, heap_sort, standard_heap_sort, scalar_sort, standard_sort, compare,
+    sort_vectors, network_sort, partition, vector_sort,
+)  # fmt: skip
