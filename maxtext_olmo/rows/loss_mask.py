@@ -65,7 +65,7 @@ class MaskReader:
     self._checked |= new
     masks = self._pool.take(shape, np.uint8)
     self._reader.read(parts, masks, _CHECKS)
-    return segments.pack_bits(masks != 0)
+    return segments.pack_bits(masks)
 
   def _check_size(self, source: int) -> None:
     """Raises CorpusError unless a mask has a byte for each token of its file."""

@@ -1,4 +1,4 @@
-"""The plan of packed rows: which documents of which files make up each row, as OLMo-core packs them.
+"""The plan of packed rows: which documents make up each row, as OLMo-core packs them.
 
 Files are divided into groups of `group_size`, and each group is packed by itself:
 
@@ -27,7 +27,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np

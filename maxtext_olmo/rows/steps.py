@@ -193,8 +193,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     batch = {"tokens": tokens, "used": covered, "trained": trained}
     rule = self._source.segment_rule
     if rule.begins != "nowhere":
-      starts = segments_lib.segment_starts(tokens, covered, rule, parts)
-      batch["starts"] = segments_lib.pack_bits(starts)
+      batch["starts"] = segments_lib.start_bits(tokens, covered, rule, parts)
     if self._masks is not None:
       batch["loss"] = self._masks.read(parts, tokens.shape)
     elif self._covers_padding:
