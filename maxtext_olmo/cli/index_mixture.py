@@ -8,7 +8,7 @@ from typing import Any
 from maxtext_olmo import cli
 
 _DESCRIPTION = """\
-Builds the index of a source mixture, as OLMo-core's SourceMixtureDatasetConfig makes it: each source
+Builds the index of a source mixture, as OLMo-core's SourceMixtureDatasetConfig makes it: a source
 gives its share of the requested tokens, from the beginning of each of its files, in whole rows that
 fill whole batches. A source with too few tokens is read several times, up to max_repetition_ratio.
 
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
   )
   option(
       "--base DIR",
-      "where the files are on this machine, in place of the directory that all paths have in common",
+      "where the files are on this machine, in place of the directory that all paths share",
       otherwise="as MIXTURE says",
   )
   option(

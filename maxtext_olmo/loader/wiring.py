@@ -16,7 +16,10 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import joined as joined_lib
+from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import announce
@@ -131,6 +134,21 @@ def eval_iterator(
       pad_after_end=options.generate_padding_batch_eval,
       labels=None if index is None else labels(index),
   )
+
+
+def open_whole_files(
+    path: str, options: config_lib.Options
+) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
+  """Loads an index of whole files, and returns it with the storage that checked their sizes."""
+  index = index_builder.load_index(path)
+  if index.has_heads:
+    raise errors.ConfigError(
+        f"The index {path} is a source mixture, which has heads of files without regard to their"
+        " documents. Use dataset_type='olmo_grain'."
+    )
+  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
+  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+  return index, storage
 
 
 def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterator], None]:

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.cli import config_file
 
-_VALUES = {"max_target_length": 16, "olmo_skip": ((1, 2),), "olmo_index_path": 'a"\\b\'/x.json'}
+_VALUES = {"max_target_length": 16, "olmo_skip": ((1, 2),), "olmo_index_path": "a\"\\b'/x.json"}
 
 
 class ConfigFileTest(parameterized.TestCase):

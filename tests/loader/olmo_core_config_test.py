@@ -52,7 +52,10 @@ class RunConfigTest(parameterized.TestCase):
       self.assertIn(f"{name} is not known", error)
 
   @parameterized.parameters(
-      ("NumpyInterleavedFSLDatasetConfig", "are not supported, because no official stage uses them"),
+      (
+          "NumpyInterleavedFSLDatasetConfig",
+          "are not supported, because no official stage uses them",
+      ),
       ("NumpyVSLDatasetConfig", "are not supported, because no official stage uses them"),
       ("SomethingElse", "'SomethingElse', which is not known. Supported: NumpyFSLDatasetConfig, "),
       ("", "has the class '', which is not known"),
