@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import errors
 
 _DESCRIPTION = """\
-Builds the index of a source mixture, as OLMo-core's SourceMixtureDatasetConfig makes it: each source
+Builds the index of a source mixture, as OLMo-core's SourceMixtureDatasetConfig makes it: a source
 gives its share of the requested tokens, from the beginning of each of its files, in whole rows that
 fill whole batches. A source with too few tokens is read several times, up to max_repetition_ratio.
 
@@ -46,7 +48,7 @@ def add_parser(commands: Any) -> None:
   )
   option(
       "--base DIR",
-      "where the files are on this machine, in place of the directory that all paths have in common",
+      "where the files are on this machine, in place of the directory that all paths share",
       otherwise="as MIXTURE says",
   )
   option(
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
   from maxtext_olmo.loader import olmo_core_config
   from maxtext_olmo.loader import olmo_core_files
 
+  if not os.path.isfile(args.mixture):
+    raise errors.ConfigError(f"The source mixture {args.mixture} is not a file.")
   given = olmo_core_config.parse_sources(cli.read_values(args.mixture), args.mixture)
   sources, base = olmo_core_files.resolve_sources(given, args.base)
   index = source_mixture.build_mixture_index(

@@ -19,6 +19,7 @@ from typing import Any
 from absl import logging
 from ml_collections import ConfigDict
 
+from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder
@@ -126,7 +127,8 @@ def import_run(
     files = olmo_core_files.find_files(run, base=base, mix_file=mix_file, near=near)
     index_path = os.fspath(index_path) if index_path else _cached_index_path(run, files)
     index = _build_index(run, files, progress=progress)
-    os.makedirs(os.path.dirname(os.path.abspath(index_path)), exist_ok=True)
+    with atomic.write_errors(index_path):
+      os.makedirs(os.path.dirname(os.path.abspath(index_path)), exist_ok=True)
     index.save(index_path)
   else:
     index = index_builder.load_index(index_path)
@@ -253,7 +255,10 @@ def _uses_boundary_files(run: olmo_core_config.RunConfig) -> bool:
 def describe_dataset(
     run: olmo_core_config.RunConfig, index: index_builder.OlmoNpyIndex
 ) -> list[olmo_core_fingerprint.Dataset]:
-  """Returns what the fingerprint of a run's dataset covers, for each release of OLMo-core."""
+  """Returns what the fingerprint of a run's dataset covers, for each release of OLMo-core.
+
+  If boundary files are missing, that of release 3.0, which hashes them, is left out.
+  """
   if run.dataset == olmo_core_config.PADDED:
     return [olmo_core_fingerprint.padded(index, run.ids, run.sequence_length)]
   if run.dataset == olmo_core_config.WINDOWS:
@@ -262,8 +267,17 @@ def describe_dataset(
         for release in olmo_core_fingerprint.RELEASES
     ]
   hashes: list[tuple[str, str]] = []
+  releases = olmo_core_fingerprint.RELEASES
   if _uses_boundary_files(run):
-    hashes = olmo_core_fingerprint.hash_boundary_files(index, storage_lib.open_storage())
+    try:
+      hashes = olmo_core_fingerprint.hash_boundary_files(index, storage_lib.open_storage())
+    except errors.MissingFileError as error:
+      logging.warning(
+          "Documents of this run came from boundary files, but %s If every document ends in exactly"
+          " one EOS, set olmo_boundaries='eos' instead.",
+          error,
+      )
+      releases = ("2.5",)
   return [
       olmo_core_fingerprint.packed(
           index,
@@ -275,7 +289,7 @@ def describe_dataset(
           boundary_hashes=hashes,
           release=release,
       )
-      for release in olmo_core_fingerprint.RELEASES
+      for release in releases
   ]
 
 
@@ -360,6 +374,9 @@ def _understood(
   found.append(("attention", "within documents" if run.document_lengths else "across the row"))
   if run.dataset != olmo_core_config.WINDOWS:
     found.append(("boundaries", "csv.gz files" if _uses_boundary_files(run) else "EOS"))
+  if run.dataset == olmo_core_config.PACKED:
+    ties = config_lib.defaults()["olmo_packing_ties"]
+    found.append(("equally long documents", f"in the order of {ties} (olmo_packing_ties)"))
   if run.num_epochs:
     found.append(("epochs", str(run.num_epochs)))
   if run.skips:
@@ -367,7 +384,7 @@ def _understood(
     found.append(("steps without training", f"{steps}, counted from 0"))
   found.append(("index", index_path))
   found.append(("OLMo-core's fingerprint", dataset.fingerprint))
-  other = sorted(set(content) - {"dataset", "data_loader"})
-  ignored = [*run.no_effect, *other]
+  used = {"dataset", "data_loader", *(["trainer"] if run.skips or run.num_epochs else [])}
+  ignored = [*run.no_effect, *sorted(set(content) - used)]
   found.append(("not needed", ", ".join(ignored) or "nothing"))
   return found

@@ -17,9 +17,7 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import token_files
-from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import label_masks
@@ -65,7 +63,7 @@ def open_rows(
   Process 0 finds them, which reads all tokens once, before the other processes look for the result.
   """
   index, storage = collectives.run_on_all_processes(
-      lambda: _open_index(index_path, options), "opening the corpus"
+      lambda: wiring.open_whole_files(index_path, options), "opening the corpus"
   )
   rule = options.olmo_boundaries
   path = options.olmo_documents_path or f"{documents_lib.default_path(index_path)}.{rule}"
@@ -104,20 +102,6 @@ def open_rows(
   )
   files = token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
   return rows, reader_lib.FileReader(files), index
-
-
-def _open_index(
-    path: str, options: config_lib.Options
-) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
-  index = index_lib.load_index(path)
-  if index.has_heads:
-    raise errors.ConfigError(
-        f"The index {path} is a source mixture, which has heads of files but no whole documents."
-        " Use dataset_type='olmo_grain'."
-    )
-  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
-  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
-  return index, storage
 
 
 def train_stream(

@@ -16,7 +16,13 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import joined as joined_lib
+from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.corpus.storage import spool as spool_lib
+from maxtext_olmo.corpus.storage import spooled
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import announce
@@ -133,6 +139,23 @@ def eval_iterator(
   )
 
 
+def open_whole_files(
+    path: str, options: config_lib.Options
+) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
+  """Loads an index of whole files, and returns it with the storage that checked their sizes."""
+  storage = storage_lib.open_storage(
+      options.store_options, max_open_files=options.olmo_max_open_files or None
+  )
+  index = index_builder.load_index(path, storage=storage)
+  if index.has_heads:
+    raise errors.ConfigError(
+        f"The index {path} is a source mixture, which has heads of files without regard to their"
+        " documents. Use dataset_type='olmo_grain'."
+    )
+  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+  return index, storage
+
+
 def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterator], None]:
   """Returns a function that logs the start of a run and writes its history and config."""
 
@@ -228,6 +251,20 @@ def _exclusions(
       len(exclusions.firsts),
   )
   return exclusions
+
+
+def token_reader(
+    options: config_lib.Options, files: token_files.TokenFiles
+) -> reader_lib.FileReader:
+  """Returns a reader of token files, through a spool if the options name one."""
+  if options.olmo_spool_dir:
+    if files.storage.wants_concurrency(files.paths):
+      spool = spool_lib.Spool(options.olmo_spool_dir, int(options.olmo_spool_gib * 2**30))
+      storage = spooled.SpooledStorage(files.storage, spool)
+      files = dataclasses.replace(files, storage=storage)
+    else:
+      logging.info("olmo_spool_dir is not used: all token files are local.")
+  return reader_lib.FileReader(files)
 
 
 def _prefetch(options: config_lib.Options) -> delivery.Prefetch:

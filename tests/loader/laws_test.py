@@ -218,8 +218,13 @@ class EpochTest(LawsCase):
       row = counts[file][first : first + length]
       np.testing.assert_array_equal(row, 2 * (np.arange(length) < row_sources.LENGTH))
 
-  @parameterized.parameters(("packed", row_sources.LENGTH), ("packed_olmo_core", None))
-  def test_every_packed_document_comes_once_per_epoch(self, source, most):
+  @parameterized.parameters(
+      ("packed", row_sources.LENGTH),
+      ("packed_olmo_core", None),
+      ("padded", row_sources.LENGTH),
+      ("padded_olmo_core", row_sources.LENGTH),
+  )
+  def test_every_packed_or_padded_document_comes_once_per_epoch(self, source, most):
     # Without a shuffle, so that the olmo_core order drops no tail.
     counts, rows = self.times_read(source, olmo_num_epochs=2, enable_data_shuffling=False)
     self.assertEqual(rows[: len(rows) // 2], rows[len(rows) // 2 :])
@@ -295,7 +300,9 @@ class ExplainTest(LawsCase):
       expected = [records[number]["inputs"] for number in parts.source.tolist()]
       np.testing.assert_array_equal(expected, batch["inputs"])
 
-  @parameterized.parameters("outside_in", "windows_label_masks", "packed_olmo_core")
+  @parameterized.parameters(
+      "outside_in", "windows_label_masks", "packed_olmo_core", "padded_olmo_core"
+  )
   def test_loss_is_taken_where_the_masks_by_hand_say_so(self, source):
     batches, states = self.run_of(source)
     dataset = self.make(source).host_batches(0)

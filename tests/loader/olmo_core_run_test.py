@@ -398,6 +398,64 @@ class ConfigTest(parameterized.TestCase):
       )
 
 
+class MixtureTest(absltest.TestCase):
+  """An index of heads of files is an index like any other."""
+
+  def setUp(self):
+    super().setUp()
+    self.folder = self.create_tempdir().full_path
+    olmo_core_goldens.write_corpora(self.folder, "mix")
+    content = config_of(_GOLDENS["mixture_repeat"], self.folder)
+    self.config = maxtext_olmo.from_olmo_core(content, index_path=f"{self.folder}/index.json")
+    self.index = maxtext_olmo.load_index(self.config.olmo_index_path)
+
+  def iterator(self, **changes):
+    config = self.config.copy_and_resolve_references()
+    config.update(changes)
+    iterator, _ = maxtext_olmo.create_data_iterator(config, cases.device_mesh())
+    self.addCleanup(iterator.close)
+    return iterator
+
+  def test_labels_can_be_mixed_and_rows_explained(self):
+    iterator = self.iterator(olmo_order="feistel", olmo_mixture={"s0": 1.0, "s2": 0.5})
+    found = set()
+    for step, batch in enumerate(cases.take(iterator, 6)):
+      for row, tokens in zip(iterator.explain(step).rows, batch["inputs"]):
+        (part,) = row.parts
+        number = int(self.index.locate(np.array([row.number]))[0][0])
+        self.assertEqual(part.file, self.index.resolve(number))
+        self.assertLessEqual(part.first + part.count, self.index.files[number].head_tokens)
+        read = np.fromfile(part.file, "<u2")[part.first : part.first + part.count]
+        np.testing.assert_array_equal(read, tokens)
+        found.add(row.label)
+    self.assertEqual(found, {"s0", "s2"})
+
+  def test_a_run_resumes_and_another_mixture_is_refused(self):
+    iterator = self.iterator(olmo_order_cache_dir=self.folder)
+    cases.take(iterator, 3)
+    state = iterator.get_state()
+    expected = cases.take_inputs(iterator, 2)
+    again = self.iterator(olmo_order_cache_dir=self.folder)
+    again.set_state(state)
+    np.testing.assert_array_equal(cases.take_inputs(again, 2), expected)
+    content = config_of(_GOLDENS["mixture_repeat"], self.folder)
+    content["dataset"]["source_mixture_config"]["requested_tokens"] -= 800
+    other = maxtext_olmo.from_olmo_core(content, index_path=f"{self.folder}/other.json")
+    other = self.iterator(olmo_index_path=other.olmo_index_path, olmo_order_cache_dir=self.folder)
+    with self.assertRaisesRegex(errors.ResumeError, "other head|fingerprint"):
+      other.set_state(state)
+
+  def test_documents_of_heads_are_refused(self):
+    for dataset_type in ("olmo_padded", "olmo_documents"):
+      with self.assertRaisesRegex(errors.ConfigError, "is a source mixture"):
+        self.iterator(
+            dataset_type=dataset_type,
+            olmo_order="feistel" if dataset_type == "olmo_documents" else "olmo_core",
+            olmo_pad_id=1 if dataset_type == "olmo_padded" else -1,
+            olmo_apply_ngram_filter=None,
+        )
+
+
 class OtherDataTest(absltest.TestCase):
 
   def setUp(self):

@@ -38,6 +38,7 @@ _ALL: dict[str, Any] = {
 }
 _DOCUMENTS = {"dataset_type": "olmo_documents", "olmo_eos_id": 0, "olmo_packing_bins": 40}
 _PACKED = {"dataset_type": "olmo_packed", "olmo_eos_id": 0, "olmo_pad_id": 99}
+_PADDED = {"dataset_type": "olmo_padded", "olmo_eos_id": 0, "olmo_pad_id": 98}
 _MIXTURE = {"olmo_mixture": {"label-0": 2.0, "label-*": 0.5}}
 # From positions on where steps begin with all batch sizes that tests change to.
 _STAGES = (
@@ -64,6 +65,13 @@ SOURCES: dict[str, dict[str, Any]] = {
         "olmo_document_mask": True,
         "olmo_apply_ngram_filter": True,
         "olmo_ngram_max_count": 20,
+        "olmo_label_masks": ("*.mask",),
+    },
+    "padded": _PADDED,
+    "padded_olmo_core": {
+        **_PADDED,
+        "olmo_order": "olmo_core",
+        "olmo_apply_ngram_filter": True,
         "olmo_label_masks": ("*.mask",),
     },
     "windows_label_masks": {"olmo_label_masks": ("*.mask",)},
