@@ -1,15 +1,21 @@
-"""OLMo 3 7B, stage 1: 950 files, 5.93T tokens, in windows of 8192, at 4M tokens per step.
+"""OLMo 3 7B, stage 1: windows of 8192 tokens at 4M tokens per step, in the order of AI2's run.
 
-    maxtext-olmo index build --mix-file=OLMo-mix-0925-official.txt --base=/data/olmo \\
-      --tokenizer=allenai/dolma3-tokenizer --sequence-length=8192 --output=olmo3_stage1.json
+    maxtext-olmo index build --mix-file=OLMo-mix-0625-official.txt --base=/data/ai2-llm \\
+      --sequence-length=8192 --max-target-sequence-length=8192 --output=olmo3_7b_stage1.json
 
-    python -m maxtext_olmo.trainers.tiny --config=configs/olmo3_7b_stage1.py \\
-      --config.olmo_index_path=olmo3_stage1.json --config.checkpoint_dir=/checkpoints/olmo3
+    maxtext-olmo train --config=configs/olmo3_7b_stage1.py \\
+      --config.olmo_index_path=olmo3_7b_stage1.json --config.checkpoint_dir=/checkpoints/stage1
 
-The last command runs on each host, which finds the others through $JAX_COORDINATOR_ADDRESS,
-$JAX_NUM_PROCESSES and $JAX_PROCESS_ID. The data settings are what a 7B run needs in any trainer.
-The model has the size of OLMo 3 but is a plain decoder, without sliding windows and without norms
-on queries and keys.
+    maxtext-olmo maxtext train base.yml model_name=olmo3-7b dataset_type=olmo_grain \\
+      olmo_index_path=olmo3_7b_stage1.json olmo_order=olmo_core data_shuffle_seed=34521 \\
+      olmo_apply_ngram_filter=false max_target_length=8192 per_device_batch_size=4 \\
+      base_output_directory=/checkpoints run_name=stage1
+
+Commands run on each host, which finds the others through $JAX_COORDINATOR_ADDRESS,
+$JAX_NUM_PROCESSES and $JAX_PROCESS_ID. Not all files of this mix are public; those of
+OLMo-mix-0925-official are, but they are another corpus and so another order. The data settings are
+AI2's. The model has the size of OLMo 3 but is a plain decoder, without sliding windows and without
+norms on queries and keys.
 """
 
 import maxtext_olmo
@@ -18,16 +24,16 @@ import maxtext_olmo
 def get_config():
   config = maxtext_olmo.get_trainer_config()
 
-  # Data: as in AI2's official run, except for the order.
+  # Data: as in AI2's official run.
   config.dataset_type = "olmo_grain"
   config.max_target_length = 8192
   config.global_batch_size_to_load = 512  # x 8192 = 4,194,304 tokens
-  config.data_shuffle_seed = 34521  # AI2's seed
-  config.olmo_order = "feistel"  # starts at once; it is not the order of AI2's run
+  config.data_shuffle_seed = 34521
+  config.olmo_order = "olmo_core"  # for a run of your own, "feistel" starts faster
   config.vocab_size = 100278  # of the dolma2 tokenizer; an id outside it stops the run
   config.olmo_eos_id = 100257  # <|endoftext|>, which ends each document
   config.olmo_document_mask = False  # tokens attend to earlier documents in their window
-  config.olmo_apply_ngram_filter = False  # the 7B run had no filter; the 32B run had one
+  config.olmo_apply_ngram_filter = False  # the 7B runs had no filter; the 32B runs had one
 
   # Model.
   config.emb_dim = 4096

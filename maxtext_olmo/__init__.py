@@ -62,6 +62,7 @@ _PUBLIC = {
     "evaluation.requests": ("HFTokenizeLogLikelihoodRolling", "ParseLMEval"),
     "evaluation.model": ("JaxLM",),
     "evaluation.pipeline": ("lmeval_preprocessing_pipeline",),
+    "loader.olmo_core_run": ("from_olmo_core",),
     "loader.olmo_grain": (
         "make_olmo_grain_data_loader",
         "make_olmo_grain_eval_iterator",
@@ -132,6 +133,7 @@ if TYPE_CHECKING:  # The same names for type checkers and editors, which do not 
   from maxtext_olmo.grain_llm.pipeline import shard_grain_dataset as shard_grain_dataset
   from maxtext_olmo.grain_llm.records import AddEndOfDocument as AddEndOfDocument
   from maxtext_olmo.grain_llm.records import TokenFeatures as TokenFeatures
+  from maxtext_olmo.loader.olmo_core_run import from_olmo_core as from_olmo_core
   from maxtext_olmo.loader.olmo_grain import (
       make_olmo_grain_data_loader as make_olmo_grain_data_loader,
   )

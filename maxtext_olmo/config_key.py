@@ -24,8 +24,9 @@ from maxtext_olmo.order import permutations
 # Returns what is wrong with a value, such as "must be at least 0"; empty if the value is valid.
 Check = Callable[[Any], str]
 
-GRAIN, DOCUMENTS, SYNTHETIC = "olmo_grain", "olmo_documents", "synthetic"
-DATASET_TYPES = (GRAIN, DOCUMENTS, SYNTHETIC)
+GRAIN, DOCUMENTS, PACKED = "olmo_grain", "olmo_documents", "olmo_packed"
+PADDED, SYNTHETIC = "olmo_padded", "synthetic"
+DATASET_TYPES = (GRAIN, DOCUMENTS, PACKED, PADDED, SYNTHETIC)
 
 WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
 
@@ -119,11 +120,13 @@ def show(value: Any) -> str:
 
 
 BOOLEAN = Kind("true or false", bool, _read_boolean)
+TEXT = Kind(f"text of at most {_MOST_TEXT} characters, without NUL", str, _read_text)
+TEXTS = Kind("a list of texts", list, lambda value: tuple(map(_read_text, _read_list(value))))
 _KINDS = {
     bool: BOOLEAN,
     int: Kind("a whole number below 2**64", int, read_whole_number),
     float: Kind("a number", float, read_number),
-    str: Kind(f"text of at most {_MOST_TEXT} characters, without NUL", str, _read_text),
+    str: TEXT,
     tuple: Kind("a list", list, _read_list),
 }
 
@@ -217,12 +220,16 @@ def problems(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
   """
   yield from _batch_sizes(options)
   yield from _schedule(options)
-  if options.dataset_type in (GRAIN, DOCUMENTS):
+  if options.dataset_type != SYNTHETIC and options.dataset_type in DATASET_TYPES:
     yield from _corpus(options)
   if options.dataset_type == GRAIN:
     yield from _windows(options)
   if options.dataset_type == DOCUMENTS:
     yield from _documents(options, defaults)
+  if options.dataset_type in (PACKED, PADDED):
+    yield from _packed_or_padded(options)
+  if options.dataset_type == PACKED:
+    yield from _packed(options)
 
 
 def _batch_sizes(options: Any) -> Iterator[str]:
@@ -269,19 +276,51 @@ def _corpus(options: Any) -> Iterator[str]:
         options, f"olmo_path_remap_{other}"
     ):
       yield f"olmo_path_remap_{one} is set without olmo_path_remap_{other}; set both or neither."
-  if options.vocab_size and options.olmo_eos_id >= options.vocab_size:
+  for name in ("olmo_eos_id", "olmo_bos_id", "olmo_pad_id"):
+    token = getattr(options, name)
+    if options.vocab_size and token >= options.vocab_size:
+      yield f"{name}={token} is outside the vocabulary: vocab_size={options.vocab_size}."
+  if options.olmo_ngram_min_period > options.olmo_ngram_max_period:
     yield (
-        f"olmo_eos_id={options.olmo_eos_id} is outside the vocabulary: vocab_size="
-        f"{options.vocab_size}."
+        f"olmo_ngram_min_period={options.olmo_ngram_min_period} exceeds olmo_ngram_max_period="
+        f"{options.olmo_ngram_max_period}."
     )
 
 
-def _windows(options: Any) -> Iterator[str]:
+def _like_olmo_core(options: Any) -> Iterator[str]:
   order = options.order_name
   if options.olmo_order_resume == "olmo_core" and order != "olmo_core":
     yield f"olmo_order_resume='olmo_core' needs olmo_order='olmo_core', not {order!r}."
   if options.olmo_document_mask and options.olmo_eos_id < 0:
     yield "olmo_document_mask needs olmo_eos_id, the token that ends a document."
+  if options.olmo_label_masks_seed >= 0 and not options.olmo_label_masks:
+    yield "olmo_label_masks_seed is set without olmo_label_masks."
+
+
+def _packed_or_padded(options: Any) -> Iterator[str]:
+  yield from _like_olmo_core(options)
+  name = options.dataset_type
+  if options.olmo_pad_id < 0:
+    yield f"dataset_type={name} needs olmo_pad_id, the token that fills rows."
+  if options.olmo_eos_id < 0 and (options.olmo_boundaries == "eos" or name == PADDED):
+    unless = "" if name == PADDED else ", unless olmo_boundaries='csv'"
+    yield f"dataset_type={name} needs olmo_eos_id{unless}."
+  if options.eval_interval > 0 and not options.olmo_eval_index_path:
+    yield f"eval_interval={options.eval_interval} needs olmo_eval_index_path."
+
+
+def _packed(options: Any) -> Iterator[str]:
+  if options.olmo_long_documents == "error":
+    yield "olmo_long_documents='error': olmo_packed needs 'truncate' or 'split'."
+  if (options.olmo_packing_ties == "cache") != bool(options.olmo_packing_cache_dir):
+    yield "olmo_packing_ties='cache' and olmo_packing_cache_dir need each other; set both."
+
+
+def _windows(options: Any) -> Iterator[str]:
+  order = options.order_name
+  yield from _like_olmo_core(options)
+  if options.olmo_label_masks and options.olmo_stages:
+    yield "olmo_label_masks and olmo_stages are both set; masks pair with one index only."
   if options.eval_interval > 0 and not (
       options.olmo_eval_index_path or options.olmo_eval_instances
   ):

@@ -16,6 +16,10 @@ from maxtext_olmo.config_key import DATASET_TYPES as DATASET_TYPES
 from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.config_key import MOST_ROWS
+from maxtext_olmo.config_key import PACKED
+from maxtext_olmo.config_key import PADDED
+from maxtext_olmo.config_key import TEXT
+from maxtext_olmo.config_key import TEXTS
 from maxtext_olmo.config_key import Key
 from maxtext_olmo.config_key import Kind
 from maxtext_olmo.config_key import at_least
@@ -23,19 +27,27 @@ from maxtext_olmo.config_key import one_of
 from maxtext_olmo.config_key import read_number
 from maxtext_olmo.config_key import read_whole_number
 from maxtext_olmo.config_key import some_of
+from maxtext_olmo.corpus import document_spans
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import skips
 from maxtext_olmo.rows import batch
 from maxtext_olmo.rows import packing
+from maxtext_olmo.rows import tie_order
 
-_CORPUS = (GRAIN, DOCUMENTS)
+_CORPUS = (GRAIN, DOCUMENTS, PACKED, PADDED)
+_MIXED = (GRAIN, DOCUMENTS)
+_LIKE_OLMO_CORE = (GRAIN, PACKED, PADDED)
+_SEGMENTED = (GRAIN, PACKED)
+_FILLED = (PACKED, PADDED)
 _MOST_WORKERS = 512
 _MOST_AHEAD = 1024
+_LONGEST_PERIOD = 2**20
 ORDERS = permutations.order_names()
 PACKINGS = (*packing.PACKINGS, "none")
 CORPUS_CHANGES = ("no", "extend", "any")
+PACKING_TIES = (*tie_order.TIES, "cache")
 _UNKNOWN_SCHEME = f"must be a path, or begin with {', '.join(f'{s}://' for s in urls.SCHEMES)}"
 
 
@@ -104,7 +116,8 @@ KEYS: tuple[Key, ...] = (
     # MaxText's names.
     Key("dataset_type", GRAIN,
         "Source of the batches: olmo_grain (windows of an OLMo corpus), olmo_documents (its"
-        " documents, packed or one per row), synthetic (random tokens), or a registered type."),
+        " documents, packed or one per row), olmo_packed and olmo_padded (its documents, packed or"
+        " padded as in OLMo-core), synthetic (random tokens), or a registered type."),
     Key("max_target_length", 2048,
         "Tokens per row. For olmo_grain, the sequence length of the index or a divisor of its"
         " max_target_sequence_length.", at_least(1, 2**26)),
@@ -147,6 +160,9 @@ KEYS: tuple[Key, ...] = (
         "Steps done before this start. -1: those of the latest committed checkpoint, or 0 if there"
         " is none.",
         at_least(-1, 2**32)),
+    Key("olmo_dataset_type", "",
+        "In MaxText, whose own dataset_type must be olmo_grain, the dataset type to use instead,"
+        " such as olmo_packed.", one_of("", *DATASET_TYPES), read_by=("MaxText",)),
     # The corpus.
     Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _is_file,
         read_by=_CORPUS, per_host=True),
@@ -189,12 +205,12 @@ KEYS: tuple[Key, ...] = (
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
         "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch."
-        " Empty: the user's cache directory.", _is_local_directory, read_by=(GRAIN,),
+        " Empty: the user's cache directory.", _is_local_directory, read_by=_LIKE_OLMO_CORE,
         per_host=True),
     Key("olmo_order_resume", "exact",
         "When the restored position is not a multiple of the batch size: 'exact' continues there,"
         " 'olmo_core' rounds down as OLMo-core does.", one_of("exact", "olmo_core"),
-        read_by=(GRAIN,)),
+        read_by=_LIKE_OLMO_CORE),
     Key("olmo_num_epochs", 0,
         "Epochs to train for; padding completes the last batch. 0: unlimited.", at_least(0, 10**6),
         read_by=_CORPUS),
@@ -206,10 +222,10 @@ KEYS: tuple[Key, ...] = (
         read_by=(GRAIN,), per_host=True),
     Key("olmo_mixture", {},
         "Amount to read of each label or label pattern, such as {'wiki': 2.0, 'web-*': 0.5}. Empty:"
-        " the corpus as it is.", kind=config_stages.MIXTURE, read_by=_CORPUS),
+        " the corpus as it is.", kind=config_stages.MIXTURE, read_by=_MIXED),
     Key("olmo_mixture_unit", "epochs",
         f"Unit of the numbers in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
-        one_of(*mixture.UNITS), read_by=_CORPUS),
+        one_of(*mixture.UNITS), read_by=_MIXED),
     Key("olmo_stages", (),
         "Later stages of the run: dicts with from_step (or from_tokens) and the keys that change"
         " there: olmo_mixture, olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed,"
@@ -229,10 +245,25 @@ KEYS: tuple[Key, ...] = (
     # The rows.
     Key("olmo_apply_ngram_filter", None,
         "Exclude rows with long repetitions from the loss, as OLMo-core does.", kind=BOOLEAN,
-        read_by=_CORPUS, default_by_type={GRAIN: True, DOCUMENTS: False}),
+        read_by=_CORPUS,
+        default_by_type={GRAIN: True, DOCUMENTS: False, PACKED: False, PADDED: False}),
+    Key("olmo_ngram_min_period", 1, "Tokens of the shortest n-gram whose repetition is filtered.",
+        at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
+    Key("olmo_ngram_max_period", 13, "Tokens of the longest n-gram whose repetition is filtered.",
+        at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
+    Key("olmo_ngram_max_count", 32,
+        "Number of times in a row that an n-gram may not reach. Fewer than 3 acts as 3.",
+        at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
     Key("olmo_document_mask", False,
         "Restart segment ids and positions at each document, so that attention stays within it."
-        " Needs olmo_eos_id. olmo_documents always does this.", read_by=(GRAIN,)),
+        " Needs olmo_eos_id. olmo_documents always does this.", read_by=_SEGMENTED),
+    Key("olmo_label_masks", (),
+        "Files that say which tokens count in the loss, one byte per token, or patterns for them,"
+        " such as masks/*.npy. The n-th file belongs to the n-th token file.",
+        kind=TEXTS, read_by=_LIKE_OLMO_CORE, per_host=True),
+    Key("olmo_label_masks_seed", -1,
+        "The --source-permutation-seed with which the index was built: the mask files are shuffled"
+        " in the same way. -1: not shuffled.", at_least(-1), read_by=_LIKE_OLMO_CORE),
     Key("olmo_skip", (),
         "(first, end) pairs of steps or samples to skip; the end is exclusive.",
         kind=_RANGES, read_by=_CORPUS),
@@ -248,18 +279,42 @@ KEYS: tuple[Key, ...] = (
         _is_file, read_by=_CORPUS, per_host=True),
     Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
         read_by=_CORPUS),
+    Key("olmo_bos_id", -1,
+        "Token that begins each document. If set, an EOS ends a document only before a BOS. -1:"
+        " none.", at_least(-1), read_by=_SEGMENTED),
+    Key("olmo_pad_id", -1, "Token that fills rows after their documents. -1: unknown.",
+        at_least(-1), read_by=_FILLED),
+    Key("olmo_boundaries", "eos",
+        "Where the boundaries of documents come from: 'eos', the tokens, or 'csv', the .csv.gz file"
+        " next to each token file, as OLMo-core reads it for remote files.",
+        one_of(*document_spans.SOURCES), read_by=_FILLED),
     Key("olmo_documents_path", "",
         "Document index. Empty: the file INDEX.documents next to the index.",
-        read_by=(DOCUMENTS,), per_host=True),
+        read_by=(DOCUMENTS, PADDED), per_host=True),
     Key("olmo_packing", "planned",
         f"How documents are packed into rows: {', '.join(packing.PACKINGS)}; 'none' gives each"
         " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),
     Key("olmo_packing_bins", 0,
         "Rows packed at a time. 0: 1024 for 'planned', otherwise the batch size of one host.",
         at_least(0, 2**20), read_by=(DOCUMENTS,)),
-    Key("olmo_long_documents", "split",
-        f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}.",
-        one_of(*packing.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
+    Key("olmo_source_group_size", 1, "Consecutive files whose documents are packed together.",
+        at_least(1, 2**20), read_by=(PACKED,)),
+    Key("olmo_packing_ties", "avx512",
+        "Order in which equally long documents are packed, which OLMo-core leaves to NumPy's sort:"
+        " that of CPUs with 'avx512' (emulated), 'avx2' or neither ('scalar'), 'stable', or"
+        " 'cache', from a run's own files.", one_of(*PACKING_TIES), read_by=(PACKED,)),
+    Key("olmo_packing_cache_dir", "",
+        "The work_dir of a run of OLMo-core, for olmo_packing_ties='cache'.", _is_directory,
+        read_by=(PACKED,), per_host=True),
+    Key("olmo_packed_segments", "rescan",
+        "Segments of a packed row: 'rescan' finds document ends in the padded row, as OLMo-core 2.5"
+        " does; 'documents' takes them from .csv.gz boundaries, as 3.0 does.",
+        one_of("rescan", "documents"), read_by=(PACKED,)),
+    Key("olmo_long_documents", None,
+        f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}. For"
+        " olmo_packed: truncate or split, which OLMo-core calls 'fragment'.",
+        one_of(*packing.LONG_DOCUMENTS), kind=TEXT, read_by=(DOCUMENTS, PACKED),
+        default_by_type={DOCUMENTS: "split", PACKED: "truncate"}),
     Key("olmo_shift", "left",
         "'left' shifts the targets; 'right' shifts the inputs and puts an EOS before them.",
         one_of("left", "right"), read_by=(DOCUMENTS,)),

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 _MOST_STYLED = 50
 _NARROWEST = 8
-_TEXT_COLUMNS = ("label", "path", "checksum", "level", "finding", "figure", "reason")
+_TEXT_COLUMNS = (
+    "label",
+    "path",
+    "checksum",
+    "level",
+    "finding",
+    "figure",
+    "reason",
+    "setting",
+    "value",
+)
 
 
 def add_command(

@@ -32,6 +32,7 @@ examples:
       --ppl validation/index.json
 """
 
+_AVERAGINGS = ("exact", "olmo_core")
 _PACKINGS = {"auto": "auto", "on": True, "off": False}
 
 
@@ -65,6 +66,19 @@ def add_parser(subparsers: Any) -> None:
       otherwise="none",
       action="append",
       default=[],
+  )
+  option(
+      "--averaging HOW",
+      "how --ppl averages: `exact` scores every token once; `olmo_core` gives the figures of"
+      " OLMo-core's in-loop evaluation, on its rows (of --max-length tokens) and with its divisor",
+      default="exact",
+  )
+  option(
+      "--olmo-core-batch ROWS",
+      "rows of OLMo-core's evaluation batch over all its ranks; with --averaging=olmo_core, rows"
+      " that do not fill a batch are left out",
+      otherwise="1, which leaves out none",
+      default=1,
   )
   option(
       "--tokenizer T",
@@ -140,7 +154,17 @@ def _check(args: argparse.Namespace) -> None:
     raise errors.ConfigError(
         f"--packing={args.packing} is unknown; choose from {', '.join(_PACKINGS)}."
     )
-  for flag in ("batch_size", "max_length", "limit", "processes"):
+  if args.averaging not in _AVERAGINGS:
+    raise errors.ConfigError(
+        f"--averaging={args.averaging} is unknown; choose from {', '.join(_AVERAGINGS)}."
+    )
+  if args.averaging == "olmo_core" and args.limit:
+    raise errors.ConfigError(
+        "--averaging=olmo_core evaluates the documents that OLMo-core does; remove --limit."
+    )
+  if args.averaging != "olmo_core" and args.olmo_core_batch != 1:
+    raise errors.ConfigError("--olmo-core-batch needs --averaging=olmo_core.")
+  for flag in ("batch_size", "max_length", "limit", "processes", "olmo_core_batch"):
     value = getattr(args, flag)
     if value is not None and value <= 0:
       raise errors.ConfigError(f"--{flag.replace('_', '-')}={value:g} must be positive.")
@@ -202,6 +226,9 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     )
   if indexes:
     scorer = scoring.Scorer(evaluation.make_apply(config), mesh, padding_multiple=16, **options)
+    rule = None
+    if args.averaging == "olmo_core":
+      rule = perplexity.OlmoCoreRule(options["max_length"], args.olmo_core_batch)
     remap = {config.olmo_path_remap_from: config.olmo_path_remap_to}
     results["perplexity"] = {
         path: perplexity.score_index(
@@ -211,6 +238,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             tokenizer,
             path_remap=remap if config.olmo_path_remap_from else None,
             limit=limit,
+            olmo_core=rule,
             progress=True,
         )
         for path, index in indexes.items()
@@ -249,13 +277,14 @@ def _report_perplexity(path: str, labels: dict[str, Any]) -> None:
     scores["all"] = sum(labels.values(), perplexity.LabelScore())
   print(path)
   cli.print_table(
-      ("label", "documents", "tokens", "bytes", "perplexity", "bits per byte"),
+      ("label", "documents", "tokens", "bytes", "loss", "perplexity", "bits per byte"),
       [
           (
               label,
               score.documents,
               score.tokens,
               score.bytes,
+              f"{score.cross_entropy:.4f}",
               f"{score.perplexity:.4f}",
               f"{score.bits_per_byte:.4f}",
           )

@@ -1,4 +1,4 @@
-"""`maxtext-olmo index build`, `index show` and `index documents`."""
+"""`maxtext-olmo index build`, `index show` and `index documents`; `index_mixture` has another."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
+from maxtext_olmo.cli import index_mixture
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
@@ -21,10 +22,11 @@ example:
 
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `index build`, `index show` and `index documents`."""
+  """Adds `index build`, `index mixture`, `index show` and `index documents`."""
   group = subparsers.add_parser("index", help="build an index of token files, or show one")
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_build(commands)
+  index_mixture.add_parser(commands)
   option = cli.add_command(
       commands,
       "show",

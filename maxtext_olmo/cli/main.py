@@ -31,6 +31,7 @@ COMMANDS = (
     "eval",
     "demo",
     "order",
+    "olmo-core",
     "maxtext",
 )
 # Arguments after these commands are parsed by another program.
@@ -98,7 +99,8 @@ def make_parser() -> argparse.ArgumentParser:
   )
   subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
   for name in COMMANDS:
-    importlib.import_module(f"maxtext_olmo.cli.{name}").add_parser(subparsers)
+    module = importlib.import_module(f"maxtext_olmo.cli.{name.replace('-', '_')}")
+    module.add_parser(subparsers)
   return parser
 
 

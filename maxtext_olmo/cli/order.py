@@ -8,9 +8,9 @@ import os
 import sys
 from typing import Any
 
-from maxtext_olmo import atomic
 from maxtext_olmo import cli
 from maxtext_olmo import errors
+from maxtext_olmo.cli import config_file
 from maxtext_olmo.order import epochs as epochs_lib
 
 _MOST_INSTANCES = 1 << 40
@@ -135,17 +135,17 @@ def run_import(args: argparse.Namespace) -> int:
       f" with batches of {rows} rows.\n{checked}\n"
   )
   if args.write:
-    _write(args.write, values, said)
+    comment = f"{said}{config_file.STEP_NOTE}"
+    config_file.write(args.write, values, comment, "Continues an OLMo-core run.")
     print(said + f"Wrote {args.write}.")
   else:
-    print(said + _STEP_NOTE + "\n" + "\n".join(f"{name}={value}" for name, value in values.items()))
+    print(
+        said
+        + config_file.STEP_NOTE
+        + "\n"
+        + "\n".join(f"{name}={value}" for name, value in values.items())
+    )
   return 0
-
-
-_STEP_NOTE = (
-    "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new"
-    " run; set it to count steps from another number."
-)
 
 
 def run_stats(args: argparse.Namespace) -> int:
@@ -174,43 +174,18 @@ def _read_json(path: str) -> Any:
 
 
 def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
-  from maxtext_olmo.loader import olmo_core_import
+  from maxtext_olmo.loader import olmo_core_fingerprint
 
   ids = (args.vocab_size, args.pad_id, args.eos_id)
   if all(value is None for value in (*ids, args.bos_id)):
     return "The fingerprint was not checked; give --vocab-size, --pad-id and --eos-id to check it."
   if any(value is None for value in ids):
     raise errors.ConfigError("--vocab-size, --pad-id and --eos-id need each other; give all three.")
-  expected = olmo_core_import.fingerprint(
-      index,
-      vocab_size=args.vocab_size,
-      pad_id=args.pad_id,
-      eos_id=args.eos_id,
-      bos_id=args.bos_id,
+  tokenizer = olmo_core_fingerprint.TokenizerIds(*ids, args.bos_id)
+  found = state.check_dataset(
+      *(
+          olmo_core_fingerprint.windows(index, tokenizer, release=release)
+          for release in olmo_core_fingerprint.RELEASES
+      )
   )
-  state.check_fingerprint(expected)
-  return f"The index is the run's corpus: both have OLMo-core's fingerprint {expected}."
-
-
-def _write(path: str, values: dict[str, Any], said: str) -> None:
-  if os.path.exists(path):
-    raise errors.ConfigError(f"{path} exists already; choose another name, or remove it.")
-  ending = os.path.splitext(path)[1]
-  comment = (said + _STEP_NOTE).splitlines()
-  if ending == ".json":
-    text = json.dumps(values, indent=2) + "\n"
-  elif ending in (".yml", ".yaml"):
-    lines = [f"# {line}" for line in comment]
-    text = "\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in values.items())]) + "\n"
-  elif ending == ".py":
-    text = (
-        f'"""Continues an OLMo-core run.\n\n    maxtext-olmo train --config={path}\n\n'
-        + "\n".join(comment)
-        + '\n"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
-        "  config = maxtext_olmo.get_trainer_config()\n"
-        + "".join(f"  config.{name} = {value!r}\n" for name, value in values.items())
-        + "  return config\n"
-    )
-  else:
-    raise errors.ConfigError(f"{path}: a config is a .py, .yml, .yaml or .json file.")
-  atomic.write_atomically(path, text)
+  return f"The index is the run's corpus: both have OLMo-core's fingerprint {found}."

@@ -105,6 +105,38 @@ def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boun
     )
 
 
+def read_spans(storage: Storage, path: str, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the first token and the length of each document (int64), in the order of the file.
+
+  Unlike `read_boundaries`, it accepts documents in any order, and tokens that belong to none.
+
+  Raises:
+    CorpusError: The boundary file cannot be read, or has a document that is empty or outside the
+      token file.
+  """
+  starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+  rows, number = _csv_rows(storage, path), 1
+  while block := list(itertools.islice(rows, _LINES_AT_ONCE)):
+    for line, row in enumerate(block, number):
+      if not _is_span(row, n_tokens):
+        raise CorpusError(
+            f"{path}:{line}: expected the start and the end of a document within the"
+            f" {n_tokens} tokens of the file, found {reprlib.repr(','.join(row[:2]))}. {_USE_EOS}"
+        )
+    starts.append(np.fromiter((int(row[0]) for row in block), np.int64, len(block)))
+    ends.append(np.fromiter((int(row[1]) for row in block), np.int64, len(block)))
+    number += len(block)
+  first = np.concatenate(starts)
+  return first, np.concatenate(ends) - first
+
+
+def _is_span(row: list[str], n_tokens: int) -> bool:
+  try:
+    return 0 <= int(row[0]) < int(row[1]) <= n_tokens
+  except (ValueError, IndexError):
+    return False
+
+
 class BoundaryWriter:
   """Writes a boundary file to an open binary file, one document at a time."""
 

@@ -50,6 +50,7 @@ class DocumentIndex:
     checksum: Checksum (hex) of the document positions; names and hashes do not affect it.
     names: Sizes of the stored names; None if no document has a name.
     hashes: Checksum of the stored hashes; empty if there are none.
+    rule: Rule for where documents begin and end: `auto`, `eos` or `csv`.
     storage: Storage that holds the sidecar file.
   """
 
@@ -63,6 +64,7 @@ class DocumentIndex:
   checksum: str
   names: document_names.NameSizes | None = None
   hashes: str = ""
+  rule: str = "auto"
   storage: Storage = dataclasses.field(default_factory=open_storage, compare=False, repr=False)
 
   def __getstate__(self) -> dict[str, Any]:

@@ -10,6 +10,10 @@ So documents cover their files without gaps, and two consecutive EOS make a docu
 A boundary file next to the token file (`boundaries`) takes precedence: its documents and names are
 used, and the tokens are not read.
 
+That is the rule `auto`. OLMo-core's datasets of documents have others: `eos` ignores boundary
+files, and tokens after the last EOS of a file are no document; `csv` needs a boundary file for each
+token file.
+
 The file has a JSON header in its first 4096 bytes, and then up to three sections, each with a
 checksum in the header:
 
@@ -62,6 +66,7 @@ _FORMAT_1 = "maxtext-olmo documents 1"
 _FORMAT = "maxtext-olmo documents 2"
 # Files up to this size are checked completely when they are opened; larger ones by `verify`.
 _CHECKED_AT_OPENING = 64 << 20
+RULES = ("auto", "eos", "csv")
 _SPAN_BYTES = 16  # A document in the temporary files: its first token and its length.
 
 
@@ -75,6 +80,7 @@ def load_documents(
     index: index_lib.OlmoNpyIndex,
     eos_id: int | None = None,
     *,
+    rule: str = "auto",
     storage: Storage | None = None,
 ) -> DocumentIndex:
   """Opens a document index and checks that it belongs to the corpus.
@@ -92,6 +98,7 @@ def load_documents(
     path: Path of the sidecar file.
     index: Index of the corpus.
     eos_id: EOS that the document index must have been built with; None accepts any.
+    rule: Rule that it must have been built with.
     storage: Storage that holds the sidecar file; local files by default.
 
   Raises:
@@ -128,6 +135,11 @@ def load_documents(
         f" olmo_eos_id={eos_id}. Set olmo_eos_id={values['eos_id']}, or build the document index"
         " again with `maxtext-olmo index documents`."
     )
+  if documents.rule != rule:
+    raise CorpusError(
+        f"The document index {path} was made with the rule {documents.rule!r}, but this run needs"
+        f" {rule!r}. Set olmo_documents_path to another file, or remove this one."
+    )
   if size <= _CHECKED_AT_OPENING:
     documents.verify()
   return documents
@@ -138,6 +150,7 @@ def build_documents(
     path: str | os.PathLike[str],
     eos_id: int,
     *,
+    rule: str = "auto",
     hashes: bool = False,
     path_remap: Mapping[str, str] | None = None,
     workers: int | None = None,
@@ -160,6 +173,7 @@ def build_documents(
     index: Index of the corpus.
     path: Path or URL of the sidecar file, which is written atomically.
     eos_id: Token that ends a document.
+    rule: Rule for where documents begin and end: `auto`, `eos` or `csv`.
     hashes: Whether to store a hash of each document's tokens; reads all tokens once more.
     path_remap: prefix → replacement, for paths that begin differently on this machine.
     workers: Number of threads that read files; one per core by default.
@@ -168,6 +182,8 @@ def build_documents(
       default.
   """
   path = urls.without_secrets(path)
+  if rule not in RULES:
+    raise ConfigError(f"The rule for documents must be one of {', '.join(RULES)}, got {rule!r}.")
   if eos_id < 0 or eos_id > np.iinfo(index.token_dtype).max:
     raise ConfigError(
         f"The EOS {eos_id} is not a valid {index.dtype} token id. Set olmo_eos_id to the id of the"
@@ -189,14 +205,16 @@ def build_documents(
       def find(i: int) -> _Found:
         entry, width = index.files[i], index.token_dtype.itemsize
         boundary = boundaries.boundary_path(files.paths[i])
-        has_boundary = files.storage.exists(boundary)
+        has_boundary = rule != "eos" and files.storage.exists(boundary)
+        if rule == "csv" and not has_boundary:
+          raise CorpusError(f"{files.paths[i]} has no boundary file; expected {boundary}.")
         part = os.path.join(folder, str(i))
         count = 0
         with atomic.write_errors(part), document_names.NameSpool(folder, i) as names:
           if has_boundary:
             spans = _spans_of_csv(files.storage, boundary, entry.n_tokens, names)
           else:
-            spans = _spans_of_tokens(files, i, entry.n_tokens, eos_id)
+            spans = _spans_of_tokens(files, i, entry.n_tokens, eos_id, tail=rule == "auto")
           with open(part, "wb") as file:
             for starts, lengths, read in spans:
               _check_lengths(lengths, files.paths[i])
@@ -210,7 +228,7 @@ def build_documents(
     found = scan.all_or_error(results, problems, "Documents cannot be found")
     if hashes:
       _hash(index, files, folder, found, workers=workers, progress=progress)
-    return _assemble(path, folder, index, eos_id, found, hashes)
+    return _assemble(path, folder, index, eos_id, rule, found, hashes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +268,7 @@ def _assemble(
     folder: str,
     index: index_lib.OlmoNpyIndex,
     eos_id: int,
+    rule: str,
     found: list[_Found],
     hashes: bool,
 ) -> DocumentIndex:
@@ -277,6 +296,8 @@ def _assemble(
         "names": None,
         "hashes": "",
     }
+    if rule != "auto":  # Earlier versions can read the others.
+      values["rule"] = rule
     if named or any(one.sources for one in found):
       put, checksum = _checked_writer(file)
       sizes = document_names.write_names(folder, counts, named, put)
@@ -319,7 +340,9 @@ def _hash_name(number: int) -> str:
 Spans = Iterator[tuple[np.ndarray, np.ndarray, int]]  # starts, lengths, tokens read for them
 
 
-def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int) -> Spans:
+def _spans_of_tokens(
+    files: TokenFiles, file_id: int, n_tokens: int, eos_id: int, *, tail: bool
+) -> Spans:
   begun, place = 0, 0  # start of the current document, and number of tokens read
   for piece in files.storage.pieces(
       files.paths[file_id],
@@ -333,7 +356,7 @@ def _spans_of_tokens(files: TokenFiles, file_id: int, n_tokens: int, eos_id: int
     starts = np.concatenate([[begun], ends[:-1]])[: len(ends)]
     yield starts, ends - starts, len(tokens)
     begun = int(ends[-1]) if len(ends) else begun
-  if begun < place:
+  if tail and begun < place:
     yield np.array([begun]), np.array([place - begun]), 0
 
 
@@ -379,7 +402,7 @@ def _with_sizes(values: dict[str, Any]) -> dict[str, Any]:
 
 def _fits(name: str, value: Any) -> bool:
   """Returns whether a value of the header has the type of its field."""
-  if name in ("fingerprint", "checksum", "hashes", "names.checksum"):
+  if name in ("fingerprint", "checksum", "hashes", "names.checksum", "rule"):
     return isinstance(value, str)
   return isinstance(value, int) and value >= 0
 

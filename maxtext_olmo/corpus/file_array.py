@@ -39,7 +39,7 @@ class FileArray:
       self,
       storage: Storage,
       path: str,
-      dtype: str,
+      dtype: str | np.dtype,
       offset: int,
       count: int,
       *,

@@ -50,6 +50,8 @@ class OlmoNpyFileEntry:
     checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
     etag: ETag of the object when the index was built over URLs; not part of the fingerprint, and
       only valid at that URL.
+    head_tokens: Number of tokens at the beginning of the file that instances are made of; None uses
+      the whole file. The files of a source mixture have it.
   """
 
   path: str
@@ -61,6 +63,12 @@ class OlmoNpyFileEntry:
   data_offset: int = 0
   checksum: str | None = None
   etag: str | None = None
+  head_tokens: int | None = None
+
+  @property
+  def usable_tokens(self) -> int:
+    """Number of tokens that instances are made of: the head, or the whole file."""
+    return self.n_tokens if self.head_tokens is None else self.head_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +130,11 @@ class OlmoNpyIndex:
   def num_windows(self) -> int:
     """Number of windows in the corpus."""
     return self.total_instances // self.chunk_size
+
+  @property
+  def has_heads(self) -> bool:
+    """Whether only heads of files are used, as in a source mixture."""
+    return any(entry.head_tokens is not None for entry in self.files)
 
   @functools.cached_property
   def token_dtype(self) -> np.dtype:
@@ -310,7 +323,8 @@ def _prefix_fingerprints(
   for f in files:
     # Entries from MaxText have no size; it follows from the number of tokens.
     size = f.size_bytes or (f.n_tokens and f.data_offset + f.n_tokens * token_dtype(dtype).itemsize)
-    digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}\n".encode())
+    head = "" if f.head_tokens is None else f" head {f.head_tokens}"
+    digest.update(f"{json.dumps(f.path)} {size} {f.data_offset}{head}\n".encode())
     yield f"sha256:{digest.hexdigest()}"
 
 
@@ -353,7 +367,12 @@ def _lay_out(
   window = longest or sequence_length
   offset, files = 0, []
   for entry in entries:
-    count = entry.n_tokens // window * (window // sequence_length)
+    if entry.usable_tokens > entry.n_tokens:
+      raise CorpusError(
+          f"{entry.path} has a head of {entry.head_tokens} tokens, but the file has"
+          f" {entry.n_tokens}. Build the index again."
+      )
+    count = entry.usable_tokens // window * (window // sequence_length)
     files.append(dataclasses.replace(entry, n_instances=count, instance_offset=offset))
     offset += count
   return tuple(files)

@@ -1,5 +1,6 @@
 """The differences between two indexes of a corpus, and the split that an extended one keeps."""
 
+import collections
 import dataclasses
 
 from maxtext_olmo.corpus import index as index_lib
@@ -33,10 +34,9 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
         f" of {new.window}, which gives other instances; if the sequence length will change, build"
         " the index with --max-target-sequence-length"
     )
-  before = {entry.path: entry for entry in old.files}
-  after = {entry.path: entry for entry in new.files}
+  before, after = _by_name(old), _by_name(new)
   kinds: dict[str, list[str]] = {
-      kind: [] for kind in ("removed", "grown", "shrunk", "replaced", "added")
+      kind: [] for kind in ("removed", "grown", "shrunk", "replaced", "other head", "added")
   }
   for path, entry in before.items():
     if path not in after:
@@ -52,6 +52,8 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
         found.checksum and entry.checksum and found.checksum != entry.checksum
     ):
       kinds["replaced"].append(f"{path} (same size, different content)")
+    if found.head_tokens != entry.head_tokens:
+      kinds["other head"].append(f"{path} ({_head(entry)} to {_head(found)} tokens)")
   last_kept = max((place for place, path in enumerate(after) if path in before), default=-1)
   for place, (path, entry) in enumerate(after.items()):
     if path not in before:
@@ -67,3 +69,18 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
     place = next(i for i, (a, b) in enumerate(zip(order, common)) if a != b)
     lines.append(f"reordered: {order[place]} came before {common[place]}, now it comes after")
   return lines
+
+
+def _by_name(index: index_lib.OlmoNpyIndex) -> dict[str, index_lib.OlmoNpyFileEntry]:
+  """Returns the files by path; from its second occurrence on, a file has that number, too."""
+  counts: collections.Counter[str] = collections.Counter()
+  found = {}
+  for entry in index.files:
+    counts[entry.path] += 1
+    number = counts[entry.path]
+    found[entry.path if number == 1 else f"{entry.path}, occurrence {number}"] = entry
+  return found
+
+
+def _head(entry: index_lib.OlmoNpyFileEntry) -> str:
+  return "all" if entry.head_tokens is None else f"{entry.head_tokens:,}"

@@ -7,6 +7,11 @@ ignored:
     wiki,preprocessed/wiki/{TOKENIZER}/part-00-00000.npy
 
 `{TOKENIZER}` stands for the tokenizer's name. The order of the lines is the order of the instances.
+
+The manifests of OLMo 2's annealing have paths alone. There the second part of a path is the label,
+as in OLMo-core:
+
+    preprocessed/dclm/documents/part-00-00000.npy       the label is dclm
 """
 
 import collections
@@ -65,12 +70,14 @@ def read_mix(
     ) from error
 
   entries, problems = [], []
-  for number, line in enumerate(lines, start=1):
-    line = line.strip()
-    if not line or line.startswith("#"):
-      continue
+  stripped = [(number, line.strip()) for number, line in enumerate(lines, start=1)]
+  named = [(number, line) for number, line in stripped if line and not line.startswith("#")]
+  unlabelled = all(_second_part(line) for _, line in named)
+  for number, line in named:
     try:
-      entries.append(_parse_line(line, number, tokenizer))
+      entries.append(
+          _parse_line(f"{_second_part(line)},{line}" if unlabelled else line, number, tokenizer)
+      )
     except CorpusError as error:
       problems.append(f"  {name}:{number}: {error}")
   if problems:
@@ -111,6 +118,12 @@ def describe_repeats(entries: Sequence[MixEntry]) -> str:
 def _listed(lines: Sequence[str]) -> str:
   more = [f"  … and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
   return "\n".join([*lines[:_SHOWN], *more])
+
+
+def _second_part(line: str) -> str:
+  """Returns the label that the path of a line implies; "" if the line is not a path alone."""
+  parts = line.split("/")
+  return parts[1] if len(parts) > 2 and "," not in line else ""
 
 
 def _parse_line(line: str, number: int, tokenizer: str | None) -> MixEntry:

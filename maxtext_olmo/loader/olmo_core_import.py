@@ -1,4 +1,4 @@
-"""Import of OLMo-core runs: their order of files, their fingerprint, and the state of their loader.
+"""Import of OLMo-core runs: their order of files, and the state of their loader.
 
 OLMo-core's data loader saves its place as a small dict:
 
@@ -14,8 +14,6 @@ the sequence length.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 import random
 import typing
 from collections.abc import Sequence
@@ -23,8 +21,8 @@ from typing import Any, TypeVar
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.loader import olmo_core_fingerprint
 
-_FINGERPRINT_VERSION = "v2.0"
 T = TypeVar("T")
 
 
@@ -33,27 +31,6 @@ def permute_sources(files: Sequence[T], seed: int) -> list[T]:
   places = list(range(len(files)))
   random.Random(seed).shuffle(places)
   return [files[place] for place in places]
-
-
-def fingerprint(
-    index: index_lib.OlmoNpyIndex,
-    *,
-    vocab_size: int,
-    pad_id: int,
-    eos_id: int,
-    bos_id: int | None = None,
-) -> str:
-  """Returns the fingerprint that OLMo-core 3 gives a fixed-length dataset of these files."""
-  head = (
-      f"class=NumpyFSLDatasetvocab_size={vocab_size},pad_token_id={pad_id},eos_token_id={eos_id},"
-      f"dtype=<class 'numpy.{index.dtype}'>,"
-      f"max_target_sequence_length={index.max_target_sequence_length},bos_token_id={bos_id},"
-  )
-  files = "".join(
-      f"path={os.path.basename(entry.path)},size={index.expected_size(i)},"
-      for i, entry in enumerate(index.files)
-  )
-  return hashlib.sha256((head + files).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +68,7 @@ class LoaderState:
     if state.dataset_type != "fsl":
       raise errors.ResumeError(
           f"{where} belongs to a dataset of type {state.dataset_type!r}; only states of type 'fsl'"
-          " (NumpyFSLDataset) can be imported."
+          " (windows, packed and padded rows, source mixtures) can be imported."
       )
     if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
       raise errors.ResumeError(f"{where} has impossible numbers: {state}.")
@@ -107,44 +84,71 @@ class LoaderState:
 
   def position(self, index: index_lib.OlmoNpyIndex) -> int:
     """Returns the loader's progress as a position in the `olmo_core` order over an index."""
-    if index.max_target_sequence_length != self.max_target_sequence_length:
+    return self.position_in_rows(
+        index.total_instances, index.sequence_length, index.max_target_sequence_length
+    )
+
+  def position_in_rows(
+      self, num_rows: int | None, row_length: int, longest: int | None = None
+  ) -> int:
+    """Returns the loader's progress as a position in the `olmo_core` order over rows.
+
+    Args:
+      num_rows: Number of rows of an epoch; None if it is not known, which is enough in epoch 1.
+      row_length: Tokens per row.
+      longest: Longest sequence length of a later stage, for windows that have one.
+    """
+    if longest != self.max_target_sequence_length:
       raise errors.ResumeError(
           f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index"
-          f" has {index.max_target_sequence_length}: the instances differ. Build the index with the"
+          f" has {longest}: the instances differ. Build the index with the"
           " run's --max-target-sequence-length."
       )
-    if index.max_target_sequence_length is None and index.sequence_length != self.sequence_length:
+    if longest is None and row_length != self.sequence_length:
       raise errors.ResumeError(
           f"The loader had a sequence length of {self.sequence_length}, the index has"
-          f" {index.sequence_length}. Without max_target_sequence_length that is a different order"
+          f" {row_length}. Without max_target_sequence_length that is a different order"
           " (OLMo-core would silently continue with it). Build the index with --sequence-length"
           f" {self.sequence_length}."
       )
-    samples, rest = divmod(self.tokens_processed, index.sequence_length)
+    samples, rest = divmod(self.tokens_processed, row_length)
     if rest:
       raise errors.ResumeError(
           f"The loader is at token {self.tokens_processed} of its epoch, inside an instance of"
-          f" {index.sequence_length} tokens. Continue with a sequence length that divides that"
+          f" {row_length} tokens. Continue with a sequence length that divides that"
           " number."
       )
-    if samples > index.total_instances:
+    if num_rows is None:
+      if self.epoch > 1:
+        raise errors.ResumeError(
+            f"The loader is in epoch {self.epoch}, whose first position depends on the number of"
+            " rows, which is not known."
+        )
+      return samples
+    if samples > num_rows:
       raise errors.ResumeError(
           f"The loader has read {samples} instances of its epoch, the index has"
-          f" {index.total_instances}: it describes another corpus. Build the index from the run's"
+          f" {num_rows}: it describes another corpus. Build the index from the run's"
           " files."
       )
-    return (self.epoch - 1) * index.total_instances + samples
+    return (self.epoch - 1) * num_rows + samples
 
-  def check_fingerprint(self, expected: str) -> None:
-    """Raises ResumeError if the loader's dataset does not have the expected fingerprint."""
-    if self.dataset_fingerprint_version != _FINGERPRINT_VERSION:
+  def check_dataset(self, *datasets: olmo_core_fingerprint.Dataset) -> str:
+    """Returns the loader's fingerprint; raises ResumeError unless one of the datasets has it.
+
+    Args:
+      datasets: The dataset, as several releases of OLMo-core describe it.
+    """
+    if self.dataset_fingerprint_version != olmo_core_fingerprint.VERSION:
       raise errors.ResumeError(
           f"The state has a fingerprint of version {self.dataset_fingerprint_version!r}; only"
-          f" {_FINGERPRINT_VERSION!r} can be checked. Leave out --vocab-size to skip the check."
+          f" {olmo_core_fingerprint.VERSION!r} can be checked. Leave out --vocab-size to skip the"
+          " check."
       )
-    if self.dataset_fingerprint != expected:
+    expected = [dataset.fingerprint for dataset in datasets]
+    if self.dataset_fingerprint not in expected:
       raise errors.ResumeError(
           f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, this index has"
-          f" {expected}: the files, their sizes, their order (--source-permutation-seed of `index"
-          " build`), the dtype, or the ids given here differ from the run's."
+          f" {expected[0]}: {datasets[0].explain(self.dataset_fingerprint)}."
       )
+    return self.dataset_fingerprint

@@ -16,10 +16,7 @@ from absl import logging
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
-from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import source as source_lib
-from maxtext_olmo.corpus import storage as storage_lib
-from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import row_dataset
@@ -80,7 +77,7 @@ def open_documents(
   Process 0 builds it before the other processes look for it.
   """
   index, storage = collectives.run_on_all_processes(
-      lambda: _open_index(index_path, options), "opening the corpus"
+      lambda: wiring.open_whole_files(index_path, options), "opening the corpus"
   )
   path = documents_path or documents_lib.default_path(index_path)
 
@@ -112,18 +109,6 @@ def open_documents(
       storage=storage,
       vocab_size=options.vocab_size,
   )
-
-
-def _open_index(
-    path: str, options: config_lib.Options
-) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
-  """Loads an index, and returns it with the storage that checked the sizes of its files."""
-  storage = storage_lib.open_storage(
-      options.store_options, max_open_files=options.olmo_max_open_files or None
-  )
-  index = index_lib.load_index(path, storage=storage)
-  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
-  return index, storage
 
 
 def train_stream(

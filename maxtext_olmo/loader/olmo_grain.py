@@ -20,6 +20,7 @@ from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import label_masks
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import stage_config
 from maxtext_olmo.loader import wiring
@@ -142,6 +143,8 @@ def _eval(
 ) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
+  if options.olmo_eval_index_path:  # The masks are those of the training index.
+    options = options.replace(olmo_label_masks=())
   return wiring.eval_iterator(options, mesh, *_rows(index, options, storage), stream, index=index)
 
 
@@ -253,8 +256,9 @@ def _rows(
   """Returns the rows of an index, and their reader."""
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
-    rule = segments.SegmentRule("after_eos", options.olmo_eos_id)
-  return windows.WindowRows(index, rule), _reader(index, options, storage)
+    rule = segments.SegmentRule("after_eos", options.olmo_eos_id, options.olmo_bos_id)
+  masks = label_masks.mask_paths(options, index)
+  return windows.WindowRows(index, rule, masks), _reader(index, options, storage)
 
 
 def _reader(

@@ -16,8 +16,11 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import joined as joined_lib
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import verify
 from maxtext_olmo.corpus.storage import spool as spool_lib
 from maxtext_olmo.corpus.storage import spooled
 from maxtext_olmo.devices import collectives
@@ -37,7 +40,9 @@ from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
+from maxtext_olmo.rows import loss_mask
 from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import repetition
 from maxtext_olmo.rows import row_source
 
 
@@ -64,7 +69,9 @@ def train_iterator(
     stages: Policy for stages; None for a dataset type that has none.
     joined: The files of all indexes, if the reader reads several.
   """
-  content = content or _content(options)
+  content = dataclasses.replace(
+      content or _content(options), label_masks=loss_mask.digest(source, reader)
+  )
   named = index if joined is None else joined.index
   if options.olmo_exclude and index is not None and named is not None:
     content = dataclasses.replace(content, exclusions=_exclusions(options, index, named))
@@ -116,12 +123,13 @@ def eval_iterator(
 ) -> iterator_lib.BatchIterator:
   """Returns the iterator over evaluation batches, which always starts at the beginning."""
   size = options.global_batch_size_to_eval_on
+  schedule = schedule_lib.BatchSchedule.constant(size).within(stream.batch_epochs)
   layout = _layout(options, mesh, options.global_batch_size_to_load_eval)
   _check_agreement(options, stream)
   return iterator_lib.BatchIterator(
       source,
       reader,
-      state_lib.Start(0, schedule_lib.BatchSchedule.constant(size), stream),
+      state_lib.Start(0, schedule, stream),
       {size: layout},
       content=content or _content(options),
       prefetch=_prefetch(options),
@@ -129,6 +137,23 @@ def eval_iterator(
       pad_after_end=options.generate_padding_batch_eval,
       labels=None if index is None else labels(index),
   )
+
+
+def open_whole_files(
+    path: str, options: config_lib.Options
+) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
+  """Loads an index of whole files, and returns it with the storage that checked their sizes."""
+  storage = storage_lib.open_storage(
+      options.store_options, max_open_files=options.olmo_max_open_files or None
+  )
+  index = index_builder.load_index(path, storage=storage)
+  if index.has_heads:
+    raise errors.ConfigError(
+        f"The index {path} is a source mixture, which has heads of files without regard to their"
+        " documents. Use dataset_type='olmo_grain'."
+    )
+  verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+  return index, storage
 
 
 def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterator], None]:
@@ -191,6 +216,11 @@ def _content(options: config_lib.Options) -> content_lib.Content:
   return content_lib.Content(
       vocab_size=options.vocab_size,
       ngram_filter=options.olmo_apply_ngram_filter,
+      repetition=repetition.RepetitionRule(
+          options.olmo_ngram_min_period,
+          options.olmo_ngram_max_period,
+          options.olmo_ngram_max_count,
+      ),
       shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
       extras=tuple(options.olmo_batch_extras),
   )

@@ -9,6 +9,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import exclude
+from maxtext_olmo.rows import repetition
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments as segments_lib
 
@@ -23,6 +24,8 @@ class Content:
     shift: Offset between inputs and targets.
     extras: Optional arrays with one value per row (`batch.EXTRAS`).
     exclusions: Tokens to leave out of the loss.
+    repetition: Repetitions that the filter masks.
+    label_masks: Digest of the row source's mask files; empty if it has none.
   """
 
   vocab_size: int = 0
@@ -30,32 +33,46 @@ class Content:
   shift: batch_lib.Shift = batch_lib.Shift()
   extras: tuple[str, ...] = ()
   exclusions: exclude.Exclusions | None = None
+  repetition: repetition.RepetitionRule = repetition.OLMO_RULE
+  label_masks: str = ""
 
   def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | str | None]:
     """Returns the values that a checkpoint records, so that a change is noticed."""
-    eos_id = None if rule.begins == "nowhere" else rule.eos_id
+    documents = rule.begins != "nowhere"
+    periods = dataclasses.astuple(self.repetition)
     return {
         "ngram_filter": self.ngram_filter,
-        "document_eos_id": eos_id,
+        "repetition": ",".join(map(str, periods)) if self.ngram_filter else None,
+        "document_eos_id": rule.eos_id if documents else None,
+        "document_bos_id": rule.bos_id if documents and rule.bos_id >= 0 else None,
+        "documents_by_part": rule.begins == "part_and_padding",
         "exclude": None if self.exclusions is None else self.exclusions.digest,
+        "label_masks": self.label_masks or None,
     }
 
 
 # What `Content.record` returns; states of other releases may have other members.
 RECORD_SCHEMA = {
     "ngram_filter": schema.Maybe(bool),
+    "repetition": schema.Maybe(str),
     "document_eos_id": schema.Maybe(schema.Count(-1)),
+    "document_bos_id": schema.Maybe(schema.Count(0)),
+    "documents_by_part": schema.Maybe(bool),
     "exclude": schema.Maybe(str),
+    "label_masks": schema.Maybe(str),
 }
+_WITH_DOCUMENTS_OR_NOT = ("nowhere", "after_eos", "part_and_padding")
 
 
 def as_recorded(
     record: Mapping[str, int | bool | str | None], source: row_source.RowSource, content: Content
 ) -> tuple[row_source.RowSource, Content]:
   """Returns a row source and the processing of its tokens as they were when `record` was made."""
-  content = dataclasses.replace(
-      content, ngram_filter=bool(record.get("ngram_filter", content.ngram_filter))
-  )
+  now = content.record(source.segment_rule)
+  then = {**now, **record}
+  content = dataclasses.replace(content, ngram_filter=bool(then["ngram_filter"]))
+  if isinstance(then["repetition"], str):
+    content = dataclasses.replace(content, repetition=_repetition_rule(then["repetition"]))
   excluded = record.get("exclude")
   if excluded is None:
     content = dataclasses.replace(content, exclusions=None)
@@ -65,11 +82,23 @@ def as_recorded(
         " name it now. Set olmo_exclude to the file that was used then."
     )
   rule = source.segment_rule
-  now = content.record(rule)["document_eos_id"]
-  eos_id = record.get("document_eos_id", now)
-  if eos_id != now and rule.begins in ("nowhere", "after_eos"):  # Windows, with documents or not.
-    rule = segments_lib.SegmentRule()
-    if eos_id is not None:
-      rule = segments_lib.SegmentRule("after_eos", int(eos_id))
-    source = dataclasses.replace(source, segment_rule=rule)  # type: ignore[type-var]
+  if rule.begins in _WITH_DOCUMENTS_OR_NOT:
+    was = segments_lib.SegmentRule()
+    if then["document_eos_id"] is not None:
+      bos_id = -1 if then["document_bos_id"] is None else int(then["document_bos_id"])
+      was = segments_lib.SegmentRule(
+          "part_and_padding" if then["documents_by_part"] else "after_eos",
+          int(then["document_eos_id"]),
+          bos_id,
+      )
+    if was != rule:
+      source = dataclasses.replace(source, segment_rule=was)  # type: ignore[type-var]
   return source, content
+
+
+def _repetition_rule(text: str) -> repetition.RepetitionRule:
+  try:
+    shortest, longest, count = (int(number) for number in text.split(","))
+    return repetition.RepetitionRule(shortest, longest, count)
+  except ValueError as error:
+    raise schema.damaged(f"its repetition filter is {text!r}") from error

@@ -1,8 +1,14 @@
-"""One document per row: row i is document i, cut at the end of the row and padded."""
+"""One document per row: row i is document i, cut at the end of the row and padded.
+
+row length 4, padding P         document 0         document 1     document 2
+tokens                          5 6 7 8 9 E        5 E            6 7 E
+rows                            5 6 7 8            5 E P P        6 7 E P
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,12 +28,16 @@ class DocumentRows(row_source.RowSourceDefaults):
     row_length: Number of tokens per row.
     long_documents: Handling of a document that does not fit: `truncate` or `error`.
     segment_rule: Rule for where segments begin within a document.
+    pad_id: Token that fills a row after its document.
+    mask_paths: Loss mask of each token file; None if every token counts.
   """
 
   documents: documents_lib.DocumentIndex
   row_length: int
   long_documents: str = "error"
   segment_rule: segments.SegmentRule = segments.SegmentRule()
+  pad_id: int = 0
+  mask_paths: Sequence[str] | None = None
 
   @property
   def fingerprint(self) -> str:

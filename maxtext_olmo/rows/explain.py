@@ -302,6 +302,7 @@ def explain(
   arrays = batch_lib.to_arrays(batch, content.shift)
   loss = (arrays[batch_lib.TARGETS_SEGMENTATION] != 0).sum(axis=1)
   of_rows = _explain_parts(parts, reader, provenance)
+  used = parts.used.tolist()
   excluded = np.zeros((len(chosen), 0), np.bool_)
   if content.exclusions is not None:
     excluded = content.exclusions.excluded(parts, source.row_length)
@@ -312,15 +313,15 @@ def explain(
           epoch=stages[i][1],
           number=int(numbers[i]),
           label=of_rows[i][0].label if of_rows[i] else "",
-          used=int(batch["used"][i]),
+          used=used[i],
           kept=bool(batch["trained"][i]),
           loss_tokens=int(loss[i]),
           loss_share=float(loss[i] / max(1, loss.sum())),
           parts=of_rows[i],
-          tokens=batch["tokens"][i, : batch["used"][i]],
+          tokens=batch["tokens"][i, : used[i]],
           stage=stages[i][0],
           excluded=int(excluded[i].sum()),
-          excluded_columns=excluded[i, : batch["used"][i]],
+          excluded_columns=excluded[i, : used[i]],
       )
       for i, row in enumerate(chosen.tolist())
   )

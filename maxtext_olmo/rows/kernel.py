@@ -1,8 +1,8 @@
-"""Functions that numba compiles (extra `[fast]`): reading parts, the repetition search, packing.
+"""Functions that numba compiles (extra `[fast]`): reading, repetitions, segments, packing.
 
 A batch is larger than the processor's cache, so each row is read, padded and checked while it is in
 the cache. Each function has a counterpart without numba that gives the same results (`reader`,
-`repetition`, `packing`) and is used until the compiled one is ready.
+`repetition`, `segments`, `packing`) and is used until the compiled one is ready.
 
 Importing numba takes a while, so only builders that run in background threads import this module.
 Everything is in one file, because numba's cache notices a change in the file of a compiled
@@ -128,14 +128,32 @@ def execute(
 
 
 @_jit
-def best_fit(lengths, capacity, bins):
+def mark_after(tokens, token, words):
+  """Sets bit c of a row, 32 to a word, for each column c that follows a given token."""
+  for r in range(tokens.shape[0]):
+    row = tokens[r]
+    end = row.shape[0] - 1  # Nothing follows the last token.
+    for first in range(0, end, 32):
+      last = min(first + 32, end)
+      found = False
+      for i in range(first, last):  # Without branches, so that it compares many at a time.
+        found |= row[i] == token
+      if found:
+        for i in range(first, last):
+          if row[i] == token:
+            words[r, (i + 1) >> 5] |= np.uint32(1) << np.uint32((i + 1) & 31)
+
+
+@_jit
+def best_fit(lengths, capacity, queues, bins):
   """Puts each piece, in the given order, into the bin it fills best; returns the number of bins.
 
-  Bins with equal room are a stack, linked through `below`; the bits of `rooms` say which stacks are
-  not empty.
+  Bins with equal room are a list, linked through `after`; the bits of `rooms` say which lists are
+  not empty. A bin is taken from the front, and put at the back (a queue) or the front (a stack).
   """
-  top = np.full(capacity + 1, -1, np.int64)
-  below = np.empty(lengths.shape[0], np.int64)
+  front = np.full(capacity + 1, -1, np.int64)
+  back = np.full(capacity + 1, -1, np.int64)
+  after = np.empty(lengths.shape[0], np.int64)
   rooms = np.zeros((capacity >> 6) + 1, np.uint64)
   one = np.uint64(1)
   number_of_bins = 0
@@ -154,16 +172,24 @@ def best_fit(lengths, capacity, bins):
       while not bits & one:
         bits >>= one
         space += 1
-      number = top[space]
-      top[space] = below[number]
-      if top[space] < 0:
+      number = front[space]
+      front[space] = after[number]
+      if front[space] < 0:
         rooms[space >> 6] ^= one << np.uint64(space & 63)
     bins[i] = number
     rest = space - length
     if rest:
-      below[number] = top[rest]
-      top[rest] = number
-      rooms[rest >> 6] |= one << np.uint64(rest & 63)
+      if front[rest] < 0:
+        front[rest] = back[rest] = number
+        after[number] = -1
+        rooms[rest >> 6] |= one << np.uint64(rest & 63)
+      elif queues:
+        after[back[rest]] = number
+        back[rest] = number
+        after[number] = -1
+      else:
+        after[number] = front[rest]
+        front[rest] = number
   return number_of_bins
 
 
@@ -191,7 +217,29 @@ def build_search(itemsize: int) -> Callable[..., np.ndarray]:
   return search
 
 
-def build_best_fit() -> Callable[[np.ndarray, int, np.ndarray], int]:
+def build_best_fit() -> Callable[[np.ndarray, int, bool, np.ndarray], int]:
   """Compiles best-fit packing."""
-  best_fit(np.ones(1, np.int64), 2, np.zeros(1, np.int64))
+  best_fit(np.ones(1, np.int64), 2, False, np.zeros(1, np.int64))
   return best_fit
+
+
+def build_mark_after(itemsize: int) -> Callable[[np.ndarray, Any, np.ndarray], None]:
+  """Compiles `mark_after` for tokens of a size."""
+  tokens = np.zeros((1, 2), f"u{itemsize}")
+  mark_after(tokens, tokens.dtype.type(0), np.zeros((1, 1), np.uint32))
+  return mark_after
+
+
+def build_tie_sort() -> Callable[..., None]:
+  """Compiles the sorts of `tie_sort`, whose functions run without numba, too."""
+  from numba import extending
+
+  from maxtext_olmo.rows import tie_sort
+
+  for helper in tie_sort.HELPERS:
+    extending.register_jitable(helper)
+  sort = _jit(tie_sort.tie_sort)
+  cells = [np.zeros(size, np.int64) for size in (1, 1, tie_sort.STACK)]
+  spare = [np.zeros(tie_sort.SCRATCH, np.int64) for _ in range(2)]
+  sort(*cells[:2], 8, cells[2], *spare)
+  return sort

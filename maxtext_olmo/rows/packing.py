@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 
 import numpy as np
@@ -43,17 +44,36 @@ def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     The bin of each piece, and the number of bins.
   """
   lengths = np.asarray(lengths, np.int64)
+  order = np.argsort(-lengths, kind="stable")
+  bins = np.empty(len(lengths), np.int64)
+  bins[order], count = best_fit_in_order(lengths[order], capacity, queues=False)
+  return bins, count
+
+
+def best_fit_in_order(
+    lengths: np.ndarray, capacity: int, *, queues: bool
+) -> tuple[np.ndarray, int]:
+  """Packs pieces into bins in the given order, each into the bin it fills best.
+
+  Bins are numbered in the order in which they are opened.
+
+  Args:
+    lengths: Length of each piece.
+    capacity: Length of a bin.
+    queues: Which of the bins with equal room is taken: the one that has had this room for the
+      longest time, as in OLMo-core, or the shortest.
+
+  Returns:
+    The bin of each piece, and the number of bins.
+  """
+  lengths = np.asarray(lengths, np.int64)
   if lengths.size and not (lengths.min() > 0 and lengths.max() <= capacity):
     raise ConfigError(
         f"Expected pieces of 1 to {capacity} tokens, found {lengths.min()} to {lengths.max()}."
     )
-  order = np.argsort(-lengths, kind="stable")
   bins = np.empty(len(lengths), np.int64)
-  found = np.empty(len(lengths), np.int64)
   pack = _COMPILED.get(len(lengths)) or _best_fit
-  count = pack(lengths[order], capacity, found)
-  bins[order] = found
-  return bins, count
+  return bins, pack(lengths, capacity, queues, bins)
 
 
 def compile_best_fit() -> bool:
@@ -61,22 +81,21 @@ def compile_best_fit() -> bool:
   return _COMPILED.wait()
 
 
-def _best_fit(lengths: np.ndarray, capacity: int, bins: np.ndarray) -> int:
+def _best_fit(lengths: np.ndarray, capacity: int, queues: bool, bins: np.ndarray) -> int:
   """Packs pieces in the given order.
 
-  Bins with equal room share a stack, and the bits of an integer say which stacks are not empty, so
-  a shift finds the best bin.
+  Bins with equal room share a list, and the bits of an integer say which lists are not empty, so a
+  shift finds the best bin.
   """
-  stacks: list[list[int]] = [[] for _ in range(capacity + 1)]
+  lists: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
   rooms = 0  # Bit r: some bin has room for r tokens.
   count = 0
   for piece, length in enumerate(lengths.tolist()):
     fitting = rooms >> length
     if fitting:
       space = length + (fitting & -fitting).bit_length() - 1
-      stack = stacks[space]
-      number = stack.pop()
-      if not stack:
+      number = lists[space].popleft() if queues else lists[space].pop()
+      if not lists[space]:
         rooms ^= 1 << space
     else:
       space, number = capacity, count
@@ -84,12 +103,12 @@ def _best_fit(lengths: np.ndarray, capacity: int, bins: np.ndarray) -> int:
     bins[piece] = number
     rest = space - length
     if rest:
-      stacks[rest].append(number)
+      lists[rest].append(number)
       rooms |= 1 << rest
   return count
 
 
-def _build() -> Callable[[np.ndarray, int, np.ndarray], int]:
+def _build() -> Callable[[np.ndarray, int, bool, np.ndarray], int]:
   from maxtext_olmo.rows import kernel
 
   return kernel.build_best_fit()

@@ -46,11 +46,13 @@ class Checks:
     pad_id: The id that fills a row after its parts.
     ngram_filter: Whether the repetition filter runs.
     filter_sees_padding: Whether it treats padding as tokens.
+    repetition: The repetitions that it rejects.
   """
 
   pad_id: int = 0
   ngram_filter: bool = False
   filter_sees_padding: bool = False
+  repetition: repetition.RepetitionRule = repetition.OLMO_RULE
 
 
 class Reader(Protocol):
@@ -233,7 +235,7 @@ def _execute(
 ) -> Findings | None:
   """Runs the kernel; returns None if a part could not be read in full."""
   clean = np.empty(len(out), np.bool_)
-  search = repetition.SEARCH if checks.ngram_filter else _NO_SEARCH
+  search = checks.repetition.search if checks.ngram_filter else _NO_SEARCH
   unsigned = as_unsigned(out)
   failed, highest = kernel(
       parts.bounds,
@@ -263,10 +265,10 @@ def _check_with_numpy(used: np.ndarray, out: np.ndarray, checks: Checks) -> Find
     highest = max(highest, int(tokens.max()) if tokens.size else 0)
     out[row, used[row] :] = checks.pad_id
     if checks.ngram_filter and tokens.size and not checks.filter_sees_padding:
-      clean[row] = repetition.clean_rows(tokens[np.newaxis])[0]
+      clean[row] = checks.repetition.keeps(tokens[np.newaxis])[0]
   if checks.ngram_filter:
     whole = (used > 0) if checks.filter_sees_padding else full
-    clean[whole] = repetition.clean_rows(out[whole])
+    clean[whole] = checks.repetition.keeps(out[whole])
   return Findings(highest, clean)
 
 

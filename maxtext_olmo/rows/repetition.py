@@ -20,6 +20,7 @@ With numba (extra `[fast]`) the search is compiled in the background, and NumPy 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -36,9 +37,37 @@ _Search = Callable[[np.ndarray, int, int, int], np.ndarray]
 
 # Compiling takes a second of another core, which is worth it only after this many tokens.
 _COMPILE_AFTER = 1 << 20
-# OLMo's own filter, as arguments of the kernel: shortest and longest period, and equal places per
-# period.
-SEARCH = (1, 13, 31)
+_FEWEST = 3  # Fewer occurrences are not a repetition.
+
+
+@dataclasses.dataclass(frozen=True)
+class RepetitionRule:
+  """Which repetitions the filter rejects; the defaults are those of OLMo's pretraining.
+
+  Attributes:
+    min_period: Length of the shortest n-gram.
+    max_period: Length of the longest n-gram.
+    max_count: Number of occurrences in a row from which a window is rejected.
+  """
+
+  min_period: int = 1
+  max_period: int = 13
+  max_count: int = 32
+
+  def __str__(self) -> str:
+    return f"{self.min_period} to {self.max_period} tokens, {self.max_count} times"
+
+  @property
+  def search(self) -> tuple[int, int, int]:
+    """Arguments of the kernel: shortest and longest period, and equal places per period."""
+    return self.min_period, self.max_period, max(self.max_count, _FEWEST) - 1
+
+  def keeps(self, rows: np.ndarray) -> np.ndarray:
+    """Returns whether the filter keeps each row of tokens (n, L)."""
+    return clean_rows(rows, **dataclasses.asdict(self))
+
+
+OLMO_RULE = RepetitionRule()
 
 
 class RepetitionTuple(NamedTuple):
@@ -74,7 +103,7 @@ def find_periodic_sequences(
     ends = np.flatnonzero(change == -1) + period
     for start, end in zip(starts.tolist(), ends.tolist()):
       times = (end - start) // period
-      if times >= 3:
+      if times >= _FEWEST:
         yield RepetitionTuple(start, end, period, times)
 
 
@@ -124,7 +153,7 @@ def search_bounds(
 ) -> tuple[int, int, int]:
   """Returns the shortest and longest period, and the equal places per period, of a search."""
   # A run cannot be longer than the row; the bounds keep every product within 64 bits.
-  repeats = min(max(max_count, 3) - 1, length + 1)
+  repeats = min(max(max_count, _FEWEST) - 1, length + 1)
   return min(min_period, length + 1), min(max_period, length // 3), repeats
 
 

@@ -60,7 +60,8 @@ class RowSource(Protocol):
   A row source whose rows are counted as they are needed also has `count_rows(epoch, row)`, and one
   that works in the background has `look_ahead(position, num_epochs)` and `close()` (`planned`). One
   whose rows can be searched has `rows_of(epoch, source, first, count)`: the rows of an epoch that
-  have a token of a range of a file, ascending.
+  have a token of a range of a file, ascending. If `segments_cover_padding` is true, padding belongs
+  to segments, as tokens without loss; otherwise it is segment 0.
   """
 
   @property
@@ -143,8 +144,6 @@ class RowSequence:
       corpus does not: their boundaries may come from other files.
   """
 
-  drops_tails = False
-  batch_epochs = None
   history: tuple[()] = ()
 
   def __init__(
@@ -198,6 +197,16 @@ class RowSequence:
   def epochs(self) -> epochs_lib.Epochs | None:
     """The lengths of epochs; None if rows are counted as they are needed."""
     return None if self.order is None else self.order.epochs
+
+  @property
+  def drops_tails(self) -> bool:
+    """True if a batch that would cross the end of an epoch starts at the next epoch instead."""
+    return self.order is not None and self.order.drops_tails
+
+  @property
+  def batch_epochs(self) -> epochs_lib.Epochs | None:
+    """The epochs whose ends no batch crosses; None if batches may span epochs."""
+    return self.epochs if self.drops_tails else None
 
   def identity(self) -> dict[str, Any]:
     """Returns the values that decide which row is at which position."""
@@ -271,7 +280,9 @@ class RowSequence:
     return positions_of(self.source, self, source, first, count, end)
 
   def prepare(self, position: int) -> None:
-    """Does nothing: rows are counted when they are requested."""
+    """Prepares the order of a position's epoch; rows are counted when they are requested."""
+    if self.order is not None:
+      self.order.prepare(position)
 
   def look_ahead(self, position: int) -> None:
     """Lets the source prepare what a resume near a position would need, in the background."""
@@ -280,7 +291,9 @@ class RowSequence:
       look_ahead(position, self.num_epochs)
 
   def close(self) -> None:
-    """Stops the background work of the source."""
+    """Stops the background work of the source, and closes the files of the order."""
+    if self.order is not None:
+      self.order.close()
     close = getattr(self.source, "close", None)
     if close is not None:
       close()

@@ -8,6 +8,10 @@ The host finds where segments begin, by the rule of the row source. With EOS = 0
     after EOS    1  1  1  2  2  3  4  0      an EOS ends its segment and belongs to it
     at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment, which is predicted from it
 
+`after_eos` with a BOS begins segments only where an EOS is followed by a BOS. OLMo-core treats the
+padding of a packed row as tokens, which these rules then divide, too; `part_and_padding` takes the
+documents of a row from its parts and applies the rule after EOS to the padding alone.
+
 Segment 0 is padding. Positions count from the beginning of the segment. A device needs one bit per
 token: whether a segment begins there (`pack_bits`).
 """
@@ -15,13 +19,18 @@ token: whether a segment begins there (`pack_bits`).
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
+from maxtext_olmo import compiled
 from maxtext_olmo.rows import parts as parts_lib
 
 _WORD_BITS = 32
+# Compiling takes a second of another core, which is worth it only after this many tokens.
+_COMPILE_AFTER_TOKENS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +39,12 @@ class SegmentRule:
 
   Attributes:
     begins: `nowhere` (a row is one segment), `part`, `after_eos`, `at_eos`, or
-      `after_eos_before_bos`.
+      `part_and_padding`.
     eos_id: The token that ends a document, if the rule needs it.
-    bos_id: The token that begins one, if the rule needs it.
+    bos_id: The token that must follow an EOS that ends a document; -1 if any may follow.
   """
 
-  begins: Literal["nowhere", "part", "after_eos", "at_eos", "after_eos_before_bos"] = "nowhere"
+  begins: Literal["nowhere", "part", "after_eos", "at_eos", "part_and_padding"] = "nowhere"
   eos_id: int = -1
   bos_id: int = -1
 
@@ -47,30 +56,76 @@ def segment_starts(
 
   Args:
     tokens: Token ids (rows, length).
-    used: Number of tokens in each row that are not padding.
+    used: Number of tokens in each row that segments cover.
     rule: Rule for where segments begin.
-    parts: Parts of the rows; needed by the rule `part`.
+    parts: Parts of the rows; needed by the rules `part` and `part_and_padding`.
   """
   starts = np.zeros(tokens.shape, np.bool_)
   if rule.begins == "nowhere" or not tokens.size:
     return starts
-  if rule.begins == "part":
-    if parts is None:
-      raise ValueError("The segment rule 'part' needs the parts of the rows.")
+  by_part = rule.begins in ("part", "part_and_padding")
+  if by_part and parts is None:
+    raise ValueError(f"The segment rule {rule.begins!r} needs the parts of the rows.")
+  if by_part and parts is not None:
     starts[parts.row, parts.column] = True
+    if rule.begins == "part_and_padding":
+      _divide_padding(starts, tokens, rule, parts.used)
     starts[:, 0] = False
     return starts
-  is_eos = tokens == rule.eos_id
   if rule.begins == "at_eos":
-    starts[:, 1:] = is_eos[:, 1:]
+    np.equal(tokens[:, 1:], rule.eos_id, out=starts[:, 1:])
   else:
-    starts[:, 1:] = is_eos[:, :-1]
-  if rule.begins == "after_eos_before_bos":
-    starts[:, 1:] &= tokens[:, 1:] == rule.bos_id
+    np.equal(tokens[:, :-1], rule.eos_id, out=starts[:, 1:])
+    if rule.bos_id >= 0:
+      starts[:, 1:] &= tokens[:, 1:] == rule.bos_id
   length = tokens.shape[1]
   if (used < length).any():
     starts &= np.arange(length) < used[:, np.newaxis]
   return starts
+
+
+def start_bits(
+    tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
+) -> np.ndarray:
+  """Returns what `pack_bits` makes of `segment_starts`, without an array of flags if it can."""
+  if rule.begins == "after_eos" and rule.bos_id < 0 and tokens.dtype.kind == "u":
+    mark_after = _compiled(tokens.itemsize).get(tokens.size)
+    if mark_after is not None and rule.eos_id <= np.iinfo(tokens.dtype).max:
+      rows, length = tokens.shape
+      words = np.zeros((rows, num_words(length)), "<u4")
+      mark_after(tokens, tokens.dtype.type(rule.eos_id), words)
+      return words if (used == length).all() else words & bits_below(used, length)
+  return pack_bits(segment_starts(tokens, used, rule, parts))
+
+
+def compile_start_bits(dtype: Any = np.uint32) -> bool:
+  """Waits until `start_bits` is compiled for a dtype; returns False if it cannot be."""
+  return _compiled(np.dtype(dtype).itemsize).wait()
+
+
+@functools.cache
+def _compiled(itemsize: int) -> compiled.Background[Callable[[np.ndarray, Any, np.ndarray], None]]:
+  def build() -> Callable[[np.ndarray, Any, np.ndarray], None]:
+    from maxtext_olmo.rows import kernel
+
+    return kernel.build_mark_after(itemsize)
+
+  return compiled.Background(build, after=_COMPILE_AFTER_TOKENS, what="Finding segments")
+
+
+def _divide_padding(
+    starts: np.ndarray, tokens: np.ndarray, rule: SegmentRule, used: np.ndarray
+) -> None:
+  """Begins segments in the padding, each after an EOS; without a BOS, also one at its beginning."""
+  length = tokens.shape[1]
+  for row in np.flatnonzero((used > 0) & (used < length)).tolist():
+    padding = tokens[row, used[row] - 1 :]
+    begins = padding[:-1] == rule.eos_id
+    if rule.bos_id >= 0:
+      begins &= padding[1:] == rule.bos_id
+    else:
+      begins[0] = True
+    starts[row, used[row] :] = begins
 
 
 def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -102,12 +157,27 @@ def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.nda
 
 
 def pack_bits(flags: np.ndarray) -> np.ndarray:
-  """Packs booleans (rows, length) into 32-bit words (rows, words), the first in the lowest bit."""
+  """Packs flags (rows, length) into 32-bit words (rows, words), the first in the lowest bit.
+
+  Flags are booleans, or bytes that are 0 or not.
+  """
   rows, length = flags.shape
   words = num_words(length)
   packed = np.zeros((rows, 4 * words), np.uint8)
   packed[:, : -(-length // 8)] = np.packbits(flags, axis=1, bitorder="little")
   return packed.view("<u4")
+
+
+def bits_below(used: np.ndarray, length: int) -> np.ndarray:
+  """Returns what `pack_bits` makes of rows whose first `used` flags are set, and no others.
+
+  Example:
+    >>> bits_below(np.array([3, 40]), 64).tolist()
+    [[7, 0], [4294967295, 255]]
+  """
+  bits = used[:, np.newaxis] - _WORD_BITS * np.arange(num_words(length))
+  bits = np.clip(bits, 0, _WORD_BITS).astype(np.uint64)
+  return ((np.uint64(1) << bits) - np.uint64(1)).astype("<u4")
 
 
 def num_words(length: int) -> int:

@@ -109,7 +109,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._labels = labels
     self._masked = masked
     self._checks = reader_lib.Checks(
-        source.pad_id, content.ngram_filter, source.filter_sees_padding
+        source.pad_id, content.ngram_filter, source.filter_sees_padding, content.repetition
     )
     # Counted in global batches, because a packing plan packs the rows of all hosts; at most an
     # epoch, because each epoch has its own order to compute.
@@ -117,6 +117,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._block_steps = block_steps or max(1, block_rows // max(self._rows))
     self._end_is_open = stream.num_positions is None and not stream.endless
     self._row_length = source.row_length
+    self._covers_padding = getattr(source, "segments_cover_padding", False)
     self._dtype = reader.dtype
     self._vocabulary = content.vocab_size or _INT32_VOCABULARY
     self._length = self._count_steps()
@@ -194,14 +195,15 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     if found.highest >= self._vocabulary:
       self._raise_outside_vocabulary(tokens, parts, step)
     trained = found.clean if masked is None else found.clean & ~masked
-    batch = {"tokens": tokens, "used": used, "trained": trained}
-    rule = self._source.segment_rule
-    if rule.begins != "nowhere":
-      starts = segments_lib.segment_starts(tokens, used, rule, parts)
-      batch["starts"] = segments_lib.pack_bits(starts)
+    covered = np.where(used > 0, self._row_length, 0) if self._covers_padding else used
+    batch = {"tokens": tokens, "used": covered, "trained": trained}
+    if (rule := self._source.segment_rule).begins != "nowhere":
+      batch["starts"] = segments_lib.start_bits(tokens, covered, rule, parts)
     if self._masks is not None:
       masks = None if self._mask_reads is None else self._mask_reads.take(step)
       batch["loss"] = self._masks.read(parts, tokens.shape, masks)
+    elif self._covers_padding:
+      batch["loss"] = segments_lib.bits_below(used, self._row_length)
     if self._content.exclusions is not None:
       allowed = self._content.exclusions.loss_bits(parts, self._row_length)
       batch["loss"] = batch["loss"] & allowed if "loss" in batch else allowed
@@ -230,7 +232,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     }
     if self._source.segment_rule.begins != "nowhere":
       spec["starts"] = (words, np.uint32)
-    if self._masks is not None or self._content.exclusions is not None:
+    if self._masks is not None or self._covers_padding or self._content.exclusions is not None:
       spec["loss"] = (words, np.uint32)
     spec |= dict.fromkeys(self._content.extras, ((rows,), np.int32))
     return {name: jax.ShapeDtypeStruct(*shape_and_dtype) for name, shape_and_dtype in spec.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,10 +21,12 @@ class WindowRows(row_source.RowSourceDefaults):
   Attributes:
     index: Index of the corpus.
     segment_rule: Rule for where segments begin: nowhere, or after each EOS.
+    mask_paths: For each token file, the file of its loss mask; None if every token counts.
   """
 
   index: index_lib.OlmoNpyIndex
   segment_rule: segments.SegmentRule = segments.SegmentRule()
+  mask_paths: Sequence[str] | None = None
 
   @property
   def row_length(self) -> int:

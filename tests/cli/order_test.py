@@ -78,7 +78,7 @@ class ImportTest(parameterized.TestCase):
     self.assertIn(f"OLMo-core's fingerprint {self.corpus['fingerprint']}", out)
     code, _, err = self.run_import(*ids[:-1], 3)
     self.assertEqual(code, 2)
-    self.assertIn("their order (--source-permutation-seed", err)
+    self.assertIn("the run had eos_token_id=0, this dataset has eos_token_id=3", err)
     self.assertIn("need each other", self.run_import("--vocab-size", 5)[2])
     self.assertIn("was not checked", self.run_import()[1])
 

@@ -57,6 +57,29 @@ class DocumentIndexTest(parameterized.TestCase):
     )
     self.assertEqual(documents.num_tokens, 10)
 
+  def test_olmo_cores_rule_leaves_out_tails_and_boundary_files(self):
+    index = _write(self.directory, [[5, 6, 0, 7, 0, 0, 8, 9], [], [3], [0]])
+    with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
+      file.write("0,8,a,b,1\n")
+    documents = documents_lib.build_documents(index, self.path, 0, rule="eos")
+    self.assertEqual(_spans(documents), [(0, 0, 3), (0, 3, 2), (0, 5, 1), (3, 0, 1)])
+    self.assertEqual(documents_lib.load_documents(self.path, index, 0, rule="eos"), documents)
+    with self.assertRaisesRegex(errors.CorpusError, "the rule 'eos', but this run needs 'auto'"):
+      documents_lib.load_documents(self.path, index, 0)
+
+  def test_the_rule_csv_needs_a_boundary_file_for_each_token_file(self):
+    index = _write(self.directory, [[5, 6, 0, 7], [3]])
+    with gzip.open(os.path.join(self.directory, "data", "part-0.csv.gz"), "wt") as file:
+      file.write("0,2,a,b,1\n2,4,a,b,2\n")
+    with self.assertRaisesRegex(errors.CorpusError, "part-1.npy has no boundary file; expected "):
+      documents_lib.build_documents(index, self.path, 0, rule="csv")
+    with gzip.open(os.path.join(self.directory, "data", "part-1.csv.gz"), "wt") as file:
+      file.write("0,1,a,b,1\n")
+    documents = documents_lib.build_documents(index, self.path, 0, rule="csv")
+    self.assertEqual(_spans(documents), [(0, 0, 2), (0, 2, 2), (1, 0, 1)])
+    with self.assertRaisesRegex(errors.ConfigError, "must be one of auto, eos, csv, got 'bos'"):
+      documents_lib.build_documents(index, self.path, 0, rule="bos")
+
   @settings(deadline=None, max_examples=40)
   @given(st.integers(0, 3), st.integers(0, 160), st.integers(1, 40))
   def test_documents_within_a_range_are_those_with_a_token_in_it(self, file, first, count):

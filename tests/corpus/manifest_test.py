@@ -84,6 +84,22 @@ class MixTest(parameterized.TestCase):
     self.assertNotIn("mix.txt:12: ", error)
     self.assertTrue(error.endswith("\n  … and 2 more"))
 
+  def test_without_labels_the_second_part_of_each_path_is_the_label(self):
+    lines = "#SOURCE: http://x (1MT)\npreprocessed/dclm/{TOKENIZER}/a.npy\nall/math/b.npy\n"
+    entries = manifest_lib.read_mix(self._write(lines), tokenizer="t")
+    self.assertEqual(
+        entries,
+        (
+            manifest_lib.MixEntry("dclm", "preprocessed/dclm/t/a.npy", 2),
+            manifest_lib.MixEntry("math", "all/math/b.npy", 3),
+        ),
+    )
+
+  def test_a_missing_label_among_labelled_lines_is_an_error(self):
+    error = self._error("wiki,preprocessed/wiki/a.npy\npreprocessed/math/b.npy\n")
+    self.assertIn("mix.txt:2: expected exactly one comma, found 0", error)
+    self.assertIn("expected exactly one comma", self._error("gs://bucket\n"))
+
   def test_a_manifest_without_files_is_an_error(self):
     self.assertRegex(self._error("# nothing\n"), r"mix\.txt names no files")
 

@@ -11,6 +11,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.evaluation import perplexity
 from tests import distributed
+from tests import olmo_core_goldens
 from tests.evaluation import pipeline_cases
 from tests.evaluation import reference
 
@@ -85,6 +86,34 @@ class PerplexityTest(absltest.TestCase):
       )
       for found in results:
         self.check(found)
+
+  def test_olmo_cores_rule_evaluates_its_batches(self):
+    case = olmo_core_goldens.load("padded")[0]
+    expected = case["lm_evaluator_order"]
+    rows = expected["global_batch_size"] // case["config"]["S"]
+    found = perplexity.OlmoCoreRule(case["config"]["S"], rows).chosen(case["items"]["n"])
+    self.assertEqual(found.reshape(-1, rows).tolist(), expected["steps"])
+
+  def test_olmo_cores_rule_divides_the_losses_of_a_row_by_one_more_than_their_number(self):
+    length, batch = 32, 4
+    found = pipeline_cases.index_perplexity(self.params, self.index_path, 4, 64, (length, batch))
+    # The real evaluator sums masked losses per position; this does the same, row by row.
+    rows = [(label, [*text, _EOS][:length]) for label, texts in self.files for text in texts]
+    chosen = perplexity.OlmoCoreRule(length, batch).chosen(len(rows)).tolist()
+    self.assertLen(chosen, len(rows) // batch * batch)
+    self.assertLess(len(chosen), len(rows))
+    for label, score in found.items():
+      evaluated = [row for name, row in map(rows.__getitem__, chosen) if name == label]
+      losses = 0.0
+      for row in evaluated:
+        losses -= reference.score(self.params, row, len(row) - 1)[0] if len(row) > 1 else 0.0
+      count = sum(len(row) for row in evaluated)
+      self.assertEqual((score.documents, score.tokens), (len(evaluated), count))
+      self.assertAlmostEqual(score.cross_entropy, losses / count, delta=1e-4)
+
+  def test_too_few_documents_for_a_batch_of_olmo_core_are_an_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "11 documents, which do not fill one batch"):
+      pipeline_cases.index_perplexity(self.params, self.index_path, 4, 64, (32, 12))
 
   def test_a_token_outside_the_vocabulary_stops_it_and_names_the_byte(self):
     directory = self.create_tempdir().full_path

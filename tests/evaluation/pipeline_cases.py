@@ -101,7 +101,7 @@ def rows_and_shapes(requests, batch_size, padding_multiple):
   ]
 
 
-def index_perplexity(params, index_path, batch_size, max_length):
+def index_perplexity(params, index_path, batch_size, max_length, rule=None):
   """Returns the score of each label."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
@@ -114,4 +114,6 @@ def index_perplexity(params, index_path, batch_size, max_length):
       max_length=max_length,
   )
   tokenizer = tokenizer_lib.load_eval_tokenizer("bytes")
-  return perplexity.score_index(scorer, params, index_lib.load_index(index_path), tokenizer)
+  index = index_lib.load_index(index_path)
+  rule = None if rule is None else perplexity.OlmoCoreRule(*rule)
+  return perplexity.score_index(scorer, params, index, tokenizer, olmo_core=rule)

@@ -42,11 +42,25 @@ _COMMANDS: dict[str, list[str]] = {
     "corpus make": ["text", "--output", "made"],
     "order stats": ["--instances", "1000"],
     "order import-olmo-core": ["state.json", "--index", "index.json"],
+    "olmo-core import": ["config.json", "--base", "data", "--output", "new.py"],
+    "index mixture": ["mixture.json", "--requested-tokens", "100", "--global-batch-size", "32",
+                      "--sequence-length", "8", "--dtype", "uint16", "--output", "new.json"],
     "maxtext migrate": ["--run-config", "run.yml", "--checkpoint-dir", "directory", "--devices",
                         "1"],
     "eval": ["--ppl", "index.json", "--config.checkpoint_dir=directory"],
     "demo": ["--directory", "demo", "--steps", "24"],
 }  # fmt: skip
+_OLMO_CORE_CONFIG = {
+    "dataset": {
+        "_CLASS_": "olmo_core.data.numpy_dataset.NumpyFSLDatasetConfig",
+        "tokenizer": {"vocab_size": 1000, "eos_token_id": 0, "pad_token_id": 1},
+        "paths": ["/data/*.npy"],
+        "expand_glob": True,
+        "sequence_length": 8,
+    },
+    "data_loader": {"global_batch_size": 32, "seed": 1},
+}
+_SOURCE = {"source_name": "a", "target_ratio": 1.0, "paths": ["data/*.npy"]}
 _FIRST = "first argument"
 _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "index build": {
@@ -78,6 +92,15 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         _FIRST: _INPUTS, "--index": _INPUTS, "--batch-size": _NUMBERS, "--write": _OUTPUTS,
         "--sequence-length": _NUMBERS,
     },
+    "olmo-core import": {
+        _FIRST: _INPUTS, "--state": _INPUTS, "--base": _INPUTS, "--index": _INPUTS,
+        "--output": _OUTPUTS,
+    },
+    "index mixture": {
+        _FIRST: _INPUTS, "--requested-tokens": _NUMBERS, "--global-batch-size": _NUMBERS,
+        "--sequence-length": _NUMBERS, "--max-target-sequence-length": _NUMBERS,
+        "--workers": _NUMBERS, "--output": _OUTPUTS,
+    },
     "maxtext migrate": {"--run-config": _INPUTS, "--checkpoint-dir": _INPUTS, "--hosts": _NUMBERS},
     "eval": {"--ppl": _INPUTS, "--step": _NUMBERS, "--batch-size": _NUMBERS, "--config": _INPUTS},
     "demo": {"--steps": ("", "x", "-1", "0", "1e3", "nan", "²", "1.5")},
@@ -108,6 +131,13 @@ _ACCEPTED: dict[tuple[str, str, str], str] = {
     ("order stats", "--largest-stored", "9" * 30): "all stored orders are measured",
     ("corpus make", "--tokens-per-file", "9" * 30): "one file",
     ("index build", "--output", "loop"): "the link is replaced by the index",
+    ("index mixture", "--output", "loop"): "the link is replaced by the index",
+    ("index mixture", "--global-batch-size", "9" * 30): "one step, which the files do not fill",
+    ("index mixture", "--workers", "9" * 30): _CAPPED,
+    ("olmo-core import", "--index", ""): "next to the output",
+    ("olmo-core import", "--index", "nowhere"): "the index is built there",
+    ("olmo-core import", "--index", "loop"): "the link is replaced by the index",
+    ("olmo-core import", "--index", "dangling"): "the link is replaced by the index",
     ("index documents", "--output", "loop"): "the link is replaced by the document index",
     ("order import-olmo-core", "--write", "loop"): "the link is replaced by the config",
     ("corpus make", "--output", "directory"): "an empty directory",
@@ -137,6 +167,8 @@ def _attempt(folder: pathlib.Path, command: str, option: str, value: str) -> Non
       "mix.txt": "".join(f"label-{i % 2},part-00{i}.npy\n" for i in range(4)), "empty": "",
       "text": "some words", "file": "x", "deep": damage.DEEP, "state.json": "{}",
       "run.yml": json.dumps({"olmo_index_path": str(folder / "index.json")}),
+      "config.json": json.dumps(_OLMO_CORE_CONFIG),
+      "mixture.json": json.dumps({"sources": [_SOURCE]}),
   }  # fmt: skip
   for name, text in files.items():
     (folder / name).write_text(text)

@@ -136,7 +136,7 @@ class PositionTest(LawsCase):
     got, state = [], states[0]
     # The last leg crosses the end of the epoch, where olmo_core orders drop a tail by definition.
     legs = [(8, 3), (3, 4), (16, 2), (5, 3), (8, 6)]
-    for size, count in legs[:-1] if source == "windows_olmo_core" else legs:
+    for size, count in legs[:-1] if source.endswith("olmo_core") else legs:
       iterator = self.make(source, global_batch_size_to_load=size)
       iterator.set_state(state)
       got += cases.take(iterator, count)
@@ -218,6 +218,23 @@ class EpochTest(LawsCase):
       row = counts[file][first : first + length]
       np.testing.assert_array_equal(row, 2 * (np.arange(length) < row_sources.LENGTH))
 
+  @parameterized.parameters(
+      ("packed", row_sources.LENGTH),
+      ("packed_olmo_core", None),
+      ("padded", row_sources.LENGTH),
+      ("padded_olmo_core", row_sources.LENGTH),
+  )
+  def test_every_packed_or_padded_document_comes_once_per_epoch(self, source, most):
+    # Without a shuffle, so that the olmo_core order drops no tail.
+    counts, rows = self.times_read(source, olmo_num_epochs=2, enable_data_shuffling=False)
+    self.assertEqual(rows[: len(rows) // 2], rows[len(rows) // 2 :])
+    for tokens, count in zip(self.tokens, counts):
+      expected, first = np.zeros(len(tokens), np.int64), 0
+      for end in np.flatnonzero(tokens == 0) + 1:
+        expected[first:end][:most] = 2
+        first = end
+      np.testing.assert_array_equal(count, expected)
+
   def test_a_mixture_of_planned_rows_repeats_no_token_before_its_label_is_used_up(self):
     iterator = self.make("planned_mixture")
     counts = [np.zeros(len(tokens), np.int64) for tokens in self.tokens]
@@ -266,7 +283,7 @@ class ExplainTest(LawsCase):
   @parameterized.parameters(*row_sources.FROM_FILES)
   def test_parts_read_by_hand_are_the_batch(self, source):
     batches, states = self.run_of(source)
-    pad_id = row_sources.OutsideInRows.pad_id if source == "outside_in" else 0
+    pad_id = row_sources.pad_id(source)
     dataset = self.make(source).host_batches(states[0]["step"])
     for batch, state in zip(batches, states):
       parts = dataset.parts(state["step"])
@@ -283,9 +300,12 @@ class ExplainTest(LawsCase):
       expected = [records[number]["inputs"] for number in parts.source.tolist()]
       np.testing.assert_array_equal(expected, batch["inputs"])
 
-  def test_loss_is_taken_where_the_masks_by_hand_say_so(self):
-    batches, states = self.run_of("outside_in")
-    dataset = self.make("outside_in").host_batches(0)
+  @parameterized.parameters(
+      "outside_in", "windows_label_masks", "packed_olmo_core", "padded_olmo_core"
+  )
+  def test_loss_is_taken_where_the_masks_by_hand_say_so(self, source):
+    batches, states = self.run_of(source)
+    dataset = self.make(source).host_batches(0)
     rejected = 0
     for batch, state in zip(batches, states):
       _, masks = self.by_hand(dataset.parts(state["step"]), batch["inputs"].shape)

@@ -4,6 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.loader import olmo_core_fingerprint
 from maxtext_olmo.loader import olmo_core_import
 from tests.loader import elastic_test
 
@@ -16,13 +17,6 @@ class OlmoCoreTest(parameterized.TestCase):
   def index(self, case, length=None):
     path = elastic_test.write_case(self.create_tempdir().full_path, case, length)
     return elastic_test.index_lib.load_index(path)
-
-  @parameterized.named_parameters((name, case) for name, case in _CASES.items())
-  def test_the_fingerprint_is_olmo_cores(self, case):
-    found = olmo_core_import.fingerprint(
-        self.index(case), vocab_size=case["vocab_size"], pad_id=1, eos_id=0
-    )
-    self.assertEqual(found, case["fingerprint"])
 
   def test_sources_are_permuted_as_python_has_always_shuffled(self):
     self.assertEqual(olmo_core_import.permute_sources("abcdefgh", 34521), list("ghbadecf"))
@@ -37,9 +31,9 @@ class OlmoCoreTest(parameterized.TestCase):
     index = self.index(_CASES[case["case"]])
     self.assertEqual(state.position(index), case["steps0"] * case["gbs0"] // 64)
     self.assertEqual(state.rows, case["gbs0"] // 64)
-    state.check_fingerprint(
-        olmo_core_import.fingerprint(index, vocab_size=100278, pad_id=1, eos_id=0)
-    )
+    ids = olmo_core_fingerprint.TokenizerIds(100278, pad_id=1, eos_id=0)
+    dataset = olmo_core_fingerprint.windows(index, ids)
+    self.assertEqual(state.check_dataset(dataset), case["state_dict"]["dataset_fingerprint"])
 
   def test_later_epochs_count_from_the_whole_ones_before(self):
     case = _CASES["tiny_u16_epoch2"]
@@ -76,13 +70,24 @@ class OlmoCoreTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ResumeError, message):
       olmo_core_import.LoaderState.from_json(state, "state.json").position(index)
 
+  def test_rows_that_are_not_counted_are_enough_in_the_first_epoch(self):
+    state = olmo_core_import.LoaderState.from_json(_RESUMES["same"]["state_dict"], "state")
+    self.assertEqual(state.position_in_rows(None, 64), state.tokens_processed // 64)
+    later = {**_RESUMES["same"]["state_dict"], "epoch": 2}
+    with self.assertRaisesRegex(errors.ResumeError, "depends on the number of rows"):
+      olmo_core_import.LoaderState.from_json(later, "state").position_in_rows(None, 64)
+
   def test_another_fingerprint_or_version_is_refused(self):
     state = _RESUMES["same"]["state_dict"]
-    with self.assertRaisesRegex(errors.ResumeError, "this index has abc: the files"):
-      olmo_core_import.LoaderState.from_json(state, "s").check_fingerprint("abc")
+    ids = olmo_core_fingerprint.TokenizerIds(100278, pad_id=1, eos_id=0, bos_id=7)
+    dataset = olmo_core_fingerprint.windows(self.index(_CASES["u32_olmo3seed"]), ids)
+    with self.assertRaisesRegex(
+        errors.ResumeError, "the run had bos_token_id=None, this dataset has bos_token_id=7"
+    ):
+      olmo_core_import.LoaderState.from_json(state, "s").check_dataset(dataset)
     other = {**state, "dataset_fingerprint_version": "v1"}
     with self.assertRaisesRegex(errors.ResumeError, "version 'v1'"):
-      olmo_core_import.LoaderState.from_json(other, "s").check_fingerprint("abc")
+      olmo_core_import.LoaderState.from_json(other, "s").check_dataset(dataset)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ _ALL: dict[str, Any] = {
     "data_shuffle_seed": 3,
 }
 _DOCUMENTS = {"dataset_type": "olmo_documents", "olmo_eos_id": 0, "olmo_packing_bins": 40}
+_PACKED = {"dataset_type": "olmo_packed", "olmo_eos_id": 0, "olmo_pad_id": 99}
+_PADDED = {"dataset_type": "olmo_padded", "olmo_eos_id": 0, "olmo_pad_id": 98}
 _MIXTURE = {"olmo_mixture": {"label-0": 2.0, "label-*": 0.5}}
 # From positions on where steps begin with all batch sizes that tests change to.
 _STAGES = (
@@ -54,6 +56,25 @@ SOURCES: dict[str, dict[str, Any]] = {
     "planned": _DOCUMENTS,
     "planned_mixture": {**_DOCUMENTS, **_MIXTURE},
     "one_document": {**_DOCUMENTS, "olmo_packing": "none", "olmo_long_documents": "truncate"},
+    "packed": _PACKED,
+    "packed_olmo_core": {
+        **_PACKED,
+        "olmo_order": "olmo_core",
+        "olmo_source_group_size": 3,
+        "olmo_long_documents": "split",
+        "olmo_document_mask": True,
+        "olmo_apply_ngram_filter": True,
+        "olmo_ngram_max_count": 20,
+        "olmo_label_masks": ("*.mask",),
+    },
+    "padded": _PADDED,
+    "padded_olmo_core": {
+        **_PADDED,
+        "olmo_order": "olmo_core",
+        "olmo_apply_ngram_filter": True,
+        "olmo_label_masks": ("*.mask",),
+    },
+    "windows_label_masks": {"olmo_label_masks": ("*.mask",)},
     "synthetic": {"dataset_type": "synthetic"},
     "outside_in": {"dataset_type": "outside_in"},
 }
@@ -86,6 +107,11 @@ def config_values(source: str, index_path: str, order_cache: str) -> dict[str, A
   if values.get("olmo_order") == "olmo_core":
     values["olmo_order_cache_dir"] = order_cache
   return values
+
+
+def pad_id(source: str) -> int:
+  """Returns the id that fills the rows of a row source."""
+  return OutsideInRows.pad_id if source == "outside_in" else SOURCES[source].get("olmo_pad_id", 0)
 
 
 def mask_path(token_path: str) -> str:

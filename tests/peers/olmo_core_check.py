@@ -24,6 +24,7 @@ from olmo_core.data.data_loader import NumpyDataLoaderBase
 import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.loader import olmo_core_fingerprint
 from maxtext_olmo.loader import olmo_core_import
 
 _CASES = int(os.environ.get("PEER_CASES", "25"))
@@ -149,9 +150,10 @@ class OlmoCoreCheck(absltest.TestCase):
         rows = world * case.rng.randrange(1, 5)
         loaders = case.loaders(rows, world)
         self.assertEqual(
-            olmo_core_import.fingerprint(
-                case.index(), vocab_size=_VOCABULARY, pad_id=1, eos_id=0, bos_id=case.bos
-            ),
+            olmo_core_fingerprint.windows(
+                case.index(),
+                olmo_core_fingerprint.TokenizerIds(_VOCABULARY, 1, 0, case.bos),
+            ).fingerprint,
             loaders[0].dataset.fingerprint,
         )
         iterator = case.iterator(rows)

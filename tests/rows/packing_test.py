@@ -35,12 +35,39 @@ class BestFitTest(absltest.TestCase):
     rng = np.random.default_rng(0)
     cases = [rng.integers(1, 300, size) for size in (0, 1, 50, 400)]
     before = [packing.best_fit(lengths, 299) for lengths in cases]
+    in_order = [packing.best_fit_in_order(lengths, 299, queues=True)[0] for lengths in cases]
     if not packing.compile_best_fit():
       self.skipTest("numba is not installed")
     for lengths, (bins, count) in zip(cases, before):
       again, same = packing.best_fit(lengths, 299)
       self.assertEqual(same, count)
       np.testing.assert_array_equal(again, bins)
+    for lengths, bins in zip(cases, in_order):
+      again, _ = packing.best_fit_in_order(lengths, 299, queues=True)
+      np.testing.assert_array_equal(again, bins)
+
+  @settings(deadline=None, max_examples=100)
+  @given(
+      st.integers(1, 30).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c)))),
+      st.booleans(),
+  )
+  def test_of_bins_with_equal_room_the_oldest_or_the_newest_is_taken(self, case, queues):
+    capacity, lengths = case
+    room: list[tuple[int, int]] = []  # The room and number of each open bin, the oldest first.
+    expected, count = [], 0
+    for length in lengths:
+      fitting = [bin for bin in room if bin[0] >= length]
+      if fitting:
+        least = min(fitting)[0]
+        space, number = [bin for bin in fitting if bin[0] == least][0 if queues else -1]
+        room.remove((space, number))
+      else:
+        space, number, count = capacity, count, count + 1
+      expected.append(number)
+      if space > length:
+        room.append((space - length, number))
+    found = packing.best_fit_in_order(np.array(lengths, np.int64), capacity, queues=queues)
+    self.assertEqual((found[0].tolist(), found[1]), (expected, count))
 
   def test_a_piece_longer_than_a_bin_is_an_error(self):
     for wrong in (9, 0):

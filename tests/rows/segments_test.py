@@ -18,7 +18,7 @@ RULES = (
     segments_lib.SegmentRule("part"),
     segments_lib.SegmentRule("after_eos", _EOS),
     segments_lib.SegmentRule("at_eos", _EOS),
-    segments_lib.SegmentRule("after_eos_before_bos", _EOS, _BOS),
+    segments_lib.SegmentRule("after_eos", _EOS, _BOS),
 )
 
 
@@ -29,9 +29,8 @@ def _begins(rule, tokens, columns, place):
   after_eos = tokens[place - 1] == rule.eos_id
   return {
       "nowhere": False,
-      "after_eos": after_eos,
+      "after_eos": after_eos and (rule.bos_id < 0 or tokens[place] == rule.bos_id),
       "at_eos": tokens[place] == rule.eos_id,
-      "after_eos_before_bos": after_eos and tokens[place] == rule.bos_id,
   }[rule.begins]
 
 
@@ -127,6 +126,65 @@ class SegmentsTest(parameterized.TestCase):
     self.assertEqual(words.dtype, np.uint32)
     self.assertEqual(words.shape, (len(tokens), -(-tokens.shape[1] // 32)))
     np.testing.assert_array_equal(segments_lib.unpack_bits(words, tokens.shape[1]), starts)
+
+  @parameterized.parameters(-1, _BOS)
+  def test_padding_is_divided_after_an_eos_where_parts_are_segments(self, bos_id):
+    @hypothesis.given(batches())
+    @hypothesis.settings(max_examples=40, deadline=None)
+    def check(batch):
+      tokens, counts = batch
+      parts, length = parts_of(counts), tokens.shape[1]
+      rule = segments_lib.SegmentRule("part_and_padding", _EOS, bos_id)
+      covered = np.where(parts.used > 0, length, 0)
+      starts = segments_lib.segment_starts(tokens, covered, rule, parts)
+      for r, row in enumerate(tokens.tolist()):
+        columns, used = np.cumsum([0, *counts[r]])[:-1].tolist(), sum(counts[r])
+        for place in range(length):
+          expected = place > 0 and place in columns and place < used
+          if 0 < used <= place:
+            after_eos = row[place - 1] == _EOS
+            if bos_id < 0:
+              expected = after_eos or place == used
+            else:
+              expected = after_eos and row[place] == bos_id
+          self.assertEqual(starts[r, place], expected)
+
+    check()
+
+  def test_olmo_core_finds_documents_in_the_padded_row_or_takes_them_from_boundaries(self):
+    # A document without an EOS merges with what follows it, unless boundaries are known.
+    tokens, parts = np.array([[5, 6, 7, 0, 8, 0, 0, 0]], np.uint32), parts_of([[2, 2, 1]])
+    used = np.array([8])
+    for begins, segments in (
+        ("after_eos", [1, 1, 1, 1, 2, 2, 3, 4]),
+        ("part_and_padding", [1, 1, 2, 2, 3, 4, 5, 6]),
+    ):
+      rule = segments_lib.SegmentRule(begins, 0)
+      starts = segments_lib.segment_starts(tokens, used, rule, parts)
+      found, _ = segments_lib.segments_and_positions(starts, used)
+      self.assertEqual(found.tolist(), [segments])
+
+  @hypothesis.given(st.lists(st.integers(0, 70), min_size=1, max_size=4), st.integers(70, 100))
+  @hypothesis.settings(max_examples=40, deadline=None)
+  def test_bits_below_are_the_packed_flags_of_the_first_columns(self, used, length):
+    flags = np.arange(length) < np.array(used)[:, np.newaxis]
+    found = segments_lib.bits_below(np.array(used), length)
+    np.testing.assert_array_equal(found, segments_lib.pack_bits(flags))
+
+  @parameterized.product(rule=RULES, dtype=(np.uint8, np.uint16, np.uint32, np.int32))
+  def test_start_bits_are_packed_starts_whether_compiled_or_not(self, rule, dtype):
+    segments_lib.compile_start_bits(dtype)
+
+    @hypothesis.given(batches())
+    @hypothesis.settings(max_examples=30, deadline=None)
+    def check(batch):
+      tokens, counts = batch[0].astype(dtype), batch[1]
+      parts = parts_of(counts)
+      starts = segments_lib.segment_starts(tokens, parts.used, rule, parts)
+      found = segments_lib.start_bits(tokens, parts.used, rule, parts)
+      np.testing.assert_array_equal(found, segments_lib.pack_bits(starts))
+
+    check()
 
   def test_the_first_flag_is_the_lowest_bit(self):
     flags = np.zeros((2, 40), bool)

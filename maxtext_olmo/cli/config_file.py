@@ -1,0 +1,53 @@
+"""Writes config files: Python for the tiny trainer, YAML for MaxText, or JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from typing import Any
+
+from maxtext_olmo import atomic
+from maxtext_olmo import errors
+
+STEP_NOTE = (
+    "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new"
+    " run; set it to count steps from another number."
+)
+
+
+def check(path: str) -> None:
+  """Raises ConfigError if a config cannot be written to a path."""
+  if os.path.exists(path):
+    raise errors.ConfigError(f"{path} exists already; choose another name, or remove it.")
+  if os.path.splitext(path)[1] not in (".py", ".yml", ".yaml", ".json"):
+    raise errors.ConfigError(f"{path}: a config is a .py, .yml, .yaml or .json file.")
+
+
+def write(path: str, values: dict[str, Any], comment: str, title: str) -> None:
+  """Writes a config file.
+
+  Args:
+    path: Path of the file, which must not exist; its ending decides the format.
+    values: Keys and values.
+    comment: Text for the reader; JSON has no room for it.
+    title: First line of a Python file, a sentence.
+  """
+  check(path)
+  ending = os.path.splitext(path)[1]
+  lines = [part for line in comment.splitlines() for part in textwrap.wrap(line, 98) or [""]]
+  if ending == ".json":
+    text = json.dumps(values, indent=2) + "\n"
+  elif ending == ".py":
+    docstring = "\n".join([title, "", f"    maxtext-olmo train --config={path}", "", *lines, ""])
+    escaped = docstring.replace("\\", "\\\\").replace('"', '\\"')  # Paths may have any character.
+    text = (
+        f'"""{escaped}"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
+        "  config = maxtext_olmo.get_trainer_config()\n"
+        + "".join(f"  config.{name} = {value!r}\n" for name, value in values.items())
+        + "  return config\n"
+    )
+  else:
+    keys = [f"{name}: {json.dumps(value)}" for name, value in values.items()]
+    text = "\n".join([*(f"# {line}".rstrip() for line in lines), *keys]) + "\n"
+  atomic.write_atomically(path, text)

@@ -1,0 +1,45 @@
+"""The mask files of a corpus: which tokens count in the loss, as fine-tuning corpora store it.
+
+Mask files pair with token files by place, as in OLMo-core: each pattern is expanded and sorted by
+itself, and the n-th mask belongs to the n-th token file. If the files were shuffled when the index
+was built (`--source-permutation-seed`), the masks are shuffled in the same way:
+
+    token files     part_0.npy  part_1.npy  part_2.npy   shuffled   part_2.npy  part_0.npy  …
+    mask files      mask_0.npy  mask_1.npy  mask_2.npy   alike      mask_2.npy  mask_0.npy  …
+
+Whether position i is trained depends on the mask of token i + 1, its target.
+"""
+
+from __future__ import annotations
+
+from maxtext_olmo import config as config_lib
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import patterns
+from maxtext_olmo.loader import olmo_core_import
+
+
+def mask_paths(
+    options: config_lib.Options, index: index_lib.OlmoNpyIndex
+) -> tuple[str, ...] | None:
+  """Returns the mask file of each token file; None if the options name none.
+
+  Raises:
+    ConfigError: There is not one mask file for each token file.
+    MissingFileError: A pattern matches no file.
+  """
+  if not options.olmo_label_masks:
+    return None
+  found: list[str] = []
+  for pattern in options.olmo_label_masks:
+    path = paths_lib.remap(paths_lib.join(index.base, pattern), options.path_remap)
+    found += patterns.expand(path) if "*" in pattern else [path]
+  if len(found) != len(index.files):
+    raise errors.ConfigError(
+        f"olmo_label_masks has {len(found)} files, but the index has {len(index.files)} token"
+        " files; each needs one, in the same order."
+    )
+  if options.olmo_label_masks_seed >= 0:
+    found = olmo_core_import.permute_sources(found, options.olmo_label_masks_seed)
+  return tuple(found)

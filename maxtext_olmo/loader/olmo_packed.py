@@ -1,0 +1,196 @@
+"""`dataset_type=olmo_packed`: documents packed into rows exactly as OLMo-core packs them.
+
+The rows are those of `NumpyPackedFSLDataset`, with which AI2 extended the context of OLMo 3 and
+fine-tuned it. The plan of all rows is built once and kept in a file next to the index; the order is
+over its rows, so it has all guarantees of `olmo_grain`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+from absl import logging
+
+from maxtext_olmo import config as config_lib
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import document_spans
+from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.devices import collectives
+from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import label_masks
+from maxtext_olmo.loader import registry
+from maxtext_olmo.loader import wiring
+from maxtext_olmo.order import permutations
+from maxtext_olmo.rows import packed
+from maxtext_olmo.rows import packed_plan
+from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import segments
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedRows:
+  """The packed rows of an index.
+
+  Attributes:
+    index: The index, whose files are in the order in which they are grouped.
+    storage: Storage that checked the sizes of its files.
+    rows: The rows.
+  """
+
+  index: index_lib.OlmoNpyIndex
+  storage: storage_lib.Storage
+  rows: packed.PackedRows
+
+  def reader(self, options: config_lib.Options) -> reader_lib.FileReader:
+    """Returns the reader of the rows' tokens."""
+    return reader_lib.FileReader(
+        token_files.TokenFiles.of_index(
+            self.index, path_remap=options.path_remap, storage=self.storage
+        )
+    )
+
+
+def make_packed_train_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh
+) -> iterator_lib.BatchIterator:
+  """Returns the train iterator, at the step where the run resumes."""
+  options = config_lib.Options.read(config)
+  opened = open_rows(options, options.olmo_index_path)
+  return wiring.train_iterator(
+      options,
+      global_mesh,
+      opened.rows,
+      opened.reader(options),
+      train_stream(options, opened.rows),
+      index=opened.index,
+  )
+
+
+def make_packed_eval_iterator(
+    config: Any, global_mesh: jax.sharding.Mesh
+) -> iterator_lib.BatchIterator:
+  """Returns an iterator over one pass of the evaluation index's rows, from the beginning."""
+  options = config_lib.Options.read(config)
+  opened = open_rows(options.replace(olmo_label_masks=()), options.olmo_eval_index_path)
+  stream = _stream(options, opened.rows, permutations.SequentialOrder.name, 1)
+  return wiring.eval_iterator(
+      options, global_mesh, opened.rows, opened.reader(options), stream, index=opened.index
+  )
+
+
+DATASET_TYPE = registry.DatasetType(make_packed_train_iterator, make_packed_eval_iterator)
+
+
+def open_rows(options: config_lib.Options, index_path: str) -> OpenedRows:
+  """Returns the packed rows of an index; builds their plan if there is none."""
+
+  def open_index() -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage, tuple[str, ...] | None]:
+    index = index_lib.load_index(index_path)
+    if index.has_heads:
+      raise errors.ConfigError(
+          f"The index {index_path} is a source mixture, which has heads of files without regard to"
+          " documents. dataset_type=olmo_packed needs an index of whole files."
+      )
+    storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
+    verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+    return index, storage, label_masks.mask_paths(options, index)
+
+  index, storage, masks = collectives.run_on_all_processes(open_index, "opening the corpus")
+  plan = open_plan(options, index, index_path, packing_rule(options), storage)
+  rows = packed.PackedRows(plan, options.olmo_pad_id, segment_rule(options), masks)
+  return OpenedRows(index, storage, rows)
+
+
+def open_plan(
+    options: config_lib.Options,
+    index: index_lib.OlmoNpyIndex,
+    index_path: str,
+    rule: packed_plan.PackingRule,
+    storage: storage_lib.Storage,
+) -> packed_plan.PackedPlan:
+  """Opens the plan of an index; process 0 builds it first if there is none."""
+  path = packed_plan.default_path(index_path, rule)
+
+  def build() -> None:
+    if not os.path.exists(path):
+      logging.info("Packing the documents of %s; the plan is kept in %s", index_path, path)
+      packed_plan.build_plan(
+          index,
+          path,
+          rule,
+          cache_dir=options.olmo_packing_cache_dir,
+          path_remap=options.path_remap,
+          progress=True,
+          storage=storage,
+      )
+
+  collectives.from_process_0(build, "packing the documents")
+  # Then on each process, in case it does not share a file system with process 0.
+  collectives.run_on_all_processes(build, "packing the documents")
+  plan = collectives.run_on_all_processes(
+      lambda: packed_plan.load_plan(path, index, rule, storage=storage), "opening the plan"
+  )
+  if not plan.num_rows:
+    raise errors.CorpusError(
+        f"The index {index_path} has no documents, so there are no rows. Check olmo_eos_id,"
+        " olmo_bos_id and olmo_boundaries."
+    )
+  return plan
+
+
+def packing_rule(options: config_lib.Options) -> packed_plan.PackingRule:
+  """Returns how the options pack documents."""
+  return packed_plan.PackingRule(
+      row_length=options.max_target_length,
+      group_size=options.olmo_source_group_size,
+      long_documents=options.olmo_long_documents,
+      ties=options.olmo_packing_ties,
+      boundaries=document_spans.BoundaryRule(
+          options.olmo_boundaries, options.olmo_eos_id, options.olmo_bos_id
+      ),
+  )
+
+
+def segment_rule(options: config_lib.Options) -> segments.SegmentRule:
+  """Returns where segments begin in a packed row.
+
+  OLMo-core 2.5 searches the padded row for document ends. So does 3.0, except where boundaries come
+  from `.csv.gz` files: then each document is a segment, whether an EOS ends it or not.
+  """
+  if not options.olmo_document_mask:
+    return segments.SegmentRule()
+  exact = options.olmo_packed_segments == "documents" and options.olmo_boundaries == "csv"
+  return segments.SegmentRule(
+      "part_and_padding" if exact else "after_eos", options.olmo_eos_id, options.olmo_bos_id
+  )
+
+
+def train_stream(options: config_lib.Options, rows: packed.PackedRows) -> row_source.RowSequence:
+  """Returns the stream of packed rows that the options describe."""
+  return _stream(options, rows, options.order_name, options.olmo_num_epochs or None)
+
+
+def _stream(
+    options: config_lib.Options, rows: packed.PackedRows, name: str, num_epochs: int | None
+) -> row_source.RowSequence:
+  order = permutations.make_order(
+      name,
+      num_instances=rows.plan.num_rows,
+      seed=options.data_shuffle_seed,
+      cache_dir=options.olmo_order_cache_dir,
+  )
+  rule = rows.plan.rule
+  return row_source.RowSequence(
+      rows,
+      name=f"{name}, packed rows of {rule.row_length}, ties {rule.ties}, pad {rows.pad_id}",
+      seed=options.data_shuffle_seed,
+      num_epochs=num_epochs,
+      order=order,
+  )
