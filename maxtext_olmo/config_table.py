@@ -160,6 +160,9 @@ KEYS: tuple[Key, ...] = (
         "Steps done before this start. -1: those of the latest committed checkpoint, or 0 if there"
         " is none.",
         at_least(-1, 2**32)),
+    Key("olmo_dataset_type", "",
+        "In MaxText, whose own dataset_type must be olmo_grain, the dataset type to use instead,"
+        " such as olmo_packed.", one_of("", *DATASET_TYPES), read_by=("MaxText",)),
     # The corpus.
     Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _is_file,
         read_by=_CORPUS, per_host=True),

@@ -12,6 +12,8 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
+from maxtext_olmo.config_key import PACKED
+from maxtext_olmo.config_key import PADDED
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import plan as plan_lib
@@ -19,6 +21,8 @@ from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import olmo_documents
 from maxtext_olmo.loader import olmo_grain
+from maxtext_olmo.loader import olmo_packed
+from maxtext_olmo.loader import olmo_padded
 from maxtext_olmo.loader import stage_config
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -102,10 +106,17 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
         options.olmo_index_path, options.olmo_documents_path, options
     )
     index, stream = source.index, olmo_documents.train_stream(options, source)
+  elif options.dataset_type == PACKED:
+    opened = olmo_packed.open_rows(options, options.olmo_index_path)
+    index, stream = opened.index, olmo_packed.train_stream(options, opened.rows)
+  elif options.dataset_type == PADDED:
+    rows, _, index = olmo_padded.open_rows(options.olmo_index_path, options)
+    stream = olmo_padded.train_stream(options, rows)
   else:
     raise errors.ConfigError(
         f"dataset_type={options.dataset_type!r} has no plan: its rows have no labels, or are packed"
-        " as they stream. olmo_grain has one, and olmo_documents with olmo_packing='planned'."
+        " as they stream. olmo_grain, olmo_packed and olmo_padded have one, and olmo_documents with"
+        " olmo_packing='planned'."
     )
   schedule = options.schedule().within(stream.batch_epochs)
   start = state_lib.Start(0, schedule, stream)

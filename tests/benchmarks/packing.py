@@ -2,6 +2,10 @@
 
 Each packing reads one epoch of the same documents (lognormal lengths, 400 tokens in the median) in
 batches of 32 rows, up to arrays on devices. The packings take turns.
+
+Then rows are planned as OLMo-core packs them (`dataset_type=olmo_packed`), over documents of 1,000
+tokens on average, and compared with a loop that only reads the files and compares each token with
+the EOS. The time for 100 billion tokens is extrapolated.
 """
 
 import argparse
@@ -13,9 +17,14 @@ import jax
 import numpy as np
 
 import maxtext_olmo
+from maxtext_olmo.corpus import document_spans
+from maxtext_olmo.rows import packed_plan
+from maxtext_olmo.rows import packing as packing_lib
+from maxtext_olmo.rows import tie_order
 from tests.benchmarks import corpus
 from tests.benchmarks import figures
 
+_PLANNED_TOKENS = 100_000_000_000
 _PACKINGS = ("first_fit", "best_fit", "concat_then_split", "planned")
 _BATCH = 32
 
@@ -38,6 +47,68 @@ def run(packing: str, index: str, length: int, bins: int) -> figures.Run:
   return {**found, "places": found["rows"] * length, "seconds": time.perf_counter() - began}
 
 
+def write_documents(folder: pathlib.Path, num_tokens: int, num_files: int) -> None:
+  """Writes token files with documents of 1,000 tokens on average, and their index."""
+  rng = np.random.default_rng(0)
+  size = num_tokens // num_files
+  for number in range(num_files):
+    tokens = rng.integers(1, corpus.EOS_ID, size, dtype=np.uint32)
+    lengths = rng.lognormal(np.log(1000) - 0.5, 1, size // 800).astype(np.int64) + 1
+    ends = np.cumsum(lengths)
+    tokens[ends[ends < size] - 1] = corpus.EOS_ID
+    tokens.tofile(folder / f"{number:03d}.npy")
+  entries = [(f"{number:03d}.npy", "web") for number in range(num_files)]
+  index = maxtext_olmo.build_index(entries, 8192, tokenizer="none", base=str(folder))
+  index.save(str(folder / "plan.json"))
+
+
+def scan_files(index: maxtext_olmo.OlmoNpyIndex) -> int:
+  """Reads all files, and returns the number of EOS; the least work that finds documents."""
+  found = 0
+  for number in range(len(index.files)):
+    with open(index.resolve(number), "rb", buffering=0) as file:
+      while piece := file.read(4 << 20):
+        found += np.count_nonzero(np.frombuffer(piece, np.uint32) == corpus.EOS_ID)
+  return found
+
+
+def plan_rows(folder: pathlib.Path, num_tokens: int, lengths: tuple[int, ...]) -> None:
+  """Plans packed rows of some lengths, and prints a table."""
+  write_documents(folder, num_tokens, num_files=16)
+  index = maxtext_olmo.load_index(str(folder / "plan.json"))
+  tie_order.compile_sort()
+  packing_lib.compile_best_fit()
+  boundaries = document_spans.BoundaryRule("eos", corpus.EOS_ID)
+  rows = []
+  for length in lengths:
+    rule = packed_plan.PackingRule(length, 8, "truncate", "avx512", boundaries)
+    began, cpu = time.perf_counter(), time.process_time()
+    documents = scan_files(index)
+    scanned = time.process_time() - cpu
+    middle, cpu = time.perf_counter(), time.process_time()
+    plan = packed_plan.build_plan(index, folder / "plan", rule)
+    built, used = time.perf_counter(), time.process_time() - cpu
+    packed_plan.load_plan(folder / "plan", index, rule).parts(np.arange(8))
+    opened = time.perf_counter() - built
+    scale = _PLANNED_TOKENS / num_tokens
+    rows.append(
+        (
+            f"{length:,}",
+            f"{plan.num_rows:,}",
+            f"{1 - plan.num_tokens / plan.num_rows / length:.3%}",
+            f"{used / scanned:.2f}",
+            f"{(built - middle) / (middle - began):.2f}",
+            f"{used * scale / 60:.1f}",
+            f"{(built - middle) * scale / 60:.1f}",
+            f"{opened:.3f}",
+        )
+    )
+  print(f"\nPlans of {num_tokens:,} tokens, {documents:,} documents.\n")
+  titles = ("row", "rows", "padding", "CPU ÷ scan's", "time ÷ scan's")
+  titles += ("CPU min / 100 B", "minutes / 100 B", "s to open")
+  print(figures.table(titles, rows))
+
+
 def main() -> None:
   """Measures all packings and prints a table."""
   parser = argparse.ArgumentParser(description=__doc__)
@@ -46,6 +117,9 @@ def main() -> None:
   add("--length", type=int, default=8192, help="tokens of a row (default: %(default)s)")
   add("--bins", type=int, default=512, help="rows packed together (default: %(default)s)")
   add("--repeats", type=int, default=3, help="epochs of each packing (default: %(default)s)")
+  add(
+      "--plan-tokens", type=int, default=1_000_000_000, help="tokens to plan (default: %(default)s)"
+  )
   args = parser.parse_args()
   with tempfile.TemporaryDirectory(prefix="maxtext_olmo_bench_") as temporary:
     corpus.make(pathlib.Path(temporary), args.megabytes)
@@ -63,6 +137,8 @@ def main() -> None:
     )
   print(f"Rows of {args.length}, {args.bins} packed together, one epoch; {figures.machine()}.\n")
   print(figures.table(("packing", "rows", "padding", "rows/s ÷ first_fit's"), rows))
+  with tempfile.TemporaryDirectory(prefix="maxtext_olmo_bench_") as temporary:
+    plan_rows(pathlib.Path(temporary), args.plan_tokens, (8192, 65536))
 
 
 if __name__ == "__main__":

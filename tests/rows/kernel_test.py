@@ -63,16 +63,17 @@ class BestFitTest(absltest.TestCase):
           lambda capacity: st.tuples(
               st.just(capacity), st.lists(st.integers(1, capacity), max_size=80)
           )
-      )
+      ),
+      st.booleans(),
   )
   @settings(max_examples=150, deadline=None)
-  def test_compiled_bins_are_those_of_python(self, case):
+  def test_compiled_bins_are_those_of_python(self, case, queues):
     capacity, lengths = case
     lengths = np.array(lengths, np.int64)
     compiled, plain = (np.empty(len(lengths), np.int64) for _ in range(2))
     counts = (
-        kernel.build_best_fit()(lengths, capacity, compiled),
-        packing._best_fit(lengths, capacity, plain),
+        kernel.build_best_fit()(lengths, capacity, queues, compiled),
+        packing._best_fit(lengths, capacity, queues, plain),
     )
     self.assertEqual(counts[0], counts[1])
     self.assertEqual(compiled.tolist(), plain.tolist())
@@ -81,9 +82,10 @@ class BestFitTest(absltest.TestCase):
     rng = np.random.default_rng(0)
     lengths = -np.sort(-np.minimum(rng.lognormal(6, 1.2, 5000).astype(np.int64) + 1, 8192))
     compiled, plain = (np.empty(len(lengths), np.int64) for _ in range(2))
-    count = kernel.build_best_fit()(lengths, 8192, compiled)
-    self.assertEqual(count, packing._best_fit(lengths, 8192, plain))
-    np.testing.assert_array_equal(compiled, plain)
+    for queues in (False, True):
+      count = kernel.build_best_fit()(lengths, 8192, queues, compiled)
+      self.assertEqual(count, packing._best_fit(lengths, 8192, queues, plain))
+      np.testing.assert_array_equal(compiled, plain)
 
 
 class ExecuteTest(absltest.TestCase):

@@ -7,6 +7,7 @@ Some of MaxText's values affect the data in ways that need a translation:
   expansion_factor_real_data < 1   fewer rows are loaded, and trained on, than
                                    `global_batch_size_to_train_on` says
   Tunix's checkpoints              label N is saved after N updates; MaxText's own after N + 1
+  olmo_dataset_type                the dataset type to use; MaxText's dataset_type stays olmo_grain
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def data_config(config: Any) -> Any:
   """Converts a config of MaxText to a config for `create_data_iterator`."""
   shapes.check_keys(config, (*(key.name for key in config_table.KEYS), *_READ))
   values: dict[str, Any] = {key.name: getattr(config, key.name) for key in config_table.KEYS}
-  values["dataset_type"] = str(getattr(config.dataset_type, "value", config.dataset_type))
+  kind = str(getattr(config.dataset_type, "value", config.dataset_type))
+  values.update(dataset_type=values["olmo_dataset_type"] or kind, olmo_dataset_type="")
   for load, train in (
       ("global_batch_size_to_load", "global_batch_size_to_train_on"),
       ("global_batch_size_to_load_eval", "global_batch_size_to_eval_on"),
