@@ -65,6 +65,7 @@ def add_parser(commands: Any) -> None:
   )
   option("--workers N", "threads that check files", default=32)
   option("--output FILE", "the index to write, a JSON file", required=True)
+  cli.add_storage_options(option)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -65,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
       "file for the config: .py for the tiny trainer, .yml for MaxText, or .json",
       required=True,
   )
+  cli.add_storage_options(option)
 
 
 def run_import(args: argparse.Namespace) -> int:
@@ -80,9 +81,15 @@ def run_import(args: argparse.Namespace) -> int:
       index_path=args.index or f"{os.path.splitext(args.output)[0]}.index.json",
       progress=True,
   )
+  reached = cli.store_options(args)
+  values = imported.values | {
+      f"olmo_storage_{name}": value
+      for name in ("endpoint", "region", "anonymous")
+      if (value := getattr(reached, name))
+  }
   comment = "\n".join(f"{what}: {value}" for what, value in imported.understood)
   title = f"The rows of the OLMo-core run of {os.path.basename(args.config)}."
-  config_file.write(args.output, imported.values, f"{comment}\n\n{config_file.STEP_NOTE}", title)
+  config_file.write(args.output, values, f"{comment}\n\n{config_file.STEP_NOTE}", title)
   cli.print_table(("setting", "value"), imported.understood)
   print(f"Wrote {args.output}.")
   return 0

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from maxtext_olmo.corpus import paths as paths_lib
-from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.corpus.storage import router
 from maxtext_olmo.errors import MissingFileError
 
 
@@ -28,20 +29,24 @@ def fixed_directory(pattern: str) -> str:
   return fixed.rpartition("/")[0] or ("/" if pattern.startswith("/") else "")
 
 
-def expand(pattern: str) -> list[str]:
-  """Returns the files that match a pattern, sorted as text.
+def expand(pattern: str, storage: router.StorageRouter | None = None) -> list[str]:
+  """Returns the files or objects that match a pattern, sorted as text.
+
+  Args:
+    pattern: Path or URL with wildcards.
+    storage: Storage that lists URLs; `open_storage()` by default.
 
   Raises:
     MissingFileError: No file matches.
   """
   directory = fixed_directory(pattern)
-  if paths_lib.is_url(pattern):
-    raise ConfigError(
-        f"The pattern {pattern} names objects in a store, which cannot be listed. Copy or mount the"
-        " files and give their directory (--base)."
-    )
   regex = _regex(pattern)
-  found = sorted(path for path in _files_below(directory or ".") if regex.fullmatch(path))
+  if urls.is_url(pattern):
+    storage = open_storage() if storage is None else storage
+    below: Iterable[str] = storage.remote.list_below(directory)
+  else:
+    below = _files_below(directory or ".")
+  found = sorted(path for path in below if regex.fullmatch(path))
   if not found:
     raise MissingFileError(
         f"No file matches {pattern}. Check the directory {directory or '.'!r}; if the files are"

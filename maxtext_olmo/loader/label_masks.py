@@ -17,6 +17,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import patterns
+from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.loader import olmo_core_import
 
 
@@ -32,9 +33,10 @@ def mask_paths(
   if not options.olmo_label_masks:
     return None
   found: list[str] = []
+  storage = storage_lib.open_storage(options.store_options)
   for pattern in options.olmo_label_masks:
     path = paths_lib.remap(paths_lib.join(index.base, pattern), options.path_remap)
-    found += patterns.expand(path) if "*" in pattern else [path]
+    found += patterns.expand(path, storage) if "*" in pattern else [path]
   if len(found) != len(index.files):
     raise errors.ConfigError(
         f"olmo_label_masks has {len(found)} files, but the index has {len(index.files)} token"

@@ -7,7 +7,6 @@ rows that do not fill a batch. The train iterator is for fine-tuning without pac
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
@@ -69,7 +68,7 @@ def open_rows(
   path = options.olmo_documents_path or f"{documents_lib.default_path(index_path)}.{rule}"
 
   def build() -> None:
-    if not os.path.exists(path):
+    if not storage.exists(path):
       logging.info("Finding the documents of %s; the result is kept in %s", index_path, path)
       documents_lib.build_documents(
           index,

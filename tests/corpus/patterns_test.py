@@ -8,6 +8,9 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import patterns
+from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus.storage import stores
+from tests import object_server
 
 
 class PatternsTest(parameterized.TestCase):
@@ -42,6 +45,23 @@ class PatternsTest(parameterized.TestCase):
     self.addCleanup(os.chdir, before)
     os.chdir(self.folder / "a")
     self.assertEqual(patterns.expand("1*.npy"), ["1.npy", "10.npy"])
+
+  @parameterized.parameters(
+      ("data/*.npy", ["data/1.npy", "data/10.npy"]),
+      ("data/**/*.npy", ["data/1.npy", "data/10.npy", "data/b/3.npy"]),
+  )
+  def test_objects_of_a_store_match_in_the_same_way(self, pattern, expected):
+    names = ("data/10.npy", "data/1.npy", "data/b/3.npy", "data/1.csv", "database/1.npy")
+    server = self.enter_context(
+        object_server.ObjectServer({f"bucket/{name}": b"x" for name in names})
+    )
+    options = stores.StoreOptions(endpoint=server.url, anonymous=True)
+    storage = storage_lib.open_storage(options)
+    self.addCleanup(storage.close)
+    found = patterns.expand(f"s3://bucket/{pattern}", storage)
+    self.assertEqual(found, [f"s3://bucket/{name}" for name in expected])
+    with self.assertRaisesRegex(errors.MissingFileError, "No file matches s3://bucket/data/x"):
+      patterns.expand("s3://bucket/data/x*", storage)
 
   @parameterized.parameters(
       ("/data/*.npy", "/data"),

@@ -1,5 +1,6 @@
 """Tests of OLMo-core's fingerprints, against its own outputs."""
 
+import base64
 import dataclasses
 import os
 import tempfile
@@ -38,7 +39,7 @@ class FingerprintTest(parameterized.TestCase):
   def setUpClass(cls):
     super().setUpClass()
     cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
-    olmo_core_goldens.write_corpora(cls.folder, "docs16", "sft", "bos", "mix")
+    olmo_core_goldens.write_corpora(cls.folder, "docs16", "sft", "bos", "mix", "distinct", "ties")
 
   def index(self, case, length, longest=None):
     config = case["config"]
@@ -109,6 +110,43 @@ class FingerprintTest(parameterized.TestCase):
     unused = any(not tokens for _, tokens, _ in case["path_tokens_before_dropping_empty"])
     self.assertEqual(before.fingerprint != found.fingerprint, unused)
 
+  @parameterized.named_parameters(*_named(olmo_core_goldens.load("packed")))
+  def test_packed_rows_have_olmo_cores_fingerprint(self, case):
+    config = case["config"]
+    found = olmo_core_fingerprint.packed(
+        self.index(case, 8),
+        ids_of(config),
+        config["S"],
+        long_documents=config.get("strategy", "truncate"),
+        group_size=config.get("group", 1),
+    )
+    self.assertEqual(found.fingerprint, case["items"]["fingerprint"])
+
+  def test_boundary_files_are_part_of_the_fingerprint(self):
+    golden = olmo_core_goldens.load("packed_metadata")
+    for path, data in golden["csv_gz_base64"].items():
+      name = os.path.join(self.folder, path)
+      with open(name, "wb") as file:
+        file.write(base64.b64decode(data))
+      self.addCleanup(os.unlink, name)
+    for case in golden["cases"]:
+      config, index = case["config"], self.index(case, 8)
+      uses_array = config["use_array_if_local"]
+      hashes = []
+      if not uses_array:
+        storage = index_builder.open_storage()
+        hashes = olmo_core_fingerprint.hash_boundary_files(index, storage)
+      found = olmo_core_fingerprint.packed(
+          index,
+          ids_of(config),
+          config["S"],
+          long_documents=config.get("strategy", "truncate"),
+          group_size=config.get("group", 1),
+          use_array_if_local=uses_array,
+          boundary_hashes=hashes,
+      )
+      self.assertEqual(found.fingerprint, case["items"]["fingerprint"])
+
   def test_fields_of_packed_rows_that_have_defaults_are_left_out(self):
     case = _PADDED[0]
     index, ids = self.index(case, 8), ids_of(case["config"])
@@ -170,7 +208,7 @@ class FingerprintTest(parameterized.TestCase):
 
   def test_boundary_files_are_hashed_by_the_name_of_their_token_file(self):
     index = self.index(_PADDED[0], 8)
-    storage = index_builder.LocalStorage()
+    storage = index_builder.open_storage()
     for path in _PADDED[0]["file_order"]:
       name = os.path.join(self.folder, path.replace(".npy", ".csv.gz"))
       with open(name, "wb") as file:

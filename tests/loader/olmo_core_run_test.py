@@ -411,7 +411,8 @@ class MixtureTest(absltest.TestCase):
 
   def iterator(self, **changes):
     config = self.config.copy_and_resolve_references()
-    config.update(changes)
+    with config.unlocked():
+      config.update(changes)
     iterator, _ = maxtext_olmo.create_data_iterator(config, cases.device_mesh())
     self.addCleanup(iterator.close)
     return iterator

@@ -122,6 +122,17 @@ class RemoteStorage:
 
     return dict(self._requests.send(target, f"list {target.url}", ask).objects)
 
+  def list_below(self, path: str) -> list[str]:
+    """Returns the URLs of all objects below a URL, at any depth; web servers cannot list."""
+    target = self._requests.locate(path)
+
+    def ask() -> _Answer:
+      found = stores.obstore().list(target.store, target.key or None).collect()
+      objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found}
+      return _Answer(Identity(), None, objects)
+
+    return list(self._requests.send(target, f"list {target.url}", ask).objects)
+
   def size(self, path: str) -> int:
     """Returns the size of an object; from then on, a replaced object is an error."""
     found = self.identity(path)
