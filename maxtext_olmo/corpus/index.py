@@ -304,7 +304,8 @@ def find_prefix(index: OlmoNpyIndex, fingerprint: str) -> int | None:
 
 def windows_of_prefix(index: OlmoNpyIndex, num_files: int) -> int:
   """Returns the number of windows in the first `num_files` files."""
-  return _count(index.files[:num_files]) // index.chunk_size
+  last = index.files[max(0, num_files - 1) : num_files]  # Cheap: called for each prefix.
+  return _count(last) // index.chunk_size
 
 
 def _prefixes_of(index: OlmoNpyIndex) -> Iterator[str]:
