@@ -23,6 +23,7 @@ COMMANDS = (
     "corpus",
     "index",
     "verify",
+    "storage",
     "plan",
     "report",
     "train",

@@ -95,11 +95,12 @@ class RemoteStorage:
     self._known[path] = Identity(size, _quoted(etag or ""))
 
   def close(self) -> None:
-    """Stops the threads; the storage remains usable."""
+    """Stops the threads and gives up requests under way; the storage remains usable."""
     with self._lock:
       pool, self._pool = self._pool, None
     if pool is not None:
       pool.shutdown(wait=False, cancel_futures=True)
+    self._requests.stop()
 
   def identity(self, path: str) -> Identity:
     """Returns the size and ETag that an object has now."""
@@ -240,9 +241,9 @@ class RemoteStorage:
       for future in running:
         future.result()
     except BaseException:
-      for future in running:
-        future.cancel()
-      concurrent.futures.wait(running)  # No thread may write to `out` after this call.
+      # No thread may write to `out` after this call. `wait` would wait forever for a future that
+      # was cancelled before it ran.
+      concurrent.futures.wait([future for future in running if not future.cancel()])
       raise
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:

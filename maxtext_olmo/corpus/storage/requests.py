@@ -7,6 +7,8 @@ count them, slow down for a throttled store, or say why a run waits.
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures.thread  # noqa: F401 - see _exiting
 import random
 import threading
 import time
@@ -24,6 +26,12 @@ from maxtext_olmo.errors import CorpusError
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
 _WARN_AFTER, _WARN_EVERY = 5.0, 30.0
+
+# Set when the interpreter begins to exit. It first joins the threads of all pools, and only then
+# runs the functions of `atexit`, so requests that are being repeated must know before that. What is
+# registered last runs first, so the module of the pools must have been imported.
+_exiting = threading.Event()
+getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
 
 
 class Answer(Protocol):
@@ -73,13 +81,20 @@ class Requests:
     self._answered: set[str] = set()
     self._warned: dict[str, float] = {}
     self._lock = threading.Lock()
+    self._stop = threading.Event()
+
+  def stop(self) -> None:
+    """Gives up the requests that wait to be repeated; those sent from now on are not affected."""
+    with self._lock:
+      stopped, self._stop = self._stop, threading.Event()
+    stopped.set()
 
   def send(self, target: Target, what: str, ask: Callable[[], A]) -> A:
     """Sends a request until it is answered, or until it is clear that it never will be."""
-    pace, traffic = target.pace, self.traffic
+    pace, traffic, stop = target.pace, self.traffic, self._stop
     backoff, began = _FIRST_BACKOFF, time.monotonic()
     while True:
-      _sleep(pace.delay())
+      _sleep(pace.delay(), stop, what)
       sent = time.monotonic()
       traffic.began()
       try:
@@ -100,7 +115,7 @@ class Requests:
       if failure.throttled:
         pace.slow_down()
       self._note_failure(target.name, failure, time.monotonic() - began)
-      _sleep(backoff * random.uniform(0.5, 1.0))
+      _sleep(backoff * random.uniform(0.5, 1.0), stop, what)
       backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
   def locate(self, path: str) -> Target:
@@ -146,10 +161,9 @@ class Requests:
       logging.info("%s answers again, after %.0f s.", store, outage)
 
 
-def _sleep(seconds: float) -> None:
-  """Sleeps; raises if the interpreter is about to exit, which waits for all threads."""
+def _sleep(seconds: float, stop: threading.Event, what: str) -> None:
+  """Sleeps; raises if the storage is closed or the interpreter exits, which waits for threads."""
   end = time.monotonic() + seconds
   while (left := end - time.monotonic()) > 0:
-    time.sleep(min(left, 0.5))
-    if not threading.main_thread().is_alive():
-      raise CorpusError("The process is exiting; the request is not repeated.")
+    if stop.wait(min(left, 0.1)) or _exiting.is_set():
+      raise CorpusError(f"Did not {what}: the storage was closed meanwhile, or the process exits.")
