@@ -142,11 +142,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds per activity (wait, order, read, …), bytes, and reads."""
     delivery = self._delivery
-    return {
-        **self._metrics.snapshot(),
-        **({} if delivery is None else delivery.metrics()),
-        **storage_metrics.storage_metrics(self._storage),
-    }
+    found = self._metrics.snapshot() | storage_metrics.storage_metrics(self._storage)
+    return found if delivery is None else found | delivery.metrics()
 
   def __len__(self) -> int:
     """Returns the number of steps from where this iterator began to the end of the stream.
