@@ -181,8 +181,8 @@ KEYS: tuple[Key, ...] = (
         " outlasts outages and is used again after a restart. Empty: none.", _is_spool_directory,
         read_by=_CORPUS, per_host=True),
     Key("olmo_spool_gib", 16.0,
-        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of training"
-        " takes 4 bytes per token.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
+        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of 2 million"
+        " tokens per second takes 27.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
     # The order.
     Key("olmo_order", "feistel",
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
