@@ -65,6 +65,7 @@ def read_ours(job: Job) -> Iterator[int]:
       {batch: np.arange(batch)},
       content=content.Content(ngram_filter=False),
   )
+  reader.compile_reads(index.token_dtype)  # In the background by default, during the first steps.
   yield 0
   step = 0
   while True:
