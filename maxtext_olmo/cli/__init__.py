@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from maxtext_olmo import config_table
 from maxtext_olmo import errors
 
 if TYPE_CHECKING:
@@ -179,6 +178,7 @@ def read_config(
     kept: The data keys that were kept with the run, if there is no file.
   """
   from maxtext_olmo import config as data_keys
+  from maxtext_olmo import config_table
   from maxtext_olmo.trainers.tiny import config as config_lib
 
   steps = None

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import maxtext_olmo
 from maxtext_olmo import cli
 from maxtext_olmo.corpus import urls
-from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import MaxtextOlmoError
 
 COMMANDS = (
@@ -66,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
   args.argv, args.rest = argv, rest
   try:
     if getattr(args, "anonymous", None) is not None:
+      from maxtext_olmo.corpus.storage import stores
+
       stores.use_by_default(cli.store_options(args))
     return args.run(args)
   except BrokenPipeError:  # The reader of our output, such as `head`, has exited.

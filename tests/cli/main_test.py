@@ -22,7 +22,7 @@ class CliTest(parameterized.TestCase):
     code, out, _ = runner.run("--help")
     self.assertEqual(code, 0)
     for name in main_lib.COMMANDS:
-      self.assertRegex(out, rf"\n    {name} +\w")
+      self.assertRegex(out, rf"\n    {name}\s+\w")
 
   def test_version_is_that_of_the_package(self):
     code, out, _ = runner.run("--version")
