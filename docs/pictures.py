@@ -328,6 +328,7 @@ _STAGE_2 = {"web": 0.1, "code": 0.6, "papers": 0.8, "math": 3.0, "wiki": 2.0}
 def draw_sources() -> str:
   """Draws the sources of a run over its steps."""
   from maxtext_olmo.corpus import index as index_lib
+  from maxtext_olmo.inspection import changes
   from maxtext_olmo.inspection import picture
   from maxtext_olmo.inspection import sources
   from maxtext_olmo.order import mixture
@@ -354,13 +355,13 @@ def draw_sources() -> str:
   ):
     batches = schedule.BatchSchedule.constant(rows).anchored(first, position)
     stream = mixture.mixture_stream(index, shares, "epochs", order="feistel", seed=0)
-    stretches.append(sources.Stretch(first, end, batches, stream, index))
+    stretches.append(changes.Stretch(first, end, batches, stream, index))
     position = batches.position(end)
   return picture.draw_svg(
       sources.count_sources(stretches, bins=100),
       (
-          sources.Change(6000, "batches of 1,024"),
-          sources.Change(16000, "the mixture of the last stage"),
+          changes.Change(6000, "batches of 1,024"),
+          changes.Change(16000, "the mixture of the last stage"),
       ),
       title="What a run of 20,000 steps sees of each source",
   )

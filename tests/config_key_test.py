@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import config_table
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import BOOLEAN
 from maxtext_olmo.config_key import Key
@@ -228,7 +229,7 @@ class ChecksTest(parameterized.TestCase):
       _read_documents(**values)
 
   @parameterized.product(
-      olmo_packing=config_lib.PACKINGS,
+      olmo_packing=config_table.PACKINGS,
       olmo_shard=("batch", "slice"),
       olmo_long_documents=packing.LONG_DOCUMENTS,
       olmo_shift=("left", "right"),

@@ -9,6 +9,7 @@ from absl.testing import absltest
 
 import maxtext_olmo
 from maxtext_olmo import config as data_config
+from maxtext_olmo import config_table
 from maxtext_olmo.trainers.tiny import config as trainer_config
 from tests import doc_blocks
 
@@ -19,7 +20,7 @@ _GUIDES = _ROOT / "docs" / "guides"
 
 def data_table() -> str:
   rows = [("key", "default", "read by", "what it does"), ("---",) * 4]
-  for key in data_config.KEYS:
+  for key in config_table.KEYS:
     read_by = ", ".join(key.read_by) if key.read_by != data_config.DATASET_TYPES else "all"
     rows.append((f"`{key.name}`", key.default_text, read_by, key.help))
   return _table(rows)

@@ -7,7 +7,7 @@ import tomllib
 from absl.testing import absltest
 
 import maxtext_olmo
-from maxtext_olmo import config as data_config
+from maxtext_olmo import config_table
 from maxtext_olmo import trainers
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -53,7 +53,7 @@ class PackageTest(absltest.TestCase):
         )
 
   def test_get_config_has_data_keys_only(self):
-    self.assertCountEqual(maxtext_olmo.get_config(), [key.name for key in data_config.KEYS])
+    self.assertCountEqual(maxtext_olmo.get_config(), [key.name for key in config_table.KEYS])
     with self.assertRaisesRegex(AttributeError, "locked"):
       maxtext_olmo.get_config().steps = 3
 

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from maxtext_olmo import config_table
 from maxtext_olmo import errors
 
 _MOST_STYLED = 50
@@ -149,8 +150,8 @@ def read_config(
   if "steps" in changed or (path and kept is None):
     steps = config.steps
   if kept is None:
-    return {key.name: config[key.name] for key in data_keys.KEYS}, steps
-  known = {key.name for key in data_keys.KEYS}
+    return {key.name: config[key.name] for key in config_table.KEYS}, steps
+  known = {key.name for key in config_table.KEYS}
   return {**kept, **{name: config[name] for name in changed & known}}, _positive(steps)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from maxtext_olmo import atomic
 from maxtext_olmo import cli
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
 
 _MOST_INSTANCES = 1 << 40
 
@@ -126,7 +127,7 @@ def run_import(args: argparse.Namespace) -> int:
       "global_batch_size_to_load": rows,
       "olmo_initial_position": position,
   }
-  epochs = schedule.Epochs.constant(index.total_instances)
+  epochs = epochs_lib.Epochs.constant(index.total_instances)
   steps = schedule.BatchSchedule.constant(rows).within(epochs).step_at(position)
   said = (
       f"The run is in epoch {state.epoch} (epoch {state.epoch - 1} here),"

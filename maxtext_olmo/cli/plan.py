@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo.inspection import changes as changes_lib
 
 # More than any run has; products of both still fit into 64 bits.
 _MOST, _MOST_ROWS = 2**32, 2**24
@@ -142,7 +143,6 @@ def _plan_of_index(args: argparse.Namespace) -> Any:
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.errors import ConfigError
   from maxtext_olmo.inspection import plan as plan_lib
-  from maxtext_olmo.inspection import sources
   from maxtext_olmo.order import mixture as mixture_lib
   from maxtext_olmo.order import schedule as schedule_lib
 
@@ -162,7 +162,7 @@ def _plan_of_index(args: argparse.Namespace) -> Any:
   )
   schedule = schedule_lib.BatchSchedule.constant(args.batch_size)
   steps = args.steps or -(-stream.order.num_instances // args.batch_size)
-  return plan_lib.Plan((sources.Stretch(0, steps, schedule, stream, index),))
+  return plan_lib.Plan((changes_lib.Stretch(0, steps, schedule, stream, index),))
 
 
 def _print_table(plan: Any, sources: Any) -> None:

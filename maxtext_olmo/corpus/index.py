@@ -29,7 +29,6 @@ from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
 
 INDEX_FORMAT_VERSION = "2"
-_SHOWN = 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -248,17 +247,6 @@ def make_index(
   )
 
 
-def keep_split(index: OlmoNpyIndex, older: OlmoNpyIndex) -> OlmoNpyIndex:
-  """Returns the index with the held-out split of an older index, which it must extend."""
-  if find_prefix(index, older.fingerprint) != len(older.files):
-    changes = "\n".join(f"  {line}" for line in describe_changes(older, index))
-    raise CorpusError(
-        f"The corpus does not extend the older index:\n{changes}\nKeep the old files unchanged and"
-        " in order, and add new files after them."
-    )
-  return dataclasses.replace(index, split_key=older.split_key, split_windows=older.split_windows)
-
-
 def compute_fingerprint(
     sequence_length: int,
     dtype: str,
@@ -368,51 +356,3 @@ def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
       f"Instance {instance_id} does not exist: the corpus has {index.total_instances} instances of"
       f" {index.sequence_length} tokens, counted from 0."
   )
-
-
-def describe_changes(old: OlmoNpyIndex, new: OlmoNpyIndex) -> list[str]:
-  """Returns one line per difference; no lines if the fingerprints are equal."""
-  lines = []
-  for name in ("dtype", "tokenizer"):
-    if getattr(old, name) != getattr(new, name):
-      lines.append(f"{name}: was {getattr(old, name)!r}, is {getattr(new, name)!r}")
-  if old.window != new.window:
-    lines.append(
-        f"windows: files were cut into windows of {old.window} tokens, and are now cut into windows"
-        f" of {new.window}, which gives other instances; if the sequence length will change, build"
-        " the index with --max-target-sequence-length"
-    )
-  before = {entry.path: entry for entry in old.files}
-  after = {entry.path: entry for entry in new.files}
-  kinds: dict[str, list[str]] = {
-      kind: [] for kind in ("removed", "grown", "shrunk", "replaced", "added")
-  }
-  for path, entry in before.items():
-    if path not in after:
-      kinds["removed"].append(f"{path} ({entry.size_bytes:,} bytes)")
-      continue
-    found = after[path]
-    sizes = f"{path} ({entry.size_bytes:,} to {found.size_bytes:,} bytes)"
-    if found.size_bytes > entry.size_bytes:
-      kinds["grown"].append(sizes)
-    elif found.size_bytes < entry.size_bytes:
-      kinds["shrunk"].append(sizes)
-    elif found.data_offset != entry.data_offset or (
-        found.checksum and entry.checksum and found.checksum != entry.checksum
-    ):
-      kinds["replaced"].append(f"{path} (same size, different content)")
-  last_kept = max((place for place, path in enumerate(after) if path in before), default=-1)
-  for place, (path, entry) in enumerate(after.items()):
-    if path not in before:
-      where = "at the end" if place > last_kept else f"at place {place}"
-      kinds["added"].append(f"{path} ({entry.size_bytes:,} bytes, {where})")
-  for kind, files in kinds.items():
-    lines += [f"{kind}: {file}" for file in files[:_SHOWN]]
-    if len(files) > _SHOWN:
-      lines.append(f"{kind}: {len(files) - _SHOWN} more files")
-  common = [path for path in after if path in before]
-  order = [path for path in before if path in after]
-  if common != order:
-    place = next(i for i, (a, b) in enumerate(zip(order, common)) if a != b)
-    lines.append(f"reordered: {order[place]} came before {common[place]}, now it comes after")
-  return lines

@@ -20,9 +20,9 @@ from maxtext_olmo.corpus.index import INDEX_FORMAT_VERSION
 from maxtext_olmo.corpus.index import OlmoNpyFileEntry
 from maxtext_olmo.corpus.index import OlmoNpyIndex as OlmoNpyIndex
 from maxtext_olmo.corpus.index import check_lengths
-from maxtext_olmo.corpus.index import keep_split as keep_split
 from maxtext_olmo.corpus.index import make_index
 from maxtext_olmo.corpus.index import split_belongs
+from maxtext_olmo.corpus.index_changes import keep_split as keep_split
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage

@@ -23,6 +23,7 @@ from absl import logging
 
 from maxtext_olmo.devices import layout
 from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.grain_llm import batches as batches_lib
 from maxtext_olmo.grain_llm import iterator as iterator_lib
 from maxtext_olmo.grain_llm import row_dataset
 from maxtext_olmo.order import schedule as schedule_lib
@@ -236,7 +237,7 @@ def make_grain_multihost_iterator(
   if use_thread_prefetch:
     # Threads get the buffer that the processes would have had together.
     ahead = max(1, worker_buffer_size * max(1, worker_count))
-  batches = iterator_lib.Batches(
+  batches = batches_lib.Batches(
       datasets=datasets,
       weights=weights,
       lengths=lengths,

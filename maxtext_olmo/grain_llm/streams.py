@@ -15,7 +15,7 @@ from maxtext_olmo.devices import grain_state
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import ResumeError
 from maxtext_olmo.grain_llm import records as records_lib
-from maxtext_olmo.grain_llm import rows_by_position
+from maxtext_olmo.grain_llm import row_batches
 from maxtext_olmo.grain_llm.records import Record
 
 
@@ -27,7 +27,7 @@ class StreamBatches(grain.IterDataset[Record]):
     batching: Division of the rows into batches.
   """
 
-  def __init__(self, rows: grain.IterDataset, batching: rows_by_position.Batching):
+  def __init__(self, rows: grain.IterDataset, batching: row_batches.Batching):
     super().__init__(rows)
     self._batching = batching
 
@@ -41,7 +41,7 @@ class StreamBatches(grain.IterDataset[Record]):
 
 class _StreamBatchesIterator(grain.DatasetIterator[Record]):
 
-  def __init__(self, parent: grain.DatasetIterator, batching: rows_by_position.Batching):
+  def __init__(self, parent: grain.DatasetIterator, batching: row_batches.Batching):
     super().__init__(parent)
     self._batching = batching
     self._step = 0

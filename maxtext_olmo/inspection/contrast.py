@@ -20,6 +20,7 @@ import numpy as np
 
 from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import spike_detection
 
 _MOST_STEPS = 16  # The most steps of a spike.
 _CALM_STEPS = (4, 64)  # The least and the most calm steps.
@@ -145,7 +146,7 @@ def _to_depth(
 
 
 def steps_to_compare(
-    losses: losses_lib.Losses, spike: losses_lib.Spike, spikes: Iterable[losses_lib.Spike]
+    losses: losses_lib.Losses, spike: spike_detection.Spike, spikes: Iterable[spike_detection.Spike]
 ) -> tuple[list[int], list[int]]:
   """Returns the steps of a spike, and calm steps before it, or after it if there are none.
 

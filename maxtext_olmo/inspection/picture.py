@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import sources as sources_lib
 
 # Distinct on white and on black, including neighbouring colours.
@@ -34,7 +35,7 @@ text { font: 12px sans-serif; fill: #222 } .grey { fill: #666 } .title { font-si
 
 def draw_svg(
     sources: sources_lib.Sources,
-    changes: Sequence[sources_lib.Change] = (),
+    changes: Sequence[changes_lib.Change] = (),
     *,
     title: str = "",
     step: int = 0,

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import timeline as timeline_lib
 
@@ -24,7 +25,7 @@ class Plan:
     step: The number of steps done.
   """
 
-  stretches: tuple[sources.Stretch, ...]
+  stretches: tuple[changes_lib.Stretch, ...]
   history: timeline_lib.Timeline | None = None
   step: int = 0
 
@@ -38,12 +39,12 @@ class Plan:
     """Counts the tokens of each label that the run has seen and will see."""
     return sources.count_sources(self.stretches, **settings)
 
-  def find_changes(self) -> tuple[sources.Change, ...]:
+  def find_changes(self) -> tuple[changes_lib.Change, ...]:
     """Returns what changes during the run, by step."""
-    found = [*sources.find_changes(self.stretches, self.history), *self._masked()]
+    found = [*changes_lib.find_changes(self.stretches, self.history), *self._masked()]
     return tuple(sorted(dict.fromkeys(found)))
 
-  def _masked(self) -> Iterator[sources.Change]:
+  def _masked(self) -> Iterator[changes_lib.Change]:
     """Yields the steps at which the run delivers samples without loss."""
     if self.history is None:
       return
@@ -51,4 +52,4 @@ class Plan:
     for skip in entry.skips:
       if skip.mode == "mask" and skip.first >= entry.schedule.anchor_position:
         step = entry.schedule.step_at(skip.first)
-        yield sources.Change(step, f"takes no loss on {skip.end - skip.first:,} samples")
+        yield changes_lib.Change(step, f"takes no loss on {skip.end - skip.first:,} samples")

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import picture
 from maxtext_olmo.inspection import plan as plan_lib
@@ -154,7 +155,7 @@ def _thinned(sources: sources_lib.Sources) -> sources_lib.Sources:
 
 def _plots(
     sources: sources_lib.Sources,
-    changes: Sequence[sources_lib.Change],
+    changes: Sequence[changes_lib.Change],
     step: int,
     losses: losses_lib.Losses | None,
     findings: spikes_lib.Findings | None,
@@ -281,7 +282,7 @@ def _sources_section(sources: sources_lib.Sources, order: np.ndarray) -> Iterabl
   yield "</tbody></table></div>"
 
 
-def _changes_section(changes: Sequence[sources_lib.Change]) -> Iterable[str]:
+def _changes_section(changes: Sequence[changes_lib.Change]) -> Iterable[str]:
   if changes:
     yield "<h2>Changes</h2><ol>"
     yield from (f"<li>step {c.step:,}: {html.escape(c.text)}</li>" for c in changes)

@@ -30,7 +30,7 @@ from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import run_config
-from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.loader import state_format
 from maxtext_olmo.order import timeline as timeline_lib
 
 _BELOW = ("checkpoints", "checkpoint")
@@ -58,7 +58,7 @@ class Run:
 
   def parsed(self) -> tuple[int, int, timeline_lib.Timeline] | None:
     """Returns the step, the position and the history of the state; None if there is no state."""
-    return None if self.state is None else state_lib.parse_state(self.state)
+    return None if self.state is None else state_format.parse_state(self.state)
 
 
 def find_run(

@@ -13,13 +13,13 @@ from maxtext_olmo import errors
 from maxtext_olmo.config_key import DOCUMENTS
 from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import plan as plan_lib
 from maxtext_olmo.inspection import run as run_lib
-from maxtext_olmo.inspection import sources
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import olmo_documents
 from maxtext_olmo.loader import olmo_grain
-from maxtext_olmo.loader import stages as stages_lib
+from maxtext_olmo.loader import stage_config
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import timeline as timeline_lib
 from maxtext_olmo.rows import steps as steps_lib
@@ -93,7 +93,9 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
   policy = None
   if options.dataset_type == GRAIN:
     index = olmo_grain.load_index(options.olmo_index_path, options)
-    policy = stages_lib.policy_of(options, index, lambda path: olmo_grain.load_index(path, options))
+    policy = stage_config.policy_of(
+        options, index, lambda path: olmo_grain.load_index(path, options)
+    )
     stream = policy.stream(policy.beginning)
   elif options.dataset_type == DOCUMENTS and options.random_access_documents:
     source = olmo_documents.open_documents(
@@ -110,7 +112,7 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
   start = state_lib.steered(
       start, options.skips, policy, () if policy is None else policy.beginning, 0
   )
-  return plan_lib.Plan((sources.Stretch(0, steps, start.schedule, start.stream, index),))
+  return plan_lib.Plan((changes_lib.Stretch(0, steps, start.schedule, start.stream, index),))
 
 
 def plan_of_iterator(
@@ -126,11 +128,11 @@ def plan_of_iterator(
     steps: The number of steps of the run.
   """
   history, stream = iterator.history, iterator.stream
-  stretches: list[sources.Stretch] = []
+  stretches: list[changes_lib.Stretch] = []
   ends = [*(entry.step for entry in history.entries[1:]), max(steps, iterator.step)]
   for entry, end in zip(history.entries, ends):
     if _is_of(entry, stream):
-      stretches.append(sources.Stretch(entry.step, end, entry.schedule, stream, index))
+      stretches.append(changes_lib.Stretch(entry.step, end, entry.schedule, stream, index))
     else:
       stretches.clear()
   if not stretches:

@@ -18,17 +18,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import counts as counts_lib
 from maxtext_olmo.order import schedule as schedule_lib
-from maxtext_olmo.order import timeline as timeline_lib
 from maxtext_olmo.rows import steps as steps_lib
 
 BINS = 2000
@@ -36,32 +33,6 @@ _SAMPLED_BINS = 500
 _SAMPLED_ROWS = 1 << 21
 _SAMPLED_CALLS = 256  # For documents, where each call packs a window.
 _CONFIDENCE = 1.96  # Standard deviations on either side that 95 % of estimates are within.
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stretch:
-  """Steps of a run with one stream and one schedule.
-
-  Attributes:
-    first: The first step.
-    end: The step after the last.
-    schedule: Maps steps to positions.
-    stream: Maps positions to rows.
-    index: The corpus.
-  """
-
-  first: int
-  end: int
-  schedule: schedule_lib.BatchSchedule
-  stream: Any
-  index: index_lib.OlmoNpyIndex
-
-
-class Change(NamedTuple):
-  """A change during a run: the first step with it, and its description."""
-
-  step: int
-  text: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +84,7 @@ class Sources:
     )
 
 
-def count_sources(stretches: Sequence[Stretch], *, bins: int = BINS) -> Sources:
+def count_sources(stretches: Sequence[changes_lib.Stretch], *, bins: int = BINS) -> Sources:
   """Counts the tokens of each label over the steps of a run.
 
   Args:
@@ -180,7 +151,7 @@ class _CountedStretch:
     rows: The rows of each bin.
   """
 
-  def __init__(self, stretch: Stretch, counter: counts_lib.Counter, bins: int):
+  def __init__(self, stretch: changes_lib.Stretch, counter: counts_lib.Counter, bins: int):
     self.stretch = stretch
     self.counter = counter
     first, end, schedule = stretch.first, stretch.end, stretch.schedule
@@ -192,7 +163,7 @@ class _CountedStretch:
     if not self.exact:
       calls = _SAMPLED_BINS if counter.rows_per_call == 1 else _SAMPLED_CALLS
       bins = max(1, min(bins, bins * calls // BINS))
-    cuts = {change.step for change in _schedule_changes(schedule, first, end)}
+    cuts = {change.step for change in changes_lib.schedule_changes(schedule, first, end)}
     even = np.linspace(first, end, min(bins, end - first) + 1).astype(np.int64).tolist()
     self.edges = np.array(sorted({*cuts, *even}), np.int64)
     limit = counter.num_positions
@@ -326,79 +297,3 @@ def _taken(
   if limit is not None:
     firsts, ends = np.minimum(firsts, limit), np.minimum(ends, limit)
   return firsts, ends
-
-
-def find_changes(
-    stretches: Sequence[Stretch], timeline: timeline_lib.Timeline | None = None
-) -> tuple[Change, ...]:
-  """Returns the changes during a run, by step.
-
-  Args:
-    stretches: The stretches of the run.
-    timeline: The history, which records what changed at restarts.
-  """
-  found: list[Change] = []
-  for stretch in stretches:
-    found += _schedule_changes(stretch.schedule, stretch.first, stretch.end)
-    found += _stage_changes(stretch)
-  for was, now in zip(timeline.entries, timeline.entries[1:]) if timeline else ():
-    found += (Change(now.step, text) for text in _differences(was, now))
-  return tuple(sorted(dict.fromkeys(found)))
-
-
-def _stage_changes(stretch: Stretch) -> Iterable[Change]:
-  """Yields the steps at which stages begin."""
-  schedule = stretch.schedule
-  for before, stage in itertools.pairwise(getattr(stretch.stream, "stages", ())):
-    if stage.position >= schedule.anchor_position:
-      step = schedule.step_at(stage.position)
-      if stretch.first <= step < stretch.end:
-        yield Change(step, f"stage: {stage.settings.describe(before.settings)}")
-
-
-def _schedule_changes(
-    schedule: schedule_lib.BatchSchedule, first: int, end: int
-) -> Iterable[Change]:
-  """Yields the changes of the batch size after the first step, and the skips."""
-  size = schedule.size(first)
-  for boundary, _ in schedule.stages:
-    step = boundary
-    if schedule.by_position:
-      if boundary < schedule.anchor_position:
-        continue
-      step = schedule.step_at(boundary)
-      # A stage begins with the first step that starts at or after its position.
-      step += schedule.start(step) < boundary
-    if first < step < end and schedule.size(step) != size:
-      yield Change(step, f"batch size {size:,} → {schedule.size(step):,}")
-      size = schedule.size(step)
-  for skipped, after in schedule.skips.ranges:
-    if skipped >= schedule.anchor_position and first <= schedule.step_at(skipped) < end:
-      yield Change(schedule.step_at(skipped), f"skips {after - skipped:,} samples")
-
-
-_CONTENT = {"ngram_filter": "repetition filter", "exclude": "exclusions"}
-
-
-def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[str]:
-  """Yields descriptions of the differences between two entries of a history."""
-  before, after = was.schedule.size(max(was.step, now.step - 1)), now.schedule.size(now.step)
-  if before != after:
-    yield f"batch size {before:,} → {after:,}"
-  if was.sequence_length != now.sequence_length:
-    yield f"sequence length {was.sequence_length:,} → {now.sequence_length:,}"
-  for name in sorted({*was.identity, *now.identity}):
-    if was.identity.get(name) != now.identity.get(name):
-      name = "corpus" if name == "fingerprint" else name
-      mixed = name == "order" and "mixture" in f"{was.identity.get(name)}{now.identity.get(name)}"
-      yield f"another {'mixture' if mixed else name}"
-  if was.stages[1:] != now.stages[1:]:
-    yield "another plan of stages"
-  for name in sorted({*was.content, *now.content}):
-    old, new = was.content.get(name), now.content.get(name)
-    if old != new:
-      yield f"{_CONTENT.get(name, name)}: {_said(old)} → {_said(new)}"
-
-
-def _said(value: Any) -> str:
-  return {True: "on", False: "off", None: "none"}.get(value, str(value))

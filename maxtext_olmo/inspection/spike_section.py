@@ -8,7 +8,7 @@ from typing import Any
 
 from maxtext_olmo.inspection import contrast as contrast_lib
 from maxtext_olmo.inspection import figures as figures_lib
-from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import spike_detection
 from maxtext_olmo.inspection import spikes as spikes_lib
 
 _SOURCES = 10
@@ -118,7 +118,7 @@ def _spike(one: spikes_lib.Examined, shown: _Text, is_open: bool) -> Iterable[st
   yield "</details>"
 
 
-def _heading(spike: losses_lib.Spike) -> str:
+def _heading(spike: spike_detection.Spike) -> str:
   steps = f"step {spike.first:,}"
   if spike.last > spike.first:
     steps = f"steps {spike.first:,} to {spike.last:,}"

@@ -21,6 +21,7 @@ from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.inspection import contrast as contrast_lib
 from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import spike_detection
 from maxtext_olmo.inspection import text as text_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
@@ -66,7 +67,7 @@ class Examined:
     suspects: The rows to look at, the most suspicious first.
   """
 
-  spikes: tuple[losses_lib.Spike, ...]
+  spikes: tuple[spike_detection.Spike, ...]
   contrast: contrast_lib.Contrast
   suspects: tuple[Suspect, ...]
 
@@ -109,7 +110,7 @@ class Findings:
 
   name: str
   logged: int
-  spikes: tuple[losses_lib.Spike, ...]
+  spikes: tuple[spike_detection.Spike, ...]
   threshold: float
   highest: tuple[float, int] | None
   together: Examined | None
@@ -149,7 +150,7 @@ def examine(
     iterator: iterator_lib.BatchIterator,
     losses: losses_lib.Losses,
     *,
-    threshold: float = losses_lib.THRESHOLD,
+    threshold: float = spike_detection.THRESHOLD,
     most_spikes: int = MOST_SPIKES,
     most_rows: int = MOST_ROWS,
     tokenizer: Any = None,
@@ -170,8 +171,8 @@ def examine(
     ConfigError: The run does not have the logged steps, or has other positions for them.
   """
   _check(iterator, losses, _sample(iterator, losses))
-  spikes = losses_lib.find_spikes(losses, threshold=threshold)
-  highest = losses_lib.highest_score(losses)
+  spikes = spike_detection.find_spikes(losses, threshold=threshold)
+  highest = spike_detection.highest_score(losses)
   about = (losses.name, len(losses.steps), tuple(spikes), threshold, highest)
   examined = spikes[:most_spikes]
   if not examined:

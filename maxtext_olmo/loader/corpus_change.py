@@ -27,6 +27,7 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.corpus import index_changes
 from maxtext_olmo.loader import run_files
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.order import timeline
@@ -87,7 +88,7 @@ class CorpusPolicy:
   def changes(self, fingerprint: str) -> list[str] | None:
     """Returns the changes since the corpus had a fingerprint; None if no copy of it was kept."""
     old = self._old_index(fingerprint)
-    return None if old is None else index_lib.describe_changes(old, self.index)
+    return None if old is None else index_changes.describe_changes(old, self.index)
 
   def keep_copy(self, *, resumed: bool) -> None:
     """Keeps a copy of the index next to the checkpoints, on process 0.
@@ -164,7 +165,7 @@ class CorpusPolicy:
   def _check_content(self, fingerprint: str) -> None:
     """Raises ResumeError, or warns, if checksums show that files of the same size were replaced."""
     old = self._old_index(fingerprint)
-    found = index_lib.describe_changes(old, self.index) if old is not None else []
+    found = index_changes.describe_changes(old, self.index) if old is not None else []
     if not found:
       return
     what = _indented(found)
@@ -184,7 +185,7 @@ class CorpusPolicy:
     index = self.index
     old = self._old_index(fingerprint)
     if old is not None:
-      return index_lib.describe_changes(old, index)
+      return index_changes.describe_changes(old, index)
     if files_then is not None:
       return [f"added: {len(index.files) - files_then} files at the end, after {files_then}"]
     lines = []

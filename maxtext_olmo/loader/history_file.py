@@ -26,7 +26,7 @@ from etils import epath
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.loader import run_files
-from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.loader import state_format
 from maxtext_olmo.order import timeline
 
 NAME = "olmo_history.jsonl"
@@ -52,8 +52,8 @@ def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any
   except errors.OrderError as error:
     raise _damaged(path, error) from error
   return {
-      "format": state_lib.FORMAT,
-      "kind": state_lib.KIND,
+      "format": state_format.FORMAT,
+      "kind": state_format.KIND,
       "step": step,
       "position": position,
       "history": history.to_json(),

@@ -3,14 +3,10 @@
 Its state is the number of steps done, the schedule that maps steps to positions, and the run's
 history. After a restore, prefetched batches are made again from the position, so the state does not
 depend on workers or threads.
-
-    step dataset ──▶ threads or workers make compact batches ──▶ a thread sends them ──▶ next()
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 import threading
 import time
@@ -22,80 +18,23 @@ import jax
 import numpy as np
 from absl import logging
 
-from maxtext_olmo import cores
 from maxtext_olmo import errors
 from maxtext_olmo import grain_compat
 from maxtext_olmo import metrics as metrics_lib
 from maxtext_olmo.devices import expand
 from maxtext_olmo.devices import layout as layout_lib
-from maxtext_olmo.loader import corpus_change
-from maxtext_olmo.loader import stages as stages_lib
+from maxtext_olmo.loader import delivery as delivery_lib
+from maxtext_olmo.loader import restart as restart_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import status
 from maxtext_olmo.order import timeline
-from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import explain as explain_lib
 from maxtext_olmo.rows import prefetch as prefetch_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Prefetch:
-  """The number of batches to make in advance.
-
-  Either `workers` processes keep `per_worker` batches ready each, or threads keep `batches` ready.
-  Up to `on_device` further batches are on the devices, or being sent, while the trainer is at an
-  earlier step.
-  """
-
-  workers: int = 0
-  per_worker: int = 1
-  batches: int = 2
-  on_device: int = 1
-
-  @property
-  def threads(self) -> int:
-    """The number of threads that make batches; with two, one reads while the other checks."""
-    return min(2, max(1, cores.available_cores() - 1))
-
-
-# A batch that is being sent to the devices; calling it returns the arrays.
-_Sent = Callable[[], dict[str, jax.Array]]
-
-
-@dataclasses.dataclass
-class _Sender:
-  """Takes compact batches and sends them to the devices, step by step.
-
-  It does not reference the iterator, so that its thread does not keep a dropped iterator alive.
-  """
-
-  batches: prefetch_lib.PrefetchedIterator
-  start: state_lib.Start
-  expanders: Mapping[int, expand.Expander]
-  metrics: metrics_lib.Metrics
-
-  def __post_init__(self) -> None:
-    self.look_ahead = getattr(self.start.stream, "look_ahead", None)
-    self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
-
-  def send(self, number: int) -> _Sent:
-    local = next(self.batches)
-    began = time.perf_counter()
-    step, schedule = self.start.step + number, self.start.schedule
-    expander = self.only_expander or self.expanders[schedule.size(step)]
-    placed = expander.place(local)
-    self.metrics.made(
-        **dict(zip(batch_lib.COST, local["cost"].tolist())),
-        bytes_to_device=placed.bytes_crossed,
-        transfer_seconds=time.perf_counter() - began,
-    )
-    if self.look_ahead is not None:
-      self.look_ahead(schedule.position(step + 1))
-    return functools.partial(expander.finish, placed)
 
 
 class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
@@ -111,12 +50,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation, unless a
       state was just set; in training, `iter()` does not move the iterator.
     pad_after_end: Whether padding batches follow a finite stream.
-    corpus: Policy for a corpus that changed since a state was saved; None requires an identical
-      corpus.
-    whole_batches: Whether a restored position is rounded down to a whole number of batches, as
-      OLMo-core does.
-    skips: The ranges that the config asks to skip.
-    stages: Policy for stages; None for a dataset type that has none.
+    restart: Decides where the run continues when a state is restored.
     labels: For each file, the number of its label, if batches have the extra array `labels`.
     on_start: Called with the iterator when it is about to read batches.
     provenance: The names of labels and documents, for `explain`.
@@ -129,14 +63,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       start: state_lib.Start,
       layouts: Mapping[int, layout_lib.BatchLayout],
       *,
-      content: steps.Content,
-      prefetch: Prefetch = Prefetch(),
+      content: content_lib.Content,
+      prefetch: delivery_lib.Prefetch = delivery_lib.Prefetch(),
       restart_on_iter: bool = False,
       pad_after_end: bool = False,
-      corpus: corpus_change.CorpusPolicy | None = None,
-      whole_batches: bool = False,
-      skips: skips_lib.Requests = skips_lib.Requests(),
-      stages: stages_lib.StagePolicy | None = None,
+      restart: restart_lib.RestartPolicy = restart_lib.RestartPolicy(),
       labels: np.ndarray | None = None,
       on_start: Callable[[BatchIterator], None] | None = None,
       provenance: explain_lib.Provenance | None = None,
@@ -149,10 +80,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._prefetch = prefetch
     self._restart_on_iter = restart_on_iter
     self._pad_after_end = pad_after_end
-    self._corpus = corpus
-    self._whole_batches = whole_batches
-    self._skips = skips
-    self._stages = stages
+    self._restart = restart
     self._labels = labels
     self._on_start = on_start
     self._provenance = provenance
@@ -165,9 +93,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._expanders = {
         size: expand.Expander(layout, content.shift) for size, layout in self._layouts.items()
     }
-    self._dataset: steps.StepDataset | None = None
-    self._batches: prefetch_lib.PrefetchedIterator | None = None
-    self._sent: prefetch_lib.Prefetcher[_Sent] | None = None
+    self._delivery: delivery_lib.Delivery | None = None
     self._metrics = metrics_lib.Metrics()
     # Threads may share the iterator: each batch goes to one of them, and a state is never between
     # two steps.
@@ -188,14 +114,17 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     with self._lock:
       grain_compat.assert_not_closed(self)
       asked_at = time.perf_counter()
-      if self._sent is None:
+      if self._delivery is None:
         self.start_prefetch()
       try:
-        batch = self._sent.take()()  # type: ignore[union-attr]
+        batch = self._delivery.take()  # type: ignore[union-attr]
       except StopIteration:
         if not self._pad_after_end:
           raise
-        return self._padding_batch()
+        size = self._start.schedule.size(self._step)
+        return delivery_lib.padding_batch(
+            self._layouts[size], self._expanders[size], self._content.extras
+        )
       except BaseException:
         # Prefetching has moved past the step that failed; a caller that tries again gets this
         # step, or the error again.
@@ -207,8 +136,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds per activity (wait, order, read, …), bytes, and reads."""
-    sent = self._sent
-    return {**self._metrics.snapshot(), "queue_depth": 0 if sent is None else sent.ready}
+    delivery = self._delivery
+    return {**self._metrics.snapshot(), "queue_depth": 0 if delivery is None else delivery.ready}
 
   def __len__(self) -> int:
     """Returns the number of steps from where this iterator began to the end of the stream.
@@ -315,7 +244,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """
     entry, start = self._history.at(step), self._start
     state_lib.check_same_stream(entry, start.stream, step)
-    source, content = steps.as_recorded(entry.content, self.source, self._content)
+    source, content = content_lib.as_recorded(entry.content, self.source, self._content)
     return explain_lib.explain(
         source,
         self._reader,
@@ -355,26 +284,15 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     Raises:
       ResumeError: The state belongs to another stream; the iterator is unchanged.
     """
-    self._move_to(self._read_state(state))
+    first, restart = self._beginning, self._restart
+    stream = restart.first_stream(first)
+    self._move_to(restart.from_state(state, stream, first.schedule, self._record))
     self._state_set = True
-    if self._corpus is not None:
+    if restart.corpus is not None:
       try:
-        self._corpus.keep_copy(resumed=True)
+        restart.corpus.keep_copy(resumed=True)
       except errors.WriteError as error:  # The copy only helps to name later changes.
         logging.warning("%s", error)
-
-  def _read_state(self, state: dict[str, Any]) -> state_lib.Start:
-    first = self._beginning
-    return state_lib.read_state(
-        state,
-        first.stream if self._stages is None else self._stages.stream(self._stages.beginning),
-        first.schedule,
-        self._record,
-        corpus=self._corpus,
-        whole_batches=self._whole_batches,
-        skips=self._skips,
-        stages=self._stages,
-    )
 
   def go_to(self, step: int, position: int | None = None, *, keep_history: bool = True) -> None:
     """Continues at a step, for a trainer that restored a checkpoint without a data state.
@@ -385,41 +303,12 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       keep_history: Whether the steps before it are known; otherwise the history begins here.
     """
     with self._lock:
-      schedule, history = self._start.schedule, self._history.until(step)
-      if not keep_history:
-        if position is not None and schedule.anchored(step, position) is not schedule:
-          self._move_to(self._begin_at(step, position))
-          return
-        position = schedule.position(step)
-        schedule = dataclasses.replace(schedule, anchor_step=step, anchor_position=position)
-        history = None
-      elif position is None and history and history.present is not self._history.present:
-        position = history.present.schedule.position(step)  # By the schedule in force then.
-        if self._stages is not None:  # Other stages may have been in force, too.
-          state = state_lib.make_state(history, self._start.stream, history.present.schedule, step)
-          self._move_to(self._read_state(state))
-          return
-      if position is not None:
-        schedule = schedule.anchored(step, position)
-      schedule.start(step)
-      self._move_to(self._start._replace(step=step, schedule=schedule, history=history))
-
-  def _begin_at(self, step: int, position: int) -> state_lib.Start:
-    """Returns a run that begins with a step at a position, from which skips and stages count."""
-    stages, stream = self._stages, self._start.stream
-    entered: stages_lib.Stages = ()
-    if stages is not None:
-      entered = stages.beginning
-      stream = stages.stream(entered)
-    schedule = dataclasses.replace(
-        self._start.schedule,
-        anchor_step=step,
-        anchor_position=position,
-        epochs=getattr(stream, "batch_epochs", None),
-        skips=skips_lib.Skips(),
-    )
-    start = state_lib.Start(step, schedule, stream)
-    return state_lib.steered(start, self._skips, stages, entered, position)
+      start, restart = self._start, self._restart
+      if keep_history:
+        history, first, record = self._history, self._beginning, self._record
+        self._move_to(restart.at_step(start, history, first, record, step, position))
+      else:
+        self._move_to(restart.without_history(start, step, position))
 
   def reset(self) -> None:
     """Returns to the step at which this iterator began."""
@@ -430,24 +319,17 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Starts preparing batches, so that the first one is ready when it is requested."""
     prefetch_lib.check_process(self._pid)
     with self._lock:
-      if self._sent is not None:
+      if self._delivery is not None:
         return
       if self._on_start is not None:
         self._on_start(self)
       start = self._start._replace(step=self._step)
-      self._dataset = self._make_dataset(start)
-      if len(self._dataset):
+      dataset = self._make_dataset(start)
+      if len(dataset):
         start.stream.prepare(start.schedule.start(start.step))
-      ahead = self._prefetch
-      self._batches = prefetch_lib.PrefetchedIterator(
-          self._dataset,
-          ahead.workers,
-          ahead.per_worker if ahead.workers else ahead.batches,
-          ahead.threads,
+      self._delivery = delivery_lib.Delivery(
+          dataset, start, self._expanders, self._prefetch, self._metrics
       )
-      self._batches.start_prefetch()
-      sender = _Sender(self._batches, start, self._expanders, self._metrics)
-      self._sent = prefetch_lib.Prefetcher(sender.send, ahead.on_device)
 
   def close(self) -> None:
     """Stops the workers and threads, and closes the files; idempotent.
@@ -475,13 +357,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       self._stop(wait=False)
 
   def _stop(self, wait: bool = True) -> None:
-    # Stop the batches first: the sending thread may be waiting for the next one.
-    for running in (self._batches, self._sent):
-      if running is not None:
-        running.close(wait=wait)
-    if self._dataset is not None:
-      self._dataset.close()
-    self._batches = self._sent = self._dataset = None
+    if self._delivery is not None:
+      self._delivery.close(wait=wait)
+    self._delivery = None
 
   def _make_dataset(
       self,
@@ -508,16 +386,3 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """Returns the row source of a stream, which stages with different indexes decide."""
     for_stream = getattr(self._source, "for_stream", None)
     return self._source if for_stream is None else for_stream(stream)
-
-  def _padding_batch(self) -> dict[str, jax.Array]:
-    size = self._start.schedule.size(self._step)
-    layout = self._layouts[size]
-    rows = len(layout.rows)
-    batch: dict[str, np.ndarray] = {
-        "tokens": np.zeros((rows, layout.length), np.int32),
-        "used": np.zeros(rows, np.int64),
-        "trained": np.ones(rows, np.bool_),
-        **{name: np.full(rows, -1, np.int32) for name in self._content.extras},
-    }
-    expander = self._expanders[size]
-    return expander.finish(expander.place(batch))

@@ -21,7 +21,7 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
-from maxtext_olmo.loader import stages as stages_lib
+from maxtext_olmo.loader import stage_config
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import sampler as sampler_lib
 from maxtext_olmo.order import stream as stream_lib
@@ -101,7 +101,7 @@ def _train(
     storage: storage_lib.Storage,
 ) -> iterator_lib.BatchIterator:
   stages = collectives.run_on_all_processes(
-      lambda: stages_lib.policy_of(options, index, lambda path: _open(path, options, storage)),
+      lambda: stage_config.policy_of(options, index, lambda path: _open(path, options, storage)),
       "opening the stages",
   )
   collectives.check_equal({"olmo_stages": repr(stages.requests)})
@@ -119,7 +119,7 @@ def _train(
   rows: Any
   rows, reader_ = _rows(index, options, storage)
   if len(joined.indexes) > 1:
-    rows = staged.StagedRows(joined, rows.segment_rule)
+    rows = staged.StagedRows(index, rows.segment_rule, joined=joined)
     reader_ = _reader(joined.index, options, storage)
   return wiring.train_iterator(
       options,

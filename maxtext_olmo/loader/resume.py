@@ -37,10 +37,9 @@ from maxtext_olmo import errors
 from maxtext_olmo import schema
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import grain_state
-from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import history_file
+from maxtext_olmo.loader import restart
 from maxtext_olmo.loader import run_files
-from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -237,9 +236,7 @@ def find_start(
     stream: Any,
     schedule: schedule_lib.BatchSchedule,
     content: dict[str, Any],
-    *,
-    corpus: corpus_change.CorpusPolicy | None = None,
-    stages: stages_lib.StagePolicy | None = None,
+    policy: restart.RestartPolicy,
 ) -> state_lib.Start:
   """Returns where the run resumes; process 0 decides for all."""
   decision = _decide_on_process_0(options)
@@ -247,16 +244,7 @@ def find_start(
 
     def read() -> state_lib.Start:
       with naming(decision["where"]):
-        return state_lib.read_state(
-            decision["state"],
-            stream,
-            schedule,
-            content,
-            corpus=corpus,
-            whole_batches=options.resumes_whole_batches,
-            skips=options.skips,
-            stages=stages,
-        )
+        return policy.from_state(decision["state"], stream, schedule, content)
 
     # A single process may see a different copy of the old index.
     return collectives.run_on_all_processes(read, "reading the data state")
@@ -267,8 +255,8 @@ def find_start(
       step = schedule.step_at(position)
     schedule = schedule.anchored(step, position)
   start = state_lib.Start(step, schedule, stream)
-  entered = stages.beginning if stages is not None else ()
-  return state_lib.steered(start, options.skips, stages, entered, max(0, position))
+  entered = policy.stages.beginning if policy.stages is not None else ()
+  return state_lib.steered(start, policy.skips, policy.stages, entered, max(0, position))
 
 
 def restore_latest(options: config_lib.Options, iterator: Any) -> None:

@@ -18,10 +18,10 @@ from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream as stream_lib
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import steps
 
 _TRAIN_INSTANCES = 1 << 30
 _EVAL_BATCHES = 4
@@ -80,7 +80,7 @@ def make_synthetic_eval_iterator(
 
 DATASET_TYPE = registry.DatasetType(make_synthetic_train_iterator, make_synthetic_eval_iterator)
 
-_CONTENT = steps.Content(ngram_filter=False)
+_CONTENT = content_lib.Content(ngram_filter=False)
 
 
 def _stream(

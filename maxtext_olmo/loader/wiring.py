@@ -21,19 +21,21 @@ from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import announce
 from maxtext_olmo.loader import corpus_change
+from maxtext_olmo.loader import delivery
 from maxtext_olmo.loader import history_file
 from maxtext_olmo.loader import iterator as iterator_lib
+from maxtext_olmo.loader import restart
 from maxtext_olmo.loader import resume
 from maxtext_olmo.loader import run_config
 from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import steps
 
 
 def train_iterator(
@@ -43,7 +45,7 @@ def train_iterator(
     reader: reader_lib.Reader,
     stream: Any,
     *,
-    content: steps.Content | None = None,
+    content: content_lib.Content | None = None,
     index: index_lib.OlmoNpyIndex | None = None,
     corpus: corpus_change.CorpusPolicy | None = None,
     stages: stages_lib.StagePolicy | None = None,
@@ -73,7 +75,8 @@ def train_iterator(
   }
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
-  start = resume.find_start(options, stream, schedule, record, corpus=corpus, stages=stages)
+  policy = restart.RestartPolicy(corpus, options.resumes_whole_batches, options.skips, stages)
+  start = resume.find_start(options, stream, schedule, record, policy)
 
   def prepare_directory() -> None:
     if jax.process_index() == 0 and options.enable_checkpointing and options.checkpoint_dir:
@@ -91,10 +94,7 @@ def train_iterator(
       content=content,
       prefetch=_prefetch(options),
       pad_after_end=options.generate_padding_batch_train,
-      corpus=corpus,
-      whole_batches=options.resumes_whole_batches,
-      skips=options.skips,
-      stages=stages,
+      restart=policy,
       labels=None if named is None else labels(named),
       on_start=_starter(options),
       provenance=_provenance(options, index, joined, stages),
@@ -108,7 +108,7 @@ def eval_iterator(
     reader: reader_lib.Reader,
     stream: Any,
     *,
-    content: steps.Content | None = None,
+    content: content_lib.Content | None = None,
     index: index_lib.OlmoNpyIndex | None = None,
 ) -> iterator_lib.BatchIterator:
   """Returns the iterator over evaluation batches, which always starts at the beginning."""
@@ -184,8 +184,8 @@ def _layout(
   return layout_lib.BatchLayout(mesh, spec, batch, options.max_target_length)
 
 
-def _content(options: config_lib.Options) -> steps.Content:
-  return steps.Content(
+def _content(options: config_lib.Options) -> content_lib.Content:
+  return content_lib.Content(
       vocab_size=options.vocab_size,
       ngram_filter=options.olmo_apply_ngram_filter,
       shift=batch_lib.Shift(options.olmo_shift, max(0, options.olmo_eos_id)),
@@ -220,8 +220,8 @@ def _exclusions(
   return exclusions
 
 
-def _prefetch(options: config_lib.Options) -> iterator_lib.Prefetch:
-  return iterator_lib.Prefetch(
+def _prefetch(options: config_lib.Options) -> delivery.Prefetch:
+  return delivery.Prefetch(
       workers=max(0, options.grain_worker_count),
       per_worker=max(1, options.grain_per_worker_buffer_size),
       batches=options.olmo_prefetch_batches,

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.order import schedule
+from maxtext_olmo.order import epochs as epochs_lib
 
 _SCAN = 1 << 22
 _LOW_BITS = 1 << 16
@@ -48,11 +48,11 @@ class Order(abc.ABC):
       num_instances: int,
       seed: int,
       chunk_size: int = 1,
-      epochs: schedule.Epochs | None = None,
+      epochs: epochs_lib.Epochs | None = None,
   ):
     if num_instances < 1:
       raise errors.OrderError(f"An order needs at least one instance, got {num_instances}.")
-    self.epochs = epochs or schedule.Epochs.constant(num_instances)
+    self.epochs = epochs or epochs_lib.Epochs.constant(num_instances)
     if chunk_size < 1 or any(n % chunk_size for _, n in self.epochs.lengths):
       raise errors.OrderError(
           f"{num_instances} instances do not divide into chunks of {chunk_size}; build the index"
@@ -145,7 +145,7 @@ class Order(abc.ABC):
       ids[here] = self.ids(epoch, places[here])
     return ids
 
-  def with_epochs(self, epochs: schedule.Epochs) -> Self:
+  def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
     """Returns the same order over epochs of other lengths."""
     other = copy.copy(self)
     other.epochs = epochs

@@ -40,8 +40,8 @@ from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.order import base
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import feistel
-from maxtext_olmo.order import schedule
 
 _MAGIC = b"OLMOSEEN"
 _FORMAT = 1
@@ -265,7 +265,7 @@ class RemainderOrder(base.Order):
         num_instances=count,
         seed=plain.seed,
         chunk_size=size,
-        epochs=schedule.Epochs(rest if consumed.num_remaining else ((0, count),)),
+        epochs=epochs_lib.Epochs(rest if consumed.num_remaining else ((0, count),)),
     )
     if plain.drops_tails:
       raise errors.ConfigError(
@@ -306,9 +306,9 @@ class RemainderOrder(base.Order):
     self._consumed.close()
     self._plain.close()
 
-  def with_epochs(self, epochs: schedule.Epochs) -> Self:
+  def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
     """Returns this order; raises ConfigError for other epochs, which its bitmap does not cover."""
-    if epochs != schedule.Epochs.constant(self.num_instances):
+    if epochs != epochs_lib.Epochs.constant(self.num_instances):
       raise errors.ConfigError(
           "The corpus cannot be extended with olmo_consumed_path, because its bitmap belongs to the"
           " corpus as it was before."

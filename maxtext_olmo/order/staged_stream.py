@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,65 +17,17 @@ from absl import logging
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.order import corpora as corpora_lib
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import mixture as mixture_lib
-from maxtext_olmo.order import permutations
-from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import seen as seen_lib
+from maxtext_olmo.order import staged_epochs
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import stored
 from maxtext_olmo.order import stream as stream_lib
 
-# Length of the epoch that stands for stages whose batches may span epochs, in a schedule with other
-# stages whose batches may not.
-_ENDLESS = 1 << 61
 # Building a bitmap starts when this share of the run before its stage remains.
 _AHEAD = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Corpora:
-  """The corpora of the stages, and the settings that all stages share.
-
-  Attributes:
-    base: Index of the run, whose held-out part is the same in all stages.
-    others: Indexes of other stages, by fingerprint.
-    held_out_instances: Number of instances of the base index that are held out.
-    cache_dir: Directory of stored orders and bitmaps.
-    consumed_path: Bitmap of the instances that the first epoch of the first stage leaves out.
-  """
-
-  base: index_lib.OlmoNpyIndex
-  others: Mapping[str, index_lib.OlmoNpyIndex] = dataclasses.field(default_factory=dict)
-  held_out_instances: int = 0
-  cache_dir: str = ""
-  consumed_path: str = ""
-
-  def index(self, stage: stages_lib.Stage) -> index_lib.OlmoNpyIndex:
-    """Returns the index of a stage, in instances of the run's length."""
-    settings = stage.settings
-    if settings.fingerprint == self.base.fingerprint:
-      return self.base
-    if settings.fingerprint in self.others:
-      return self.others[settings.fingerprint]
-    index = index_builder.load_index(settings.index_path)
-    if index.fingerprint != settings.fingerprint:
-      raise errors.CorpusError(
-          f"{stage.name} had the index {settings.index_path} with the fingerprint"
-          f" {settings.fingerprint}, but that index now has {index.fingerprint}. Restore the old"
-          " index."
-      )
-    return index.with_sequence_length(self.base.sequence_length)
-
-  def split(self, index: index_lib.OlmoNpyIndex) -> stream_lib.Split:
-    """Returns the split of an index."""
-    split = stream_lib.Split.of_index(self.base, self.held_out_instances)
-    return seen_lib.split_like(index, self.base, split)
-
-
-def drops_tails(settings: stages_lib.Settings) -> bool:
-  """Returns whether no batch of a stage spans two epochs."""
-  return not settings.mixture and permutations.order_class(settings.order).drops_tails
 
 
 class StagedStream:
@@ -93,7 +45,7 @@ class StagedStream:
   def __init__(
       self,
       stages: Sequence[stages_lib.Stage],
-      corpora: Corpora,
+      corpora: corpora_lib.Corpora,
       num_epochs: int | None = None,
   ):
     self.stages = tuple(stages)
@@ -150,39 +102,12 @@ class StagedStream:
   @property
   def drops_tails(self) -> bool:
     """True if any stage has batches that may not span epochs."""
-    return any(drops_tails(stage.settings) for stage in self.stages)
+    return any(stage.settings.drops_tails for stage in self.stages)
 
   @property
-  def batch_epochs(self) -> schedule_lib.Epochs | None:
-    """The epochs whose ends no batch crosses; None if batches may span epochs in all stages.
-
-    Stages whose batches may span epochs count as one epoch.
-    """
-    if not self.drops_tails:
-      return None
-    lengths: list[tuple[int, int]] = []
-    cut: list[int] = []
-    epoch, spanning = 0, False
-    for number, stage in enumerate(self.stages):
-      length = self.length(number)
-      if not drops_tails(stage.settings):
-        before = lengths.pop()[1] if spanning else 0
-        epoch -= spanning
-        lengths.append((epoch, _ENDLESS if length is None else before + length))
-        cut = [*(e for e in cut if e != epoch), *([] if length is None else [epoch])]
-        epoch, spanning = epoch + 1, True
-        continue
-      spanning = False
-      whole = self.corpora.split(self.corpora.index(stage)).num_train
-      epochs, rest = divmod(length or 0, whole)
-      if epochs or length is None:
-        lengths.append((epoch, whole))
-        epoch += epochs
-      if rest:
-        lengths.append((epoch, rest))
-        cut.append(epoch)
-        epoch += 1
-    return schedule_lib.Epochs(tuple(lengths), tuple(cut))
+  def batch_epochs(self) -> epochs_lib.Epochs | None:
+    """The epochs whose ends no batch crosses; None if batches may span epochs in all stages."""
+    return staged_epochs.batch_epochs(self.stages, self.corpora)
 
   @property
   def epochs(self) -> StagedEpochs:

@@ -63,6 +63,11 @@ class Settings:
     """A key that is equal for two mixtures if the labels of one continue in the other."""
     return self.fingerprint, self.order, self.seed
 
+  @property
+  def drops_tails(self) -> bool:
+    """Whether no batch of the stage spans two epochs."""
+    return not self.mixture and permutations.order_class(self.order).drops_tails
+
   def differences(self, other: Settings) -> list[str]:
     """Returns a text for each difference, with the names of the config keys."""
     values = [

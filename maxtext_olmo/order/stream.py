@@ -24,9 +24,9 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import consumed as consumed_lib
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import feistel
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Stream:
     for first_epoch, num_files, _ in history:
       windows = index_lib.windows_of_prefix(index, num_files) - self.split.num_held_out
       lengths.append((first_epoch, windows * self.split.chunk_size))
-    epochs = schedule.Epochs(tuple(lengths))
+    epochs = epochs_lib.Epochs(tuple(lengths))
     if epochs == self.order.epochs:
       return dataclasses.replace(self, history=tuple(history))
     return dataclasses.replace(self, order=self.order.with_epochs(epochs), history=tuple(history))
@@ -207,12 +207,12 @@ class Stream:
     return self.order.drops_tails
 
   @property
-  def batch_epochs(self) -> schedule.Epochs | None:
+  def batch_epochs(self) -> epochs_lib.Epochs | None:
     """The epochs whose ends no batch crosses; None if batches may span epochs."""
     return self.order.epochs if self.order.drops_tails else None
 
   @property
-  def epochs(self) -> schedule.Epochs:
+  def epochs(self) -> epochs_lib.Epochs:
     """The lengths of epochs."""
     return self.order.epochs
 

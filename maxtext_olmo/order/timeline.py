@@ -20,6 +20,7 @@ from typing import Any
 
 from maxtext_olmo import errors
 from maxtext_olmo import schema
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import stages as stages_lib
@@ -124,7 +125,7 @@ class Entry:
               anchor_step=schedule["anchor"][0],
               anchor_position=schedule["anchor"][1],
               by_position=schedule["by_position"],
-              epochs=None if epochs is None else schedule_lib.Epochs(_tuples(epochs), cut),
+              epochs=None if epochs is None else epochs_lib.Epochs(_tuples(epochs), cut),
               skips=skips_lib.positions_of(skips, "drop"),
           ),
           identity=dict(values["identity"]),
@@ -211,7 +212,7 @@ class Timeline:
     return cls(entries)
 
 
-def _cut(epochs: schedule_lib.Epochs | None) -> tuple[int, ...]:
+def _cut(epochs: epochs_lib.Epochs | None) -> tuple[int, ...]:
   return () if epochs is None else epochs.cut
 
 

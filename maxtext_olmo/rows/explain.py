@@ -27,6 +27,7 @@ from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
@@ -247,7 +248,7 @@ def explain(
     reader: reader_lib.Reader,
     stream: row_source.RowStream,
     schedule: schedule_lib.BatchSchedule,
-    content: steps.Content,
+    content: content_lib.Content,
     step: int,
     provenance: Provenance | None = None,
     masked: skips_lib.Skips = skips_lib.Skips(),

@@ -24,7 +24,7 @@ import numpy as np
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import base
-from maxtext_olmo.order import schedule
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import segments
 
@@ -195,7 +195,7 @@ class RowSequence:
     return total
 
   @property
-  def epochs(self) -> schedule.Epochs | None:
+  def epochs(self) -> epochs_lib.Epochs | None:
     """The lengths of epochs; None if rows are counted as they are needed."""
     return None if self.order is None else self.order.epochs
 

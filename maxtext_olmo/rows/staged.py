@@ -16,44 +16,25 @@ from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.rows import parts as parts_lib
-from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import windows
 
 
-@dataclasses.dataclass(frozen=True)
-class StagedRows(row_source.RowSourceDefaults):
-  """The instances of the indexes of a run's stages as rows.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StagedRows(windows.WindowRows):
+  """The instances of the indexes of a run's stages as rows; `index` is that of the first stage.
 
   Attributes:
     joined: Indexes of all stages.
-    segment_rule: Rule for where segments begin: nowhere, or after each EOS.
     stream: Stream, which says which stage an epoch belongs to; None if there is only the first.
   """
 
   joined: joined_lib.Joined
-  segment_rule: segments.SegmentRule = segments.SegmentRule()
   stream: staged_stream.StagedStream | None = None
 
   def for_stream(self, stream: Any) -> StagedRows:
     """Returns the rows of a stream."""
     staged = stream if isinstance(stream, staged_stream.StagedStream) else None
     return dataclasses.replace(self, stream=staged)
-
-  @property
-  def index(self) -> index_lib.OlmoNpyIndex:
-    """The index that the run began with."""
-    return next(iter(self.joined.indexes.values()))
-
-  @property
-  def row_length(self) -> int:
-    """Number of tokens per instance."""
-    return self.index.sequence_length
-
-  @property
-  def fingerprint(self) -> str:
-    """The fingerprint of the corpus that the run began with."""
-    return self.index.fingerprint
 
   def num_rows(self, epoch: int) -> int:
     """Returns the number of instances of the index of an epoch."""

@@ -18,6 +18,7 @@ import numpy as np
 import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import token_files
+from maxtext_olmo.loader import delivery
 from maxtext_olmo.loader import iterator
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import stream as stream_lib
@@ -142,7 +143,7 @@ def open_inline(spec: Spec) -> child.Loader:
 
 def open_ahead(spec: Spec) -> child.Loader:
   """Makes batches ahead by the default number of threads, as NumPy arrays."""
-  batches, default = _iterator(spec).host_batches(), iterator.Prefetch()
+  batches, default = _iterator(spec).host_batches(), delivery.Prefetch()
   ahead = prefetch.Prefetcher(batches.__getitem__, default.batches, default.threads)
   return _warm(child.Loader(lambda: ahead.take()["tokens"], buffered=default.batches))
 

@@ -1,7 +1,6 @@
 """Tests of locating instances, and of describing the changes of a corpus."""
 
 import dataclasses
-import pathlib
 import pickle
 
 import hypothesis
@@ -11,11 +10,10 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.corpus import index_changes
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import OrderError
-from tests import corpora
 
 
 def _index(
@@ -168,7 +166,7 @@ class IndexTest(parameterized.TestCase):
 
   def test_a_split_belongs_to_a_corpus_or_to_one_that_it_extends(self):
     index, longer = _index([8, 9], longest=4), _index([8, 9, 30, 0], longest=4)
-    kept = index_lib.keep_split(longer, index)
+    kept = index_changes.keep_split(longer, index)
     for good in (index, longer, kept, _index([70], 8, longest=16).with_sequence_length(4)):
       self.assertTrue(index_lib.split_belongs(good))
     for changed in ({"split_key": longer.split_key}, {"split_windows": 3}, {"split_key": ""}):
@@ -180,86 +178,16 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(_index([8, 9]).split_windows, 4)
 
 
-class ChangesTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.directory = pathlib.Path(self.create_tempdir().full_path)
-    for name, count in (("a", 40), ("b", 30), ("c", 20)):
-      corpora.write_tokens(self.directory / name, count, seed=1)
-    self.old = self.index("a", "b", "c")
-
-  def index(self, *names, **values):
-    kwargs = {"tokenizer": "test", "dtype": "uint16", "base": str(self.directory), **values}
-    length = kwargs.pop("sequence_length", 8)
-    return index_builder.build_index(
-        [(str(self.directory / name), "x") for name in names], length, **kwargs
-    )
-
-  def test_the_same_corpus_has_no_changes(self):
-    self.assertEmpty(index_lib.describe_changes(self.old, self.index("a", "b", "c")))
-
-  @parameterized.parameters((31, "grown"), (29, "shrunk"))
-  def test_a_file_of_another_size_is_named_with_both(self, count, word):
-    corpora.write_tokens(self.directory / "b", count, seed=1)
-    self.assertEqual(
-        index_lib.describe_changes(self.old, self.index("a", "b", "c")),
-        [f"{word}: b (60 to {2 * count} bytes)"],
-    )
-
-  def test_added_removed_and_reordered_files_are_named(self):
-    corpora.write_tokens(self.directory / "d", 10, seed=1)
-    self.assertEqual(
-        index_lib.describe_changes(self.old, self.index("a", "b", "c", "d")),
-        ["added: d (20 bytes, at the end)"],
-    )
-    self.assertEqual(
-        index_lib.describe_changes(self.old, self.index("a", "d", "b", "c")),
-        ["added: d (20 bytes, at place 1)"],
-    )
-    self.assertEqual(
-        index_lib.describe_changes(self.old, self.index("a", "c")), ["removed: b (60 bytes)"]
-    )
-    self.assertEqual(
-        index_lib.describe_changes(self.old, self.index("a", "c", "b")),
-        ["reordered: b came before c, now it comes after"],
-    )
-
-  def test_a_replaced_file_of_the_same_size_shows_in_its_checksum(self):
-    old = self.index("a", "b", "c", checksums="xxh3")
-    corpora.write_tokens(self.directory / "b", 30, seed=2)
-    new = self.index("a", "b", "c", checksums="xxh3")
-    self.assertEqual(old.fingerprint, new.fingerprint)
-    self.assertEqual(
-        index_lib.describe_changes(old, new), ["replaced: b (same size, different content)"]
-    )
-    self.assertEmpty(index_lib.describe_changes(self.old, new))
-
-  def test_other_windows_dtype_and_tokenizer_are_named(self):
-    lines = index_lib.describe_changes(
-        self.old, self.index("a", "b", "c", sequence_length=4, tokenizer="other", dtype="uint8")
-    )
-    self.assertStartsWith(lines[0], "dtype: was 'uint16', is 'uint8'")
-    self.assertStartsWith(lines[1], "tokenizer: was 'test', is 'other'")
-    self.assertIn("windows of 8 tokens, and are now cut into windows of 4", lines[2])
-
-  def test_long_lists_are_shortened(self):
-    many = dataclasses.replace(
-        self.old,
-        files=self.old.files
-        + tuple(dataclasses.replace(self.old.files[0], path=f"n{i}") for i in range(13)),
-    )
-    lines = index_lib.describe_changes(self.old, many)
-    self.assertLen(lines, 11)
-    self.assertEqual(lines[-1], "added: 3 more files")
+class PrefixTest(absltest.TestCase):
 
   def test_a_prefix_is_found_by_its_fingerprint(self):
-    for count, names in ((0, ()), (1, ("a",)), (2, ("a", "b")), (3, ("a", "b", "c"))):
-      if names:
-        self.assertEqual(index_lib.find_prefix(self.old, self.index(*names).fingerprint), count)
-      windows = sum(n // 8 for n in (40, 30, 20)[:count])
-      self.assertEqual(index_lib.windows_of_prefix(self.old, count), windows)
-    self.assertIsNone(index_lib.find_prefix(self.old, self.index("b").fingerprint))
+    index = _index([40, 30, 20])
+    for count in range(1, 4):
+      prefix = _index([40, 30, 20][:count])
+      self.assertEqual(index_lib.find_prefix(index, prefix.fingerprint), count)
+      self.assertEqual(index_lib.windows_of_prefix(index, count), prefix.num_windows)
+    self.assertEqual(index_lib.windows_of_prefix(index, 0), 0)
+    self.assertIsNone(index_lib.find_prefix(index, _index([30]).fingerprint))
 
 
 if __name__ == "__main__":

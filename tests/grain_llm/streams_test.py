@@ -10,7 +10,7 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.grain_llm import records as records_lib
-from maxtext_olmo.grain_llm import rows_by_position
+from maxtext_olmo.grain_llm import row_batches
 from maxtext_olmo.grain_llm import streams
 from maxtext_olmo.order import schedule as schedule_lib
 
@@ -38,7 +38,7 @@ def _numbered(lengths):
 def _batches(rows, sizes=((0, 4),), mine=None, length=8, drop_remainder=True):
   schedule = schedule_lib.BatchSchedule(sizes)
   mine = mine or {size: np.arange(size) for size in schedule.sizes}
-  batching = rows_by_position.Batching(schedule, mine, length, drop_remainder)
+  batching = row_batches.Batching(schedule, mine, length, drop_remainder)
   return streams.StreamBatches(rows, batching)
 
 

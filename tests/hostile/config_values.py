@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import config_table
 from tests.hostile import cases
 from tests.hostile import damage
 from tests.hostile import fixture
@@ -95,7 +96,7 @@ _OF_KEY = {
     "olmo_batch_schedule": _PAIRS, "olmo_batch_rampup_factors": _PAIRS, "olmo_mixture": _MIXTURES,
     "olmo_stages": _STAGES,
     "data_sharding": _AXES, "olmo_path_remap_from": _PATHS, "olmo_path_remap_to": _PATHS,
-    "olmo_order": config_lib.ORDERS, "olmo_packing": config_lib.PACKINGS,
+    "olmo_order": config_table.ORDERS, "olmo_packing": config_table.PACKINGS,
     "olmo_skip": _PAIRS, "olmo_exclude": _PATHS,
 }  # fmt: skip
 
@@ -159,10 +160,10 @@ _RULES: dict[str, Accepts] = {
     "olmo_path_remap_from": _path(),
     "olmo_path_remap_to": _path(),
     "olmo_max_open_files": _number(0),
-    "olmo_allow_corpus_change": _text(*config_lib.CORPUS_CHANGES),
+    "olmo_allow_corpus_change": _text(*config_table.CORPUS_CHANGES),
     "olmo_eval_index_path": _is_text,  # Not opened unless there are evaluations.
     "olmo_eval_instances": _number(0, 100),
-    "olmo_order": _text(*config_lib.ORDERS),
+    "olmo_order": _text(*config_table.ORDERS),
     "olmo_order_cache_dir": _is_text,  # Not opened unless the order is stored.
     "olmo_order_resume": _text("exact", "olmo_core"),
     "olmo_num_epochs": _number(0),
@@ -183,7 +184,7 @@ _RULES: dict[str, Accepts] = {
     "olmo_exclude": _path(),
     "olmo_eos_id": _number(-1, 99),
     "olmo_documents_path": _path("missing"),
-    "olmo_packing": _text(*config_lib.PACKINGS),
+    "olmo_packing": _text(*config_table.PACKINGS),
     "olmo_packing_bins": _number(0),
     "olmo_long_documents": _text("split", "truncate", "drop"),
     "olmo_shift": _text("left", "right"),
@@ -217,7 +218,7 @@ def _values(key: Any) -> dict[str, Any]:
 def all_cases() -> Iterator[cases.Case]:
   """Yields each value of each key, for each dataset type that reads the key."""
   for dataset_type in _BASES:
-    for key in config_lib.KEYS:
+    for key in config_table.KEYS:
       if dataset_type not in key.read_by:
         continue
       for name, value in _values(key).items():

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from maxtext_olmo.inspection import contrast
 from maxtext_olmo.inspection import figures
 from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import spike_detection
 
 _ROWS, _LENGTH, _VOCABULARY = 16, 128, 1000
 _BAD_FILE = 7
@@ -45,7 +46,7 @@ class _Run:
 
   def contrast(self):
     """Returns the comparison of each spike, and of all of them."""
-    spikes = losses_lib.find_spikes(self.losses)
+    spikes = spike_detection.find_spikes(self.losses)
     each = [
         contrast.contrast(self.read, *contrast.steps_to_compare(self.losses, spike, spikes))
         for spike in spikes
@@ -139,7 +140,7 @@ class StepsToCompareTest(absltest.TestCase):
     steps = np.arange(0, 200 * every, every)
     values = np.where(np.isin(steps, loud), 9.0, 2 + np.sin(steps) / 100)
     found = losses_lib.Losses(steps, values, "loss")
-    return found, losses_lib.find_spikes(found)
+    return found, spike_detection.find_spikes(found)
 
   def test_the_step_before_a_spike_belongs_to_it_and_no_other_spike_is_calm(self):
     losses, spikes = self.losses(1, [100, 101, 150])
@@ -158,7 +159,7 @@ class StepsToCompareTest(absltest.TestCase):
   def test_few_steps_of_a_long_spike_are_read_and_its_peak_is_one(self):
     losses, _ = self.losses(1, [])
     losses.values[100:190] = np.nan
-    spikes = losses_lib.find_spikes(losses)
+    spikes = spike_detection.find_spikes(losses)
     steps, _ = contrast.steps_to_compare(losses, spikes[0], spikes)
     self.assertLessEqual(len(steps), 16)
     self.assertEqual(steps[:3], [99, 100, 101])

@@ -4,6 +4,7 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import counts
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import permutations
@@ -41,7 +42,7 @@ class DocumentsTest(parameterized.TestCase):
   def test_short_runs_are_counted_by_the_parts_of_their_rows(self, packing):
     stream = self.stream(packing)
     schedule = schedule_lib.BatchSchedule(((0, 4), (6, 3)))
-    counted = sources.count_sources([sources.Stretch(0, 20, schedule, stream, self.index)])
+    counted = sources.count_sources([changes_lib.Stretch(0, 20, schedule, stream, self.index)])
     self.assertTrue(counted.exact)
     for number, edge in enumerate(counted.edges.tolist()):
       expected = self.by_label(stream, np.arange(schedule.position(edge)))
@@ -51,7 +52,7 @@ class DocumentsTest(parameterized.TestCase):
   def test_epochs_end_where_the_stream_does(self, packing):
     stream = self.stream(packing, num_epochs=2)
     schedule = schedule_lib.BatchSchedule.constant(5)
-    counted = sources.count_sources([sources.Stretch(0, 10_000, schedule, stream, self.index)])
+    counted = sources.count_sources([changes_lib.Stretch(0, 10_000, schedule, stream, self.index)])
     self.assertEqual(counted.rows[-1], stream.num_positions)
     if packing == "planned":
       # A few tokens of the corpus are in no document.
@@ -74,7 +75,7 @@ class DocumentsTest(parameterized.TestCase):
     rows = mixture.MixedRows(members, (2, 1))
     stream = row_source.RowSequence(rows, name="t", seed=0)
     schedule = schedule_lib.BatchSchedule.constant(3)
-    counted = sources.count_sources([sources.Stretch(0, 50, schedule, stream, self.index)])
+    counted = sources.count_sources([changes_lib.Stretch(0, 50, schedule, stream, self.index)])
     self.assertTrue(counted.exact)
     np.testing.assert_array_equal(counted.seen[:, 0], 2 * 32 * counted.edges)
     np.testing.assert_array_equal(counted.seen[:, 1], 32 * counted.edges)

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 from absl.testing import absltest
 
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import picture
 from maxtext_olmo.inspection import sources
 
@@ -32,7 +33,7 @@ def _elements(svg, name):
 class PictureTest(absltest.TestCase):
 
   def test_each_label_has_an_area_a_line_and_its_name(self):
-    svg = picture.draw_svg(_sources(["web", "<code>"]), [sources.Change(5, "a & b")], step=7)
+    svg = picture.draw_svg(_sources(["web", "<code>"]), [changes_lib.Change(5, "a & b")], step=7)
     self.assertLen(_elements(svg, "polygon"), 2)
     self.assertLen(_elements(svg, "polyline"), 2)
     said = [element.text for element in _elements(svg, "title")]

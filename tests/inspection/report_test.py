@@ -10,11 +10,11 @@ import numpy as np
 from absl.testing import absltest
 
 from maxtext_olmo import errors
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import plan as plan_lib
 from maxtext_olmo.inspection import report
 from maxtext_olmo.inspection import run_plan
-from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
 from tests.inspection import pages
@@ -65,7 +65,7 @@ class ReportTest(absltest.TestCase):
     index = sources_test.large_index(labels=300)
     stream = mixture.mixture_stream(index, {"*": 1.0}, "epochs", order="feistel", seed=1)
     schedule = schedule_lib.BatchSchedule.constant(512)
-    plan = plan_lib.Plan((sources.Stretch(0, 1_400_000, schedule, stream, index),))
+    plan = plan_lib.Plan((changes_lib.Stretch(0, 1_400_000, schedule, stream, index),))
     steps = np.arange(0, 1_400_000, 5)
     losses = losses_lib.Losses(steps, np.sin(steps), "loss")
     page = report.make_page(

@@ -8,12 +8,12 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips
 from maxtext_olmo.order import stream as stream_lib
-from maxtext_olmo.order import timeline
 from tests import corpora
 
 _MIXTURE = {"label-0": 2.0, "label-1": 0.7}
@@ -97,7 +97,7 @@ class SourcesTest(parameterized.TestCase):
     schedule = schedule_lib.BatchSchedule(((0, 4), (10, 9), (31, 2)))
     if stream.drops_tails:
       schedule = schedule.within(stream.epochs)
-    stretch = sources.Stretch(0, 70, schedule, stream, index)
+    stretch = changes_lib.Stretch(0, 70, schedule, stream, index)
     for bins in (2000, 7):
       self.check([stretch], sources.count_sources([stretch], bins=bins))
 
@@ -110,9 +110,9 @@ class SourcesTest(parameterized.TestCase):
     position = skipping.position(45)
     third = schedule_lib.BatchSchedule(((0, 3),)).anchored(45, position)
     stretches = [
-        sources.Stretch(0, 20, first, mixed, index),
-        sources.Stretch(20, 45, skipping, mixed, index),
-        sources.Stretch(45, 90, third, self.stream(index, held_out_instances=9), index),
+        changes_lib.Stretch(0, 20, first, mixed, index),
+        changes_lib.Stretch(20, 45, skipping, mixed, index),
+        changes_lib.Stretch(45, 90, third, self.stream(index, held_out_instances=9), index),
     ]
     for bins in (2000, 11):
       counted, _ = self.check(stretches, sources.count_sources(stretches, bins=bins))
@@ -124,7 +124,7 @@ class SourcesTest(parameterized.TestCase):
     stream = self.stream(index, order, mixed, held_out_instances=held_out)
     schedule = schedule_lib.BatchSchedule(((0, 2), (5, 3)))
     for steps in (90, 20):  # All of both labels, and less.
-      stretch = sources.Stretch(0, steps, schedule, stream, index)
+      stretch = changes_lib.Stretch(0, steps, schedule, stream, index)
       counted = sources.count_sources([stretch], bins=9)
       _, before = self.check([dataclasses.replace(stretch, end=90)])
       for number, complete in enumerate(counted.complete):
@@ -139,7 +139,7 @@ class SourcesTest(parameterized.TestCase):
     stream = mixture.mixture_stream(
         index, {"label-0": 0.5, "*": 1.0}, "epochs", order="feistel", seed=1, num_epochs=1
     )
-    stretch = sources.Stretch(0, 1000, schedule_lib.BatchSchedule.constant(7), stream, index)
+    stretch = changes_lib.Stretch(0, 1000, schedule_lib.BatchSchedule.constant(7), stream, index)
     counted = sources.count_sources([stretch])
     self.assertIsNone(counted.complete[counted.labels.index("label-0")])
     self.assertEqual(counted.rows[-1], stream.num_positions)
@@ -149,7 +149,7 @@ class SourcesTest(parameterized.TestCase):
     index = large_index()
     stream = stream_lib.train_stream(index, order="feistel", seed=1)
     schedule = schedule_lib.BatchSchedule.constant(512)
-    counted = sources.count_sources([sources.Stretch(0, 1_400_000, schedule, stream, index)])
+    counted = sources.count_sources([changes_lib.Stretch(0, 1_400_000, schedule, stream, index)])
     self.assertFalse(counted.exact)
     self.assertBetween(counted.error, 0.001, 0.02)
     self.assertIn("sampled", counted.note)
@@ -163,64 +163,14 @@ class SourcesTest(parameterized.TestCase):
     index = self.index()
     fingerprint = index.fingerprint
     stream = self.stream(index).with_history(index, ((0, 2, "sha256:0"), (2, 6, fingerprint)))
-    stretch = sources.Stretch(0, 80, schedule_lib.BatchSchedule.constant(5), stream, index)
+    stretch = changes_lib.Stretch(0, 80, schedule_lib.BatchSchedule.constant(5), stream, index)
     self.check([stretch])
 
   def test_a_run_without_steps_is_an_error(self):
     index = self.index()
     schedule = schedule_lib.BatchSchedule.constant(4)
     with self.assertRaisesRegex(errors.OrderError, "no step"):
-      sources.count_sources([sources.Stretch(5, 5, schedule, self.stream(index), index)])
-
-
-class ChangesTest(absltest.TestCase):
-
-  def entry(self, step, **changes):
-    entry = timeline.Entry(
-        step=step,
-        position=4 * step,
-        sequence_length=8,
-        schedule=schedule_lib.BatchSchedule.constant(4),
-        identity={"fingerprint": "a", "order": "feistel", "seed": 1, "split": "none"},
-        content={"ngram_filter": True, "document_eos_id": None},
-    )
-    return dataclasses.replace(entry, **changes)
-
-  def test_stages_and_skips_of_a_schedule_are_changes(self):
-    for schedule in (
-        schedule_lib.BatchSchedule(((0, 4), (10, 8), (20, 8), (30, 2))),
-        schedule_lib.BatchSchedule(((0, 4), (38, 8), (200, 2)), by_position=True),
-    ):
-      schedule = schedule.skipping(skips.Skips.of([(230, 234)]))
-      found = sources.find_changes([sources.Stretch(0, 100, schedule, None, None)])
-      sizes = [schedule.size(step) for step in range(100)]
-      expected = [step for step in range(1, 100) if sizes[step] != sizes[step - 1]]
-      self.assertEqual([c.step for c in found if "batch size" in c.text], expected)
-      self.assertEqual(found[0].text, "batch size 4 → 8")
-      self.assertIn(sources.Change(schedule.step_at(230), "skips 4 samples"), found)
-
-  def test_entries_of_a_history_are_changes(self):
-    was = self.entry(0)
-    history = timeline.Timeline(
-        (
-            was,
-            self.entry(5, schedule=schedule_lib.BatchSchedule.constant(6).anchored(5, 20)),
-            self.entry(7, identity={**was.identity, "order": "feistel mixture of 2 labels"}),
-            self.entry(9, content={**was.content, "ngram_filter": False, "exclude": "abc"}),
-        )
-    )
-    found = sources.find_changes([], history)
-    self.assertEqual(
-        found,
-        (
-            (5, "batch size 4 → 6"),
-            (7, "another mixture"),
-            (7, "batch size 6 → 4"),
-            (9, "another mixture"),
-            (9, "exclusions: none → abc"),
-            (9, "repetition filter: on → off"),
-        ),
-    )
+      sources.count_sources([changes_lib.Stretch(5, 5, schedule, self.stream(index), index)])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from absl.testing import absltest
 
 from maxtext_olmo.inspection import contrast
 from maxtext_olmo.inspection import figures
-from maxtext_olmo.inspection import losses as losses_lib
+from maxtext_olmo.inspection import spike_detection
 from maxtext_olmo.inspection import spike_section
 from maxtext_olmo.inspection import spikes as spikes_lib
 from maxtext_olmo.rows import explain
@@ -37,7 +37,9 @@ def _examined(spikes, text, score=9.0):
 
 def many_findings(spikes: int, text: str, score: float = 9.0) -> spikes_lib.Findings:
   """Returns findings about some spikes whose rows have a text."""
-  made = [losses_lib.Spike(s, s + 2, s, 9.0, 1.0, 50.0) for s in range(10, 10 + 10 * spikes, 10)]
+  made = [
+      spike_detection.Spike(s, s + 2, s, 9.0, 1.0, 50.0) for s in range(10, 10 + 10 * spikes, 10)
+  ]
   each = tuple(_examined([spike], text, score) for spike in made)
   together = _examined(made, text, score)
   return spikes_lib.Findings("loss", 5000, tuple(made), 6.0, (9.0, 3), together, each)

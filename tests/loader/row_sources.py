@@ -14,15 +14,16 @@ import numpy as np
 import maxtext_olmo
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.loader import delivery
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
-from maxtext_olmo.rows import steps
 from tests import corpora
 
 LENGTH = 64
@@ -151,8 +152,8 @@ def _make_outside_in(config: Any, mesh: Any) -> iterator_lib.BatchIterator:
       reader_lib.FileReader(token_files.TokenFiles.of_index(index)),
       state_lib.Start(0, schedule_lib.BatchSchedule.constant(size), stream),
       {size: layout_lib.BatchLayout(mesh, spec, size, source.row_length)},
-      content=steps.Content(vocab_size=config.vocab_size),
-      prefetch=iterator_lib.Prefetch(
+      content=content_lib.Content(vocab_size=config.vocab_size),
+      prefetch=delivery.Prefetch(
           workers=config.grain_worker_count,
           batches=config.olmo_prefetch_batches,
           on_device=config.olmo_device_prefetch,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from maxtext_olmo import errors
 from maxtext_olmo.order import consumed as consumed_lib
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import schedule
 from maxtext_olmo.order import stream as stream_lib
 from tests import corpora
 
@@ -176,9 +176,9 @@ class RemainderOrderTest(parameterized.TestCase):
 
   def test_epochs_of_another_length_are_refused(self):
     order = self._order(np.array([True, False, False, True]))
-    self.assertIs(order.with_epochs(schedule.Epochs.constant(4)), order)
+    self.assertIs(order.with_epochs(epochs_lib.Epochs.constant(4)), order)
     with self.assertRaisesRegex(errors.ConfigError, "cannot be extended"):
-      order.with_epochs(schedule.Epochs(((0, 4), (2, 6))))
+      order.with_epochs(epochs_lib.Epochs(((0, 4), (2, 6))))
 
   def test_an_order_whose_batches_do_not_span_epochs_is_refused(self):
     with self.assertRaisesRegex(errors.ConfigError, "lets no batch span epochs"):

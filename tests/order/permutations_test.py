@@ -10,8 +10,8 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import permutations
-from maxtext_olmo.order import schedule
 
 
 class OrderTest(parameterized.TestCase):
@@ -138,7 +138,7 @@ class OrderTest(parameterized.TestCase):
       permutations.make_order("feistel", num_instances=num_instances, seed=0, chunk_size=chunk_size)
 
   def test_epochs_may_differ_in_length(self):
-    lengths = schedule.Epochs(((0, 10), (2, 16)))
+    lengths = epochs_lib.Epochs(((0, 10), (2, 16)))
     grown = permutations.make_order("feistel", num_instances=16, seed=3).with_epochs(lengths)
     small = permutations.make_order("feistel", num_instances=10, seed=3)
     large = permutations.make_order("feistel", num_instances=16, seed=3)

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import schedule
 from maxtext_olmo.order import skips
 
@@ -26,7 +27,7 @@ class BatchScheduleTest(parameterized.TestCase):
     self.assertEqual(ramp.sizes, (4, 8))
 
   def test_the_example_with_epochs_holds(self):
-    cut = schedule.BatchSchedule(((0, 4),)).within(schedule.Epochs.constant(10))
+    cut = schedule.BatchSchedule(((0, 4),)).within(epochs_lib.Epochs.constant(10))
     self.assertEqual([cut.start(k) for k in range(5)], [0, 4, 10, 14, 20])
     self.assertEqual([cut.position(k) for k in range(5)], [0, 4, 8, 14, 18])
     self.assertEqual([cut.step_at(p) for p in (7, 8, 9, 10, 17, 18)], [1, 2, 2, 2, 3, 4])
@@ -46,7 +47,7 @@ class BatchScheduleTest(parameterized.TestCase):
     within = None
     if lengths is not None:
       firsts = [sum(count for count, _ in lengths[:i]) for i in range(len(lengths))]
-      within = schedule.Epochs(tuple(zip(firsts, (length for _, length in lengths))))
+      within = epochs_lib.Epochs(tuple(zip(firsts, (length for _, length in lengths))))
       anchored = anchored.within(within)
     anchored = anchored.anchored(*anchor)
     position = anchor[1]
@@ -87,7 +88,7 @@ class BatchScheduleTest(parameterized.TestCase):
   ):
     some = schedule.BatchSchedule(stages, by_position=by_position).skipping(skips.Skips.of(ranges))
     if length is not None:
-      some = some.within(schedule.Epochs.constant(length))
+      some = some.within(epochs_lib.Epochs.constant(length))
     some = some.anchored(*anchor)
     position = anchor[1]
     starts, sizes = some.block(anchor[0], 30)
@@ -122,14 +123,14 @@ class BatchScheduleTest(parameterized.TestCase):
       self.assertEqual(some.position(step + 1), position)
 
   def test_an_epoch_that_is_skipped_whole_is_a_config_error(self):
-    within = schedule.BatchSchedule.constant(4).within(schedule.Epochs.constant(10))
+    within = schedule.BatchSchedule.constant(4).within(epochs_lib.Epochs.constant(10))
     with self.assertRaisesRegex(errors.ConfigError, "positions 8 to 21 cover all of epoch 1"):
       within.skipping(skips.Skips.of([(8, 21)]))
     with self.assertRaisesRegex(errors.ConfigError, "epoch of 3 instances .excluding skip"):
       within.skipping(skips.Skips.of([(11, 18)]))
 
   def test_a_block_may_begin_with_any_step(self):
-    ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(schedule.Epochs.constant(30))
+    ramp = schedule.BatchSchedule(((0, 4), (3, 8))).within(epochs_lib.Epochs.constant(30))
     starts, sizes = ramp.block(0, 20)
     for first in range(20):
       later = ramp.block(first, 20 - first)
@@ -139,7 +140,7 @@ class BatchScheduleTest(parameterized.TestCase):
     self.assertEqual([a.tolist() for a in ramp.block(5, 0)], [[], []])
 
   def test_a_distant_step_is_found_without_a_walk(self):
-    far = schedule.BatchSchedule(((0, 7), (10, 11))).within(schedule.Epochs.constant(10**9 + 7))
+    far = schedule.BatchSchedule(((0, 7), (10, 11))).within(epochs_lib.Epochs.constant(10**9 + 7))
     step = 10**15
     start = far.start(step)
     self.assertEqual(far.step_at(start), step)
@@ -165,7 +166,7 @@ class BatchScheduleTest(parameterized.TestCase):
 
   def test_a_batch_that_fits_into_no_epoch_is_a_config_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "batch of 9 rows does not fit .* 8 instances"):
-      schedule.BatchSchedule.constant(9).within(schedule.Epochs(((0, 8), (1, 20))))
+      schedule.BatchSchedule.constant(9).within(epochs_lib.Epochs(((0, 8), (1, 20))))
 
   def test_an_anchor_that_agrees_changes_nothing(self):
     constant = schedule.BatchSchedule.constant(8)
@@ -196,43 +197,6 @@ class BatchScheduleTest(parameterized.TestCase):
       schedule.BatchSchedule.constant(8).size(-1)
     with self.assertRaisesRegex(errors.OrderError, "0 or more, got step 1 at position -3"):
       schedule.BatchSchedule.constant(8).anchored(1, -3)
-
-
-class EpochsTest(parameterized.TestCase):
-
-  def test_the_example_of_the_module_holds(self):
-    grown = schedule.Epochs(((0, 5), (2, 8)))
-    self.assertEqual([grown.length(e) for e in range(4)], [5, 5, 8, 8])
-    self.assertEqual([grown.start(e) for e in range(4)], [0, 5, 10, 18])
-
-  @hypothesis.given(
-      parts=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=4)
-  )
-  @hypothesis.settings(deadline=None)
-  def test_it_equals_a_walk_over_the_places(self, parts):
-    firsts = [sum(count for count, _ in parts[:i]) for i in range(len(parts))]
-    under_test = schedule.Epochs(tuple(zip(firsts, (length for _, length in parts))))
-    walk = [
-        (epoch, place)
-        for epoch in range(firsts[-1] + 3)
-        for place in range(parts[np.searchsorted(firsts, epoch, side="right") - 1][1])
-    ]
-    found = under_test.locate(np.arange(len(walk)))
-    self.assertEqual(list(zip(*(column.tolist() for column in found))), walk)
-    for position, (epoch, place) in enumerate(walk):
-      self.assertEqual(under_test.epoch(position), epoch)
-      self.assertEqual(under_test.start(epoch), position - place)
-
-  @parameterized.parameters(((),), (((1, 5),),), (((0, 5), (0, 6)),), (((0, 0),),))
-  def test_impossible_lengths_are_refused(self, lengths):
-    with self.assertRaises(errors.OrderError):
-      schedule.Epochs(lengths)
-
-  def test_negative_positions_and_epochs_are_refused(self):
-    with self.assertRaisesRegex(errors.OrderError, "Epochs count from 0, got -1"):
-      schedule.Epochs.constant(5).start(-1)
-    with self.assertRaisesRegex(errors.OrderError, "Positions count from 0, got -2"):
-      schedule.Epochs.constant(5).epoch(-2)
 
 
 if __name__ == "__main__":

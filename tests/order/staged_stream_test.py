@@ -11,8 +11,8 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.order import corpora as corpora_lib
 from maxtext_olmo.order import mixture as mixture_lib
-from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages as stages_lib
 from tests import corpora
@@ -49,7 +49,7 @@ class StagedStreamTest(parameterized.TestCase):
         )
         for position, settings in stages
     ]
-    corpora_ = staged_stream.Corpora(index, held_out_instances=held_out, cache_dir=self.cache)
+    corpora_ = corpora_lib.Corpora(index, held_out_instances=held_out, cache_dir=self.cache)
     return staged_stream.StagedStream(made, corpora_, num_epochs)
 
   @hypothesis.settings(deadline=None, max_examples=60)
@@ -137,16 +137,6 @@ class StagedStreamTest(parameterized.TestCase):
     is_0 = np.array([index.files[file].label == "label-0" for file in files.tolist()])
     count = sum(entry.n_instances for entry in index.files if entry.label == "label-0")
     self.assertLen(set(ids[is_0][:count].tolist()), count)
-
-  def test_batches_of_stages_that_drop_tails_do_not_span_them(self):
-    n = self.indexes[None].total_instances
-    core = {"order": "olmo_core"}
-    stream = self.make((0, {}), (20, {"seed": 2}), (40, core), (40 + n + 7, {}), (90 + n, core))
-    self.assertEqual(
-        stream.batch_epochs,
-        schedule_lib.Epochs(((0, 40), (1, n), (2, 7), (3, 43), (4, n)), cut=(0, 2, 3)),
-    )
-    self.assertIsNone(self.make((0, {}), (20, {"seed": 2})).batch_epochs)
 
   def test_an_end_that_depends_on_a_bitmap_is_known_when_it_is_built(self):
     stream = self.make((0, {}), (40, {"seed": 91, "leave_out_seen": True}), num_epochs=2)

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline
 
@@ -29,7 +30,7 @@ def _entry(step=0, *, size=8, content=None, epochs=None, extents=()):
 
 
 _GROWN = _entry(
-    5, epochs=schedule_lib.Epochs(((0, 50), (2, 80))), extents=((0, 3, "abc"), (2, 5, "def"))
+    5, epochs=epochs_lib.Epochs(((0, 50), (2, 80))), extents=((0, 3, "abc"), (2, 5, "def"))
 )
 _RUN = timeline.Timeline(
     (_entry(0), _entry(5, size=16), _entry(9, content={"ngram_filter": False}))
@@ -160,7 +161,7 @@ class StepsAtTest(absltest.TestCase):
     self.assertEqual([run.steps_at(p) for p in (7, 8, 11, 12, 16)], [[1], [2, 3], [2, 3], [3], [4]])
 
   def test_a_dropped_tail_and_unknown_positions_have_no_step(self):
-    epochs = schedule_lib.Epochs.constant(10)
+    epochs = epochs_lib.Epochs.constant(10)
     run = timeline.Timeline((self._entry(5, 20, 4, epochs=epochs),))
     self.assertEqual(
         [run.steps_at(p) for p in (19, 20, 27, 28, 29, 30)], [[], [5], [6], [], [], [7]]

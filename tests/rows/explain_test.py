@@ -10,11 +10,11 @@ from absl.testing import absltest
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.order import schedule
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader
 from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import steps
 from maxtext_olmo.rows import windows
 from tests.rows import document_corpus
 
@@ -34,7 +34,7 @@ class ExplainTest(absltest.TestCase):
         reader.FileReader(self.corpus.files),
         stream,
         schedule.BatchSchedule.constant(4),
-        steps.Content(**content),
+        content_lib.Content(**content),
         2,
         provenance,
         rows=rows,
@@ -69,10 +69,10 @@ class ExplainTest(absltest.TestCase):
       stream = row_source.RowSequence(source, name="t", seed=0, num_epochs=1)
       arguments = (reader.FileReader(self.corpus.files), stream, schedule.BatchSchedule.constant(4))
       with self.assertRaisesRegex(errors.OrderError, "Step 500 is outside") as raised:
-        explain.explain(source, *arguments, steps.Content(), 500)
+        explain.explain(source, *arguments, content_lib.Content(), 500)
       last = -(-stream.num_positions // 4) - 1
       self.assertEndsWith(str(raised.exception), f"ends with step {last}.")
-      self.assertNotEmpty(explain.explain(source, *arguments, steps.Content(), last).rows)
+      self.assertNotEmpty(explain.explain(source, *arguments, content_lib.Content(), last).rows)
 
   def test_excluded_tokens_are_counted_and_located(self):
     source = windows.WindowRows(self.corpus.index)

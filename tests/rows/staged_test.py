@@ -6,6 +6,7 @@ from absl.testing import absltest
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import joined
+from maxtext_olmo.order import corpora as corpora_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages
 from maxtext_olmo.rows import row_source
@@ -28,9 +29,9 @@ class StagedRowsTest(absltest.TestCase):
         stages.Stage(position, f"position {position}", stages.Settings("feistel", 1, fingerprint))
         for position, fingerprint in ((0, self.one.fingerprint), (130, self.other.fingerprint))
     ]
-    corpora_ = staged_stream.Corpora(self.one, {self.other.fingerprint: self.other})
+    corpora_ = corpora_lib.Corpora(self.one, {self.other.fingerprint: self.other})
     self.stream = staged_stream.StagedStream(made, corpora_)
-    self.rows = staged.StagedRows(joined.join([self.one, self.other]))
+    self.rows = staged.StagedRows(self.one, joined=joined.join([self.one, self.other]))
 
   def test_it_is_a_row_source(self):
     self.assertIsInstance(self.rows, row_source.RowSource)
@@ -57,7 +58,7 @@ class StagedRowsTest(absltest.TestCase):
     self.assertEmpty(rows.rows_of(2, 0, 0, 20))
 
   def test_an_index_that_the_config_does_not_name_is_an_error_on_use(self):
-    rows = staged.StagedRows(joined.join([self.one])).for_stream(self.stream)
+    rows = staged.StagedRows(self.one, joined=joined.join([self.one])).for_stream(self.stream)
     self.assertEqual(rows.num_rows(0), self.one.total_instances)
     with self.assertRaisesRegex(errors.OrderError, "which this config does not name"):
       rows.parts(2, np.arange(3))

@@ -18,6 +18,7 @@ from maxtext_olmo.corpus import token_files
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import repetition
@@ -166,7 +167,7 @@ class WindowStepsTest(parameterized.TestCase):
   def test_batches_equal_the_record_level_transforms(self, ngram_filter, rule):
     dataset = self._dataset(
         source=windows.WindowRows(self.index, rule),
-        content=steps.Content(ngram_filter=ngram_filter),
+        content=content_lib.Content(ngram_filter=ngram_filter),
     )
     shift = batch_lib.ShiftToInputsTargets(eos_id=None if rule.begins == "nowhere" else 0)
     for step in (0, 1):
@@ -197,7 +198,7 @@ class WindowStepsTest(parameterized.TestCase):
     arrays = batch_lib.to_arrays(batch)
     self.assertEqual(arrays["targets_segmentation"].sum(axis=1).tolist(), [0, 99, 99, 99])
     self.assertTrue((arrays["inputs"][0] == 7).all())
-    unfiltered = self._dataset(content=steps.Content(ngram_filter=False), **arguments)[0]
+    unfiltered = self._dataset(content=content_lib.Content(ngram_filter=False), **arguments)[0]
     self.assertTrue(unfiltered["trained"].all())
 
   def test_rows_that_are_loaded_but_not_trained_on_are_padding(self):
@@ -230,7 +231,7 @@ class WindowStepsTest(parameterized.TestCase):
     for name, values in repeated[len(dataset) + 3].items():
       if name != "cost":
         np.testing.assert_array_equal(values, dataset[3][name])
-    content = steps.Content(extras=("row_ids", "labels"))
+    content = content_lib.Content(extras=("row_ids", "labels"))
     labels = np.zeros(len(self.index.files), np.int32)
     for dataset in (self._dataset(), self._dataset(content=content, labels=labels)):
       spec = grain.experimental.get_element_spec(dataset)
@@ -258,7 +259,7 @@ class WindowStepsTest(parameterized.TestCase):
   def test_a_token_outside_the_vocabulary_names_file_byte_step_and_row(self, compiled):
     if compiled:
       self.assertTrue(reader_lib.compile_reads(np.uint16))
-    dataset = self._dataset({10: np.array([4, 5])}, content=steps.Content(vocab_size=99))
+    dataset = self._dataset({10: np.array([4, 5])}, content=content_lib.Content(vocab_size=99))
     with self.assertRaises(errors.CorpusError) as caught:
       for step in range(200):
         dataset[step]
@@ -299,12 +300,14 @@ class WindowStepsTest(parameterized.TestCase):
         (windows.WindowRows, ("labels",), "needs files with labels"),
     ):
       with self.assertRaisesRegex(errors.ConfigError, message):
-        self._dataset(source=source(self.index), content=steps.Content(extras=extras))
+        self._dataset(source=source(self.index), content=content_lib.Content(extras=extras))
 
   def test_row_ids_and_labels_come_on_request(self):
     labels = np.array([4, 5, 6, 7])
     dataset = self._dataset(
-        {10: np.arange(12)}, content=steps.Content(extras=("row_ids", "labels")), labels=labels
+        {10: np.arange(12)},
+        content=content_lib.Content(extras=("row_ids", "labels")),
+        labels=labels,
     )
     for step in range(5):
       batch, numbers = dataset[step], dataset.row_numbers(step)
@@ -486,7 +489,7 @@ class RowSourceStepsTest(parameterized.TestCase):
   def test_a_token_of_a_packed_row_outside_the_vocabulary_is_found(self):
     self.tokens[1][13] = 500  # Row 6, column 4.
     self._write()
-    dataset = self._dataset(PairRows(18), content=steps.Content(vocab_size=100))
+    dataset = self._dataset(PairRows(18), content=content_lib.Content(vocab_size=100))
     dataset[0]
     with self.assertRaisesRegex(
         errors.CorpusError,
@@ -498,7 +501,7 @@ class RowSourceStepsTest(parameterized.TestCase):
   def test_padding_may_lie_outside_the_vocabulary_of_the_tokens(self):
     source = PairRows(18)
     source.pad_id = 60000
-    dataset = self._dataset(source, content=steps.Content(vocab_size=100))
+    dataset = self._dataset(source, content=content_lib.Content(vocab_size=100))
     self.assertEqual(dataset[0]["tokens"][:, 5].tolist(), [60000] * 4)
 
   def test_a_negative_id_of_a_record_is_found(self):
@@ -517,7 +520,7 @@ class RowSourceStepsTest(parameterized.TestCase):
   def test_the_label_of_a_packed_row_is_that_of_its_first_part(self):
     source = PairRows(18, parts=lambda row: [(row % 2, 0, 2), (0, 0, 2)])
     dataset = self._dataset(
-        source, content=steps.Content(extras=("labels",)), labels=np.array([5, 8])
+        source, content=content_lib.Content(extras=("labels",)), labels=np.array([5, 8])
     )
     self.assertEqual(dataset[0]["labels"].tolist(), [5, 8, 5, 8])
     self.assertEqual(dataset[4]["labels"].tolist(), [5, 8, -1, -1])
@@ -555,19 +558,6 @@ class RowSourceStepsTest(parameterized.TestCase):
         np.testing.assert_array_equal(batch["tokens"][row, here], expected)
         self.assertTrue((arrays["inputs_segmentation"][row, here] == segment).all())
         np.testing.assert_array_equal(arrays["inputs_position"][row, here], np.arange(count))
-
-
-class ContentTest(parameterized.TestCase):
-
-  def test_a_checkpoint_records_filter_and_document_ends(self):
-    self.assertEqual(
-        steps.Content().record(segments.SegmentRule()),
-        {"ngram_filter": True, "document_eos_id": None, "exclude": None},
-    )
-    self.assertEqual(
-        steps.Content(ngram_filter=False).record(segments.SegmentRule("after_eos", 7)),
-        {"ngram_filter": False, "document_eos_id": 7, "exclude": None},
-    )
 
 
 if __name__ == "__main__":

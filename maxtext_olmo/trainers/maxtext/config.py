@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 from etils import epath
 
-from maxtext_olmo import config as data_keys
+from maxtext_olmo import config_table
 from maxtext_olmo import errors
 from maxtext_olmo.loader import resume
 from maxtext_olmo.trainers.maxtext import shapes
@@ -41,7 +41,7 @@ def extended_config_class(base: type) -> type:
   import pydantic
 
   fields: dict[str, Any] = {}
-  for key in data_keys.KEYS:
+  for key in config_table.KEYS:
     if key.name in base.model_fields:  # type: ignore[attr-defined]
       continue
     declared: Any = key.kind.python_type
@@ -64,8 +64,8 @@ def _as_list(value: Any) -> Any:
 
 def data_config(config: Any) -> Any:
   """Converts a config of MaxText to a config for `create_data_iterator`."""
-  shapes.check_keys(config, (*(key.name for key in data_keys.KEYS), *_READ))
-  values: dict[str, Any] = {key.name: getattr(config, key.name) for key in data_keys.KEYS}
+  shapes.check_keys(config, (*(key.name for key in config_table.KEYS), *_READ))
+  values: dict[str, Any] = {key.name: getattr(config, key.name) for key in config_table.KEYS}
   values["dataset_type"] = str(getattr(config.dataset_type, "value", config.dataset_type))
   for load, train in (
       ("global_batch_size_to_load", "global_batch_size_to_train_on"),

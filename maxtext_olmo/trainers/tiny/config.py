@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from ml_collections import config_flags
 
 from maxtext_olmo import config as data_keys
+from maxtext_olmo import config_table
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import Key
 from maxtext_olmo.config_key import at_least
@@ -102,7 +103,7 @@ def get_trainer_config() -> ConfigDict:
   >>> config.dataset_type, config.num_layers
   ('olmo_grain', 2)
   """
-  return make_config((*data_keys.KEYS, *KEYS))
+  return make_config((*config_table.KEYS, *KEYS))
 
 
 get_config = get_trainer_config  # Its name in config files of earlier releases.
@@ -190,7 +191,7 @@ def shipped_config(name: str) -> str | None:
 
 def describe() -> str:
   """Returns every key with its default and its help, as text."""
-  keys = sorted((*data_keys.KEYS, *KEYS), key=lambda key: key.name)
+  keys = sorted((*config_table.KEYS, *KEYS), key=lambda key: key.name)
   return "\n".join(
       f"  {key.name} = {key.default_text.replace('`', '')}\n      {key.help}" for key in keys
   )

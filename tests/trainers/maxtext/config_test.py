@@ -13,6 +13,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import config_table
 from maxtext_olmo import errors
 from maxtext_olmo.trainers.maxtext import config as maxtext_config
 from maxtext_olmo.trainers.maxtext import shapes
@@ -252,11 +253,10 @@ class KeysTest(absltest.TestCase):
 def _check_keys() -> bool:
   from maxtext.configs import types
 
-  from maxtext_olmo import config as data_keys
   from maxtext_olmo.trainers.maxtext import config as config_lib
 
   extended = config_lib.extended_config_class(types.MaxTextConfig)
-  for key in data_keys.KEYS:
+  for key in config_table.KEYS:
     field = extended.model_fields[key.name]
     if key.name in types.MaxTextConfig.model_fields:
       assert repr(field) == repr(types.MaxTextConfig.model_fields[key.name]), key

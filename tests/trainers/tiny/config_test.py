@@ -9,7 +9,7 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from maxtext_olmo import config as data_keys
+from maxtext_olmo import config_table
 from maxtext_olmo import errors
 from maxtext_olmo.trainers.tiny import config as config_lib
 
@@ -22,7 +22,7 @@ class ConfigTest(parameterized.TestCase):
     return self.create_tempfile("config_file.py", text).full_path
 
   def test_every_data_key_and_trainer_key_is_there_once(self):
-    names = [key.name for key in (*data_keys.KEYS, *config_lib.KEYS)]
+    names = [key.name for key in (*config_table.KEYS, *config_lib.KEYS)]
     self.assertCountEqual(config_lib.get_config(), names)
     self.assertLen(set(names), len(names))
 

@@ -1,0 +1,242 @@
+"""`KEYS`, the table of all keys of the data path.
+
+Each key has a name, a default, a help text, a check, and the dataset types that read it. To add a
+key, add it here; `config_key.problems` finds values that cannot work together. Trainers build their
+configs from this table, and the configuration guide prints it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from maxtext_olmo import config_stages
+from maxtext_olmo.config_key import BOOLEAN
+from maxtext_olmo.config_key import DATASET_TYPES as DATASET_TYPES
+from maxtext_olmo.config_key import DOCUMENTS
+from maxtext_olmo.config_key import GRAIN
+from maxtext_olmo.config_key import MOST_ROWS
+from maxtext_olmo.config_key import Key
+from maxtext_olmo.config_key import Kind
+from maxtext_olmo.config_key import at_least
+from maxtext_olmo.config_key import one_of
+from maxtext_olmo.config_key import read_number
+from maxtext_olmo.config_key import read_whole_number
+from maxtext_olmo.config_key import some_of
+from maxtext_olmo.order import mixture
+from maxtext_olmo.order import permutations
+from maxtext_olmo.order import skips
+from maxtext_olmo.rows import batch
+from maxtext_olmo.rows import packing
+
+_CORPUS = (GRAIN, DOCUMENTS)
+_MOST_WORKERS = 512
+_MOST_AHEAD = 1024
+ORDERS = permutations.order_names()
+PACKINGS = (*packing.PACKINGS, "none")
+CORPUS_CHANGES = ("no", "extend", "any")
+
+
+def _is_file(path: str) -> str:
+  if not path or os.path.isfile(path):
+    return ""
+  return "is not a regular file" if os.path.exists(path) else "does not exist"
+
+
+def _is_directory(path: str) -> str:
+  return "is not a directory" if os.path.exists(path) and not os.path.isdir(path) else ""
+
+
+def _fits_int32(vocab_size: int) -> str:
+  return "" if 0 <= vocab_size <= 2**31 else "must be from 0 to 2**31: batches are int32 arrays"
+
+
+def _read_mesh_axes(value: Any) -> Any:
+  """Returns the value as it is: mesh axes per dimension, each a name, a list of names, or None."""
+  dimensions = [value] if isinstance(value, str) else list(value)
+  for axes in dimensions:
+    for name in axes if isinstance(axes, (list, tuple)) else [axes]:
+      if not isinstance(name, str) and axes is not None:
+        raise TypeError(f"{name!r} is not the name of an axis.")
+  return value
+
+
+_MESH_AXES = Kind("a list of mesh axes, or of lists of them", list, _read_mesh_axes)
+_SCHEDULE = Kind(
+    "a list of (boundary, rows) pairs",
+    list,
+    lambda value: tuple(
+        (read_whole_number(first), read_whole_number(rows)) for first, rows in value
+    ),
+)
+_RANGES = Kind(
+    "a list of (first, end) pairs",
+    list,
+    lambda value: tuple((read_whole_number(first), read_whole_number(end)) for first, end in value),
+)
+_FACTORS = Kind(
+    "a list of (boundary, factor) pairs",
+    list,
+    lambda value: tuple((read_whole_number(first), read_number(factor)) for first, factor in value),
+)
+KEYS: tuple[Key, ...] = (
+    # MaxText's names.
+    Key("dataset_type", GRAIN,
+        "Source of the batches: olmo_grain (windows of an OLMo corpus), olmo_documents (its"
+        " documents, packed or one per row), synthetic (random tokens), or a registered type."),
+    Key("max_target_length", 2048,
+        "Tokens per row. For olmo_grain, the sequence length of the index or a divisor of its"
+        " max_target_sequence_length.", at_least(1, 2**26)),
+    Key("global_batch_size_to_load", 8, "Rows of the global batch arrays.", at_least(1, MOST_ROWS)),
+    Key("global_batch_size_to_train_on", 0,
+        "Rows that are trained on; the remaining rows are padding. 0: all rows.",
+        at_least(0, MOST_ROWS)),
+    Key("global_batch_size_to_load_eval", 0,
+        "Rows of the global batch arrays in evaluation. 0: as in training.",
+        at_least(0, MOST_ROWS)),
+    Key("global_batch_size_to_eval_on", 0,
+        "Rows that are evaluated; the remaining rows are padding. 0: all rows.",
+        at_least(0, MOST_ROWS)),
+    Key("vocab_size", 0,
+        "A token id at or above this stops the run. 0: check only that ids fit int32.",
+        _fits_int32),
+    Key("data_shuffle_seed", 0, "Seed of the order."),
+    Key("enable_data_shuffling", True,
+        "False reads the corpus in its own order, whatever olmo_order is.", read_by=_CORPUS),
+    Key("data_sharding", (),
+        "Mesh axes of each batch dimension, as in MaxText. Empty: rows are sharded over all axes.",
+        kind=_MESH_AXES),
+    Key("grain_worker_count", 0,
+        "Worker processes that prepare batches. 0 or less: threads of the trainer's process"
+        " prepare them, which is fastest.", at_least(-_MOST_WORKERS, _MOST_WORKERS), per_host=True),
+    Key("grain_per_worker_buffer_size", 1,
+        "Batches that each worker process prepares in advance.",
+        at_least(0, _MOST_AHEAD), per_host=True),
+    Key("generate_padding_batch_train", False,
+        "Continue with padding batches when the training data is exhausted.", read_by=_CORPUS),
+    Key("generate_padding_batch_eval", False,
+        "Continue with padding batches when the evaluation data is exhausted."),
+    Key("eval_interval", -1,
+        "Steps between evaluations. 0 or less: no evaluation; create_data_iterator returns None as"
+        " the eval iterator."),
+    Key("enable_checkpointing", True,
+        "Whether initial_step=-1 looks for a checkpoint in checkpoint_dir."),
+    Key("checkpoint_dir", "", "Directory of the run's checkpoints.", _is_directory, per_host=True),
+    Key("initial_step", -1,
+        "Steps done before this start. -1: those of the latest committed checkpoint, or 0 if there"
+        " is none.",
+        at_least(-1, 2**32)),
+    # The corpus.
+    Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _is_file,
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_path_remap_from", "",
+        "Token files whose path starts with this are read from olmo_path_remap_to instead.",
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_path_remap_to", "", "Replacement for the prefix olmo_path_remap_from.",
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_max_open_files", 0,
+        "Token files that each iterator keeps open. 0: as many as `ulimit -n` allows.", at_least(0),
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_allow_corpus_change", "no",
+        "Policy for a corpus that changed since the checkpoint: 'no' refuses to resume, 'extend'"
+        " accepts appended files from the next epoch on, 'any' continues at the same position.",
+        one_of(*CORPUS_CHANGES), read_by=(GRAIN,)),
+    Key("olmo_eval_index_path", "", "Index file of the evaluation data.", _is_file,
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_eval_instances", 0,
+        "Instances held out of training for evaluation, the same ones in every run.", at_least(0),
+        read_by=(GRAIN,)),
+    # The order.
+    Key("olmo_order", "feistel",
+        f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
+        one_of(*ORDERS), read_by=_CORPUS),
+    Key("olmo_order_cache_dir", "",
+        "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch."
+        " Empty: the user's cache directory.", _is_directory, read_by=(GRAIN,), per_host=True),
+    Key("olmo_order_resume", "exact",
+        "When the restored position is not a multiple of the batch size: 'exact' continues there,"
+        " 'olmo_core' rounds down as OLMo-core does.", one_of("exact", "olmo_core"),
+        read_by=(GRAIN,)),
+    Key("olmo_num_epochs", 0,
+        "Epochs to train for; padding completes the last batch. 0: unlimited.", at_least(0, 10**6),
+        read_by=_CORPUS),
+    Key("olmo_initial_position", -1,
+        "Samples consumed before this start. -1: computed from initial_step.",
+        at_least(-1)),
+    Key("olmo_consumed_path", "",
+        "Bitmap of the instances consumed before this run; the first epoch omits them.", _is_file,
+        read_by=(GRAIN,), per_host=True),
+    Key("olmo_mixture", {},
+        "Amount to read of each label or label pattern, such as {'wiki': 2.0, 'web-*': 0.5}. Empty:"
+        " the corpus as it is.", kind=config_stages.MIXTURE, read_by=_CORPUS),
+    Key("olmo_mixture_unit", "epochs",
+        f"Unit of the numbers in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
+        one_of(*mixture.UNITS), read_by=_CORPUS),
+    Key("olmo_stages", (),
+        "Later stages of the run: dicts with from_step (or from_tokens) and the keys that change"
+        " there: olmo_mixture, olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed,"
+        " leave_out_seen.",
+        kind=config_stages.STAGES, read_by=(GRAIN,), per_host=True),
+    Key("olmo_allow_mixture_change", False,
+        "Whether a changed olmo_mixture takes effect on resume; otherwise it is refused.",
+        read_by=(GRAIN,)),
+    Key("olmo_batch_schedule", (),
+        "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"
+        " constant batch size.", kind=_SCHEDULE),
+    Key("olmo_batch_rampup_factors", (),
+        "(boundary, factor) pairs, an alternative to olmo_batch_schedule: each factor multiplies"
+        " global_batch_size_to_train_on.", kind=_FACTORS),
+    Key("olmo_batch_schedule_unit", "steps",
+        "Unit of the boundaries: 'steps', or 'tokens' trained on.", one_of("steps", "tokens")),
+    # The rows.
+    Key("olmo_apply_ngram_filter", None,
+        "Exclude rows with long repetitions from the loss, as OLMo-core does.", kind=BOOLEAN,
+        read_by=_CORPUS, default_by_type={GRAIN: True, DOCUMENTS: False}),
+    Key("olmo_document_mask", False,
+        "Restart segment ids and positions at each document, so that attention stays within it."
+        " Needs olmo_eos_id. olmo_documents always does this.", read_by=(GRAIN,)),
+    Key("olmo_skip", (),
+        "(first, end) pairs of steps or samples to skip; the end is exclusive.",
+        kind=_RANGES, read_by=_CORPUS),
+    Key("olmo_skip_unit", skips.UNITS[0],
+        "Unit of olmo_skip: 'steps', as the run logged them, or 'samples', as positions.",
+        one_of(*skips.UNITS), read_by=_CORPUS),
+    Key("olmo_skip_mode", skips.MODES[0],
+        "What to do with skipped samples: 'drop' continues with the samples after them, 'mask'"
+        " delivers them without loss.",
+        one_of(*skips.MODES), read_by=_CORPUS),
+    Key("olmo_exclude", "",
+        "File that lists documents, files, byte ranges, rows or labels on which no loss is taken.",
+        _is_file, read_by=_CORPUS, per_host=True),
+    Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
+        read_by=_CORPUS),
+    Key("olmo_documents_path", "",
+        "Document index. Empty: the file INDEX.documents next to the index.",
+        read_by=(DOCUMENTS,), per_host=True),
+    Key("olmo_packing", "planned",
+        f"How documents are packed into rows: {', '.join(packing.PACKINGS)}; 'none' gives each"
+        " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),
+    Key("olmo_packing_bins", 0,
+        "Rows packed at a time. 0: 1024 for 'planned', otherwise the batch size of one host.",
+        at_least(0, 2**20), read_by=(DOCUMENTS,)),
+    Key("olmo_long_documents", "split",
+        f"What happens to documents longer than a row: {', '.join(packing.LONG_DOCUMENTS)}.",
+        one_of(*packing.LONG_DOCUMENTS), read_by=(DOCUMENTS,)),
+    Key("olmo_shift", "left",
+        "'left' shifts the targets; 'right' shifts the inputs and puts an EOS before them.",
+        one_of("left", "right"), read_by=(DOCUMENTS,)),
+    Key("olmo_shard", "batch",
+        "How documents are divided among hosts. 'batch': global batches are the same for any number"
+        " of hosts. 'slice': each host reads its own documents.", one_of("batch", "slice"),
+        read_by=(DOCUMENTS,)),
+    # The batches.
+    Key("olmo_batch_extras", (),
+        f"Additional arrays in each batch, one value per row: {', '.join(batch.EXTRAS)}.",
+        some_of(*batch.EXTRAS), read_by=_CORPUS),
+    Key("olmo_prefetch_batches", 2,
+        "Batches that threads prepare in advance. 0: each batch is made on request.",
+        at_least(0, _MOST_AHEAD), per_host=True),
+    Key("olmo_device_prefetch", 1,
+        "Batches sent to the devices in advance. 0: each batch is sent on request.",
+        at_least(0, _MOST_AHEAD), per_host=True),
+)  # fmt: skip

@@ -1,0 +1,141 @@
+"""The delivery of batches to the devices: prefetches compact batches and sends them ahead of time.
+
+step dataset ──▶ threads or workers make compact batches ──▶ a thread sends them ──▶ take()
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import jax
+import numpy as np
+
+from maxtext_olmo import cores
+from maxtext_olmo import metrics as metrics_lib
+from maxtext_olmo.devices import expand
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.rows import batch as batch_lib
+from maxtext_olmo.rows import prefetch as prefetch_lib
+from maxtext_olmo.rows import steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefetch:
+  """The number of batches to make in advance.
+
+  Either `workers` processes keep `per_worker` batches ready each, or threads keep `batches` ready.
+  Up to `on_device` further batches are on the devices, or being sent, while the trainer is at an
+  earlier step.
+  """
+
+  workers: int = 0
+  per_worker: int = 1
+  batches: int = 2
+  on_device: int = 1
+
+  @property
+  def threads(self) -> int:
+    """The number of threads that make batches; with two, one reads while the other checks."""
+    return min(2, max(1, cores.available_cores() - 1))
+
+
+class Delivery:
+  """The batches of a dataset, from its first step on, prefetched and sent to the devices.
+
+  It does not reference the iterator, so that its threads do not keep a dropped iterator alive.
+
+  Args:
+    dataset: This host's compact batches.
+    start: The first step, its schedule and its stream.
+    expanders: For each batch size, what expands compact batches on the devices.
+    prefetch: How many batches are made in advance.
+    metrics: Counts the cost of each batch.
+  """
+
+  def __init__(
+      self,
+      dataset: steps.StepDataset,
+      start: state_lib.Start,
+      expanders: Mapping[int, expand.Expander],
+      prefetch: Prefetch,
+      metrics: metrics_lib.Metrics,
+  ):
+    self._dataset = dataset
+    self._batches = prefetch_lib.PrefetchedIterator(
+        dataset,
+        prefetch.workers,
+        prefetch.per_worker if prefetch.workers else prefetch.batches,
+        prefetch.threads,
+    )
+    try:
+      self._batches.start_prefetch()
+      sender = _Sender(self._batches, start, expanders, metrics)
+      self._sent = prefetch_lib.Prefetcher(sender.send, prefetch.on_device)
+    except BaseException:
+      self._batches.close()
+      dataset.close()
+      raise
+
+  @property
+  def ready(self) -> int:
+    """The number of batches that have been sent and not taken."""
+    return self._sent.ready
+
+  def take(self) -> dict[str, jax.Array]:
+    """Returns the global batch of the next step; raises StopIteration at the end of the stream."""
+    return self._sent.take()()
+
+  def close(self, wait: bool = True) -> None:
+    """Stops the threads and workers."""
+    # Stop the batches first: the sending thread may be waiting for the next one.
+    self._batches.close(wait=wait)
+    self._sent.close(wait=wait)
+    self._dataset.close()
+
+
+@dataclasses.dataclass
+class _Sender:
+  """Takes compact batches and sends them to the devices, step by step."""
+
+  batches: prefetch_lib.PrefetchedIterator
+  start: state_lib.Start
+  expanders: Mapping[int, expand.Expander]
+  metrics: metrics_lib.Metrics
+
+  def __post_init__(self) -> None:
+    self.look_ahead = getattr(self.start.stream, "look_ahead", None)
+    self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
+
+  def send(self, number: int) -> Callable[[], dict[str, jax.Array]]:
+    """Sends the batch of a step; calling the result returns its arrays."""
+    local = next(self.batches)
+    began = time.perf_counter()
+    step, schedule = self.start.step + number, self.start.schedule
+    expander = self.only_expander or self.expanders[schedule.size(step)]
+    placed = expander.place(local)
+    self.metrics.made(
+        **dict(zip(batch_lib.COST, local["cost"].tolist())),
+        bytes_to_device=placed.bytes_crossed,
+        transfer_seconds=time.perf_counter() - began,
+    )
+    if self.look_ahead is not None:
+      self.look_ahead(schedule.position(step + 1))
+    return functools.partial(expander.finish, placed)
+
+
+def padding_batch(
+    layout: layout_lib.BatchLayout, expander: expand.Expander, extras: Iterable[str]
+) -> dict[str, jax.Array]:
+  """Returns a global batch of padding rows, with the given extra arrays."""
+  rows = len(layout.rows)
+  batch: dict[str, np.ndarray] = {
+      "tokens": np.zeros((rows, layout.length), np.int32),
+      "used": np.zeros(rows, np.int64),
+      "trained": np.ones(rows, np.bool_),
+      **{name: np.full(rows, -1, np.int32) for name in extras},
+  }
+  return expander.finish(expander.place(batch))

@@ -1,0 +1,98 @@
+"""The stage policy of a config: reads `olmo_stages`, opens its indexes, and checks each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from maxtext_olmo import config as config_lib
+from maxtext_olmo import config_stages
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import paths
+from maxtext_olmo.loader import stages
+from maxtext_olmo.order import corpora as corpora_lib
+from maxtext_olmo.order import stages as stages_lib
+
+
+def policy_of(
+    options: config_lib.Options,
+    base: index_lib.OlmoNpyIndex,
+    open_index: Callable[[str], index_lib.OlmoNpyIndex],
+) -> stages.StagePolicy:
+  """Returns the stage policy of a config.
+
+  Args:
+    options: The data keys of the run.
+    base: The index of the run.
+    open_index: Opens another index.
+  """
+  own = {
+      "olmo_index_path": options.olmo_index_path,
+      "olmo_order": options.order_name,
+      "data_shuffle_seed": options.data_shuffle_seed,
+      "olmo_mixture": options.olmo_mixture,
+      "olmo_mixture_unit": options.olmo_mixture_unit,
+  }
+  indexes: dict[str, index_lib.OlmoNpyIndex] = {options.olmo_index_path: base}
+  requests = []
+  for number, stage in enumerate(options.olmo_stages, 1):
+    values = {**own, **stage}
+    path = values["olmo_index_path"]
+    try:
+      if path not in indexes:
+        indexes[path] = _like(open_index(path), base)
+      unit = next(name for name in config_stages.BEGINNINGS if name in stage)
+      settings = _settings(values, indexes[path])
+    except (errors.ConfigError, errors.CorpusError) as error:
+      raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+    requests.append(stages.Request(unit.removeprefix("from_"), stage[unit], settings))
+  corpora = corpora_lib.Corpora(
+      base,
+      {index.fingerprint: index for index in indexes.values()},
+      options.olmo_eval_instances,
+      options.olmo_order_cache_dir,
+      options.olmo_consumed_path,
+  )
+  for number, request in enumerate(requests, 1):
+    _check_settings(request.settings, corpora, number)
+  return stages.StagePolicy(
+      _settings(own, base),
+      tuple(requests),
+      corpora,
+      options.olmo_num_epochs or None,
+      options.olmo_allow_mixture_change,
+  )
+
+
+def _check_settings(
+    settings: stages_lib.Settings, corpora: corpora_lib.Corpora, number: int
+) -> None:
+  """Raises ConfigError if a stage is impossible, instead of failing when the stage begins."""
+  try:
+    stages.stream_alone(settings, corpora)
+  except (errors.ConfigError, errors.CorpusError) as error:
+    raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+
+
+def _settings(values: dict[str, Any], index: index_lib.OlmoNpyIndex) -> stages_lib.Settings:
+  mixture = stages_lib.mixture_pairs(values["olmo_mixture"])
+  return stages_lib.Settings(
+      order=values["olmo_order"],
+      seed=values["data_shuffle_seed"],
+      fingerprint=index.fingerprint,
+      index_path=paths.absolute(values["olmo_index_path"]),
+      mixture=mixture,
+      unit=values["olmo_mixture_unit"] if mixture else "",
+      leave_out_seen=values.get("leave_out_seen", False),
+  )
+
+
+def _like(index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex) -> index_lib.OlmoNpyIndex:
+  """Returns the index of a stage; raises ConfigError if its rows are not like those of the run."""
+  if index.token_dtype != base.token_dtype:
+    raise errors.ConfigError(
+        f"its tokens are {index.dtype}, but those of the run are {base.dtype}. All stages need the"
+        " same dtype: tokenize the corpus again."
+    )
+  return index
