@@ -103,7 +103,7 @@ class Options(types.SimpleNamespace):
     values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
     options = cls(**values)
     found = [*problems.values(), *config_key.problems(options, defaults())]
-    if name == GRAIN:
+    if name in (GRAIN, config_key.DOCUMENTS):
       found += config_stages.problems(options)
     if found:
       raise _config_error(found)

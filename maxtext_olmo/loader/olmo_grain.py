@@ -119,7 +119,7 @@ def _train(
   rows: Any
   rows, reader_ = _rows(index, options, storage)
   if len(joined.indexes) > 1:
-    rows = staged.StagedRows(index, rows.segment_rule, joined=joined)
+    rows = staged.StagedRows(rows, joined, rows.segment_rule)
     reader_ = _reader(joined.index, options, storage)
   return wiring.train_iterator(
       options,

@@ -111,8 +111,8 @@ _LOG_FROM = 50_000_000
 _PIECE_BYTES = 4 << 20
 _MARK_BYTES = 1 << 10
 
-# Inode, size, and times of the last modification and change, which identify a file that was verified
-# and has not changed.
+# Inode, size, and times of the last modification and change, which identify a file that was
+# verified and has not changed.
 FileId = tuple[int, int, int, int]
 
 
