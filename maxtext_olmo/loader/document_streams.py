@@ -49,8 +49,7 @@ class DocumentCorpora(corpora_lib.Corpora):
           " that stage to olmo_stages again."
       )
     source = self.sources[settings.fingerprint]
-    # Runs of earlier releases recorded no checksum in their stages.
-    if settings.documents not in ("", source.documents.checksum):
+    if settings.documents != source.documents.checksum:
       raise errors.CorpusError(
           f"{stage.name} had other documents: the document index of {settings.index_path} had the"
           f" checksum {settings.documents}, and now has {source.documents.checksum}. Restore the"

@@ -155,8 +155,13 @@ class InspectTest(parameterized.TestCase):
     self.assertEqual(found.positions, {step: 8 * step for step in range(60)})
     words = ("--losses", directory / "run" / "tensorboard", "--json")
     spikes = json.loads(self.inspect("spike/run", *words))
-    print(json.dumps(spikes, indent=1)[:6000])
-    self.assertEqual(spikes["logged"], 60)
+    self.assertEqual(spikes["logged_steps"], 60)
+    together = spikes["together"]
+    self.assertEqual([spike["peak"] for spike in together["spikes"]], [44])
+    self.assertEqual(together["labels"][0]["label"], "noise")
+    self.assertEqual({row["label"] for row in together["rows"][:8]}, {"noise"})
+    # The positions in the log tell it from that of another run.
+    self.inspect("longer", *words, code=2)
 
   def test_with_data_states_a_run_says_the_same_of_itself(self):
     described = [json.loads(self.inspect(run, "--json")) for run in ("longer", "with_states")]
