@@ -54,7 +54,7 @@ nav input { width: 9rem } [name=n], [name=byte] { width: 6rem }
 button { font: inherit; padding: .3rem .7rem } td, th { vertical-align: top }
 .left td, .left th { text-align: left } .masked { color: var(--accent); font-weight: bold }
 a { color: inherit } .walk a { margin-right: 1.2rem } progress { width: 100% }
-td { white-space: nowrap } td.wide { white-space: normal;
+td, th { white-space: nowrap } td.wide { white-space: normal;
   overflow-wrap: anywhere; min-width: 13rem }
 pre.row { max-height: none }
 """
