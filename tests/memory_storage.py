@@ -16,13 +16,17 @@ class MemoryStorage:
     files: path → content.
   """
 
-  wants_concurrency = True
-
   def __init__(self, files: Mapping[str, bytes]):
     self.files = dict(files)
 
   def __reduce__(self) -> tuple:
     return type(self), (self.files,)
+
+  def wants_concurrency(self, paths: Sequence[str]) -> bool:
+    return True
+
+  def expect(self, path: str, size: int, etag: str | None = None) -> None:
+    pass
 
   def size(self, path: str) -> int:
     return len(self._content(path))

@@ -15,8 +15,8 @@ from maxtext_olmo.corpus import document_hashes
 from maxtext_olmo.corpus import document_names
 from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus import sorted_table
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.errors import CorpusError
 
 HEADER_BYTES = 4096
@@ -63,7 +63,7 @@ class DocumentIndex:
   checksum: str
   names: document_names.NameSizes | None = None
   hashes: str = ""
-  storage: Storage = dataclasses.field(default_factory=LocalStorage, compare=False, repr=False)
+  storage: Storage = dataclasses.field(default_factory=open_storage, compare=False, repr=False)
 
   def __getstate__(self) -> dict[str, Any]:
     # The files are opened again in each process.

@@ -44,12 +44,15 @@ from maxtext_olmo.corpus import document_names
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import sorted_table
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.document_index import HEADER_BYTES
 from maxtext_olmo.corpus.document_index import REBUILD
 from maxtext_olmo.corpus.document_index import DocumentIndex as DocumentIndex
 from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -64,7 +67,7 @@ _SPAN_BYTES = 16  # A document in the temporary files: its first token and its l
 
 def default_path(index_path: str | os.PathLike[str]) -> str:
   """Returns the default path of the document index that belongs to an index."""
-  return os.fspath(index_path) + ".documents"
+  return urls.without_secrets(index_path) + ".documents"
 
 
 def load_documents(
@@ -94,8 +97,8 @@ def load_documents(
   Raises:
     CorpusError: The file is missing or damaged, or belongs to another corpus or EOS.
   """
-  path = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  path = urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
   try:
     size = storage.size(path)
     header = storage.read(path, 0, min(size, HEADER_BYTES))
@@ -155,15 +158,16 @@ def build_documents(
 
   Args:
     index: Index of the corpus.
-    path: Local path of the sidecar file, which is written atomically.
+    path: Path or URL of the sidecar file, which is written atomically.
     eos_id: Token that ends a document.
     hashes: Whether to store a hash of each document's tokens; reads all tokens once more.
     path_remap: prefix → replacement, for paths that begin differently on this machine.
     workers: Number of threads that read files; one per core by default.
     progress: Whether to show a progress bar.
-    storage: Storage that holds the token files and boundary files; local files by default.
+    storage: Storage that holds the token files and boundary files; `open_storage()` by
+      default.
   """
-  path = os.fspath(path)
+  path = urls.without_secrets(path)
   if eos_id < 0 or eos_id > np.iinfo(index.token_dtype).max:
     raise ConfigError(
         f"The EOS {eos_id} is not a valid {index.dtype} token id. Set olmo_eos_id to the id of the"
@@ -171,7 +175,8 @@ def build_documents(
     )
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
-  directory = os.path.dirname(path) or "."
+  # For a document index in a store, the parts are collected where temporary files are.
+  directory = None if urls.is_url(path) else os.path.dirname(path) or "."
   with contextlib.ExitStack() as stack:
     with atomic.write_errors(path):
       folder = stack.enter_context(
@@ -252,7 +257,7 @@ def _assemble(
   offsets = np.concatenate([[0], np.cumsum(counts)]).astype("<i8")
   tokens = 0
   named = sum(one.named for one in found)
-  with atomic.atomic_writer(path) as file:
+  with writing.open_output(path) as file:
     file.write(b" " * HEADER_BYTES)
     put, checksum = _checked_writer(file)
     put(offsets)

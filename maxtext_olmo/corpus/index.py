@@ -48,6 +48,8 @@ class OlmoNpyFileEntry:
     size_bytes: Size of the whole file, including a header and an incomplete token at the end.
     data_offset: Number of bytes before the first token.
     checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
+    etag: ETag of the object when the index was built over URLs; not part of the fingerprint, and
+      only valid at that URL.
   """
 
   path: str
@@ -58,6 +60,7 @@ class OlmoNpyFileEntry:
   size_bytes: int = 0
   data_offset: int = 0
   checksum: str | None = None
+  etag: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +262,16 @@ def compute_fingerprint(
   window = max_target_sequence_length or sequence_length
   *_, fingerprint = _prefix_fingerprints(window, dtype, tokenizer, files)
   return fingerprint
+
+
+def maxtext_fingerprint(index: OlmoNpyIndex) -> str:
+  """Returns the fingerprint that MaxText would compute, to detect damage."""
+  fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
+  for entry in index.files:
+    fields += [entry.path, str(entry.n_tokens)]
+  # File names that are not valid UTF-8 contain lone surrogates here.
+  text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
+  return "sha256:" + hashlib.sha256(text).hexdigest()
 
 
 def split_belongs(index: OlmoNpyIndex) -> bool:

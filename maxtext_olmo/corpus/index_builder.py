@@ -6,27 +6,29 @@ full paths but neither sizes nor data offsets. Only format 2 is written.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from maxtext_olmo import atomic
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import scan_objects
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.index import INDEX_FORMAT_VERSION
 from maxtext_olmo.corpus.index import OlmoNpyFileEntry
 from maxtext_olmo.corpus.index import OlmoNpyIndex as OlmoNpyIndex
 from maxtext_olmo.corpus.index import check_lengths
 from maxtext_olmo.corpus.index import make_index
+from maxtext_olmo.corpus.index import maxtext_fingerprint
 from maxtext_olmo.corpus.index import split_belongs
 from maxtext_olmo.corpus.index_changes import keep_split as keep_split
 from maxtext_olmo.corpus.npy_header import token_dtype
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -50,6 +52,7 @@ def build_index(
     progress: bool = False,
     extends: OlmoNpyIndex | None = None,
     storage: Storage | None = None,
+    npy_headers: bool = False,
 ) -> OlmoNpyIndex:
   """Scans every file once and builds the index of a corpus.
 
@@ -74,14 +77,16 @@ def build_index(
     workers: Number of threads that scan files.
     progress: Whether to show a progress bar.
     extends: Older index that this corpus extends; its held-out split is kept.
-    storage: Storage that holds the files; local files by default.
+    storage: Storage that holds the files; `open_storage()` by default.
+    npy_headers: Whether to look for `.npy` headers in objects of a store, with a small read of
+      each; otherwise no byte of them is read. Headers of local files are always found.
 
   Raises:
     CorpusError: A file is missing or damaged, or the corpus does not extend `extends`.
   """
-  storage = LocalStorage() if storage is None else storage
+  storage = open_storage() if storage is None else storage
   check_lengths(sequence_length, max_target_sequence_length)
-  given = [(os.fspath(path), label) for path, label in paths_and_labels]
+  given = [(urls.without_secrets(path), label) for path, label in paths_and_labels]
   if not given:
     raise CorpusError("There are no files to index: paths_and_labels is empty.")
   names = [path for path, _ in given]
@@ -97,7 +102,10 @@ def build_index(
   if header_reader is not None:
     dtype, infos = _infos_from_reader(header_reader, names, full, storage, workers)
   else:
-    infos = scan.scan_files(full, token_dtype(dtype), storage, workers=workers, progress=progress)
+    settings: dict[str, Any] = {"workers": workers, "progress": progress}
+    wanted = token_dtype(dtype)
+    known = scan_objects.scan_objects(full, wanted, storage, npy_headers=npy_headers, **settings)
+    infos = scan.scan_files(full, wanted, storage, known=known, **settings)
   sums: Sequence[str | None] = [None] * len(full)
   if checksums is not None:
     sizes = [info.size_bytes for info in infos]
@@ -113,6 +121,7 @@ def build_index(
           size_bytes=info.size_bytes,
           data_offset=info.data_offset,
           checksum=checksum,
+          etag=info.etag,
       )
       for path, (_, label), info, checksum in zip(full, given, infos, sums)
   ]
@@ -148,7 +157,7 @@ def _infos_from_reader(
     if len(shape) != 1:
       raise CorpusError(f"{path} has shape {tuple(shape)}; expected one dimension.")
     info = scan.FileInfo(shape[0] * dtype.itemsize, data_offset=0, n_tokens=int(shape[0]))
-    if storage.exists(path):
+    if not paths.is_url(path) and storage.exists(path):
       info = scan.scan_file(path, dtype, storage)
       if info.n_tokens != shape[0]:
         raise CorpusError(
@@ -161,7 +170,7 @@ def _infos_from_reader(
 
 def save_index(index: OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
   """Writes an index file atomically."""
-  atomic.write_atomically(path, dump_index(index))
+  writing.write_file(path, dump_index(index))
 
 
 def dump_index(index: OlmoNpyIndex) -> str:
@@ -192,14 +201,14 @@ def load_index(
   Args:
     path: Path of the index file.
     base: Directory of the token files, if they have moved since the index was built.
-    storage: Storage that holds the index and, for an index of MaxText, the token files; local files
-      by default.
+    storage: Storage that holds the index and, for an index of MaxText, the token files; by
+      default.
 
   Raises:
     CorpusError: The index is missing, damaged or of an unknown format.
   """
-  name = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  name = urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
   try:
     text = storage.read(name)
   except CorpusError as error:
@@ -226,9 +235,9 @@ def parse_index(
   try:
     if version == INDEX_FORMAT_VERSION:
       index = _load_own(name, values)
-      return index if base is None else dataclasses.replace(index, base=base)
+      return index if base is None else _with_base(index, base)
     if version == "1":
-      return _load_maxtext(name, values, base, storage or LocalStorage())
+      return _load_maxtext(name, values, base, storage or open_storage())
   except ConfigError as error:  # Values that no index can have.
     raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
   raise CorpusError(
@@ -271,13 +280,21 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
   return index
 
 
+def _with_base(index: OlmoNpyIndex, base: str) -> OlmoNpyIndex:
+  """Returns the index of a corpus that has moved; ETags are those of the place it came from."""
+  files = index.files
+  if base != index.base and any(entry.etag for entry in files):
+    files = tuple(dataclasses.replace(entry, etag=None) for entry in files)
+  return dataclasses.replace(index, base=base, files=files)
+
+
 def _load_maxtext(
     name: str, values: dict[str, Any], base: str | None, storage: Storage
 ) -> OlmoNpyIndex:
   """Reads MaxText's format, which has full paths and token counts only."""
   raw = _parse(name, values)
   entries = raw.files
-  expected = _maxtext_fingerprint(raw)
+  expected = maxtext_fingerprint(raw)
   if raw.fingerprint != expected:
     raise CorpusError(_fingerprint_differs(name, raw.fingerprint, expected))
 
@@ -289,9 +306,9 @@ def _load_maxtext(
   full = [paths.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
-    # Files that do not exist on this machine are assumed to be raw; the size check finds those that
-    # are not.
-    if not storage.exists(full[i]):
+    # Files that do not exist on this machine, or are in a store, are assumed to be raw; the size
+    # check finds those that are not.
+    if paths.is_url(full[i]) or not storage.exists(full[i]):
       return 0
     return scan.scan_file(full[i], dtype, storage).data_offset
 
@@ -376,13 +393,3 @@ def _fingerprint_differs(name: str, found: str, expected: str) -> str:
       f"The index {name} is damaged or was edited by hand: its content has the fingerprint"
       f" {expected}, but it says {found}. {_REBUILD}"
   )
-
-
-def _maxtext_fingerprint(index: OlmoNpyIndex) -> str:
-  """Returns the fingerprint that MaxText would compute, to detect damage."""
-  fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
-  for entry in index.files:
-    fields += [entry.path, str(entry.n_tokens)]
-  # File names that are not valid UTF-8 contain lone surrogates here.
-  text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
-  return "sha256:" + hashlib.sha256(text).hexdigest()

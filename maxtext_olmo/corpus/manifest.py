@@ -17,8 +17,9 @@ import re
 from collections.abc import Sequence
 
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.errors import CorpusError
 
@@ -48,8 +49,8 @@ def read_mix(
   Raises:
     CorpusError: The manifest is missing or empty, or has malformed lines, which are never skipped.
   """
-  name = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  name = urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
   try:
     data = storage.read(name)
   except CorpusError as error:

@@ -14,8 +14,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -130,8 +131,8 @@ def read_npy_header_from_path(
     path: str | os.PathLike[str], *, storage: Storage | None = None
 ) -> tuple[str, tuple[int, ...]]:
   """Returns the dtype's name and the shape from the header of a `.npy` file."""
-  name = os.fspath(path)
-  storage = LocalStorage() if storage is None else storage
+  name = urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
   first = storage.read(name, 0, min(storage.size(name), MAX_BYTES))
   header = read_header(io.BytesIO(first), name)
   return header.dtype.name, header.shape
@@ -141,12 +142,12 @@ def read_raw_metadata_from_path(
     path: str | os.PathLike[str], dtype: str, *, storage: Storage | None = None
 ) -> tuple[str, tuple[int, ...]]:
   """Returns the dtype and the shape of a file without a header; raises if a token is incomplete."""
-  itemsize = token_dtype(dtype).itemsize
-  storage = LocalStorage() if storage is None else storage
-  size = storage.size(os.fspath(path))
+  itemsize, name = token_dtype(dtype).itemsize, urls.without_secrets(path)
+  storage = open_storage() if storage is None else storage
+  size = storage.size(name)
   if size % itemsize:
     raise CorpusError(
-        f"{os.fspath(path)} has {size} bytes; expected a multiple of {itemsize} for {dtype}, but"
+        f"{name} has {size} bytes; expected a multiple of {itemsize} for {dtype}, but"
         f" {size % itemsize} bytes are left over. The file is truncated, or has another dtype."
     )
   return dtype, (size // itemsize,)

@@ -4,10 +4,8 @@ import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 
-
-def is_url(path: str) -> bool:
-  """Returns whether the path names an object in an object store."""
-  return "://" in path
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.urls import is_url as is_url
 
 
 def is_valid(path: str) -> bool:
@@ -20,7 +18,7 @@ def is_valid(path: str) -> bool:
 
 def absolute(path: str | os.PathLike[str]) -> str:
   """Returns the absolute path, without a trailing slash."""
-  path = os.fspath(path)
+  path = urls.without_secrets(path)
   return path.rstrip("/") if is_url(path) else os.path.abspath(path)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus.index import OlmoNpyIndex
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import narrowed
+from maxtext_olmo.corpus.storage import open_storage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,26 +41,44 @@ class TokenFiles:
   ) -> TokenFiles:
     """Returns the files of an index, without opening them.
 
+    The storage is told the size of each object that is read by a URL, and its ETag if the index
+    recorded it for that very URL.
+
     Args:
       index: Index of the corpus.
       path_remap: prefix → replacement, for paths that begin differently on this machine; the
         longest matching prefix applies.
-      storage: Storage that holds the files; local files by default.
+      storage: Storage that holds the files; `open_storage()` by default.
       max_open_files: Number of files that stay open per process if no `storage` is given; None
         keeps as many open as the process can spare.
     """
-    count = len(index.files)
+    if storage is None:
+      storage = open_storage(max_open_files=max_open_files)
+    paths = []
+    for i, entry in enumerate(index.files):
+      full = index.resolve(i)
+      path = paths_lib.remap(full, path_remap)
+      if paths_lib.is_url(path):
+        storage.expect(path, index.expected_size(i), entry.etag if path == full else None)
+      paths.append(path)
     return cls(
-        paths=tuple(paths_lib.remap(index.resolve(i), path_remap) for i in range(count)),
+        paths=tuple(paths),
         data_offsets=np.array([entry.data_offset for entry in index.files], np.int64),
         dtype=index.token_dtype,
-        storage=LocalStorage(max_open_files) if storage is None else storage,
+        storage=narrowed(storage, paths),
     )
 
   def byte_range(self, source: int, first: int, count: int) -> tuple[int, int]:
     """Returns the bounds [start, end) in bytes of a range of tokens of a file."""
     start = int(self.data_offsets[source]) + first * self.dtype.itemsize
     return start, start + count * self.dtype.itemsize
+
+  def ranges(
+      self, sources: np.ndarray, firsts: np.ndarray, counts: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the offsets and sizes in bytes of ranges of tokens (int64)."""
+    width = self.dtype.itemsize
+    return self.data_offsets[sources] + firsts * width, counts.astype(np.int64) * width
 
   def where(self, source: int, token: int) -> str:
     """Returns the file and the byte offset of a token, for messages."""

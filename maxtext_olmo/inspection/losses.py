@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 
 _EVENTS = "tfevents"
 _POSITION_NAMES = ("position", "data/position")  # The second is MaxText's.
@@ -55,7 +55,7 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
     ConfigError: The file holds no losses, or several and none was chosen.
     MissingFileError: The file does not exist.
   """
-  storage = LocalStorage() if storage is None else storage
+  storage = open_storage() if storage is None else storage
   if os.path.isdir(path):
     files = sorted(
         os.path.join(folder, file)

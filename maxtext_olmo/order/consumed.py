@@ -34,11 +34,12 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import file_array
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.order import base
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import feistel
@@ -80,7 +81,7 @@ def write_bits(
   header = _HEADER.pack(
       _MAGIC, _FORMAT, count, int(clear.sum()), digest.digest(), _sha256(fingerprint), _ZEROS
   )
-  with atomic.atomic_writer(path) as file:
+  with writing.open_output(path) as file:
     file.write(header)
     file.write(bits.tobytes())
     file.write(table.tobytes())
@@ -97,8 +98,8 @@ class Consumed:
       num_instances: int,
       storage: Storage | None = None,
   ):
-    self._path = os.fspath(path)
-    self._storage = LocalStorage() if storage is None else storage
+    self._path = urls.without_secrets(path)
+    self._storage = open_storage() if storage is None else storage
     size = self._storage.size(self._path)
     header = self._storage.read(self._path, 0, min(size, _HEADER.size))
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):

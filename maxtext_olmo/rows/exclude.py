@@ -38,8 +38,8 @@ from maxtext_olmo.corpus import document_hashes
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import paths
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import segments
 
@@ -131,7 +131,7 @@ def read_exclusions(
   Raises:
     ConfigError: A line names something that the corpus does not have, or cannot be parsed.
   """
-  storage = LocalStorage() if storage is None else storage
+  storage = open_storage() if storage is None else storage
   names = _Names(index)
   ranges: list[tuple[int, int, int]] = []
   of_documents: list[_Line] = []

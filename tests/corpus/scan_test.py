@@ -116,7 +116,7 @@ class ScanTest(parameterized.TestCase):
 
   def test_urls_are_not_local_files(self):
     with self.assertRaisesRegex(
-        CorpusError, "^gs://b/x: only local files can be read. Mount the store"
+        CorpusError, "^gs://b/x is a URL, but LocalStorage reads local files only"
     ):
       scan.scan_file("gs://b/x", _U4, _LOCAL)
 

@@ -11,7 +11,7 @@ class SlowStorage(storage_lib.LocalStorage):
 
   Args:
     seconds: Latency of each range.
-    wants_concurrency: Value of the property of the same name.
+    wants_concurrency: What the method of the same name returns.
 
   Attributes:
     gather: Number of reads that must have been in flight at once before any continues; 0 waits for
@@ -19,24 +19,33 @@ class SlowStorage(storage_lib.LocalStorage):
     waiting: Number of calls of `fill` in flight.
     most_waiting: Largest number that was in flight at a time.
     ranges: Number of ranges read so far.
+    calls: Number of calls of `fill` so far.
+    on_fill: Called at the beginning of each call of `fill`.
   """
 
   def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):
     super().__init__()
     self.seconds = seconds
-    self.wants_concurrency = wants_concurrency
-    self.gather = self.waiting = self.most_waiting = self.ranges = 0
+    self._wants_concurrency = wants_concurrency
+    self.gather = self.waiting = self.most_waiting = self.ranges = self.calls = 0
+    self.on_fill = lambda: None
     self._lock = threading.Condition()
 
   def __reduce__(self):
-    return type(self), (self.seconds, self.wants_concurrency)
+    return type(self), (self.seconds, self._wants_concurrency)
+
+  def wants_concurrency(self, paths):
+    del paths
+    return self._wants_concurrency
 
   def pin(self, paths, sources):
     del paths, sources
     return None
 
   def fill(self, paths, sources, offsets, sizes, out, places):
+    self.on_fill()
     with self._lock:
+      self.calls += 1
       self.waiting += 1
       self.ranges += len(sources)
       self.most_waiting = max(self.most_waiting, self.waiting)

@@ -37,9 +37,18 @@ def reason(error: CorpusError) -> str:
   return str(error)
 
 
+def too_large(path: str, size: int) -> CorpusError:
+  """Returns the error of a file that would be read into memory whole, but is far too large."""
+  return CorpusError(
+      f"{path} has {size} bytes and would be read into memory whole; expected at most"
+      f" {LARGEST_WHOLE} for an index, a manifest or a boundary file. Check that it is the right"
+      " file."
+  )
+
+
 @runtime_checkable
 class Storage(Protocol):
-  """Reads files by path; can be pickled, shared by threads, and used after a fork.
+  """Reads files by path; can be pickled and shared by threads.
 
   A method that fails raises a CorpusError that names the file and the byte range, if there is one;
   a missing file raises a MissingFileError.
@@ -49,9 +58,11 @@ class Storage(Protocol):
   True
   """
 
-  @property
-  def wants_concurrency(self) -> bool:
-    """True if reads have so much latency that many should be in flight at once."""
+  def wants_concurrency(self, paths: Sequence[str]) -> bool:
+    """Returns whether reads of these files have so much latency that many should be in flight."""
+
+  def expect(self, path: str, size: int, etag: str | None = None) -> None:
+    """Sets what an index recorded of a file, for a storage that checks it on each read."""
 
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes.

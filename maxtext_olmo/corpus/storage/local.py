@@ -11,6 +11,7 @@ import numpy as np
 
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.corpus.storage import open_files
+from maxtext_olmo.corpus.storage import ranges
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
@@ -32,8 +33,6 @@ class LocalStorage:
     seen: Files that another storage has found, by path; this one must find the same files.
   """
 
-  wants_concurrency = False
-
   def __init__(
       self, max_open_files: int | None = None, seen: Mapping[str, open_files.FileId] | None = None
   ):
@@ -51,6 +50,14 @@ class LocalStorage:
   def close(self) -> None:
     """Closes the open files; the storage remains usable."""
     self._files.close()
+
+  def wants_concurrency(self, paths: Sequence[str]) -> bool:
+    """Returns False: most reads are from the page cache; slow ones are noticed as they occur."""
+    del paths
+    return False
+
+  def expect(self, path: str, size: int, etag: str | None = None) -> None:
+    """Does nothing: a read past the end of a file fails, and `verify` compares sizes."""
 
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes; later, `fill` and `pin` reject a replaced file."""
@@ -76,11 +83,7 @@ class LocalStorage:
     """Returns `size` bytes from `offset`, or the rest of the file."""
     whole = os.stat(path).st_size if size is None and os.path.isfile(path) else 0
     if whole > base.LARGEST_WHOLE:
-      raise CorpusError(
-          f"{path} has {whole} bytes and would be read into memory whole; expected at most"
-          f" {base.LARGEST_WHOLE} for an index, a manifest or a boundary file. Check that it is the"
-          " right file."
-      )
+      raise base.too_large(path, whole)
     return b"".join(self.pieces(path, offset, size, size or base.PIECE_BYTES))
 
   def pieces(
@@ -109,12 +112,9 @@ class LocalStorage:
       places: np.ndarray,
   ) -> None:
     """Reads several byte ranges into one buffer, and adjacent ranges in one read."""
-    if out.dtype != np.uint8 or out.ndim != 1 or not out.flags.c_contiguous:
-      raise ValueError("`out` must be a contiguous array of uint8 with one dimension.")
+    ranges.check_output(out, sizes, places)
     if not len(sizes):
       return
-    if sizes.min() < 0 or places.min() < 0 or (places + sizes).max() > len(out):
-      raise ValueError(f"A range lies outside the {len(out)} bytes of `out`.")
     # Group the ranges by file, so that each file is looked up once and no more files than allowed
     # are open at a time, however many files the call touches.
     order = np.argsort(sources, kind="stable")

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.errors import CorpusError
 
@@ -262,8 +263,8 @@ def check_path(path: str) -> None:
   """Raises CorpusError if a path cannot be that of a local file."""
   if paths_lib.is_url(path):
     raise CorpusError(
-        f"{path}: only local files can be read. Mount the store and give the mount as base, or"
-        " remap the path to it."
+        f"{urls.redact(path)} is a URL, but LocalStorage reads local files only. Use"
+        " `open_storage()`, which reads both."
     )
   if not paths_lib.is_valid(path):
     raise CorpusError(

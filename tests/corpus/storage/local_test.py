@@ -223,7 +223,7 @@ class LocalStorageTest(parameterized.TestCase):
     self.assertTrue(storage.exists(self.paths[3]))
     self.assertFalse(storage.exists("/no/x"))
     self.assertEqual(storage.size(self.paths[3]), 1030)
-    self.assertFalse(storage.wants_concurrency)
+    self.assertFalse(storage.wants_concurrency(self.paths))
 
   def test_pinned_descriptors_stay_open_while_they_are_held(self):
     storage = storage_lib.LocalStorage(2)

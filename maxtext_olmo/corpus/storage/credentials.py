@@ -1,0 +1,72 @@
+"""Credentials that obstore does not find by itself: AWS profiles, federated Google accounts.
+
+obstore reads access keys, service accounts, the metadata of virtual machines and workload
+identities. For the rest it has adapters of boto3 and google-auth, which are used where the
+environment asks for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from maxtext_olmo.errors import ConfigError
+
+_GOOGLE_OWN = ("service_account", "authorized_user")
+_AWS_OWN = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+
+
+def google_provider(environ: Mapping[str, str] = os.environ) -> Any:
+  """Returns google-auth's credentials if the file of the user has a kind that obstore lacks."""
+  path = environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
+  if not path:
+    folder = environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
+    path = os.path.join(folder, "application_default_credentials.json")
+  try:
+    with open(path, encoding="utf-8") as file:
+      kind = json.load(file).get("type")
+  except (OSError, ValueError, AttributeError):
+    return None  # obstore reports a file that cannot be read.
+  if kind in _GOOGLE_OWN:
+    return None
+  _need("google.auth", "google-auth[requests]", f"Google credentials of the type {kind!r}")
+  from obstore.auth import google
+
+  return google.GoogleCredentialProvider()
+
+
+def aws_provider(environ: Mapping[str, str] = os.environ) -> Any:
+  """Returns boto3's credentials if a profile is set, or if the user's files are all there is."""
+  if "AWS_PROFILE" not in environ:
+    if any(name in environ for name in _AWS_OWN) or not _has_aws_files(environ):
+      return None
+    if importlib.util.find_spec("boto3") is None:
+      return None
+  _need("boto3", "boto3", "An AWS profile")
+  from obstore.auth import boto3
+
+  return boto3.Boto3CredentialProvider()
+
+
+def _has_aws_files(environ: Mapping[str, str]) -> bool:
+  config = environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
+  keys = environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+  return os.path.isfile(config) or os.path.isfile(keys)
+
+
+def _need(module: str, package: str, what: str) -> None:
+  try:
+    found = importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:
+    found = False
+  if not found:
+    raise ConfigError(f"{what} can be used only with {package}: run `pip install '{package}'`.")

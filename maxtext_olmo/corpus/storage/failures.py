@@ -1,0 +1,147 @@
+"""What a failed request means: whether it is worth repeating, and what to tell the user.
+
+obstore raises few types and puts the rest into the text, so the HTTP status and the error code are
+read from there. Nothing else of that text is shown: it may contain signatures and key ids.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\"code\":\s*\"?(\w+)")
+_MESSAGE = re.compile(r"<Message>([^<]{1,300})")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>")
+_DNS = re.compile(r"dns error|lookup address|name resolution", re.IGNORECASE)
+_KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
+_CREDENTIALS = re.compile(
+    r"metadata|\btoken\b|credential|InstanceProfile|AssumeRole|IMDS", re.IGNORECASE
+)
+_EXPIRED = re.compile(r"expired|TokenRefreshRequired|RequestTimeTooSkewed", re.IGNORECASE)
+_BUSY = (429, 503)
+_REPEATED = (408, 429, 500, 502, 503, 504)
+
+_CHECK_CREDENTIALS = (
+    "Check the credentials in the environment and their permissions; for a public bucket, set"
+    " olmo_storage_anonymous=True (--anonymous)."
+)
+REPLACED = (
+    "The object was replaced or changed since the index was built or since this run began. Restore"
+    " it, or build the index again and start a new run."
+)
+
+
+class Failure(NamedTuple):
+  """A failed request.
+
+  Attributes:
+    error: The error to raise if the request is not repeated.
+    repeat: Whether the same request may succeed later.
+    throttled: Whether the store asks for fewer requests.
+    reason: The cause, in a few words.
+  """
+
+  error: CorpusError
+  repeat: bool
+  throttled: bool
+  reason: str
+
+
+def explain(error: BaseException, what: str) -> Failure:
+  """Explains an error of obstore.
+
+  Args:
+    error: The error.
+    what: The attempt, without credentials, as in "read bytes 0 to 8 of gs://bucket/file".
+  """
+  text = str(error)
+  name = type(error).__name__
+  found = _STATUS.search(text)
+  status = int(found[1]) if found else 0
+  answer = _answer(status, text)
+  if isinstance(error, FileNotFoundError):
+    return _final(
+        what,
+        f"it does not exist{_in_brackets(text)}",
+        "Check the bucket and the path. If the corpus has moved, remap its paths"
+        " (olmo_path_remap_from and olmo_path_remap_to), or load the index with the new base.",
+        MissingFileError,
+    )
+  if name == "PreconditionError" or status == 412:
+    return _final(what, f"its ETag is not the expected one ({answer})", REPLACED)
+  if "redirect without LOCATION" in text or "AuthorizationHeaderMalformed" in text or status == 301:
+    region = _REGION.search(text)
+    where = f"The bucket is in {region[1]}: set" if region else "Set"
+    return _final(
+        what,
+        "the bucket is in another region",
+        f"{where} olmo_storage_region (--region) or AWS_REGION to the bucket's region.",
+    )
+  if status in (400, 401, 403) and _EXPIRED.search(text):
+    return _final(
+        what,
+        f"the credentials have expired ({answer})",
+        "Renew them (for a signed URL, give a new one), and start the run again; it resumes where"
+        " it stopped.",
+    )
+  if name in ("UnauthenticatedError", "PermissionDeniedError") or status in (401, 403):
+    return _final(what, f"access is denied ({answer})", _CHECK_CREDENTIALS)
+  if status == 416:
+    return _final(
+        what,
+        "the object ends before this range (416)",
+        "It was truncated or replaced after the index was built: restore it, or build the index"
+        " again and start a new run.",
+    )
+  if name == "NotSupportedError" or "non-partial response" in text:
+    return _final(
+        what,
+        "the server ignored the requested range and sent the whole object",
+        "Use a server that supports HTTP range requests, or copy the corpus to one that does.",
+    )
+  if status in _REPEATED:
+    return _passing(what, answer, throttled=status in _BUSY)
+  if status:
+    return _final(what, answer, "Check the address, the bucket and the credentials.")
+  if _DNS.search(text):
+    return _passing(what, "the name of the host cannot be resolved")
+  kind = _KIND.search(text)
+  if kind is not None:
+    reasons = {
+        "Connect": "the server refuses the connection or cannot be reached",
+        "Timeout": "the server does not answer in time",
+        "Interrupted": "the connection broke",
+    }
+    return _passing(what, reasons.get(kind[1], "the connection failed"))
+  if _CREDENTIALS.search(text):
+    return _passing(what, "no credentials could be obtained", remedy=_CHECK_CREDENTIALS)
+  first = urls.redact(text.split("\n")[0])[:300].rstrip(".")
+  return _final(what, first, "Check the address, the bucket and the credentials.")
+
+
+def _answer(status: int, text: str) -> str:
+  """Returns the status and the error code of an answer; its body may repeat what was signed."""
+  code, message = _CODE.search(text), _MESSAGE.search(text)
+  name = (code[1] or code[2]) if code else ""
+  said = urls.redact(message[1]).strip().rstrip(".") if message else ""
+  parts = [f"HTTP {status}" if status else "", name, f"“{said}”" if said else ""]
+  return " ".join(part for part in parts if part) or "no answer"
+
+
+def _in_brackets(text: str) -> str:
+  code = _CODE.search(text)
+  return f" ({code[1] or code[2]})" if code else ""
+
+
+def _final(what: str, why: str, remedy: str, kind: type[CorpusError] = CorpusError) -> Failure:
+  return Failure(kind(f"Cannot {what}: {why}. {remedy}"), False, False, why)
+
+
+def _passing(what: str, why: str, *, throttled: bool = False, remedy: str = "") -> Failure:
+  remedy = remedy or "Check the network, the address and the state of the store."
+  return Failure(CorpusError(f"Cannot {what}: {why}. {remedy}"), True, throttled, why)

@@ -1,0 +1,336 @@
+"""Storage in object stores and on web servers: one GET per range, checked against the index.
+
+Each GET carries the ETag that the index recorded or, where it recorded none, the first one this run
+has seen, so a replaced object is an error and never other bytes. Each answer also brings the size
+of the whole object, which is compared with the expected size; so nothing is asked before the first
+read.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import base
+from maxtext_olmo.corpus.storage import failures
+from maxtext_olmo.corpus.storage import ranges
+from maxtext_olmo.corpus.storage import requests as requests_lib
+from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
+
+_MAX_THREADS = 256
+_PIECES_AHEAD = 4
+_NO_ETAG = "changed "
+
+
+class Identity(NamedTuple):
+  """What tells an object from another one that replaced it.
+
+  Attributes:
+    size: Size in bytes; None if it is not known.
+    tag: ETag or, if the server sends none, the time of the last change; "" if it is not known.
+  """
+
+  size: int | None = None
+  tag: str = ""
+
+  @property
+  def etag(self) -> str | None:
+    """The ETag; None if the server sends none."""
+    return None if not self.tag or self.tag.startswith(_NO_ETAG) else self.tag
+
+
+class _Answer(NamedTuple):
+  identity: Identity
+  data: Any  # A buffer.
+  objects: Mapping[str, Identity] = types.MappingProxyType({})
+
+
+class RemoteStorage:
+  """Reads objects by URL; can be pickled, and shared by threads.
+
+  Not usable in a child that was forked after the parent has read from a store: that is an error.
+
+  Args:
+    options: How the stores are reached; None uses the defaults of this process.
+    known: Identity of objects, by URL, that another storage has found.
+
+  Attributes:
+    traffic: Counters of the requests of this storage.
+  """
+
+  def __init__(
+      self,
+      options: stores.StoreOptions | None = None,
+      known: Mapping[str, Identity] | None = None,
+  ):
+    self.options = stores.default_options() if options is None else options
+    self._requests = requests_lib.Requests(self.options)
+    self.traffic = self._requests.traffic
+    self._known: dict[str, Identity] = dict(known or {})
+    self._lock = threading.Lock()
+    self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return _restore, (self.options, self._known, urls.all_secrets())
+
+  def __repr__(self) -> str:
+    return f"{type(self).__name__}({self.options})"
+
+  def wants_concurrency(self, paths: Sequence[str]) -> bool:
+    """Returns True: a request takes milliseconds, however many are in flight."""
+    return bool(paths)
+
+  def expect(self, path: str, size: int, etag: str | None = None) -> None:
+    """Sets the size, and the ETag if it is known, that every later answer must have."""
+    self._known[path] = Identity(size, _quoted(etag or ""))
+
+  def close(self) -> None:
+    """Stops the threads and gives up requests under way; the storage remains usable."""
+    with self._lock:
+      pool, self._pool = self._pool, None
+    if pool is not None:
+      pool.shutdown(wait=False, cancel_futures=True)
+    self._requests.stop()
+
+  def identity(self, path: str) -> Identity:
+    """Returns the size and ETag that an object has now."""
+    target = self._requests.locate(path)
+
+    def ask() -> _Answer:
+      return _Answer(_identity(stores.obstore().head(target.store, target.key)), b"")
+
+    return self._requests.send(target, f"find {target.url}", ask).identity
+
+  def list_folder(self, path: str) -> dict[str, Identity]:
+    """Returns the objects directly below a URL, by URL; web servers cannot list."""
+    target = self._requests.locate(path)
+
+    def ask() -> _Answer:
+      found = stores.obstore().list_with_delimiter(target.store, target.key or None)
+      objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found["objects"]}
+      return _Answer(Identity(), None, objects)
+
+    return dict(self._requests.send(target, f"list {target.url}", ask).objects)
+
+  def size(self, path: str) -> int:
+    """Returns the size of an object; from then on, a replaced object is an error."""
+    found = self.identity(path)
+    self._note_identity(path, found)
+    return found.size or 0
+
+  def version(self, path: str) -> str | None:
+    """Returns what identifies the content of an object, or None if it is not known yet.
+
+    Sends no request; `size` finds it out.
+    """
+    known = self._known.get(path)
+    return f"{known.size} {known.tag}" if known is not None and known.tag else None
+
+  def exists(self, path: str) -> bool:
+    """Returns whether there is an object at `path`."""
+    try:
+      self.identity(path)
+    except MissingFileError:
+      return False
+    return True
+
+  def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
+    """Returns `size` bytes from `offset`, or the rest of the object."""
+    return b"".join(self._pieces(path, offset, size, base.PIECE_BYTES, base.LARGEST_WHOLE))
+
+  def pieces(
+      self,
+      path: str,
+      offset: int = 0,
+      size: int | None = None,
+      piece_bytes: int = base.PIECE_BYTES,
+  ) -> Iterator[bytes]:
+    """Yields the bytes that `read` would return, in pieces; requests the next ones in advance."""
+    return self._pieces(path, offset, size, piece_bytes)
+
+  def _pieces(
+      self, path: str, offset: int, size: int | None, piece_bytes: int, largest: int | None = None
+  ) -> Iterator[bytes]:
+    target = self._requests.locate(path)
+    # The first answer tells which object it is; the others must be parts of the same one.
+    if size is None:
+      first = self._get_small(target)
+      end = first.identity.size or 0
+      if largest is not None and end > largest:
+        raise base.too_large(target.url, end)
+      if first.data is not None:
+        data = bytes(memoryview(first.data)[offset:])
+        yield from (data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes))
+        return
+    else:
+      first, end = _Answer(Identity(), None), offset + size
+    step = min(piece_bytes, ranges.MOST_BYTES)
+    bounds = iter([(start, min(start + step, end)) for start in range(offset, end, step)])
+    coming: collections.deque[concurrent.futures.Future[_Answer]] = collections.deque()
+    waiting: list[Any] = []
+    held, identity = 0, first.identity
+    try:
+      while True:
+        if identity.tag:
+          ahead = max(_PIECES_AHEAD, 2 * piece_bytes // step) - len(coming)
+          for start, stop in itertools.islice(bounds, max(0, ahead)):
+            coming.append(self._threads().submit(self._get, target, start, stop, identity))
+          answer = coming.popleft().result() if coming else None
+        else:
+          only = next(bounds, None)
+          answer = None if only is None else self._get(target, *only, identity)
+        if answer is not None:
+          identity = answer.identity
+          waiting.append(answer.data)
+          held += len(answer.data)
+        if waiting and (held >= piece_bytes or answer is None):
+          yield b"".join(waiting)
+          waiting, held = [], 0
+        if answer is None:
+          return
+    finally:
+      for future in coming:
+        future.cancel()
+
+  def _get_small(self, target: requests_lib.Target) -> _Answer:
+    """Returns an object, but without its data if that is too much for one request."""
+
+    def ask() -> _Answer:
+      result = stores.obstore().get(target.store, target.key)
+      identity = _identity(result.meta)
+      small = (identity.size or 0) <= ranges.MOST_BYTES
+      return _Answer(identity, result.bytes() if small else None)
+
+    return self._requests.send(target, f"read {target.url}", ask)
+
+  def fill(
+      self,
+      paths: Sequence[str],
+      sources: np.ndarray,
+      offsets: np.ndarray,
+      sizes: np.ndarray,
+      out: np.ndarray,
+      places: np.ndarray,
+  ) -> None:
+    """Reads several byte ranges into one buffer, in parallel; ranges that touch in one request."""
+    ranges.check_output(out, sizes, places)
+    requests = ranges.plan_requests(sources, offsets, sizes, places)
+
+    def read(request: ranges.Request) -> None:
+      answer = self._get_known(paths[request.source], request.start, request.end)
+      data = np.frombuffer(answer, np.uint8)
+      for start, size, place in request.copies:
+        out[place : place + size] = data[start - request.start : start - request.start + size]
+
+    if len(requests) == 1:
+      read(requests[0])
+      return
+    pool = self._threads()
+    running = [pool.submit(read, request) for request in requests]
+    try:
+      for future in running:
+        future.result()
+    except BaseException:
+      # No thread may write to `out` after this call. `wait` would wait forever for a future that
+      # was cancelled before it ran.
+      concurrent.futures.wait([future for future in running if not future.cancel()])
+      raise
+
+  def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
+    """Returns None: objects have no descriptors."""
+    del paths, sources
+    return None
+
+  def _threads(self) -> concurrent.futures.ThreadPoolExecutor:
+    stores.obstore()  # Raises in a forked child, where the threads of the pool do not exist.
+    with self._lock:
+      if self._pool is None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, "olmo-get")
+      return self._pool
+
+  def _get_known(self, path: str, start: int, end: int) -> Any:
+    """Returns a range of an object, which must be the one that is known by this path."""
+    target, known = self._requests.locate(path), self._known.get(path, Identity())
+    answer = self._get(target, start, end, known)
+    if known.size is None or not known.tag:
+      # Another thread may have seen another object meanwhile.
+      known = self._note_identity(path, answer.identity)
+      _check_identity(target.url, start, end, known, answer.identity)
+    return answer.data
+
+  def _note_identity(self, path: str, found: Identity) -> Identity:
+    """Completes what is known of an object, and returns it."""
+    with self._lock:
+      first = self._known.get(path, Identity())
+      known = Identity(found.size if first.size is None else first.size, first.tag or found.tag)
+      self._known[path] = known
+    return known
+
+  def _get(self, target: requests_lib.Target, start: int, end: int, expected: Identity) -> _Answer:
+    """Returns bytes [start, end) of an object; raises if it is not the expected one."""
+    options: dict[str, Any] = {"range": (start, end)}
+    if expected.tag.startswith('"'):  # A weak tag never matches, and is compared below.
+      options["if_match"] = expected.tag
+
+    def ask() -> _Answer:
+      result = stores.obstore().get(target.store, target.key, options=options)
+      identity = _identity(result.meta)
+      _check_identity(target.url, start, end, expected, identity)
+      data = result.bytes()
+      if len(data) != end - start:
+        raise _too_short(target.url, start, end, identity)
+      return _Answer(identity, data)
+
+    return self._requests.send(target, f"read bytes {start} to {end} of {target.url}", ask)
+
+
+def _restore(
+    options: stores.StoreOptions,
+    known: Mapping[str, Identity],
+    secrets: Mapping[str, urls.Secrets],
+) -> RemoteStorage:
+  """Makes the copy of a storage in another process, with the credentials that its URLs carried."""
+  urls.remember(secrets)
+  return RemoteStorage(options, known)
+
+
+def _identity(meta: Mapping[str, Any]) -> Identity:
+  tag = _quoted(meta.get("e_tag") or "") or f"{_NO_ETAG}{meta['last_modified']}"
+  return Identity(int(meta["size"]), tag)
+
+
+def _quoted(etag: str) -> str:
+  """Returns an ETag in quotes; Azure omits them in listings."""
+  return etag if not etag or etag.startswith(('"', "W/", _NO_ETAG)) else f'"{etag}"'
+
+
+def _check_identity(url: str, start: int, end: int, expected: Identity, found: Identity) -> None:
+  where = f"bytes {start} to {end} of {url}"
+  if expected.size is not None and expected.size != found.size:
+    raise CorpusError(
+        f"Cannot read {where}: expected an object of {expected.size} bytes, found {found.size}."
+        f" {failures.REPLACED}"
+    )
+  if expected.tag and expected.tag != found.tag:
+    raise CorpusError(
+        f"Cannot read {where}: expected the ETag {expected.tag}, found {found.tag}."
+        f" {failures.REPLACED}"
+    )
+
+
+def _too_short(url: str, start: int, end: int, found: Identity) -> CorpusError:
+  return CorpusError(
+      f"{url} is too short: expected bytes {start} to {end}, but it ends at byte {found.size}. It"
+      " was truncated or replaced after the index was built: restore it, or build the index again"
+      " and start a new run."
+  )

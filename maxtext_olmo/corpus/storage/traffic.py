@@ -1,0 +1,103 @@
+"""Counters of the requests to object stores, for metrics and for messages about outages."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+# Latencies are counted in classes that grow by a quarter each, from 0.1 ms to 160 s.
+_SHORTEST = 1e-4
+_GROWTH = math.log(1.25)
+_CLASSES = 64
+
+
+class Traffic:
+  """Counts requests, retries, bytes and latencies; safe to share between threads.
+
+  >>> traffic = Traffic()
+  >>> traffic.began()
+  >>> traffic.ended(seconds=0.05, size=32768)
+  >>> counts = traffic.counts()
+  >>> counts["requests"], counts["bytes"], counts["in_flight"]
+  (1, 32768, 0)
+  """
+
+  def __init__(self) -> None:
+    self._lock = threading.Lock()
+    self._requests = self._retries = self._throttled = self._bytes = self._in_flight = 0
+    self._latencies = [0] * _CLASSES
+    self._failing: dict[str, tuple[float, str]] = {}  # store → (since, reason)
+
+  def began(self) -> None:
+    """Counts a request that is being sent."""
+    with self._lock:
+      self._requests += 1
+      self._in_flight += 1
+
+  def ended(self, seconds: float, size: int) -> None:
+    """Counts a request that was answered in full."""
+    place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / _GROWTH)
+    with self._lock:
+      self._in_flight -= 1
+      self._bytes += size
+      self._latencies[min(place, _CLASSES - 1)] += 1
+
+  def failed(self, *, retried: bool, throttled: bool) -> None:
+    """Counts a request that failed."""
+    with self._lock:
+      self._in_flight -= 1
+      self._retries += retried
+      self._throttled += throttled
+
+  def store_fails(self, store: str, reason: str) -> float:
+    """Records that a store does not answer, and returns for how many seconds it has not."""
+    now = time.monotonic()
+    with self._lock:
+      since, _ = self._failing.get(store, (now, ""))
+      self._failing[store] = (since, reason)
+    return now - since
+
+  def store_answers(self, store: str) -> float:
+    """Records that a store answers, and returns for how many seconds it did not before."""
+    if store not in self._failing:
+      return 0.0
+    with self._lock:
+      since, _ = self._failing.pop(store, (time.monotonic(), ""))
+    return time.monotonic() - since
+
+  @property
+  def outage(self) -> str:
+    """Names the stores that do not answer now, and says why; "" if all do."""
+    with self._lock:
+      failing, now = dict(self._failing), time.monotonic()
+    return "; ".join(
+        f"{store} has not answered for {now - since:.0f} s: {reason}"
+        for store, (since, reason) in failing.items()
+    )
+
+  def counts(self) -> dict[str, float]:
+    """Returns the counters and latency percentiles (in seconds) so far."""
+    with self._lock:
+      latencies = list(self._latencies)
+      counts: dict[str, Any] = {
+          "requests": self._requests,
+          "retries": self._retries,
+          "throttled": self._throttled,
+          "bytes": self._bytes,
+          "in_flight": self._in_flight,
+      }
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+      counts[f"latency_{name}"] = _percentile(latencies, share)
+    return counts
+
+
+def _percentile(latencies: list[int], share: float) -> float:
+  """Returns the latency that a share of the requests did not exceed, to within a quarter."""
+  wanted, seen = share * sum(latencies), 0
+  for place, count in enumerate(latencies):
+    seen += count
+    if count and seen >= wanted:
+      return _SHORTEST * math.exp((place + 0.5) * _GROWTH)
+  return 0.0
