@@ -52,7 +52,10 @@ class BackgroundTest(absltest.TestCase):
   def test_a_single_task_does_not_start_compiling(self):
     go_on = threading.Event()
     background = compiled.Background(lambda: go_on.wait() and "code", after=1, what="A task")
-    compiling = lambda: "compile A task" in {thread.name for thread in threading.enumerate()}
+
+    def compiling():
+      return "compile A task" in {thread.name for thread in threading.enumerate()}
+
     self.assertIsNone(background.get(1_000_000))
     self.assertFalse(compiling())
     self.assertIsNone(background.get(1))

@@ -109,8 +109,8 @@ class MixedRows:
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
     """Prepares what members will need soon, in the background."""
     del num_epochs
-    for member, taken in zip(self.members, self.taken_until(position).values()):
-      member.look_ahead(taken)
+    for member, start, taken in zip(self.members, self.starts, self._interleave.taken(position)):
+      member.look_ahead(start + taken)
 
   def close(self) -> None:
     """Stops the background work of the members."""

@@ -100,13 +100,12 @@ class DocumentStagesTest(cases.DocumentsCase):
   @parameterized.parameters(*_PACKINGS)
   def test_every_step_is_explained_as_it_was_fed(self, **packing):
     train = self.staged(**packing)
-    stage_of = lambda step: sum(step >= first for first in (6, 11, 17, 23))
     for step, batch in enumerate(cases.take(train, _STEPS)):
       explained = train.explain(step)
       for name, array in batch.items():
         np.testing.assert_array_equal(explained.arrays[name], array, err_msg=f"{name}, {step}")
       for row in explained.rows:
-        self.assertEqual(row.stage, stage_of(step))
+        self.assertEqual(row.stage, sum(step >= first for first in (6, 11, 17, 23)))
         for part in row.parts:
           tokens = np.fromfile(part.file, "<u2")[part.first : part.first + part.count]
           np.testing.assert_array_equal(tokens, row.tokens[part.column :][: part.count])

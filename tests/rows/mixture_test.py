@@ -69,8 +69,10 @@ class MixedRowsTest(parameterized.TestCase):
 
   def test_a_mixture_that_follows_another_begins_with_the_rows_that_it_left(self):
     sources = _Rows(0, 3), _Rows(1, 4)
-    first = _mixed(*sources)
-    self.assertEqual(list(first.taken_until(7).values()), [5])  # Both members are called t.
+    names = [row_source.RowSequence(s, name=n, seed=0) for s, n in zip(sources, "ab")]
+    first = mixture.MixedRows(names, (2, 1), (10, 20))
+    taken = np.bincount(first.parts(0, np.arange(7)).source)
+    self.assertEqual(first.taken_until(7), {"a": 10 + taken[0], "b": 20 + taken[1]})
     starts = [5, 2]
     second = _mixed(*sources, weights=(1, 3), starts=starts)
     whole = _mixed(*sources, weights=(1, 3)).parts(0, np.arange(60))
