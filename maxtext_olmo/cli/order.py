@@ -11,7 +11,6 @@ from typing import Any
 from maxtext_olmo import atomic
 from maxtext_olmo import cli
 from maxtext_olmo import errors
-from maxtext_olmo.order import epochs as epochs_lib
 
 _MOST_INSTANCES = 1 << 40
 
@@ -101,6 +100,7 @@ def run_import(args: argparse.Namespace) -> int:
   """Prints or writes the config."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.loader import olmo_core_import
+  from maxtext_olmo.order import epochs as epochs_lib
   from maxtext_olmo.order import schedule
 
   state = olmo_core_import.LoaderState.from_json(_read_json(args.state), args.state)

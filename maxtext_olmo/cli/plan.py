@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from maxtext_olmo import cli
-from maxtext_olmo.inspection import changes as changes_lib
 
 # More than any run has; products of both still fit into 64 bits.
 _MOST, _MOST_ROWS = 2**32, 2**24
@@ -142,6 +141,7 @@ def _is_index(path: str) -> bool:
 def _plan_of_index(args: argparse.Namespace) -> Any:
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.errors import ConfigError
+  from maxtext_olmo.inspection import changes as changes_lib
   from maxtext_olmo.inspection import plan as plan_lib
   from maxtext_olmo.order import mixture as mixture_lib
   from maxtext_olmo.order import schedule as schedule_lib
