@@ -150,10 +150,26 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
 class IteratorSave(ocp.args.CheckpointArgs):
   """Orbax arguments that save the state of an iterator of this library.
 
-  Example, with an `ocp.CheckpointManager` and the train iterator:
+  >>> import tempfile
+  >>> import jax
+  >>> import numpy as np
+  >>> import orbax.checkpoint as ocp
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.update(dataset_type="synthetic", max_target_length=16)
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  >>> model, batch = {"weights": np.zeros(4)}, next(train)
+  >>> with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
+  ...   saved = manager.save(0, args=ocp.args.Composite(
+  ...       state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  ...   manager.wait_until_finished()
+  >>> saved
+  True
+  >>> train.close()
 
-      manager.save(step, args=ocp.args.Composite(
-          state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  Attributes:
+    item: The iterator.
   """
 
   item: Any
@@ -164,10 +180,29 @@ class IteratorSave(ocp.args.CheckpointArgs):
 class IteratorRestore(ocp.args.CheckpointArgs):
   """Orbax arguments that restore an iterator of this library in place.
 
-  Example, with an `ocp.CheckpointManager` and the train iterator:
+  >>> import tempfile
+  >>> import jax
+  >>> import numpy as np
+  >>> import orbax.checkpoint as ocp
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.update(dataset_type="synthetic", max_target_length=16)
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  >>> model, batch = {"weights": np.zeros(4)}, next(train)
+  >>> with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
+  ...   saved = manager.save(0, args=ocp.args.Composite(
+  ...       state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  ...   manager.wait_until_finished()
+  ...   train.reset()
+  ...   restored = manager.restore(0, args=ocp.args.Composite(
+  ...       state=ocp.args.StandardRestore(model), data=maxtext_olmo.IteratorRestore(train)))
+  >>> train.step
+  1
+  >>> train.close()
 
-      manager.restore(step, args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(abstract), data=maxtext_olmo.IteratorRestore(train)))
+  Attributes:
+    item: The iterator, which is moved to where the state was saved.
   """
 
   item: Any
