@@ -70,7 +70,7 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
   for name in filter(_KNOWN.fullmatch, files):
     state = read_json(directory / name)
     if _is_state(state):
-      return state
+      return dict(state)
     found.append(f"{name} with {schema.show(state)}")
   raise errors.ResumeError(
       f"{directory} holds no data state of this library: expected {_FILE}, or a state in the files"
@@ -231,7 +231,7 @@ def _steps_in(checkpoint_dir: str | os.PathLike[str]) -> list[epath.Path]:
 
 def is_step(path: epath.Path) -> bool:
   """Returns whether a path is named like a checkpoint; Orbax may pad step numbers with zeros."""
-  return path.name.isascii() and path.name.isdigit()
+  return bool(path.name.isascii() and path.name.isdigit())
 
 
 def is_committed(path: epath.Path) -> bool:

@@ -298,7 +298,7 @@ def _anchored(
 
 
 def _whole_batches(position: int, stream: Any, size: int) -> int:
-  start = stream.epochs.start(stream.epochs.epoch(position))
+  start: int = stream.epochs.start(stream.epochs.epoch(position))
   repeated = (position - start) % size
   if repeated:
     logging.warning(
