@@ -19,6 +19,9 @@ MAXTEXT_OTHER_VENVS := $(MAXTEXT_OTHER:%=$(MAXTEXT_VENV)-%)
 # Bokeh and a driver of Chromium, on top of the packages in VENV.
 BROWSER_VENV ?= .venv-browser
 
+# Object stores to run on loopback, and readers to compare with, on top of the packages in VENV.
+CLOUD_VENV ?= .venv-cloud
+
 # Sphinx, Jupyter and the tools that build and check a release, on top of the packages in VENV.
 DOCS_VENV ?= .venv-docs
 
@@ -27,8 +30,8 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 LOWEST_VENV ?= .venv-lowest-$(PYTHON_VERSION)
 NEWEST_VENV ?= .venv-newest-$(PYTHON_VERSION)
 
-.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser test-lowest test-newest docs dist lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext pictures screenshots clean
+.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser test-cloud test-cloud-long test-lowest test-newest docs dist lint format bench bench-peers bench-startup bench-order \
+  bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext bench-cloud pictures screenshots clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,7 +85,7 @@ demo: $(VENV)/.installed-train ## Make a corpus, train on 2 processes, kill one,
 	$(BIN)/python -m maxtext_olmo demo
 
 test: $(VENV)/.installed ## Run all tests.
-	$(BIN)/python tests/run.py -j $(JOBS)
+	$(BIN)/python tests/run.py -j $(JOBS) --leave-out tests/cloud
 
 # Compiled programs are kept: compiling them again takes half of the time.
 test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few shared interpreters.
@@ -128,6 +131,26 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	  || echo "test-browser: install chromium and chromedriver, without which the tests are skipped."
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
 	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
+
+# azurite comes from npm, into the environment; nginx from Debian, where this may be done.
+$(CLOUD_VENV)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(CLOUD_VENV)
+	$(CLOUD_VENV)/bin/python -m pip install --quiet 'moto[server]>=5' s3fs
+	@# Its own packages come first, then those of VENV with all that their .pth files add.
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(CLOUD_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
+	@npm install --prefix $(CLOUD_VENV)/npm --no-audit --no-fund --loglevel=error azurite > /dev/null \
+	  || echo "test-cloud: azurite could not be installed with npm; its tests are skipped."
+	@command -v nginx > /dev/null || { [ $$(id -u) = 0 ] && command -v apt-get > /dev/null \
+	  && apt-get install --yes --quiet --no-install-recommends nginx > /dev/null; } \
+	  || echo "test-cloud: install nginx, without which most tests are skipped."
+	@touch $@
+
+test-cloud: $(CLOUD_VENV)/.installed ## Read from object stores on loopback, with faults; installs the servers where it may.
+	$(CLOUD_VENV)/bin/python tests/run.py -j $(JOBS) tests/cloud
+
+test-cloud-long: $(CLOUD_VENV)/.installed ## The same with bursts of 30 s and outages of 45 s and 10 minutes: about half an hour.
+	CLOUD_TIME_FACTOR=1 $(CLOUD_VENV)/bin/python tests/run.py -j 1 --hang-seconds 3600 tests/cloud
 
 # uv installs the floors of setup.cfg itself; the packages that these need in turn are the newest.
 $(LOWEST_VENV)/.installed: RESOLUTION = lowest-direct
@@ -204,6 +227,9 @@ bench-calls: $(VENV)/.installed ## Python calls and objects per step of a traine
 bench-inspect: $(BROWSER_VENV)/.installed ## Time of inspecting a step, searching, reporting, and inverse orders.
 	$(BROWSER_VENV)/bin/python tests/benchmarks/inspection.py
 
+bench-cloud: $(CLOUD_VENV)/.installed ## Read from an object store on loopback, compared with other readers; MosaicML's needs `make bench-peers`.
+	PYTHONPATH=. $(CLOUD_VENV)/bin/python tests/benchmarks/cloud.py --peers $(PEERS)
+
 bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader and this one.
 	PYTHONPATH=. $(MAXTEXT_BIN)/python tests/benchmarks/maxtext_loader.py
 
@@ -214,4 +240,4 @@ screenshots: $(BROWSER_VENV)/.installed ## Take the screenshots of the guides, i
 	PYTHONPATH=. $(BROWSER_VENV)/bin/python docs/screenshots.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(DOCS_VENV) .venv-lowest-* .venv-newest-* .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(CLOUD_VENV) $(DOCS_VENV) .venv-lowest-* .venv-newest-* .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -26,6 +26,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.config_key import DATASET_TYPES as DATASET_TYPES
 from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.config_key import read_values
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips
@@ -82,6 +83,8 @@ class Options(types.SimpleNamespace):
   def read(cls, config: Any) -> Options:
     """Reads the keys of a config, with defaults for those that are missing or None.
 
+    Index files and the like are from then on read as the olmo_storage_* keys say.
+
     Raises:
       ConfigError: The config is invalid. The message lists every problem.
     """
@@ -107,6 +110,7 @@ class Options(types.SimpleNamespace):
       found += config_stages.problems(options)
     if found:
       raise _config_error(found)
+    stores.use_by_default(options.store_options)
     return options
 
   def __setattr__(self, name: str, value: Any) -> NoReturn:
@@ -159,6 +163,15 @@ class Options(types.SimpleNamespace):
     return {self.olmo_path_remap_from: self.olmo_path_remap_to}
 
   @property
+  def store_options(self) -> stores.StoreOptions:
+    """How object stores are reached."""
+    return stores.StoreOptions(
+        endpoint=self.olmo_storage_endpoint,
+        region=self.olmo_storage_region,
+        anonymous=self.olmo_storage_anonymous,
+    )
+
+  @property
   def random_access_documents(self) -> bool:
     """Whether each row of documents can be computed from its position; otherwise rows stream."""
     one_per_row = self.olmo_packing == "none" and self.olmo_long_documents != "split"
@@ -174,7 +187,7 @@ def _unread_keys(config: Any, dataset_type: str, reads: Collection[str]) -> dict
   """Returns an error message for each key that is set but would have no effect, by key."""
   return {
       key.name: (
-          f"{key.name}={getattr(config, key.name)!r} would have no effect, because"
+          f"{key.name}={config_key.show(getattr(config, key.name))} would have no effect, because"
           f" dataset_type={dataset_type!r} does not read it. Remove it, or choose a dataset type"
           f" that reads it: {', '.join(key.read_by)}."
       )

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from ml_collections import config_dict
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.order import permutations
 
 # Returns what is wrong with a value, such as "must be at least 0"; empty if the value is valid.
@@ -112,8 +113,8 @@ def _read_list(value: Any) -> tuple[Any, ...]:
 
 
 def show(value: Any) -> str:
-  """Returns the text of a value for an error, cut to 200 characters."""
-  text = repr(value)
+  """Returns the text of a value for an error, cut to 200 characters and without credentials."""
+  text = urls.redact(repr(value))
   return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"
 
 
@@ -186,7 +187,7 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
     if value is None:
       continue
     try:
-      values[key.name] = key.kind.read(value)
+      values[key.name] = _clean(key.kind.read(value))
     except WRONG_TYPE:
       problems[key.name] = f"{key.name}={show(value)} should be {key.kind.description}."
       continue
@@ -194,6 +195,17 @@ def read_values(config: Any, keys: Iterable[Key]) -> tuple[dict[str, Any], dict[
     if problem:
       problems[key.name] = f"{key.name}={show(values[key.name])} {problem}."
   return values, problems
+
+
+def _clean(value: Any) -> Any:
+  """Returns a value without the credentials that URLs in it may carry; they are kept apart."""
+  if isinstance(value, str):
+    return urls.clean_text(value)
+  if isinstance(value, Mapping):
+    return {key: _clean(item) for key, item in value.items()}
+  if isinstance(value, tuple) and any(isinstance(item, (str, Mapping)) for item in value):
+    return tuple(_clean(item) for item in value)
+  return value
 
 
 def problems(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
@@ -319,6 +331,7 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
       "olmo_batch_extras": bool(options.olmo_batch_extras),
       "olmo_exclude": bool(options.olmo_exclude),
       "olmo_skip": bool(options.olmo_skip),
+      "olmo_spool_dir": bool(options.olmo_spool_dir),
       "olmo_batch_schedule_unit": options.olmo_batch_schedule_unit == "tokens",
       "generate_padding_batch_train": options.generate_padding_batch_train,
       "global_batch_size_to_train_on": (

@@ -23,6 +23,7 @@ from maxtext_olmo.config_key import one_of
 from maxtext_olmo.config_key import read_number
 from maxtext_olmo.config_key import read_whole_number
 from maxtext_olmo.config_key import some_of
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.order import mixture
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import skips
@@ -35,16 +36,36 @@ _MOST_AHEAD = 1024
 ORDERS = permutations.order_names()
 PACKINGS = (*packing.PACKINGS, "none")
 CORPUS_CHANGES = ("no", "extend", "any")
+_UNKNOWN_SCHEME = f"must be a path, or begin with {', '.join(f'{s}://' for s in urls.SCHEMES)}"
 
 
 def _is_file(path: str) -> str:
   if not path or os.path.isfile(path):
     return ""
+  if urls.is_url(path):  # Looked for when it is opened.
+    return "" if path.split("://")[0] in urls.SCHEMES else _UNKNOWN_SCHEME
   return "is not a regular file" if os.path.exists(path) else "does not exist"
 
 
 def _is_directory(path: str) -> str:
   return "is not a directory" if os.path.exists(path) and not os.path.isdir(path) else ""
+
+
+def _is_spool_directory(path: str) -> str:
+  if urls.is_url(path):
+    return "is a URL, but a spool must be on a disk of this host"
+  return _is_directory(path)
+
+
+def _is_local_directory(path: str) -> str:
+  if urls.is_url(path):
+    return "is a URL, but the cache of orders is read at random and must be on a local disk"
+  return _is_directory(path)
+
+
+def _is_endpoint(url: str) -> str:
+  good = not url or url.startswith(("http://", "https://"))
+  return "" if good else "must begin with http:// or https://"
 
 
 def _fits_int32(vocab_size: int) -> str:
@@ -137,6 +158,15 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_max_open_files", 0,
         "Token files that each iterator keeps open. 0: as many as `ulimit -n` allows.", at_least(0),
         read_by=_CORPUS, per_host=True),
+    Key("olmo_storage_endpoint", "",
+        "URL of the server for gs://, s3:// and az:// paths, if it is not the provider's own.",
+        _is_endpoint, read_by=_CORPUS, per_host=True),
+    Key("olmo_storage_region", "",
+        "Region of s3:// buckets. Empty: AWS_REGION, or us-east-1.", read_by=_CORPUS,
+        per_host=True),
+    Key("olmo_storage_anonymous", False,
+        "Read gs://, s3:// and az:// paths without credentials, as for public buckets.",
+        read_by=_CORPUS, per_host=True),
     Key("olmo_allow_corpus_change", "no",
         "Policy for a corpus that changed since the checkpoint: 'no' refuses to resume, 'extend'"
         " accepts appended files from the next epoch on, 'any' continues at the same position.",
@@ -146,13 +176,21 @@ KEYS: tuple[Key, ...] = (
     Key("olmo_eval_instances", 0,
         "Instances held out of training for evaluation, the same ones in every run.", at_least(0),
         read_by=(GRAIN,)),
+    Key("olmo_spool_dir", "",
+        "Directory on a local disk for what coming steps will read from an object store. It"
+        " outlasts outages and is used again after a restart. Empty: none.", _is_spool_directory,
+        read_by=_CORPUS, per_host=True),
+    Key("olmo_spool_gib", 16.0,
+        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of training"
+        " takes 4 bytes per token.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
     # The order.
     Key("olmo_order", "feistel",
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
         one_of(*ORDERS), read_by=_CORPUS),
     Key("olmo_order_cache_dir", "",
         "Directory that stores the olmo_core and maxtext orders, 4 bytes per instance and epoch."
-        " Empty: the user's cache directory.", _is_directory, read_by=(GRAIN,), per_host=True),
+        " Empty: the user's cache directory.", _is_local_directory, read_by=(GRAIN,),
+        per_host=True),
     Key("olmo_order_resume", "exact",
         "When the restored position is not a multiple of the batch size: 'exact' continues there,"
         " 'olmo_core' rounds down as OLMo-core does.", one_of("exact", "olmo_core"),

@@ -16,7 +16,7 @@ import collections
 import dataclasses
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
@@ -43,6 +43,10 @@ class Metrics:
   bytes_to_device: int = 0
   queue_depth: int = 0  # Iterators that send batches ahead report it themselves.
   _watchdog: _Watchdog = dataclasses.field(default_factory=lambda: _Watchdog())
+
+  def watch_store(self, describe: Callable[[], str]) -> None:
+    """Sets a function that says in a sentence how the object store performs, for warnings."""
+    self._watchdog.describe_store = describe
 
   def made(self, **costs: float) -> None:
     """Adds the costs, by name, of one batch that was read, filtered and sent to the devices."""
@@ -72,6 +76,7 @@ class _Watchdog:
   """Warns, once, if the trainer keeps waiting."""
 
   def __init__(self):
+    self.describe_store: Callable[[], str] = lambda: ""
     self._first_at: float | None = None
     self._seen = 0
     self._warned = False
@@ -96,16 +101,24 @@ class _Watchdog:
     elapsed, waited = served_at - began_at, sum(wait for _, wait, _ in steps)
     if waited > _TOLERATED_SHARE * elapsed:
       self._warned = True
-      _warn(step, elapsed, waited, [now - then for now, then in zip(costs, before)])
+      costs = [now - then for now, then in zip(costs, before)]
+      _warn(step, elapsed, waited, costs, self.describe_store)
 
 
-def _warn(step: int, elapsed: float, waited: float, costs: Sequence[float]) -> None:
+def _warn(
+    step: int,
+    elapsed: float,
+    waited: float,
+    costs: Sequence[float],
+    describe_store: Callable[[], str],
+) -> None:
   each = {name: 1e3 * cost / _WINDOW_STEPS for name, cost in zip(_STAGES, costs)}
   listed = ", ".join(f"{name} {cost:.1f} ms" for name, cost in each.items())
   largest = max(each, key=lambda name: each[name])
+  store = describe_store() if largest == "read" else ""
   logging.warning(
       "The trainer waits for data: over the last %d steps (to step %d), %.0f %% of the time, or"
-      " %.0f ms per step.%s See iterator.metrics(), and docs/guides/performance.md for what"
+      " %.0f ms per step.%s%s See iterator.metrics(), and docs/guides/performance.md for what"
       " helps. This warning is not repeated.",
       _WINDOW_STEPS,
       step,
@@ -113,4 +126,5 @@ def _warn(step: int, elapsed: float, waited: float, costs: Sequence[float]) -> N
       1e3 * waited / _WINDOW_STEPS,
       # Not every pipeline measures its stages.
       f" The largest cost of a batch is {largest} ({listed})." if any(costs) else "",
+      f" {store}" if store else "",
   )

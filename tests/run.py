@@ -125,16 +125,26 @@ class _Interpreter:
     self._process = subprocess.Popen(
         [sys.executable, str(_SHARED_INTERPRETER)],
         cwd=_ROOT,
-        env={**_environment(), **_KEEP_ALL_PROGRAMS, "JAX_NUM_CPU_DEVICES": str(devices)},
+        env={
+            **_environment(),
+            **_KEEP_ALL_PROGRAMS,
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "PYTHONFAULTHANDLER": "1",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert self._process.stdout is not None
+    self._process.stdout.readline()  # Its imports are not part of the first file's time.
 
-  def run(self, path: pathlib.Path) -> tuple[Outcome, bool]:
+  def run(self, path: pathlib.Path, hang_seconds: float) -> tuple[Outcome, bool]:
     """Runs a file; returns its outcome, and whether the interpreter survived it."""
     assert self._process.stdin is not None and self._process.stdout is not None
     began = time.monotonic()
+    # SIGABRT prints the tracebacks of all threads.
+    stop = threading.Timer(hang_seconds, self._process.send_signal, (signal.SIGABRT,))
+    stop.start()
     with tempfile.TemporaryDirectory(prefix="test_output_") as folder:
       output = pathlib.Path(folder, "output")
       request = {"path": str(path.resolve()), "output": str(output)}
@@ -143,11 +153,15 @@ class _Interpreter:
         answer = self._process.stdout.readline()
       except BrokenPipeError:
         answer = ""
+      finally:
+        stop.cancel()
       text = output.read_text(errors="replace") if output.exists() else ""
     seconds = time.monotonic() - began
     if not answer:
       code = self._process.wait()
       text += f"\nThe interpreter that ran {path} ended with code {code}."
+      if seconds >= hang_seconds:
+        text += f"\n{path} was stopped, because it had not ended after {hang_seconds:g} s."
       return Outcome(path, 0, 1, 0, text, seconds), False
     found = json.loads(answer)
     return Outcome(path, found["ran"], found["failed"], found["skipped"], text, seconds), True
@@ -163,7 +177,8 @@ class _Interpreter:
 class _SharedRun:
   """Test files that interpreters take one by one, each those of its own number of devices first."""
 
-  def __init__(self, files: Sequence[pathlib.Path]):
+  def __init__(self, files: Sequence[pathlib.Path], hang_seconds: float):
+    self._hang_seconds = hang_seconds
     self._lock = threading.Lock()
     self._pending: dict[int, collections.deque[pathlib.Path]] = collections.defaultdict(
         collections.deque
@@ -196,7 +211,7 @@ class _SharedRun:
           interpreter.close()
           interpreter = None
         interpreter = interpreter or _Interpreter(devices)
-        outcome, alive = interpreter.run(path)
+        outcome, alive = interpreter.run(path, self._hang_seconds)
         if not alive:
           interpreter = None
         self._outcomes.put(outcome)
@@ -246,19 +261,24 @@ def main() -> int:
       help="run the files that start no process, in as many shared interpreters as jobs",
   )
   parser.add_argument(
+      "--leave-out", action="append", default=[], help="folder of files not to run; may be repeated"
+  )
+  parser.add_argument(
       "--hang-seconds",
       type=float,
       default=900,
-      help="stop a file that runs alone after this many seconds (default: %(default)s)",
+      help="stop a file after this many seconds (default: %(default)s)",
   )
   args = parser.parse_args()
   files: list[pathlib.Path] = []
   for path in map(pathlib.Path, args.paths):
     files += sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
+  left_out = [pathlib.Path(path) for path in args.leave_out]
+  files = [path for path in files if not any(path.is_relative_to(folder) for folder in left_out)]
   if args.fast:
     chosen = [path for path in files if not _STARTS_PROCESSES.search(path.read_text())]
     print(f"{len(files) - len(chosen)} of {len(files)} test files start processes: left out.")
-    outcomes = _SharedRun(chosen).outcomes(args.jobs)
+    outcomes = _SharedRun(chosen, args.hang_seconds).outcomes(args.jobs)
   else:
     outcomes = _run_each_alone(files, args.jobs, args.hang_seconds)
   done: list[Outcome] = []

@@ -46,10 +46,11 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(done.stderr, "")
     return done.returncode, done.stdout
 
-  def test_a_file_that_hangs_is_stopped_with_a_traceback_and_fails(self):
+  @parameterized.named_parameters(*_ALONE_AND_SHARED)
+  def test_a_file_that_hangs_is_stopped_with_a_traceback_and_fails(self, *options):
     self.write("good", _PASSES)
     self.write("stuck", "def test_waits(self): __import__('threading').Event().wait()")
-    code, output = self.run_tests("--hang-seconds", "5")
+    code, output = self.run_tests(*options, "--hang-seconds", "5")
     self.assertEqual(code, 1, output)
     self.assertIn("in test_waits", output)
     self.assertIn("had not ended after 5 s", output)

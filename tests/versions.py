@@ -6,16 +6,18 @@ python tests/versions.py --lowest   the same, and fails unless each package has 
 
 import argparse
 import configparser
+import contextlib
 import importlib.metadata
 import pathlib
 import platform
 import sys
+from collections.abc import Iterable
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 _SETUP = pathlib.Path(__file__).resolve().parent.parent / "setup.cfg"
-EXTRAS = ("train", "tokenizers", "fast", "eval", "report")
+EXTRAS = ("train", "tokenizers", "fast", "cloud", "eval", "report")
 
 
 def requirements() -> list[Requirement]:
@@ -45,12 +47,21 @@ def lowest(python: str) -> dict[str, Version]:
 
 
 def above(floors: dict[str, Version], installed: dict[str, Version]) -> list[str]:
-  """Returns the packages whose installed version is not their lowest.
+  """Returns the packages that are not installed at their lowest version.
 
-  >>> above({"rich": Version("13.0")}, {"rich": Version("13.0.0")})
+  >>> above({"rich": Version("13.7")}, {"rich": Version("13.7.0")})
   []
   """
-  return [name for name, floor in floors.items() if installed[name] != floor]
+  return [name for name, floor in floors.items() if installed.get(name) != floor]
+
+
+def _installed(names: Iterable[str]) -> dict[str, Version]:
+  """Returns the versions of those packages that this environment has."""
+  found = {}
+  for name in names:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = Version(importlib.metadata.version(name))
+  return found
 
 
 def main() -> int:
@@ -61,11 +72,11 @@ def main() -> int:
   )
   args = parser.parse_args()
   floors = lowest(".".join(platform.python_version_tuple()[:2]))
-  installed = {name: Version(importlib.metadata.version(name)) for name in floors}
+  installed = _installed(floors)
   print(f"Python {platform.python_version()}")
   print(f"{'package':<18} {'lowest':<8} installed")
   for name, floor in floors.items():
-    print(f"{name:<18} {floor!s:<8} {installed[name]}")
+    print(f"{name:<18} {floor!s:<8} {installed.get(name, '-')}")
   if args.lowest and (names := above(floors, installed)):
     print(
         f"Not at their lowest version: {', '.join(names)}. Delete this environment, and run again."

@@ -28,10 +28,12 @@ class VersionsTest(absltest.TestCase):
     expected = {name: str(version) for name, version in versions.lowest("3.11").items()}
     self.assertEqual(dict(rows), expected)
 
-  def test_an_environment_with_one_newer_package_is_not_the_lowest(self):
+  def test_an_environment_with_a_newer_or_missing_package_is_not_the_lowest(self):
     floors = versions.lowest("3.11")
     self.assertEmpty(versions.above(floors, floors))
     self.assertEqual(versions.above(floors, {**floors, "jax": Version("0.10.2")}), ["jax"])
+    missing = {name: version for name, version in floors.items() if name != "bokeh"}
+    self.assertEqual(versions.above(floors, missing), ["bokeh"])
 
   def test_examples(self):
     self.assertEqual(doctest.testmod(versions).failed, 0)

@@ -11,9 +11,12 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import errors
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus.storage import stores
 
 _MOST_STYLED = 50
 _NARROWEST = 8
@@ -48,7 +51,13 @@ def add_command(
 
 
 def add_option(
-    parser: argparse.ArgumentParser, usage: str, help: str, *, otherwise: str = "", **settings: Any
+    parser: argparse.ArgumentParser,
+    usage: str,
+    help: str,
+    *,
+    otherwise: str = "",
+    aliases: Sequence[str] = (),
+    **settings: Any,
 ) -> None:
   """Adds an argument; the help of an option ends with its default, or with "required".
 
@@ -57,6 +66,7 @@ def add_option(
     usage: The name, and a placeholder for its value: `INDEX`, `--steps N`, `--overwrite`.
     help: The description of the argument.
     otherwise: What happens without it, if the default does not show that.
+    aliases: Other names of an option.
     settings: Further arguments of `ArgumentParser.add_argument`; a default that is an int implies
       the type.
   """
@@ -69,7 +79,8 @@ def add_option(
     help += " (required)"
   elif name.startswith("-"):
     help += f" (default: {otherwise or '%(default)s'})"
-  parser.add_argument(name if name.startswith("-") else name.lower(), help=help, **settings)
+  names = (name, *aliases) if name.startswith("-") else (name.lower(),)
+  parser.add_argument(*names, help=help, **settings)
 
 
 def add_run_options(option: Callable[..., None]) -> None:
@@ -82,6 +93,31 @@ def add_run_options(option: Callable[..., None]) -> None:
       "the checkpoint to use",
       otherwise="the one that PATH names, or the latest",
       type=int,
+  )
+
+
+def add_storage_options(option: Callable[..., None]) -> None:
+  """Adds the options that say how object stores are reached; `main` applies them."""
+  option(
+      "--endpoint URL",
+      "server for gs://, s3:// and az:// paths, such as http://localhost:9000",
+      otherwise="the provider's own, or that of the environment",
+  )
+  option("--region NAME", "region of s3:// buckets", otherwise="AWS_REGION, or us-east-1")
+  option(
+      "--anonymous",
+      "read object stores without credentials, as for public buckets",
+      otherwise="the credentials of the environment are used",
+      action="store_true",
+  )
+
+
+def store_options(args: argparse.Namespace) -> stores.StoreOptions:
+  """Returns how object stores are reached, by the options of `add_storage_options`."""
+  from maxtext_olmo.corpus.storage import stores as stores_lib
+
+  return stores_lib.StoreOptions(
+      endpoint=args.endpoint or "", region=args.region or "", anonymous=args.anonymous
   )
 
 

@@ -1,11 +1,15 @@
-"""`maxtext-olmo corpus make`: token files and a mix manifest from text."""
+"""`maxtext-olmo corpus make` and `corpus copy`."""
 
 import argparse
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
+from maxtext_olmo.errors import ConfigError
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus import copy as copy_lib
 
 _DESCRIPTION = """\
 Makes a corpus in OLMo's on-disk format from any text: raw token files, a mix.txt that lists them,
@@ -23,12 +27,37 @@ examples:
   maxtext-olmo corpus make --output data --tokenizer olmo/tokenizer.json wiki=dumps/wiki code=repos/
 """
 
+_COPY_DESCRIPTION = """\
+Copies token files, all or some, from a bucket, a web server or a disk to a disk or a bucket, and
+writes a mix.txt that lists them. The copy keeps the files' paths, so an index of the whole corpus
+has the same fingerprint wherever it lies.
+
+If the command is interrupted, run it again: complete files are not copied again, and on a disk a
+partial one is continued. Every read is checked against the ETag of the object, and every copy
+against its size and, if the index has one, its checksum.
+"""
+
+_COPY_EPILOG = """\
+examples:
+  the first two files of each label, to start with:
+    maxtext-olmo corpus copy OLMo-mix-0925-official.txt --base https://olmo-data.org \\
+        --files-per-label 2 --output /data/olmo
+  all of one label, to a bucket:
+    maxtext-olmo corpus copy olmo-mix-0925.json --label 'wiki*' --output gs://bucket/olmo
+"""
+
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `corpus make`."""
-  group = subparsers.add_parser("corpus", help="make a corpus from text")
+  """Adds `corpus make` and `corpus copy`."""
+  group = subparsers.add_parser("corpus", help="make a corpus from text, or copy one")
+  commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+  _add_make(commands)
+  _add_copy(commands)
+
+
+def _add_make(commands: Any) -> None:
   option = cli.add_command(
-      group.add_subparsers(title="commands", metavar="COMMAND", required=True),
+      commands,
       "make",
       run,
       help="make token files and a mix manifest from text files",
@@ -36,7 +65,12 @@ def add_parser(subparsers: Any) -> None:
       epilog=_EPILOG,
   )
   option("INPUTS", "inputs, as PATH or LABEL=PATH", nargs="+")
-  option("--output DIR", "directory for mix.txt and TOKENIZER/LABEL/part-00000.npy", required=True)
+  option(
+      "--output DIR",
+      "directory or URL for mix.txt and TOKENIZER/LABEL/part-00000.npy",
+      required=True,
+  )
+  cli.add_storage_options(option)
   option(
       "--tokenizer",
       "`bytes` (ids are UTF-8 bytes, EOS is 256), the path of a Hugging Face tokenizer.json or of a"
@@ -77,6 +111,60 @@ def add_parser(subparsers: Any) -> None:
       otherwise="an existing corpus is an error",
       action="store_true",
   )
+
+
+def _add_copy(commands: Any) -> None:
+  option = cli.add_command(
+      commands,
+      "copy",
+      run_copy,
+      help="copy token files from a bucket to a disk or another bucket",
+      description=_COPY_DESCRIPTION,
+      epilog=_COPY_EPILOG,
+  )
+  option("SOURCE", "an index (.json), or a manifest with one `label,path` per line")
+  option("--output PLACE", "directory or URL for the files and mix.txt", required=True)
+  option(
+      "--label LABEL",
+      "copy the files with this label, which may contain `*` and `?`; may be repeated",
+      otherwise="all",
+      action="append",
+      default=[],
+  )
+  option(
+      "--file PATH",
+      "copy the files with this path, which may contain `*` and `?`; may be repeated",
+      otherwise="all",
+      action="append",
+      default=[],
+  )
+  option(
+      "--files-per-label N", "copy only the first N files of each label", otherwise="all", type=int
+  )
+  option(
+      "--base PLACE",
+      "directory or URL to which the paths are relative",
+      otherwise="the base of the index, or the directory of the manifest",
+  )
+  option(
+      "--tokenizer NAME",
+      "value of {TOKENIZER} in a manifest",
+      default="allenai/dolma3-tokenizer",
+  )
+  option(
+      "--sidecars",
+      "also copy the .csv.gz with the names of the documents, where there is one",
+      otherwise="token files only",
+      action="store_true",
+  )
+  option(
+      "--reread",
+      "read every copy again and compare checksums",
+      otherwise="sizes are compared",
+      action="store_true",
+  )
+  option("--workers N", "files to copy at a time", default=8)
+  cli.add_storage_options(option)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,3 +212,78 @@ def _label_and_path(given: str) -> tuple[str, str]:
     return label, path
   name = os.path.basename(os.path.abspath(given))
   return (name if os.path.isdir(given) else name.split(".")[0]), given
+
+
+def run_copy(args: argparse.Namespace) -> int:
+  """Copies files, writes their manifest, and prints the next command."""
+  from maxtext_olmo.corpus import copy as copy_lib
+  from maxtext_olmo.corpus import paths as paths_lib
+  from maxtext_olmo.corpus import urls
+  from maxtext_olmo.corpus.storage import open_storage
+
+  storage = open_storage()
+  files, base, details = _source_files(args, storage)
+  if args.files_per_label is not None and args.files_per_label < 1:
+    raise ConfigError(f"--files-per-label must be at least 1, got {args.files_per_label}.")
+  chosen = copy_lib.select(
+      files, labels=args.label, patterns=args.file, first=args.files_per_label
+  )
+  output = urls.without_secrets(args.output)
+  summary = copy_lib.copy_files(
+      copy_lib.with_sidecars(chosen) if args.sidecars else chosen,
+      base,
+      output,
+      storage,
+      workers=args.workers,
+      reread=args.reread,
+      progress=True,
+  )
+  mix = copy_lib.write_manifest(chosen, output)
+  again = f", {summary.skipped:,} were there already" if summary.skipped else ""
+  print(
+      f"Copied {summary.copied:,} of {len(files):,} files, {summary.bytes:,} bytes{again}.\n"
+      f"Checked: ETag or time of change, and size, of each file; checksums of the index for"
+      f" {summary.checked:,}; read again {summary.reread:,}.\n"
+      f"The manifest is {mix}. Next, build an index:\n"
+      f"  maxtext-olmo index build --mix-file {mix} {details}--output"
+      f" {'index.json' if paths_lib.is_url(output) else os.path.join(output, 'index.json')}"
+  )
+  return 0
+
+
+def _source_files(
+    args: argparse.Namespace, storage: Any
+) -> tuple["list[copy_lib.SourceFile]", str, str]:
+  """Returns the files of an index or a manifest, their base, and options for the next index."""
+  from maxtext_olmo.corpus import copy as copy_lib
+  from maxtext_olmo.corpus import index_builder
+  from maxtext_olmo.corpus import manifest
+  from maxtext_olmo.corpus import paths as paths_lib
+  from maxtext_olmo.corpus import urls
+
+  source = urls.without_secrets(args.source)
+  base = None if args.base is None else paths_lib.absolute(urls.without_secrets(args.base))
+  if source.endswith(".json"):
+    index = index_builder.load_index(source, base=base, storage=storage)
+    files = [
+        copy_lib.SourceFile(
+            entry.path,
+            entry.label,
+            index.expected_size(number),
+            entry.checksum,
+            entry.etag if base is None else None,
+        )
+        for number, entry in enumerate(index.files)
+    ]
+    longest = index.max_target_sequence_length
+    more = f" --max-target-sequence-length {longest}" if longest else ""
+    details = (
+        f"--tokenizer {index.tokenizer} --dtype {index.dtype} --sequence-length"
+        f" {index.sequence_length}{more} "
+    )
+    return files, index.base, details
+  entries = manifest.read_mix(source, tokenizer=args.tokenizer, storage=storage)
+  if base is None:
+    base = paths_lib.absolute(source.rpartition("/")[0] or ".")
+  files = [copy_lib.SourceFile(paths_lib.relative_to(base, e.path), e.label) for e in entries]
+  return files, base, f"--tokenizer {args.tokenizer} --sequence-length 8192 "

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 
@@ -35,6 +36,7 @@ def add_parser(subparsers: Any) -> None:
       ),
   )
   option("INDEX", "the index, a JSON file; also one made by MaxText")
+  cli.add_storage_options(option)
   option("--files", "show a line for each file", otherwise="one per label", action="store_true")
   _add_documents(commands)
 
@@ -46,8 +48,9 @@ def _add_build(commands: Any) -> None:
       run_build,
       help="build the index of the files of a mix",
       description=(
-          "Checks each file of a mix once (a stat and a small read) and writes the index that"
-          " training reads."
+          "Checks each file of a mix once and writes the index that training reads. Local files"
+          " take a stat and a small read; of objects in a store, only sizes and ETags are asked"
+          " for."
       ),
       epilog=_BUILD_EPILOG,
   )
@@ -58,8 +61,10 @@ def _add_build(commands: Any) -> None:
   )
   option(
       "--base DIR",
-      "directory to which the manifest's paths are relative",
+      "directory or URL to which the manifest's paths are relative, such as gs://bucket/olmo;"
+      " MaxText's name for it is --gcs-base",
       otherwise="the directory of the manifest",
+      aliases=("--gcs-base",),
   )
   option(
       "--allow-outside",
@@ -105,7 +110,14 @@ def _add_build(commands: Any) -> None:
       "older index that this mix extends with more files; its held-out split is kept",
       otherwise="the output file, if it exists and the mix extends it",
   )
-  option("--output FILE", "the index to write, a JSON file", required=True)
+  option("--output FILE", "path or URL of the index to write, a JSON file", required=True)
+  option(
+      "--npy-headers",
+      "look for .npy headers in objects of a store, with a small read of each",
+      otherwise="no byte of them is read; headers of local files are always found",
+      action="store_true",
+  )
+  cli.add_storage_options(option)
 
 
 def _add_documents(commands: Any) -> None:
@@ -120,9 +132,9 @@ def _add_documents(commands: Any) -> None:
           " file with the beginning of each document, and its name if there is a boundary file."
       ),
   )
-  option("INDEX", "the index, a JSON file")
+  option("INDEX", "path or URL of the index, a JSON file")
   option("--eos-id ID", "the token that ends a document", required=True, type=int)
-  option("--output FILE", "the document index to write", otherwise="INDEX.documents")
+  option("--output FILE", "path or URL of the document index", otherwise="INDEX.documents")
   option(
       "--hashes",
       "store a hash of each document's tokens, for olmo_exclude; reads all tokens once more",
@@ -130,6 +142,7 @@ def _add_documents(commands: Any) -> None:
       action="store_true",
   )
   option("--workers N", "threads that read files", otherwise="one per core", type=int)
+  cli.add_storage_options(option)
   option(
       "--verify",
       "check the whole existing document index instead of making one",
@@ -143,13 +156,14 @@ def run_build(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import manifest as manifest_lib
   from maxtext_olmo.corpus import paths
+  from maxtext_olmo.corpus.storage import open_storage
   from maxtext_olmo.loader import olmo_core_import
 
   _check_directory(args.output)  # Fail now rather than after an hour of checksums.
   if os.path.isdir(args.output):
     raise CorpusError(f"The output {args.output} is a directory. Give a file, such as index.json.")
   entries = manifest_lib.read_mix(args.mix_file, tokenizer=args.tokenizer)
-  base = paths.absolute(args.base or os.path.dirname(os.path.abspath(args.mix_file)))
+  base = paths.absolute(args.base or os.path.dirname(paths.absolute(args.mix_file)))
   if not args.allow_outside:
     manifest_lib.check_inside(entries, args.mix_file, base)
   if args.source_permutation_seed is not None:
@@ -165,6 +179,7 @@ def run_build(args: argparse.Namespace) -> int:
       workers=args.workers,
       progress=True,
       extends=None if args.extends is None else index_lib.load_index(args.extends),
+      npy_headers=args.npy_headers,
   )
   if not index.total_instances:
     longest = max(entry.n_tokens for entry in index.files)
@@ -173,7 +188,7 @@ def run_build(args: argparse.Namespace) -> int:
         f" {args.max_target_sequence_length or args.sequence_length} tokens, but the longest file"
         f" has {longest}. Choose a shorter --sequence-length."
     )
-  if not args.extends and os.path.exists(args.output):
+  if not args.extends and open_storage().exists(args.output):
     try:
       index = index_lib.keep_split(index, index_lib.load_index(args.output))
     except CorpusError as error:
@@ -205,7 +220,7 @@ def run_documents(args: argparse.Namespace) -> int:
 
   from maxtext_olmo.corpus import documents as documents_lib
   from maxtext_olmo.corpus import index_builder as index_lib
-  from maxtext_olmo.corpus.storage import LocalStorage
+  from maxtext_olmo.corpus.storage import open_storage
 
   index = index_lib.load_index(args.index)
   path = args.output or documents_lib.default_path(args.index)
@@ -229,11 +244,13 @@ def run_documents(args: argparse.Namespace) -> int:
   named = documents.names.named if documents.names else 0
   print(f"{named:,} documents have a name; {'with' if documents.hashes else 'without'} hashes.")
   done = "is whole" if args.verify else "is written"
-  print(f"{path} {done}: {LocalStorage().size(path):,} bytes.")
+  print(f"{path} {done}: {open_storage().size(path):,} bytes.")
   return 0
 
 
 def _check_directory(output: str) -> None:
+  if urls.is_url(output):
+    return
   directory = os.path.dirname(os.path.abspath(output))
   if not os.path.isdir(directory):
     raise MissingFileError(f"The directory of --output, {directory}, does not exist. Create it.")
@@ -245,7 +262,8 @@ def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
   from maxtext_olmo.corpus.token_files import TokenFiles
 
   files = TokenFiles.of_index(index)
-  largest = sorted(range(len(index.files)), key=lambda i: -index.files[i].n_tokens)[:4]
+  local = [i for i, path in enumerate(files.paths) if not urls.is_url(path)]
+  largest = sorted(local, key=lambda i: -index.files[i].n_tokens)[:4]
   for file_id in largest:
     if other := verify.likelier_dtype(index, files, file_id):
       sys.stderr.write(

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 
 import maxtext_olmo
 from maxtext_olmo import cli
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import MaxtextOlmoError
 
 COMMANDS = (
     "corpus",
     "index",
     "verify",
+    "storage",
     "plan",
     "report",
     "train",
@@ -54,11 +57,15 @@ From text to a training run:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command; prints errors that the user can fix as one line on stderr."""
   argv = list(sys.argv[1:] if argv is None else argv)
+  # Whatever repeats an argument, as messages do, must not repeat the credentials in a URL.
+  argv = [urls.clean_text(word) for word in argv]
   parser = make_parser()
   own, rest = _split_arguments(argv)
   args = parser.parse_args(own)
   args.argv, args.rest = argv, rest
   try:
+    if getattr(args, "anonymous", None) is not None:
+      stores.use_by_default(cli.store_options(args))
     return args.run(args)
   except BrokenPipeError:  # The reader of our output, such as `head`, has exited.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

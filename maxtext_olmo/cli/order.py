@@ -166,7 +166,7 @@ def run_stats(args: argparse.Namespace) -> int:
 def _read_json(path: str) -> Any:
   from maxtext_olmo.corpus import storage
 
-  text = storage.LocalStorage().read(path)
+  text = storage.open_storage().read(path)
   try:
     return json.loads(text)
   except (ValueError, RecursionError) as error:

@@ -37,7 +37,9 @@ def add_parser(subparsers: Any) -> None:
       otherwise="not checked",
       type=int,
   )
-  option("--base DIR", "directory of the token files", otherwise="the base stored in the index")
+  option(
+      "--base DIR", "directory or URL of the token files", otherwise="the base stored in the index"
+  )
   option(
       "--path-remap FROM TO",
       "replace FROM at the beginning of full paths with TO; may be repeated",
@@ -46,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
       action="append",
       default=[],
   )
+  cli.add_storage_options(option)
   option("--workers N", "threads that read files", otherwise="one per core", type=int)
 
 

@@ -52,6 +52,7 @@ from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.corpus.token_files import TokenFiles
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -157,15 +158,16 @@ def build_documents(
 
   Args:
     index: Index of the corpus.
-    path: Local path of the sidecar file, which is written atomically.
+    path: Path or URL of the sidecar file, which is written atomically.
     eos_id: Token that ends a document.
     hashes: Whether to store a hash of each document's tokens; reads all tokens once more.
     path_remap: prefix → replacement, for paths that begin differently on this machine.
     workers: Number of threads that read files; one per core by default.
     progress: Whether to show a progress bar.
-    storage: Storage that holds the token files and boundary files; local files by default.
+    storage: Storage that holds the token files and boundary files; `open_storage()` by
+      default.
   """
-  path = os.fspath(path)
+  path = urls.without_secrets(path)
   if eos_id < 0 or eos_id > np.iinfo(index.token_dtype).max:
     raise ConfigError(
         f"The EOS {eos_id} is not a valid {index.dtype} token id. Set olmo_eos_id to the id of the"
@@ -173,7 +175,8 @@ def build_documents(
     )
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
   total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
-  directory = os.path.dirname(path) or "."
+  # For a document index in a store, the parts are collected where temporary files are.
+  directory = None if urls.is_url(path) else os.path.dirname(path) or "."
   with contextlib.ExitStack() as stack:
     with atomic.write_errors(path):
       folder = stack.enter_context(
@@ -254,7 +257,7 @@ def _assemble(
   offsets = np.concatenate([[0], np.cumsum(counts)]).astype("<i8")
   tokens = 0
   named = sum(one.named for one in found)
-  with atomic.atomic_writer(path) as file:
+  with writing.open_output(path) as file:
     file.write(b" " * HEADER_BYTES)
     put, checksum = _checked_writer(file)
     put(offsets)

@@ -265,6 +265,16 @@ def compute_fingerprint(
   return fingerprint
 
 
+def maxtext_fingerprint(index: OlmoNpyIndex) -> str:
+  """Returns the fingerprint that MaxText would compute, to detect damage."""
+  fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
+  for entry in index.files:
+    fields += [entry.path, str(entry.n_tokens)]
+  # File names that are not valid UTF-8 contain lone surrogates here.
+  text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
+  return "sha256:" + hashlib.sha256(text).hexdigest()
+
+
 def split_belongs(index: OlmoNpyIndex) -> bool:
   """Returns whether the split key belongs to this corpus or to one that it extends."""
   return any(

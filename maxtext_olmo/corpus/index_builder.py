@@ -6,28 +6,29 @@ full paths but neither sizes nor data offsets. Only format 2 is written.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from maxtext_olmo import atomic
 from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import scan_objects
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.index import INDEX_FORMAT_VERSION
 from maxtext_olmo.corpus.index import OlmoNpyFileEntry
 from maxtext_olmo.corpus.index import OlmoNpyIndex as OlmoNpyIndex
 from maxtext_olmo.corpus.index import check_lengths
 from maxtext_olmo.corpus.index import make_index
+from maxtext_olmo.corpus.index import maxtext_fingerprint
 from maxtext_olmo.corpus.index import split_belongs
 from maxtext_olmo.corpus.index_changes import keep_split as keep_split
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -51,6 +52,7 @@ def build_index(
     progress: bool = False,
     extends: OlmoNpyIndex | None = None,
     storage: Storage | None = None,
+    npy_headers: bool = False,
 ) -> OlmoNpyIndex:
   """Scans every file once and builds the index of a corpus.
 
@@ -75,7 +77,9 @@ def build_index(
     workers: Number of threads that scan files.
     progress: Whether to show a progress bar.
     extends: Older index that this corpus extends; its held-out split is kept.
-    storage: Storage that holds the files; local files by default.
+    storage: Storage that holds the files; `open_storage()` by default.
+    npy_headers: Whether to look for `.npy` headers in objects of a store, with a small read of
+      each; otherwise no byte of them is read. Headers of local files are always found.
 
   Raises:
     CorpusError: A file is missing or damaged, or the corpus does not extend `extends`.
@@ -98,7 +102,10 @@ def build_index(
   if header_reader is not None:
     dtype, infos = _infos_from_reader(header_reader, names, full, storage, workers)
   else:
-    infos = scan.scan_files(full, token_dtype(dtype), storage, workers=workers, progress=progress)
+    settings: dict[str, Any] = {"workers": workers, "progress": progress}
+    wanted = token_dtype(dtype)
+    known = scan_objects.scan_objects(full, wanted, storage, npy_headers=npy_headers, **settings)
+    infos = scan.scan_files(full, wanted, storage, known=known, **settings)
   sums: Sequence[str | None] = [None] * len(full)
   if checksums is not None:
     sizes = [info.size_bytes for info in infos]
@@ -114,6 +121,7 @@ def build_index(
           size_bytes=info.size_bytes,
           data_offset=info.data_offset,
           checksum=checksum,
+          etag=info.etag,
       )
       for path, (_, label), info, checksum in zip(full, given, infos, sums)
   ]
@@ -162,7 +170,7 @@ def _infos_from_reader(
 
 def save_index(index: OlmoNpyIndex, path: str | os.PathLike[str]) -> None:
   """Writes an index file atomically."""
-  atomic.write_atomically(path, dump_index(index))
+  writing.write_file(path, dump_index(index))
 
 
 def dump_index(index: OlmoNpyIndex) -> str:
@@ -227,7 +235,7 @@ def parse_index(
   try:
     if version == INDEX_FORMAT_VERSION:
       index = _load_own(name, values)
-      return index if base is None else dataclasses.replace(index, base=base)
+      return index if base is None else _with_base(index, base)
     if version == "1":
       return _load_maxtext(name, values, base, storage or open_storage())
   except ConfigError as error:  # Values that no index can have.
@@ -272,13 +280,21 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
   return index
 
 
+def _with_base(index: OlmoNpyIndex, base: str) -> OlmoNpyIndex:
+  """Returns the index of a corpus that has moved; ETags are those of the place it came from."""
+  files = index.files
+  if base != index.base and any(entry.etag for entry in files):
+    files = tuple(dataclasses.replace(entry, etag=None) for entry in files)
+  return dataclasses.replace(index, base=base, files=files)
+
+
 def _load_maxtext(
     name: str, values: dict[str, Any], base: str | None, storage: Storage
 ) -> OlmoNpyIndex:
   """Reads MaxText's format, which has full paths and token counts only."""
   raw = _parse(name, values)
   entries = raw.files
-  expected = _maxtext_fingerprint(raw)
+  expected = maxtext_fingerprint(raw)
   if raw.fingerprint != expected:
     raise CorpusError(_fingerprint_differs(name, raw.fingerprint, expected))
 
@@ -377,13 +393,3 @@ def _fingerprint_differs(name: str, found: str, expected: str) -> str:
       f"The index {name} is damaged or was edited by hand: its content has the fingerprint"
       f" {expected}, but it says {found}. {_REBUILD}"
   )
-
-
-def _maxtext_fingerprint(index: OlmoNpyIndex) -> str:
-  """Returns the fingerprint that MaxText would compute, to detect damage."""
-  fields = ["1", str(index.sequence_length), index.dtype, index.tokenizer]
-  for entry in index.files:
-    fields += [entry.path, str(entry.n_tokens)]
-  # File names that are not valid UTF-8 contain lone surrogates here.
-  text = "".join(field + "\0" for field in fields).encode(errors="surrogatepass")
-  return "sha256:" + hashlib.sha256(text).hexdigest()

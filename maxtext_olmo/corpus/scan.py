@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,11 +35,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileInfo:
-  """The size and the token count of a token file."""
+  """The size and the token count of a token file, and the ETag of an object."""
 
   size_bytes: int
   data_offset: int
   n_tokens: int
+  etag: str | None = None
 
 
 def map_files(
@@ -148,12 +149,22 @@ def scan_files(
     *,
     workers: int | None,
     progress: bool,
+    known: Mapping[str, FileInfo] | None = None,
 ) -> list[FileInfo]:
-  """Scans all files, in order; raises one error for all files that cannot be used."""
+  """Scans all files, in order; raises one error for all files that cannot be used.
+
+  Args:
+    full_paths: Paths of the files.
+    dtype: Dtype of their tokens.
+    storage: Storage that holds them.
+    workers: Number of threads.
+    progress: Whether to show a progress bar.
+    known: Files that need not be scanned, by path.
+  """
   with progress_bar("Scanning files", len(full_paths), enabled=progress) as advance:
 
     def scan(i: int) -> FileInfo:
-      info = scan_file(full_paths[i], dtype, storage)
+      info = (known or {}).get(full_paths[i]) or scan_file(full_paths[i], dtype, storage)
       advance(1)
       return info
 

@@ -73,6 +73,13 @@ class TokenFiles:
     start = int(self.data_offsets[source]) + first * self.dtype.itemsize
     return start, start + count * self.dtype.itemsize
 
+  def ranges(
+      self, sources: np.ndarray, firsts: np.ndarray, counts: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the offsets and sizes in bytes of ranges of tokens (int64)."""
+    width = self.dtype.itemsize
+    return self.data_offsets[sources] + firsts * width, counts.astype(np.int64) * width
+
   def where(self, source: int, token: int) -> str:
     """Returns the file and the byte offset of a token, for messages."""
     return f"{self.paths[source]}, byte {self.byte_range(source, token, 1)[0]}"

@@ -32,6 +32,9 @@ import numpy as np
 from maxtext_olmo import atomic
 from maxtext_olmo.corpus import boundaries
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MaxtextOlmoError
@@ -96,22 +99,23 @@ def make_corpus(
 
   Args:
     documents: label → texts, which are read once and in order; empty texts are skipped and counted.
-    out_dir: Directory of the corpus; created if it is missing.
+    out_dir: Directory of the corpus, created if it is missing; or a URL, for which all files are
+      first written to a temporary directory.
     tokenizer: Tokenizer of the texts.
     tokens_per_file: Number of tokens after which a file ends, with the document that reaches it.
     overwrite: Whether to replace an existing corpus once the new one is complete.
     progress: Whether to show a progress bar.
   """
-  out_dir = os.fspath(out_dir)
+  out_dir = urls.without_secrets(out_dir)
+  if urls.is_url(out_dir):
+    settings = {"tokens_per_file": tokens_per_file, "progress": progress}
+    return _make_in_store(documents, out_dir.rstrip("/"), tokenizer, overwrite, settings)
   _check_names(documents, tokenizer.name)
   if tokens_per_file < 1:
     raise ConfigError(f"tokens_per_file must be positive, got {tokens_per_file}.")
   mix_file = os.path.join(out_dir, "mix.txt")
   if os.path.exists(mix_file) and not overwrite:
-    raise ConfigError(
-        f"{out_dir} already contains a corpus (it has a mix.txt). Choose another directory, or"
-        " overwrite it (--overwrite)."
-    )
+    raise _exists_already(out_dir)
   dtype = tokenizer_lib.dtype_for(tokenizer.vocab_size)
   counts = _Counts()
   lines: list[str] = []
@@ -142,6 +146,31 @@ def make_corpus(
       empty_documents=counts.empty,
       tokens=counts.tokens,
   )
+
+
+def _exists_already(out_dir: str) -> ConfigError:
+  message = f"{out_dir} already contains a corpus (it has a mix.txt). Choose another directory, or"
+  return ConfigError(f"{message} overwrite it (--overwrite).")
+
+
+def _make_in_store(
+    documents: Mapping[str, Iterable[str | TextDocument]],
+    out_dir: str,
+    tokenizer: tokenizer_lib.Tokenizer,
+    overwrite: bool,
+    settings: dict[str, Any],
+) -> CorpusSummary:
+  """Makes a corpus in a temporary directory and sends it to a store, its manifest last."""
+  mix_file = f"{out_dir}/mix.txt"
+  if open_storage().exists(mix_file) and not overwrite:
+    raise _exists_already(out_dir)
+  with tempfile.TemporaryDirectory(prefix="maxtext_olmo_") as folder:
+    summary = make_corpus(documents, folder, tokenizer, **settings)
+    writing.remove(mix_file)  # It never describes old and new files.
+    paths = [os.path.join(inside, name) for inside, _, names in os.walk(folder) for name in names]
+    for path in sorted(paths, key=lambda path: (path == summary.mix_file, path)):
+      writing.upload(path, f"{out_dir}/{os.path.relpath(path, folder)}")
+  return dataclasses.replace(summary, mix_file=mix_file)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,11 @@ from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import prefetch as prefetch_lib
+from maxtext_olmo.rows import spool_filler
 from maxtext_olmo.rows import steps
+
+# Steps that the read-ahead of a worker process reads by itself, at first.
+_READ_AHEAD_BY_WORKER = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Delivery:
     expanders: For each batch size, what expands compact batches on the devices.
     prefetch: How many batches are made in advance.
     metrics: Counts the cost of each batch.
+    fill_spool: Whether a spool, if there is one, is filled with what later steps will read.
   """
 
   def __init__(
@@ -63,8 +68,11 @@ class Delivery:
       expanders: Mapping[int, expand.Expander],
       prefetch: Prefetch,
       metrics: metrics_lib.Metrics,
+      fill_spool: bool = False,
   ):
     self._dataset = dataset
+    self._step = start.step
+    self._filler: spool_filler.SpoolFiller | None = None
     self._batches = prefetch_lib.PrefetchedIterator(
         dataset,
         prefetch.workers,
@@ -75,6 +83,10 @@ class Delivery:
       self._batches.start_prefetch()
       sender = _Sender(self._batches, start, expanders, metrics)
       self._sent = prefetch_lib.Prefetcher(sender.send, prefetch.on_device)
+      if fill_spool:
+        self._filler = spool_filler.SpoolFiller.start(
+            dataset, start.step, prefetch.workers * (prefetch.per_worker + _READ_AHEAD_BY_WORKER)
+        )
     except BaseException:
       self._batches.close()
       dataset.close()
@@ -87,10 +99,24 @@ class Delivery:
 
   def take(self) -> dict[str, jax.Array]:
     """Returns the global batch of the next step; raises StopIteration at the end of the stream."""
-    return self._sent.take()()
+    batch = self._sent.take()()
+    self._step += 1
+    if self._filler is not None:
+      self._filler.advance(self._step)
+    return batch
+
+  def metrics(self) -> dict[str, float]:
+    """Returns the number of batches that are ready, and how far the spool is filled."""
+    found: dict[str, float] = {"queue_depth": self.ready}
+    if self._filler is not None:
+      found["spool_depth_steps"] = self._filler.depth_steps
+      found["spool_depth_seconds"] = self._filler.depth_seconds
+    return found
 
   def close(self, wait: bool = True) -> None:
     """Stops the threads and workers."""
+    if self._filler is not None:
+      self._filler.close(wait=wait)
     # Stop the batches first: the sending thread may be waiting for the next one.
     self._batches.close(wait=wait)
     self._sent.close(wait=wait)

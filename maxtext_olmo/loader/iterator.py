@@ -7,6 +7,7 @@ depend on workers or threads.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import delivery as delivery_lib
 from maxtext_olmo.loader import restart as restart_lib
 from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.loader import storage_metrics
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import status
 from maxtext_olmo.order import timeline
@@ -95,6 +97,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     }
     self._delivery: delivery_lib.Delivery | None = None
     self._metrics = metrics_lib.Metrics()
+    self._storage = getattr(getattr(reader, "files", None), "storage", None)
+    self._metrics.watch_store(functools.partial(storage_metrics.describe_store, self._storage))
     # Threads may share the iterator: each batch goes to one of them, and a state is never between
     # two steps.
     self._lock = threading.RLock()
@@ -137,7 +141,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds per activity (wait, order, read, …), bytes, and reads."""
     delivery = self._delivery
-    return {**self._metrics.snapshot(), "queue_depth": 0 if delivery is None else delivery.ready}
+    return {
+        **self._metrics.snapshot(),
+        **({} if delivery is None else delivery.metrics()),
+        **storage_metrics.storage_metrics(self._storage),
+    }
 
   def __len__(self) -> int:
     """Returns the number of steps from where this iterator began to the end of the stream.
@@ -328,7 +336,12 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       if len(dataset):
         start.stream.prepare(start.schedule.start(start.step))
       self._delivery = delivery_lib.Delivery(
-          dataset, start, self._expanders, self._prefetch, self._metrics
+          dataset,
+          start,
+          self._expanders,
+          self._prefetch,
+          self._metrics,
+          fill_spool=not self._restart_on_iter,  # An evaluation may end before its data does.
       )
 
   def close(self) -> None:

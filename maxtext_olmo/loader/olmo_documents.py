@@ -8,7 +8,6 @@ stream through `make_grain_llm_iterator`, as Grain packs them.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import jax
@@ -32,7 +31,6 @@ from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture as mixture_rows
 from maxtext_olmo.rows import planned
-from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 
@@ -50,7 +48,7 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
       options,
       global_mesh,
       stream.source,
-      reader_lib.FileReader(source.files),
+      wiring.token_reader(options, source.files),
       stream,
       index=source.index,
   )
@@ -65,7 +63,7 @@ def make_documents_eval_iterator(
   packing = options.olmo_packing if options.random_access_documents else "planned"
   options = options.replace(olmo_packing=packing, olmo_mixture={})
   stream = _stream(options, source, "sequential", 1)
-  reader = reader_lib.FileReader(source.files)
+  reader = wiring.token_reader(options, source.files)
   return wiring.eval_iterator(
       options, global_mesh, stream.source, reader, stream, index=source.index
   )
@@ -87,10 +85,15 @@ def open_documents(
   path = documents_path or documents_lib.default_path(index_path)
 
   def build() -> None:
-    if not os.path.exists(path):
+    if not storage.exists(path):
       logging.info("Finding the documents of %s; the result is kept in %s", index_path, path)
       documents_lib.build_documents(
-          index, path, options.olmo_eos_id, path_remap=options.path_remap, progress=True
+          index,
+          path,
+          options.olmo_eos_id,
+          path_remap=options.path_remap,
+          progress=True,
+          storage=storage,
       )
 
   collectives.from_process_0(build, "finding the documents")
@@ -115,8 +118,10 @@ def _open_index(
     path: str, options: config_lib.Options
 ) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
   """Loads an index, and returns it with the storage that checked the sizes of its files."""
-  index = index_lib.load_index(path)
-  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
+  storage = storage_lib.open_storage(
+      options.store_options, max_open_files=options.olmo_max_open_files or None
+  )
+  index = index_lib.load_index(path, storage=storage)
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
   return index, storage
 

@@ -282,7 +282,9 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
   Returns:
     The index, and the storage that checked its files and refuses a file that is replaced later.
   """
-  storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
+  storage = storage_lib.open_storage(
+      options.store_options, max_open_files=options.olmo_max_open_files or None
+  )
   return _open(path, options, storage), storage
 
 
@@ -320,9 +322,8 @@ def _rows(
 def _reader(
     index: index_lib.OlmoNpyIndex, options: config_lib.Options, storage: storage_lib.Storage
 ) -> reader.FileReader:
-  return reader.FileReader(
-      token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
-  )
+  files = token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
+  return wiring.token_reader(options, files)
 
 
 def _say_left_out(index: index_lib.OlmoNpyIndex, stream: stream_lib.Stream) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import uuid
 
 from etils import epath
@@ -28,9 +27,9 @@ def read(path: epath.Path, largest: int = _LARGEST) -> bytes:
     OSError: The file is missing, too large, or not a regular file (a pipe may never end).
   """
   path = epath.Path(path)
-  # For `epath`, everything that is not a directory is a file.
+  # For `epath`, a pipe is a file, and in some versions so is a broken link.
   local = "://" not in os.fspath(path)
-  if not path.is_file() or (local and not stat.S_ISREG(os.stat(path).st_mode)):
+  if not (os.path.isfile(path) if local else path.is_file()):
     raise OSError("it is missing, or not a regular file")
   size = path.stat().length
   if size > largest:

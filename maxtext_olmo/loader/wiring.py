@@ -17,6 +17,9 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import joined as joined_lib
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus.storage import spool as spool_lib
+from maxtext_olmo.corpus.storage import spooled
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.loader import announce
@@ -218,6 +221,20 @@ def _exclusions(
       len(exclusions.firsts),
   )
   return exclusions
+
+
+def token_reader(
+    options: config_lib.Options, files: token_files.TokenFiles
+) -> reader_lib.FileReader:
+  """Returns a reader of token files, through a spool if the options name one."""
+  if options.olmo_spool_dir:
+    if files.storage.wants_concurrency(files.paths):
+      spool = spool_lib.Spool(options.olmo_spool_dir, int(options.olmo_spool_gib * 2**30))
+      storage = spooled.SpooledStorage(files.storage, spool)
+      files = dataclasses.replace(files, storage=storage)
+    else:
+      logging.info("olmo_spool_dir is not used: all token files are local.")
+  return reader_lib.FileReader(files)
 
 
 def _prefetch(options: config_lib.Options) -> delivery.Prefetch:

@@ -34,12 +34,12 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from maxtext_olmo import atomic
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.order import base
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import feistel
@@ -81,7 +81,7 @@ def write_bits(
   header = _HEADER.pack(
       _MAGIC, _FORMAT, count, int(clear.sum()), digest.digest(), _sha256(fingerprint), _ZEROS
   )
-  with atomic.atomic_writer(path) as file:
+  with writing.open_output(path) as file:
     file.write(header)
     file.write(bits.tobytes())
     file.write(table.tobytes())

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from absl import logging
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -212,9 +212,9 @@ class Provenance:
   @functools.cached_property
   def documents(self) -> documents_lib.DocumentIndex | None:
     """The document index; None if there is none for this corpus."""
-    if not os.path.exists(self.documents_path):
-      return None
     try:
+      if not self.documents_path or not open_storage().exists(self.documents_path):
+        return None
       return documents_lib.load_documents(self.documents_path, self.documented or self.index)
     except errors.CorpusError as error:
       logging.warning("Documents cannot be named: %s", error)

@@ -5,6 +5,8 @@ Masks are read with the same parts as tokens, and sent to the devices as one bit
 
 from __future__ import annotations
 
+import concurrent.futures
+
 import numpy as np
 
 from maxtext_olmo import errors
@@ -16,6 +18,7 @@ from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 
 _CHECKS = reader_lib.Checks(pad_id=0)
+_MAX_CHECKS = 32  # Sizes of remote files that are requested at once.
 
 
 class MaskReader:
@@ -25,6 +28,9 @@ class MaskReader:
     files: Token files.
     reader: Reader of the mask files.
     pool: Pool of buffers.
+
+  Attributes:
+    reader: Reader of the mask files.
   """
 
   def __init__(
@@ -34,7 +40,7 @@ class MaskReader:
       pool: buffers.BufferPool,
   ):
     self._files = files
-    self._reader = reader
+    self.reader = reader
     self._pool = pool
     self._checked: frozenset[int] = frozenset()
 
@@ -54,19 +60,34 @@ class MaskReader:
       )
     return cls(reader.files, reader_lib.mask_reader(reader.files, source.mask_paths), pool)
 
-  def read(self, parts: parts_lib.Parts, shape: tuple[int, int]) -> np.ndarray:
-    """Returns the masks of rows as 32-bit words (rows, words)."""
+  def read(
+      self, parts: parts_lib.Parts, shape: tuple[int, int], masks: np.ndarray | None = None
+  ) -> np.ndarray:
+    """Returns the masks of rows as 32-bit words (rows, words).
+
+    Args:
+      parts: Parts of the rows.
+      shape: Shape of the batch's tokens.
+      masks: Masks that have been read already, without their padding; None reads them.
+    """
     new = frozenset(np.unique(parts.source).tolist()) - self._checked
-    for source in new:
-      self._check_size(source)
+    if len(new) > 1 and self.reader.wants_concurrency:
+      with concurrent.futures.ThreadPoolExecutor(min(len(new), _MAX_CHECKS)) as pool:
+        list(pool.map(self._check_size, sorted(new)))
+    else:
+      for source in new:
+        self._check_size(source)
     self._checked |= new
-    masks = self._pool.take(shape, np.uint8)
-    self._reader.read(parts, masks, _CHECKS)
+    if masks is None:
+      masks = self._pool.take(shape, np.uint8)
+      self.reader.read(parts, masks, _CHECKS)
+    else:
+      self.reader.check(parts, masks, _CHECKS)
     return segments.pack_bits(masks != 0)
 
   def _check_size(self, source: int) -> None:
     """Raises CorpusError unless a mask has a byte for each token of its file."""
-    files, path = self._files, self._reader.files.paths[source]
+    files, path = self._files, self.reader.files.paths[source]
     size = files.storage.size(files.paths[source]) - int(files.data_offsets[source])
     expected, found = size // files.dtype.itemsize, files.storage.size(path)
     if found != expected:

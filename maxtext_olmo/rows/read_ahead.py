@@ -6,8 +6,10 @@ steps are known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
-A storage that wants concurrency is read ahead from the first step, a local file system after two
-slow batches.
+An object store is read ahead from the first step. Its storage reads the parts of a step in parallel
+by itself, so a step is one call, and as many steps are ahead as are needed to hide the time that a
+step takes to arrive from a trainer of the observed pace. A local file system is read ahead after
+two slow batches, with a call per part.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import itertools
+import math
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,6 +31,7 @@ from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 
 _STEPS_AHEAD = 4
+_MAX_STEPS_AHEAD = 32
 _MAX_THREADS = 256
 _MAX_BYTES_AHEAD = 1 << 28
 # A local batch that takes longer than this, and waits for at least half of its parts, is slow.
@@ -57,6 +62,7 @@ class ReadAhead:
 
   Attributes:
     holds_batches: Whether coming batches may be in memory; `close` frees them.
+    frontier: The last step whose reads have been started; -1 before the first.
   """
 
   def __init__(
@@ -66,29 +72,32 @@ class ReadAhead:
   ):
     self._reader = reader
     self._prepare = prepare
+    self._parallel_fill = reader.wants_concurrency
+    self._distance = _Distance()
     self._lock = threading.Lock()
     self._pending: dict[int, PendingBatch] = {}
     self._recent: collections.deque[int] = collections.deque(maxlen=4)
     self._pool: concurrent.futures.ThreadPoolExecutor | None = None
     self.holds_batches = False
+    self.frontier = -1
 
   def take(self, step: int) -> np.ndarray:
     """Returns the array of a step once it has been read; starts the reads of coming steps."""
     with self._lock:
       self.holds_batches = True
       self._recent.append(step)
-      batch = self._pending.pop(step, None) or self._start(step)
-      stride = self._stride()
-      for other in [s for s in self._pending if not step - 8 * stride <= s <= step + 16 * stride]:
-        del self._pending[other]  # The caller has jumped to other steps.
-      held = sum(pending.out.nbytes for pending in self._pending.values())
-      for coming in range(step + stride, step + (_STEPS_AHEAD + 1) * stride, stride):
-        if coming in self._pending or held + batch.out.nbytes > _MAX_BYTES_AHEAD:
-          continue
-        pending = self._start(coming)
-        held += pending.out.nbytes
-        self._pending[coming] = pending
+      batch = self._pending.pop(step, None)
+      was_pending = batch is not None
+      batch = batch or self._start(step)
+      self._distance.taken(step // self._stride())
+      if was_pending or not self._parallel_fill:
+        self._start_coming(step, batch.out.nbytes)
     batch.wait()
+    if not was_pending and self._parallel_fill:
+      # At the start and after a jump, requests of later steps would only delay those of this one.
+      with self._lock:
+        if len(self._recent) > 1:  # Otherwise it is not known which steps will be requested.
+          self._start_coming(step, batch.out.nbytes)
     return batch.out
 
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -101,23 +110,86 @@ class ReadAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = None
 
+  def _start_coming(self, step: int, nbytes: int) -> None:
+    """Starts the reads of the steps after `step`, as far as memory allows."""
+    if not self.holds_batches:
+      return  # Closed meanwhile.
+    stride = self._stride()
+    ahead = self._distance.steps if self._parallel_fill else _STEPS_AHEAD
+    reach = max(16, _MAX_STEPS_AHEAD) * stride
+    for other in [s for s in self._pending if not step - 8 * stride <= s <= step + reach]:
+      del self._pending[other]  # The caller has jumped to other steps.
+    held = sum(pending.out.nbytes for pending in self._pending.values())
+    for coming in range(step + stride, step + (ahead + 1) * stride, stride):
+      if coming in self._pending:
+        continue
+      if held + nbytes > _MAX_BYTES_AHEAD:
+        break
+      pending = self._start(coming)
+      held += pending.out.nbytes
+      self._pending[coming] = pending
+
   def _start(self, step: int) -> PendingBatch:
     prepared = self._prepare(step)
     if prepared is None:
       nothing = parts_lib.Parts.of_rows([])
       return PendingBatch(nothing, np.zeros((0, 0), np.uint8), [])
+    self.frontier = max(self.frontier, step)
     parts, out = prepared
-    if self._pool is None:
-      self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, "olmo-read")
     fill = self._reader.filler(parts, out)
+    if self._pool is None:
+      threads = 2 * _MAX_STEPS_AHEAD if self._parallel_fill else _MAX_THREADS
+      self._pool = concurrent.futures.ThreadPoolExecutor(threads, "olmo-read")
     pool = self._pool
-    reads = [pool.submit(fill, slice(i, i + 1)) for i in range(len(parts.source))]
+    if self._parallel_fill:
+      reads = [pool.submit(self._distance.measure, fill)] if len(parts.source) else []
+    else:
+      reads = [pool.submit(fill, slice(i, i + 1)) for i in range(len(parts.source))]
     return PendingBatch(parts, out, reads)
 
   def _stride(self) -> int:
     """Returns the distance between requested steps: a worker process makes every n-th one."""
     recent = sorted(set(self._recent))
     return min((b - a for a, b in itertools.pairwise(recent)), default=1)
+
+
+class _Distance:
+  """Decides how many steps to read ahead: as many as are taken while one of them arrives.
+
+  If the trainer is faster than the store, its pace is that of the reads, and the distance grows
+  until it is not.
+
+  Attributes:
+    steps: The number of steps.
+  """
+
+  def __init__(self) -> None:
+    self.steps = _STEPS_AHEAD
+    self._last: tuple[int, float] | None = None
+    self._interval = 0.0  # Seconds between two steps that are taken.
+    self._latency = 0.0  # Seconds that reading a step takes.
+
+  def taken(self, number: int) -> None:
+    """Records that a batch is taken, and updates `steps`."""
+    now = time.perf_counter()
+    if self._last is not None and number > self._last[0]:
+      interval = (now - self._last[1]) / (number - self._last[0])
+      self._interval = _mean(self._interval, interval)
+      if self._latency and self._interval:
+        wanted = math.ceil(1.5 * self._latency / self._interval) + 1
+        self.steps = min(_MAX_STEPS_AHEAD, max(2, min(wanted, self.steps + 1)))
+    self._last = (number, now)
+
+  def measure(self, fill: Callable[[slice], None]) -> None:
+    """Reads a step, and records how long that takes."""
+    began = time.perf_counter()
+    fill(slice(None))
+    self._latency = _mean(self._latency, time.perf_counter() - began)
+
+
+def _mean(mean: float, value: float) -> float:
+  """Returns a moving mean over about 8 values."""
+  return mean + (value - mean) / 8 if mean else value
 
 
 class LocalReads:

@@ -119,9 +119,8 @@ class FileReader:
     """Returns a function that reads some of the parts through the storage."""
     width, length = out.itemsize, out.shape[1]
     files, octets = self.files, out.reshape(-1).view(np.uint8)
-    sizes = parts.count.astype(np.int64) * width
+    offsets, sizes = files.ranges(parts.source, parts.first, parts.count)
     places = (parts.row * length + parts.column) * width
-    offsets = self._offsets(parts)
 
     def fill(some: slice) -> None:
       files.storage.fill(
@@ -141,9 +140,6 @@ class FileReader:
   def close(self) -> None:
     """Closes the files that the storage keeps open."""
     self.files.storage.close()
-
-  def _offsets(self, parts: parts_lib.Parts) -> np.ndarray:
-    return self.files.data_offsets[parts.source] + parts.first * self.files.dtype.itemsize
 
 
 class RecordReader:

@@ -29,6 +29,7 @@ import grain
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import token_files
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.rows import batch as batch_lib
@@ -143,9 +144,12 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._local = read_ahead.LocalReads()
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
+    self._mask_reads: read_ahead.ReadAhead | None = None
+    if self._masks is not None and self._always_ahead:
+      self._mask_reads = read_ahead.ReadAhead(self._masks.reader, self._prepare_masks)
 
   def __getstate__(self):
-    connected = ("_blocks", "_pool", "_local", "_reads", "_masks")
+    connected = ("_blocks", "_pool", "_local", "_reads", "_masks", "_mask_reads")
     return {name: value for name, value in self.__dict__.items() if name not in connected}
 
   def __setstate__(self, state):
@@ -155,6 +159,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def close(self) -> None:
     """Stops the reading threads and frees their buffers; the dataset remains usable."""
     self._reads.close()
+    if self._mask_reads is not None:
+      self._mask_reads.close()
     self._pool.clear()
     self._blocks = {}
 
@@ -194,7 +200,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       starts = segments_lib.segment_starts(tokens, used, rule, parts)
       batch["starts"] = segments_lib.pack_bits(starts)
     if self._masks is not None:
-      batch["loss"] = self._masks.read(parts, tokens.shape)
+      masks = None if self._mask_reads is None else self._mask_reads.take(step)
+      batch["loss"] = self._masks.read(parts, tokens.shape, masks)
     if self._content.exclusions is not None:
       allowed = self._content.exclusions.loss_bits(parts, self._row_length)
       batch["loss"] = batch["loss"] & allowed if "loss" in batch else allowed
@@ -227,6 +234,24 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       spec["loss"] = (words, np.uint32)
     spec |= dict.fromkeys(self._content.extras, ((rows,), np.int32))
     return {name: jax.ShapeDtypeStruct(*shape_and_dtype) for name, shape_and_dtype in spec.items()}
+
+  @property
+  def files(self) -> list[token_files.TokenFiles]:
+    """The files that parts refer to, token files and loss masks; empty for records."""
+    if not isinstance(self._reader, reader_lib.FileReader):
+      return []
+    return [self._reader.files, *([] if self._masks is None else [self._masks.reader.files])]
+
+  @property
+  def frontier(self) -> int:
+    """The last step that this process has begun to read ahead; -1 if there is none."""
+    return self._reads.frontier
+
+  def has(self, step: int) -> bool:
+    """Returns whether the stream has a step."""
+    if not 0 <= step - self._first_step < self._length:
+      return False
+    return not self._end_is_open or self._stream.has(self._schedule.start(step))
 
   def parts(self, step: int) -> parts_lib.Parts:
     """Returns the parts of this host's rows at a step."""
@@ -262,12 +287,17 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     return tokens, found, read
 
   def _prepare(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
-    if step >= self._first_step + self._length:
-      return None
-    if self._end_is_open and not self._stream.has(self._schedule.start(step)):
+    return self._with_array(step, self._dtype)
+
+  def _prepare_masks(self, step: int) -> tuple[parts_lib.Parts, np.ndarray] | None:
+    return self._with_array(step, np.uint8)
+
+  def _with_array(self, step: int, dtype: Any) -> tuple[parts_lib.Parts, np.ndarray] | None:
+    """Returns the parts of a step, and an array to read them into; None past the end."""
+    if not self.has(step):
       return None
     parts = self.parts(step)
-    return parts, self._pool.take((parts.num_rows, self._row_length), self._dtype)
+    return parts, self._pool.take((parts.num_rows, self._row_length), dtype)
 
   def _raise_outside_stream(self, step: int) -> None:
     first, length = self._first_step, self._length

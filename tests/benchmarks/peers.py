@@ -174,17 +174,22 @@ def _read_tokens(path: str) -> Any:
   return torch.from_numpy(np.fromfile(path, np.int32))
 
 
-def open_streaming(spec: Spec) -> child.Loader:
-  """Opens mosaicml-streaming from local, uncompressed shards."""
-  from torch.utils import data
-
-  # Its image datasets import torchvision, which tokens do not need.
+def import_streaming() -> Any:
+  """Imports mosaicml-streaming, whose image datasets import torchvision; tokens do not need it."""
   for name in ("", ".datasets", ".transforms", ".transforms.functional"):
     module = sys.modules["torchvision" + name] = types.ModuleType("torchvision" + name)
     module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
     module.VisionDataset = module.to_tensor = object  # type: ignore[attr-defined]
   import streaming
 
+  return streaming
+
+
+def open_streaming(spec: Spec) -> child.Loader:
+  """Opens mosaicml-streaming from local, uncompressed shards."""
+  from torch.utils import data
+
+  streaming = import_streaming()
   out = os.path.join(spec["directory"], "converted", "streaming")
   if not os.path.exists(os.path.join(out, "index.json")):
     windows = Windows(spec["files"], spec["length"])

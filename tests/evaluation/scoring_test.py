@@ -20,6 +20,11 @@ from maxtext_olmo.trainers.tiny import model
 from tests.evaluation import pipeline_cases
 from tests.evaluation import reference
 from tests.evaluation import scoring_test
+from tests.loader import cases
+
+
+def setUpModule():
+  cases.compile_fast()
 
 
 def some_rows(count, seed=0, longest=60):

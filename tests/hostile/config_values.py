@@ -160,6 +160,9 @@ _RULES: dict[str, Accepts] = {
     "olmo_path_remap_from": _path(),
     "olmo_path_remap_to": _path(),
     "olmo_max_open_files": _number(0),
+    "olmo_storage_endpoint": lambda value: _is_text(value) and str(value) in ("", "."),
+    "olmo_storage_region": _is_text,
+    "olmo_storage_anonymous": _boolean,
     "olmo_allow_corpus_change": _text(*config_table.CORPUS_CHANGES),
     "olmo_eval_index_path": _is_text,  # Not opened unless there are evaluations.
     "olmo_eval_instances": _number(0, 100),

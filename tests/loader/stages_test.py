@@ -20,6 +20,8 @@ from maxtext_olmo.rows import windows
 from tests import corpora
 from tests.loader import cases
 
+STARTS_PROCESSES = True
+
 _A = {"label-0": 1.0, "label-1": 1.0}
 _B = {"label-0": 3.0, "label-1": 1.0}
 _C = {"label-0": 1.0}

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import threading
+import time
 import weakref
 
 import numpy as np
@@ -64,12 +65,48 @@ class ReadAheadTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2, 3)
   def test_steps_equal_plain_reads_and_many_reads_are_in_flight(self, stride):
-    storage = slow_storage.SlowStorage(0.0)
+    storage = slow_storage.SlowStorage(0.0, wants_concurrency=False)
     # More than one batch: the parts of coming steps are read at the same time.
     storage.gather = 2 * _PARTS
     reads = self._reads(storage)
     for step in range(stride - 1, _STEPS, stride):
       self._check(step, reads.take(step))
+
+  @parameterized.parameters(1, 2, 3)
+  def test_a_storage_that_wants_concurrency_gets_whole_steps_several_at_once(self, stride):
+    storage = slow_storage.SlowStorage(0.0)
+    reads = self._reads(storage)
+    steps = range(stride - 1, _STEPS, stride)
+    for step in steps:
+      if step == steps[2]:
+        storage.gather = 3
+      self._check(step, reads.take(step))
+    self.assertEqual(storage.calls, len(steps))
+
+  def test_the_first_step_is_not_delayed_by_later_ones(self):
+    storage = slow_storage.SlowStorage(0.0)
+    reads = self._reads(storage)
+    began = []
+    storage.on_fill = lambda: began.append(reads.frontier)
+    for step in (7, 8):
+      reads.take(step)
+    self.assertEqual(began[:2], [7, 8])
+    self.assertGreater(reads.frontier, 8)
+
+  def test_the_distance_grows_if_the_reads_are_slower_than_the_trainer(self):
+    storage = slow_storage.SlowStorage(0.005)
+    reads = self._reads(storage)
+    for step in range(_STEPS):
+      reads.take(step)
+    self.assertGreater(storage.most_waiting, 6)
+
+  def test_the_distance_shrinks_if_the_trainer_is_slow(self):
+    storage = slow_storage.SlowStorage(0.0)
+    reads = self._reads(storage)
+    for step in range(20):
+      reads.take(step)
+      time.sleep(0.02)
+    self.assertLessEqual(reads.frontier, 19 + 3)
 
   def test_nothing_is_read_twice(self):
     storage = slow_storage.SlowStorage(0.0)
@@ -114,7 +151,7 @@ class ReadAheadTest(parameterized.TestCase):
     bad = [((p.first + _LENGTH > 1000) & (p.source == 1)).any() for p in parts]
     self.assertEqual(failed, np.flatnonzero(bad).tolist())
 
-  def _most_alive(self, nbytes):
+  def _most_alive(self, nbytes, storage=None):
     """Returns the largest number of arrays alive at a time while taking steps of a size."""
     arrays, most = [], 0
 
@@ -125,7 +162,7 @@ class ReadAheadTest(parameterized.TestCase):
       arrays.append(weakref.ref(array))
       return parts_lib.Parts.of_rows([[(0, step, 10)]]), array
 
-    reads = self._reads(storage_lib.LocalStorage(), prepare)
+    reads = self._reads(storage or storage_lib.LocalStorage(), prepare)
     for step in range(20):
       taken = reads.take(step)
       self.assertEqual(taken[0, :10].tolist(), self.tokens[0, step : step + 10].tolist())
@@ -138,6 +175,10 @@ class ReadAheadTest(parameterized.TestCase):
     self.assertLessEqual(self._most_alive(1 << 20), 5)
     self.assertLessEqual(self._most_alive(100 << 20), 3)
     self.assertLessEqual(self._most_alive(300 << 20), 1)
+
+  def test_memory_ahead_is_bounded_however_slow_the_reads_are(self):
+    self.assertLessEqual(self._most_alive(1 << 20, slow_storage.SlowStorage()), 33)
+    self.assertLessEqual(self._most_alive(100 << 20, slow_storage.SlowStorage()), 3)
 
   def test_steps_far_from_the_current_one_are_dropped(self):
     arrays = {}

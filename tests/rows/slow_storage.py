@@ -19,13 +19,16 @@ class SlowStorage(storage_lib.LocalStorage):
     waiting: Number of calls of `fill` in flight.
     most_waiting: Largest number that was in flight at a time.
     ranges: Number of ranges read so far.
+    calls: Number of calls of `fill` so far.
+    on_fill: Called at the beginning of each call of `fill`.
   """
 
   def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):
     super().__init__()
     self.seconds = seconds
     self._wants_concurrency = wants_concurrency
-    self.gather = self.waiting = self.most_waiting = self.ranges = 0
+    self.gather = self.waiting = self.most_waiting = self.ranges = self.calls = 0
+    self.on_fill = lambda: None
     self._lock = threading.Condition()
 
   def __reduce__(self):
@@ -40,7 +43,9 @@ class SlowStorage(storage_lib.LocalStorage):
     return None
 
   def fill(self, paths, sources, offsets, sizes, out, places):
+    self.on_fill()
     with self._lock:
+      self.calls += 1
       self.waiting += 1
       self.ranges += len(sources)
       self.most_waiting = max(self.most_waiting, self.waiting)

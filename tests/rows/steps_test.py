@@ -379,11 +379,12 @@ class ReadAheadStepsTest(WindowStepsTest):
     addresses = {dataset[step]["tokens"].ctypes.data for step in range(50)}
     self.assertLessEqual(len(addresses), 8)
 
-  def test_a_storage_that_wants_it_has_many_reads_in_flight(self):
+  def test_a_storage_that_wants_it_reads_several_steps_at_once(self):
     storage = slow_storage.SlowStorage(0.0)
-    storage.gather = 20
     dataset, plain = self._dataset(storage=storage), super()._dataset()
     for step in range(8):
+      if step == 2:
+        storage.gather = 3
       np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
 
   def test_slow_batches_between_quick_ones_do_not_start_it(self):

@@ -3,8 +3,7 @@
 Each GET carries the ETag that the index recorded or, where it recorded none, the first one this run
 has seen, so a replaced object is an error and never other bytes. Each answer also brings the size
 of the whole object, which is compared with the expected size; so nothing is asked before the first
-read. A request that fails for a passing reason is repeated: with jitter, for as long as it takes,
-and with a warning in the log.
+read.
 """
 
 from __future__ import annotations
@@ -12,29 +11,25 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import itertools
-import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging
 
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.corpus.storage import failures
-from maxtext_olmo.corpus.storage import pace as pace_lib
 from maxtext_olmo.corpus.storage import ranges
+from maxtext_olmo.corpus.storage import requests as requests_lib
 from maxtext_olmo.corpus.storage import stores
-from maxtext_olmo.corpus.storage import traffic as traffic_lib
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 
 _MAX_THREADS = 256
-_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
-_WARN_AFTER, _WARN_EVERY = 5.0, 30.0
 _PIECES_AHEAD = 4
+_NO_ETAG = "changed "
 
 
 class Identity(NamedTuple):
@@ -48,18 +43,16 @@ class Identity(NamedTuple):
   size: int | None = None
   tag: str = ""
 
+  @property
+  def etag(self) -> str | None:
+    """The ETag; None if the server sends none."""
+    return None if not self.tag or self.tag.startswith(_NO_ETAG) else self.tag
+
 
 class _Answer(NamedTuple):
   identity: Identity
   data: Any  # A buffer.
-
-
-class _Object(NamedTuple):
-  url: str
-  store: Any
-  name: str  # Of the store.
-  key: str
-  pace: pace_lib.Pace
+  objects: Mapping[str, Identity] = types.MappingProxyType({})
 
 
 class RemoteStorage:
@@ -68,7 +61,7 @@ class RemoteStorage:
   Not usable in a child that was forked after the parent has read from a store: that is an error.
 
   Args:
-    options: How the stores are reached.
+    options: How the stores are reached; None uses the defaults of this process.
     known: Identity of objects, by URL, that another storage has found.
 
   Attributes:
@@ -77,16 +70,13 @@ class RemoteStorage:
 
   def __init__(
       self,
-      options: stores.StoreOptions = stores.StoreOptions(),
+      options: stores.StoreOptions | None = None,
       known: Mapping[str, Identity] | None = None,
   ):
-    self.options = options
-    self.traffic = traffic_lib.Traffic()
+    self.options = stores.default_options() if options is None else options
+    self._requests = requests_lib.Requests(self.options)
+    self.traffic = self._requests.traffic
     self._known: dict[str, Identity] = dict(known or {})
-    self._objects: dict[str, _Object] = {}  # By path.
-    self._paces: dict[str, pace_lib.Pace] = {}  # By the name of the store.
-    self._answered: set[str] = set()
-    self._warned: dict[str, float] = {}
     self._lock = threading.Lock()
     self._pool: concurrent.futures.ThreadPoolExecutor | None = None
 
@@ -105,20 +95,32 @@ class RemoteStorage:
     self._known[path] = Identity(size, _quoted(etag or ""))
 
   def close(self) -> None:
-    """Stops the threads; the storage remains usable."""
+    """Stops the threads and gives up requests under way; the storage remains usable."""
     with self._lock:
       pool, self._pool = self._pool, None
     if pool is not None:
       pool.shutdown(wait=False, cancel_futures=True)
+    self._requests.stop()
 
   def identity(self, path: str) -> Identity:
     """Returns the size and ETag that an object has now."""
-    target = self._locate(path)
+    target = self._requests.locate(path)
 
     def ask() -> _Answer:
       return _Answer(_identity(stores.obstore().head(target.store, target.key)), b"")
 
-    return self._repeat(target, f"find {target.url}", ask).identity
+    return self._requests.send(target, f"find {target.url}", ask).identity
+
+  def list_folder(self, path: str) -> dict[str, Identity]:
+    """Returns the objects directly below a URL, by URL; web servers cannot list."""
+    target = self._requests.locate(path)
+
+    def ask() -> _Answer:
+      found = stores.obstore().list_with_delimiter(target.store, target.key or None)
+      objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found["objects"]}
+      return _Answer(Identity(), None, objects)
+
+    return dict(self._requests.send(target, f"list {target.url}", ask).objects)
 
   def size(self, path: str) -> int:
     """Returns the size of an object; from then on, a replaced object is an error."""
@@ -159,7 +161,7 @@ class RemoteStorage:
   def _pieces(
       self, path: str, offset: int, size: int | None, piece_bytes: int, largest: int | None = None
   ) -> Iterator[bytes]:
-    target = self._locate(path)
+    target = self._requests.locate(path)
     # The first answer tells which object it is; the others must be parts of the same one.
     if size is None:
       first = self._get_small(target)
@@ -200,7 +202,7 @@ class RemoteStorage:
       for future in coming:
         future.cancel()
 
-  def _get_small(self, target: _Object) -> _Answer:
+  def _get_small(self, target: requests_lib.Target) -> _Answer:
     """Returns an object, but without its data if that is too much for one request."""
 
     def ask() -> _Answer:
@@ -209,7 +211,7 @@ class RemoteStorage:
       small = (identity.size or 0) <= ranges.MOST_BYTES
       return _Answer(identity, result.bytes() if small else None)
 
-    return self._repeat(target, f"read {target.url}", ask)
+    return self._requests.send(target, f"read {target.url}", ask)
 
   def fill(
       self,
@@ -239,9 +241,9 @@ class RemoteStorage:
       for future in running:
         future.result()
     except BaseException:
-      for future in running:
-        future.cancel()
-      concurrent.futures.wait(running)  # No thread may write to `out` after this call.
+      # No thread may write to `out` after this call. `wait` would wait forever for a future that
+      # was cancelled before it ran.
+      concurrent.futures.wait([future for future in running if not future.cancel()])
       raise
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
@@ -258,7 +260,7 @@ class RemoteStorage:
 
   def _get_known(self, path: str, start: int, end: int) -> Any:
     """Returns a range of an object, which must be the one that is known by this path."""
-    target, known = self._locate(path), self._known.get(path, Identity())
+    target, known = self._requests.locate(path), self._known.get(path, Identity())
     answer = self._get(target, start, end, known)
     if known.size is None or not known.tag:
       # Another thread may have seen another object meanwhile.
@@ -274,7 +276,7 @@ class RemoteStorage:
       self._known[path] = known
     return known
 
-  def _get(self, target: _Object, start: int, end: int, expected: Identity) -> _Answer:
+  def _get(self, target: requests_lib.Target, start: int, end: int, expected: Identity) -> _Answer:
     """Returns bytes [start, end) of an object; raises if it is not the expected one."""
     options: dict[str, Any] = {"range": (start, end)}
     if expected.tag.startswith('"'):  # A weak tag never matches, and is compared below.
@@ -289,77 +291,7 @@ class RemoteStorage:
         raise _too_short(target.url, start, end, identity)
       return _Answer(identity, data)
 
-    return self._repeat(target, f"read bytes {start} to {end} of {target.url}", ask)
-
-  def _repeat(self, target: _Object, what: str, ask: Callable[[], _Answer]) -> _Answer:
-    """Sends a request until it is answered, or until it is clear that it never will be."""
-    pace, traffic = target.pace, self.traffic
-    backoff, began = _FIRST_BACKOFF, time.monotonic()
-    while True:
-      _sleep(pace.delay())
-      sent = time.monotonic()
-      traffic.began()
-      try:
-        answer = ask()
-      except CorpusError:
-        traffic.failed(retried=False, throttled=False)
-        raise
-      except Exception as error:
-        failure = failures.explain(error, what)
-        traffic.failed(retried=failure.repeat, throttled=failure.throttled)
-        if not failure.repeat:
-          raise failure.error from None  # The cause may contain what was signed.
-        if failure.throttled:
-          pace.slow_down()
-        self._note_failure(target.name, failure, time.monotonic() - began)
-      else:
-        traffic.ended(time.monotonic() - sent, len(answer.data or b""))
-        self._note_answer(target.name)
-        return answer
-      _sleep(backoff * random.uniform(0.5, 1.0))
-      backoff = min(2 * backoff, _LONGEST_BACKOFF)
-
-  def _locate(self, path: str) -> _Object:
-    stores.obstore()  # Raises in a forked child.
-    found = self._objects.get(path)
-    if found is None:
-      url = urls.without_secrets(path)
-      location = urls.split(url)
-      name = f"{location.scheme}://{location.host}"
-      store = stores.open_store(url, self.options)
-      with self._lock:
-        pace = self._paces.setdefault(name, pace_lib.Pace())
-      found = _Object(url, store, name, urls.store_key(location), pace)
-      self._objects[path] = found
-    return found
-
-  def _note_failure(self, store: str, failure: failures.Failure, seconds: float) -> None:
-    """Warns that a store does not answer; raises if it has been waited for long enough."""
-    outage = self.traffic.store_fails(store, failure.reason)
-    answered = store in self._answered
-    patience = self.options.patience if answered else self.options.first_patience
-    if seconds > patience:
-      raise CorpusError(f"{failure.error} Gave up after {seconds:.0f} s.") from None
-    with self._lock:
-      now = time.monotonic()
-      due = outage > _WARN_AFTER and now - self._warned.get(store, -_WARN_EVERY) >= _WARN_EVERY
-      if due:
-        self._warned[store] = now
-    if due:
-      logging.warning(
-          "%s has not answered for %.0f s: %s. Requests are repeated; reading continues as soon as"
-          " it answers.",
-          store,
-          outage,
-          failure.reason,
-      )
-
-  def _note_answer(self, store: str) -> None:
-    self._answered.add(store)
-    outage = self.traffic.store_answers(store)
-    if outage > _WARN_AFTER:
-      self._warned.pop(store, None)
-      logging.info("%s answers again, after %.0f s.", store, outage)
+    return self._requests.send(target, f"read bytes {start} to {end} of {target.url}", ask)
 
 
 def _restore(
@@ -372,23 +304,14 @@ def _restore(
   return RemoteStorage(options, known)
 
 
-def _sleep(seconds: float) -> None:
-  """Sleeps; raises if the interpreter is about to exit, which waits for all threads."""
-  end = time.monotonic() + seconds
-  while (left := end - time.monotonic()) > 0:
-    time.sleep(min(left, 0.5))
-    if not threading.main_thread().is_alive():
-      raise CorpusError("The process is exiting; the request is not repeated.")
-
-
 def _identity(meta: Mapping[str, Any]) -> Identity:
-  tag = _quoted(meta.get("e_tag") or "") or f"changed {meta['last_modified'].isoformat()}"
+  tag = _quoted(meta.get("e_tag") or "") or f"{_NO_ETAG}{meta['last_modified']}"
   return Identity(int(meta["size"]), tag)
 
 
 def _quoted(etag: str) -> str:
   """Returns an ETag in quotes; Azure omits them in listings."""
-  return etag if not etag or etag.startswith(('"', "W/", "changed ")) else f'"{etag}"'
+  return etag if not etag or etag.startswith(('"', "W/", _NO_ETAG)) else f'"{etag}"'
 
 
 def _check_identity(url: str, start: int, end: int, expected: Identity, found: Identity) -> None:

@@ -29,7 +29,7 @@ def open_storage(
   True
 
   Args:
-    options: How object stores are reached; the environment decides by default.
+    options: How object stores are reached; None uses the defaults of this process.
     max_open_files: As for `LocalStorage`.
   """
   return StorageRouter(local_lib.LocalStorage(max_open_files), options)
@@ -75,9 +75,8 @@ class StorageRouter:
     """Storage for URLs."""
     if self._remote is None:
       from maxtext_olmo.corpus.storage import remote as remote_lib
-      from maxtext_olmo.corpus.storage import stores
 
-      self._remote = remote_lib.RemoteStorage(self._options or stores.StoreOptions())
+      self._remote = remote_lib.RemoteStorage(self._options)
     return self._remote
 
   @property

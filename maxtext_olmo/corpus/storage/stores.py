@@ -47,8 +47,24 @@ class StoreOptions:
 
 
 _lock = threading.Lock()
+_default = StoreOptions()
 _stores: dict[Any, Any] = {}
 _process: int | None = None
+
+
+def default_options() -> StoreOptions:
+  """Returns the options of storages that are opened without any."""
+  return _default
+
+
+def use_by_default(options: StoreOptions) -> None:
+  """Sets the options of storages that are opened without any, in this process.
+
+  A config or a command line says once how stores are reached; indexes, manifests and other small
+  files are read the same way as the tokens.
+  """
+  global _default
+  _default = options
 
 
 def obstore() -> types.ModuleType:
@@ -123,15 +139,14 @@ def _open(
       return store_lib.S3Store(location.host, config=_s3(options), **common, **_aws(options))
     container, _, account = location.host.partition("@")
     return store_lib.AzureStore(container, config=_azure(account, secrets, options), **common)
+  except ConfigError:
+    raise
   except Exception as error:
-    if isinstance(error, ConfigError):
-      raise
-    host = urls.redact(f"{location.scheme}://{location.host}")
     why = urls.redact(str(error)).split("\n")[0].rstrip(".")
-    raise ConfigError(
-        f"Cannot open {host}: {why}. Check the credentials in the environment, and"
-        " olmo_storage_endpoint, olmo_storage_region and olmo_storage_anonymous."
-    ) from None
+  raise ConfigError(
+      f"Cannot open {location.scheme}://{location.host}: {why}. Check the credentials in the"
+      " environment, and olmo_storage_endpoint, olmo_storage_region and olmo_storage_anonymous."
+  )
 
 
 def _basic(user: str) -> str:

@@ -269,7 +269,7 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
 
 def _load_yaml(path: str) -> dict[str, Any]:
   """Returns the values of a MaxText config, merged over its base_config."""
-  text = storage.LocalStorage().read(path)
+  text = storage.open_storage().read(path)
   try:
     values = yaml.safe_load(text) or {}
   except (yaml.YAMLError, RecursionError) as error:

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from maxtext_olmo import errors
 from maxtext_olmo.trainers.tiny import model
+from tests.loader import cases as loader_cases
 from tests.trainers.tiny import train_cases as cases
 
 _CONFIG = model.ModelConfig(
@@ -123,6 +124,7 @@ class ModelTest(parameterized.TestCase):
 
 def setUpModule():
   jax.config.update("jax_num_cpu_devices", 4)
+  loader_cases.compile_fast()
 
 
 def _marked_batch(segments: int = 1) -> dict[str, jax.Array]:

@@ -1,0 +1,191 @@
+"""`maxtext-olmo storage test`: measures how fast an object store can be read from this host."""
+
+import argparse
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from maxtext_olmo import cli
+from maxtext_olmo.errors import ConfigError
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus.storage.measure import Measurement
+
+_DESCRIPTION = """\
+Reads random ranges, each as long as a row, from a bucket or a web server: first one at a time, then
+more and more at once, and finally large pieces. Says whether that feeds a host that trains on a
+given number of tokens per second, and what the requests of an epoch cost. Reads only; sends at most
+--requests requests within about --seconds seconds.
+"""
+
+_EPILOG = """\
+exit codes: 0 the store is fast enough; 1 it is too slow; 2 it cannot be read
+
+price: a row of fixed length is one request. The default price is the list price of standard storage
+in S3 and GCS for a million GET requests. Traffic out of the region is not included, and usually
+costs far more: keep the bucket in the region of the hosts.
+
+examples:
+  maxtext-olmo storage test gs://bucket/olmo-mix-0925.json --tokens-per-second 2e6
+  maxtext-olmo storage test https://olmo-data.org/some/part-00-00000.npy
+"""
+
+# A host that reads only just as fast as it trains waits at every hiccup of the store.
+_MARGIN = 1.5
+_MOST_FILES = 64
+
+
+class _Target(NamedTuple):
+  paths: list[str]
+  row_bytes: int
+  row_tokens: int
+  rows: int | None  # In an epoch; None for those of one file.
+
+
+def add_parser(subparsers: Any) -> None:
+  """Adds `storage test`."""
+  group = subparsers.add_parser("storage", help="measure an object store")
+  option = cli.add_command(
+      group.add_subparsers(title="commands", metavar="COMMAND", required=True),
+      "test",
+      run_test,
+      help="measure latency, throughput and parallelism, and what an epoch costs",
+      description=_DESCRIPTION,
+      epilog=_EPILOG,
+  )
+  option("URL", "an index whose files are in a store, or the URL of one token file")
+  option(
+      "--tokens-per-second N",
+      "tokens per second that this host trains on, such as 2e6",
+      otherwise="say how many it could",
+      type=float,
+  )
+  option(
+      "--sequence-length S",
+      "tokens per row",
+      otherwise="that of the index, or 8192",
+      type=int,
+  )
+  option("--bytes-per-token B", "size of a token", otherwise="that of the index, or 4", type=int)
+  option(
+      "--tokens N",
+      "tokens in an epoch, for its price",
+      otherwise="those of the index, or of the file",
+      type=float,
+  )
+  option(
+      "--price-per-million DOLLARS", "price of a million GET requests", default=0.4, type=float
+  )
+  option("--requests N", "number of reads, at most", default=10_000)
+  option("--seconds T", "seconds after which no read is started", default=20.0, type=float)
+  cli.add_storage_options(option)
+
+
+def run_test(args: argparse.Namespace) -> int:
+  """Measures a store and prints a table and a verdict."""
+  from maxtext_olmo.corpus.storage import measure as measure_lib
+  from maxtext_olmo.corpus.storage import open_storage
+
+  for name in ("requests", "seconds", "sequence_length", "bytes_per_token", "tokens_per_second"):
+    if (value := getattr(args, name)) is not None and not value > 0:
+      raise ConfigError(f"--{name.replace('_', '-')} must be positive, got {value}.")
+  storage = open_storage()
+  target = _find_target(args, storage)
+  found = measure_lib.measure(
+      storage.remote,
+      target.paths,
+      read_bytes=target.row_bytes,
+      max_requests=args.requests,
+      max_seconds=args.seconds,
+  )
+  _print_rates(found)
+  feeds = _print_verdict(found, target, args.tokens_per_second)
+  rows = target.rows
+  if rows is None:
+    rows = storage.size(target.paths[0]) // target.row_bytes
+  dollars = rows / 1e6 * args.price_per_million
+  print(
+      f"an epoch of {rows:,} rows: {rows:,} requests, ${dollars:,.2f} at"
+      f" ${args.price_per_million:g} per million"
+  )
+  return 0 if feeds else 1
+
+
+def _find_target(args: argparse.Namespace, storage: Any) -> _Target:
+  """Returns which objects to read, and how long a row is."""
+  from maxtext_olmo.corpus import index_builder
+  from maxtext_olmo.corpus import paths as paths_lib
+  from maxtext_olmo.corpus import urls
+
+  url = urls.without_secrets(args.url)
+  if not url.endswith(".json"):
+    if not paths_lib.is_url(url):
+      raise ConfigError(
+          f"{url} is not a URL. Give an index (.json), or the URL of a token file, such as"
+          " gs://bucket/part-00000.npy."
+      )
+    tokens = args.sequence_length or 8192
+    size = args.bytes_per_token or 4
+    return _Target([url], tokens * size, tokens, int(args.tokens // tokens) if args.tokens else None)
+  index = index_builder.load_index(url, storage=storage)
+  tokens = args.sequence_length or index.sequence_length
+  # Spread over the corpus: a store may keep the files of a label apart from the others.
+  step = max(1, len(index.files) // _MOST_FILES)
+  paths = [
+      path
+      for i in range(0, len(index.files), step)
+      if paths_lib.is_url(path := index.resolve(i)) and index.files[i].n_tokens >= tokens
+  ][:_MOST_FILES]
+  if not paths:
+    raise ConfigError(
+        f"The files of {url} are not in a store: its base is {index.base}. Build an index with a"
+        " URL as base."
+    )
+  size = args.bytes_per_token or index.token_dtype.itemsize
+  whole = args.tokens or index.total_tokens
+  return _Target(paths, tokens * size, tokens, int(whole // tokens))
+
+
+def _print_rates(found: "Measurement") -> None:
+  print(
+      f"first request {1e3 * found.first:,.0f} ms; then reads of {found.read_bytes:,} bytes:"
+  )
+  rows = [
+      (
+          f"{rate.parallelism:,}",
+          f"{rate.reads:,}",
+          f"{rate.reads_per_second:,.0f}",
+          f"{rate.bytes_per_second / 1e6:,.1f}",
+          f"{1e3 * rate.median:,.1f}",
+          f"{1e3 * rate.slowest:,.1f}",
+      )
+      for rate in found.rates
+  ]
+  cli.print_table(("in flight", "reads", "reads/s", "MB/s", "median ms", "slowest ms"), rows)
+  large = found.large
+  print(
+      f"large reads, {large.parallelism} in flight: {large.bytes_per_second / 1e6:,.0f} MB/s\n"
+      f"{found.requests:,} requests were sent, {found.retries:,} of them again after a failure"
+  )
+
+
+def _print_verdict(found: "Measurement", target: _Target, wanted: float | None) -> bool:
+  """Prints whether the store is fast enough; returns it."""
+  best = found.best
+  possible = best.reads_per_second * target.row_tokens
+  if wanted is None:
+    print(f"feeds up to {possible / _MARGIN:,.0f} tokens/s on this host (with a margin of half)")
+    return True
+  reads = wanted / target.row_tokens
+  in_flight = max(1, round(reads * found.rates[0].median))
+  need = (
+      f"{wanted:,.0f} tokens/s need {reads:,.0f} reads/s, about {in_flight:,} in flight; measured"
+      f" {best.reads_per_second:,.0f} with {best.parallelism:,} in flight"
+  )
+  if possible >= _MARGIN * wanted:
+    print(f"fast enough: {need}")
+    return True
+  if possible >= wanted:
+    print(f"TOO SLOW: {need}; half as much again is needed, for the hiccups of a store")
+    return False
+  print(f"TOO SLOW: {need}. Train closer to the bucket, or copy the corpus (`corpus copy`)")
+  return False
+

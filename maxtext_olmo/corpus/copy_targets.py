@@ -1,0 +1,231 @@
+"""The places that `corpus copy` writes to: a local directory, or a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from maxtext_olmo import atomic
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import failures
+from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.errors import CorpusError
+
+PIECE_BYTES = 8 << 20
+_RECORD = ".copied"
+_METADATA = "copiedfrom"  # Azure allows letters and digits only.
+
+
+class Digests:
+  """Computes the checksum that is recorded of a copy, and that of the index."""
+
+  def __init__(self, expected: str | None):
+    self.expected = expected
+    self._own = scan.new_hash("xxh3")
+    algorithm = expected.partition(":")[0] if expected else "xxh3"
+    self._other = None if algorithm == "xxh3" else scan.new_hash(algorithm)
+    self._name = algorithm
+
+  def update(self, piece: bytes) -> None:
+    """Adds the next bytes of the file."""
+    self._own.update(piece)
+    if self._other is not None:
+      self._other.update(piece)
+
+  @property
+  def own(self) -> str:
+    """The checksum to record."""
+    return f"xxh3:{self._own.hexdigest()}"
+
+  @property
+  def found(self) -> str:
+    """The checksum to compare with the expected one."""
+    return self.own if self._other is None else f"{self._name}:{self._other.hexdigest()}"
+
+
+class Target(Protocol):
+  """A directory or a bucket that copies are written to."""
+
+  base: str
+
+  def checksum_of(self, path: str, size: int, tag: str) -> str | None:
+    """Returns the recorded checksum ("" if there is none) of a complete copy of this very file."""
+
+  def write(
+      self,
+      path: str,
+      size: int,
+      tag: str,
+      read: Callable[[int], Iterator[bytes]],
+      digests: Digests,
+  ) -> int:
+    """Writes a copy; returns how many bytes were read for it.
+
+    Args:
+      path: Path below the base.
+      size: Size of the file.
+      tag: What changes if the file is replaced.
+      read: Yields the file from an offset on, in pieces of PIECE_BYTES.
+      digests: Updated by `read`, and by this method with what was written before.
+    """
+
+  def record(self, path: str, size: int, tag: str, checksum: str) -> None:
+    """Records that a copy is complete."""
+
+  def remove(self, path: str) -> None:
+    """Removes a copy, if there is one."""
+
+
+def open_target(base: str) -> Target:
+  """Returns the directory or bucket that a path or URL names."""
+  return Bucket(base) if paths_lib.is_url(base) else Directory(base)
+
+
+class Directory:
+  """Copies below a local directory, and the record of them: a line of JSON each."""
+
+  def __init__(self, base: str):
+    self.base = paths_lib.absolute(base)
+    self._lock = threading.Lock()
+    self._copied: dict[str, dict[str, Any]] = {}
+    if os.path.exists(self._full(_RECORD)):
+      with open(self._full(_RECORD), encoding="utf-8") as file:
+        for line in file:
+          with contextlib.suppress(ValueError, KeyError, TypeError):  # A killed copy.
+            entry = json.loads(line)
+            self._copied[entry["path"]] = entry
+
+  def checksum_of(self, path: str, size: int, tag: str) -> str | None:
+    """Returns the checksum of the copy if it is complete and of this very file."""
+    entry = self._copied.get(path, {})
+    if (entry.get("size"), entry.get("tag")) != (size, tag):
+      return None
+    try:
+      there = os.stat(self._full(path)).st_size == size
+    except OSError:
+      return None
+    return entry["checksum"] if there else None
+
+  def write(
+      self,
+      path: str,
+      size: int,
+      tag: str,
+      read: Callable[[int], Iterator[bytes]],
+      digests: Digests,
+  ) -> int:
+    """Writes a copy, and continues one that was interrupted."""
+    full = self._full(path)
+    # A part of another file, or of a replaced one, has another name.
+    name = f".{os.path.basename(full)}.{_source_key(size, tag)}.part"
+    part = os.path.join(os.path.dirname(full), name)
+    written = 0
+    with atomic.write_errors(full):
+      os.makedirs(os.path.dirname(full), exist_ok=True)
+      with open(part, "a+b") as file:
+        done = min(os.path.getsize(part), size) // PIECE_BYTES * PIECE_BYTES
+        file.truncate(done)
+        file.seek(0)
+        for _ in range(done // PIECE_BYTES):
+          digests.update(file.read(PIECE_BYTES))
+        for piece in read(done):
+          file.write(piece)
+          written += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+      found = os.path.getsize(part)
+      if found != size:
+        os.unlink(part)
+        raise CorpusError(f"The copy {full} has {found} bytes instead of {size}. Copy it again.")
+      atomic.move(part, full)
+    return written
+
+  def record(self, path: str, size: int, tag: str, checksum: str) -> None:
+    """Appends a line to the record."""
+    entry = {"path": path, "size": size, "tag": tag, "checksum": checksum}
+    with self._lock:
+      lines = atomic.LineWriter(self._full(_RECORD))
+      lines.write(json.dumps(entry))
+      lines.close()
+      self._copied[path] = entry
+
+  def remove(self, path: str) -> None:
+    """Removes a copy, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(self._full(path))
+
+  def _full(self, path: str) -> str:
+    return os.path.join(self.base, path)
+
+
+class Bucket:
+  """Copies below a URL; the metadata of each object say what it is a copy of."""
+
+  def __init__(self, base: str):
+    self.base = urls.without_secrets(base).rstrip("/")
+
+  def checksum_of(self, path: str, size: int, tag: str) -> str | None:
+    """Returns "" if the object is a copy of this very file; its checksum is not known."""
+    store, key = self._open(path)
+    try:
+      head = stores.obstore().head(store, key)
+      if head["size"] != size or not size:
+        return None
+      found = stores.obstore().get(store, key, options={"range": (0, 1)}).attributes
+    except FileNotFoundError:
+      return None
+    except Exception as error:
+      raise self._explained(error, "look for", path) from None
+    return "" if found.get(_METADATA) == _source_key(size, tag) else None
+
+  def write(
+      self,
+      path: str,
+      size: int,
+      tag: str,
+      read: Callable[[int], Iterator[bytes]],
+      digests: Digests,
+  ) -> int:
+    """Uploads a copy, in parts if it is large; it becomes visible when it is complete."""
+    store, key = self._open(path)
+    pieces = read(0) if size else iter([b""])
+    attributes = {_METADATA: _source_key(size, tag)}
+    try:
+      stores.obstore().put(store, key, pieces, attributes=attributes, chunk_size=PIECE_BYTES)
+      found = stores.obstore().head(store, key)["size"]
+    except CorpusError:
+      raise
+    except Exception as error:
+      raise self._explained(error, "write", path) from None
+    if found != size:
+      raise CorpusError(f"The copy {self.base}/{path} has {found} bytes instead of {size}.")
+    return size
+
+  def record(self, path: str, size: int, tag: str, checksum: str) -> None:
+    """Does nothing: the metadata were written with the object."""
+
+  def remove(self, path: str) -> None:
+    """Removes a copy, if there is one."""
+    store, key = self._open(path)
+    with contextlib.suppress(FileNotFoundError):
+      stores.obstore().delete(store, key)
+
+  def _open(self, path: str) -> tuple[Any, str]:
+    url = f"{self.base}/{path}"
+    store = stores.open_store(url, stores.default_options(), writing=True)
+    return store, urls.store_key(urls.split(url))
+
+  def _explained(self, error: Exception, verb: str, path: str) -> CorpusError:
+    return failures.explain(error, f"{verb} {self.base}/{path}").error
+
+
+def _source_key(size: int, tag: str) -> str:
+  """Returns a short text that differs for other files and for later versions of a file."""
+  return hashlib.sha256(f"{size} {tag}".encode()).hexdigest()[:16]

@@ -1,0 +1,169 @@
+"""Requests to stores that are repeated until they are answered.
+
+A request that fails for a passing reason is sent again: with jitter, for as long as it takes, and
+with a warning in the log. obstore could repeat requests itself, but silently: then nobody would
+count them, slow down for a throttled store, or say why a run waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 - see _exiting
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from absl import logging
+
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import failures
+from maxtext_olmo.corpus.storage import pace as pace_lib
+from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.corpus.storage import traffic as traffic_lib
+from maxtext_olmo.errors import CorpusError
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
+_WARN_AFTER, _WARN_EVERY = 5.0, 30.0
+
+# Set when the interpreter begins to exit. It first joins the threads of all pools, and only then
+# runs the functions of `atexit`, so requests that are being repeated must know before that. What is
+# registered last runs first, so the module of the pools must have been imported.
+_exiting = threading.Event()
+getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
+
+
+class Answer(Protocol):
+  """The answer to a request."""
+
+  @property
+  def data(self) -> Any:
+    """The buffer that it brought, or None."""
+
+
+A = TypeVar("A", bound=Answer)
+
+
+class Target(NamedTuple):
+  """An object that requests are sent for.
+
+  Attributes:
+    url: URL, without credentials.
+    store: The store of obstore.
+    name: URL of the store.
+    key: Key in the store.
+    pace: Pace of requests to the store.
+  """
+
+  url: str
+  store: Any
+  name: str
+  key: str
+  pace: pace_lib.Pace
+
+
+class Requests:
+  """Sends requests, repeats them, and counts them; safe to share between threads.
+
+  Args:
+    options: How the stores are reached.
+
+  Attributes:
+    traffic: Counters of the requests.
+  """
+
+  def __init__(self, options: stores.StoreOptions):
+    self._options = options
+    self.traffic = traffic_lib.Traffic()
+    self._targets: dict[str, Target] = {}  # By path.
+    self._paces: dict[str, pace_lib.Pace] = {}  # By the name of the store.
+    self._answered: set[str] = set()
+    self._warned: dict[str, float] = {}
+    self._lock = threading.Lock()
+    self._stop = threading.Event()
+
+  def stop(self) -> None:
+    """Gives up the requests that wait to be repeated; those sent from now on are not affected."""
+    with self._lock:
+      stopped, self._stop = self._stop, threading.Event()
+    stopped.set()
+
+  def send(self, target: Target, what: str, ask: Callable[[], A]) -> A:
+    """Sends a request until it is answered, or until it is clear that it never will be."""
+    pace, traffic, stop = target.pace, self.traffic, self._stop
+    backoff, began = _FIRST_BACKOFF, time.monotonic()
+    while True:
+      _sleep(pace.delay(), stop, what)
+      sent = time.monotonic()
+      traffic.began()
+      try:
+        answer = ask()
+      except CorpusError:
+        traffic.failed(retried=False, throttled=False)
+        raise
+      except Exception as error:
+        failure = failures.explain(error, what)
+      else:
+        traffic.ended(time.monotonic() - sent, len(answer.data or b""))
+        self._note_answer(target.name)
+        return answer
+      # Outside the handler, so that no traceback shows the cause, which may contain signatures.
+      traffic.failed(retried=failure.repeat, throttled=failure.throttled)
+      if not failure.repeat:
+        raise failure.error
+      if failure.throttled:
+        pace.slow_down()
+      self._note_failure(target.name, failure, time.monotonic() - began)
+      _sleep(backoff * random.uniform(0.5, 1.0), stop, what)
+      backoff = min(2 * backoff, _LONGEST_BACKOFF)
+
+  def locate(self, path: str) -> Target:
+    stores.obstore()  # Raises in a forked child.
+    found = self._targets.get(path)
+    if found is None:
+      url = urls.without_secrets(path)
+      location = urls.split(url)
+      name = f"{location.scheme}://{location.host}"
+      store = stores.open_store(url, self._options)
+      with self._lock:
+        pace = self._paces.setdefault(name, pace_lib.Pace())
+      found = Target(url, store, name, urls.store_key(location), pace)
+      self._targets[path] = found
+    return found
+
+  def _note_failure(self, store: str, failure: failures.Failure, seconds: float) -> None:
+    """Warns that a store does not answer; raises if it has been waited for long enough."""
+    outage = self.traffic.store_fails(store, failure.reason)
+    answered = store in self._answered
+    patience = self._options.patience if answered else self._options.first_patience
+    if seconds > patience:
+      raise CorpusError(f"{failure.error} Gave up after {seconds:.0f} s.")
+    with self._lock:
+      now = time.monotonic()
+      due = outage > _WARN_AFTER and now - self._warned.get(store, -_WARN_EVERY) >= _WARN_EVERY
+      if due:
+        self._warned[store] = now
+    if due:
+      logging.warning(
+          "%s has not answered for %.0f s: %s. Requests are repeated; reading continues as soon as"
+          " it answers.",
+          store,
+          outage,
+          failure.reason,
+      )
+
+  def _note_answer(self, store: str) -> None:
+    self._answered.add(store)
+    outage = self.traffic.store_answers(store)
+    if outage > _WARN_AFTER:
+      self._warned.pop(store, None)
+      logging.info("%s answers again, after %.0f s.", store, outage)
+
+
+def _sleep(seconds: float, stop: threading.Event, what: str) -> None:
+  """Sleeps; raises if the storage is closed or the interpreter exits, which waits for threads."""
+  end = time.monotonic() + seconds
+  while (left := end - time.monotonic()) > 0:
+    if stop.wait(min(left, 0.1)) or _exiting.is_set():
+      raise CorpusError(f"Did not {what}: the storage was closed meanwhile, or the process exits.")

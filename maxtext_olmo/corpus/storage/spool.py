@@ -1,0 +1,337 @@
+"""The spool: a directory on a local disk with the byte ranges that coming steps will read.
+
+The order of a run is known, so a thread (`rows.spool_filler`) fetches the ranges of the next
+minutes from the object store and puts them here. Ranges are collected in files of up to 64 MiB (see
+`spool_file`), so that an hour of training is a thousand files and not a million.
+
+Several processes may share a directory. Each writes its own files and reads those of all. The time
+of a file says whether it is needed:
+
+    less than a minute old   a running process needs it, and renews the time every 15 seconds
+    older                    its ranges have been consumed, or the process that needed it has ended
+
+If a new file would exceed the size limit, files that nobody needs are deleted, the oldest first; if
+there are none, nothing is written. So a corpus that fits below the limit stays there.
+
+A range is only a copy. Whatever happens to the directory, the worst consequence is another request
+to the store: a damaged file is deleted, and a disk that fails turns the spool off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from maxtext_olmo.corpus.storage import spool_file
+from maxtext_olmo.corpus.storage import spool_index
+
+# How long a file is kept after a process last renewed it, and how often processes renew theirs.
+LEASE_SECONDS = 60.0
+RENEW_SECONDS = 15.0
+_MAX_FILE_BYTES = 64 << 20
+_FILES_PER_LIMIT = 64
+# A file with less than this share of the ranges in a claim is not worth keeping for them.
+_SPARSE = 1 / 16
+_LOCK_NAME = "lock"
+
+
+class Spool:
+  """A directory of byte ranges, shared by threads and processes.
+
+  Ranges are named by `spool_file.make_names`. No method raises OSError: if the disk fails, the
+  spool turns itself off with a warning, and then has no ranges and accepts none.
+
+  Args:
+    directory: The directory, created if it does not exist.
+    limit_bytes: Size that its files must not exceed together.
+
+  Attributes:
+    max_range_bytes: Size of the largest range that is kept.
+  """
+
+  def __init__(self, directory: str, limit_bytes: int):
+    self.directory = directory
+    self.limit_bytes = limit_bytes
+    self._file_bytes = min(_MAX_FILE_BYTES, limit_bytes // _FILES_PER_LIMIT)
+    self.max_range_bytes = self._file_bytes // 4
+    self._start()
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return type(self), (self.directory, self.limit_bytes)
+
+  def __repr__(self) -> str:
+    return f"{type(self).__name__}({self.directory!r}, {self.limit_bytes})"
+
+  def _start(self) -> None:
+    self._pid = os.getpid()
+    self._index = spool_index.SpoolIndex(self.directory)
+    self._off = False
+    self._full = False  # Whether the last new file needed room that other files had to make.
+    self._claim_lock = threading.Lock()
+    self._claims: dict[int, int] = {}  # For each file that is needed, the last step that needs it.
+    self._renewed = time.monotonic()
+    self._write_lock = threading.RLock()  # Never taken by `read`: writing may take seconds.
+    self._writer: spool_file.SpoolWriter | None = None
+    self._writer_number = -1
+    with self._turns_off():
+      os.makedirs(self.directory, exist_ok=True)
+
+  @property
+  def off(self) -> bool:
+    """Whether the spool has turned itself off."""
+    if self._pid != os.getpid():  # In a forked child: the locks and the writer are the parent's.
+      self._start()
+    return self._off
+
+  @property
+  def full(self) -> bool:
+    """Whether another file fits only if others are deleted."""
+    return self._full
+
+  @property
+  def used_bytes(self) -> int:
+    """The size of the files that this process knows of."""
+    return 0 if self.off else self._index.used_bytes
+
+  def read(self, names: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Reads the ranges that the spool has, and returns which they are (bool).
+
+    Args:
+      names: Names of ranges.
+      out: Buffer (uint8).
+      places: Where each range is written in `out`.
+    """
+    served = np.zeros(len(names), np.bool_)
+    if self.off:
+      return served
+    with self._turns_off():
+      files, spots = self._index.find(names)
+      here = np.flatnonzero(files >= 0)
+      here = here[np.lexsort((spots[here], files[here]))]
+      rows = zip(here.tolist(), files[here].tolist(), spots[here].tolist(), places[here].tolist())
+      current, file = -1, None
+      for i, number, spot, place in rows:
+        if number != current:
+          current, file = number, self._index.open(number)
+        if file is None:
+          continue
+        view = out.data[place : place + int(names[i, 3])]
+        served[i] = spool_file.read_range(file, spot, names[i].tobytes(), view)
+        if not served[i]:
+          self._index.delete_damaged(number)
+          file = None
+    return served
+
+  def claim(self, names: np.ndarray, step: int) -> np.ndarray:
+    """Keeps the files that hold some ranges until a step is done; returns which ranges are kept.
+
+    If space is short, a file that holds only a few of the ranges is not kept for them: `read` and
+    `put` them again.
+    """
+    kept = np.zeros(len(names), np.bool_)
+    if self.off or not len(names):
+      return kept
+    with self._turns_off():
+      files, _ = self._index.find(names)
+      numbers, inverse = np.unique(files, return_inverse=True)
+      shares = np.bincount(inverse, names[:, 3].astype(np.float64), minlength=len(numbers))
+      shares /= max(1.0, shares.sum())
+      dense = (numbers >= 0) & ((shares >= _SPARSE) | (not self._full))
+      for number in numbers[dense].tolist():
+        self._claim(number, step)
+      kept = dense[inverse]
+    return kept
+
+  def release(self, step: int | None = None) -> None:
+    """Ends the claims of steps before `step`, so that their files may be deleted; None: all."""
+    with self._claim_lock:
+      ended = [number for number, last in self._claims.items() if step is None or last < step]
+      for number in ended:
+        del self._claims[number]
+    for number in ended:
+      _set_time(self._index.path(number), time.time() - LEASE_SECONDS)
+
+  def renew(self) -> None:
+    """Renews the claimed files; must be called several times per `LEASE_SECONDS`."""
+    if time.monotonic() - self._renewed < RENEW_SECONDS or self.off:
+      return
+    self._renewed = time.monotonic()
+    with self._claim_lock:
+      claimed = [*self._claims]
+    for number in claimed:
+      _set_time(self._index.path(number), time.time())
+
+  def reserve(self, size: int, *, may_delete: bool = True) -> bool:
+    """Returns whether ranges that take `size` bytes can be put now; makes room for them.
+
+    Args:
+      size: Number of bytes, including `spool_file.RANGE_OVERHEAD` for each range.
+      may_delete: Whether files that nobody needs may be deleted to make room.
+    """
+    with self._write_lock:
+      if self.off or size > self._file_bytes - spool_file.FILE_OVERHEAD:
+        return False
+      with self._turns_off():
+        if self._writer is not None and self._writer.room < size:
+          self._finish()
+        if self._writer is None:
+          self._begin(may_delete)
+      return self._writer is not None
+
+  def put(
+      self,
+      names: np.ndarray,
+      data: np.ndarray,
+      places: np.ndarray,
+      *,
+      step: int | None = None,
+      may_delete: bool = True,
+  ) -> bool:
+    """Keeps copies of ranges; returns False if there is no room for all of them.
+
+    Args:
+      names: Names of the ranges.
+      data: Buffer (uint8) that holds their bytes.
+      places: Where each range begins in `data`.
+      step: Last step that needs the ranges; None if none does.
+      may_delete: Whether files that nobody needs may be deleted to make room.
+    """
+    small = names[:, 3] <= self.max_range_bytes
+    names, places = names[small], places[small]
+    costs = np.cumsum(names[:, 3].astype(np.int64) + spool_file.RANGE_OVERHEAD)
+    with self._write_lock:
+      while len(names):
+        if not self.reserve(int(costs[0]), may_delete=may_delete) or self._writer is None:
+          return False
+        count = int(np.searchsorted(costs, self._writer.room, side="right"))
+        with self._turns_off():
+          spots = self._writer.append(names[:count], data, places[:count])
+          self._index.add(self._writer_number, names[:count], spots)
+          if step is not None:
+            self._claim(self._writer_number, step)
+        names, places, costs = names[count:], places[count:], costs[count:] - costs[count - 1]
+    return not self.off
+
+  def flush(self, older_than: float = 0.0) -> None:
+    """Completes the file being written, so that other processes and later runs can read it.
+
+    Args:
+      older_than: Only if the file was begun at least this many seconds ago.
+    """
+    with self._write_lock, self._turns_off():
+      writer = None if self.off else self._writer
+      if writer is not None and time.monotonic() - writer.began >= older_than:
+        self._finish()
+
+  def close(self) -> None:
+    """Completes the file being written and closes all files; the spool remains usable."""
+    self.flush()
+    self._index.close()
+
+  def _claim(self, number: int, step: int) -> None:
+    with self._claim_lock:
+      is_new = number not in self._claims
+      self._claims[number] = max(step, self._claims.get(number, step))
+    if is_new:
+      _set_time(self._index.path(number), time.time())
+
+  def _begin(self, may_delete: bool) -> None:
+    """Begins a new file, if there is room for it."""
+    with _locked(os.path.join(self.directory, _LOCK_NAME)):
+      if self._make_room(may_delete):
+        self._writer = spool_file.SpoolWriter(self.directory, self._file_bytes)
+        self._writer_number = self._index.begin(self._writer)
+
+  def _make_room(self, may_delete: bool) -> bool:
+    """Deletes files that nobody needs until there is room for another; False if there is none."""
+    with self._claim_lock:
+      claimed = self._index.file_names([*self._claims])
+    total, unneeded = 0, []
+    for name, size, changed in _list_files(self.directory):
+      total += size
+      if changed <= time.time() - LEASE_SECONDS and name not in claimed:
+        unneeded.append((changed, name, size))
+    allowed = self.limit_bytes - self._file_bytes
+    self._full = total > allowed
+    deleted = []
+    for _, name, size in sorted(unneeded) if may_delete else ():
+      if total <= allowed:
+        break
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(self.directory, name))
+      total -= size
+      deleted.append(name)
+    self._index.forget_names(deleted)
+    return total <= allowed
+
+  def _finish(self) -> None:
+    writer, number = self._writer, self._writer_number
+    if writer is None:
+      return
+    self._writer, self._writer_number = None, -1
+    try:
+      self._index.finish(number, writer.finish())
+    except OSError as error:
+      self._index.forget(number)
+      writer.discard()
+      if not isinstance(error, FileNotFoundError):  # Somebody has emptied the directory.
+        raise
+
+  @contextlib.contextmanager
+  def _turns_off(self) -> Iterator[None]:
+    """Turns the spool off if the disk fails."""
+    try:
+      yield
+    except OSError as error:
+      already, self._off = self._off, True
+      writer, self._writer = self._writer, None
+      if writer is not None:
+        writer.discard()
+      if not already:
+        logging.warning(
+            "The spool %s is turned off, and batches are read from the store directly: %s. Free"
+            " some space or set olmo_spool_dir to another disk, and restart when convenient.",
+            self.directory,
+            error,
+        )
+
+
+def _list_files(directory: str) -> Iterator[tuple[str, int, float]]:
+  """Yields the name, size and time of each file; deletes unfinished ones of dead processes."""
+  with os.scandir(directory) as entries:
+    for entry in entries:
+      with contextlib.suppress(FileNotFoundError):
+        if entry.name.endswith(spool_file.SUFFIX):
+          found = entry.stat()
+          yield entry.name, found.st_size, found.st_mtime
+        elif entry.name.endswith(spool_file.PART_SUFFIX):
+          if spool_file.is_abandoned(entry.path):
+            os.unlink(entry.path)
+          else:
+            yield entry.name, entry.stat().st_size, time.time()
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+  """Holds a lock that all processes which share a directory take to change its size."""
+  fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+  try:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(fd)
+
+
+def _set_time(path: str | None, when: float) -> None:
+  # Fails if the file has been deleted, or belongs to another user, whose processes renew it.
+  with contextlib.suppress(OSError):
+    if path is not None:
+      os.utime(path, (when, when))

@@ -1,0 +1,78 @@
+"""Writes files by path or URL: a reader sees the whole new file or none of it.
+
+An object is first written to a local temporary file and then sent, in parts if it is large. A store
+makes an object visible only when it has all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from maxtext_olmo import atomic
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.errors import WriteError
+
+_PART_BYTES = 16 << 20
+
+
+@contextlib.contextmanager
+def open_output(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+  """Opens a temporary file, which becomes `path` if the block ends without an error.
+
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   with open_output(f"{folder}/a") as file:
+  ...     _ = file.write(b"0123")
+  ...   os.listdir(folder)
+  ['a']
+  """
+  path = urls.without_secrets(path)
+  if not urls.is_url(path):
+    with atomic.atomic_writer(path) as file:
+      yield file
+    return
+  with tempfile.TemporaryDirectory(prefix="maxtext_olmo_") as folder:
+    local = os.path.join(folder, "object")
+    with atomic.write_errors(local), open(local, "w+b") as opened:
+      yield cast(BinaryIO, opened)
+    upload(local, path)
+
+
+def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
+  """Writes a whole file or object; text is encoded as UTF-8."""
+  with open_output(path) as file:
+    file.write(content.encode() if isinstance(content, str) else content)
+
+
+def upload(source: str | os.PathLike[str], url: str) -> None:
+  """Sends a local file to a store, in parts if it is large."""
+  with _write_errors(url) as (obstore, store, key):
+    obstore.put(store, key, pathlib.Path(source), chunk_size=_PART_BYTES)
+
+
+def remove(url: str) -> None:
+  """Removes an object, if it exists."""
+  with _write_errors(url) as (obstore, store, key), contextlib.suppress(FileNotFoundError):
+    obstore.delete(store, key)
+
+
+@contextlib.contextmanager
+def _write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
+  """Yields obstore, the store and the key of a URL; errors in the block become WriteErrors."""
+  from maxtext_olmo.corpus.storage import failures
+  from maxtext_olmo.corpus.storage import stores
+
+  url = urls.without_secrets(url)
+  obstore = stores.obstore()
+  store = stores.open_store(url, stores.default_options(), writing=True)
+  try:
+    yield obstore, store, urls.store_key(urls.split(url))
+    return
+  except Exception as error:
+    failure = failures.explain(error, f"write {url}")
+  # Outside the handler, so that no traceback shows the cause, which may contain signatures.
+  raise WriteError(str(failure.error))

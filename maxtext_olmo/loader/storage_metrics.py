@@ -1,0 +1,35 @@
+"""What an iterator reports about the object store and the spool that it reads from."""
+
+from __future__ import annotations
+
+from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus.storage import spooled
+
+
+def storage_metrics(storage: storage_lib.Storage | None) -> dict[str, float]:
+  """Returns the counters of a storage, by name; empty for local files."""
+  found: dict[str, float] = {}
+  traffic = getattr(storage, "traffic", None)
+  if traffic is not None:
+    found |= {f"store_{name}": value for name, value in traffic.counts().items()}
+  if isinstance(storage, spooled.SpooledStorage):
+    found |= {f"spool_{name}": value for name, value in storage.counts().items()}
+  return found
+
+
+def describe_store(storage: storage_lib.Storage | None) -> str:
+  """Says why a store may be slow, in a sentence for the watchdog; empty for local files."""
+  traffic = getattr(storage, "traffic", None)
+  if traffic is None:
+    return ""
+  if traffic.outage:
+    return f"{traffic.outage}."
+  counts = traffic.counts()
+  if not counts["requests"]:
+    return ""
+  return (
+      f"Requests to the store take {1e3 * counts['latency_p50']:.0f} ms (median) and"
+      f" {1e3 * counts['latency_p99']:.0f} ms (99th percentile);"
+      f" {100 * counts['retries'] / counts['requests']:.1f} % of {counts['requests']:,} failed and"
+      f" were repeated, and {counts['in_flight']} are in flight."
+  )

@@ -1,0 +1,179 @@
+"""The spool between a trainer and a store that fails: the trainer does not notice.
+
+Times are shares of those of `make test-cloud-long`: an outage of 45 s with a spool of 60 s. A
+trainer takes ten steps per second.
+"""
+
+import os
+import subprocess
+import threading
+import time
+
+import jax
+from absl.testing import absltest
+
+import maxtext_olmo
+from tests.cloud import cases
+from tests.cloud import child as child_lib
+from tests.loader import cases as loader_cases
+
+STARTS_PROCESSES = True
+
+_STEP_SECONDS = 0.1
+_SPOOL_STEPS = max(20, int(60 * cases.TIME_FACTOR / _STEP_SECONDS))
+_OUTAGE_STEPS = int(0.75 * _SPOOL_STEPS)
+_LONG_OUTAGE_SECONDS = 600 * cases.TIME_FACTOR if cases.TIME_FACTOR >= 1 else 5.0
+_BATCH = 8
+_ROW_BYTES = 2 * cases.LENGTH
+_STEP_GIB = _BATCH * _ROW_BYTES / 2**30
+
+
+def setUpModule():
+  jax.config.update("jax_num_cpu_devices", 1)
+  loader_cases.compile_fast()
+
+
+class SpoolTest(cases.BucketCase):
+
+  # The shorter form has an epoch of 150 steps.
+  tokens_per_file = tuple(
+      rows * cases.LENGTH * max(1, round(cases.TIME_FACTOR / 0.1)) for rows in (500, 300, 400)
+  )
+
+  def setUp(self):
+    super().setUp()
+    self.spool = os.path.join(self.work, "spool")
+    self.remote_path = self.remote_index()
+    self.proxy.counts(reset=True)
+
+  def spooled(self, steps=None, **values):
+    """Returns an iterator whose spool holds some steps; all of them by default."""
+    limit = {} if steps is None else {"olmo_spool_gib": steps * _STEP_GIB}
+    keys = {"olmo_spool_dir": self.spool, "global_batch_size_to_load": _BATCH, **limit}
+    return self.make(self.remote_path, **{**keys, **values})
+
+  def expected(self, count, **values):
+    return self.local_batches(count, global_batch_size_to_load=_BATCH, **values)
+
+  def wait_for_depth(self, iterator, steps):
+    while iterator.metrics().get("spool_depth_steps", 0) < steps:
+      time.sleep(0.05)
+
+  def take_slowly(self, iterator, count):
+    got = []
+    for _ in range(count):
+      time.sleep(_STEP_SECONDS)
+      got += loader_cases.take(iterator, 1)
+    return got
+
+  def test_an_outage_shorter_than_the_spool_is_not_noticed(self):
+    expected = self.expected(5 + _OUTAGE_STEPS + 10)
+    iterator = self.spooled(2 * _SPOOL_STEPS)
+    got = loader_cases.take(iterator, 5)
+    self.wait_for_depth(iterator, _SPOOL_STEPS)
+    self.proxy.set(outage="refuse")
+    # The store does not answer, and nobody repairs it meanwhile.
+    got += self.take_slowly(iterator, _OUTAGE_STEPS)
+    self.assertEqual(self.proxy.faults.outage, "refuse")
+    self.proxy.heal()
+    got += loader_cases.take(iterator, 10)
+    self.assert_equal_batches(got, expected)
+
+  def test_an_outage_longer_than_the_spool_is_waited_for(self):
+    expected = self.expected(120)
+    iterator = self.spooled(20)
+    got = loader_cases.take(iterator, 5)
+    self.proxy.set(outage="refuse")
+    end = threading.Timer(_LONG_OUTAGE_SECONDS, self.proxy.heal)
+    end.start()
+    self.addCleanup(end.join)
+    got += loader_cases.take(iterator, 115)
+    self.assertTrue(end.finished.is_set())  # It could not go on before.
+    self.assert_equal_batches(got, expected)
+
+  def test_a_corpus_that_fits_is_read_once(self):
+    index = maxtext_olmo.load_index(self.index_path)
+    steps = index.total_instances // _BATCH
+    iterator = self.spooled(olmo_num_epochs=3)
+    expected = self.expected(3 * steps, olmo_num_epochs=3)
+    got = loader_cases.take(iterator, steps)
+    self.wait_for_depth(iterator, steps // 2)
+    first = self.proxy.counts(reset=True)
+    got += loader_cases.take(iterator, 2 * steps)
+    second = self.proxy.counts()
+    self.assert_equal_batches(got, expected)
+    read = sum(first.reads(".npy").values()) + sum(second.reads(".npy").values())
+    self.assertEqual(read, index.total_instances)
+    self.assertLessEqual(sum(second.reads(".npy").values()), index.total_instances // 10)
+
+  def test_a_restart_uses_what_is_there(self):
+    expected = self.expected(60)
+    iterator = self.spooled(100)
+    loader_cases.take(iterator, 5)
+    self.wait_for_depth(iterator, 50)
+    state = iterator.get_state()
+    iterator.close()
+    self.proxy.counts(reset=True)
+    self.proxy.set(outage="refuse", only=".npy")
+    again = self.spooled(100)
+    again.set_state(state)
+    self.assert_equal_batches(loader_cases.take(again, 40), expected[5:45])
+    self.proxy.heal()
+
+  def test_a_full_disk_turns_the_spool_off_and_nothing_else(self):
+    os.mkdir(self.spool)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", self.spool],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+      self.skipTest(f"A small disk cannot be mounted: {mounted.stderr.decode().strip()}")
+    self.addCleanup(subprocess.run, ["umount", "-l", self.spool], check=True)
+    expected = self.expected(60)
+    with self.assertLogs("absl", "WARNING") as logs:
+      iterator = self.spooled(100)
+      got = loader_cases.take(iterator, 60)
+      iterator.close()
+    self.assert_equal_batches(got, expected)
+    self.assertRegex("\n".join(logs.output), "(?i)spool")
+
+  def job(self, name, steps, **more):
+    config = {
+        **cases.CONFIG,
+        "olmo_index_path": self.remote_path,
+        "olmo_spool_dir": self.spool,
+        "olmo_spool_gib": 200 * _STEP_GIB,
+        "global_batch_size_to_load": _BATCH,
+    }
+    output = os.path.join(self.work, name)
+    return {"config": config, "steps": steps, "output": output, **more}
+
+  def test_killed_while_it_fills_the_spool_a_run_continues_exactly(self):
+    expected = [child_lib.hash_of(batch) for batch in self.expected(40)]
+    self.proxy.set(latency=0.01, cut=0.01)
+    job = self.job("steps", 40, seconds=0.02)
+    for kills in (2, 5, 9, 14):
+      process = child_lib.start(job)
+      self.addCleanup(process.kill)
+      child_lib.kill_after(process, job["output"], kills)
+    process = child_lib.start(job)
+    self.addCleanup(process.kill)
+    self.assertEqual(process.wait(), 0)
+    lines = child_lib.lines_of(job["output"])
+    self.assertEqual([line["hash"] for line in lines], expected)
+
+  def test_two_processes_share_one_spool(self):
+    expected = [child_lib.hash_of(batch) for batch in self.expected(60)]
+    jobs = [self.job(name, 60, seconds=0.02) for name in ("one", "two")]
+    processes = [child_lib.start(job) for job in jobs]
+    for process in processes:
+      self.addCleanup(process.kill)
+    for process, job in zip(processes, jobs):
+      self.assertEqual(process.wait(), 0)
+      lines = child_lib.lines_of(job["output"])
+      self.assertEqual([line["hash"] for line in lines], expected)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,51 @@
+"""Tests of the pace of requests."""
+
+from absl.testing import absltest
+
+from maxtext_olmo.corpus.storage import pace as pace_lib
+
+
+class PaceTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.now = 0.0
+    self.pace = pace_lib.Pace(lambda: self.now)
+
+  def _send(self, seconds: float) -> int:
+    """Returns the number of requests that a busy sender sends in some time."""
+    end, sent = self.now + seconds, 0
+    while self.now < end:
+      self.now += self.pace.delay() or 1e-5
+      sent += 1
+    return sent
+
+  def test_a_batch_is_sent_at_once(self):
+    self.assertEqual([self.pace.delay() for _ in range(256)], [0.0] * 256)
+    self.assertGreater(self.pace.delay(), 0)
+
+  def test_the_start_is_gentle_and_grows(self):
+    first, second = self._send(1), self._send(1)
+    self.assertBetween(first, 1000, 2500)
+    self.assertBetween(second, first, 4000)
+
+  def test_a_throttled_store_is_asked_half_as_often_once_per_second(self):
+    self._send(3)
+    before = self.pace.rate
+    for _ in range(100):
+      self.pace.slow_down()
+    self.assertAlmostEqual(self.pace.rate, before / 2)
+    self.now += 1.5
+    self.pace.slow_down()
+    self.assertAlmostEqual(self.pace.rate, before / 4)
+
+  def test_it_never_stops(self):
+    for _ in range(50):
+      self.now += 1.0
+      self.pace.slow_down()
+    self.assertGreaterEqual(self.pace.rate, 8)
+    self.assertLess(self.pace.delay(), 1.0)
+
+
+if __name__ == "__main__":
+  absltest.main()
