@@ -149,7 +149,8 @@ class OlmoNpyIndex:
   def _first_bytes(self) -> np.ndarray:
     """For each file, the byte offset at which instance 0 would begin if it were in this file."""
     offsets = np.array([entry.data_offset for entry in self.files], np.int64)
-    return offsets - self._starts * self._instance_bytes
+    first: np.ndarray = offsets - self._starts * self._instance_bytes
+    return first
 
   @property
   def _instance_bytes(self) -> int:

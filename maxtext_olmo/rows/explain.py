@@ -146,7 +146,8 @@ class RowExplanation:
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything except the tokens as a JSON-able dict."""
-    return _to_json(self)
+    found: dict[str, Any] = _to_json(self)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,8 @@ class StepExplanation:
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything except tokens and arrays as a JSON-able dict."""
-    return _to_json(self)
+    found: dict[str, Any] = _to_json(self)
+    return found
 
 
 def _to_json(value: Any) -> Any:

@@ -327,7 +327,8 @@ def positions_of(
     return _positions_in_stages(rows, stream, source, first, count, end)
   search = getattr(rows, "positions_of", None)  # A mixture, whose members have epochs of their own.
   if search is not None:
-    return search(source, first, count, end)
+    epochs, positions = search(source, first, count, end)
+    return epochs, positions
   search = getattr(rows, "rows_of", None)
   if search is None:
     raise errors.OrderError(f"Rows of {type(rows).__name__} cannot be searched: no `rows_of`.")
