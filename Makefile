@@ -99,8 +99,8 @@ test-hostile: $(VENV)/.installed ## Try bad files, values, faults, full disks, k
 
 test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
 	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py
-	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_run_check.py
 	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/packed_check.py
+	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_run_check.py
 
 ifeq ($(PYTHON312),)
 test-maxtext:

@@ -6,7 +6,7 @@ belong to no document and are dropped. Boundaries come from one of two places, w
 
     tokens                   1  5  0  1  6  0  7  0  8
     eos, without a BOS       0  0  0  1  1  1  2  2  ·     a document ends at each EOS
-    eos, with a BOS          0  0  0  ·  ·  ·  ·  ·  ·     at an EOS before a BOS, or at the very end
+    eos, with a BOS          0  0  0  ·  ·  ·  ·  ·  ·     at an EOS before a BOS, or the last token
     csv                      as the boundary file `part.csv.gz` next to `part.npy` says
 
 A boundary file is used as it is: its documents need no EOS, and may leave gaps.

@@ -50,11 +50,10 @@ class OpenedRows:
 
   def reader(self, options: config_lib.Options) -> reader_lib.FileReader:
     """Returns the reader of the rows' tokens."""
-    return reader_lib.FileReader(
-        token_files.TokenFiles.of_index(
-            self.index, path_remap=options.path_remap, storage=self.storage
-        )
+    files = token_files.TokenFiles.of_index(
+        self.index, path_remap=options.path_remap, storage=self.storage
     )
+    return wiring.token_reader(options, files)
 
 
 def make_packed_train_iterator(
@@ -98,7 +97,9 @@ def open_rows(options: config_lib.Options, index_path: str) -> OpenedRows:
           f"The index {index_path} is a source mixture, which has heads of files without regard to"
           " documents. dataset_type=olmo_packed needs an index of whole files."
       )
-    storage = storage_lib.open_storage(max_open_files=options.olmo_max_open_files or None)
+    storage = storage_lib.open_storage(
+        options.store_options, max_open_files=options.olmo_max_open_files or None
+    )
     verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
     return index, storage, label_masks.mask_paths(options, index)
 
@@ -116,7 +117,8 @@ def open_plan(
     storage: storage_lib.Storage,
 ) -> packed_plan.PackedPlan:
   """Opens the plan of an index; process 0 builds it first if there is none."""
-  path = packed_plan.default_path(index_path, rule)
+  cache_dir = options.olmo_packing_cache_dir
+  path = packed_plan.default_path(index_path, index, rule, cache_dir)
 
   def build() -> None:
     if not os.path.exists(path):
@@ -125,7 +127,7 @@ def open_plan(
           index,
           path,
           rule,
-          cache_dir=options.olmo_packing_cache_dir,
+          cache_dir=cache_dir,
           path_remap=options.path_remap,
           progress=True,
           storage=storage,

@@ -33,7 +33,7 @@ class Content:
   shift: batch_lib.Shift = batch_lib.Shift()
   extras: tuple[str, ...] = ()
   exclusions: exclude.Exclusions | None = None
-  repetition: repetition.RepetitionRule = repetition.RepetitionRule()
+  repetition: repetition.RepetitionRule = repetition.OLMO_RULE
   label_masks: str = ""
 
   def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | str | None]:

@@ -1,8 +1,8 @@
-"""Functions that numba compiles (extra `[fast]`): reading parts, the repetition search, packing.
+"""Functions that numba compiles (extra `[fast]`): reading, repetitions, segments, packing.
 
 A batch is larger than the processor's cache, so each row is read, padded and checked while it is in
 the cache. Each function has a counterpart without numba that gives the same results (`reader`,
-`repetition`, `packing`) and is used until the compiled one is ready.
+`repetition`, `segments`, `packing`) and is used until the compiled one is ready.
 
 Importing numba takes a while, so only builders that run in background threads import this module.
 Everything is in one file, because numba's cache notices a change in the file of a compiled
@@ -128,6 +128,23 @@ def execute(
 
 
 @_jit
+def mark_after(tokens, token, words):
+  """Sets bit c of a row, 32 to a word, for each column c that follows a given token."""
+  for r in range(tokens.shape[0]):
+    row = tokens[r]
+    end = row.shape[0] - 1  # Nothing follows the last token.
+    for first in range(0, end, 32):
+      last = min(first + 32, end)
+      found = False
+      for i in range(first, last):  # Without branches, so that it compares many at a time.
+        found |= row[i] == token
+      if found:
+        for i in range(first, last):
+          if row[i] == token:
+            words[r, (i + 1) >> 5] |= np.uint32(1) << np.uint32((i + 1) & 31)
+
+
+@_jit
 def best_fit(lengths, capacity, queues, bins):
   """Puts each piece, in the given order, into the bin it fills best; returns the number of bins.
 
@@ -204,6 +221,13 @@ def build_best_fit() -> Callable[[np.ndarray, int, bool, np.ndarray], int]:
   """Compiles best-fit packing."""
   best_fit(np.ones(1, np.int64), 2, False, np.zeros(1, np.int64))
   return best_fit
+
+
+def build_mark_after(itemsize: int) -> Callable[[np.ndarray, Any, np.ndarray], None]:
+  """Compiles `mark_after` for tokens of a size."""
+  tokens = np.zeros((1, 2), f"u{itemsize}")
+  mark_after(tokens, tokens.dtype.type(0), np.zeros((1, 1), np.uint32))
+  return mark_after
 
 
 def build_tie_sort() -> Callable[..., None]:

@@ -12,6 +12,7 @@ import os
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.rows import buffers
 from maxtext_olmo.rows import parts as parts_lib
@@ -85,7 +86,7 @@ class MaskReader:
       self.reader.read(parts, masks, _CHECKS)
     else:
       self.reader.check(parts, masks, _CHECKS)
-    return segments.pack_bits(masks != 0)
+    return segments.pack_bits(masks)
 
   def _check_size(self, source: int) -> None:
     """Raises CorpusError unless a mask has a byte for each token of its file."""
@@ -103,6 +104,8 @@ def digest(source: row_source.RowSource, reader: reader_lib.Reader) -> str:
   """Returns a text that identifies a source's masks by name and size; empty if it has none."""
   if source.mask_paths is None or not isinstance(reader, reader_lib.FileReader):
     return ""
-  size = reader.files.storage.size
-  lines = "".join(f"{os.path.basename(path)} {size(path)}\n" for path in source.mask_paths)
+  paths, storage = source.mask_paths, reader.files.storage
+  found, problems = scan.map_files(lambda i: storage.size(paths[i]), len(paths), workers=None)
+  sizes = scan.all_or_error(found, problems, "Loss masks cannot be read")
+  lines = "".join(f"{os.path.basename(path)} {size}\n" for path, size in zip(paths, sizes))
   return hashlib.sha256(lines.encode()).hexdigest()[:16]

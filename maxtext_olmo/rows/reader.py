@@ -52,7 +52,7 @@ class Checks:
   pad_id: int = 0
   ngram_filter: bool = False
   filter_sees_padding: bool = False
-  repetition: repetition.RepetitionRule = repetition.RepetitionRule()
+  repetition: repetition.RepetitionRule = repetition.OLMO_RULE
 
 
 class Reader(Protocol):

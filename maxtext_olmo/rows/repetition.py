@@ -67,7 +67,7 @@ class RepetitionRule:
     return clean_rows(rows, **dataclasses.asdict(self))
 
 
-SEARCH = RepetitionRule().search
+OLMO_RULE = RepetitionRule()
 
 
 class RepetitionTuple(NamedTuple):

@@ -19,13 +19,18 @@ token: whether a segment begins there (`pack_bits`).
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
+from maxtext_olmo import compiled
 from maxtext_olmo.rows import parts as parts_lib
 
 _WORD_BITS = 32
+# Compiling takes a second of another core, which is worth it only after this many tokens.
+_COMPILE_AFTER_TOKENS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +72,45 @@ def segment_starts(
       _divide_padding(starts, tokens, rule, parts.used)
     starts[:, 0] = False
     return starts
-  is_eos = tokens == rule.eos_id
   if rule.begins == "at_eos":
-    starts[:, 1:] = is_eos[:, 1:]
+    np.equal(tokens[:, 1:], rule.eos_id, out=starts[:, 1:])
   else:
-    starts[:, 1:] = is_eos[:, :-1]
+    np.equal(tokens[:, :-1], rule.eos_id, out=starts[:, 1:])
     if rule.bos_id >= 0:
       starts[:, 1:] &= tokens[:, 1:] == rule.bos_id
   length = tokens.shape[1]
   if (used < length).any():
     starts &= np.arange(length) < used[:, np.newaxis]
   return starts
+
+
+def start_bits(
+    tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
+) -> np.ndarray:
+  """Returns what `pack_bits` makes of `segment_starts`, without an array of flags if it can."""
+  if rule.begins == "after_eos" and rule.bos_id < 0 and tokens.dtype.kind == "u":
+    mark_after = _compiled(tokens.itemsize).get(tokens.size)
+    if mark_after is not None and rule.eos_id <= np.iinfo(tokens.dtype).max:
+      rows, length = tokens.shape
+      words = np.zeros((rows, num_words(length)), "<u4")
+      mark_after(tokens, tokens.dtype.type(rule.eos_id), words)
+      return words if (used == length).all() else words & bits_below(used, length)
+  return pack_bits(segment_starts(tokens, used, rule, parts))
+
+
+def compile_start_bits(dtype: Any = np.uint32) -> bool:
+  """Waits until `start_bits` is compiled for a dtype; returns False if it cannot be."""
+  return _compiled(np.dtype(dtype).itemsize).wait()
+
+
+@functools.cache
+def _compiled(itemsize: int) -> compiled.Background[Callable[[np.ndarray, Any, np.ndarray], None]]:
+  def build() -> Callable[[np.ndarray, Any, np.ndarray], None]:
+    from maxtext_olmo.rows import kernel
+
+    return kernel.build_mark_after(itemsize)
+
+  return compiled.Background(build, after=_COMPILE_AFTER_TOKENS, what="Finding segments")
 
 
 def _divide_padding(
@@ -124,7 +157,10 @@ def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.nda
 
 
 def pack_bits(flags: np.ndarray) -> np.ndarray:
-  """Packs booleans (rows, length) into 32-bit words (rows, words), the first in the lowest bit."""
+  """Packs flags (rows, length) into 32-bit words (rows, words), the first in the lowest bit.
+
+  Flags are booleans, or bytes that are 0 or not.
+  """
   rows, length = flags.shape
   words = num_words(length)
   packed = np.zeros((rows, 4 * words), np.uint8)

@@ -197,10 +197,8 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     trained = found.clean if masked is None else found.clean & ~masked
     covered = np.where(used > 0, self._row_length, 0) if self._covers_padding else used
     batch = {"tokens": tokens, "used": covered, "trained": trained}
-    rule = self._source.segment_rule
-    if rule.begins != "nowhere":
-      starts = segments_lib.segment_starts(tokens, covered, rule, parts)
-      batch["starts"] = segments_lib.pack_bits(starts)
+    if (rule := self._source.segment_rule).begins != "nowhere":
+      batch["starts"] = segments_lib.start_bits(tokens, covered, rule, parts)
     if self._masks is not None:
       masks = None if self._mask_reads is None else self._mask_reads.take(step)
       batch["loss"] = self._masks.read(parts, tokens.shape, masks)

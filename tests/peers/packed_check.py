@@ -1,8 +1,8 @@
 """Fresh random cases against the real OLMo-core: packed rows, label masks, document lengths.
 
 `make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`.
-Cases differ from run to run; `PEER_SEED` repeats a run, and `PEER_CASES` sets their number. Ties are
-those of the CPU that this runs on, and those of the cache files that OLMo-core writes.
+Cases differ from run to run; `PEER_SEED` repeats a run, and `PEER_CASES` sets their number. Ties
+are those of the CPU that this runs on, and those of the cache files that OLMo-core writes.
 """
 
 import dataclasses

@@ -50,8 +50,8 @@ class SearchTest(parameterized.TestCase):
       cycle = np.resize(rows[r, start : start + period], size)[: 2048 - start]
       rows[r, start : start + len(cycle)] = cycle
     search = kernel.build_search(itemsize)
-    found = search(rows, *repetition.SEARCH)
-    expected = [not _repeats_somewhere(row.tolist(), *repetition.SEARCH) for row in rows]
+    found = search(rows, *repetition.OLMO_RULE.search)
+    expected = [not _repeats_somewhere(row.tolist(), *repetition.OLMO_RULE.search) for row in rows]
     self.assertEqual(found.tolist(), expected)
     self.assertIn(False, expected)
 

@@ -171,6 +171,21 @@ class SegmentsTest(parameterized.TestCase):
     found = segments_lib.bits_below(np.array(used), length)
     np.testing.assert_array_equal(found, segments_lib.pack_bits(flags))
 
+  @parameterized.product(rule=RULES, dtype=(np.uint8, np.uint16, np.uint32, np.int32))
+  def test_start_bits_are_packed_starts_whether_compiled_or_not(self, rule, dtype):
+    segments_lib.compile_start_bits(dtype)
+
+    @hypothesis.given(batches())
+    @hypothesis.settings(max_examples=30, deadline=None)
+    def check(batch):
+      tokens, counts = batch[0].astype(dtype), batch[1]
+      parts = parts_of(counts)
+      starts = segments_lib.segment_starts(tokens, parts.used, rule, parts)
+      found = segments_lib.start_bits(tokens, parts.used, rule, parts)
+      np.testing.assert_array_equal(found, segments_lib.pack_bits(starts))
+
+    check()
+
   def test_the_first_flag_is_the_lowest_bit(self):
     flags = np.zeros((2, 40), bool)
     flags[0, [0, 31]] = flags[1, [33]] = True

@@ -54,6 +54,11 @@ class StartTest(parameterized.TestCase):
     made = maxtext_config.data_config(self.config(**values))
     return made.initial_step, made.olmo_initial_position
 
+  @parameterized.parameters(("", "olmo_grain"), ("olmo_packed", "olmo_packed"))
+  def test_olmo_dataset_type_takes_the_place_of_maxtexts_own(self, chosen, expected):
+    made = maxtext_config.data_config(self.config(olmo_dataset_type=chosen))
+    self.assertEqual((made.dataset_type, made.olmo_dataset_type), (expected, ""))
+
   def setUp(self):
     super().setUp()
     self.directory = pathlib.Path(self.create_tempdir().full_path)
