@@ -134,24 +134,28 @@ test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, 
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
 	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
 
-# azurite comes from npm, into the environment; nginx from Debian, where this may be done.
 $(CLOUD_VENV)/.installed: $(VENV)/.installed
 	$(BIN)/python -m venv $(CLOUD_VENV)
 	$(CLOUD_VENV)/bin/python -m pip install --quiet 'moto[server]>=5' s3fs
 	@# Its own packages come first, then those of VENV with all that their .pth files add.
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > $$($(CLOUD_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
-	@npm install --prefix $(CLOUD_VENV)/npm --no-audit --no-fund --loglevel=error azurite > /dev/null \
-	  || echo "test-cloud: azurite could not be installed with npm; its tests are skipped."
-	@command -v nginx > /dev/null || { [ $$(id -u) = 0 ] && command -v apt-get > /dev/null \
-	  && apt-get install --yes --quiet --no-install-recommends nginx > /dev/null; } \
-	  || echo "test-cloud: install nginx, without which most tests are skipped."
 	@touch $@
 
-test-cloud: $(CLOUD_VENV)/.installed ## Read from object stores on loopback, with faults; installs the servers where it may.
+# nginx comes from Debian, where this may be done; azurite from npm, into the environment.
+.PHONY: cloud-servers
+cloud-servers: $(CLOUD_VENV)/.installed
+	@command -v nginx > /dev/null || [ -x /usr/sbin/nginx ] || { [ $$(id -u) = 0 ] && command -v apt-get > /dev/null \
+	  && apt-get install --yes --quiet --no-install-recommends nginx > /dev/null; } \
+	  || echo "test-cloud: install nginx, without which most tests are skipped."
+	@[ -x $(CLOUD_VENV)/npm/node_modules/.bin/azurite-blob ] \
+	  || npm install --prefix $(CLOUD_VENV)/npm --no-audit --no-fund --loglevel=error azurite > /dev/null \
+	  || echo "test-cloud: npm could not install azurite, without which its tests are skipped."
+
+test-cloud: cloud-servers ## Read from object stores on loopback, with faults; installs the servers where it may.
 	$(CLOUD_VENV)/bin/python tests/run.py -j $(JOBS) tests/cloud
 
-test-cloud-long: $(CLOUD_VENV)/.installed ## The same with bursts of 30 s and outages of 45 s and 10 minutes: about half an hour.
+test-cloud-long: cloud-servers ## The same with bursts of 30 s and outages of 45 s and 10 minutes.
 	CLOUD_TIME_FACTOR=1 $(CLOUD_VENV)/bin/python tests/run.py -j 1 --hang-seconds 3600 tests/cloud
 
 # uv installs the floors of setup.cfg itself; the packages that these need in turn are the newest.
@@ -229,7 +233,7 @@ bench-calls: $(VENV)/.installed ## Python calls and objects per step of a traine
 bench-inspect: $(BROWSER_VENV)/.installed ## Time of inspecting a step, searching, reporting, and inverse orders.
 	$(BROWSER_VENV)/bin/python tests/benchmarks/inspection.py
 
-bench-cloud: $(CLOUD_VENV)/.installed ## Read from an object store on loopback, compared with other readers; MosaicML's needs `make bench-peers`.
+bench-cloud: cloud-servers ## Read from an object store on loopback, compared with other readers; MosaicML's needs `make bench-peers`.
 	PYTHONPATH=. $(CLOUD_VENV)/bin/python tests/benchmarks/cloud.py --peers $(PEERS)
 
 bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader and this one.

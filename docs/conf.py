@@ -46,6 +46,7 @@ html_title = "maxtext_olmo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_context = {"default_mode": "auto"}
 html_show_copyright = False
 html_theme_options = {
     "show_toc_level": 2,
@@ -71,12 +72,15 @@ def _mark_code(app, what, name, obj, options, lines):
       lines[number] = line + ":"
 
 
-def _hide_signature(app, what, name, obj, options, signature, result):
-  """Leaves out the signature of a protocol, which is never called."""
-  return ("", None) if getattr(obj, "_is_protocol", False) else None
+def _clean_signature(app, what, name, obj, options, signature, result):
+  """Leaves out the signature of a protocol, which is never called, and what is not Python."""
+  if getattr(obj, "_is_protocol", False):
+    return "", None
+  # The default of a field with a `default_factory`; Sphinx could not parse the signature with it.
+  return signature and signature.replace("<factory>", "..."), result
 
 
 def setup(app):
-  app.connect("autodoc-process-signature", _hide_signature)
+  app.connect("autodoc-process-signature", _clean_signature)
   app.connect("source-read", _expand)
   app.connect("autodoc-process-docstring", _mark_code, priority=400)  # Before napoleon.

@@ -137,10 +137,10 @@ def save_report(driver: Any, config: pathlib.Path) -> None:
   driver.get(page.as_uri())
   drawn = "return document.body.dataset.drawn === 'yes' && Bokeh.documents[0].is_idle"
   WebDriverWait(driver, 60).until(lambda driver: driver.execute_script(drawn))
-  save(driver, "report", 1200)
+  save(driver, "report", 1145)
   for name, heading, height in (
-      ("report_spike", "Spikes", 900),
-      ("report_changes", "Changes", 290),
+      ("report_spike", "Spikes", 887),
+      ("report_changes", "Changes", 245),
   ):
     found = driver.execute_script(
         "const heading = [...document.querySelectorAll('h2')].find("
@@ -161,9 +161,9 @@ def save_served(driver: Any, config: pathlib.Path) -> None:
     try:
       _, address = (server.stdout.readline().strip() for _ in range(2))  # type: ignore
       driver.get(f"{address}step?n={spike_step(config.parent)}")
-      save(driver, "inspect_step", 760)
+      save(driver, "inspect_step", 766)
       driver.find_element("xpath", "//tr[td='scraped']/td/a").click()
-      save(driver, "inspect_row", 640)
+      save(driver, "inspect_row", 570)
     finally:
       server.terminate()
 

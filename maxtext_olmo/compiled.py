@@ -1,5 +1,4 @@
-"""Functions compiled in the background once there is enough work; a slower version serves until
-then."""
+"""Functions compiled in the background after enough work; a slower version serves until then."""
 
 from __future__ import annotations
 
@@ -38,13 +37,16 @@ class Background(Generic[F]):
   def get(self, work: int) -> F | None:
     """Returns the compiled function if it is ready; starts compiling after enough work.
 
+    The first call never starts it: a process with a single task, such as showing one step, ends
+    before the compiled function is ready.
+
     Args:
       work: Amount of work about to be done, in the unit of `after`.
     """
     if self.ready is None and not self._began:
-      self._work += work
       if self._work >= self._after:
         self._start()
+      self._work += work
     return self.ready
 
   def wait(self) -> bool:

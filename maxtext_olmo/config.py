@@ -106,7 +106,7 @@ class Options(types.SimpleNamespace):
     values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
     options = cls(**values)
     found = [*problems.values(), *config_key.problems(options, defaults())]
-    if name == GRAIN:
+    if name in (GRAIN, config_key.DOCUMENTS):
       found += config_stages.problems(options)
     if found:
       raise _config_error(found)
@@ -175,12 +175,12 @@ class Options(types.SimpleNamespace):
   def random_access_documents(self) -> bool:
     """Whether each row of documents can be computed from its position; otherwise rows stream."""
     one_per_row = self.olmo_packing == "none" and self.olmo_long_documents != "split"
-    return self.olmo_shard == "batch" and (self.olmo_packing == "planned" or one_per_row)
+    return bool(self.olmo_shard == "batch" and (self.olmo_packing == "planned" or one_per_row))
 
   @property
   def resumes_whole_batches(self) -> bool:
     """Whether a restored position is rounded down to a multiple of the batch size."""
-    return self.olmo_order_resume == "olmo_core"
+    return bool(self.olmo_order_resume == "olmo_core")
 
 
 def _unread_keys(config: Any, dataset_type: str, reads: Collection[str]) -> dict[str, str]:

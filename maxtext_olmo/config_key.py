@@ -357,7 +357,8 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
     yield "dataset_type=olmo_documents needs olmo_eos_id, the token that ends a document."
   if options.eval_interval > 0 and not options.olmo_eval_index_path:
     yield f"eval_interval={options.eval_interval} needs olmo_eval_index_path."
-  if options.olmo_mixture and options.olmo_num_epochs:
+  last = options.olmo_stages[-1] if options.olmo_stages else {}
+  if last.get("olmo_mixture", options.olmo_mixture) and options.olmo_num_epochs:
     yield "olmo_mixture over documents has no end: it needs olmo_num_epochs=0."
   if options.random_access_documents:
     return
@@ -370,6 +371,8 @@ def _documents(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
       "olmo_batch_extras": bool(options.olmo_batch_extras),
       "olmo_exclude": bool(options.olmo_exclude),
       "olmo_skip": bool(options.olmo_skip),
+      "olmo_stages": bool(options.olmo_stages),
+      "olmo_allow_mixture_change": options.olmo_allow_mixture_change,
       "olmo_spool_dir": bool(options.olmo_spool_dir),
       "olmo_batch_schedule_unit": options.olmo_batch_schedule_unit == "tokens",
       "generate_padding_batch_train": options.generate_padding_batch_train,

@@ -98,6 +98,9 @@ def problems(options: Any) -> Iterator[str]:
     order = stage.get("olmo_order", options.order_name)
     if order not in permutations.order_names():
       continue
+    if options.dataset_type == config_key.DOCUMENTS:
+      yield from _problems_of_documents(number, order, stage)
+      continue
     cls = permutations.order_class(order)
     if options.olmo_eval_instances and cls.foreign:
       yield (
@@ -110,3 +113,17 @@ def problems(options: Any) -> Iterator[str]:
           f"olmo_stages: stage {number}: leave_out_seen does not work with olmo_order={order!r},"
           " which lets no batch span epochs; use feistel or sequential."
       )
+
+
+def _problems_of_documents(number: int, order: str, stage: Stage) -> Iterator[str]:
+  if order not in ("feistel", "sequential"):
+    yield (
+        f"olmo_stages: stage {number}: olmo_order={order!r}: olmo_documents needs feistel or"
+        " sequential."
+    )
+  if stage.get("leave_out_seen"):
+    yield (
+        f"olmo_stages: stage {number}: leave_out_seen needs dataset_type=olmo_grain: other stages"
+        " pack documents into other rows, so a row cannot be told to be seen. Remove it, or give"
+        " the stage an index of files that the run has not read."
+    )

@@ -197,8 +197,8 @@ KEYS: tuple[Key, ...] = (
         " outlasts outages and is used again after a restart. Empty: none.", _is_spool_directory,
         read_by=_CORPUS, per_host=True),
     Key("olmo_spool_gib", 16.0,
-        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of training"
-        " takes 4 bytes per token.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
+        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of 2 million"
+        " tokens per second takes 27.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
     # The order.
     Key("olmo_order", "feistel",
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
@@ -230,10 +230,10 @@ KEYS: tuple[Key, ...] = (
         "Later stages of the run: dicts with from_step (or from_tokens) and the keys that change"
         " there: olmo_mixture, olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed,"
         " leave_out_seen.",
-        kind=config_stages.STAGES, read_by=(GRAIN,), per_host=True),
+        kind=config_stages.STAGES, read_by=_CORPUS, per_host=True),
     Key("olmo_allow_mixture_change", False,
         "Whether a changed olmo_mixture takes effect on resume; otherwise it is refused.",
-        read_by=(GRAIN,)),
+        read_by=_CORPUS),
     Key("olmo_batch_schedule", (),
         "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"
         " constant batch size.", kind=_SCHEDULE),

@@ -17,28 +17,88 @@ class MaxtextOlmoError(Exception):
 
 
 class CorpusError(MaxtextOlmoError, ValueError):
-  """A token file, a manifest or an index is damaged, inconsistent or unreadable."""
+  """A token file, a manifest or an index is damaged, inconsistent or unreadable.
+
+  >>> import tempfile
+  >>> import maxtext_olmo
+  >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+  ...   maxtext_olmo.load_index(file.name)
+  Traceback (most recent call last):
+    ...
+  maxtext_olmo.errors.CorpusError: The index ... is not valid JSON: ...
+  """
 
 
 class MissingFileError(CorpusError, FileNotFoundError):
-  """A file or directory of the corpus does not exist."""
+  """A file or directory of the corpus does not exist.
+
+  >>> import maxtext_olmo
+  >>> maxtext_olmo.load_index("/no/such/index.json")
+  Traceback (most recent call last):
+    ...
+  maxtext_olmo.errors.MissingFileError: Cannot read the index /no/such/index.json: ...
+  """
 
 
 class WriteError(MaxtextOlmoError, OSError):
-  """A file cannot be written: no space, no permission, or its path is not a regular file."""
+  """A file cannot be written: no space, no permission, or its path is not a regular file.
+
+  >>> import tempfile
+  >>> import maxtext_olmo
+  >>> index = maxtext_olmo.OlmoNpyIndex("2", 4, "uint32", "none", (), 0, 0)
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   index.save(folder)
+  Traceback (most recent call last):
+    ...
+  maxtext_olmo.errors.WriteError: Cannot write ...: it exists and is not a regular file. ...
+  """
 
 
 class WorkerError(MaxtextOlmoError, RuntimeError):
-  """A worker process that prepares batches has died."""
+  """A worker process that prepares batches has died.
+
+  Code that catches RuntimeError catches it, too; after it, `next()` starts the workers again.
+
+  >>> issubclass(WorkerError, RuntimeError)
+  True
+  """
 
 
 class OrderError(MaxtextOlmoError, IndexError):
-  """A position, place or instance lies outside the stream."""
+  """A position, place or instance lies outside the stream.
+
+  >>> import maxtext_olmo
+  >>> maxtext_olmo.BatchSchedule.constant(8).start(-1)
+  Traceback (most recent call last):
+    ...
+  maxtext_olmo.errors.OrderError: Steps count from 0, got -1.
+  """
 
 
 class ConfigError(MaxtextOlmoError, ValueError):
-  """The configuration is invalid; nothing has been read yet."""
+  """The configuration is invalid; nothing has been read yet.
+
+  >>> import maxtext_olmo
+  >>> maxtext_olmo.make_order("random", num_instances=10, seed=0)
+  Traceback (most recent call last):
+    ...
+  maxtext_olmo.errors.ConfigError: olmo_order='random' is not a known order; choose from ...
+  """
 
 
 class ResumeError(MaxtextOlmoError, ValueError):
-  """A checkpoint or state does not belong to this stream."""
+  """A checkpoint or state does not belong to this stream.
+
+  >>> import jax
+  >>> import numpy as np
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.dataset_type = "synthetic"
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  >>> train.set_state({"step": 5})
+  Traceback (most recent call last):
+    ...
+  maxtext_olmo.errors.ResumeError: This is not a data state that this library saved: ...
+  >>> train.close()
+  """

@@ -24,6 +24,7 @@ if {ready}:
   first.wait()
 else:
   first.get(1)
+  first.get(1)
   began.wait()
 child = os.fork()
 if child == 0:
@@ -40,7 +41,7 @@ class BackgroundTest(absltest.TestCase):
   def test_it_compiles_once_there_is_enough_work(self):
     made = []
     background = compiled.Background(lambda: made.append(1) or "code", after=10, what="It")
-    for _ in range(3):
+    for _ in range(4):
       self.assertIsNone(background.get(3))
     self.assertEmpty(made)
     background.get(3)
@@ -48,9 +49,24 @@ class BackgroundTest(absltest.TestCase):
     self.assertEqual(background.get(3), "code")
     self.assertEqual(made, [1])
 
+  def test_a_single_task_does_not_start_compiling(self):
+    go_on = threading.Event()
+    background = compiled.Background(lambda: go_on.wait() and "code", after=1, what="A task")
+
+    def compiling():
+      return "compile A task" in {thread.name for thread in threading.enumerate()}
+
+    self.assertIsNone(background.get(1_000_000))
+    self.assertFalse(compiling())
+    self.assertIsNone(background.get(1))
+    self.assertTrue(compiling())
+    go_on.set()
+    self.assertTrue(background.wait())
+
   def test_callers_do_not_wait_while_it_compiles(self):
     go_on = threading.Event()
     background = compiled.Background(lambda: go_on.wait() and "code", after=1, what="It")
+    self.assertIsNone(background.get(1))
     self.assertIsNone(background.get(1))
     self.assertIsNone(background.get(1))
     go_on.set()

@@ -54,6 +54,13 @@ class MetricsTest(parameterized.TestCase):
     )
     self.assertIn("The largest cost of a batch is read (order 1.0 ms, read 20.0 ms", logs.output[0])
 
+  def test_the_warning_names_the_store_if_reading_is_the_largest_cost(self):
+    sums = metrics.Metrics()
+    sums.watch_store(lambda: "gs://bucket has not answered for 12 s.")
+    with self.assertLogs(level="WARNING") as logs:
+      _serve(sums, [0.25] * 100)
+    self.assertIn("transfer 4.0 ms). gs://bucket has not answered for 12 s. See", logs.output[0])
+
   def test_a_pipeline_that_measures_no_stage_names_none(self):
     sums = metrics.Metrics()
     with self.assertLogs(level="WARNING") as logs:

@@ -178,7 +178,6 @@ def read_config(
     kept: The data keys that were kept with the run, if there is no file.
   """
   from maxtext_olmo import config as data_keys
-  from maxtext_olmo import config_table
   from maxtext_olmo.trainers.tiny import config as config_lib
 
   steps = None
@@ -196,9 +195,9 @@ def read_config(
   if "steps" in changed or (path and kept is None):
     steps = config.steps
   if kept is None:
-    return {key.name: config[key.name] for key in config_table.KEYS}, steps
-  known = {key.name for key in config_table.KEYS}
-  return {**kept, **{name: config[name] for name in changed & known}}, _positive(steps)
+    return {name: config[name] for name in data_keys.defaults()}, steps
+  known = changed & data_keys.defaults().keys()
+  return {**kept, **{name: config[name] for name in known}}, _positive(steps)
 
 
 def _positive(steps: Any) -> int | None:

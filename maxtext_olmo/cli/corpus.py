@@ -225,9 +225,7 @@ def run_copy(args: argparse.Namespace) -> int:
   files, base, details = _source_files(args, storage)
   if args.files_per_label is not None and args.files_per_label < 1:
     raise ConfigError(f"--files-per-label must be at least 1, got {args.files_per_label}.")
-  chosen = copy_lib.select(
-      files, labels=args.label, patterns=args.file, first=args.files_per_label
-  )
+  chosen = copy_lib.select(files, labels=args.label, patterns=args.file, first=args.files_per_label)
   output = urls.without_secrets(args.output)
   summary = copy_lib.copy_files(
       copy_lib.with_sidecars(chosen) if args.sidecars else chosen,

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo.corpus import urls
 
 # More than any run has; products of both still fit into 64 bits.
 _MOST, _MOST_ROWS = 2**32, 2**24
@@ -126,6 +127,8 @@ def _open_plan(args: argparse.Namespace) -> contextlib.AbstractContextManager[An
 
 def _is_index(path: str) -> bool:
   """Returns whether a path names an index rather than a run: a JSON file without keys of a run."""
+  if urls.is_url(path):  # Runs are directories.
+    return path.endswith(".json")
   if not path.endswith(".json") or not os.path.isfile(path):
     return False
   from maxtext_olmo import config as data_keys

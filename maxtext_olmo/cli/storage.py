@@ -71,9 +71,7 @@ def add_parser(subparsers: Any) -> None:
       otherwise="those of the index, or of the file",
       type=float,
   )
-  option(
-      "--price-per-million DOLLARS", "price of a million GET requests", default=0.4, type=float
-  )
+  option("--price-per-million DOLLARS", "price of a million GET requests", default=0.4, type=float)
   option("--requests N", "number of reads, at most", default=10_000)
   option("--seconds T", "seconds after which no read is started", default=20.0, type=float)
   cli.add_storage_options(option)
@@ -124,7 +122,9 @@ def _find_target(args: argparse.Namespace, storage: Any) -> _Target:
       )
     tokens = args.sequence_length or 8192
     size = args.bytes_per_token or 4
-    return _Target([url], tokens * size, tokens, int(args.tokens // tokens) if args.tokens else None)
+    return _Target(
+        [url], tokens * size, tokens, int(args.tokens // tokens) if args.tokens else None
+    )
   index = index_builder.load_index(url, storage=storage)
   tokens = args.sequence_length or index.sequence_length
   # Spread over the corpus: a store may keep the files of a label apart from the others.
@@ -145,9 +145,7 @@ def _find_target(args: argparse.Namespace, storage: Any) -> _Target:
 
 
 def _print_rates(found: "Measurement") -> None:
-  print(
-      f"first request {1e3 * found.first:,.0f} ms; then reads of {found.read_bytes:,} bytes:"
-  )
+  print(f"first request {1e3 * found.first:,.0f} ms; then reads of {found.read_bytes:,} bytes:")
   rows = [
       (
           f"{rate.parallelism:,}",
@@ -188,4 +186,3 @@ def _print_verdict(found: "Measurement", target: _Target, wanted: float | None) 
     return False
   print(f"TOO SLOW: {need}. Train closer to the bucket, or copy the corpus (`corpus copy`)")
   return False
-

@@ -149,7 +149,8 @@ class OlmoNpyIndex:
   def _first_bytes(self) -> np.ndarray:
     """For each file, the byte offset at which instance 0 would begin if it were in this file."""
     offsets = np.array([entry.data_offset for entry in self.files], np.int64)
-    return offsets - self._starts * self._instance_bytes
+    first: np.ndarray = offsets - self._starts * self._instance_bytes
+    return first
 
   @property
   def _instance_bytes(self) -> int:
@@ -304,7 +305,8 @@ def find_prefix(index: OlmoNpyIndex, fingerprint: str) -> int | None:
 
 def windows_of_prefix(index: OlmoNpyIndex, num_files: int) -> int:
   """Returns the number of windows in the first `num_files` files."""
-  return _count(index.files[:num_files]) // index.chunk_size
+  last = index.files[max(0, num_files - 1) : num_files]  # Cheap: called for each prefix.
+  return _count(last) // index.chunk_size
 
 
 def _prefixes_of(index: OlmoNpyIndex) -> Iterator[str]:

@@ -60,7 +60,7 @@ def run_on_all_processes(act: Callable[[], T], doing: str) -> T:
   return result  # type: ignore[return-value]
 
 
-def from_process_0(decide: Callable[[], Any], doing: str) -> Any:
+def from_process_0(decide: Callable[[], T], doing: str) -> T:
   """Calls a function on process 0 and returns its result on every process; if it fails, all raise.
 
   Args:

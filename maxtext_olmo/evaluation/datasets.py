@@ -43,7 +43,7 @@ class CompleteLLMIndexedBatch(grain.transforms.Map):
   """
 
   @staticmethod
-  def map(item: Sample) -> Sample:  # type: ignore[override]
+  def map(item: Sample) -> Sample:
     """Converts an incomplete dict to one with all fields; requests then count from 1."""
     made = {name: value for name, value in item.items() if name != "idx"}
     rows, length = made["inputs"].shape
@@ -80,7 +80,7 @@ def token_length(item: Sample) -> int:
   >>> token_length({"inputs": np.array([[1, 2, 3]])})
   3
   """
-  return item["inputs"].shape[1]
+  return int(item["inputs"].shape[1])
 
 
 class _Wrapped(grain.MapDataset[T], Generic[T]):
@@ -270,7 +270,8 @@ class SortedDataset(_Wrapped[T]):
     self._order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
 
   def _get(self, index: int) -> T:
-    return self.dataset[self._order[index]]
+    element: T = self.dataset[self._order[index]]
+    return element
 
 
 class MultihostSortedRemapDataset(_Wrapped[T]):
@@ -318,7 +319,8 @@ class MultihostSortedRemapDataset(_Wrapped[T]):
     local_batch = self.global_batch_size // self.dataloader_host_count
     host, place = divmod(index, len(self) // self.dataloader_host_count)
     step, row = divmod(place, local_batch)
-    return self.dataset[step * self.global_batch_size + host * local_batch + row]
+    element: T = self.dataset[step * self.global_batch_size + host * local_batch + row]
+    return element
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -38,8 +38,17 @@ class JaxLM(LM):
   harness call. Every process gets all requests and all results, and process 0 should report them.
   The rows are split over the mesh internally; to the harness, each process is rank 0 of 1.
 
-      lm = maxtext_olmo.JaxLM(apply, params, "tokenizer.json", mesh, max_length=2048)
-      results = lm_eval.simple_evaluate(lm, tasks=["arc_easy"])
+  >>> import types
+  >>> import numpy as np
+  >>> def apply(params, batch):  # A bigram model.
+  ...   return params[batch.inputs]
+  >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+  >>> lm = JaxLM(apply, jax.numpy.zeros((512, 512)), "bytes", mesh, batch_size=2, progress=False)
+  >>> [(score, greedy)] = lm.loglikelihood([types.SimpleNamespace(args=("The sky is", " blue"))])
+  >>> round(score, 3), greedy  # Five bytes, each with a probability of 1 / 512.
+  (-31.192, False)
+
+  `lm_eval.simple_evaluate(lm, tasks=["arc_easy"])` runs the tasks of the harness on it.
 
   Args:
     apply: Maps parameters and an `LLMIndexedBatch` to logits (rows, tokens, vocabulary). The model

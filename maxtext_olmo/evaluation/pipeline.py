@@ -70,6 +70,19 @@ def lmeval_preprocessing_pipeline(
     worker_buffer_size: Batches that each worker prepares in advance.
     padding_multiple: All lengths are rounded up to a multiple of this.
     use_thread_prefetch: Whether a thread prepares batches, instead of worker processes.
+
+  Example:
+    >>> import types
+    >>> mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    >>> request = types.SimpleNamespace(args=("The sky is", " blue"))
+    >>> batches = lmeval_preprocessing_pipeline(
+    ...     0, 1, mesh, [request], 2, "bytes", worker_count=0, padding_multiple=16)
+    >>> batch = next(iter(batches))
+    >>> batch.document_idx.tolist()  # One request, and a padding row.
+    [1, 0]
+    >>> targets, scored = np.asarray(batch.targets[0]), np.asarray(batch.targets_segmentation[0])
+    >>> bytes(targets[scored != 0].tolist())
+    b' blue'
   """
   tokenizer = tokenizer_lib.load_eval_tokenizer(
       tokenizer_path,

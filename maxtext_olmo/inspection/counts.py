@@ -113,21 +113,48 @@ def _staged(stream: staged_stream.StagedStream) -> Counter:
       counts[:, own] += counter.before(inside)
     return counts
 
-  def tally(positions: np.ndarray) -> Tally:
-    counts = np.zeros(len(labels))
+  def count(positions: np.ndarray, *, few: bool) -> Tally:
+    """Counts the rows at positions or, if these are not few, rows near them, scaled to as many."""
+    sums, squares = np.zeros((2, len(labels)))
     stage_of = np.array([stream.number_at(position) for position in positions.tolist()])
     for number in np.unique(stage_of).tolist():
-      index, first = stream.index(number), stream.stages[number].position
-      ids = stream.stream(number).instance_ids(positions[stage_of == number] - first)
-      found, times = np.unique(index.locate(ids)[0], return_counts=True)
-      for file, count in zip(found.tolist(), times.tolist()):
-        counts[labels.index(index.files[file].label)] += count
-    return counts, counts
+      counter, own = counters[number], columns[number]
+      places = positions[stage_of == number] - stream.stages[number].position
+      rows = len(places)
+      if counter.tally is None:
+        found = _tally_closed_form(counter, places)
+      elif few:
+        found = counter.tally(places)
+      else:
+        *found, rows = counter.sample(places)  # type: ignore[misc]
+      sums[own] += found[0] * len(places) / rows
+      squares[own] += found[1] * len(places) / rows
+    return sums, squares
 
-  counter = Counter(labels, available, stream.sequence_length, stream.num_positions, before)
-  if all(counter.tally is None for counter in counters):
+  end = counters[-1].num_positions
+  counter = Counter(
+      labels,
+      available,
+      stream.sequence_length,
+      None if end is None else stream.stages[-1].position + end,
+      before,
+  )
+  counted = [counter for counter in counters if counter.tally is not None]
+  if not counted:
     return counter
-  return _with_tally(counter, tally)
+  return dataclasses.replace(
+      counter,
+      tally=lambda positions: count(positions, few=True),
+      sample=lambda positions: (*count(positions, few=False), len(positions)),
+      rows_per_call=max(counter.rows_per_call for counter in counted),
+      enumerable=min(counter.enumerable for counter in counted),
+  )
+
+
+def _tally_closed_form(counter: Counter, positions: np.ndarray) -> Tally:
+  """Counts the rows at some positions, given the exact counts before each position."""
+  shares = (counter.before(positions + 1) - counter.before(positions)) / counter.row_length
+  return shares.sum(axis=0), (shares**2).sum(axis=0)
 
 
 def _with_tally(counter: Counter, tally: Callable[[np.ndarray], Tally]) -> Counter:

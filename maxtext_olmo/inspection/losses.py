@@ -22,6 +22,7 @@ from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
 
 _EVENTS = "tfevents"
+_POSITION_NAMES = ("position", "data/position")  # The second is MaxText's.
 _STEP_NAMES = ("step", "_step", "global_step", "iteration")  # Case-insensitive: W&B has `Step`.
 
 
@@ -125,7 +126,8 @@ class _Form(NamedTuple):
     step = next((lower[name] for name in _STEP_NAMES if name in lower), None)
     losses = tuple(name for name in names if name == loss or name.lower().endswith("loss"))
     others = tuple(name for name in names if name not in (*losses, step))
-    return cls(step, lower.get("position"), losses, others if step is not None else ())
+    position = next((lower[name] for name in _POSITION_NAMES if name in lower), None)
+    return cls(step, position, losses, others if step is not None else ())
 
 
 def _choose(path: str, found: Iterable[str], others: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from maxtext_olmo.loader import olmo_packed
 from maxtext_olmo.loader import olmo_padded
 from maxtext_olmo.loader import stage_config
 from maxtext_olmo.loader import state as state_lib
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import timeline as timeline_lib
 from maxtext_olmo.rows import steps as steps_lib
 
@@ -59,13 +60,17 @@ def _until_end_of_epoch(plan: plan_lib.Plan) -> plan_lib.Plan:
   last = plan.stretches[-1]
   end = last.stream.num_positions
   if end is None:
-    epochs = last.stream.epochs
+    position = last.schedule.position(max(plan.step, last.first))
+    number, own, first = staged_stream.stage_at(last.stream, position)
+    epochs = own.epochs
     if epochs is None:
       raise errors.ConfigError(
           "The length of an epoch of packed documents is unknown until they are packed. Give the"
           " number of steps with --steps."
       )
-    end = epochs.start(epochs.epoch(last.schedule.position(max(plan.step, last.first))) + 1)
+    end = first + epochs.start(epochs.epoch(position - first) + 1)
+    if number is not None and (length := last.stream.length(number)) is not None:
+      end = min(end, first + length)
   step = max(plan.step, last.first + 1, steps_lib.end_step(last.schedule, end))
   return dataclasses.replace(
       plan, stretches=(*plan.stretches[:-1], dataclasses.replace(last, end=step))
@@ -105,7 +110,8 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
     source = olmo_documents.open_documents(
         options.olmo_index_path, options.olmo_documents_path, options
     )
-    index, stream = source.index, olmo_documents.train_stream(options, source)
+    index, policy = source.index, olmo_documents.stage_policy(options, source)
+    stream = policy.stream(policy.beginning)
   elif options.dataset_type == PACKED:
     opened = olmo_packed.open_rows(options, options.olmo_index_path)
     index, stream = opened.index, olmo_packed.train_stream(options, opened.rows)

@@ -15,6 +15,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
@@ -224,7 +226,7 @@ def _check(
       continue
     schedule = iterator.history.at(step).schedule
     position = state_lib.position_after(iterator.stream, schedule, step)
-    if logged != position:
+    if np.float32(logged) != np.float32(position):  # As precise as in the event files.
       raise errors.ConfigError(
           f"The log says that step {step:,} began at position {logged:,}; in this run it begins at"
           f" position {position:,}. The log belongs to another run, or to steps that were repeated"

@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
@@ -17,9 +15,9 @@ from maxtext_olmo.loader import corpus_change
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
-from maxtext_olmo.rows import row_source
 
 _SHOWN_ROWS = 8
 
@@ -140,11 +138,7 @@ def _summary(
   stage = epoch = place = length = None
   rows: tuple[int, ...] = ()
   if stream.has(iterator.position):
-    epoch, place = (int(found[0]) for found in stream.locate(np.array([iterator.position])))
-    if stream.epochs is not None:
-      place, length = iterator.position - stream.epochs.start(epoch), stream.epochs.length(epoch)
-    if hasattr(stream, "stages"):
-      ((stage, epoch),) = row_source.stages_of(stream, np.array([epoch]))
+    stage, epoch, place, length = staged_stream.place_of(stream, iterator.position)
     numbers = iterator.row_numbers(iterator.step)
     rows = tuple(numbers[numbers >= 0][:_SHOWN_ROWS].tolist())
   return Summary(

@@ -54,7 +54,7 @@ nav input { width: 9rem } [name=n], [name=byte] { width: 6rem }
 button { font: inherit; padding: .3rem .7rem } td, th { vertical-align: top }
 .left td, .left th { text-align: left } .masked { color: var(--accent); font-weight: bold }
 a { color: inherit } .walk a { margin-right: 1.2rem } progress { width: 100% }
-td { white-space: nowrap } td.wide { white-space: normal;
+td, th { white-space: nowrap } td.wide { white-space: normal;
   overflow-wrap: anywhere; min-width: 13rem }
 pre.row { max-height: none }
 """
@@ -156,25 +156,26 @@ class Views:
 
   def _show_step(self, query: Mapping[str, str]) -> str:
     step, first = _number(query, "n"), _number(query, "first", 0)
-    explanation = self._iterator.explain(step)
-    rows = explanation.rows[first : first + _ROWS]
+    size = self._size(step)
+    last = max(first, min(first + _ROWS, size) - 1)
+    explanation = self._iterator.explain(step, range(first, last + 1))
     labels = collections.Counter(row.label or "-" for row in explanation.rows if row.parts)
     walk = [_link("step", "← previous step", n=step - 1) if step else ""]
     walk.append(_link("step", "next step →", n=step + 1))
     if first:
       walk.append(_link("step", "earlier rows", n=step, first=max(0, first - _ROWS)))
-    if first + _ROWS < len(explanation.rows):
+    if last + 1 < size:
       walk.append(_link("step", "further rows", n=step, first=first + _ROWS))
     body = [
         f'<p class="walk">{"".join(walk)}</p>',
         _paragraph(
-            f"{self._when(step).capitalize()}: {len(explanation.rows):,} rows of"
-            f" {explanation.sequence_length:,} tokens from position {explanation.position:,},"
-            f" repetition filter {'on' if explanation.ngram_filter else 'off'}. Rows by label:"
+            f"{self._when(step).capitalize()}: {size:,} rows of {explanation.sequence_length:,}"
+            f" tokens from position {explanation.position:,}, repetition filter"
+            f" {'on' if explanation.ngram_filter else 'off'}. Rows {first:,} to {last:,} by label:"
             f" {', '.join(f'{label} {count:,}' for label, count in labels.most_common())}."
         ),
         _table(
-            ("row", "position", "epoch", "label", "file", "documents", "kept", "loss", "text"),
+            ("row", "position", "epoch", "label", "file", "documents", "kept", "in loss", "text"),
             (
                 (
                     _link("row", f"{row.row}", step=step, row=row.row),
@@ -184,10 +185,10 @@ class Views:
                     self._file_of(row),
                     sum(len(part.documents) for part in row.parts) or "",
                     _verdict(row.kept if row.parts else None, row.excluded, row.used),
-                    f"{row.loss_share:.2%}",
+                    f"{row.loss_tokens:,}",
                     self._snippet(row),
                 )
-                for row in rows
+                for row in explanation.rows
             ),
         ),
     ]
@@ -195,24 +196,19 @@ class Views:
 
   def _show_row(self, query: Mapping[str, str]) -> str:
     step, number = _number(query, "step"), _number(query, "row")
-    explanation = self._iterator.explain(step)
-    if number >= len(explanation.rows):
-      raise errors.OrderError(
-          f"There is no row {number}: step {step} has rows 0 to {len(explanation.rows) - 1}."
-      )
-    row = explanation.rows[number]
+    (row,) = self._iterator.explain(step, [number]).rows
     verdict = _verdict(row.kept, row.excluded, row.used)
     partly = f"kept except {row.excluded:,} excluded tokens"
     kept = {"yes": "kept", "part": partly}.get(verdict, verdict)
     walk = [_link("row", "← previous row", step=step, row=number - 1) if number else ""]
-    if number + 1 < len(explanation.rows):
+    if number + 1 < self._size(step):
       walk.append(_link("row", "next row →", step=step, row=number + 1))
     walk.append(_link("step", f"all rows of step {step:,}", n=step))
     body = [
         f'<p class="walk">{"".join(walk)}</p>',
         f"<p>{self._when(step).capitalize()}, position {row.position:,}, epoch"
-        f" {text_lib.describe_epoch(row)}, {row.used:,} tokens, {row.loss_share:.2%} of the step's"
-        f" loss, {kept}.</p>",
+        f" {text_lib.describe_epoch(row)}, {row.used:,} tokens, of which {row.loss_tokens:,} are in"
+        f" the loss, {kept}.</p>",
         _table(
             ("column", "label", "file", "bytes", "tokens"),
             (
@@ -336,6 +332,9 @@ class Views:
 
   def _when(self, step: int) -> str:
     return "seen" if step < self._iterator.step else "to come"
+
+  def _size(self, step: int) -> int:
+    return self._iterator.history.at(step).schedule.size(step)
 
   def _file_of(self, row: Any) -> str:
     """Returns the file that a row begins with, relative to the directory that holds all files."""

@@ -15,6 +15,7 @@ from maxtext_olmo.inspection import text as text_lib
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import row_source
 
@@ -205,12 +206,13 @@ def _end(iterator: iterator_lib.BatchIterator, until_step: int | None) -> int:
     return end if last is None else min(end, last)
   if last is not None:
     return last
-  if stream.epochs is not None:
-    return stream.epochs.start(stream.epochs.epoch(position) + 2)
-  count_rows = getattr(iterator.source, "count_rows", None)
+  _, own, first = staged_stream.stage_at(stream, position)
+  if own.epochs is not None:
+    return first + own.epochs.start(own.epochs.epoch(position - first) + 2)
+  count_rows = getattr(own.source, "count_rows", None)
   if count_rows is None:  # A mixture of packed rows, whose members have their own epochs.
     return 2 * position + 1000
-  epoch, row = (int(found[0]) for found in stream.locate(np.array([position])))
+  epoch, row = (int(found[0]) for found in own.locate(np.array([position - first])))
   return position - row + sum(count_rows(e, sys.maxsize) for e in (epoch, epoch + 1))
 
 
@@ -310,11 +312,16 @@ def _excluded(
 
 def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end: int) -> str:
   """Returns why no row up to a position holds tokens of a range."""
-  rows_of = getattr(iterator.source, "rows_of", None)
-  rows = None if rows_of is None else rows_of(0, target.file, target.first, target.count)
-  staged = hasattr(iterator.stream, "stages")
+  source: Any = iterator.source
+  staged, files = hasattr(iterator.stream, "stages"), [target.file]
+  if hasattr(source, "of_stage"):
+    source, numbers = source.of_stage(0)
+    files = np.flatnonzero(numbers == target.file).tolist()
+  rows = None
+  if files and hasattr(source, "rows_of"):
+    rows = source.rows_of(0, files[0], target.first, target.count)
   if rows is not None and not len(rows) and not staged:
-    if iterator.stream.epochs is not None and hasattr(iterator.source, "index"):
+    if hasattr(source, "index"):
       return "in the tail of its file, which is shorter than an instance and never read"
     return "cut off: its document was truncated to one row before it"
   split = getattr(iterator.stream, "split", None) if rows is None or len(rows) else None

@@ -6,10 +6,10 @@ import contextlib
 import re
 from typing import Any
 
-import numpy as np
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo.order import staged_stream
 
 _SHOWN_ROWS = 4
 
@@ -57,16 +57,10 @@ def announce(name: str, iterator: Any) -> None:
 
 def place(stream: Any, position: int) -> str:
   """Returns a description of the stage, the epoch and the place of a position."""
-  epoch = int(stream.locate(np.array([position]))[0][0])
-  stage_of_epoch = getattr(stream, "stage_of_epoch", None)
-  stage, own_epoch = ("", epoch)
-  if stage_of_epoch is not None:
-    number, own_epoch = stage_of_epoch(epoch)
-    stage = f"stage {number}, "
-  if stream.epochs is None:
-    return f"{stage}epoch {own_epoch}"
-  start, length = stream.epochs.start(epoch), stream.epochs.length(epoch)
-  return f"{stage}epoch {own_epoch}, place {position - start} of {length}"
+  found = staged_stream.place_of(stream, position)
+  stage = "" if found.stage is None else f"stage {found.stage}, "
+  place = "" if found.length is None else f", place {found.place} of {found.length}"
+  return f"{stage}epoch {found.epoch}{place}"
 
 
 def _short(value: Any) -> str:

@@ -29,6 +29,7 @@ from maxtext_olmo.loader import restart as restart_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.loader import storage_metrics
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import status
 from maxtext_olmo.order import timeline
 from maxtext_olmo.rows import content as content_lib
@@ -141,11 +142,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
   def metrics(self) -> dict[str, float]:
     """Returns the cost so far: seconds per activity (wait, order, read, …), bytes, and reads."""
     delivery = self._delivery
-    return {
-        **self._metrics.snapshot(),
-        **({} if delivery is None else delivery.metrics()),
-        **storage_metrics.storage_metrics(self._storage),
-    }
+    found = self._metrics.snapshot() | storage_metrics.storage_metrics(self._storage)
+    return found if delivery is None else found | delivery.metrics()
 
   def __len__(self) -> int:
     """Returns the number of steps from where this iterator began to the end of the stream.
@@ -178,11 +176,11 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def epoch(self) -> int | None:
-    """The epoch of the next sample; None at the end of the stream."""
-    position = self.position
-    if not self._start.stream.has(position):
+    """The epoch of the next sample, counted from its stage; None at the end of the stream."""
+    position, stream = self.position, self._start.stream
+    if not stream.has(position):
       return None
-    return int(self._start.stream.locate(np.array([position]))[0][0])
+    return staged_stream.place_of(stream, position).epoch
 
   @property
   def place(self) -> dict[str, int]:
@@ -192,8 +190,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     """
     found, epoch = {"position": self.position}, self.epoch
     if epoch is not None:
-      ((stage, epoch),) = row_source.stages_of(self.stream, np.array([epoch]))
-      found |= {"stage": stage} if hasattr(self.stream, "stages") else {}
+      stage, _, _ = staged_stream.stage_at(self.stream, self.position)
+      found |= {} if stage is None else {"stage": stage}
       found["epoch"] = epoch
     return found
 

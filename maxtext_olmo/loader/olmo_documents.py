@@ -16,22 +16,18 @@ from absl import logging
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
+from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.corpus import source as source_lib
+from maxtext_olmo.corpus import token_files
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
-from maxtext_olmo.grain_llm import row_dataset
+from maxtext_olmo.loader import document_streams
 from maxtext_olmo.loader import iterator as iterator_lib
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import wiring
-from maxtext_olmo.order import mixture as mixture_lib
-from maxtext_olmo.rows import document_rows
-from maxtext_olmo.rows import mixture as mixture_rows
-from maxtext_olmo.rows import planned
-from maxtext_olmo.rows import row_source
-from maxtext_olmo.rows import segments
-
-_PLANNED_BINS = 1024
+from maxtext_olmo.rows import staged
 
 
 def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -> Any:
@@ -40,14 +36,24 @@ def make_documents_train_iterator(config: Any, global_mesh: jax.sharding.Mesh) -
   source = open_documents(options.olmo_index_path, options.olmo_documents_path, options)
   if not options.random_access_documents:
     return _streaming(options, global_mesh, source)
-  stream = train_stream(options, source)
+  stages = stage_policy(options, source)
+  stream = stages.stream(stages.beginning)
+  joined = joined_lib.join([source.index, *stages.corpora.others.values()])
+  several = len(joined.indexes) > 1
+  files = source.files
+  if several:
+    files = token_files.TokenFiles.of_index(
+        joined.index, path_remap=options.path_remap, storage=files.storage
+    )
   return wiring.train_iterator(
       options,
       global_mesh,
-      stream.source,
-      wiring.token_reader(options, source.files),
+      staged.StagedRows(stream.source, joined, stream.source.segment_rule),
+      wiring.token_reader(options, files),
       stream,
       index=source.index,
+      stages=stages,
+      joined=joined if several else None,
   )
 
 
@@ -59,7 +65,7 @@ def make_documents_eval_iterator(
   source = open_documents(options.olmo_eval_index_path, "", options)
   packing = options.olmo_packing if options.random_access_documents else "planned"
   options = options.replace(olmo_packing=packing, olmo_mixture={})
-  stream = _stream(options, source, "sequential", 1)
+  stream = document_streams.make_stream(options, source, "sequential", 1)
   reader = wiring.token_reader(options, source.files)
   return wiring.eval_iterator(
       options, global_mesh, stream.source, reader, stream, index=source.index
@@ -111,101 +117,15 @@ def open_documents(
   )
 
 
-def train_stream(
+def stage_policy(
     options: config_lib.Options, source: source_lib.OlmoDocumentSource
-) -> row_source.RowSequence:
-  """Returns the stream of document rows that the options describe; not for streaming packings."""
-  return _stream(options, source, options.order_name, options.olmo_num_epochs or None)
-
-
-def _stream(
-    options: config_lib.Options,
-    source: source_lib.OlmoDocumentSource,
-    order: str,
-    num_epochs: int | None,
-) -> row_source.RowSequence:
-  """Returns a stream of all documents in one order, or a mixture with one order per label."""
-  seed = options.data_shuffle_seed
-  kind = f"{options.olmo_packing} rows of {options.max_target_length}"
-  if options.olmo_packing == "planned":
-    kind += f", bins {options.olmo_packing_bins or _PLANNED_BINS}"
-  kind += f", long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}"
-  if options.olmo_mixture:
-    mixed, name = _mixed_rows(options, source, order)
-    return row_source.RowSequence(
-        mixed, name=f"{name}, {kind}", seed=seed, documents=source.documents.checksum
-    )
-  ranges = mixture_lib.Ranges([(0, len(source))])
-  return _rows(options, source, ranges, order, seed, num_epochs, name=f"{order}, {kind}")
-
-
-def _mixed_rows(
-    options: config_lib.Options, source: source_lib.OlmoDocumentSource, order: str
-) -> tuple[mixture_rows.MixedRows, str]:
-  packed = options.olmo_packing == "planned"
-  ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
-  # Planned rows are full, so shares of tokens are shares of rows; unpacked, a row is a document.
-  sizes = dict.fromkeys(ranges, 0)
-  for entry in source.index.files:
-    sizes[entry.label] += entry.n_tokens
-  if not packed:
-    sizes = {label: len(part) for label, part in ranges.items()}
-  unit = options.olmo_mixture_unit
-  values = mixture_lib.share_values(options.olmo_mixture, sizes, unit)
-  weights = [value * sizes[label] if unit == "epochs" else value for label, value in values.items()]
-  members = []
-  for label in values:
-    seed = mixture_lib.member_seed(options.data_shuffle_seed, label)
-    members.append(_rows(options, source, ranges[label], order, seed, None, name=label))
-  shares = ", ".join(f"{label}={float(value):.12g}" for label, value in values.items())
-  return mixture_rows.MixedRows(members, weights), f"{order} mixture by {unit} ({shares})"
-
-
-def _rows(
-    options: config_lib.Options,
-    source: source_lib.OlmoDocumentSource,
-    ranges: mixture_lib.Ranges,
-    order_name: str,
-    seed: int,
-    num_epochs: int | None,
-    *,
-    name: str,
-) -> row_source.RowSequence:
-  """Returns the rows of the documents in some ranges."""
-  order = mixture_lib.RangesOrder(ranges, order_name, seed)
-  length = options.max_target_length
-  rule = segments.SegmentRule("part", options.olmo_eos_id)
-  if options.olmo_packing == "none":
-    rows: Any = document_rows.DocumentRows(
-        source.documents,
-        length,
-        options.olmo_long_documents,
-        rule,
-    )
-    return row_source.RowSequence(
-        rows,
-        name=name,
-        seed=seed,
-        num_epochs=num_epochs,
-        order=order,
-        documents=source.documents.checksum,
-    )
-  bins = options.olmo_packing_bins or _PLANNED_BINS
-  plan = planned.PackingPlan(
-      source.lengths,
-      order,
-      identity=f"{source!r}, {source.documents.checksum}, {len(ranges)} of them",
-      row_length=length,
-      window=row_dataset.window_of(source, len(source), bins, length),
-      long_documents=options.olmo_long_documents,
-      locate=source.documents.locate,
-      counts_path=source.documents.path,
-      writes_counts=jax.process_index() == 0,
+) -> stages_lib.StagePolicy:
+  """Returns the stage policy of the options, with the documents of all stages opened."""
+  policy = document_streams.policy_of(
+      options, source, lambda path: open_documents(path, "", options)
   )
-  rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule, source.documents)
-  return row_source.RowSequence(
-      rows, name=name, seed=seed, num_epochs=num_epochs, documents=source.documents.checksum
-  )
+  collectives.check_equal({"olmo_stages": repr(policy.requests)})
+  return policy
 
 
 def _streaming(

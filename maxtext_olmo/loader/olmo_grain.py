@@ -46,6 +46,25 @@ def make_olmo_grain_train_iterator(
     config: Any object with the data keys as attributes.
     global_mesh: The trainer's mesh.
     process_indices: Not used; MaxText passes it, but the mesh decides which rows a process loads.
+
+  Example:
+    >>> import tempfile
+    >>> import jax
+    >>> import numpy as np
+    >>> import maxtext_olmo
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> np.arange(400, dtype="uint32").tofile(f"{folder.name}/part.npy")
+    >>> index = maxtext_olmo.build_index(
+    ...     [("part.npy", "web")], 16, tokenizer="none", base=folder.name)
+    >>> index.save(f"{folder.name}/index.json")
+    >>> config = maxtext_olmo.get_config()
+    >>> config.update(olmo_index_path=f"{folder.name}/index.json", max_target_length=16)
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    >>> train = make_olmo_grain_train_iterator(config, mesh)
+    >>> next(train)["targets"].shape
+    (8, 16)
+    >>> train.close()
+    >>> folder.cleanup()
   """
   del process_indices
   options = config_lib.Options.read(config)
@@ -58,7 +77,36 @@ def make_olmo_grain_train_iterator(
 def make_olmo_grain_eval_iterator(
     config: Any, global_mesh: jax.sharding.Mesh, process_indices: Any = None
 ) -> iterator_lib.BatchIterator:
-  """Returns an iterator over the held-out instances or the evaluation index, from the beginning."""
+  """Returns an iterator over the held-out instances or the evaluation index, from the beginning.
+
+  Args:
+    config: Any object with the data keys as attributes.
+    global_mesh: The trainer's mesh.
+    process_indices: Not used, as in `make_olmo_grain_train_iterator`.
+
+  Raises:
+    ConfigError: The config is invalid, or has no evaluation data.
+
+  Example:
+    >>> import tempfile
+    >>> import jax
+    >>> import numpy as np
+    >>> import maxtext_olmo
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> np.arange(400, dtype="uint32").tofile(f"{folder.name}/part.npy")
+    >>> index = maxtext_olmo.build_index(
+    ...     [("part.npy", "web")], 16, tokenizer="none", base=folder.name)
+    >>> index.save(f"{folder.name}/index.json")
+    >>> config = maxtext_olmo.get_config()
+    >>> config.update(olmo_index_path=f"{folder.name}/index.json", max_target_length=16)
+    >>> config.olmo_eval_instances = 10
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    >>> evaluation = make_olmo_grain_eval_iterator(config, mesh)
+    >>> len(list(evaluation))  # 10 instances in batches of 8 rows.
+    2
+    >>> evaluation.close()
+    >>> folder.cleanup()
+  """
   del process_indices
   options = config_lib.Options.read(config)
   if not (options.olmo_eval_index_path or options.olmo_eval_instances):
@@ -120,7 +168,7 @@ def _train(
   rows: Any
   rows, reader_ = _rows(index, options, storage)
   if len(joined.indexes) > 1:
-    rows = staged.StagedRows(index, rows.segment_rule, joined=joined)
+    rows = staged.StagedRows(rows, joined, rows.segment_rule)
     reader_ = _reader(joined.index, options, storage)
   return wiring.train_iterator(
       options,
@@ -185,6 +233,20 @@ def make_olmo_grain_data_loader(
     order: Name of the order; see `OlmoIndexSampler`.
     order_cache_dir: Directory that stores the `olmo_core` and `maxtext` orders; by default, the
       user's cache directory.
+
+  Example:
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import maxtext_olmo
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> np.arange(400, dtype="uint32").tofile(f"{folder.name}/part.npy")
+    >>> index = maxtext_olmo.build_index(
+    ...     [("part.npy", "web")], 16, tokenizer="none", base=folder.name)
+    >>> loader = make_olmo_grain_data_loader(
+    ...     index, seed=0, batch_size=4, shard_index=0, shard_count=2)
+    >>> next(iter(loader))["inputs"].shape  # This host's rows of a global batch of 8.
+    (4, 16)
+    >>> folder.cleanup()
   """
   operations: list[Any] = []
   if apply_ngram_filter:

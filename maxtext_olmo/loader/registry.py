@@ -27,13 +27,28 @@ class DataIterator(Protocol):
   """An iterator over global batches that can save its place and return to it.
 
   Dataset types of other packages implement this protocol; `create_data_iterator` refuses an
-  iterator that lacks one of its members. A trainer uses it like this:
+  iterator that lacks one of its members. A trainer takes a batch for each step, and saves the state
+  of the iterator with the model:
 
-      train, _ = maxtext_olmo.create_data_iterator(config, mesh)
-      for batch in train:
-        state = train_step(state, batch)
-        checkpoint(state, train.get_state())
-      train.close()
+  >>> import jax
+  >>> import numpy as np
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.update(dataset_type="synthetic", max_target_length=16)
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  >>> for batch in train:
+  ...   if train.step == 3:  # Steps done, this one included.
+  ...     break
+  >>> saved = train.get_state()
+
+  A run that restores the state continues with the next batch:
+
+  >>> expected = next(train)["inputs"]
+  >>> train.set_state(saved)
+  >>> bool((next(train)["inputs"] == expected).all())
+  True
+  >>> train.close()
   """
 
   def __iter__(self) -> Iterator[dict[str, jax.Array]]:
@@ -96,6 +111,14 @@ class DatasetType(NamedTuple):
     make_eval: Makes the eval iterator; None for a type without evaluation.
     make_both: Makes both, for types whose iterators share something that is costly to open.
     reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
+
+  An installed package adds a type with an entry point of the group `maxtext_olmo.dataset_types`
+  that names one:
+
+  >>> from maxtext_olmo.loader import synthetic
+  >>> dataset_type = DatasetType(synthetic.make_synthetic_train_iterator)
+  >>> dataset_type.make_eval is None  # It has no evaluation.
+  True
   """
 
   make_train: MakeIterator
@@ -117,7 +140,24 @@ def register_dataset_type(
   """Registers a dataset type, in place of any earlier one of that name.
 
   Args:
-    name: The value of `config.dataset_type` that selects it. See `DatasetType` for the rest.
+    name: The value of `config.dataset_type` that selects it.
+    make_train: Makes the train iterator, a `DataIterator`, from a config and a mesh.
+    make_eval: Makes the eval iterator; None for a type without evaluation.
+    reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
+
+  Example:
+    >>> import jax
+    >>> import numpy as np
+    >>> import maxtext_olmo
+    >>> from maxtext_olmo.loader import synthetic
+    >>> register_dataset_type("noise", synthetic.make_synthetic_train_iterator)
+    >>> config = maxtext_olmo.get_config()
+    >>> config.update(dataset_type="noise", max_target_length=16)
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+    >>> next(train)["inputs"].shape
+    (8, 16)
+    >>> train.close()
   """
   _REGISTERED[name] = DatasetType(make_train, make_eval, reads=reads)
 
@@ -138,6 +178,35 @@ def create_data_iterator(
 
   Returns:
     The train iterator, and an eval iterator if `config.eval_interval` is positive.
+
+  Raises:
+    ConfigError: The config is invalid; the message lists every problem.
+    CorpusError: The index, or a file that it names, is missing or damaged.
+    ResumeError: The latest checkpoint in `config.checkpoint_dir` belongs to another stream.
+
+  Example:
+    >>> import tempfile
+    >>> import jax
+    >>> import numpy as np
+    >>> import maxtext_olmo
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> np.arange(400, dtype="uint32").tofile(f"{folder.name}/part.npy")
+    >>> index = maxtext_olmo.build_index(
+    ...     [("part.npy", "web")], 16, tokenizer="none", base=folder.name)
+    >>> index.save(f"{folder.name}/index.json")
+    >>> config = maxtext_olmo.get_config()
+    >>> config.update(olmo_index_path=f"{folder.name}/index.json", max_target_length=16)
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+    >>> batch = next(train)
+    >>> batch["inputs"].shape
+    (8, 16)
+    >>> train.step, train.position
+    (1, 8)
+    >>> train.explain(0).rows[0].parts[0].label  # The origin of the first row of step 0.
+    'web'
+    >>> train.close()
+    >>> folder.cleanup()
   """
   name = config_lib.read_value(config, "dataset_type")
   wants_eval = config_lib.read_value(config, "eval_interval") > 0

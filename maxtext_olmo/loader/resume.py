@@ -70,7 +70,7 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
   for name in filter(_KNOWN.fullmatch, files):
     state = read_json(directory / name)
     if _is_state(state):
-      return state
+      return dict(state)
     found.append(f"{name} with {schema.show(state)}")
   raise errors.ResumeError(
       f"{directory} holds no data state of this library: expected {_FILE}, or a state in the files"
@@ -150,10 +150,26 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
 class IteratorSave(ocp.args.CheckpointArgs):
   """Orbax arguments that save the state of an iterator of this library.
 
-  Example, with an `ocp.CheckpointManager` and the train iterator:
+  >>> import tempfile
+  >>> import jax
+  >>> import numpy as np
+  >>> import orbax.checkpoint as ocp
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.update(dataset_type="synthetic", max_target_length=16)
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  >>> model, batch = {"weights": np.zeros(4)}, next(train)
+  >>> with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
+  ...   saved = manager.save(0, args=ocp.args.Composite(
+  ...       state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  ...   manager.wait_until_finished()
+  >>> saved
+  True
+  >>> train.close()
 
-      manager.save(step, args=ocp.args.Composite(
-          state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  Attributes:
+    item: The iterator.
   """
 
   item: Any
@@ -164,10 +180,29 @@ class IteratorSave(ocp.args.CheckpointArgs):
 class IteratorRestore(ocp.args.CheckpointArgs):
   """Orbax arguments that restore an iterator of this library in place.
 
-  Example, with an `ocp.CheckpointManager` and the train iterator:
+  >>> import tempfile
+  >>> import jax
+  >>> import numpy as np
+  >>> import orbax.checkpoint as ocp
+  >>> import maxtext_olmo
+  >>> config = maxtext_olmo.get_config()
+  >>> config.update(dataset_type="synthetic", max_target_length=16)
+  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
+  >>> model, batch = {"weights": np.zeros(4)}, next(train)
+  >>> with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
+  ...   saved = manager.save(0, args=ocp.args.Composite(
+  ...       state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
+  ...   manager.wait_until_finished()
+  ...   train.reset()
+  ...   restored = manager.restore(0, args=ocp.args.Composite(
+  ...       state=ocp.args.StandardRestore(model), data=maxtext_olmo.IteratorRestore(train)))
+  >>> train.step
+  1
+  >>> train.close()
 
-      manager.restore(step, args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(abstract), data=maxtext_olmo.IteratorRestore(train)))
+  Attributes:
+    item: The iterator, which is moved to where the state was saved.
   """
 
   item: Any
@@ -196,7 +231,7 @@ def _steps_in(checkpoint_dir: str | os.PathLike[str]) -> list[epath.Path]:
 
 def is_step(path: epath.Path) -> bool:
   """Returns whether a path is named like a checkpoint; Orbax may pad step numbers with zeros."""
-  return path.name.isascii() and path.name.isdigit()
+  return bool(path.name.isascii() and path.name.isdigit())
 
 
 def is_committed(path: epath.Path) -> bool:

@@ -20,12 +20,48 @@ def policy_of(
     base: index_lib.OlmoNpyIndex,
     open_index: Callable[[str], index_lib.OlmoNpyIndex],
 ) -> stages.StagePolicy:
-  """Returns the stage policy of a config.
+  """Returns the stage policy of a config, for windows.
 
   Args:
     options: The data keys of the run.
     base: The index of the run.
     open_index: Opens another index.
+  """
+  settings, requests, indexes = read_stages(options, base, open_index)
+  corpora = corpora_lib.Corpora(
+      base,
+      indexes,
+      options.olmo_eval_instances,
+      options.olmo_order_cache_dir,
+      options.olmo_consumed_path,
+  )
+  policy = stages.StagePolicy(
+      settings,
+      requests,
+      corpora,
+      options.olmo_num_epochs or None,
+      options.olmo_allow_mixture_change,
+  )
+  return checked(policy)
+
+
+def read_stages(
+    options: config_lib.Options,
+    base: index_lib.OlmoNpyIndex,
+    open_index: Callable[[str], index_lib.OlmoNpyIndex],
+    documents: Callable[[index_lib.OlmoNpyIndex], str] = lambda index: "",
+) -> tuple[stages_lib.Settings, tuple[stages.Request, ...], dict[str, index_lib.OlmoNpyIndex]]:
+  """Reads the stages of a config.
+
+  Args:
+    options: The data keys of the run.
+    base: The index of the run.
+    open_index: Opens another index.
+    documents: Returns the checksum of the documents of an index, if rows are made of these.
+
+  Returns:
+    The settings that a run begins with, the stages that the config asks for, and the indexes of all
+    of them by fingerprint.
   """
   own = {
       "olmo_index_path": options.olmo_index_path,
@@ -43,39 +79,27 @@ def policy_of(
       if path not in indexes:
         indexes[path] = _like(open_index(path), base)
       unit = next(name for name in config_stages.BEGINNINGS if name in stage)
-      settings = _settings(values, indexes[path])
+      settings = _settings(values, indexes[path], documents(indexes[path]))
     except (errors.ConfigError, errors.CorpusError) as error:
       raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
     requests.append(stages.Request(unit.removeprefix("from_"), stage[unit], settings))
-  corpora = corpora_lib.Corpora(
-      base,
-      {index.fingerprint: index for index in indexes.values()},
-      options.olmo_eval_instances,
-      options.olmo_order_cache_dir,
-      options.olmo_consumed_path,
-  )
-  for number, request in enumerate(requests, 1):
-    _check_settings(request.settings, corpora, number)
-  return stages.StagePolicy(
-      _settings(own, base),
-      tuple(requests),
-      corpora,
-      options.olmo_num_epochs or None,
-      options.olmo_allow_mixture_change,
-  )
+  by_fingerprint = {index.fingerprint: index for index in indexes.values()}
+  return _settings(own, base, documents(base)), tuple(requests), by_fingerprint
 
 
-def _check_settings(
-    settings: stages_lib.Settings, corpora: corpora_lib.Corpora, number: int
-) -> None:
-  """Raises ConfigError if a stage is impossible, instead of failing when the stage begins."""
-  try:
-    stages.stream_alone(settings, corpora)
-  except (errors.ConfigError, errors.CorpusError) as error:
-    raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+def checked(policy: stages.StagePolicy) -> stages.StagePolicy:
+  """Returns a policy; raises ConfigError if a stage is impossible, before it begins."""
+  for number, request in enumerate(policy.requests, 1):
+    try:
+      policy.stream_alone(request.settings)
+    except (errors.ConfigError, errors.CorpusError) as error:
+      raise errors.ConfigError(f"olmo_stages: stage {number}: {error}") from error
+  return policy
 
 
-def _settings(values: dict[str, Any], index: index_lib.OlmoNpyIndex) -> stages_lib.Settings:
+def _settings(
+    values: dict[str, Any], index: index_lib.OlmoNpyIndex, documents: str
+) -> stages_lib.Settings:
   mixture = stages_lib.mixture_pairs(values["olmo_mixture"])
   return stages_lib.Settings(
       order=values["olmo_order"],
@@ -85,6 +109,7 @@ def _settings(values: dict[str, Any], index: index_lib.OlmoNpyIndex) -> stages_l
       mixture=mixture,
       unit=values["olmo_mixture_unit"] if mixture else "",
       leave_out_seen=values.get("leave_out_seen", False),
+      documents=documents,
   )
 
 

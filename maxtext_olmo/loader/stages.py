@@ -27,6 +27,7 @@ from maxtext_olmo.order import mixture as mixture_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import seen as seen_lib
 from maxtext_olmo.order import staged_stream
+from maxtext_olmo.order import staged_windows
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
 
@@ -75,6 +76,7 @@ class StagePolicy:
     corpora: The indexes of the stages.
     num_epochs: Epochs of the last stage; None for a run without end.
     allow_mixture_change: Whether a mixture that changed at a restart begins a new stage there.
+    make_stream: Makes the stream of some stages from them, their corpora and the number of epochs.
   """
 
   base: stages_lib.Settings
@@ -82,6 +84,7 @@ class StagePolicy:
   corpora: corpora_lib.Corpora
   num_epochs: int | None = None
   allow_mixture_change: bool = False
+  make_stream: Callable[..., staged_stream.StagedStream] = staged_windows.StagedWindows
 
   @property
   def beginning(self) -> Stages:
@@ -90,7 +93,7 @@ class StagePolicy:
 
   def stream(self, stages: Stages) -> Any:
     """Returns the stream of some stages."""
-    staged = staged_stream.StagedStream(stages, self.corpora, self.num_epochs)
+    staged = self.make_stream(stages, self.corpora, self.num_epochs)
     return staged if len(stages) > 1 else staged.stream(0)
 
   def recorded(self, stages: Stages) -> Stages:
@@ -250,7 +253,7 @@ class StagePolicy:
     last = stages[-1]
     if any(settings.drops_tails for settings in (last.settings, wanted)):
       return position
-    size = self.corpora.index(last).chunk_size
+    size = self.corpora.chunk_size(last, self.corpora.base.sequence_length)
     return last.position + -(-(position - last.position) // size) * size
 
   def _check_places(self, stages: Stages, entry: timeline_lib.Entry) -> None:
@@ -264,7 +267,7 @@ class StagePolicy:
       least = entry.schedule.position(int(first))
       most = stage.position  # The rest of a chunk of the stage before may come first.
       if before.settings.fingerprint in known:
-        most = least + self.corpora.index(before).window // entry.sequence_length
+        most = least + self.corpora.chunk_size(before, entry.sequence_length)
       if not least <= stage.position <= most:
         raise schema.damaged(
             f"{stage.name} begins at position {stage.position}, but the schedule in its history"
@@ -311,7 +314,13 @@ class StagePolicy:
     """Raises ResumeError if a stage in a state is not one that this corpus can have had."""
     for stage in stages:
       if stage.settings.fingerprint == self.base.fingerprint:
-        _checked(lambda stage=stage: stream_alone(stage.settings, self.corpora))  # type: ignore
+        _checked(lambda stage=stage: self.stream_alone(stage.settings))  # type: ignore[misc]
+
+  def stream_alone(self, settings: stages_lib.Settings) -> Any:
+    """Returns the stream of a stage as if nothing came before it."""
+    alone = stages_lib.Stage(0, "", dataclasses.replace(settings, leave_out_seen=False))
+    corpora = dataclasses.replace(self.corpora, consumed_path="")
+    return self.make_stream((alone,), corpora, None).stream(0)
 
 
 def _has_passed(request: Request, history: timeline_lib.Timeline, step: int) -> bool:
@@ -324,13 +333,6 @@ def _has_passed(request: Request, history: timeline_lib.Timeline, step: int) -> 
   # Earlier steps are not known.
   entry = history.present
   return request.first < entry.schedule.position(step) * entry.sequence_length
-
-
-def stream_alone(settings: stages_lib.Settings, corpora: corpora_lib.Corpora) -> Any:
-  """Returns the stream of a stage as if nothing came before it."""
-  alone = stages_lib.Stage(0, "", dataclasses.replace(settings, leave_out_seen=False))
-  corpora = dataclasses.replace(corpora, consumed_path="")
-  return staged_stream.StagedStream((alone,), corpora).stream(0)
 
 
 def _checked(make: Callable[[], Any]) -> Any:

@@ -25,6 +25,7 @@ from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state_format
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import timeline as timeline_lib
 
 
@@ -274,10 +275,11 @@ def _converted(entry: timeline_lib.Entry, length: int) -> tuple[skips_lib.Skip, 
 
 def _check_at_end(entry: timeline_lib.Entry, position: int, stream: Any) -> None:
   """Raises ResumeError if a position is inside a batch and not at the end of a finite stream."""
-  epochs = stream.epochs
+  _, own, first = staged_stream.stage_at(stream, position)
+  epochs = own.epochs
   if epochs is None or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
     return
-  if epochs.start(epochs.epoch(position)) != position:
+  if epochs.start(epochs.epoch(position - first)) != position - first:
     raise schema.damaged(f"position {position} is neither between two steps nor between two epochs")
 
 
@@ -298,8 +300,9 @@ def _anchored(
 
 
 def _whole_batches(position: int, stream: Any, size: int) -> int:
-  start = stream.epochs.start(stream.epochs.epoch(position))
-  repeated = (position - start) % size
+  _, own, first = staged_stream.stage_at(stream, position)
+  start = own.epochs.start(own.epochs.epoch(position - first))
+  repeated: int = (position - first - start) % size
   if repeated:
     logging.warning(
         "olmo_order_resume=olmo_core: position %d is not a whole number of batches of %d in its"

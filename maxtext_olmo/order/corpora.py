@@ -47,6 +47,10 @@ class Corpora:
       )
     return index.with_sequence_length(self.base.sequence_length)
 
+  def chunk_size(self, stage: stages_lib.Stage, sequence_length: int) -> int:
+    """Returns the number of rows of a stage that stay together."""
+    return self.index(stage).window // sequence_length
+
   def split(self, index: index_lib.OlmoNpyIndex) -> stream_lib.Split:
     """Returns the split of an index."""
     split = stream_lib.Split.of_index(self.base, self.held_out_instances)

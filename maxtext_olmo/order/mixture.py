@@ -265,7 +265,7 @@ class MixtureOrder(base.Order):
 
 def is_mixture(name: str) -> bool:
   """Returns whether the name of an order is that of a mixture."""
-  return " mixture of " in name
+  return " mixture " in name
 
 
 def mixture_stream(

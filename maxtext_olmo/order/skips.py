@@ -85,7 +85,9 @@ class Skips:
     """Returns the positions of samples, given their numbers; negative numbers are kept."""
     if not self.ranges:
       return numbers
-    return numbers + self._skipped[np.searchsorted(self._numbers, numbers, side="right")]
+    skipped = self._skipped[np.searchsorted(self._numbers, numbers, side="right")]
+    positions: np.ndarray = numbers + skipped
+    return positions
 
   def position(self, number: int) -> int:
     """Returns the position of a sample."""
@@ -116,7 +118,8 @@ class Skips:
   @functools.cached_property
   def _numbers(self) -> np.ndarray:
     """The number of the sample after each range."""
-    return self._firsts - self._skipped[:-1]
+    numbers: np.ndarray = self._firsts - self._skipped[:-1]
+    return numbers
 
 
 class Requests(NamedTuple):

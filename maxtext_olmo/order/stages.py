@@ -32,6 +32,7 @@ SCHEMA: dict[str, Any] = {
     "mixture": schema.Maybe(dict),
     "unit": str,
     "leave_out_seen": bool,
+    "documents": schema.Maybe(str),
     "shared": schema.Maybe(dict),
 }
 
@@ -48,6 +49,7 @@ class Settings:
     mixture: `(label or pattern, value)` pairs, sorted by name; empty for the corpus as it is.
     unit: Unit of the values.
     leave_out_seen: Whether the first epoch leaves out what the run has seen.
+    documents: Checksum of the documents that rows are made of; empty for windows.
   """
 
   order: str
@@ -57,6 +59,7 @@ class Settings:
   mixture: tuple[tuple[str, float], ...] = ()
   unit: str = ""
   leave_out_seen: bool = False
+  documents: str = ""
 
   @property
   def shares_labels(self) -> tuple[str, str, int]:
@@ -78,6 +81,7 @@ class Settings:
             "olmo_mixture": dict(settings.mixture),
             "olmo_mixture_unit": settings.unit,
             "leave_out_seen": settings.leave_out_seen,
+            "the document index": settings.documents,
         }
         for settings in (self, other)
     ]
@@ -127,6 +131,8 @@ class Stage:
   def to_json(self) -> dict[str, Any]:
     """Returns the stage as a JSON-able dict."""
     values = dataclasses.asdict(self.settings)
+    if not self.settings.documents:
+      del values["documents"]
     return {
         "position": self.position,
         "request": self.request,
@@ -150,7 +156,11 @@ class Stage:
     return cls(
         position=values["position"],
         request=values["request"],
-        settings=Settings(mixture=mixture_pairs(mixture), **{name: values[name] for name in names}),
+        settings=Settings(
+            mixture=mixture_pairs(mixture),
+            documents=values.get("documents") or "",
+            **{name: values[name] for name in names},
+        ),
         shared=tuple(shared.items()),
     )
 

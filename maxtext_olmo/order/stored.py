@@ -13,8 +13,10 @@ takes no memory in them:
 
 A file is built once per host, when it is first needed: the first process holds a lock and builds
 it, and the others wait. It is written under a temporary name and renamed, so it is either complete
-or absent; a file that does not match its name (wrong size, header or checksum) is rebuilt. Building
-takes the memory of one array; reading takes only that of the places read.
+or absent; a file that does not match its name (wrong size, header or checksum) is rebuilt. The
+checksum is computed when the file is new or has changed: a mark next to it names the file that was
+verified by inode, size and times. Building takes the memory of one array; reading takes only that
+of the places read.
 
 Both orders use NumPy's current shuffle. NumPy guarantees the raw 64-bit outputs of PCG64 for all
 versions, but not the result of `Generator.shuffle`, which is:
@@ -107,9 +109,11 @@ _MAGIC = "maxtext_olmo order"
 _VERSION = 1
 _LOG_FROM = 50_000_000
 _PIECE_BYTES = 4 << 20
+_MARK_BYTES = 1 << 10
 
-# Inode, size and modification time, which identify a file that was verified and has not changed.
-FileId = tuple[int, int, int]
+# Inode, size, and times of the last modification and change, which identify a file that was
+# verified and has not changed.
+FileId = tuple[int, int, int, int]
 
 
 def default_cache_dir() -> str:
@@ -190,9 +194,12 @@ class OrderFile:
     checksum = header.get("checksum")
     if header != {**self._description(), "checksum": checksum}:
       return None
-    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if found != trusted and _checksum(_pieces(storage, self.path, stat.st_size)) != checksum:
-      return None
+    found = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    mark = _Mark(f"{self.path}.verified")
+    if found != trusted and not mark.names(found):
+      if _checksum(_pieces(storage, self.path, stat.st_size)) != checksum:
+        return None
+      mark.write(found)
     return file_array.FileArray(storage, self.path, "<u4", HEADER_BYTES, self.n), found
 
   def _description(self) -> dict[str, Any]:
@@ -225,6 +232,29 @@ class OrderFile:
       ) from error
     if self.n >= _LOG_FROM:
       logging.info("Built %s in %.0f s", self.path, time.monotonic() - began)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mark:
+  """A small file that names the file whose checksum was verified."""
+
+  path: str
+
+  def names(self, file: FileId) -> bool:
+    """Returns whether this file was verified."""
+    try:
+      with open(self.path, "rb", opener=_open_at_once) as mark:
+        return mark.read(_MARK_BYTES) == self._content(file)
+    except OSError:
+      return False
+
+  def write(self, file: FileId) -> None:
+    """Records that a file was verified, if the directory is writable."""
+    with contextlib.suppress(errors.WriteError):
+      atomic.write_atomically(self.path, self._content(file))
+
+  def _content(self, file: FileId) -> bytes:
+    return json.dumps(file).encode()
 
 
 @contextlib.contextmanager

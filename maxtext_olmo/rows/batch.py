@@ -248,14 +248,17 @@ class LLMBatch:
     segments = self.inputs_segmentation
     xp = segments.__array_namespace__()
     changes = segments[..., 1:] != segments[..., :-1]
-    return xp.concatenate([xp.ones_like(segments[..., :1], dtype=bool), changes], axis=-1)
+    first = xp.ones_like(segments[..., :1], dtype=bool)
+    borders: Array = xp.concatenate([first, changes], axis=-1)
+    return borders
 
   def __getitem__(self: _Batch, key: Any) -> _Batch:
     """Indexes every array; an array ignores the items of a tuple beyond its number of axes."""
     whole = dataclasses.replace(self, _document_borders=self.get_document_borders())
-    return tree_util.tree_map(
+    indexed: _Batch = tree_util.tree_map(
         lambda array: array[key[: array.ndim] if isinstance(key, tuple) else key], whole
     )
+    return indexed
 
   @classmethod
   def from_inputs(cls: type[_Batch], inputs: Array, targets: Array | None = None) -> _Batch:
@@ -283,10 +286,11 @@ class LLMBatch:
     """Returns the shapes and dtypes of a batch, as `jax.ShapeDtypeStruct`s."""
     import jax
 
-    return tree_util.tree_map(
+    made: _Batch = tree_util.tree_map(
         lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype),
         cls.get_sample(batch_size, max_length),
     )
+    return made
 
   @classmethod
   def get_sample(cls: type[_Batch], batch_size: int, max_length: int) -> _Batch:

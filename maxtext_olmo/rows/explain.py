@@ -146,7 +146,8 @@ class RowExplanation:
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything except the tokens as a JSON-able dict."""
-    return _to_json(self)
+    found: dict[str, Any] = _to_json(self)
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +178,8 @@ class StepExplanation:
 
   def to_json(self) -> dict[str, Any]:
     """Returns everything except tokens and arrays as a JSON-able dict."""
-    return _to_json(self)
+    found: dict[str, Any] = _to_json(self)
+    return found
 
 
 def _to_json(value: Any) -> Any:
@@ -272,8 +274,11 @@ def explain(
   """
   size = schedule.size(step)
   chosen = np.arange(size) if rows is None else np.asarray(rows, np.int64)
-  if ((chosen < 0) | (chosen >= size)).any():
-    raise errors.OrderError(f"Step {step} has the rows 0 to {size - 1}, got {rows}.")
+  absent = chosen[(chosen < 0) | (chosen >= size)]
+  if absent.size:
+    raise errors.OrderError(
+        f"Step {step} has rows 0 to {size - 1}, so there is no row {absent[0]}."
+    )
   # No vocabulary check: a step that failed it is often the one to be explained.
   content = dataclasses.replace(content, vocab_size=0, extras=())
   dataset = steps.StepDataset(

@@ -4,7 +4,8 @@
                        from   a  b  a  a  b  a
                        which  0  0  1  2  1  3       the position within that source's own stream
 
-A mixture has no end, so all its rows are in epoch 0; each member has epochs of its own.
+A mixture has no end, so all its rows are in epoch 0; each member has epochs of its own. A mixture
+that follows another one of the same members begins with the rows that the other left.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ class MixedRows:
   Args:
     members: Streams over row sources of one row length, padding, segment rule and fingerprint.
     weights: Their shares of the rows.
+    starts: The position at which each begins, which is the number of its rows taken before.
   """
 
-  def __init__(self, members: Sequence[row_source.RowSequence], weights: Sequence[Any]):
+  def __init__(
+      self,
+      members: Sequence[row_source.RowSequence],
+      weights: Sequence[Any],
+      starts: Sequence[int] = (),
+  ):
     if len(members) != len(weights):
       raise errors.ConfigError(
           f"Every member of a mixture needs a weight, got {len(weights)} for {len(members)}."
       )
     self.members = tuple(members)
+    self.starts = tuple(starts) or (0,) * len(members)
     self._interleave = interleave.Interleave(interleave.counts_of_weights(weights))
     first = self.members[0].source
     for name in (
@@ -67,7 +75,8 @@ class MixedRows:
     for number in np.unique(numbers).tolist():
       here = np.flatnonzero(numbers == number)
       member = self.members[number]
-      tables.append(row_source.parts_at(member.source, member, indices[here]))
+      positions = indices[here] + self.starts[number]
+      tables.append(row_source.parts_at(member.source, member, positions))
       places.append(here)
     return parts_lib.join(tables, places, len(rows))
 
@@ -79,9 +88,11 @@ class MixedRows:
     The epochs are those of the member.
     """
     found = [(np.zeros(0, np.int64),) * 2]
-    for number, (member, taken) in enumerate(zip(self.members, self._interleave.taken(end))):
-      epochs, positions = member.positions_of(source, first, count, taken)
-      found.append((epochs, self._interleave.positions_of(number, positions)))
+    for number, taken in enumerate(self._interleave.taken(end)):
+      start = self.starts[number]
+      epochs, positions = self.members[number].positions_of(source, first, count, start + taken)
+      epochs, positions = epochs[positions >= start], positions[positions >= start]
+      found.append((epochs, self._interleave.positions_of(number, positions - start)))
     epochs, rows = (np.concatenate(column) for column in zip(*found))
     order = np.argsort(rows)
     return epochs[order], rows[order]
@@ -90,11 +101,16 @@ class MixedRows:
     """Returns the number of rows of each member before each row (rows, members)."""
     return self._interleave.taken_before(rows)
 
+  def taken_until(self, row: int) -> dict[str, int]:
+    """Returns the number of rows of each member that were taken before a row or the mixture."""
+    taken = self._interleave.taken(row)
+    return {m.name: start + int(n) for m, start, n in zip(self.members, self.starts, taken)}
+
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
     """Prepares what members will need soon, in the background."""
     del num_epochs
-    for member, taken in zip(self.members, self._interleave.taken(position)):
-      member.look_ahead(taken)
+    for member, start, taken in zip(self.members, self.starts, self._interleave.taken(position)):
+      member.look_ahead(start + taken)
 
   def close(self) -> None:
     """Stops the background work of the members."""

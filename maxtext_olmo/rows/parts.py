@@ -73,13 +73,15 @@ class Parts:
   def column(self) -> np.ndarray:
     """The column of each part's first token."""
     before = self._before()
-    return before[:-1] - np.repeat(before[self.bounds[:-1]], np.diff(self.bounds))
+    column: np.ndarray = before[:-1] - np.repeat(before[self.bounds[:-1]], np.diff(self.bounds))
+    return column
 
   @property
   def segment(self) -> np.ndarray:
     """The number of each part in its row, from 1."""
     first = np.repeat(self.bounds[:-1], np.diff(self.bounds))
-    return np.arange(1, len(self.source) + 1) - first
+    segment: np.ndarray = np.arange(1, len(self.source) + 1) - first
+    return segment
 
   @property
   def used(self) -> np.ndarray:

@@ -105,8 +105,7 @@ class FileReader:
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Fills `out` and checks it."""
     files = self.files
-    background = _kernel(out.itemsize)
-    kernel = background.ready or background.get(out.size)
+    kernel = _kernel(out.itemsize).ready  # `check` starts compiling.
     pinned = files.storage.pin(files.paths, parts.source) if kernel is not None else None
     if kernel is not None and pinned is not None:
       found = _execute(kernel, parts, pinned.descriptors, files.data_offsets, out, checks)

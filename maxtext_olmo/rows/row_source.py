@@ -25,6 +25,7 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.order import base
 from maxtext_olmo.order import epochs as epochs_lib
+from maxtext_olmo.order import staged_stream
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import segments
 
@@ -322,9 +323,12 @@ def positions_of(
     count: Number of tokens of the range.
     end: Position at which the search ends.
   """
+  if isinstance(stream, staged_stream.StagedStream):
+    return _positions_in_stages(rows, stream, source, first, count, end)
   search = getattr(rows, "positions_of", None)  # A mixture, whose members have epochs of their own.
   if search is not None:
-    return search(source, first, count, end)
+    epochs, positions = search(source, first, count, end)
+    return epochs, positions
   search = getattr(rows, "rows_of", None)
   if search is None:
     raise errors.OrderError(f"Rows of {type(rows).__name__} cannot be searched: no `rows_of`.")
@@ -334,6 +338,32 @@ def positions_of(
     _, positions = stream.visits(epoch, search(epoch, source, first, count))
     positions = np.sort(positions[positions < end])
     found.append((np.full(len(positions), epoch), positions))
+  epochs, positions = (np.concatenate(column) for column in zip(*found))
+  return epochs, positions
+
+
+def _positions_in_stages(
+    rows: RowSource,
+    stream: staged_stream.StagedStream,
+    source: int,
+    first: int,
+    count: int,
+    end: int,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the epochs and the positions below `end`, stage by stage."""
+  found = [(np.zeros(0, np.int64),) * 2]
+  for number, stage in enumerate(stream.stages):
+    if stage.position >= end:
+      break
+    length = stream.length(number)
+    own_end = end - stage.position if length is None else min(end - stage.position, length)
+    own_rows, files = rows, [source]
+    if hasattr(rows, "of_stage"):
+      own_rows, numbers = rows.of_stage(number)
+      files = np.flatnonzero(numbers == source).tolist()
+    for file in files:
+      search = positions_of(own_rows, stream.stream(number), file, first, count, own_end)
+      found.append((search[0] + stream.first_epoch(number), search[1] + stage.position))
   epochs, positions = (np.concatenate(column) for column in zip(*found))
   return epochs, positions
 
@@ -354,15 +384,14 @@ def parts_at(source: RowSource, stream: RowStream, positions: np.ndarray) -> par
 def parts_of(source: RowSource, epochs: np.ndarray, rows: np.ndarray) -> parts_lib.Parts:
   """Returns the parts of rows, each of its own epoch; row number -1 is padding."""
   real = rows >= 0
-  first, last = (int(epochs.min()), int(epochs.max())) if len(rows) else (0, -1)
-  if first == last and real.all():
-    return _parts_of_epoch(source, first, rows)
+  numbers = np.unique(epochs[real]).tolist()
+  if len(numbers) == 1 and real.all():
+    return _parts_of_epoch(source, numbers[0], rows)
   tables, places = [], []
-  for epoch in range(first, last + 1):
+  for epoch in numbers:
     here = np.flatnonzero((epochs == epoch) & real)
-    if len(here):
-      tables.append(_parts_of_epoch(source, epoch, rows[here]))
-      places.append(here)
+    tables.append(_parts_of_epoch(source, epoch, rows[here]))
+    places.append(here)
   return parts_lib.join(tables, places, len(rows))
 
 

@@ -20,6 +20,7 @@ from absl import logging
 
 from maxtext_olmo.corpus.storage import spooled as spooled_lib
 from maxtext_olmo.errors import MaxtextOlmoError
+from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import prefetch
 from maxtext_olmo.rows import steps as steps_lib
 
@@ -137,7 +138,7 @@ class SpoolFiller:
     first = self._next = max(self._next, self._frontier() + 1)
     if self.depth_steps > max(_MIN_DEPTH_STEPS, _MAX_DEPTH_SECONDS / (self._seconds_per_step or 1)):
       return _SECONDS_WHEN_FULL
-    end, tables = first, []
+    end, tables = first, list[parts_lib.Parts]()
     while sum(len(parts.source) for parts in tables) < _MAX_RANGES and end < first + _MAX_STEPS:
       if not self._coming.has(end):
         break

@@ -1,69 +1,107 @@
-"""Rows of a run whose stages have different indexes: each row is an instance of its stage's index.
+"""Rows of a run with stages: each row is one of the rows of its stage.
 
-Row numbers are those of the stage's own index. Files are numbered in one list for all indexes
+Row numbers are those of the stage's own rows. Files are numbered in one list for all indexes
 (`corpus.joined`), so that one reader reads them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from maxtext_olmo import errors
-from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import windows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StagedRows(windows.WindowRows):
-  """The instances of the indexes of a run's stages as rows; `index` is that of the first stage.
+@dataclasses.dataclass(frozen=True)
+class StagedRows:
+  """The rows of all stages of a run.
 
   Attributes:
+    first: Rows that the run begins with; those of all stages have the same length and padding.
     joined: Indexes of all stages.
+    segment_rule: Rule for where segments begin.
     stream: Stream, which says which stage an epoch belongs to; None if there is only the first.
   """
 
+  first: row_source.RowSource
   joined: joined_lib.Joined
+  segment_rule: segments.SegmentRule
   stream: staged_stream.StagedStream | None = None
 
-  def for_stream(self, stream: Any) -> StagedRows:
+  def for_stream(self, stream: Any) -> row_source.RowSource:
     """Returns the rows of a stream."""
-    staged = stream if isinstance(stream, staged_stream.StagedStream) else None
-    return dataclasses.replace(self, stream=staged)
+    if isinstance(stream, staged_stream.StagedStream):
+      return dataclasses.replace(self, stream=stream)
+    # The files of the first index have the same numbers in the joined list.
+    return stream.source if isinstance(stream, row_source.RowSequence) else self.first
 
-  def num_rows(self, epoch: int) -> int:
-    """Returns the number of instances of the index of an epoch."""
-    return self._index_of(epoch).total_instances
+  @property
+  def row_length(self) -> int:
+    """Number of tokens per row."""
+    return self.first.row_length
+
+  @property
+  def pad_id(self) -> int:
+    """The id that fills a row after its parts."""
+    return self.first.pad_id
+
+  @property
+  def filter_sees_padding(self) -> bool:
+    """Whether the repetition filter treats padding as tokens."""
+    return self.first.filter_sees_padding
+
+  @property
+  def mask_paths(self) -> Sequence[str] | None:
+    """The files of loss masks; None if every token counts."""
+    return self.first.mask_paths
+
+  @property
+  def block_rows(self) -> int:
+    """Approximate number of rows to request parts for at once."""
+    return self.first.block_rows
+
+  @property
+  def fingerprint(self) -> str:
+    """The fingerprint of the corpus that the run began with."""
+    return self.first.fingerprint
+
+  def num_rows(self, epoch: int) -> int | None:
+    """Returns the number of rows of an epoch; None if it has not been counted yet."""
+    rows, _, own_epoch = self._of_epoch(epoch)
+    return rows.num_rows(own_epoch)
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-    """Returns one part for each instance."""
-    index = self._index_of(epoch)
-    parts = windows.WindowRows(index).parts(epoch, rows)
-    numbers = self.joined.numbers[index.fingerprint]
+    """Returns the parts of rows of an epoch, in the given order."""
+    own_rows, numbers, own_epoch = self._of_epoch(epoch)
+    parts = own_rows.parts(own_epoch, rows)
     return dataclasses.replace(parts, source=numbers[parts.source].astype(parts.source.dtype))
 
-  def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the instances of an epoch that have a token of a range of a file."""
-    index = self._index_of(epoch)
-    rows = windows.WindowRows(index)
-    found = [np.zeros(0, np.int64)]
-    for own in np.flatnonzero(self.joined.numbers[index.fingerprint] == source).tolist():
-      found.append(rows.rows_of(epoch, own, first, count))
-    return np.concatenate(found)
-
-  def _index_of(self, epoch: int) -> index_lib.OlmoNpyIndex:
+  def of_stage(self, number: int) -> tuple[row_source.RowSource, np.ndarray]:
+    """Returns the rows of a stage, and the number of each of its files in the joined list."""
     if self.stream is None:
-      return self.index
-    stage = self.stream.stages[self.stream.stage_of_epoch(epoch)[0]]
+      return self.first, self.joined.numbers[self.first.fingerprint]
+    stage = self.stream.stages[number]
     index = self.joined.indexes.get(stage.settings.fingerprint)
     if index is None:
       raise errors.OrderError(
           f"{stage.name} had the index {stage.settings.index_path}, which this config does not"
           " name. Add that stage to olmo_stages again."
       )
-    return index
+    numbers = self.joined.numbers[index.fingerprint]
+    if isinstance(self.first, windows.WindowRows):
+      return windows.WindowRows(index), numbers
+    return self.stream.stream(number).source, numbers
+
+  def _of_epoch(self, epoch: int) -> tuple[row_source.RowSource, np.ndarray, int]:
+    """Returns the rows of an epoch's stage, the numbers of its files, and the stage's own epoch."""
+    number, own_epoch = (0, epoch) if self.stream is None else self.stream.stage_of_epoch(epoch)
+    return *self.of_stage(number), own_epoch

@@ -25,7 +25,7 @@ Job = dict[str, Any]
 
 
 def places(job: Job) -> list[tuple[str, int]]:
-  """Returns the object and the first byte of each row, in a random order that is the same for all."""
+  """Returns the object and the first byte of each row, in the same random order for all readers."""
   size = 4 * job["length"]
   everything = [
       (path, offset)
@@ -37,13 +37,17 @@ def places(job: Job) -> list[tuple[str, int]]:
 
 
 def read_ours(job: Job) -> Iterator[int]:
-  """Reads batches with this package, as a trainer's process does, up to the arrays for a device."""
+  """Reads batches with this package, as a trainer's process does, up to the arrays for a device.
+
+  Without the filter of repetitions, which the others do not have.
+  """
   from maxtext_olmo.corpus import index_builder
   from maxtext_olmo.corpus import token_files
   from maxtext_olmo.corpus.storage import open_storage
   from maxtext_olmo.corpus.storage import stores
   from maxtext_olmo.order import schedule
   from maxtext_olmo.order import stream
+  from maxtext_olmo.rows import content
   from maxtext_olmo.rows import reader
   from maxtext_olmo.rows import segments
   from maxtext_olmo.rows import steps
@@ -59,7 +63,9 @@ def read_ours(job: Job) -> Iterator[int]:
       stream.train_stream(index, order="feistel", seed=0),
       schedule.BatchSchedule.constant(batch),
       {batch: np.arange(batch)},
+      content=content.Content(ngram_filter=False),
   )
+  reader.compile_reads(index.token_dtype)  # In the background by default, during the first steps.
   yield 0
   step = 0
   while True:

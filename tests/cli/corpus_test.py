@@ -1,4 +1,4 @@
-"""Tests of `maxtext-olmo corpus make`."""
+"""Tests of `maxtext-olmo corpus make` and `corpus copy`."""
 
 import pathlib
 import signal
@@ -196,6 +196,63 @@ class CorpusMakeTest(absltest.TestCase):
     self.assertEqual(
         (code, err), (2, f"error: There is no file or directory {self.dir}/none. Check the path.\n")
     )
+
+
+class CorpusCopyTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+    for name in ("a", "b", "c"):
+      (self.dir / "data" / name).mkdir(parents=True)
+      np.arange(100, dtype="<u4").tofile(self.dir / "data" / name / "x.npy")
+    lines = "".join(f"{name},{name}/x.npy\n" for name in ("a", "b", "c"))
+    (self.dir / "data" / "mix.txt").write_text(lines)
+    self.out = self.dir / "out"
+
+  def copy(self, *words):
+    return runner.run("corpus", "copy", *words, "--output", self.out)
+
+  def test_a_slice_of_a_manifest_is_copied_and_the_next_command_works(self):
+    code, out, err = self.copy(self.dir / "data" / "mix.txt", "--label", "[ab]")
+    self.assertEqual((code, err), (0, ""))
+    self.assertStartsWith(out, "Copied 2 of 3 files, 800 bytes.\n")
+    self.assertEqual((self.out / "mix.txt").read_text(), "a,a/x.npy\nb,b/x.npy\n")
+    command = out.splitlines()[-1].split()[1:]
+    command[command.index("--sequence-length") + 1] = "10"
+    code, out, err = runner.run(*command)
+    self.assertEqual((code, err), (0, ""))
+    index = index_lib.load_index(self.out / "index.json")
+    self.assertEqual([entry.path for entry in index.files], ["a/x.npy", "b/x.npy"])
+
+  def test_the_copy_of_an_index_has_its_fingerprint(self):
+    index = index_lib.build_index(
+        [(f"{name}/x.npy", name) for name in ("a", "b", "c")],
+        10,
+        tokenizer="none",
+        base=str(self.dir / "data"),
+        checksums="xxh3",
+    )
+    index.save(self.dir / "index.json")
+    code, out, err = self.copy(self.dir / "index.json", "--reread")
+    self.assertEqual((code, err), (0, ""))
+    self.assertIn("checksums of the index for 3; read again 3.", out)
+    self.assertEqual(runner.run(*out.splitlines()[-1].split()[1:])[0], 0)
+    copied = index_lib.load_index(self.out / "index.json")
+    self.assertEqual(copied.fingerprint, index.fingerprint)
+    again = self.copy(self.dir / "index.json")[1]
+    self.assertStartsWith(again, "Copied 0 of 3 files, 0 bytes, 3 were there already.\n")
+
+  def test_selections_that_are_wrong_are_errors(self):
+    mix = self.dir / "data" / "mix.txt"
+    for words, message in (
+        (("--label", "d"), "'d' matches no label"),
+        (("--files-per-label", "0"), "--files-per-label must be at least 1"),
+        (("--base", self.dir / "none"), "3 of 3 files were not copied"),
+    ):
+      code, _, err = self.copy(mix, *words)
+      self.assertEqual(code, 2)
+      self.assertIn(message, err)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ CONFIG = {
 
 def url_of(scheme: str, address: str, key: str) -> str:
   """Returns the URL of an object in the folder `bucket` that nginx serves at `address`."""
-  return f"{address}/bucket/{key}" if scheme == "http" else f"{scheme}://bucket/{key}"
+  bucket = {"http": f"{address}/bucket", "az": "az://bucket@account"}.get(scheme)
+  return f"{bucket or f'{scheme}://bucket'}/{key}"
 
 
 def settings(scheme: str, address: str) -> dict[str, Any]:
@@ -55,6 +56,7 @@ class BucketCase(parameterized.TestCase):
     proxy: The proxy; it injects no faults when a test begins.
   """
 
+  length: ClassVar[int] = LENGTH
   tokens_per_file: ClassVar[Sequence[int]] = (500 * LENGTH + 5, 300 * LENGTH, 7, 400 * LENGTH)
 
   @classmethod
@@ -75,7 +77,7 @@ class BucketCase(parameterized.TestCase):
   def write_corpus(cls, directory: str) -> str:
     """Writes token files in `data` and `index.json`; returns the path of the index."""
     path, _ = corpora.write_corpus(
-        directory, tokens_per_file=cls.tokens_per_file, sequence_length=LENGTH
+        directory, tokens_per_file=cls.tokens_per_file, sequence_length=cls.length
     )
     return path
 

@@ -133,7 +133,9 @@ class FaultsTest(cases.BucketCase):
     iterator = self.make(self.remote_path)
     with self.assertRaisesRegex(errors.CorpusError, words) as caught:
       loader_cases.take(iterator, _STEPS)
-    self.assertRegex(str(caught.exception), r"bytes \d+ to \d+ of http://[\w.:]+/bucket/data/part-001")
+    self.assertRegex(
+        str(caught.exception), r"bytes \d+ to \d+ of http://[\w.:]+/bucket/data/part-001"
+    )
 
   def test_an_ignored_range_is_an_error(self):
     self.proxy.set(whole=True, only=".npy")

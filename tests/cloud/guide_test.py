@@ -24,7 +24,8 @@ class GuideTest(absltest.TestCase):
   def test_the_commands_of_the_guide_run_as_they_are_printed(self):
     folder = pathlib.Path(self.create_tempdir().full_path)
     served = folder / "served" / "my-bucket" / "olmo"
-    self.run_command(folder, f"corpus make --output {served} --pattern *.md {doc_blocks.ROOT}/docs/guides")
+    make = f"corpus make --output {served} --pattern *.md {doc_blocks.ROOT}/docs/guides"
+    self.run_command(folder, make)
     for label in ("docs", "more"):
       shutil.copytree(served / "bytes" / "guides", served / "bytes" / label)
     lines = [f"{label},{{TOKENIZER}}/{label}/part-00000.npy\n" for label in ("docs", "more")]

@@ -75,9 +75,7 @@ class LawsTest(cases.BucketCase):
       iterator = self.iterator_of(source, place)
       iterator.set_state(states[step])
       self.assert_equal_batches(loader_cases.take(iterator, 3), batches[step : step + 3])
-      self.assertEqual(
-          _without_paths(iterator.get_state()), _without_paths(states[step + 3])
-      )
+      self.assertEqual(_without_paths(iterator.get_state()), _without_paths(states[step + 3]))
       iterator.close()
 
   @parameterized.parameters("windows", "planned", "one_document")

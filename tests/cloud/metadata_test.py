@@ -4,7 +4,6 @@ A library loaded before all others logs the address of every connection of a pro
 those that leave this machine.
 """
 
-import os
 import pathlib
 import shutil
 import subprocess

@@ -53,6 +53,21 @@ class _Reader(html.parser.HTMLParser):
       self.texts[-1] += data
 
 
+class _Recorder:
+  """An iterator that records which rows it is asked to explain."""
+
+  def __init__(self, iterator):
+    self._iterator, self.explained = iterator, []
+
+  def __getattr__(self, name):
+    return getattr(self._iterator, name)
+
+  def explain(self, step, rows=None):
+    explanation = self._iterator.explain(step, rows)
+    self.explained += [(step, row.row) for row in explanation.rows]
+    return explanation
+
+
 class ViewsTest(absltest.TestCase):
 
   def setUp(self):
@@ -79,6 +94,27 @@ class ViewsTest(absltest.TestCase):
     self.assertIn("Seen: 6 rows of 32 tokens from position 32", page)
     self.assertIn("To come: 2 rows", self.page("step", n="1,000"))
     self.assertNotIn("step?n=-1", self.page("step", n=0))
+
+  def test_only_the_rows_on_the_page_are_read(self):
+    recorder = _Recorder(self.iterator)
+    pages = views.Views(run_lib.find_run(_run.checkpoints), recorder)
+    page = pages.page("row", {"step": "7", "row": "2"})
+    self.assertEqual(recorder.explained, [(7, 2)])
+    links = _Reader(page).links
+    self.assertContainsSubset(["row?step=7&row=1", "row?step=7&row=3"], links)
+    self.assertNotIn("row?step=7&row=6", _Reader(self.page("row", step=7, row=5)).links)
+    recorder.explained.clear()
+    page = pages.page("step", {"n": "7", "first": "4"})
+    self.assertEqual(recorder.explained, [(7, 4), (7, 5)])
+    self.assertIn("Seen: 6 rows of 32 tokens from position 32", page)
+    self.assertIn("Rows 4 to 5 by label", page)
+
+  def test_a_row_that_the_step_does_not_have_is_an_error(self):
+    for page, query in (("row", {"step": 7, "row": 6}), ("step", {"n": 7, "first": 6})):
+      with self.assertRaisesRegex(
+          errors.OrderError, "Step 7 has rows 0 to 5, so there is no row 6"
+      ):
+        self.page(page, **query)
 
   def test_a_row_shows_the_text_that_the_trainer_was_fed_as_text(self):
     shown = ""

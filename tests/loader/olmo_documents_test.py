@@ -136,14 +136,14 @@ class TrainTest(cases.DocumentsCase):
 
   def test_a_state_of_other_rows_is_refused(self):
     state = self.train().get_state()
-    for values in (
-        {"max_target_length": 16},
-        {"olmo_packing_bins": 9},
-        {"olmo_long_documents": "truncate"},
-        {"data_shuffle_seed": 1},
-        {"olmo_mixture": {"*": 1.0}},
+    for values, message in (
+        ({"max_target_length": 16}, "another stream"),
+        ({"olmo_packing_bins": 9}, "another stream"),
+        ({"olmo_long_documents": "truncate"}, "another stream"),
+        ({"data_shuffle_seed": 1}, "another stream"),
+        ({"olmo_mixture": {"*": 1.0}}, "set it in a new stage"),
     ):
-      with self.assertRaisesRegex(errors.ResumeError, "another stream"):
+      with self.assertRaisesRegex(errors.ResumeError, message):
         self.train(**values).set_state(state)
 
   def test_the_length_is_exact_once_it_is_counted(self):

@@ -217,8 +217,7 @@ class SpoolTest(SpoolCase):
       self.train(**values)
 
 
-_TRAINER = textwrap.dedent(
-    """
+_TRAINER = textwrap.dedent("""
     import sys
     import jax
     import numpy as np
@@ -231,8 +230,7 @@ _TRAINER = textwrap.dedent(
     iterator, _ = maxtext_olmo.create_data_iterator(config, cases.device_mesh())
     for step in range(int(sys.argv[1])):
       print(hash(np.asarray(next(iterator)["inputs"]).tobytes()), flush=True)
-    """
-)
+    """)
 
 
 class KilledTest(SpoolCase):

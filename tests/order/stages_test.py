@@ -23,10 +23,14 @@ class StageTest(absltest.TestCase):
         stages.Stage(4000, "step 1000", _SETTINGS),
         stages.Stage(4000, "step 1000", _SETTINGS, (("sha256:1", "ab"),)),
         stages.Stage(0, "", stages.Settings("olmo_core", 0, "sha256:1")),
+        stages.Stage(0, "", stages.Settings("feistel", 0, "sha256:1", documents="xxh3:1")),
     ):
       values = json.loads(json.dumps(stage.to_json()))
       schema.check([values], [stages.SCHEMA])
       self.assertEqual(stages.Stage.from_json(values), stage)
+
+  def test_the_json_of_windows_does_not_mention_documents(self):
+    self.assertNotIn("documents", stages.Stage(0, "", _SETTINGS).to_json())
 
   def test_an_impossible_mixture_is_damage(self):
     values = stages.Stage(4000, "step 1000", _SETTINGS).to_json()

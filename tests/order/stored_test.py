@@ -172,7 +172,8 @@ class OrderFilesTest(parameterized.TestCase):
     found = self.open()
     self.assertEqual(self.open(), found)
     names = sorted(os.listdir(self.directory))
-    self.assertEqual(names, [os.path.basename(self.file.path) + end for end in ("", ".lock")])
+    ends = ("", ".lock", ".verified")
+    self.assertEqual(names, [os.path.basename(self.file.path) + end for end in ends])
 
   def test_the_header_says_what_it_is(self):
     self.open()
@@ -223,18 +224,44 @@ class OrderFilesTest(parameterized.TestCase):
       self.open()
       self.assertEqual(path.read_bytes(), good)
 
-  def test_a_verified_file_is_trusted_until_it_changes(self):
-    found = self.open()
-    data = bytearray(pathlib.Path(self.file.path).read_bytes())
-    data[5000] ^= 1
+  def damage(self):
+    """Changes a number in the file, and returns the id that the file has now."""
     with open(self.file.path, "r+b") as file:
-      file.write(data)
-    os.utime(self.file.path, ns=(found[2], found[2]))
-    # Same inode, size and time: the checksum is not computed again, so the damage is not detected.
-    array, _ = self.file.open(found)
+      file.seek(5000)
+      file.write(bytes(4))
+    stat = os.stat(self.file.path)
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+  @parameterized.parameters("parameter", "mark")
+  def test_the_checksum_of_a_verified_file_is_not_computed_again(self, by):
+    self.open()
+    now = self.damage()
+    if by == "mark":
+      pathlib.Path(self.file.path + ".verified").write_text(json.dumps(now))
+    array, found = self.file.open(now if by == "parameter" else None)
+    self.assertEqual(found, now)
+    # The damage is not detected, so the checksum was not computed.
     self.assertNotEqual(array.load().tolist(), self.expected.tolist())
-    os.utime(self.file.path, ns=(found[2], found[2] + 1))
+
+  def test_a_verified_file_that_changes_is_verified_again_even_if_its_time_is_set_back(self):
+    found = self.open()
+    self.damage()
+    os.utime(self.file.path, ns=(found[2], found[2]))
     self.open(found)
+
+  @parameterized.named_parameters(
+      ("directory", os.mkdir),
+      ("fifo", os.mkfifo),
+      ("link_to_itself", lambda path: os.symlink(path, path)),
+      ("other_content", lambda path: pathlib.Path(path).write_bytes(bytes(5000))),
+  )
+  def test_without_a_usable_mark_the_checksum_is_computed(self, make):
+    self.open()
+    mark = self.file.path + ".verified"
+    os.unlink(mark)
+    make(mark)
+    self.damage()
+    self.open()
 
   def test_two_processes_that_start_together_build_once(self):
     self.file = dataclasses.replace(self.file, n=3_000_000)

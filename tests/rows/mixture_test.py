@@ -44,8 +44,8 @@ def _stream(source):
   return row_source.RowSequence(source, name="t", seed=0)
 
 
-def _mixed(*sources, weights=(2, 1)):
-  return mixture.MixedRows([_stream(source) for source in sources], weights)
+def _mixed(*sources, weights=(2, 1), starts=()):
+  return mixture.MixedRows([_stream(source) for source in sources], weights, starts)
 
 
 class MixedRowsTest(parameterized.TestCase):
@@ -66,6 +66,24 @@ class MixedRowsTest(parameterized.TestCase):
     parts = mixed.parts(0, np.array(rows, np.int64))
     self.assertEqual(parts.source.tolist(), whole.source[rows].tolist())
     self.assertEqual(parts.first.tolist(), whole.first[rows].tolist())
+
+  def test_a_mixture_that_follows_another_begins_with_the_rows_that_it_left(self):
+    sources = _Rows(0, 3), _Rows(1, 4)
+    names = [row_source.RowSequence(s, name=n, seed=0) for s, n in zip(sources, "ab")]
+    first = mixture.MixedRows(names, (2, 1), (10, 20))
+    taken = np.bincount(first.parts(0, np.arange(7)).source)
+    self.assertEqual(first.taken_until(7), {"a": 10 + taken[0], "b": 20 + taken[1]})
+    starts = [5, 2]
+    second = _mixed(*sources, weights=(1, 3), starts=starts)
+    whole = _mixed(*sources, weights=(1, 3)).parts(0, np.arange(60))
+    parts = second.parts(0, np.arange(30))
+    for file, start in enumerate(starts):
+      found = parts.first[parts.source == file]
+      expected = whole.first[whole.source == file][start : start + len(found)]
+      np.testing.assert_array_equal(found, expected)
+    self.assertEqual(second.starts, (5, 2))
+    second.look_ahead(8)
+    self.assertEqual([s.looked[-1][0] for s in sources], [5 + 2, 2 + 6])
 
   def test_it_has_no_end(self):
     stream = _stream(_mixed(_Rows(0, 3), _Rows(1, 4)))

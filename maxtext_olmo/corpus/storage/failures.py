@@ -19,6 +19,8 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _DNS = re.compile(r"dns error|lookup address|name resolution", re.IGNORECASE)
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
+# Where virtual machines and clusters get credentials.
+_METADATA = re.compile(r"token request|//(169\.254\.169\.254|metadata\.google\.internal)[/:]")
 _CREDENTIALS = re.compile(
     r"metadata|\btoken\b|credential|InstanceProfile|AssumeRole|IMDS", re.IGNORECASE
 )
@@ -64,6 +66,8 @@ def explain(error: BaseException, what: str) -> Failure:
   found = _STATUS.search(text)
   status = int(found[1]) if found else 0
   answer = _answer(status, text)
+  if _METADATA.search(text.split("\n")[0]):
+    return _passing(what, "no credentials could be obtained", remedy=_CHECK_CREDENTIALS)
   if isinstance(error, FileNotFoundError):
     return _final(
         what,

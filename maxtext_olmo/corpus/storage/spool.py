@@ -142,9 +142,8 @@ class Spool:
     with self._turns_off():
       files, _ = self._index.find(names)
       numbers, inverse = np.unique(files, return_inverse=True)
-      shares = np.bincount(inverse, names[:, 3].astype(np.float64), minlength=len(numbers))
-      shares /= max(1.0, shares.sum())
-      dense = (numbers >= 0) & ((shares >= _SPARSE) | (not self._full))
+      found = np.bincount(inverse, names[:, 3].astype(np.float64), minlength=len(numbers))
+      dense: np.ndarray = (numbers >= 0) & ((found >= _SPARSE * found.sum()) | (not self._full))
       for number in numbers[dense].tolist():
         self._claim(number, step)
       kept = dense[inverse]

@@ -9,7 +9,9 @@ import numpy as np
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.inspection import losses as losses_lib
 from tests.cli import runner
 from tests.inspection import small_run
 from tests.trainers import proof
@@ -19,6 +21,16 @@ STARTS_PROCESSES = True
 
 _LENGTH = 32
 _TEXT = "harbour seal"
+
+
+def _write_events_as_on_a_cluster():
+  """Lets MaxText write event files, which it leaves out in a process without Google Cloud."""
+  import tensorboardX.writer
+  from maxtext.utils import max_utils
+
+  max_utils.is_decoupled = lambda: False
+  max_utils.writer = tensorboardX.writer
+  max_utils._TENSORBOARDX_AVAILABLE = True
 
 
 def setUpModule():
@@ -105,6 +117,51 @@ class InspectTest(parameterized.TestCase):
     printed = self.inspect("run", self.directory / "longer", code=1)
     self.assertIn("They differ from step 21 on; every step before it is the same.", printed)
     self.assertIn("rows of the batch: 8 in the first, 4 in the second", printed)
+
+  def test_a_spike_in_the_event_files_leads_to_the_rows_that_caused_it(self):
+    directory = self.directory / "spike"
+    rng = np.random.Generator(np.random.PCG64(3))
+    words = ["lorem", "ipsum", "dolor", "sit", "amet"]
+    calm = " ".join(rng.choice(words, 8 * _LENGTH * 60)).encode()
+    noise = rng.integers(1, 256, 8 * _LENGTH, dtype=np.uint8).tobytes()
+    # In sequence, a batch is 8 rows: 44 calm steps, one of noise, 15 calm ones.
+    entries = []
+    for name, text, steps in (("a", calm, 44), ("noise", noise, 1), ("z", calm[::-1], 15)):
+      path = directory / "data" / f"{name}.npy"
+      path.parent.mkdir(parents=True, exist_ok=True)
+      tokens = np.frombuffer(text, np.uint8)[: steps * 8 * _LENGTH].astype("<u2")
+      tokens.tofile(path)
+      entries.append((str(path), name))
+    index_lib.build_index(entries, _LENGTH, tokenizer="bytes", dtype="uint16").save(
+        directory / "index.json"
+    )
+    metrics = directory / "metrics.jsonl"
+    runs.start(
+        directory,
+        "steps=60",
+        "per_device_batch_size=8",
+        f"max_target_length={_LENGTH}",
+        "olmo_order=sequential",
+        "checkpoint_period=20",
+        f"metrics_file={metrics}",
+        edit=_write_events_as_on_a_cluster,
+    ).wait()
+    logged = [json.loads(line) for line in metrics.read_text().splitlines()]
+    expected = {int(r["step"]): r["learning/loss"] for r in logged if "learning/loss" in r}
+    found = losses_lib.read_losses(str(directory / "run" / "tensorboard"))
+    self.assertEqual(found.name, "learning/loss")
+    self.assertEqual(found.steps.tolist(), list(range(60)))
+    np.testing.assert_allclose(found.values, [expected[step] for step in range(60)], rtol=1e-6)
+    self.assertEqual(found.positions, {step: 8 * step for step in range(60)})
+    words = ("--losses", directory / "run" / "tensorboard", "--json")
+    spikes = json.loads(self.inspect("spike/run", *words))
+    self.assertEqual(spikes["logged_steps"], 60)
+    together = spikes["together"]
+    self.assertEqual([spike["peak"] for spike in together["spikes"]], [44])
+    self.assertEqual(together["labels"][0]["label"], "noise")
+    self.assertEqual({row["label"] for row in together["rows"][:8]}, {"noise"})
+    # The positions in the log tell it from that of another run.
+    self.inspect("longer", *words, code=2)
 
   def test_with_data_states_a_run_says_the_same_of_itself(self):
     described = [json.loads(self.inspect(run, "--json")) for run in ("longer", "with_states")]

@@ -1,0 +1,102 @@
+"""Tests of `corpus copy` between a disk and object stores, with faults and kills."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+from absl.testing import absltest
+
+from tests import distributed
+from tests.cloud import cases
+from tests.cloud import servers
+
+STARTS_PROCESSES = True
+
+
+class CopyTest(cases.BucketCase):
+
+  def start(self, *words, env=None):
+    return subprocess.Popen(
+        [sys.executable, "-m", "maxtext_olmo", "corpus", "copy", *map(str, words)],
+        env=distributed.child_environment(env or servers.NO_METADATA),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+  def copy(self, *words, env=None):
+    process = self.start(*words, env=env)
+    out, err = process.communicate(timeout=500)
+    self.assertEqual(process.returncode, 0, err)
+    return out
+
+  def assert_same_files(self, folder):
+    source = pathlib.Path(self.directory, "bucket", "data")
+    for path in source.iterdir():
+      self.assertEqual((pathlib.Path(folder) / path.name).read_bytes(), path.read_bytes())
+
+  def test_from_a_bucket_with_faults_to_a_disk(self):
+    self.proxy.set(latency=0.01, status={503: 0.05}, reset=0.05, cut=0.05)
+    out = self.copy(
+        self.remote_index("s3"),
+        "--endpoint", self.proxy.url, "--anonymous",
+        "--output", self.work,
+        "--reread",
+    )  # fmt: skip
+    self.assertIn("Copied 4 of 4 files", out)
+    self.assert_same_files(self.work)
+
+  def test_killed_copies_continue(self):
+    index = self.remote_index()
+    self.proxy.set(bandwidth=2e6)
+    for _ in range(3):
+      process = self.start(index, "--output", self.work, "--workers", "1")
+      before = self.copied_bytes()
+      while self.copied_bytes() < before + 200_000 and process.poll() is None:
+        time.sleep(0.02)
+      process.send_signal(signal.SIGKILL)
+      process.communicate()
+    self.proxy.heal()
+    self.assertIn("were there already", self.copy(index, "--output", self.work, "--reread"))
+    self.assert_same_files(self.work)
+    self.assertEmpty(list(pathlib.Path(self.work).rglob("*.part")))
+
+  def copied_bytes(self):
+    return sum(path.stat().st_size for path in pathlib.Path(self.work).rglob("*part*"))
+
+  @servers.needs("moto")
+  def test_from_a_disk_to_s3_and_back(self):
+    keys = servers.moto_environment()
+    with servers.start_moto() as moto:
+      servers.create_s3_bucket(moto, "bucket")
+      self.there_and_back("s3://bucket/copy", moto.url, keys)
+
+  @servers.needs("azurite")
+  def test_from_a_disk_to_azure_and_back(self):
+    keys = servers.azurite_environment()
+    with servers.start_azurite() as azurite:
+      servers.create_azure_container(azurite, "bucket")
+      endpoint = f"{azurite.url}/{servers.AZURITE_ACCOUNT}"
+      self.there_and_back("az://bucket/copy", endpoint, keys)
+
+  def there_and_back(self, url, endpoint, keys):
+    options = ("--endpoint", endpoint)
+    there = (self.index_path, "--output", url, *options)
+    self.assertIn("Copied 4 of 4 files", self.copy(*there, "--reread", env=keys))
+    self.assertIn("0 bytes, 4 were there already", self.copy(*there, env=keys))
+    # An object of the same size that is no copy is replaced.
+    self.touch("part-002.npy")
+    self.assertIn("Copied 1 of 4 files", self.copy(*there, env=keys))
+    out = self.copy(f"{url}/mix.txt", "--output", self.work, *options, env=keys)
+    self.assertIn("Copied 4 of 4 files", out)
+    self.assert_same_files(self.work)
+
+  def touch(self, name):
+    os.utime(os.path.join(self.directory, "bucket", "data", name))
+
+
+if __name__ == "__main__":
+  absltest.main()
