@@ -178,7 +178,6 @@ def read_config(
     kept: The data keys that were kept with the run, if there is no file.
   """
   from maxtext_olmo import config as data_keys
-  from maxtext_olmo import config_table
   from maxtext_olmo.trainers.tiny import config as config_lib
 
   steps = None

@@ -302,7 +302,7 @@ def _anchored(
 def _whole_batches(position: int, stream: Any, size: int) -> int:
   _, own, first = staged_stream.stage_at(stream, position)
   start = own.epochs.start(own.epochs.epoch(position - first))
-  repeated = (position - first - start) % size
+  repeated: int = (position - first - start) % size
   if repeated:
     logging.warning(
         "olmo_order_resume=olmo_core: position %d is not a whole number of batches of %d in its"

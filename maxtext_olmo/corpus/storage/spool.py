@@ -143,7 +143,7 @@ class Spool:
       files, _ = self._index.find(names)
       numbers, inverse = np.unique(files, return_inverse=True)
       found = np.bincount(inverse, names[:, 3].astype(np.float64), minlength=len(numbers))
-      dense = (numbers >= 0) & ((found >= _SPARSE * found.sum()) | (not self._full))
+      dense: np.ndarray = (numbers >= 0) & ((found >= _SPARSE * found.sum()) | (not self._full))
       for number in numbers[dense].tolist():
         self._claim(number, step)
       kept = dense[inverse]
