@@ -22,7 +22,7 @@ def _other_than(default):
   """Returns a value of the same type; None stands for a boolean."""
   if default is None or isinstance(default, bool):
     return not default
-  return {int: 99, str: "other", tuple: ("other",), dict: {"other": 1.0}}[type(default)]
+  return {int: 99, float: 99.0, str: "other", tuple: ("other",), dict: {"other": 1.0}}[type(default)]
 
 
 class KeysTest(parameterized.TestCase):
@@ -36,7 +36,7 @@ class KeysTest(parameterized.TestCase):
   def test_every_key_is_read_by_a_dataset_type_and_an_option(self):
     read = _read()
     for key in config_table.KEYS:
-      self.assertContainsSubset(key.read_by, config_lib.DATASET_TYPES)
+      self.assertContainsSubset(key.read_by, (*config_lib.DATASET_TYPES, "MaxText"))
       self.assertNotEmpty(key.read_by, key.name)
       self.assertTrue(hasattr(read, key.name), key.name)
 
@@ -62,8 +62,8 @@ class KeysTest(parameterized.TestCase):
     for key in config_table.KEYS:
       if key.check is None or key.name == "olmo_batch_extras":
         continue
-      wrong = "no such thing" if isinstance(key.default, str) else -(2**60)
-      if key.name in ("checkpoint_dir", "olmo_order_cache_dir"):
+      wrong = "no such thing" if isinstance(key.default, str) else type(key.default)(-(2**60))
+      if key.name in ("checkpoint_dir", "olmo_order_cache_dir", "olmo_spool_dir"):
         wrong = __file__
       with self.assertRaisesRegex(errors.ConfigError, f"{key.name}={wrong!r} (must|does not|is)"):
         _read(**{"dataset_type": key.read_by[-1], "olmo_index_path": "", key.name: wrong})
@@ -83,6 +83,8 @@ class HostileValuesTest(parameterized.TestCase):
   def test_any_value_of_any_key_is_accepted_or_named_in_a_config_error(self, name, dataset_type):
     for value in _HOSTILE:
       values = {"dataset_type": dataset_type, "olmo_index_path": __file__, "olmo_eos_id": 0}
+      if dataset_type == "olmo_packed":
+        values["olmo_pad_id"] = 1
       values[name] = value
       try:
         config_lib.Options.read(types.SimpleNamespace(**values)).schedule()
