@@ -1,3 +1,4 @@
+import importlib.util
 import types
 
 import ml_collections
@@ -111,10 +112,31 @@ class HostileValuesTest(parameterized.TestCase):
       {"olmo_documents_path": "a\0b", "dataset_type": "olmo_documents", "olmo_eos_id": 0},
       {"olmo_index_path": "/dev/null"},
       {"checkpoint_dir": __file__},
+      {"checkpoint_dir": "s3://bucket/run"},
+      {"checkpoint_dir": "az://container@account/run"},
+      {"checkpoint_dir": "https://host/run"},
   )
   def test_a_mistake_is_refused_before_anything_is_allocated(self, **values):
     with self.assertRaisesRegex(errors.ConfigError, next(iter(values))):
       _read(**values)
+
+
+class CheckpointsInBucketsTest(absltest.TestCase):
+
+  def test_a_bucket_that_orbax_cannot_commit_to_is_refused(self):
+    with self.assertRaisesRegex(errors.ConfigError, "atomically only on a file system and in gs:"):
+      _read(checkpoint_dir="s3://bucket/run")
+
+  def test_a_gs_bucket_needs_a_package(self):
+    packages = ("gcsfs", "tensorflow")
+    if any(map(importlib.util.find_spec, packages)):
+      self.assertEqual(_read(checkpoint_dir="gs://bucket/run").checkpoint_dir, "gs://bucket/run")
+    else:
+      with self.assertRaisesRegex(errors.ConfigError, "needs gcsfs.*pip install gcsfs"):
+        _read(checkpoint_dir="gs://bucket/run")
+
+  def test_a_url_that_is_not_used_is_accepted(self):
+    _read(checkpoint_dir="s3://bucket/run", enable_checkpointing=False)
 
 
 if __name__ == "__main__":
