@@ -70,9 +70,10 @@ class InFlight:
         for _ in range(min(self.limit - self._running, len(requests))):
           self._pool.submit(self._work)
           self._running += 1
-      except RuntimeError as error:  # The interpreter exits, or there are too many threads.
-        read.error = error
-        raise
+      except RuntimeError as error:  # The interpreter exits, or no more threads can be started.
+        if not self._running:  # Otherwise fewer threads send the requests.
+          read.error = error
+          raise
     try:
       read.done.wait()
     except BaseException as error:
