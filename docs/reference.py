@@ -46,6 +46,11 @@ _SECTIONS = (
         "What a row is made of, and the arrays of a batch.",
         ("rows.row_source", "rows.parts", "rows.batch", "rows.repetition"),
     ),
+    (
+        "Runs of OLMo-core",
+        "From the config and the state of a run to the config that continues it.",
+        ("loader.olmo_core_run",),
+    ),
     ("Checkpoints", "Data states as items of an Orbax checkpoint.", ("loader.resume",)),
     (
         "Functions with MaxText's names",

@@ -117,7 +117,8 @@ def open_plan(
     storage: storage_lib.Storage,
 ) -> packed_plan.PackedPlan:
   """Opens the plan of an index; process 0 builds it first if there is none."""
-  path = packed_plan.default_path(index_path, rule)
+  cache_dir = options.olmo_packing_cache_dir
+  path = packed_plan.default_path(index_path, index, rule, cache_dir)
 
   def build() -> None:
     if not os.path.exists(path):
@@ -126,7 +127,7 @@ def open_plan(
           index,
           path,
           rule,
-          cache_dir=options.olmo_packing_cache_dir,
+          cache_dir=cache_dir,
           path_remap=options.path_remap,
           progress=True,
           storage=storage,

@@ -38,13 +38,10 @@ class PackedCache:
   """
 
   def __init__(self, directory: str, row_length: int):
-    inner = os.path.join(directory, _FOLDER)
-    self.directory = inner if os.path.isdir(inner) else directory
-    self.row_length = row_length
-    self._found: dict[str, str] = {}
-    pattern = os.path.join(glob.escape(self.directory), f"{_DOCUMENTS}-{row_length}-*.npy")
-    for path in sorted(glob.glob(pattern)):
-      self._found[_digest(_read(path, 2))] = path
+    self.directory = directory
+    self._found = {
+        _digest(_read(path, 2)): path for path in _files(directory, _DOCUMENTS, row_length)
+    }
     if not self._found:
       raise errors.ConfigError(
           f"olmo_packing_cache_dir={directory!r} has no files {_DOCUMENTS}-{row_length}-*.npy."
@@ -86,6 +83,22 @@ class PackedCache:
           f" {len(spans)} documents once. Copy the run's cache files again."
       )
     return packed_group.table(documents.take(which[by_row]), bounds)
+
+
+def stamp(directory: str, row_length: int) -> list[tuple[str, int, int]]:
+  """Returns name, size and modification time of each file, to notice that files were replaced."""
+  found = []
+  for kind in (_DOCUMENTS, _ROWS, _BY_ROW):
+    for path in _files(directory, kind, row_length):
+      stat = os.stat(path)
+      found.append((os.path.basename(path), stat.st_size, stat.st_mtime_ns))
+  return found
+
+
+def _files(directory: str, kind: str, row_length: int) -> list[str]:
+  inner = os.path.join(directory, _FOLDER)
+  folder = glob.escape(inner if os.path.isdir(inner) else directory)
+  return sorted(glob.glob(os.path.join(folder, f"{kind}-{row_length}-*.npy")))
 
 
 def _read(path: str, width: int) -> np.ndarray:

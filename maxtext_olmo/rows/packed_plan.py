@@ -75,10 +75,6 @@ class PackingRule:
   ties: str
   boundaries: document_spans.BoundaryRule
 
-  def digest(self) -> str:
-    """Returns a short text that differs between rules, for the name of a file."""
-    return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()[:16]
-
 
 @dataclasses.dataclass(frozen=True)
 class PackedPlan:
@@ -184,9 +180,18 @@ def _table(bounds: np.ndarray, parts: np.ndarray) -> parts_lib.Parts:
   return parts_lib.Parts(bounds, *columns)
 
 
-def default_path(index_path: str | os.PathLike[str], rule: PackingRule) -> str:
-  """Returns the default path of the plan of an index."""
-  return f"{os.fspath(index_path)}.packed-{rule.digest()}"
+def default_path(
+    index_path: str | os.PathLike[str],
+    index: index_lib.OlmoNpyIndex,
+    rule: PackingRule,
+    cache_dir: str = "",
+) -> str:
+  """Returns the default path of a plan, which differs between corpora, rules and cache files."""
+  values: list[Any] = [index.fingerprint, dataclasses.asdict(rule)]
+  if rule.ties == "cache":
+    values.append(packed_cache.stamp(cache_dir, rule.row_length))
+  digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+  return f"{os.fspath(index_path)}.packed-{digest[:16]}"
 
 
 def load_plan(

@@ -53,6 +53,7 @@ class PackedCacheTest(parameterized.TestCase):
         base=self.folder,
         dtype=corpus["dtype"],
     )
+    self.index = index
     boundaries = document_spans.BoundaryRule("eos", corpus["eos_token_id"])
     rule = packed_plan.PackingRule(config["S"], config["group"], "truncate", ties, boundaries)
     return packed_plan.build_plan(index, f"{self.folder}/plan", rule, **values)
@@ -71,6 +72,16 @@ class PackedCacheTest(parameterized.TestCase):
       plan = self._plan(case, "cache", cache_dir=directory)
       self.assertEqual(self._rows(plan), expected)
     self.assertStartsWith(plan.fingerprint, "packed-cache:")
+
+  def test_other_cache_files_have_another_plan(self):
+    paths = []
+    for file in ("packed", "packed_scalar"):
+      _write_cache(_case(file), self.cache)
+      plan = self._plan(_case(file), "cache", cache_dir=self.work_dir)
+      for _ in range(2):
+        paths.append(packed_plan.default_path("i", self.index, plan.rule, self.work_dir))
+    self.assertEqual(paths[0], paths[1])
+    self.assertNotEqual(paths[1], paths[2])
 
   def test_the_goldens_of_two_cpus_differ(self):
     rows = [case["groups"] for case in (_case("packed"), _case("packed_scalar"))]

@@ -117,6 +117,13 @@ class PackedPlanTest(parameterized.TestCase):
     self.assertLen({plan.fingerprint for plan in plans}, 4)
     self.assertStartsWith(plans[0].fingerprint, "packed-avx2:")
 
+  def test_the_default_path_differs_between_corpora_and_rules(self):
+    other = dataclasses.replace(_RULE, ties="scalar")
+    paths = {packed_plan.default_path("index.json", self.index, rule) for rule in (_RULE, other)}
+    index = _write(self.folder, [3, 4])
+    paths.add(packed_plan.default_path("index.json", index, _RULE))
+    self.assertLen(paths, 3)
+
   def test_a_plan_of_another_corpus_or_rule_is_refused(self):
     self._build()
     other = dataclasses.replace(_RULE, ties="scalar")
