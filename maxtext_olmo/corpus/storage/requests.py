@@ -91,7 +91,8 @@ class Requests:
     pace, traffic, stop = target.pace, self.traffic, self._stop
     backoff, began = _FIRST_BACKOFF, time.monotonic()
     while True:
-      _sleep(pace.delay(), stop, what)
+      if delay := pace.delay():
+        _sleep(delay, stop, what)
       sent = time.monotonic()
       traffic.began()
       try:
