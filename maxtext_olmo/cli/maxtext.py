@@ -20,7 +20,7 @@ loader.
   train CONFIG.yml key=value ...        MaxText's pre-training; all arguments go to MaxText
   sft CONFIG.yml key=value ...          its supervised fine-tuning, which needs google-tunix
   dataloader CONFIG.yml key=value ...   its standalone data loader: batches without training
-  migrate --run-config FILE --checkpoint-dir DIR ...
+  migrate --run-config FILE --checkpoint-dir DIR ... key=value ...
                                         continue a run that MaxText's own loader began
 
 A bare name such as base.yml is looked up among MaxText's configs.
@@ -38,6 +38,9 @@ examples:
   a run on one host with 8 devices, never restarted:
     maxtext-olmo maxtext migrate --run-config run.yml --devices 8 \\
         --checkpoint-dir out/run/checkpoints
+  one whose settings were on the command line of MaxText, which migrate cannot see otherwise:
+    maxtext-olmo maxtext migrate --run-config base.yml --devices 8 \\
+        --checkpoint-dir out/run/checkpoints (the run's own arguments)
   on 4 hosts with 16 devices, restarted from checkpoint 500 on 4 hosts and from 900 on 2:
     ... --hosts 4 --devices 16 --restart 500 --restart 900,hosts=2,devices=8
   with the logs of its starts, in order:
@@ -81,6 +84,11 @@ def _add_migrate(commands: Any) -> None:
       ),
       epilog=_MIGRATE_EPILOG,
   )
+  option(
+      "ARGUMENTS",
+      "the arguments with which MaxText was started, as key=value; they override the config",
+      nargs="*",
+  )
   option("--run-config FILE", "MaxText's YAML config of the run", required=True)
   option("--checkpoint-dir DIR", "directory of the run's checkpoints", required=True)
   option(
@@ -120,6 +128,7 @@ def _migrate(args: argparse.Namespace) -> int:
   done = migrate.migrate(
       args.run_config,
       args.checkpoint_dir,
+      arguments=args.arguments,
       devices=args.devices,
       hosts=args.hosts,
       restarts=args.restart,

@@ -18,7 +18,7 @@ compared.
 Prints what was understood. A field that is not known is an error, because it may change the data.
 
 STATE is a JSON file with the loader's `state_dict()`, or with a trainer's that has a `data_loader`.
-To make it from a checkpoint:
+To make it from a checkpoint, where torch is installed:
   python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
       weights_only=False)['data_loader']))" > state.json
 """
@@ -62,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--output FILE",
-      "file for the config: .py for the tiny trainer, .yml for MaxText, or .json",
+      "file for the config: .py for the embedded trainer, .yml for MaxText, or .json",
       required=True,
   )
   cli.add_storage_options(option)

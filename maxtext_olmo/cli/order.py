@@ -19,7 +19,7 @@ Reads the state of OLMo-core's data loader and prints a config with which this l
 exactly where that run stopped.
 
 STATE is a JSON file with the loader's `state_dict()`, or with a trainer's that has a `data_loader`.
-To make it from a checkpoint:
+To make it from a checkpoint, where torch is installed:
   python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
       weights_only=False)['data_loader']))" > state.json
 """
@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
   option("--bos-id ID", "the run's beginning-of-document token", otherwise="none", type=int)
   option(
       "--write FILE",
-      "file for the config: .py for the tiny trainer, .yml for MaxText, or .json",
+      "file for the config: .py for the embedded trainer, .yml for MaxText, or .json",
       otherwise="print it",
   )
   option = cli.add_command(

@@ -180,7 +180,7 @@ def _files_of_paths(run: olmo_core_config.RunConfig, base: str | None) -> Files:
       paths=tuple(paths),
       labels=run.labels or tuple(_directory_name(path) for path in paths),
       masks=None if run.mask_paths is None else tuple(masks),
-      origin=f"{len(run.paths)} {'patterns' if run.expand_glob else 'paths'}",
+      origin=f"{'patterns' if run.expand_glob else 'paths'}: {len(run.paths)}",
   )
 
 

@@ -142,7 +142,7 @@ def import_run(
   if loader is not None:
     values |= _continue(run, loader, index, values, datasets)
     position = values["olmo_initial_position"]
-    understood.append(("state", _describe_state(loader, position, datasets)))
+    understood.append(("state", _describe_state(run, loader, position, datasets)))
   return ImportedRun(values, tuple(understood))
 
 
@@ -328,14 +328,17 @@ def _count_rows(values: dict[str, Any]) -> int:
 
 
 def _describe_state(
+    run: olmo_core_config.RunConfig,
     loader: olmo_core_import.LoaderState,
     position: int,
     datasets: list[olmo_core_fingerprint.Dataset],
 ) -> str:
   agrees = loader.dataset_fingerprint in [dataset.fingerprint for dataset in datasets]
+  seed = "" if loader.seed == run.seed else f"; its seed {loader.seed} is used, not the config's"
   return (
       f"epoch {loader.epoch} (epoch {loader.epoch - 1} here), {loader.tokens_processed:,} tokens:"
       f" position {position:,}; its fingerprint {'agrees' if agrees else 'differs and is ignored'}"
+      f"{seed}"
   )
 
 

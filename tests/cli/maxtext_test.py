@@ -40,8 +40,6 @@ class CommandTest(absltest.TestCase):
                 "dataset_type": "olmo_grain",
                 "olmo_index_path": str(directory / "index.json"),
                 "max_target_length": runs.LENGTH,
-                "per_device_batch_size": 2,
-                "grain_worker_count": 0,
             }
         )
     )
@@ -52,6 +50,8 @@ class CommandTest(absltest.TestCase):
         f"--checkpoint-dir={directory / 'checkpoints'}",
         "--devices=2",
         "--restart=4",
+        "per_device_batch_size=2",
+        "grain_worker_count=0",
     )
     self.assertEqual(code, 0, err)
     text = re.sub(r" +", " ", out)

@@ -501,6 +501,15 @@ class OtherDataTest(absltest.TestCase):
       found = [row.number for row in iterator.explain(iterator.step + ahead).rows]
       self.assertEqual(found, expected)
 
+  def test_the_seed_of_the_state_wins_and_is_reported(self):
+    self.config["data_loader"]["ignore_fingerprint_mismatch"] = True
+    seed = self.case["state"]["seed"]
+    self.assertNotIn("seed", dict(self.imported().understood)["state"])
+    self.config["data_loader"]["seed"] = seed + 1
+    imported = self.imported()
+    self.assertIn(f"its seed {seed} is used", dict(imported.understood)["state"])
+    self.assertEqual(imported.config.data_shuffle_seed, seed)
+
 
 if __name__ == "__main__":
   absltest.main()

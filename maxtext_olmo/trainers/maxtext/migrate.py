@@ -79,9 +79,10 @@ class RunConfig:
   length: int
 
   @classmethod
-  def read(cls, path: str) -> RunConfig:
-    """Reads a config file and its base configs."""
-    values = {**_DEFAULTS, **_load_yaml(path)}
+  def read(cls, path: str, arguments: Sequence[str] = ()) -> RunConfig:
+    """Reads a config file, its base configs and the `key=value` arguments of the run."""
+    path = _find_config(path)
+    values = {**_DEFAULTS, **_load_yaml(path), **_parse_arguments(arguments)}
     problems = []
     if values["dataset_type"] != "olmo_grain":
       problems.append(f"dataset_type is {values['dataset_type']!r}, not 'olmo_grain'.")
@@ -116,6 +117,7 @@ def migrate(
     run_config: str,
     checkpoint_dir: str,
     *,
+    arguments: Sequence[str] = (),
     devices: int | None = None,
     hosts: int = 1,
     restarts: Sequence[str] = (),
@@ -128,8 +130,9 @@ def migrate(
   """Finds the data that a run was trained on, and writes a bitmap and a config to continue it.
 
   Args:
-    run_config: MaxText's YAML config of the run.
+    run_config: MaxText's YAML config of the run, or the name of one of MaxText's own configs.
     checkpoint_dir: Directory of the run's checkpoints.
+    arguments: The `key=value` arguments with which the run was started.
     devices: Total number of devices of the run; not needed with `logs`.
     hosts: Number of hosts that loaded data at the first start.
     restarts: `LABEL` or `LABEL,hosts=H,devices=N,workers=W,data=LABEL` of each restart, in order.
@@ -139,12 +142,13 @@ def migrate(
     config_path: Path of the new config; None for a name next to the old one.
     progress: Whether to show progress on stderr.
   """
-  run = RunConfig.read(run_config)
+  run = RunConfig.read(run_config, arguments)
   label = _find_label(checkpoint_dir, label)
   index = index_lib.load_index(run.index_path)
   if index.sequence_length != run.length:
     raise errors.ConfigError(
-        f"{run_config} has max_target_length={run.length}, but the index {run.index_path} has"
+        f"The run has max_target_length={run.length} (from its arguments, {run_config} or MaxText's"
+        f" default), but the index {run.index_path} has"
         f" windows of {index.sequence_length}. MaxText's loader does not start with these; give the"
         " index of the run."
     )
@@ -160,7 +164,8 @@ def migrate(
       index.total_instances, run.seed, parts, trained_rows=trained, progress=progress
   )
   consumed_path = os.path.abspath(consumed_path or f"{run.index_path}.consumed-{label}")
-  root, extension = os.path.splitext(run.path)
+  # Not run.path: one of MaxText's own configs is in MaxText's installation.
+  root, extension = os.path.splitext(run_config)
   config_path = os.path.abspath(config_path or f"{root}-migrated{extension}")
   consumed_lib.write_consumed(consumed_path, found.consumed, index.fingerprint)
   _write_config(config_path, run, label, consumed_path)
@@ -267,6 +272,41 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
   atomic.write_atomically(path, yaml.safe_dump(values, sort_keys=False))
 
 
+def _parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
+  values = {}
+  for argument in arguments:
+    key, equals, value = argument.partition("=")
+    if not equals or not key.isidentifier():
+      raise errors.ConfigError(
+          f"{argument!r} is not KEY=VALUE. Give the arguments of the run as they were given to"
+          " MaxText, such as data_shuffle_seed=42."
+      )
+    try:
+      values[key] = yaml.safe_load(value)
+    except yaml.YAMLError:
+      values[key] = value
+  return values
+
+
+def _config_places(name: str) -> list[str]:
+  """Returns where MaxText's own config of this name can be."""
+  maxtext = importlib.util.find_spec("maxtext")
+  roots = maxtext.submodule_search_locations if maxtext is not None else None
+  return [os.path.join(root, "configs", name) for root in roots or ()]
+
+
+def _find_config(path: str) -> str:
+  places = [path, *_config_places(path)]
+  for place in places:
+    if os.path.exists(place):
+      return place
+  raise errors.ConfigError(
+      f"There is no config {path} here, nor among MaxText's own configs. Give the YAML file with"
+      " which the run was started (base.yml if there was no other), followed by its key=value"
+      " arguments."
+  )
+
+
 def _load_yaml(path: str) -> dict[str, Any]:
   """Returns the values of a MaxText config, merged over its base_config."""
   text = storage.open_storage().read(path)
@@ -279,12 +319,7 @@ def _load_yaml(path: str) -> dict[str, Any]:
   base = values.pop("base_config", None)
   if not base:
     return values
-  places = [os.path.join(os.path.dirname(path), base)]
-  maxtext = importlib.util.find_spec("maxtext")
-  if maxtext is not None:
-    places += [
-        os.path.join(root, "configs", base) for root in maxtext.submodule_search_locations or ()
-    ]
+  places = [os.path.join(os.path.dirname(path), base), *_config_places(base)]
   for place in places:
     if os.path.exists(place):
       return {**_load_yaml(place), **values}

@@ -100,6 +100,19 @@ class MigrateTest(parameterized.TestCase):
     self.assertEqual(done.num_remaining, 2 * _INSTANCES - 120)
     self.assertEqual((done.found.num_repeated, done.found.num_missing), (0, 0))
 
+  def test_arguments_of_the_run_override_its_config(self):
+    expected = self._migrate(devices=2)
+    other = self._write("other.yml", per_device_batch_size=1, data_shuffle_seed=7)
+    arguments = ["per_device_batch_size=2", "data_shuffle_seed=5", "grain_worker_count=0"]
+    done = self._migrate(config=other, devices=2, arguments=arguments)
+    np.testing.assert_array_equal(done.found.counts, expected.found.counts)
+    with self.assertRaisesRegex(errors.ConfigError, "'seed' is not KEY=VALUE"):
+      self._migrate(devices=2, arguments=["seed"])
+
+  def test_a_config_that_does_not_exist_is_an_error(self):
+    with self.assertRaisesRegex(errors.ConfigError, "There is no config none.yml here"):
+      self._migrate(config="none.yml", devices=2)
+
   def test_an_older_checkpoint_can_be_chosen(self):
     _checkpoint(self.directory, 4)
     done = self._migrate(devices=2, label=4)
