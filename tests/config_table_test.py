@@ -24,7 +24,16 @@ def _other_than(default):
   """Returns a value of the same type; None stands for a boolean."""
   if default is None or isinstance(default, bool):
     return not default
-  return {int: 99, float: 99.0, str: "other", tuple: ("other",), dict: {"other": 1.0}}[type(default)]
+  others = {int: 99, float: 99.0, str: "other", tuple: ("other",), dict: {"other": 1.0}}
+  return others[type(default)]
+
+
+_DIRECTORIES = (
+    "checkpoint_dir",
+    "olmo_order_cache_dir",
+    "olmo_spool_dir",
+    "olmo_packing_cache_dir",
+)
 
 
 class KeysTest(parameterized.TestCase):
@@ -64,8 +73,10 @@ class KeysTest(parameterized.TestCase):
     for key in config_table.KEYS:
       if key.check is None or key.name == "olmo_batch_extras":
         continue
-      wrong = "no such thing" if isinstance(key.default, str) else type(key.default)(-(2**60))
-      if key.name in ("checkpoint_dir", "olmo_order_cache_dir", "olmo_spool_dir"):
+      wrong = "no such thing" if key.kind.python_type is str else -(2**60)
+      if isinstance(key.default, float):
+        wrong = float(wrong)
+      if key.name in _DIRECTORIES:
         wrong = __file__
       problem = rf"{key.name}={re.escape(repr(wrong))} (must|does not|is)"
       with self.assertRaisesRegex(errors.ConfigError, problem):
