@@ -39,6 +39,14 @@ class UnreadKeysTest(absltest.TestCase):
       config_lib.Options.read(config)
     self.assertLen(str(caught.exception).splitlines(), 2)
 
+  def test_types_whose_rows_never_change_refuse_stages(self):
+    stages = ({"from_step": 2, "data_shuffle_seed": 7},)
+    for name in ("olmo_packed", "olmo_padded"):
+      for values in ({"olmo_stages": stages}, {"olmo_allow_mixture_change": True}):
+        config = types.SimpleNamespace(dataset_type=name, **values)
+        with self.assertRaisesRegex(errors.ConfigError, f"would have no effect.*{name}"):
+          config_lib.Options.read(config)
+
   def test_types_of_other_packages_read_what_they_declare(self):
     config = types.SimpleNamespace(olmo_order="sequential", olmo_shift="right", vocab_size=3)
     config_lib.check_all_read(config, "mine", ("olmo_order", "olmo_shift"))

@@ -9,6 +9,7 @@ Matches are sorted as text, by code point of the whole path, so `part-10` comes 
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -52,7 +53,7 @@ def expand(pattern: str, storage: router.StorageRouter | None = None) -> list[st
     storage = open_storage() if storage is None else storage
     below: Iterable[str] = storage.remote.list_below(directory)
   else:
-    below = _files_below(directory or ".")
+    below = _files_below(directory, pattern)
   found = sorted(path for path in below if regex.fullmatch(path))
   if not found:
     raise MissingFileError(
@@ -64,12 +65,38 @@ def expand(pattern: str, storage: router.StorageRouter | None = None) -> list[st
 
 def _regex(pattern: str) -> re.Pattern[str]:
   wildcards = {"**/": ".*", "**": ".*", "*": "[^/]*"}
-  pieces = re.split(r"(\*\*/|\*\*|\*)", pattern)
-  return re.compile("".join(wildcards.get(piece, re.escape(piece)) for piece in pieces), re.DOTALL)
+  pieces = filter(None, re.split(r"(\*\*/|\*\*|\*)", pattern))
+  # Equal wildcards in a row match no more than one, but would take exponentially long.
+  once = (text for text, _ in itertools.groupby(wildcards.get(p, re.escape(p)) for p in pieces))
+  return re.compile("".join(once), re.DOTALL)
 
 
-def _files_below(directory: str) -> Iterator[str]:
-  for folder, _, names in os.walk(directory, followlinks=True):
+def _files_below(directory: str, pattern: str) -> Iterator[str]:
+  """Yields the files in those directories that a pattern can match.
+
+  Args:
+    directory: Directories of the pattern before its first wildcard.
+    pattern: The pattern; without `**`, nothing deeper than its last directory is listed.
+  """
+  shallow = pattern.partition("**")[0]
+  levels = shallow.removeprefix(directory).lstrip("/").split("/")
+  deep = shallow != pattern
+  for folder, folders, names in os.walk(directory or ".", followlinks=True):
     for name in names:
-      path = os.path.join(folder, name)
-      yield path.removeprefix("./") if directory == "." else path
+      yield os.path.join(folder, name) if directory else os.path.join(folder, name)[2:]
+    below = os.path.relpath(folder, directory or ".")
+    level = 0 if below == "." else below.count("/") + 1
+    if level < len(levels) - 1:
+      folders[:] = [name for name in folders if _regex(levels[level]).fullmatch(name)]
+    elif not deep:
+      folders.clear()
+    folders[:] = [name for name in folders if not _leads_back(folder, name)]
+
+
+def _leads_back(folder: str, name: str) -> bool:
+  """Returns whether a directory is a link to one that contains it."""
+  path = os.path.join(folder, name)
+  if not os.path.islink(path):
+    return False
+  real, target = os.path.realpath(folder), os.path.realpath(path)
+  return os.path.commonpath([real, target]) == target

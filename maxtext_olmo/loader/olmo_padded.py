@@ -100,7 +100,7 @@ def open_rows(
       mask_paths=label_masks.mask_paths(options, index) if masks else None,
   )
   files = token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
-  return rows, reader_lib.FileReader(files), index
+  return rows, wiring.token_reader(options, files), index
 
 
 def train_stream(

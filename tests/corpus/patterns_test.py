@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -34,6 +35,33 @@ class PatternsTest(parameterized.TestCase):
   def test_matches_are_sorted_as_text(self, pattern, expected):
     found = patterns.expand(f"{self.folder}/{pattern}")
     self.assertEqual([os.path.relpath(path, self.folder) for path in found], expected)
+
+  def test_directories_that_cannot_match_are_not_listed(self):
+    listed = set()
+    scandir = os.scandir
+
+    def record(path):
+      listed.add(os.path.relpath(path, self.folder))
+      return scandir(path)
+
+    with mock.patch.object(os, "scandir", record):
+      patterns.expand(f"{self.folder}/a/*.npy")
+      self.assertEqual(listed, {"a"})
+      patterns.expand(f"{self.folder}/*/b*/*.npy")
+    self.assertEqual(listed, {".", "a", "a/b"})
+
+  def test_links_that_lead_back_are_not_followed(self):
+    for name in ("x", "y", "z"):
+      (self.folder / "a/b" / name).symlink_to(self.folder, target_is_directory=True)
+    (self.folder / "elsewhere").symlink_to(self.folder / "a/b/c", target_is_directory=True)
+    found = patterns.expand(f"{self.folder}/**/4.npy")
+    self.assertEqual(
+        [os.path.relpath(path, self.folder) for path in found], ["a/b/c/4.npy", "elsewhere/4.npy"]
+    )
+
+  def test_many_wildcards_in_a_row_are_one(self):
+    with self.assertRaisesRegex(errors.MissingFileError, "No file matches"):
+      patterns.expand(f"{self.folder}/{'*' * 2000}.csv")
 
   def test_other_wildcards_have_no_meaning(self):
     for pattern in ("a/?.npy", "a/[12].npy"):

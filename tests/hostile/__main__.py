@@ -1,6 +1,6 @@
 """Tries everything hostile that this folder knows, and ends with a table.
 
-    python -m tests.hostile -j 2                         everything: about 2,500 cases
+    python -m tests.hostile -j 2                         everything: about 9,600 cases
     python -m tests.hostile --only index/cut-to-half     one case, or those that match a pattern
     python -m tests.hostile --list                       their names
 

@@ -42,7 +42,9 @@ def all_cases() -> Iterator[cases.Case]:
     yield cases.Case(f"tokens/cut-in-mid-run-open-{most_open}", cut)
   yield from _header_cases()
   said = dict.fromkeys(damage.SAME_SIZE, "a mask is what its bytes say")
-  yield from damage.file_cases("masks", _read_masks, said, damage.SHORT_LIST)
+  for source in ("outside_in", "packed_olmo_core"):
+    read = functools.partial(_read_masks, source=source)
+    yield from damage.file_cases(f"masks/{source}", read, said, damage.SHORT_LIST)
   yield from _boundary_cases()
   yield from _name_cases()
   yield from _manifest_cases()
@@ -199,9 +201,9 @@ def _read_header(folder: pathlib.Path, content: bytes, later: bool) -> None:
 # Loss masks.
 
 
-def _read_masks(folder: pathlib.Path, spoil: Spoil) -> None:
+def _read_masks(folder: pathlib.Path, spoil: Spoil, source: str) -> None:
   index = row_sources.write_corpus(str(folder))
-  options = row_sources.config_values("outside_in", index, "")
+  options = row_sources.config_values(source, index, str(folder / "orders"))
   mask = pathlib.Path(row_sources.mask_path(str(folder / "data/part-000.npy")))
   size = mask.stat().st_size
   with fixture.opened(index, options) as iterator:

@@ -38,7 +38,10 @@ def _read_order(folder: pathlib.Path, spoil: Spoil, pattern: str) -> None:
   fixture.read(index, options)
   if pattern == "*.lock":  # It is taken to build a file.
     next(orders.glob("*.order")).unlink()
-  for path in list(folder.glob(f"orders/{pattern}")) if pattern else [orders]:
+  paths = list(orders.glob(pattern)) if pattern else [orders]
+  if not paths:
+    raise AssertionError(f"There is no {pattern}.")
+  for path in paths:
     spoil(path)
   fixture.expect(fixture.read(index, options), fixture.truth(fixture.STORED))
 
@@ -60,6 +63,9 @@ def _order_cases() -> Iterator[cases.Case]:
   locked = {"*": "nothing is read from a lock file"}
   names = ("empty", "noise", "missing", "directory", "fifo", "loop", "socket", "device-full")
   yield from damage.file_cases("orders/lock", lock, locked, names)
+  mark = functools.partial(_read_order, pattern="*.verified")
+  marked = {"*": "without a mark, the checksum is computed again"}
+  yield from damage.file_cases("orders/mark", mark, marked, damage.SHORT_LIST)
   made = {"missing": "the directory is made", "directory": "the directory is filled again"}
   names = ("missing", "directory", "fifo", "loop", "dangling", "socket", "sparse", "device-full")
   directory = functools.partial(_read_order, pattern="")

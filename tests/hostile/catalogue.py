@@ -6,6 +6,7 @@ import collections
 
 from tests.hostile import bad_arguments
 from tests.hostile import bad_corpus
+from tests.hostile import bad_derived
 from tests.hostile import bad_run
 from tests.hostile import bad_states
 from tests.hostile import cases
@@ -13,7 +14,9 @@ from tests.hostile import config_values
 from tests.hostile import faults
 from tests.hostile import processes
 
-_MODULES = (bad_corpus, bad_run, bad_states, bad_arguments, config_values, faults, processes)
+_MODULES = (
+    bad_corpus, bad_derived, bad_run, bad_states, bad_arguments, config_values, faults, processes,
+)  # fmt: skip
 
 
 def all_cases() -> list[cases.Case]:

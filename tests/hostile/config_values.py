@@ -16,6 +16,8 @@ import numpy as np
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import config_table
+from maxtext_olmo.corpus import document_spans
+from maxtext_olmo.rows import packing
 from tests.hostile import cases
 from tests.hostile import damage
 from tests.hostile import fixture
@@ -23,8 +25,18 @@ from tests.hostile import fixture
 _BASES = {
     "olmo_grain": fixture.WINDOWS,
     "olmo_documents": fixture.DOCUMENTS,
+    "olmo_packed": fixture.PACKED,
+    "olmo_padded": fixture.PADDED,
     "synthetic": fixture.SYNTHETIC,
 }
+# What else a config needs for a key to have an effect.
+_NEEDS: dict[str, dict[str, Any]] = {
+    "olmo_ngram_min_period": {"olmo_apply_ngram_filter": True},
+    "olmo_ngram_max_period": {"olmo_apply_ngram_filter": True},
+    "olmo_ngram_max_count": {"olmo_apply_ngram_filter": True},
+    "olmo_packing_cache_dir": {"olmo_packing_ties": "cache"},
+}
+_ENOUGH = 20
 # More worker processes would take the machine down if they were started for real.
 _MOST_WORKERS = 4
 
@@ -92,12 +104,25 @@ _AXES: dict[str, Any] = {
     "twice": (("data",), ("data",)), "three": (("data",), None, ("fsdp",)), "none-axis": ((None,),),
     "deep": ((("data",),),), "valid": (("data",), None), "valid-text": ("data",),
 }  # fmt: skip
+_MASKS: dict[str, Any] = {
+    "valid": (pathlib.Path("masks/*.npy"),), "too-few": (pathlib.Path("masks/part-000.npy"),),
+    "too-many": (pathlib.Path("masks/*.npy"), pathlib.Path("file")), "texts": ("x", "y", "z", "x"),
+    "no-match": (pathlib.Path("nowhere/*.npy"),), "wrong-order": (pathlib.Path("reversed/*.npy"),),
+    "directories": (pathlib.Path("directory"),) * 4, "fifos": (pathlib.Path("fifo"),) * 4,
+    "wrong-size": (pathlib.Path("file"),) * 4, "loops": (pathlib.Path("loop"),) * 4,
+    "devices": (pathlib.Path("device-zero"),) * 4, "stars": ("*" * 1000,), "nul": ("a\0*",),
+    "empty": ("",), "empties": ("",) * 4, "root": ("/*",), "not-text": (1, 2, 3, 4),
+    "one-text": "masks/*.npy", "url": ("s4://bucket/*.npy",), "bracket": ("masks/[*.npy",),
+}  # fmt: skip
 _OF_KEY = {
     "olmo_batch_schedule": _PAIRS, "olmo_batch_rampup_factors": _PAIRS, "olmo_mixture": _MIXTURES,
     "olmo_stages": _STAGES,
     "data_sharding": _AXES, "olmo_path_remap_from": _PATHS, "olmo_path_remap_to": _PATHS,
     "olmo_order": config_table.ORDERS, "olmo_packing": config_table.PACKINGS,
-    "olmo_skip": _PAIRS, "olmo_exclude": _PATHS,
+    "olmo_skip": _PAIRS, "olmo_exclude": _PATHS, "olmo_label_masks": _MASKS,
+    "olmo_packing_ties": config_table.PACKING_TIES, "olmo_boundaries": document_spans.SOURCES,
+    "olmo_long_documents": packing.LONG_DOCUMENTS, "olmo_dataset_type": config_lib.DATASET_TYPES,
+    "olmo_packed_segments": ("rescan", "documents"),
 }  # fmt: skip
 
 Accepts = Callable[[Any], bool]
@@ -110,6 +135,17 @@ def _number(low: float = -math.inf, high: float = math.inf) -> Accepts:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
       return False
     return math.isfinite(value) and value == int(value) and low <= value <= high
+
+  return accepts
+
+
+def _real(low: float, high: float) -> Accepts:
+  """Accepts numbers within bounds."""
+
+  def accepts(value: Any) -> bool:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.number)):
+      return False
+    return low <= value <= high
 
   return accepts
 
@@ -166,6 +202,8 @@ _RULES: dict[str, Accepts] = {
     "olmo_allow_corpus_change": _text(*config_table.CORPUS_CHANGES),
     "olmo_eval_index_path": _is_text,  # Not opened unless there are evaluations.
     "olmo_eval_instances": _number(0, 100),
+    "olmo_spool_dir": _is_text,  # Not opened unless token files are remote.
+    "olmo_spool_gib": _real(0.0625, 2**20),
     "olmo_order": _text(*config_table.ORDERS),
     "olmo_order_cache_dir": _is_text,  # Not opened unless the order is stored.
     "olmo_order_resume": _text("exact", "olmo_core"),
@@ -180,16 +218,29 @@ _RULES: dict[str, Accepts] = {
     "olmo_batch_rampup_factors": _one_of(_PAIRS["ones"], _PAIRS["not-from-0"]),
     "olmo_batch_schedule_unit": _text("steps", "tokens"),
     "olmo_apply_ngram_filter": _boolean,
+    "olmo_ngram_min_period": _number(1, 13),
+    "olmo_ngram_max_period": _number(1, 2**20),
+    "olmo_ngram_max_count": _number(1, 2**20),
     "olmo_document_mask": _boolean,
+    "olmo_label_masks": _one_of(_MASKS["valid"]),
+    "olmo_label_masks_seed": _number(-1, -1),  # Any other has no effect without masks.
     "olmo_skip": _one_of(*(_PAIRS[name] for name in ("not-from-0", "unsorted", "twice"))),
     "olmo_skip_unit": _text("steps", "samples"),
     "olmo_skip_mode": _text("drop", "mask"),
     "olmo_exclude": _path(),
     "olmo_eos_id": _number(-1, 99),
+    "olmo_bos_id": _number(-1, 99),
+    "olmo_pad_id": _number(0, 99),
+    "olmo_boundaries": _text("eos"),  # Most files of this corpus have no .csv.gz file.
     "olmo_documents_path": _path("missing"),
     "olmo_packing": _text(*config_table.PACKINGS),
     "olmo_packing_bins": _number(0),
-    "olmo_long_documents": _text("split", "truncate", "drop"),
+    "olmo_source_group_size": _number(1, 2**20),
+    "olmo_packing_ties": _text(*config_table.PACKING_TIES[:-1]),  # Not 'cache' without a directory.
+    "olmo_packing_cache_dir": lambda value: False,  # None of these has cache files.
+    "olmo_packed_segments": _text("rescan", "documents"),
+    "olmo_dataset_type": _text(""),  # For MaxText alone.
+    "olmo_long_documents": _text(*packing.LONG_DOCUMENTS),
     "olmo_shift": _text("left", "right"),
     "olmo_shard": _text("batch", "slice"),
     "olmo_batch_extras": _one_of(),
@@ -202,19 +253,22 @@ _OTHER_ROWS = (
     "olmo_order", "olmo_num_epochs", "olmo_initial_position", "olmo_mixture", "olmo_batch_schedule",
     "olmo_batch_rampup_factors", "olmo_eos_id", "olmo_apply_ngram_filter", "olmo_packing",
     "olmo_packing_bins", "olmo_long_documents", "olmo_shard", "olmo_skip", "olmo_stages",
+    "olmo_ngram_min_period", "olmo_ngram_max_period", "olmo_ngram_max_count", "olmo_bos_id",
+    "olmo_pad_id", "olmo_source_group_size", "olmo_packing_ties", "olmo_document_mask",
 )  # fmt: skip
 
 
 def _values(key: Any) -> dict[str, Any]:
   """Returns the values that are tried for a key."""
-  if key.name in ("olmo_order", "olmo_packing"):
-    own = {f"choice-{name}": name for name in _OF_KEY[key.name]}
-  elif key.name in _OF_KEY:
-    own = _OF_KEY[key.name]
+  own = _OF_KEY.get(key.name)
+  if isinstance(own, tuple):
+    own = {f"choice-{name}": name for name in own}
+  elif own is not None:
+    pass
   elif key.name.endswith(("_path", "_dir")):
     own = _PATHS
   else:
-    own = {int: _NUMBERS, str: _TEXTS}.get(type(key.default), _BOOLEANS)
+    own = {int: _NUMBERS, float: _NUMBERS, str: _TEXTS}.get(type(key.default), _BOOLEANS)
   return {**_OF_ANY_TYPE, **own}
 
 
@@ -222,9 +276,13 @@ def all_cases() -> Iterator[cases.Case]:
   """Yields each value of each key, for each dataset type that reads the key."""
   for dataset_type in _BASES:
     for key in config_table.KEYS:
-      if dataset_type not in key.read_by:
+      # A key of MaxText alone is refused elsewhere.
+      if dataset_type not in (("olmo_grain",) if key.read_by == ("MaxText",) else key.read_by):
         continue
-      for name, value in _values(key).items():
+      values = list(_values(key).items())
+      if dataset_type in ("olmo_packed", "olmo_padded") and "olmo_grain" in key.read_by:
+        values = values[-_ENOUGH:]  # The others take the same path as those of olmo_grain.
+      for name, value in values:
         accepted = value is None or _RULES[key.name](value)
         yield cases.Case(
             f"config/{dataset_type}/{key.name}={name[:20]}",
@@ -247,12 +305,14 @@ def _open(folder: pathlib.Path, dataset_type: str, key: str, value: Any) -> None
   for name in ("directory", "fifo", "loop", "device-zero"):
     damage.put_in_place(folder / name, name)
   (folder / "file").write_text("x")
-  if isinstance(value, pathlib.Path):
-    value = str(folder / value)
-  base = dict(_BASES[dataset_type])
+  if key == "olmo_label_masks":
+    fixture.write_masks(folder)
+    value = tuple(_within(folder, item) for item in value) if type(value) is tuple else value
+  value = _within(folder, value)
+  base = {**_BASES[dataset_type], **_NEEDS.get(key, {})}
   if dataset_type != "synthetic":
     base["olmo_index_path"] = index
-  if key == "olmo_order" and dataset_type == "olmo_grain":
+  if key == "olmo_order" and dataset_type in ("olmo_grain", "olmo_packed", "olmo_padded"):
     base["olmo_order_cache_dir"] = str(folder / "orders")
   if key == "grain_worker_count" and _number(_MOST_WORKERS + 1)(value):
     config_lib.Options.read(_Config({**base, key: value}))
@@ -263,7 +323,11 @@ def _open(folder: pathlib.Path, dataset_type: str, key: str, value: Any) -> None
       base.pop(key, None)
     fixture.expect(found, _first_batch(base))
   elif dataset_type != "synthetic":
-    fixture.expect_files(found, folder)
+    fixture.expect_files(found, folder, {**base, key: value})
+
+
+def _within(folder: pathlib.Path, value: Any) -> Any:
+  return str(folder / value) if isinstance(value, pathlib.Path) else value
 
 
 def _first_batch(values: dict[str, Any]) -> list[fixture.Batch]:

@@ -51,8 +51,8 @@ _CONTENT: dict[str, Callable[[bytes], bytes]] = {
     "noise": lambda data: random.Random(len(data)).randbytes(len(data)),
     **{f"flip-{i}": functools.partial(_flip_part, part=i) for i in range(_FLIPS)},
 }
-_IN_PLACE = ("missing", "directory", "fifo", "loop", "dangling", "socket", "sparse", *_DEVICES)
-DAMAGES = (*_CONTENT, *_IN_PLACE)
+IN_PLACE = ("missing", "directory", "fifo", "loop", "dangling", "socket", "sparse", *_DEVICES)
+DAMAGES = (*_CONTENT, *IN_PLACE)
 # Enough where a case takes long.
 SHORT_LIST = (*(name for name in DAMAGES if not name.startswith("flip-")), "flip-3", "flip-12")
 SAME_SIZE = ("zeros", "ones", "noise", "flip-*")

@@ -41,6 +41,15 @@ DOCUMENTS: dict[str, Any] = {
     "olmo_eos_id": 0,
     "olmo_packing_bins": 8,
 }
+# The corpus has no token 1, so padding is told from tokens.
+PACKED: dict[str, Any] = {
+    **WINDOWS,
+    "dataset_type": "olmo_packed",
+    "max_target_length": 32,
+    "olmo_eos_id": 0,
+    "olmo_pad_id": 1,
+}
+PADDED: dict[str, Any] = {**PACKED, "dataset_type": "olmo_padded"}
 SYNTHETIC: dict[str, Any] = {
     "dataset_type": "synthetic",
     "max_target_length": 8,
@@ -65,6 +74,14 @@ def write_boundaries(path: pathlib.Path, rows: Sequence[Sequence[Any]]) -> None:
   """Writes a boundary file."""
   lines = "".join(",".join(map(str, row)) + "\n" for row in rows)
   path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
+def write_masks(folder: pathlib.Path) -> None:
+  """Writes loss masks of all tokens, as `masks/*.npy`; `reversed/*.npy` are of other sizes."""
+  for name, counts in (("masks", TOKENS_PER_FILE), ("reversed", TOKENS_PER_FILE[::-1])):
+    (folder / name).mkdir()
+    for number, count in enumerate(counts):
+      (folder / name / f"part-{number:03d}.npy").write_bytes(b"\1" * count)
 
 
 def cut_in_place(path: pathlib.Path) -> None:
@@ -127,7 +144,7 @@ def truth(base: dict[str, Any] = WINDOWS) -> list[Batch]:
     with tempfile.TemporaryDirectory(prefix="hostile_truth_") as name:
       folder = pathlib.Path(name)
       _TRUTH[key] = read(write(folder), with_order_cache(folder, base))
-      expect_files(_TRUTH[key], folder)
+      expect_files(_TRUTH[key], folder, base)
   return _TRUTH[key]
 
 
@@ -153,15 +170,30 @@ def expect_true(index: str, base: dict[str, Any] = WINDOWS) -> None:
   expect(read(index, base), truth(base))
 
 
-def expect_files(batches: Sequence[Batch], folder: pathlib.Path) -> None:
-  """Raises WrongDataError unless each segment is a range of a token file as it lies on the disk."""
+def expect_files(
+    batches: Sequence[Batch], folder: pathlib.Path, base: dict[str, Any] = WINDOWS
+) -> None:
+  """Raises WrongDataError unless each segment is a range of a token file as it lies on the disk.
+
+  Rows as in OLMo-core may be one segment, so what each EOS ends there must be such a range.
+  """
   contents = [path.read_bytes() for path in sorted((folder / "data").glob("*.npy"))]
   for batch in batches:
     for row, segments in zip(batch["inputs"], batch["inputs_segmentation"]):
-      for number in set(segments.tolist()) - {0}:
-        piece = row[segments == number].astype("<u2").tobytes()
-        if not any(piece in content for content in contents):
+      pieces = [row[segments == number] for number in set(segments.tolist()) - {0}]
+      if "olmo_pad_id" in base:
+        pieces = _documents(row[segments > 0], base["olmo_eos_id"], base["olmo_pad_id"])
+      for piece in pieces:
+        data = piece.astype("<u2").tobytes()
+        if not any(data in content for content in contents):
           raise cases.WrongDataError(f"a row has tokens that no file holds: {row.tolist()}")
+
+
+def _documents(row: np.ndarray, eos_id: int, pad_id: int) -> list[np.ndarray]:
+  """Returns what each EOS ends, and what follows the last one without its padding."""
+  tokens = np.flatnonzero(row != pad_id)
+  row = row[: tokens[-1] + 1] if len(tokens) else row[:0]
+  return np.split(row, np.flatnonzero(row == eos_id) + 1)
 
 
 def run_cli(*argv: Any) -> str:

@@ -171,8 +171,13 @@ class SpoolTest(SpoolCase):
       for iterator, local in zip(iterators, expected):
         np.testing.assert_array_equal(next(iterator)["inputs"], next(local)["inputs"])
 
-  def test_documents_are_spooled_too(self):
-    values = {**cases.DOCUMENTS, "max_target_length": 64}
+  @parameterized.parameters(
+      cases.DOCUMENTS,
+      {"dataset_type": "olmo_packed", "olmo_eos_id": 0, "olmo_pad_id": 1},
+      {"dataset_type": "olmo_padded", "olmo_eos_id": 0, "olmo_pad_id": 1},
+  )
+  def test_documents_are_spooled_too(self, **values):
+    values = {**values, "max_target_length": 64}
     local = cases.take(self.train(**values), 20)
     iterator = self.spooled(**values)
     found = cases.take(iterator, 20)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import struct
 import time
 import uuid
@@ -154,14 +155,18 @@ def read_table(path: str) -> tuple[np.ndarray, np.ndarray, int]:
     CorpusError: The file is damaged.
     OSError: It cannot be read.
   """
-  file = open_files.OpenFile(os.open(path, os.O_RDONLY))
-  size = os.fstat(file.fd).st_size
+  # Non-blocking, because opening a FIFO would wait for a writer.
+  file = open_files.OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+  found = os.fstat(file.fd)
+  if not stat.S_ISREG(found.st_mode):
+    raise CorpusError(f"{path} is not a regular file.")
+  size = found.st_size
   trailer = os.pread(file.fd, _TRAILER.size, max(0, size - _TRAILER.size))
   if len(trailer) == _TRAILER.size:
-    found, count, checksum = _TRAILER.unpack(trailer)
+    magic, count, checksum = _TRAILER.unpack(trailer)
     length = count * (_NAME_BYTES + 8)
     begin = size - _TRAILER.size - length
-    if found == _FORMAT and 0 <= begin and length <= size:
+    if magic == _FORMAT and 0 <= begin and length <= size:
       table = os.pread(file.fd, length, begin)
       if len(table) == length and xxhash.xxh3_64_intdigest(table) == checksum:
         names = np.frombuffer(table, "<u8", 4 * count).reshape(count, 4)
@@ -179,7 +184,7 @@ def read_range(file: open_files.OpenFile, place: int, name: bytes, out: memoryvi
 def is_abandoned(path: str) -> bool:
   """Returns whether the process that was writing an unfinished file has died."""
   try:
-    file = open_files.OpenFile(os.open(path, os.O_RDONLY))
+    file = open_files.OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
     fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except (BlockingIOError, FileNotFoundError):
     return False

@@ -85,7 +85,7 @@ class SpoolIndex:
       path = self.path(number)
       if file is None and path is not None:
         with contextlib.suppress(FileNotFoundError):
-          file = open_files.OpenFile(os.open(path, os.O_RDONLY))
+          file = open_files.OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
       if file is None:
         self.forget(number)
         return None

@@ -70,6 +70,13 @@ class SpoolFileTest(absltest.TestCase):
       with self.assertRaises(CorpusError):
         spool_file.read_table(path)
 
+  def test_a_fifo_is_refused_and_not_waited_for(self):
+    path = os.path.join(self.directory, "fifo")
+    os.mkfifo(path)
+    with self.assertRaisesRegex(CorpusError, "not a regular file"):
+      spool_file.read_table(path)
+    self.assertTrue(spool_file.is_abandoned(path))
+
   def test_names_and_keys_differ_in_every_part(self):
     digests = np.array([spool_file.file_digest(p, v) for p, v in ("ab", "ac", "bb")], np.uint64)
     parts = [(f, o, s) for f in range(3) for o in (0, 1, 2**40) for s in (1, 2, 4096)]

@@ -89,7 +89,7 @@ class KillTest(absltest.TestCase):
     )
     output = io.StringIO()
     run = launch.LocalRun(
-        [f"--config.{name}={value}" for name, value in config.items()],
+        [f"--config.{name}={value}" for name, value in config.items() if value is not None],
         processes=processes,
         module=demo.__name__,
         env={**self.env, demo.LEDGER_VARIABLE: str(ledger)},
