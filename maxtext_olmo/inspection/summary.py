@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from maxtext_olmo import errors
@@ -18,6 +18,7 @@ from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import content as content_lib
 
 _SHOWN_ROWS = 8
 
@@ -120,7 +121,7 @@ def summarize(run: run_lib.Run) -> Summary:
         epoch=None,
         place=None,
         epoch_length=None,
-        history=_changes(history),
+        history=_changes(history, {}),
         identity=history.present.identity,
         next_rows=(),
         resume=f"would be refused: {error}",
@@ -151,7 +152,7 @@ def _summary(
       epoch=epoch,
       place=place,
       epoch_length=length,
-      history=_changes(history),
+      history=_changes(history, run_lib.exclusion_names(run, iterator)),
       identity=history.present.identity,
       next_rows=rows,
       resume=_resume(run, step, history, iterator),
@@ -176,7 +177,9 @@ def _resume(
   if iterator.history.present.step >= step and not iterator.history.present.same_as(
       history.present
   ):
-    text += "; changes: " + "; ".join(_differences(history.present, iterator.history.present))
+    names = run_lib.exclusion_names(run, iterator)
+    changes = _differences(history.present, iterator.history.present, names)
+    text += "; changes: " + "; ".join(changes)
   return text
 
 
@@ -220,19 +223,21 @@ def _skipped(history: timeline_lib.Timeline, position: int) -> int:
   return position - history.present.schedule.skips.number(position)
 
 
-def _changes(history: timeline_lib.Timeline) -> tuple[Change, ...]:
+def _changes(history: timeline_lib.Timeline, names: Mapping[str, str]) -> tuple[Change, ...]:
   found, before = [], None
   for entry in history.entries:
-    what = _everything(entry) if before is None else _differences(before, entry)
+    what = _everything(entry, names)
+    if before is not None:
+      what = _differences(before, entry, names)
     found.append(Change(entry.step, entry.position, tuple(what)))
     before = entry
   return tuple(found)
 
 
-def _everything(entry: timeline_lib.Entry) -> list[str]:
+def _everything(entry: timeline_lib.Entry, names: Mapping[str, str]) -> list[str]:
   return [
       f"{describe_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
-      *(f"{name} {value}" for name, value in entry.content.items()),
+      *(f"{name}: {text}" for name, text in content_lib.describe_record(entry.content, names).items()),
       *describe_skips(entry.skips),
       *describe_stages(entry.stages),
   ]
@@ -256,20 +261,23 @@ def describe_skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
   ]
 
 
-def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[str]:
+def _differences(
+    before: timeline_lib.Entry, after: timeline_lib.Entry, names: Mapping[str, str]
+) -> list[str]:
   """Returns descriptions of the differences between two entries."""
   found = []
   batches = describe_batches(before.schedule), describe_batches(after.schedule)
   if batches[0] != batches[1]:
     found.append(f"{batches[1]} (before: {batches[0]})")
   values = [
-      {"sequence_length": e.sequence_length, **e.identity, **e.content, "extents": e.extents}
+      {"sequence_length": e.sequence_length, **e.identity, "extents": e.extents}
       for e in (before, after)
   ]
   for name in dict.fromkeys([*values[0], *values[1]]):
     was, now = (value.get(name) for value in values)
     if was != now:
       found.append(f"{name} {now} (before: {was})")
+  found += content_lib.describe_changes(before.content, after.content, names)
   found += describe_skips([skip for skip in after.skips if skip not in before.skips])
   found += [
       f"no longer {text}"

@@ -85,7 +85,9 @@ def train_iterator(
   }
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
-  policy = restart.RestartPolicy(corpus, options.resumes_whole_batches, options.skips, stages)
+  policy = restart.RestartPolicy(
+      corpus, options.resumes_whole_batches, options.skips, stages, _names(options, content)
+  )
   start = resume.find_start(options, stream, schedule, record, policy)
 
   def prepare_directory() -> None:
@@ -246,11 +248,21 @@ def _exclusions(
   exclusions = collectives.run_on_all_processes(read, "reading olmo_exclude")
   collectives.check_equal({"olmo_exclude": exclusions.digest})
   logging.info(
-      "olmo_exclude: no loss is taken on %d tokens in %d ranges.",
-      exclusions.num_tokens,
-      len(exclusions.firsts),
+      "olmo_exclude=%s leaves %s tokens in %s ranges out of the loss.",
+      options.olmo_exclude,
+      f"{exclusions.num_tokens:,}",
+      f"{len(exclusions.firsts):,}",
   )
   return exclusions
+
+
+def _names(options: config_lib.Options, content: content_lib.Content) -> dict[str, str]:
+  """Returns a description of the exclusions by their digest."""
+  found = content.exclusions
+  if found is None:
+    return {}
+  tokens = "1 token" if found.num_tokens == 1 else f"{found.num_tokens:,} tokens"
+  return {found.digest: f"{options.olmo_exclude} ({tokens} without loss)"}
 
 
 def token_reader(
