@@ -269,10 +269,12 @@ def _step_rows(explanation: explain.StepExplanation) -> figures_lib.StepRows:
 
 def _pieces(part: explain.PartExplanation) -> Iterable[figures_lib.Piece]:
   if not part.documents:
-    yield figures_lib.Piece(part.label, part.file, -1, part.column, part.count, 0)
+    yield figures_lib.Piece(part.label, part.file, -1, part.column, part.count, 0, part.first)
   for span in part.documents:
-    count = span.last - span.first + 1
-    yield figures_lib.Piece(part.label, part.file, span.document, span.column, count, span.length)
+    count, first = span.last - span.first + 1, part.first + span.column - part.column
+    yield figures_lib.Piece(
+        part.label, part.file, span.document, span.column, count, span.length, first
+    )
 
 
 _Row = tuple[explain.RowExplanation, tuple[tuple[str, str], ...]]

@@ -237,7 +237,10 @@ def _changes(history: timeline_lib.Timeline, names: Mapping[str, str]) -> tuple[
 def _everything(entry: timeline_lib.Entry, names: Mapping[str, str]) -> list[str]:
   return [
       f"{describe_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
-      *(f"{name}: {text}" for name, text in content_lib.describe_record(entry.content, names).items()),
+      *(
+          f"{name}: {text}"
+          for name, text in content_lib.describe_record(entry.content, names).items()
+      ),
       *describe_skips(entry.skips),
       *describe_stages(entry.stages),
   ]
