@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 from maxtext_olmo import errors
 
 _SOURCES = 10
@@ -124,7 +125,8 @@ def _print_contrast(contrast: Any, spikes: int) -> None:
       f" {len(contrast.calm_steps):,} calm steps nearby."
   )
   if contrast.without_loss:
-    print(f"{contrast.without_loss:,} more rows take no loss and are left out.")
+    more = english.count(contrast.without_loss, "more row")
+    print(f"Left out: {more} without loss.")
   if not contrast.notable:
     print(
         "The data looks like that of the steps around it. Other causes of a spike: the learning"

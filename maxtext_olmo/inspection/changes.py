@@ -8,6 +8,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from maxtext_olmo import english
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline as timeline_lib
@@ -89,7 +90,7 @@ def schedule_changes(
       size = schedule.size(step)
   for skipped, after in schedule.skips.ranges:
     if skipped >= schedule.anchor_position and first <= schedule.step_at(skipped) < end:
-      yield Change(schedule.step_at(skipped), f"skips {after - skipped:,} samples")
+      yield Change(schedule.step_at(skipped), f"skips {english.count(after - skipped, 'sample')}")
 
 
 def _differences(

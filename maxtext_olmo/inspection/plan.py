@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from maxtext_olmo import english
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import timeline as timeline_lib
@@ -55,4 +56,5 @@ class Plan:
     for skip in entry.skips:
       if skip.mode == "mask" and skip.first >= entry.schedule.anchor_position:
         step = entry.schedule.step_at(skip.first)
-        yield changes_lib.Change(step, f"takes no loss on {skip.end - skip.first:,} samples")
+        samples = english.count(skip.end - skip.first, "sample")
+        yield changes_lib.Change(step, f"takes no loss on {samples}")

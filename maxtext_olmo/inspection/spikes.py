@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
@@ -122,7 +123,7 @@ class Findings:
   def summary(self) -> str:
     """The number of spikes as text; if there is none, with the highest score."""
     count = len(self.spikes)
-    spikes = f"{count:,} spike{'' if count == 1 else 's'}" if count else "no spike"
+    spikes = english.count(count, "spike") if count else "no spike"
     text = f"{spikes} (robust z-score above {self.threshold:g})."
     if count:
       return text

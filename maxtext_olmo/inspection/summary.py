@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
@@ -83,9 +84,10 @@ class Summary:
   def lines(self) -> list[str]:
     """Returns the summary as lines of text."""
     where = "no checkpoint" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
-    done = f"{self.step:,} steps, {self.position - self.skipped:,} samples, {self.tokens:,} tokens"
+    taken = english.count(self.position - self.skipped, "sample")
+    done = f"{english.count(self.step, 'step')}, {taken}, {self.tokens:,} tokens"
     if self.skipped:
-      done += f" ({self.skipped:,} samples skipped; position {self.position:,})"
+      done += f" ({english.count(self.skipped, 'sample')} skipped; position {self.position:,})"
     lines = [f"{self.path}: {where}", f"  done      {done}"]
     if self.epoch is not None:
       of = "" if self.epoch_length is None else f" of {self.epoch_length:,}"
@@ -209,7 +211,9 @@ def _corpus(
     return "has changed: " + "; ".join(changes)
   if was != index.fingerprint:
     return f"has changed: its fingerprint was {was}, it is {index.fingerprint}"
-  return f"is the one trained on: {len(index.files):,} files of the sizes in the index"
+  return (
+      f"is the one trained on: {english.count(len(index.files), 'file')} of the sizes in the index"
+  )
 
 
 def _tokens(history: timeline_lib.Timeline, position: int) -> int:

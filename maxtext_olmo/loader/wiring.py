@@ -13,6 +13,7 @@ from etils import epath
 
 from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
@@ -248,10 +249,10 @@ def _exclusions(
   exclusions = collectives.run_on_all_processes(read, "reading olmo_exclude")
   collectives.check_equal({"olmo_exclude": exclusions.digest})
   logging.info(
-      "olmo_exclude=%s leaves %s tokens in %s ranges out of the loss.",
+      "olmo_exclude=%s leaves %s in %s out of the loss.",
       options.olmo_exclude,
-      f"{exclusions.num_tokens:,}",
-      f"{len(exclusions.firsts):,}",
+      english.count(exclusions.num_tokens, "token"),
+      english.count(len(exclusions.firsts), "range"),
   )
   return exclusions
 
@@ -261,7 +262,7 @@ def _names(options: config_lib.Options, content: content_lib.Content) -> dict[st
   found = content.exclusions
   if found is None:
     return {}
-  tokens = "1 token" if found.num_tokens == 1 else f"{found.num_tokens:,} tokens"
+  tokens = english.count(found.num_tokens, "token")
   return {found.digest: f"{options.olmo_exclude} ({tokens} without loss)"}
 
 
