@@ -202,9 +202,9 @@ def run(args: argparse.Namespace) -> int:
       f" {english.count(summary.tokens, 'token')} of {summary.dtype} in"
       f" {english.count(summary.files, 'file')}; vocab_size {summary.vocab_size},"
       f" EOS {summary.eos_id}.\n"
-      f"The manifest is {summary.mix_file}. Next, build an index:\n"
+      f"The manifest is {summary.mix_file}. Next, build an index, with your sequence length:\n"
       f"  maxtext-olmo index build --mix-file {summary.mix_file} --tokenizer {summary.tokenizer}"
-      f" --dtype {summary.dtype} --sequence-length 1024 --output"
+      f" --dtype {summary.dtype} --sequence-length 256 --output"
       f" {os.path.join(args.output, 'index.json')}"
   )
   return 0
