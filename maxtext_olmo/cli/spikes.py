@@ -164,11 +164,8 @@ def _print_suspects(suspects: Any) -> None:
   print("\nRows to look at first:")
   table = []
   for suspect in suspects:
-    score, row = suspect.score, suspect.row
-    part = next((p for p in row.parts if p.file == score.file), row.parts[0])
-    document = str(score.document) if score.document >= 0 else ""
-    where = "" if part.first_byte is None else f"{part.first_byte}-{part.end_byte}"
-    cells = (score.step, score.row, score.label, score.file, where, document)
+    score = suspect.score
+    cells = (score.step, score.row, score.label, *suspect.place)
     table.append((*cells, f"{score.score:.1f}", score.reason))
   cli.print_table(("step", "row", "label", "path", "bytes", "document", "score", "reason"), table)
   for suspect in suspects:

@@ -27,8 +27,8 @@ def make_section(findings: spikes_lib.Findings) -> Iterable[str]:
     yield f'<p class="grey">The {len(findings.each):,} highest are examined here.</p>'
   yield from _contrast(findings.together.contrast, len(findings.each))
   yield "<h3>Rows to look at first</h3>"
-  heads = ("step", "row", "label", "score", "reason")
-  yield from _table(heads, map(_suspect_cells, findings.together.shown), text=(2, 4))
+  heads = ("step", "row", "label", "file", "bytes", "document", "score", "reason")
+  yield from _table(heads, map(_suspect_cells, findings.together.shown), text=(2, 3, 7))
   yield "<h3>Each spike</h3>"
   shown = _Text()
   for number, one in enumerate(findings.each):
@@ -75,8 +75,9 @@ def _source_cells(source: contrast_lib.SourceScore) -> Sequence[str]:
 def _suspect_cells(suspect: spikes_lib.Suspect) -> Sequence[str]:
   score = suspect.score
   link = f'<a href="#s{score.step}r{score.row}">{score.step:,}</a>'
-  label, reason = html.escape(score.label), html.escape(score.reason)
-  return score.label, link, f"{score.row:,}", label, f"{score.score:.1f}", reason
+  where = map(html.escape, (score.label, *suspect.place))
+  reason = html.escape(score.reason)
+  return score.label, link, f"{score.row:,}", *where, f"{score.score:.1f}", reason
 
 
 def _table(

@@ -51,6 +51,14 @@ class Suspect:
   row: explain.RowExplanation
   text: tuple[tuple[str, str], ...] = ()
 
+  @property
+  def place(self) -> tuple[str, str, str]:
+    """The file, the bytes of it and the document that the row is attributed to, as text."""
+    score = self.score
+    part = next((p for p in self.row.parts if p.file == score.file), self.row.parts[0])
+    where = "" if part.first_byte is None else f"{part.first_byte}-{part.end_byte}"
+    return score.file, where, str(score.document) if score.document >= 0 else ""
+
   def to_json(self) -> dict[str, Any]:
     """Returns the row as a JSON-able dict."""
     scored = dataclasses.asdict(self.score)
