@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 from maxtext_olmo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -194,13 +195,16 @@ def run(args: argparse.Namespace) -> int:
       overwrite=args.overwrite,
       progress=True,
   )
-  empty = f" ({summary.empty_documents:,} empty ones left out)" if summary.empty_documents else ""
+  left_out = english.count(summary.empty_documents, "empty one")
+  empty = f" ({left_out} left out)" if summary.empty_documents else ""
   print(
-      f"{summary.documents:,} documents{empty}, {summary.tokens:,} tokens of {summary.dtype} in"
-      f" {summary.files:,} files; vocab_size {summary.vocab_size}, EOS {summary.eos_id}.\n"
-      f"The manifest is {summary.mix_file}. Next, build an index:\n"
+      f"{english.count(summary.documents, 'document')}{empty},"
+      f" {english.count(summary.tokens, 'token')} of {summary.dtype} in"
+      f" {english.count(summary.files, 'file')}; vocab_size {summary.vocab_size},"
+      f" EOS {summary.eos_id}.\n"
+      f"The manifest is {summary.mix_file}. Next, build an index, with your sequence length:\n"
       f"  maxtext-olmo index build --mix-file {summary.mix_file} --tokenizer {summary.tokenizer}"
-      f" --dtype {summary.dtype} --sequence-length 1024 --output"
+      f" --dtype {summary.dtype} --sequence-length 256 --output"
       f" {os.path.join(args.output, 'index.json')}"
   )
   return 0
@@ -239,7 +243,8 @@ def run_copy(args: argparse.Namespace) -> int:
   mix = copy_lib.write_manifest(chosen, output)
   again = f", {summary.skipped:,} were there already" if summary.skipped else ""
   print(
-      f"Copied {summary.copied:,} of {len(files):,} files, {summary.bytes:,} bytes{again}.\n"
+      f"Copied {summary.copied:,} of {english.count(len(files), 'file')}, {summary.bytes:,} bytes"
+      f"{again}.\n"
       f"Checked: ETag or time of change, and size, of each file; checksums of the index for"
       f" {summary.checked:,}; read again {summary.reread:,}.\n"
       f"The manifest is {mix}. Next, build an index:\n"

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 from maxtext_olmo.cli import index_mixture
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.errors import CorpusError
@@ -238,15 +239,19 @@ def run_documents(args: argparse.Namespace) -> int:
   sample = documents.lengths(np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64))
   middle, long = np.percentile(sample, [50, 99]) if count else (0, 0)
   print(
-      f"{count:,} documents, {documents.num_tokens:,} tokens; half of them have up to"
-      f" {middle:,.0f} tokens, 99 % up to {long:,.0f}."
+      f"{english.count(count, 'document')}, {english.count(documents.num_tokens, 'token')};"
+      f" the median length is {middle:,.0f}, and 99 % have at most {long:,.0f}."
   )
   if by_csv := documents.num_boundary_files:
-    print(f"{by_csv} of {documents.num_files} files by dolma's boundary files.")
+    print(
+        f"Boundary files (csv.gz) gave the documents of {by_csv:,} of"
+        f" {english.count(documents.num_files, 'file')}."
+    )
   named = documents.names.named if documents.names else 0
-  print(f"{named:,} documents have a name; {'with' if documents.hashes else 'without'} hashes.")
-  done = "is whole" if args.verify else "is written"
-  print(f"{path} {done}: {open_storage().size(path):,} bytes.")
+  have = "document has" if named == 1 else "documents have"
+  print(f"{named:,} {have} a name; {'with' if documents.hashes else 'without'} hashes.")
+  size = f"{open_storage().size(path):,} bytes"
+  print(f"{path} is whole: {size}." if args.verify else f"Wrote {path}: {size}.")
   return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.cli import spikes
 
@@ -212,8 +213,9 @@ def _print_visits(visits: Any) -> None:
   from maxtext_olmo.inspection import visits as visits_lib
 
   print(
-      f"{cli.plain(visits.file)}, bytes {visits.first_byte}-{visits.end_byte} ({visits.tokens:,}"
-      f" tokens, label {cli.plain(visits.label)}{visits.describe_documents()})"
+      f"{cli.plain(visits.file)}, bytes {visits.first_byte}-{visits.end_byte} ("
+      f"{english.count(visits.tokens, 'token')}, label {cli.plain(visits.label)}"
+      f"{visits.describe_documents()})"
   )
   if not visits.visits:
     print(f"  {visits.reason}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 from maxtext_olmo import errors
 
 _SOURCES = 10
@@ -124,7 +125,8 @@ def _print_contrast(contrast: Any, spikes: int) -> None:
       f" {len(contrast.calm_steps):,} calm steps nearby."
   )
   if contrast.without_loss:
-    print(f"{contrast.without_loss:,} more rows take no loss and are left out.")
+    more = english.count(contrast.without_loss, "more row")
+    print(f"Left out: {more} without loss.")
   if not contrast.notable:
     print(
         "The data looks like that of the steps around it. Other causes of a spike: the learning"
@@ -162,11 +164,8 @@ def _print_suspects(suspects: Any) -> None:
   print("\nRows to look at first:")
   table = []
   for suspect in suspects:
-    score, row = suspect.score, suspect.row
-    part = next((p for p in row.parts if p.file == score.file), row.parts[0])
-    document = str(score.document) if score.document >= 0 else ""
-    where = "" if part.first_byte is None else f"{part.first_byte}-{part.end_byte}"
-    cells = (score.step, score.row, score.label, score.file, where, document)
+    score = suspect.score
+    cells = (score.step, score.row, score.label, *suspect.place)
     table.append((*cells, f"{score.score:.1f}", score.reason))
   cli.print_table(("step", "row", "label", "path", "bytes", "document", "score", "reason"), table)
   for suspect in suspects:

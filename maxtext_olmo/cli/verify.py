@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 
 _EPILOG = """\
 exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         [(found.level, found.path or "(all files)", found.message) for found in report.findings],
         style=lambda row: _COLOURS[row[0]],
     )
-  print(f"{report.files:,} files, {report.tokens:,} tokens")
+  print(f"{english.count(report.files, 'file')}, {english.count(report.tokens, 'token')}")
   print("checked: " + ", ".join(report.checks))
   if report.documents:
     print(f"documents: {report.documents}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from maxtext_olmo import english
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import content as content_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,20 +42,23 @@ class Change(NamedTuple):
 
 
 def find_changes(
-    stretches: Sequence[Stretch], timeline: timeline_lib.Timeline | None = None
+    stretches: Sequence[Stretch],
+    timeline: timeline_lib.Timeline | None = None,
+    names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> tuple[Change, ...]:
   """Returns the changes during a run, by step.
 
   Args:
     stretches: The stretches of the run.
     timeline: The history, which records what changed at restarts.
+    names: The file of each digest of exclusions, as far as it is known.
   """
   found: list[Change] = []
   for stretch in stretches:
     found += schedule_changes(stretch.schedule, stretch.first, stretch.end)
     found += _stage_changes(stretch)
   for was, now in zip(timeline.entries, timeline.entries[1:]) if timeline else ():
-    found += (Change(now.step, text) for text in _differences(was, now))
+    found += (Change(now.step, text) for text in _differences(was, now, names))
   return tuple(sorted(dict.fromkeys(found)))
 
 
@@ -84,13 +90,12 @@ def schedule_changes(
       size = schedule.size(step)
   for skipped, after in schedule.skips.ranges:
     if skipped >= schedule.anchor_position and first <= schedule.step_at(skipped) < end:
-      yield Change(schedule.step_at(skipped), f"skips {after - skipped:,} samples")
+      yield Change(schedule.step_at(skipped), f"skips {english.count(after - skipped, 'sample')}")
 
 
-_CONTENT = {"ngram_filter": "repetition filter", "exclude": "exclusions"}
-
-
-def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[str]:
+def _differences(
+    was: timeline_lib.Entry, now: timeline_lib.Entry, names: Mapping[str, str]
+) -> Iterable[str]:
   """Yields descriptions of the differences between two entries of a history."""
   before, after = was.schedule.size(max(was.step, now.step - 1)), now.schedule.size(now.step)
   if before != after:
@@ -104,11 +109,4 @@ def _differences(was: timeline_lib.Entry, now: timeline_lib.Entry) -> Iterable[s
       yield f"another {'mixture' if mixed else name}"
   if was.stages[1:] != now.stages[1:]:
     yield "another plan of stages"
-  for name in sorted({*was.content, *now.content}):
-    old, new = was.content.get(name), now.content.get(name)
-    if old != new:
-      yield f"{_CONTENT.get(name, name)}: {_said(old)} → {_said(new)}"
-
-
-def _said(value: Any) -> str:
-  return {True: "on", False: "off", None: "none"}.get(value, str(value))
+  yield from content_lib.describe_changes(was.content, now.content, names)

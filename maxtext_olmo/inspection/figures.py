@@ -6,7 +6,8 @@
     ends          number of documents that end in the row
     length        mean length of its documents, if there is a document index
     padding       share of the row that is padding
-    duplicates    share of its tokens in documents that the compared steps hold more than once
+    duplicates    share of its tokens in documents of which the compared steps hold a copy from
+                  elsewhere in the corpus; a document seen again in a later epoch is none
 
 Each figure of a row has a score: its distance from the median of the usual rows, in units of their
 spread. The score of a row is the largest of these, and the figure it comes from says why.
@@ -14,6 +15,7 @@ spread. The score of a row is the largest of these, and the figure it comes from
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import math
@@ -60,6 +62,7 @@ class Piece(NamedTuple):
     column: The column of the row where the tokens begin.
     size: The number of tokens.
     length: Tokens of the whole document; 0 if unknown.
+    first: The first of the tokens in the file.
   """
 
   label: str
@@ -68,6 +71,21 @@ class Piece(NamedTuple):
   column: int
   size: int
   length: int
+  first: int
+
+
+class HashedDocument(NamedTuple):
+  """A document, or as much of it as a row holds.
+
+  Attributes:
+    key: A hash of its tokens; None for a short document.
+    size: The number of tokens.
+    place: Where it is in the corpus: the file, and the first token in it.
+  """
+
+  key: int | None
+  size: int
+  place: tuple[str, int]
 
 
 class StepRows(NamedTuple):
@@ -112,21 +130,21 @@ class Measured:
   Attributes:
     places: The rows' places in the global batch.
     figures: The rows' figures except `duplicates`, which depends on other steps.
-    documents: A hash (None for a short document) and the size of each document in each row.
+    documents: The documents in each row.
     pieces: The pieces of each row.
     surprises: The mean surprise of each piece.
   """
 
   places: list[int]
   figures: np.ndarray
-  documents: list[list[tuple[int | None, int]]]
+  documents: list[list[HashedDocument]]
   pieces: list[Sequence[Piece]]
   surprises: list[list[float]]
 
   def figures_with(self, copies: Mapping[int | None, int]) -> np.ndarray:
-    """Returns the figures of each row (rows, figures), given how often each hash was found."""
+    """Returns the figures of each row (rows, figures), given the result of `count_copies`."""
     shares = [
-        sum(size for key, size in row if copies.get(key, 0) > 1) / sum(size for _, size in row)
+        sum(d.size for d in row if copies.get(d.key, 0) > 1) / sum(d.size for d in row)
         for row in self.documents
     ]
     return np.column_stack([self.figures, np.array(shares, np.float64)])
@@ -165,7 +183,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
         np.mean(lengths) if lengths else 0,
         1 - len(tokens) / rows.width,
     )
-    documents.append(_hash_documents(tokens, ends))
+    documents.append(_hash_documents(tokens, ends, pieces))
     surprises.append([float(bits[p.column : p.column + p.size].mean()) for p in pieces])
   return Measured(places, figures, documents, [rows.pieces[i] for i in places], surprises)
 
@@ -180,22 +198,27 @@ def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
   return verdicts
 
 
-def _hash_documents(tokens: np.ndarray, ends: Sequence[int]) -> list[tuple[int | None, int]]:
+def _hash_documents(
+    tokens: np.ndarray, ends: Sequence[int], pieces: Sequence[Piece]
+) -> list[HashedDocument]:
   bounds = [0, *ends] if ends and ends[-1] == len(tokens) else [0, *ends, len(tokens)]
-  found: list[tuple[int | None, int]] = []
+  columns = [piece.column for piece in pieces]
+  found: list[HashedDocument] = []
   for first, end in zip(bounds, bounds[1:]):
     key = None
     if end - first >= min(_SHORT, len(tokens)):
       key = xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens[first:end]).tobytes())
-    found.append((key, end - first))
+    piece = pieces[max(0, bisect.bisect_right(columns, first) - 1)]
+    place = piece.file, piece.first + first - piece.column
+    found.append(HashedDocument(key, end - first, place))
   return found
 
 
 def count_copies(steps: Iterable[Measured]) -> dict[int | None, int]:
-  """Returns how often each hash of a document occurs."""
-  return collections.Counter(
-      key for step in steps for row in step.documents for key, _ in row if key is not None
-  )
+  """Returns the number of places in the corpus where each hash of a document occurs."""
+  documents = (document for step in steps for row in step.documents for document in row)
+  places = {(document.key, document.place) for document in documents}
+  return collections.Counter(key for key, _ in places if key is not None)
 
 
 def token_surprise(steps: Iterable[StepRows]) -> np.ndarray:

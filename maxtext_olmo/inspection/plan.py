@@ -7,9 +7,10 @@ all future steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from maxtext_olmo import english
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import sources
 from maxtext_olmo.order import timeline as timeline_lib
@@ -23,11 +24,13 @@ class Plan:
     stretches: The stretches, from the first known step to the last step of the run.
     history: The history, which records what changed at restarts.
     step: The number of steps done.
+    names: The file of each digest of exclusions, as far as it is known.
   """
 
   stretches: tuple[changes_lib.Stretch, ...]
   history: timeline_lib.Timeline | None = None
   step: int = 0
+  names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def identity(self) -> dict[str, Any]:
@@ -41,7 +44,8 @@ class Plan:
 
   def find_changes(self) -> tuple[changes_lib.Change, ...]:
     """Returns what changes during the run, by step."""
-    found = [*changes_lib.find_changes(self.stretches, self.history), *self._masked()]
+    changes = changes_lib.find_changes(self.stretches, self.history, self.names)
+    found = [*changes, *self._masked()]
     return tuple(sorted(dict.fromkeys(found)))
 
   def _masked(self) -> Iterator[changes_lib.Change]:
@@ -52,4 +56,5 @@ class Plan:
     for skip in entry.skips:
       if skip.mode == "mask" and skip.first >= entry.schedule.anchor_position:
         step = entry.schedule.step_at(skip.first)
-        yield changes_lib.Change(step, f"takes no loss on {skip.end - skip.first:,} samples")
+        samples = english.count(skip.end - skip.first, "sample")
+        yield changes_lib.Change(step, f"takes no loss on {samples}")

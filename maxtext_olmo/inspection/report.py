@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import losses as losses_lib
@@ -254,7 +255,7 @@ def _summary(plan: plan_lib.Plan, sources: sources_lib.Sources) -> str:
     done += f"; those before {first:,} belong to another stream"
   return (
       f"Steps {first:,} to {last:,}{done}: {int(sources.rows[-1]):,} rows, {tokens:,.0f} tokens of"
-      f" {len(sources.labels):,} labels."
+      f" {english.count(len(sources.labels), 'label')}."
   )
 
 

@@ -159,3 +159,10 @@ def _steps_done(directory: epath.Path, label: int) -> int:
   """Returns the number of steps that the model in a checkpoint has done."""
   # Tunix, which fine-tunes for MaxText, counts from 1, and names its items differently.
   return label if (directory / str(label) / "model_params").exists() else label + 1
+
+
+def exclusion_names(run: Run, iterator: iterator_lib.BatchIterator) -> dict[str, str]:
+  """Returns the file of olmo_exclude by the digest that the history records."""
+  digest = iterator.history.present.content.get("exclude")
+  path = (run.config or {}).get("olmo_exclude")
+  return {str(digest): str(path)} if digest and path else {}

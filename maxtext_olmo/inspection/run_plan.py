@@ -52,6 +52,7 @@ def open_plan(run: run_lib.Run, steps: int | None = None) -> Iterator[plan_lib.P
     if iterator.provenance is None:
       raise errors.ConfigError(f"{run.path} has no plan: its rows are not read from files.")
     plan = plan_of_iterator(iterator, iterator.provenance.index, steps or iterator.step + 1)
+    plan = dataclasses.replace(plan, names=run_lib.exclusion_names(run, iterator))
     yield _cut_at_present(plan if steps else _until_end_of_epoch(plan))
 
 

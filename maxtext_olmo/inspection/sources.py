@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -112,7 +113,7 @@ def count_sources(stretches: Sequence[changes_lib.Stretch], *, bins: int = BINS)
   available = np.zeros(len(labels))
   tokens: list[np.ndarray] = []
   seen, rows = [np.zeros((1, len(labels)))], [np.zeros(1, np.int64)]
-  consumed = np.zeros(len(labels))
+  consumed, averaged = np.zeros((2, len(labels)))
   complete: list[int | None] = [None] * len(labels)
   for part in counted:
     own = [columns[label] for label in part.counter.labels]
@@ -123,11 +124,14 @@ def count_sources(stretches: Sequence[changes_lib.Stretch], *, bins: int = BINS)
     seen[-1][:, own] += np.cumsum(part.seen, axis=0)
     rows.append(rows[-1][-1] + np.cumsum(part.rows))
     missing = available[own] - consumed[own]
-    found = part.steps_of(missing, beyond=part is counted[-1])
+    # After the end of the run, only averages are known: those since the beginning of the run.
+    beyond = (averaged - consumed)[own] if part is counted[-1] else None
+    found = part.steps_of(missing, beyond)
     for column, step, tokens_left in zip(own, found, missing.tolist()):
       if complete[column] is None and tokens_left > 0:
         complete[column] = step
     consumed[own] += part.consumed([part.stretch.end])[0]
+    averaged[own] += part.averaged([part.stretch.end])[0]
   return Sources(
       labels=labels,
       available=available,
@@ -221,47 +225,54 @@ class _CountedStretch:
 
   def consumed(self, steps: Iterable[int]) -> np.ndarray:
     """Returns the tokens of each label consumed before some steps, including skipped samples."""
-    steps = list(steps)
-    if self._counts_rows and max(steps) <= self.stretch.end:
+    if self._counts_rows:
       return np.stack([self._counted_rows(step) for step in steps])
+    return self.averaged(steps)
+
+  def averaged(self, steps: Iterable[int]) -> np.ndarray:
+    """Returns the same as `consumed`, but the average over shuffles."""
     ends = [self._position(step) for step in (self.stretch.first, *steps)]
     before = self.counter.before(np.array(ends))
     return before[1:] - before[0]
 
   def _counted_rows(self, step: int) -> np.ndarray:
     number = int(np.searchsorted(self.edges, step, side="right")) - 1
-    edge, limit = int(self.edges[number]), self.counter.num_positions
-    rest = self._tally(*_taken(self.stretch.schedule, edge, step, limit))
-    return self._consumed[number] + rest
+    return self._consumed[number] + self._tally_all(int(self.edges[number]), step)
+
+  def _tally_all(self, first: int, end: int) -> np.ndarray:
+    """Returns the tokens of each label in the rows of some steps, including skipped rows."""
+    return self._tally(*(np.array([self._position(step)]) for step in (first, end)))
 
   @functools.cached_property
   def _counts_rows(self) -> bool:
-    """Whether consumed tokens are counted row by row, as long as no row is skipped or dropped."""
-    schedule = self.stretch.schedule
-    return self._enumerated and not schedule.skips and schedule.epochs is None
+    """Whether consumed tokens are counted row by row, as long as no epoch's tail is dropped."""
+    return self._enumerated and self.stretch.schedule.epochs is None
 
   @functools.cached_property
   def _consumed(self) -> np.ndarray:
     """The tokens of each label consumed before each edge."""
-    if self._counts_rows:
-      return np.concatenate([np.zeros_like(self.seen[:1]), np.cumsum(self.seen, axis=0)])
-    before = self.counter.before(np.array([self._position(edge) for edge in self.edges.tolist()]))
-    return before - before[0]
+    edges = self.edges.tolist()
+    if not self._counts_rows:
+      return self.averaged(edges)
+    counts = self.seen
+    if self.stretch.schedule.skips:
+      counts = np.stack([self._tally_all(*pair) for pair in itertools.pairwise(edges)])
+    return np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
 
-  def steps_of(self, tokens: np.ndarray, *, beyond: bool) -> list[int | None]:
+  def steps_of(self, tokens: np.ndarray, beyond: np.ndarray | None) -> list[int | None]:
     """Returns, for each label, the step after which a number of its tokens has been consumed.
 
     Args:
       tokens: The number of tokens of each label.
-      beyond: Whether to look beyond the end of the stretch. The result is None for a label that has
-        fewer tokens.
+      beyond: What to add to the averages that are used after the end of the stretch; None if only
+        the stretch is searched. The result is None for a label that has fewer tokens.
     """
-    tokens = tokens * (1 - 1e-12)  # Averages are not whole numbers.
+    tokens = tokens - 0.5  # Averages are not whole numbers.
     edges, consumed = self.edges.tolist(), self._consumed
     last = min(steps_lib.end_step(self.stretch.schedule, self.counter.num_positions), 1 << 50)
-    while beyond and edges[-1] < last and (consumed[-1] < tokens).any():
+    while beyond is not None and edges[-1] < last and (consumed[-1] < tokens).any():
       edges.append(min(2 * edges[-1], last))
-      consumed = np.concatenate([consumed, self.consumed(edges[-1:])])
+      consumed = np.concatenate([consumed, self.averaged(edges[-1:]) + beyond])
     # Bisection: the tokens consumed before step `low` are too few, those before `high` are enough.
     numbers = np.array([np.searchsorted(c, t) for c, t in zip(consumed.T, tokens)])
     low = np.array([edges[max(0, number - 1)] for number in numbers])
@@ -269,7 +280,10 @@ class _CountedStretch:
     while len(apart := np.flatnonzero((high - low > 1) & (numbers < len(edges)))):
       middle = (low + high)[apart] // 2
       steps, places = np.unique(middle, return_inverse=True)
-      enough = self.consumed(steps.tolist())[places, apart] >= tokens[apart]
+      inside = int(np.searchsorted(steps, self.stretch.end, side="right"))
+      counts = [self.consumed([step])[0] for step in steps[:inside].tolist()]
+      counts += [self.averaged([step])[0] + beyond for step in steps[inside:].tolist()]
+      enough = np.stack(counts)[places, apart] >= tokens[apart]
       high[apart] = np.where(enough, middle, high[apart])
       low[apart] = np.where(enough, low[apart], middle)
     return [

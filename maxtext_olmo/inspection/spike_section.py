@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from maxtext_olmo import english
 from maxtext_olmo.inspection import contrast as contrast_lib
 from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import spike_detection
@@ -26,8 +27,8 @@ def make_section(findings: spikes_lib.Findings) -> Iterable[str]:
     yield f'<p class="grey">The {len(findings.each):,} highest are examined here.</p>'
   yield from _contrast(findings.together.contrast, len(findings.each))
   yield "<h3>Rows to look at first</h3>"
-  heads = ("step", "row", "label", "score", "reason")
-  yield from _table(heads, map(_suspect_cells, findings.together.shown), text=(2, 4))
+  heads = ("step", "row", "label", "file", "bytes", "document", "score", "reason")
+  yield from _table(heads, map(_suspect_cells, findings.together.shown), text=(2, 3, 7))
   yield "<h3>Each spike</h3>"
   shown = _Text()
   for number, one in enumerate(findings.each):
@@ -46,7 +47,7 @@ def _contrast(contrast: contrast_lib.Contrast, spikes: int) -> Iterable[str]:
       f" stand out from those of {len(contrast.calm_steps):,} calm steps nearby."
   )
   if contrast.without_loss:
-    yield f" {contrast.without_loss:,} more rows take no loss and are left out."
+    yield f" Left out: {english.count(contrast.without_loss, 'more row')} without loss."
   if not contrast.notable:
     yield " The data looks like that of the steps around it."
   yield "</p>"
@@ -61,7 +62,7 @@ def _contrast(contrast: contrast_lib.Contrast, spikes: int) -> Iterable[str]:
     heads = (name, "share", "usually", "rows that stand out", "score")
     yield from _table(heads, map(_source_cells, sources[:_SOURCES]), text=(0,))
     if len(sources) > _SOURCES:
-      yield f'<p class="grey">{len(sources) - _SOURCES:,} more have lower scores.</p>'
+      yield f'<p class="grey">{len(sources) - _SOURCES:,} more with lower scores.</p>'
 
 
 def _source_cells(source: contrast_lib.SourceScore) -> Sequence[str]:
@@ -74,8 +75,9 @@ def _source_cells(source: contrast_lib.SourceScore) -> Sequence[str]:
 def _suspect_cells(suspect: spikes_lib.Suspect) -> Sequence[str]:
   score = suspect.score
   link = f'<a href="#s{score.step}r{score.row}">{score.step:,}</a>'
-  label, reason = html.escape(score.label), html.escape(score.reason)
-  return score.label, link, f"{score.row:,}", label, f"{score.score:.1f}", reason
+  where = map(html.escape, (score.label, *suspect.place))
+  reason = html.escape(score.reason)
+  return score.label, link, f"{score.row:,}", *where, f"{score.score:.1f}", reason
 
 
 def _table(
@@ -110,8 +112,8 @@ def _spike(one: spikes_lib.Examined, shown: _Text, is_open: bool) -> Iterable[st
     for figure in contrast.figures:
       if figure.notable:
         noun, found, usual = figures_lib.describe(figure.name, figure.found, figure.usual)
-        rows = f"{figure.notable:,} rows, " if figure.notable > 1 else "1 row, "
-        yield f"<li>{noun}: {rows}mean {found}, usually {usual}</li>"
+        rows = english.count(figure.notable, "row")
+        yield f"<li>{noun}: {rows}, mean {found}, usually {usual}</li>"
     yield "</ul>"
   for suspect in one.shown:
     yield from _row(suspect, shown)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo import progress as progress_lib
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
@@ -49,6 +50,14 @@ class Suspect:
   score: contrast_lib.RowScore
   row: explain.RowExplanation
   text: tuple[tuple[str, str], ...] = ()
+
+  @property
+  def place(self) -> tuple[str, str, str]:
+    """The file, the bytes of it and the document that the row is attributed to, as text."""
+    score = self.score
+    part = next((p for p in self.row.parts if p.file == score.file), self.row.parts[0])
+    where = "" if part.first_byte is None else f"{part.first_byte}-{part.end_byte}"
+    return score.file, where, str(score.document) if score.document >= 0 else ""
 
   def to_json(self) -> dict[str, Any]:
     """Returns the row as a JSON-able dict."""
@@ -122,7 +131,7 @@ class Findings:
   def summary(self) -> str:
     """The number of spikes as text; if there is none, with the highest score."""
     count = len(self.spikes)
-    spikes = f"{count:,} spike{'' if count == 1 else 's'}" if count else "no spike"
+    spikes = english.count(count, "spike") if count else "no spike"
     text = f"{spikes} (robust z-score above {self.threshold:g})."
     if count:
       return text
@@ -269,10 +278,12 @@ def _step_rows(explanation: explain.StepExplanation) -> figures_lib.StepRows:
 
 def _pieces(part: explain.PartExplanation) -> Iterable[figures_lib.Piece]:
   if not part.documents:
-    yield figures_lib.Piece(part.label, part.file, -1, part.column, part.count, 0)
+    yield figures_lib.Piece(part.label, part.file, -1, part.column, part.count, 0, part.first)
   for span in part.documents:
-    count = span.last - span.first + 1
-    yield figures_lib.Piece(part.label, part.file, span.document, span.column, count, span.length)
+    count, first = span.last - span.first + 1, part.first + span.column - part.column
+    yield figures_lib.Piece(
+        part.label, part.file, span.document, span.column, count, span.length, first
+    )
 
 
 _Row = tuple[explain.RowExplanation, tuple[tuple[str, str], ...]]

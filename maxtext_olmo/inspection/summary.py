@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import index_builder
@@ -18,6 +19,7 @@ from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import content as content_lib
 
 _SHOWN_ROWS = 8
 
@@ -82,9 +84,10 @@ class Summary:
   def lines(self) -> list[str]:
     """Returns the summary as lines of text."""
     where = "no checkpoint" if self.checkpoint is None else f"checkpoint {self.checkpoint}"
-    done = f"{self.step:,} steps, {self.position - self.skipped:,} samples, {self.tokens:,} tokens"
+    taken = english.count(self.position - self.skipped, "sample")
+    done = f"{english.count(self.step, 'step')}, {taken}, {self.tokens:,} tokens"
     if self.skipped:
-      done += f" ({self.skipped:,} samples skipped; position {self.position:,})"
+      done += f" ({english.count(self.skipped, 'sample')} skipped; position {self.position:,})"
     lines = [f"{self.path}: {where}", f"  done      {done}"]
     if self.epoch is not None:
       of = "" if self.epoch_length is None else f" of {self.epoch_length:,}"
@@ -120,7 +123,7 @@ def summarize(run: run_lib.Run) -> Summary:
         epoch=None,
         place=None,
         epoch_length=None,
-        history=_changes(history),
+        history=_changes(history, {}),
         identity=history.present.identity,
         next_rows=(),
         resume=f"would be refused: {error}",
@@ -151,7 +154,7 @@ def _summary(
       epoch=epoch,
       place=place,
       epoch_length=length,
-      history=_changes(history),
+      history=_changes(history, run_lib.exclusion_names(run, iterator)),
       identity=history.present.identity,
       next_rows=rows,
       resume=_resume(run, step, history, iterator),
@@ -176,7 +179,9 @@ def _resume(
   if iterator.history.present.step >= step and not iterator.history.present.same_as(
       history.present
   ):
-    text += "; changes: " + "; ".join(_differences(history.present, iterator.history.present))
+    names = run_lib.exclusion_names(run, iterator)
+    changes = _differences(history.present, iterator.history.present, names)
+    text += "; changes: " + "; ".join(changes)
   return text
 
 
@@ -206,7 +211,9 @@ def _corpus(
     return "has changed: " + "; ".join(changes)
   if was != index.fingerprint:
     return f"has changed: its fingerprint was {was}, it is {index.fingerprint}"
-  return f"is the one trained on: {len(index.files):,} files of the sizes in the index"
+  return (
+      f"is the one trained on: {english.count(len(index.files), 'file')} of the sizes in the index"
+  )
 
 
 def _tokens(history: timeline_lib.Timeline, position: int) -> int:
@@ -220,19 +227,24 @@ def _skipped(history: timeline_lib.Timeline, position: int) -> int:
   return position - history.present.schedule.skips.number(position)
 
 
-def _changes(history: timeline_lib.Timeline) -> tuple[Change, ...]:
+def _changes(history: timeline_lib.Timeline, names: Mapping[str, str]) -> tuple[Change, ...]:
   found, before = [], None
   for entry in history.entries:
-    what = _everything(entry) if before is None else _differences(before, entry)
+    what = _everything(entry, names)
+    if before is not None:
+      what = _differences(before, entry, names)
     found.append(Change(entry.step, entry.position, tuple(what)))
     before = entry
   return tuple(found)
 
 
-def _everything(entry: timeline_lib.Entry) -> list[str]:
+def _everything(entry: timeline_lib.Entry, names: Mapping[str, str]) -> list[str]:
   return [
       f"{describe_batches(entry.schedule)} × {entry.sequence_length:,} tokens",
-      *(f"{name} {value}" for name, value in entry.content.items()),
+      *(
+          f"{name}: {text}"
+          for name, text in content_lib.describe_record(entry.content, names).items()
+      ),
       *describe_skips(entry.skips),
       *describe_stages(entry.stages),
   ]
@@ -256,20 +268,23 @@ def describe_skips(skips: Sequence[skips_lib.Skip]) -> list[str]:
   ]
 
 
-def _differences(before: timeline_lib.Entry, after: timeline_lib.Entry) -> list[str]:
+def _differences(
+    before: timeline_lib.Entry, after: timeline_lib.Entry, names: Mapping[str, str]
+) -> list[str]:
   """Returns descriptions of the differences between two entries."""
   found = []
   batches = describe_batches(before.schedule), describe_batches(after.schedule)
   if batches[0] != batches[1]:
     found.append(f"{batches[1]} (before: {batches[0]})")
   values = [
-      {"sequence_length": e.sequence_length, **e.identity, **e.content, "extents": e.extents}
+      {"sequence_length": e.sequence_length, **e.identity, "extents": e.extents}
       for e in (before, after)
   ]
   for name in dict.fromkeys([*values[0], *values[1]]):
     was, now = (value.get(name) for value in values)
     if was != now:
       found.append(f"{name} {now} (before: {was})")
+  found += content_lib.describe_changes(before.content, after.content, names)
   found += describe_skips([skip for skip in after.skips if skip not in before.skips])
   found += [
       f"no longer {text}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import document_names
 from maxtext_olmo.corpus import index as index_lib
@@ -74,7 +75,7 @@ def describe_span(span: explain.DocumentSpan) -> str:
   """Returns a description of a span: its document, and which part of it."""
   named = f"document {span.document}{describe_name(span.name, span.source, span.line)}"
   if span.whole:
-    return f"{named}, whole, {span.length} tokens, at column {span.column}"
+    return f"{named}, whole, {english.count(span.length, 'token')}, at column {span.column}"
   cut = "beginning" if span.first == 0 else "end" if span.last == span.length - 1 else "middle"
   tokens = f"tokens {span.first} to {span.last} of {span.length}"
   return f"{named}, {cut}: {tokens}, at column {span.column}"

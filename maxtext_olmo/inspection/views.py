@@ -20,6 +20,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.inspection import run as run_lib
 from maxtext_olmo.inspection import search
@@ -292,8 +293,9 @@ class Views:
     body = [
         f"<h3>{_escape(visits.file)}</h3>",
         _paragraph(
-            f"bytes {visits.first_byte:,}-{visits.end_byte:,}, {visits.tokens:,} tokens, label"
-            f" {visits.label}{visits.describe_documents()}"
+            f"bytes {visits.first_byte:,}-{visits.end_byte:,},"
+            f" {english.count(visits.tokens, 'token')}, label {visits.label}"
+            f"{visits.describe_documents()}"
         ),
     ]
     if visits.reason:

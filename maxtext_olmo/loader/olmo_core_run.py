@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import paths as paths_lib
@@ -360,7 +361,8 @@ def _understood(
   longest = run.max_target_sequence_length
   rows = f"{run.sequence_length:,} tokens" + (f", from windows of {longest:,}" if longest else "")
   if run.dataset == olmo_core_config.PACKED:
-    rows += f", packed from {run.group_size} files at a time, long documents {run.long_documents}d"
+    files_at_a_time = english.count(run.group_size, "file")
+    rows += f", packed from {files_at_a_time} at a time, long documents {run.long_documents}d"
   found.append(("rows", rows))
   found.append(("batch", f"{run.rows:,} rows, {run.batch_tokens:,} tokens"))
   if run.mixture:

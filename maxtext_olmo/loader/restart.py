@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from maxtext_olmo.loader import corpus_change
@@ -24,12 +25,14 @@ class RestartPolicy:
       OLMo-core does.
     skips: The ranges that the config asks to skip.
     stages: Policy for stages; None for a dataset type that has none.
+    exclusions: Description of the exclusions of the config, by their digest.
   """
 
   corpus: corpus_change.CorpusPolicy | None = None
   whole_batches: bool = False
   skips: skips_lib.Requests = skips_lib.Requests()
   stages: stages_lib.StagePolicy | None = None
+  exclusions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def from_state(
       self,
@@ -58,6 +61,7 @@ class RestartPolicy:
         whole_batches=self.whole_batches,
         skips=self.skips,
         stages=self.stages,
+        exclusions=self.exclusions,
     )
 
   def first_stream(self, beginning: state_lib.Start) -> Any:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -27,6 +29,7 @@ from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import content as content_lib
 
 
 class Start(NamedTuple):
@@ -144,6 +147,7 @@ def read_state(
     whole_batches: bool = False,
     skips: skips_lib.Requests = skips_lib.Requests(),
     stages: stages_lib.StagePolicy | None = None,
+    exclusions: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Start:
   """Returns where the run resumes; raises ResumeError if the state belongs to another stream.
 
@@ -156,6 +160,7 @@ def read_state(
       OLMo-core does, which repeats data.
     skips: The ranges that the config asks to skip.
     stages: Policy for stages; None for a run that has none.
+    exclusions: Description of the exclusions of the config, by their digest.
   """
   step, position, history = state_format.parse_state(state)
   entry = history.present
@@ -173,16 +178,13 @@ def read_state(
   _check_identity(entry.identity, stream, corpus)
   if corpus is None:
     _check_length(entry, stream, corpus)
-  for name, value in content.items():
-    saved = entry.content.get(name, value)  # Older states lack settings that were added later.
-    if saved != value:
-      logging.warning(
-          "The checkpoint was saved with %s=%s, this run has %s: the rows and their order stay the"
-          " same, but their content differs from here on.",
-          name,
-          saved,
-          value,
-      )
+  # Older states lack settings that were added later.
+  for change in content_lib.describe_changes({**content, **entry.content}, content, exclusions):
+    logging.warning(
+        "From step %d on, %s (the checkpoint → this run). The rows and their order stay the same.",
+        step,
+        change,
+    )
   here = position_here()
   entered: stages_lib.Stages = ()
   if stages is not None and (stages.requests or entry.stages or stages.base.mixture):

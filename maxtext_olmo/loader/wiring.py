@@ -13,6 +13,7 @@ from etils import epath
 
 from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
+from maxtext_olmo import english
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index as index_lib
@@ -85,7 +86,9 @@ def train_iterator(
   }
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
-  policy = restart.RestartPolicy(corpus, options.resumes_whole_batches, options.skips, stages)
+  policy = restart.RestartPolicy(
+      corpus, options.resumes_whole_batches, options.skips, stages, _names(options, content)
+  )
   start = resume.find_start(options, stream, schedule, record, policy)
 
   def prepare_directory() -> None:
@@ -246,11 +249,21 @@ def _exclusions(
   exclusions = collectives.run_on_all_processes(read, "reading olmo_exclude")
   collectives.check_equal({"olmo_exclude": exclusions.digest})
   logging.info(
-      "olmo_exclude: no loss is taken on %d tokens in %d ranges.",
-      exclusions.num_tokens,
-      len(exclusions.firsts),
+      "olmo_exclude=%s leaves %s in %s out of the loss.",
+      options.olmo_exclude,
+      english.count(exclusions.num_tokens, "token"),
+      english.count(len(exclusions.firsts), "range"),
   )
   return exclusions
+
+
+def _names(options: config_lib.Options, content: content_lib.Content) -> dict[str, str]:
+  """Returns a description of the exclusions by their digest."""
+  found = content.exclusions
+  if found is None:
+    return {}
+  tokens = english.count(found.num_tokens, "token")
+  return {found.digest: f"{options.olmo_exclude} ({tokens} without loss)"}
 
 
 def token_reader(

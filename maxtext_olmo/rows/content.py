@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 
 from maxtext_olmo import errors
@@ -61,7 +62,57 @@ RECORD_SCHEMA = {
     "exclude": schema.Maybe(str),
     "label_masks": schema.Maybe(str),
 }
+_NO_NAMES: Mapping[str, str] = types.MappingProxyType({})
 _WITH_DOCUMENTS_OR_NOT = ("nowhere", "after_eos", "part_and_padding")
+
+
+def describe_record(
+    record: Mapping[str, int | bool | str | None], names: Mapping[str, str] = _NO_NAMES
+) -> dict[str, str]:
+  """Returns the settings of a record in words, without those that are not set.
+
+  >>> describe_record({"ngram_filter": True, "repetition": "1,13,32", "document_eos_id": None})
+  {'repetition filter': 'on'}
+  >>> describe_record({"document_eos_id": 7, "exclude": "3297e51f"}, {"3297e51f": "bad.jsonl"})
+  {'documents': 'end with token 7', 'olmo_exclude': 'bad.jsonl'}
+
+  Args:
+    names: The file of each digest of exclusions, as far as it is known.
+  """
+  found: dict[str, str] = {}
+  if (filtered := record.get("ngram_filter")) is not None:
+    rule, usual = record.get("repetition"), dataclasses.astuple(repetition.OLMO_RULE)
+    is_usual = rule is None or rule == ",".join(map(str, usual))
+    periods = "" if is_usual else f" ({_repetition_rule(str(rule))})"
+    found["repetition filter"] = f"on{periods}" if filtered else "off"
+  if (eos_id := record.get("document_eos_id")) is not None:
+    bos_id = record.get("document_bos_id")
+    begin = "" if bos_id is None else f"begin with token {bos_id}, "
+    parts = ", one for each part of a row" if record.get("documents_by_part") else ""
+    found["documents"] = f"{begin}end with token {eos_id}{parts}"
+  if (excluded := record.get("exclude")) is not None:
+    found["olmo_exclude"] = names.get(str(excluded), f"a list with digest {excluded}")
+  if (masks := record.get("label_masks")) is not None:
+    found["label masks"] = f"files with digest {masks}"
+  return found
+
+
+def describe_changes(
+    was: Mapping[str, int | bool | str | None],
+    now: Mapping[str, int | bool | str | None],
+    names: Mapping[str, str] = _NO_NAMES,
+) -> list[str]:
+  """Returns descriptions of the differences between two records.
+
+  >>> describe_changes({"exclude": None}, {"exclude": "3297e51f"}, {"3297e51f": "bad.jsonl"})
+  ['olmo_exclude: none → bad.jsonl']
+  """
+  before, after = (describe_record(record, names) for record in (was, now))
+  return [
+      f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}"
+      for name in dict.fromkeys([*before, *after])
+      if before.get(name) != after.get(name)
+  ]
 
 
 def as_recorded(

@@ -41,9 +41,10 @@ class CorpusMakeTest(absltest.TestCase):
     self.assertEqual((code, err), (0, ""))
     self.assertStartsWith(
         out,
-        "3 documents (1 empty ones left out), 19 tokens of uint16 in 2 files; vocab_size 258, EOS"
+        "3 documents (1 empty one left out), 19 tokens of uint16 in 2 files; vocab_size 258, EOS"
         " 256.\n"
-        f"The manifest is {self.out}/mix.txt. Next, build an index:\n  maxtext-olmo index build ",
+        f"The manifest is {self.out}/mix.txt. Next, build an index, with your sequence length:\n"
+        f"  maxtext-olmo index build --mix-file {self.out}/mix.txt --tokenizer bytes",
     )
     self.assertEqual(
         (self.out / "mix.txt").read_text(),

@@ -218,6 +218,8 @@ class DocumentsTest(absltest.TestCase):
         self.path + ".documents", index_lib.load_index(self.path), 0
     )
     self.assertIn(f"{documents.num_documents:,} documents, {documents.num_tokens:,} tokens", out)
+    self.assertIn("the median length is", out)
+    self.assertIn(f"Wrote {self.path}.documents: ", out)
     code, out, _ = self.run_command("--eos-id", "0", "--verify")
     self.assertEqual(code, 0)
     self.assertIn("is whole", out)

@@ -44,7 +44,7 @@ class ChangesTest(absltest.TestCase):
             self.entry(9, content={**was.content, "ngram_filter": False, "exclude": "abc"}),
         )
     )
-    found = changes_lib.find_changes([], history)
+    found = changes_lib.find_changes([], history, {"abc": "bad.jsonl"})
     self.assertEqual(
         found,
         (
@@ -52,7 +52,7 @@ class ChangesTest(absltest.TestCase):
             (7, "another mixture"),
             (7, "batch size 6 → 4"),
             (9, "another mixture"),
-            (9, "exclusions: none → abc"),
+            (9, "olmo_exclude: none → bad.jsonl"),
             (9, "repetition filter: on → off"),
         ),
     )

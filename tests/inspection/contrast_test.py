@@ -34,13 +34,16 @@ class _Run:
 
   def read(self, step):
     used, files = self.used[step].tolist(), self.files[step].tolist()
+    first = step * _ROWS
     return figures.StepRows(
         tokens=[row[:count] for row, count in zip(self.tokens[step], used)],
         width=_LENGTH,
         trained=[True] * _ROWS,
         pieces=[
-            [figures.Piece(f"label-{file % 3}", f"file-{file}", -1, 0, count, 0)] if count else []
-            for file, count in zip(files, used)
+            [figures.Piece(f"label-{file % 3}", f"file-{file}", -1, 0, count, 0, first + row)]
+            if count
+            else []
+            for row, (file, count) in enumerate(zip(files, used))
         ],
     )
 
@@ -122,7 +125,10 @@ class ContrastTest(parameterized.TestCase):
 
     def read(step):
       pieces = [
-          [figures.Piece("a", f"file-{d}", 10 * row + d, c, n, n) for d, (c, n) in enumerate(cuts)]
+          [
+              figures.Piece("a", f"file-{d}", 10 * row + d, c, n, n, 0)
+              for d, (c, n) in enumerate(cuts)
+          ]
           for row in range(_ROWS)
           for cuts in [((0, 40), (40, 40), (80, 48))]
       ]

@@ -8,9 +8,12 @@ from maxtext_olmo.inspection import figures
 _EOS = 9
 
 
-def _rows(*rows, width=8, trained=None, length=0):
+def _rows(*rows, width=8, trained=None, length=0, firsts=range(0, 800, 8)):
   tokens = [np.array(row, np.uint16) for row in rows]
-  pieces = [[figures.Piece("a", "f", -1, 0, len(row), length)] if row else [] for row in rows]
+  pieces = [
+      [figures.Piece("a", "f", -1, 0, len(row), length, first)] if row else []
+      for row, first in zip(rows, firsts)
+  ]
   return figures.StepRows(tokens, width, trained or [True] * len(rows), pieces)
 
 
@@ -46,6 +49,13 @@ class FiguresTest(absltest.TestCase):
     )
     self.assertAlmostEqual(found[0]["duplicates"], 31 / 34)
     self.assertAlmostEqual(found[2]["duplicates"], 0)
+
+  def test_a_document_that_a_later_epoch_repeats_is_no_duplicate(self):
+    row, other = [1, 2, _EOS, *range(10, 40), _EOS], [3, 4, _EOS, *range(10, 40), _EOS]
+    found, _ = self.measure(_rows(row, row, width=40, firsts=(80, 80)))
+    self.assertEqual([one["duplicates"] for one in found], [0, 0])
+    found, _ = self.measure(_rows(row, other, width=40, firsts=(80, 120)))
+    self.assertAlmostEqual(found[0]["duplicates"], 31 / 34)
 
   def test_rows_without_loss_and_padding_are_left_out(self):
     _, measured = self.measure(_rows([1, 2], [], [3, 4], [5, 6], trained=[True, True, False, True]))

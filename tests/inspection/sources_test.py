@@ -134,6 +134,32 @@ class SourcesTest(parameterized.TestCase):
           first = schedule.step_at(stream.order.num_instances - 1) + 1
         self.assertEqual(complete, first)
 
+  @parameterized.product(steps=(130, 60), restart=(0, 23, 41), mixed=(False, True))
+  def test_skipped_rows_count_towards_a_complete_label_also_after_a_restart(
+      self, steps, restart, mixed
+  ):
+    index = self.index()
+    stream = self.stream(index, mixed=mixed)
+    first = schedule_lib.BatchSchedule.constant(2)
+    position = first.position(restart)
+    ranges = [(position, position + 3), (position + 20, position + 29)]
+    second = first.anchored(restart, position).skipping(skips.Skips.of(ranges))
+    stretches = [changes_lib.Stretch(restart, steps, second, stream, index)]
+    if restart:
+      stretches.insert(0, changes_lib.Stretch(0, restart, first, stream, index))
+    counted = sources.count_sources(stretches, bins=9)
+    positions = np.arange(second.position(130))
+    files = index.locate(stream.instance_ids(positions))[0]
+    for label, available, complete in zip(counted.labels, counted.available, counted.complete):
+      own = [index.files[file].label == label for file in files]
+      taken = np.cumsum(own) * index.sequence_length
+      end = int(np.argmax(taken >= available)) + 1
+      step = next(k for k in range(restart, 200) if second.position(k) >= end)
+      if step > steps and not mixed:  # After the run, the end of the epoch is what is known.
+        length = stream.order.num_instances
+        step = next(k for k in range(200) if k > restart and second.position(k) >= length)
+      self.assertEqual(complete, step)
+
   def test_labels_that_a_stream_ends_before_are_never_complete(self):
     index = self.index()
     stream = mixture.mixture_stream(

@@ -55,9 +55,13 @@ class SpikeSectionTest(absltest.TestCase):
     self.assertNotIn("<img", page)
     self.assertIn("the text &lt;img", page)
     self.assertIn("bytes 32,768 to 65,536", page)
+    table = page.partition("Rows to look at first")[2].partition("</table>")[0]
+    self.assertIn(">bytes</th>", table)
+    self.assertIn(".npy</td>", table)
+    self.assertIn(">32768-65536</td>", table)
     self.assertIn("surprise of a token 9.00 bits, usually 4.00 bits", page)
     self.assertIn("steps 10 to 12: loss 9 at step 10", page)
-    self.assertIn("3 more rows take no loss", page)
+    self.assertIn("Left out: 3 more rows without loss.", page)
 
   def test_each_link_to_a_row_has_its_row(self):
     page = self.section(many_findings(3, "text"))

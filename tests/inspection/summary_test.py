@@ -9,6 +9,7 @@ from absl.testing import absltest
 
 from maxtext_olmo import errors
 from maxtext_olmo.inspection import run as run_lib
+from maxtext_olmo.inspection import run_plan
 from maxtext_olmo.inspection import summary
 from tests.inspection import small_run
 from tests.loader import cases
@@ -69,6 +70,20 @@ class SummaryTest(absltest.TestCase):
     for mode, words in (("drop", "skips steps 6:8"), ("mask", "takes no loss on steps 6:8")):
       config = {**_run.config, "checkpoint_dir": "", "olmo_skip": ((6, 8),), "olmo_skip_mode": mode}
       self.assertIn(words, "\n".join(summary.summarize(run_lib.Run("a", config)).lines()))
+
+  def test_settings_are_described_in_words_and_only_if_they_are_set(self):
+    told = "\n".join(summary.summarize(run_lib.find_run(_run.checkpoints)).lines())
+    self.assertIn("    repetition filter: on\n", told)
+    for word in ("None", "documents_by_part", "1,13,32"):
+      self.assertNotIn(word, told)
+
+  def test_a_resume_with_exclusions_names_their_file(self):
+    path = self.create_tempfile("bad.jsonl", '{"rows": [0, 1]}\n').full_path
+    config = {**_run.config, "olmo_exclude": path}
+    run = run_lib.find_run(_run.checkpoints, config=config)
+    self.assertIn(f"olmo_exclude: none → {path}", summary.summarize(run).resume)
+    with run_plan.open_plan(run, 40) as plan:
+      self.assertIn((15, f"olmo_exclude: none → {path}"), plan.find_changes())
 
   def test_a_run_that_has_not_begun_is_summarized(self):
     told = summary.summarize(run_lib.Run("c.py", {**_run.config, "checkpoint_dir": ""}))

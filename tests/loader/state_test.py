@@ -109,7 +109,15 @@ class StateTest(parameterized.TestCase):
   def test_another_filter_is_a_warning(self):
     with self.assertLogs(level="WARNING") as logs:
       self.assertEqual(self.read(content={**_CONTENT, "ngram_filter": False}).step, 5)
-    self.assertIn("ngram_filter=True, this run has False", logs.output[0])
+    self.assertIn("From step 5 on, repetition filter: on → off", logs.output[0])
+
+  def test_exclusions_that_are_new_are_named_in_a_warning(self):
+    self.state["history"][0]["content"]["exclude"] = None
+    with self.assertLogs(level="WARNING") as logs:
+      self.read(
+          content={**_CONTENT, "exclude": "3297"}, exclusions={"3297": "bad.jsonl (9 tokens)"}
+      )
+    self.assertIn("From step 5 on, olmo_exclude: none → bad.jsonl (9 tokens)", logs.output[0])
 
   def test_another_sequence_length_of_the_same_corpus_continues_at_the_same_token(self):
     stream = stream_lib.train_stream(self.index.with_sequence_length(16), order="feistel", seed=3)

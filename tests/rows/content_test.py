@@ -52,6 +52,22 @@ class ContentTest(parameterized.TestCase):
         },
     )
 
+  def test_a_record_is_described_by_what_is_set(self):
+    plain = content_lib.Content(ngram_filter=False).record(segments.SegmentRule())
+    self.assertEqual(content_lib.describe_record(plain), {"repetition filter": "off"})
+    content = content_lib.Content(repetition=repetition.RepetitionRule(2, 5, 8), label_masks="abc")
+    full = content.record(segments.SegmentRule("part_and_padding", 7, 1)) | {"exclude": "329"}
+    self.assertEqual(
+        content_lib.describe_record(full),
+        {
+            "repetition filter": "on (2 to 5 tokens, 8 times)",
+            "documents": "begin with token 1, end with token 7, one for each part of a row",
+            "olmo_exclude": "a list with digest 329",
+            "label masks": "files with digest abc",
+        },
+    )
+    self.assertEqual(content_lib.describe_changes(full, full), [])
+
   @parameterized.parameters(
       segments.SegmentRule(),
       segments.SegmentRule("after_eos", 7),

@@ -1,0 +1,12 @@
+"""Words of messages that depend on a number."""
+
+from __future__ import annotations
+
+
+def count(number: int, noun: str) -> str:
+  """Returns a number and a noun, which is in the singular for 1.
+
+  >>> count(1, "file"), count(1200, "file"), count(0, "more row")
+  ('1 file', '1,200 files', '0 more rows')
+  """
+  return f"{number:,} {noun}{'' if number == 1 else 's'}"
