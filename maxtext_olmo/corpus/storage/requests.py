@@ -163,7 +163,7 @@ class Requests:
 
 
 def _sleep(seconds: float, stop: threading.Event, what: str) -> None:
-  """Sleeps; raises if the storage is closed, or if the interpreter waits for this thread to exit."""
+  """Sleeps; raises if the storage is closed, or if the interpreter is waiting for threads."""
   end = time.monotonic() + seconds
   while (left := end - time.monotonic()) > 0:
     if stop.wait(min(left, 0.1)) or _exiting.is_set():
