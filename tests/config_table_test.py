@@ -73,7 +73,9 @@ class KeysTest(parameterized.TestCase):
     for key in config_table.KEYS:
       if key.check is None or key.name == "olmo_batch_extras":
         continue
-      wrong = "no such thing" if isinstance(key.default, str) else type(key.default)(-(2**60))
+      wrong = "no such thing" if key.kind.python_type is str else -(2**60)
+      if isinstance(key.default, float):
+        wrong = float(wrong)
       if key.name in _DIRECTORIES:
         wrong = __file__
       problem = rf"{key.name}={re.escape(repr(wrong))} (must|does not|is)"
