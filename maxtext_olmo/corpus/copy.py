@@ -4,9 +4,9 @@ A copy keeps the paths of the files below its base, so it has the fingerprint of
 
     https://host/data/wiki/part-0.npy    →    /data/olmo/wiki/part-0.npy
 
-A file on a disk has its final name only once it is complete. What a copy was made of is recorded,
-in `.copied` below a directory or in the metadata of an object, so that a second run copies only
-what is missing or has changed since.
+A file on a disk gets its final name once it is complete. The identity of each source file is
+recorded, in `.copied` below a directory or in the metadata of an object, so that a second run
+copies only files that are missing or have changed.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ same share of its tokens, always from its beginning, and files are repeated if a
     code     0.25    c (10)           25      10     c 10, c 10, and 0.5 of it again: c 5
 
 Rows have a fixed length, so the tokens of each occurrence of a file are rounded to whole rows. The
-sum of rows must fill whole batches: rows that are missing are divided equally among the files that
-have more, and the last few go to the files with the largest remainders (Hamilton's method).
+rows must fill whole batches. Missing rows are divided equally among the files that have more
+tokens, and the last few go to the files with the largest remainders (Hamilton's method).
 
-All arithmetic is that of OLMo-core, in doubles and in its order of operations, because a result
-that differs in the last bit can move a row from one file to another.
+The arithmetic is exactly that of OLMo-core, in doubles and in the same order of operations, because
+a result that differs in the last bit can move a row from one file to another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""URLs of objects: `gs://`, `s3://`, `az://`, `https://` and their relatives.
+"""URLs of objects: `gs://`, `s3://`, `az://`, `https://` and others.
 
 A URL may carry credentials: a signature in its query, or a user and a password. `without_secrets`
-takes them out at the door (a config, a command line, a function of the public interface) and keeps
-them in this process, and `credentials_of` returns them to the code that sends requests. Everything
-in between sees clean paths, so nothing secret can reach a log, an error, an index or a state.
+removes them from every path that a config, a command line or a public function is given, and keeps
+them in this process. `credentials_of` returns them to the code that sends requests. All other code
+sees paths without credentials, so none can reach a log, an error, an index or a state.
 
     https://host/tokens?sv=2024&sig=abc    as given
     https://host/tokens                    what paths, indexes and messages contain
@@ -115,7 +115,7 @@ def without_secrets(path: str | os.PathLike[str]) -> str:
 
 
 def clean_text(text: str) -> str:
-  """Returns a text in which `without_secrets` has replaced each URL."""
+  """Returns a text after applying `without_secrets` to each URL in it."""
   return _URL_IN_TEXT.sub(lambda found: without_secrets(found[0]), text) if "://" in text else text
 
 

@@ -7,7 +7,7 @@ OLMo-core hashes a text about the dataset, and stores the hash in the state of i
     path=part-00.npy,size=4096,path=part-01.npy,size=8192,
 
 (in one line). So it covers the names and sizes of files, but neither their directories nor their
-content. An index from which the same text follows is tied to the run that the state came from.
+content. An index that gives the same text belongs to the run that saved the state.
 
 A hash does not say what differs. `explain` therefore tries single changes (another value of a
 field, a file too many, another order) until one of them gives the hash.
@@ -258,7 +258,7 @@ def _dtype_text(name: str) -> str:
 
 
 def _with_optional(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-  """Returns fields with one that OLMo-core leaves out if it has its default."""
+  """Adds a field to others, unless it has the default value, which OLMo-core leaves out."""
   order = ("source_group_size", "use_array_if_local", "_metadata_fingerprint")
   default = 1 if name == "source_group_size" else None
   optional = {key: fields[key] for key in order if key in fields and key != name}

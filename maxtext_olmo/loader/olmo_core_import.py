@@ -94,7 +94,7 @@ class LoaderState:
     """Returns the loader's progress as a position in the `olmo_core` order over rows.
 
     Args:
-      num_rows: Number of rows of an epoch; None if it is not known, which is enough in epoch 1.
+      num_rows: Number of rows of an epoch; may be None (unknown) in epoch 1.
       row_length: Tokens per row.
       longest: Longest sequence length of a later stage, for windows that have one.
     """

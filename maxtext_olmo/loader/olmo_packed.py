@@ -1,8 +1,8 @@
 """`dataset_type=olmo_packed`: documents packed into rows exactly as OLMo-core packs them.
 
-The rows are those of `NumpyPackedFSLDataset`, with which AI2 extended the context of OLMo 3 and
-fine-tuned it. The plan of all rows is built once and kept in a file next to the index; the order is
-over its rows, so it has all guarantees of `olmo_grain`.
+The rows are those of `NumpyPackedFSLDataset`, which AI2 used in the long-context stage and the
+fine-tuning of OLMo 3. The plan of all rows is built once and kept in a file next to the index. Its
+rows are shuffled like the instances of `olmo_grain`, with the same guarantees.
 """
 
 from __future__ import annotations

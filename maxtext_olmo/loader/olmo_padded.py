@@ -1,8 +1,8 @@
 """`dataset_type=olmo_padded`: OLMo-core's `NumpyPaddedFSLDataset`, one document per row.
 
 OLMo-core evaluates language models on such rows in its training loop. The eval iterator gives the
-batches of that evaluation: in OLMo-core's order with seed 0 and of epoch 1, every time, without the
-rows that do not fill a batch. The train iterator is for fine-tuning without packing.
+batches of that evaluation. They are always those of seed 0 and epoch 1 in OLMo-core's order; rows
+that do not fill a batch are left out. The train iterator is for fine-tuning without packing.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class PackedRows(row_source.RowSourceDefaults):
   """The rows of a plan; the same in each epoch.
 
   Attributes:
-    plan: Plan, which says which documents are in which row.
+    plan: Plan, which lists the documents of each row.
     pad_id: The id that fills a row after its documents.
     segment_rule: Rule for where segments begin.
     mask_paths: For each token file, the file of its loss mask; None if every token counts.
@@ -60,6 +60,6 @@ class PackedRows(row_source.RowSourceDefaults):
     return self.plan.parts(rows)
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the rows that have a token of a range of a file."""
+    """Returns the rows that contain a token of the given range of a file."""
     del epoch
     return self.plan.rows_of(source, first, count)

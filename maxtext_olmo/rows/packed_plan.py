@@ -3,7 +3,7 @@
 Files are divided into groups of `group_size`, and each group is packed by itself:
 
     documents of a group    truncated to the row length, or split into pieces of it
-    order                   longest first; equally long ones in an order that is named (`tie_order`)
+    order                   longest first; equally long ones in one of the orders of `tie_order`
     best fit                each into the row with the least room that is enough; of several, the
                             one that has had this room for the longest time; else into a new row
     rows                    in the order in which they were opened, group after group
@@ -148,9 +148,9 @@ class PackedPlan:
     return _table(bounds, all_parts.ranges(firsts, ends - firsts))
 
   def rows_of(self, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the rows that have a token of a range of a file, ascending.
+    """Returns the rows that contain a token of the given range of a file, ascending.
 
-    Reads the parts of the file's group, which are those of all rows that can have such a token.
+    Reads only the parts of the file's group, because no other row can contain such a token.
     """
     rows, parts = self._groups
     group = source // self.rule.group_size

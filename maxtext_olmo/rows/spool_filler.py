@@ -1,11 +1,11 @@
-"""Fills the spool: a thread that fetches what coming steps will read, far ahead of the trainer.
+"""Fills the spool: a thread fetches the data of coming steps, far ahead of the trainer.
 
     step   ── trainer ── read-ahead ──│── in the spool ──────────│── being fetched ──▶
                                       frontier                   next
 
-The read-ahead fetches the next few steps itself, so that the thread never requests what is already
-on its way. It stays ahead as far as the size of the spool allows. If the trainer jumps to another
-step, its iterator ends this thread and starts another.
+The read-ahead requests the data of the next few steps itself. The thread begins after these steps,
+so that nothing is requested twice, and fetches as many as fit into the spool. If the trainer jumps
+to another step, its iterator ends this thread and starts another.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SpoolFiller:
 
   Args:
     storage: The storage of the files, which reads through the spool.
-    dataset: The steps, whose read-ahead this thread stays in front of.
+    dataset: The steps; this thread stays ahead of their read-ahead.
     step: The step that the trainer takes next.
     read_by_workers: Number of coming steps that worker processes read by themselves.
   """
@@ -163,7 +163,7 @@ class SpoolFiller:
     return 0.0
 
   def _ends(self) -> bool:
-    """Returns whether the thread is to end, as it also must when the main thread has ended."""
+    """Returns whether the thread should end: it was closed, or the main thread has ended."""
     return self._closed or not threading.main_thread().is_alive()
 
   def _frontier(self) -> int:

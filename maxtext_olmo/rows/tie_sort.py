@@ -341,7 +341,7 @@ def vector_sort(
     spare_keys: Cells,
     spare_order: Cells,
 ) -> None:
-  """Sorts as NumPy 2.3 and later does with vector instructions; keys in order are left alone."""
+  """Sorts as NumPy 2.3 and later does with vector instructions; sorted keys stay as they are."""
   ascending = True
   for i in range(first + 1, end):
     if keys[i] < keys[i - 1]:

@@ -59,10 +59,10 @@ class Storage(Protocol):
   """
 
   def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    """Returns whether reads of these files have so much latency that many should be in flight."""
+    """Returns whether reads of these files are so slow that many should be in flight."""
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Sets what an index recorded of a file, for a storage that checks it on each read."""
+    """Sets the size and ETag that each later read must find, if the storage checks them."""
 
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes.

@@ -7,9 +7,9 @@ and a read of many ranges wakes its caller once:
     read of step 8 ─┼─▶ queue of requests ─▶ up to `limit` threads
     read of step 9 ─┘
 
-By Little's law, n requests are in flight if n = requests per second × latency. More threads than
-the fastest rate of a process needs only compete for the interpreter, so the limit follows the
-measured latency.
+By Little's law, the number of requests in flight is the request rate times the latency. At low
+latency, a few threads reach the highest rate that a process can handle, and more would only compete
+for the interpreter. The limit therefore follows the measured latency.
 
 Requests take no lock: a thread that holds one while it waits for the interpreter makes all others
 wait for both. The operations of a deque and of an iterator are atomic.
@@ -122,7 +122,7 @@ class InFlight:
         read.end(None)
 
   def _leave(self) -> bool:
-    """Returns whether a thread is to end, and counts it out."""
+    """Returns whether a thread should end; if so, it no longer counts as running."""
     if self._queue and self._running <= self.limit:
       return False
     with self._lock:

@@ -1,9 +1,8 @@
 """Storage in object stores and on web servers: one GET per range, checked against the index.
 
-Each GET carries the ETag that the index recorded or, where it recorded none, the first one this run
-has seen, so a replaced object is an error and never other bytes. Each answer also brings the size
-of the whole object, which is compared with the expected size; so nothing is asked before the first
-read.
+Each GET carries the ETag that the index recorded or, if it recorded none, the first one that this
+run has seen, so that reading a replaced object fails. Each response also contains the size of the
+whole object, which is compared with the expected size. No request is needed before the first read.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NO_ETAG = "changed "
 
 
 class Identity(NamedTuple):
-  """What tells an object from another one that replaced it.
+  """The size and version of an object, which distinguish it from one that replaced it.
 
   Attributes:
     size: Size in bytes; None if it is not known.
@@ -58,7 +57,7 @@ class _Answer(NamedTuple):
 class RemoteStorage:
   """Reads objects by URL; can be pickled, and shared by threads.
 
-  Not usable in a child that was forked after the parent has read from a store: that is an error.
+  Raises an error in a process that was forked after its parent had read from a store.
 
   Args:
     options: How the stores are reached; None uses the defaults of this process.
@@ -95,7 +94,7 @@ class RemoteStorage:
     self._known[path] = Identity(size, _quoted(etag or ""))
 
   def close(self) -> None:
-    """Stops the threads and gives up requests under way; the storage remains usable."""
+    """Stops the threads and abandons pending requests; the storage remains usable."""
     with self._lock:
       threads, self._in_flight = self._in_flight, None
     if threads is not None:
@@ -214,7 +213,7 @@ class RemoteStorage:
         future.cancel()
 
   def _get_small(self, target: requests_lib.Target) -> _Answer:
-    """Returns an object, but without its data if that is too much for one request."""
+    """Returns an object, without its data if it is too large for one request."""
 
     def ask() -> _Answer:
       result = stores.obstore().get(target.store, target.key)
@@ -233,7 +232,7 @@ class RemoteStorage:
       out: np.ndarray,
       places: np.ndarray,
   ) -> None:
-    """Reads several byte ranges into one buffer, in parallel; ranges that touch in one request."""
+    """Reads several byte ranges into one buffer in parallel; merges adjacent ranges."""
     ranges.check_output(out, sizes, places)
     requests = ranges.plan_requests(sources, offsets, sizes, places)
 
@@ -261,7 +260,7 @@ class RemoteStorage:
       return self._in_flight
 
   def _get_known(self, path: str, start: int, end: int) -> Any:
-    """Returns a range of an object, which must be the one that is known by this path."""
+    """Returns a range of an object; raises if the object at this path was replaced."""
     target, known = self._requests.locate(path), self._known.get(path, Identity())
     answer = self._get(target, start, end, known)
     if known.size is None or not known.tag:
@@ -301,7 +300,7 @@ def _restore(
     known: Mapping[str, Identity],
     secrets: Mapping[str, urls.Secrets],
 ) -> RemoteStorage:
-  """Makes the copy of a storage in another process, with the credentials that its URLs carried."""
+  """Rebuilds a pickled storage in another process, with the credentials of its URLs."""
   urls.remember(secrets)
   return RemoteStorage(options, known)
 

@@ -1,8 +1,9 @@
 """Requests to stores that are repeated until they are answered.
 
-A request that fails for a passing reason is sent again: with jitter, for as long as it takes, and
-with a warning in the log. obstore could repeat requests itself, but silently: then nobody would
-count them, slow down for a throttled store, or say why a run waits.
+A request with a transient failure is sent again, with jitter, until the store answers or has been
+silent for too long; a warning is logged. obstore could repeat requests itself, but silently, so
+they would not be counted, a throttled store would not get fewer requests, and no message would say
+why a run waits.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Answer(Protocol):
 
   @property
   def data(self) -> Any:
-    """The buffer that it brought, or None."""
+    """The data of the response, or None."""
 
 
 A = TypeVar("A", bound=Answer)
@@ -131,7 +132,7 @@ class Requests:
     return found
 
   def _note_failure(self, store: str, failure: failures.Failure, seconds: float) -> None:
-    """Warns that a store does not answer; raises if it has been waited for long enough."""
+    """Warns that a store does not answer; raises after it has not answered for too long."""
     outage = self.traffic.store_fails(store, failure.reason)
     answered = store in self._answered
     patience = self._options.patience if answered else self._options.first_patience
@@ -160,7 +161,7 @@ class Requests:
 
 
 def _sleep(seconds: float, stop: threading.Event, what: str) -> None:
-  """Sleeps; raises if the storage is closed or the interpreter exits, which waits for threads."""
+  """Sleeps; raises if the storage is closed, or if the interpreter is waiting for threads."""
   end = time.monotonic() + seconds
   while (left := end - time.monotonic()) > 0:
     if stop.wait(min(left, 0.1)) or _exiting.is_set():

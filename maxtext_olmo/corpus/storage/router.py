@@ -1,4 +1,4 @@
-"""The storage for any path: local files and URLs, each read by the storage that knows them."""
+"""The storage for any path: passes local paths and URLs to the storages that read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_storage(
 
 
 def narrowed(storage: base.Storage, paths: Sequence[str]) -> base.Storage:
-  """Returns the storage that reads all of these paths without a detour, if there is one."""
+  """Returns the storage behind a router that reads all of these paths; else the router itself."""
   if not isinstance(storage, StorageRouter):
     return storage
   remote = [urls.is_url(path) for path in paths]
@@ -51,7 +51,7 @@ class StorageRouter:
   Args:
     local: Storage for local files.
     options: How object stores are reached.
-    remote: Storage for URLs; opened when the first URL is read by default.
+    remote: Storage for URLs; by default, opened when the first URL is read.
   """
 
   def __init__(

@@ -4,8 +4,8 @@ The order of a run is known, so a thread (`rows.spool_filler`) fetches the range
 minutes from the object store and puts them here. Ranges are collected in files of up to 64 MiB (see
 `spool_file`), so that an hour of training is a thousand files and not a million.
 
-Several processes may share a directory. Each writes its own files and reads those of all. The time
-of a file says whether it is needed:
+Several processes may share a directory. Each writes its own files and reads those of all. The
+modification time of a file shows whether it is needed:
 
     less than a minute old   a running process needs it, and renews the time every 15 seconds
     older                    its ranges have been consumed, or the process that needed it has ended
@@ -131,7 +131,7 @@ class Spool:
     return served
 
   def claim(self, names: np.ndarray, step: int) -> np.ndarray:
-    """Keeps the files that hold some ranges until a step is done; returns which ranges are kept.
+    """Keeps the files of ranges until a step is done; returns which ranges are kept.
 
     If space is short, a file that holds only a few of the ranges is not kept for them: `read` and
     `put` them again.

@@ -56,7 +56,7 @@ def make_names(
 
 
 def file_digest(path: str, version: str) -> tuple[int, int]:
-  """Returns two words that stand for one version of a file."""
+  """Returns a digest of one version of a file, as two words."""
   digest = xxhash.xxh3_128_intdigest(f"{path}\n{version}".encode())
   return digest & (2**64 - 1), digest >> 64
 

@@ -1,8 +1,8 @@
-"""What one process knows of the files in a spool directory.
+"""The files in a spool directory, as far as one process knows them.
 
 Files of other processes appear and disappear at any time. The directory is listed again only if a
-range is missing and the directory's time has changed, so a process whose ranges were all put before
-its last listing costs the disk nothing but its reads.
+range is missing and the directory's modification time has changed, so a process that finds all its
+ranges costs the disk only their reads.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SpoolIndex:
       self._table.add(number, spool_file.keys_of(names), places)
 
   def finish(self, number: int, size: int) -> None:
-    """Says that this process has completed a file."""
+    """Marks a file of this process as complete."""
     with self._lock:
       self._unfinished.pop(number, None)
       self._sizes[number] = size

@@ -1,4 +1,4 @@
-"""A storage that reads through a spool: from the disk what is there, the rest from the store.
+"""A storage that reads from a spool what is there, and the rest from the store.
 
     fill ──▶ spool ──missing──▶ being staged? ──no──▶ store ──copy──▶ spool, if it has room
     stage ─▶ spool ──missing──▶ store ──▶ spool
@@ -49,7 +49,7 @@ class _Staging:
     self._by_name = {name.tobytes(): i for i, name in enumerate(names)}
 
   def find(self, name: np.ndarray) -> int | None:
-    """Returns the number of a range; None if it is another one."""
+    """Returns the number of a range; None if it is not one of these."""
     return self._by_name.get(name.tobytes())
 
 
@@ -213,7 +213,7 @@ class SpooledStorage:
       self._staging = None
 
   def counts(self) -> dict[str, float]:
-    """Returns how many ranges were found in the spool and how many not, and its size in bytes."""
+    """Returns the number of ranges found and not found in the spool, and its size in bytes."""
     return {"hits": self.hits, "misses": self.misses, "bytes": self.spool.used_bytes}
 
   def flush(self) -> None:

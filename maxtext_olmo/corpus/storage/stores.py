@@ -1,4 +1,4 @@
-"""Opens the stores of obstore: lazily, one per bucket, credentials and process.
+"""Opens obstore's stores lazily, one for each bucket and credentials in a process.
 
 Opening a store takes about 100 ms, and its connections are shared by all threads. obstore must not
 be used in a forked child after its parent has used it: the child would wait forever for threads
@@ -28,7 +28,7 @@ _WRITE_RETRIES = 10
 
 @dataclasses.dataclass(frozen=True)
 class StoreOptions:
-  """How stores are reached; the rest comes from the environment, as for the stores' own tools.
+  """How to reach stores; the rest is taken from the environment, as the stores' own tools do.
 
   Attributes:
     endpoint: URL of a server that speaks the protocol of S3, GCS or Azure; "" uses the provider's.

@@ -77,7 +77,7 @@ class Traffic:
     return now - since
 
   def store_answers(self, store: str) -> float:
-    """Records that a store answers, and returns for how many seconds it did not before."""
+    """Records that a store answers, and returns how many seconds it had not answered."""
     if store not in self._failing:
       return 0.0
     with self._lock:
