@@ -49,7 +49,7 @@ class TinyProofTest(proof.ProofTestCase):
     keys = {**config, "olmo_mixture": proof.MIXTURE, **phase.keys}
     output = io.StringIO()
     run = launch.LocalRun(
-        [f"--config.{name}={value}" for name, value in keys.items()],
+        [f"--config.{name}={value}" for name, value in keys.items() if value is not None],
         processes=phase.processes,
         module=tapped.__name__,
         env=distributed.child_environment(
