@@ -21,7 +21,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.devices import multihost
-from maxtext_olmo.grain_llm import iterator as iterator_lib
+from maxtext_olmo.grain_llm import batches as batches_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.rows import packing
@@ -510,7 +510,7 @@ class EpochsTest(LLMCase):
         self.assertLen(list(epoch), announced)
 
   def test_the_length_of_many_planned_rows_is_there_once_they_are_counted(self):
-    self.enter_context(mock.patch.object(iterator_lib, "COUNTED_AT_ONCE", 10))
+    self.enter_context(mock.patch.object(batches_lib, "COUNTED_AT_ONCE", 10))
     with self.assertRaisesRegex(TypeError, "the data has no end"):
       len(self.make(packing="planned"))
     iterator = self.make(packing="planned", num_epochs=2, drop_remainder=False)
