@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib.util
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ WRONG_TYPE = (AttributeError, TypeError, ValueError, OverflowError)
 # More than any run has; sums and products of a few such numbers still fit into 64 bits.
 _MOST = 2**53
 _MOST_TEXT = 4096
+_PACKAGES_FOR_GCS = ("gcsfs", "tensorflow")  # Either lets `epath` reach gs:// buckets.
 MOST_ROWS = 2**24
 MOST_TOKENS = 2**32
 
@@ -220,6 +222,7 @@ def problems(options: Any, defaults: Mapping[str, Any]) -> Iterator[str]:
   """
   yield from _batch_sizes(options)
   yield from _schedule(options)
+  yield from _checkpoints(options)
   if options.dataset_type != SYNTHETIC and options.dataset_type in DATASET_TYPES:
     yield from _corpus(options)
   if options.dataset_type == GRAIN:
@@ -262,6 +265,25 @@ def _schedule(options: Any) -> Iterator[str]:
     yield (
         f"{name} needs global_batch_size_to_train_on={trained} to equal"
         f" global_batch_size_to_load={loaded}."
+    )
+
+
+def _checkpoints(options: Any) -> Iterator[str]:
+  """Yields why checkpoints cannot be in a bucket."""
+  directory = options.checkpoint_dir
+  if not (options.enable_checkpointing and urls.is_url(directory)):
+    return
+  if directory.partition("://")[0] not in urls.GCS:
+    yield (
+        f"checkpoint_dir={show(directory)} is a URL, but Orbax completes a checkpoint atomically"
+        " only on a file system and in gs:// buckets; elsewhere, a killed save could look complete."
+        " Use a shared file system or gs://, or set enable_checkpointing=False and keep the state"
+        " of the iterator (get_state) with your own checkpoints."
+    )
+  elif not any(map(importlib.util.find_spec, _PACKAGES_FOR_GCS)):
+    yield (
+        f"checkpoint_dir={show(directory)} needs gcsfs, with which Orbax reaches gs:// buckets, and"
+        " which is not installed: run `pip install gcsfs`."
     )
 
 

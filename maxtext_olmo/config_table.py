@@ -230,10 +230,10 @@ KEYS: tuple[Key, ...] = (
         "Later stages of the run: dicts with from_step (or from_tokens) and the keys that change"
         " there: olmo_mixture, olmo_mixture_unit, olmo_index_path, olmo_order, data_shuffle_seed,"
         " leave_out_seen.",
-        kind=config_stages.STAGES, read_by=_CORPUS, per_host=True),
+        kind=config_stages.STAGES, read_by=_MIXED, per_host=True),
     Key("olmo_allow_mixture_change", False,
         "Whether a changed olmo_mixture takes effect on resume; otherwise it is refused.",
-        read_by=_CORPUS),
+        read_by=_MIXED),
     Key("olmo_batch_schedule", (),
         "(boundary, rows) pairs at which the batch size changes; the first boundary is 0. Empty: a"
         " constant batch size.", kind=_SCHEDULE),

@@ -39,7 +39,7 @@ class StagesKeyTest(absltest.TestCase):
     base = {"olmo_stages": (_STAGE,), "dataset_type": "olmo_grain"}
     for values, message in (
         ({"olmo_allow_corpus_change": "any"}, "olmo_stages needs olmo_allow_corpus_change='no'"),
-        ({"dataset_type": "olmo_documents"}, "'olmo_documents' does not read it"),
+        ({"dataset_type": "olmo_packed"}, "'olmo_packed' does not read it"),
         (
             {
                 "olmo_stages": ({"from_step": 3, "olmo_order": "olmo_core"},),

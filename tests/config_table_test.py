@@ -1,3 +1,5 @@
+import importlib.util
+import re
 import types
 
 import ml_collections
@@ -22,7 +24,16 @@ def _other_than(default):
   """Returns a value of the same type; None stands for a boolean."""
   if default is None or isinstance(default, bool):
     return not default
-  return {int: 99, str: "other", tuple: ("other",), dict: {"other": 1.0}}[type(default)]
+  others = {int: 99, float: 99.0, str: "other", tuple: ("other",), dict: {"other": 1.0}}
+  return others[type(default)]
+
+
+_DIRECTORIES = (
+    "checkpoint_dir",
+    "olmo_order_cache_dir",
+    "olmo_spool_dir",
+    "olmo_packing_cache_dir",
+)
 
 
 class KeysTest(parameterized.TestCase):
@@ -36,7 +47,7 @@ class KeysTest(parameterized.TestCase):
   def test_every_key_is_read_by_a_dataset_type_and_an_option(self):
     read = _read()
     for key in config_table.KEYS:
-      self.assertContainsSubset(key.read_by, config_lib.DATASET_TYPES)
+      self.assertContainsSubset(key.read_by, (*config_lib.DATASET_TYPES, "MaxText"))
       self.assertNotEmpty(key.read_by, key.name)
       self.assertTrue(hasattr(read, key.name), key.name)
 
@@ -62,10 +73,13 @@ class KeysTest(parameterized.TestCase):
     for key in config_table.KEYS:
       if key.check is None or key.name == "olmo_batch_extras":
         continue
-      wrong = "no such thing" if isinstance(key.default, str) else -(2**60)
-      if key.name in ("checkpoint_dir", "olmo_order_cache_dir"):
+      wrong = "no such thing" if key.kind.python_type is str else -(2**60)
+      if isinstance(key.default, float):
+        wrong = float(wrong)
+      if key.name in _DIRECTORIES:
         wrong = __file__
-      with self.assertRaisesRegex(errors.ConfigError, f"{key.name}={wrong!r} (must|does not|is)"):
+      problem = rf"{key.name}={re.escape(repr(wrong))} (must|does not|is)"
+      with self.assertRaisesRegex(errors.ConfigError, problem):
         _read(**{"dataset_type": key.read_by[-1], "olmo_index_path": "", key.name: wrong})
 
 
@@ -83,6 +97,8 @@ class HostileValuesTest(parameterized.TestCase):
   def test_any_value_of_any_key_is_accepted_or_named_in_a_config_error(self, name, dataset_type):
     for value in _HOSTILE:
       values = {"dataset_type": dataset_type, "olmo_index_path": __file__, "olmo_eos_id": 0}
+      if dataset_type == "olmo_packed":
+        values["olmo_pad_id"] = 1
       values[name] = value
       try:
         config_lib.Options.read(types.SimpleNamespace(**values)).schedule()
@@ -109,10 +125,31 @@ class HostileValuesTest(parameterized.TestCase):
       {"olmo_documents_path": "a\0b", "dataset_type": "olmo_documents", "olmo_eos_id": 0},
       {"olmo_index_path": "/dev/null"},
       {"checkpoint_dir": __file__},
+      {"checkpoint_dir": "s3://bucket/run"},
+      {"checkpoint_dir": "az://container@account/run"},
+      {"checkpoint_dir": "https://host/run"},
   )
   def test_a_mistake_is_refused_before_anything_is_allocated(self, **values):
     with self.assertRaisesRegex(errors.ConfigError, next(iter(values))):
       _read(**values)
+
+
+class CheckpointsInBucketsTest(absltest.TestCase):
+
+  def test_a_bucket_that_orbax_cannot_commit_to_is_refused(self):
+    with self.assertRaisesRegex(errors.ConfigError, "atomically only on a file system and in gs:"):
+      _read(checkpoint_dir="s3://bucket/run")
+
+  def test_a_gs_bucket_needs_a_package(self):
+    packages = ("gcsfs", "tensorflow")
+    if any(map(importlib.util.find_spec, packages)):
+      self.assertEqual(_read(checkpoint_dir="gs://bucket/run").checkpoint_dir, "gs://bucket/run")
+    else:
+      with self.assertRaisesRegex(errors.ConfigError, "needs gcsfs.*pip install gcsfs"):
+        _read(checkpoint_dir="gs://bucket/run")
+
+  def test_a_url_that_is_not_used_is_accepted(self):
+    _read(checkpoint_dir="s3://bucket/run", enable_checkpointing=False)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import router
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import MissingFileError
 
 
@@ -37,11 +38,17 @@ def expand(pattern: str, storage: router.StorageRouter | None = None) -> list[st
     storage: Storage that lists URLs; `open_storage()` by default.
 
   Raises:
+    ConfigError: The pattern is the address of a web server, which cannot list files.
     MissingFileError: No file matches.
   """
   directory = fixed_directory(pattern)
   regex = _regex(pattern)
   if urls.is_url(pattern):
+    if urls.split(pattern).scheme in urls.HTTP:
+      raise ConfigError(
+          f"{pattern} is a pattern, but a web server cannot list its files. Name each file, or read"
+          " from a bucket (gs://, s3:// or az://)."
+      )
     storage = open_storage() if storage is None else storage
     below: Iterable[str] = storage.remote.list_below(directory)
   else:

@@ -14,12 +14,14 @@ from typing import Any
 import jax
 from absl import logging
 
+from maxtext_olmo import atomic
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import document_spans
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import iterator as iterator_lib
@@ -27,6 +29,7 @@ from maxtext_olmo.loader import label_masks
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.order import permutations
+from maxtext_olmo.order import stored
 from maxtext_olmo.rows import packed
 from maxtext_olmo.rows import packed_plan
 from maxtext_olmo.rows import reader as reader_lib
@@ -118,10 +121,12 @@ def open_plan(
 ) -> packed_plan.PackedPlan:
   """Opens the plan of an index; process 0 builds it first if there is none."""
   cache_dir = options.olmo_packing_cache_dir
-  path = packed_plan.default_path(index_path, index, rule, cache_dir)
+  path = packed_plan.default_path(_local_place(options, index_path), index, rule, cache_dir)
 
   def build() -> None:
     if not os.path.exists(path):
+      with atomic.write_errors(path):
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
       logging.info("Packing the documents of %s; the plan is kept in %s", index_path, path)
       packed_plan.build_plan(
           index,
@@ -145,6 +150,14 @@ def open_plan(
         " olmo_bos_id and olmo_boundaries."
     )
   return plan
+
+
+def _local_place(options: config_lib.Options, index_path: str) -> str:
+  """Returns where the plan of an index is kept: next to it, or with the orders if it is a URL."""
+  if not urls.is_url(index_path):
+    return index_path
+  directory = options.olmo_order_cache_dir or stored.default_cache_dir()
+  return os.path.join(directory, urls.without_secrets(index_path).rpartition("/")[2])
 
 
 def packing_rule(options: config_lib.Options) -> packed_plan.PackingRule:

@@ -1,6 +1,7 @@
 """Reads from an object store on loopback with this package and with others, side by side.
 
-Prints ratios to a plain obstore loop with the same parallelism, at no latency (straight from nginx)
+Prints ratios to a plain obstore loop with the largest parallelism of this package, which itself
+uses fewer threads when latency is low, at no latency (straight from nginx)
 and at a round trip of 50 ms (through `delay.c`, a relay that takes a few percent of a core; a proxy
 in Python would be the bottleneck). Readers take turns for several rounds, each in a process of its
 own, and the median counts. Then: the first batch in round trips, and how long a trainer waits.

@@ -10,6 +10,8 @@ from absl.testing import parameterized
 
 from tests.cli import runner
 
+STARTS_PROCESSES = True
+
 
 class TrainTest(parameterized.TestCase):
 

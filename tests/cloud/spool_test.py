@@ -24,6 +24,8 @@ _SPOOL_STEPS = 64
 _OUTAGE_STEPS = 45
 _LONG_OUTAGE_SECONDS = 600 * cases.TIME_FACTOR if cases.TIME_FACTOR >= 1 else 5.0
 _LEAST_GIB = 0.0625
+# Steps after which a run is killed; each start of a process takes seconds.
+_KILLS = (2, 5, 9, 14) if cases.TIME_FACTOR >= 1 else (2, 9)
 
 
 def setUpModule():
@@ -77,7 +79,7 @@ class OutageTest(SpoolCase):
 
   length = 8192
   batch = 64
-  tokens_per_file = (8192 * 64 * (2 * _SPOOL_STEPS + 40),)
+  tokens_per_file = (8192 * 64 * (_SPOOL_STEPS + 40),)
 
   def test_an_outage_shorter_than_the_spool_is_not_noticed(self):
     expected = self.expected(5 + _OUTAGE_STEPS + 10)
@@ -93,15 +95,16 @@ class OutageTest(SpoolCase):
     self.assert_equal_batches(got, expected)
 
   def test_an_outage_longer_than_the_spool_is_waited_for(self):
-    expected = self.expected(2 * _SPOOL_STEPS)
+    steps = _SPOOL_STEPS + 30  # More than the spool and the prefetcher hold.
+    expected = self.expected(steps)
     iterator = self.spooled()
     got = loader_cases.take(iterator, 5)
     self.proxy.set(outage="refuse")
     end = threading.Timer(_LONG_OUTAGE_SECONDS, self.proxy.heal)
     end.start()
     self.addCleanup(end.join)
-    got += loader_cases.take(iterator, 2 * _SPOOL_STEPS - 5)
-    self.assertTrue(end.finished.is_set())  # It could not go on before.
+    got += loader_cases.take(iterator, steps - 5)
+    self.assertTrue(end.finished.is_set())  # It could not continue before.
     self.assert_equal_batches(got, expected)
 
   def take_slowly(self, iterator, count):
@@ -170,7 +173,7 @@ class SpoolTest(SpoolCase):
     expected = [child_lib.hash_of(batch) for batch in self.expected(40)]
     self.proxy.set(latency=0.01, cut=0.01)
     job = self.job("steps", 40, seconds=0.02)
-    for kills in (2, 5, 9, 14):
+    for kills in _KILLS:
       process = child_lib.start(job)
       self.addCleanup(process.kill)
       child_lib.kill_after(process, job["output"], kills)

@@ -18,7 +18,9 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus.storage import stores
 from tests import corpora
+from tests import object_server
 from tests.rows import document_corpus
 
 
@@ -39,6 +41,35 @@ def _spans(documents):
   ids = np.arange(documents.num_documents)
   files, starts = documents.locate(ids)
   return list(zip(files.tolist(), starts.tolist(), documents.lengths(ids).tolist()))
+
+
+class StoreTest(absltest.TestCase):
+
+  def test_a_document_index_is_built_from_a_store_and_written_to_it(self):
+    folder = self.create_tempdir().full_path
+    local = _write(folder, [[5, 6, 0, 7, 0, 0, 8, 9], [3], [0]])
+    expected = documents_lib.build_documents(local, os.path.join(folder, "documents"), 0)
+    data = pathlib.Path(folder, "data")
+    server = self.enter_context(
+        object_server.ObjectServer({f"b/{path.name}": path.read_bytes() for path in data.iterdir()})
+    )
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    stores.use_by_default(stores.StoreOptions(server.url, "here", anonymous=True))
+    index = index_lib.build_index(
+        [(path.name, "a") for path in sorted(data.iterdir())],
+        4,
+        tokenizer="t",
+        dtype="uint16",
+        base="s3://b",
+    )
+    built = documents_lib.build_documents(index, "s3://b/index.documents", 0, hashes=True)
+    self.assertEqual(_spans(built), _spans(expected))
+    self.assertIn("b/index.documents", server.objects)
+    opened = documents_lib.load_documents("s3://b/index.documents", index, 0)
+    self.assertEqual(_spans(opened), _spans(expected))
+    # The corpus is the same wherever it is, so either document index belongs to both.
+    served = self.create_tempfile("served", server.objects["b/index.documents"]).full_path
+    self.assertEqual(_spans(documents_lib.load_documents(served, local, 0)), _spans(expected))
 
 
 class DocumentIndexTest(parameterized.TestCase):

@@ -40,6 +40,10 @@ class PatternsTest(parameterized.TestCase):
       with self.assertRaisesRegex(errors.MissingFileError, "No file matches"):
         patterns.expand(f"{self.folder}/{pattern}")
 
+  def test_a_web_server_cannot_list_files(self):
+    with self.assertRaisesRegex(errors.ConfigError, "cannot list its files. Name each file"):
+      patterns.expand("https://127.0.0.1:1/data/*.npy")
+
   def test_a_relative_pattern_starts_in_the_current_directory(self):
     before = os.getcwd()
     self.addCleanup(os.chdir, before)

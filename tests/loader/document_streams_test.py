@@ -21,7 +21,8 @@ from maxtext_olmo.inspection import visits
 from tests import corpora
 from tests.loader import cases
 
-STARTS_PROCESSES = True  # Grain's workers.
+# Grain's workers.
+STARTS_PROCESSES = True
 
 _A = {"label-0": 1.0, "label-1": 1.0}
 _B = {"label-0": 3.0, "label-1": 1.0}

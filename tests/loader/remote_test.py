@@ -87,6 +87,8 @@ class RemoteCase(parameterized.TestCase):
     keys = {"olmo_index_path": "s3://bucket/index.json", **self.stores}
     if source in ("planned", "planned_mixture", "one_document"):
       keys["olmo_documents_path"] = "s3://bucket/documents"
+    if source.startswith("packed"):  # The plan is kept on a disk.
+      keys["olmo_order_cache_dir"] = self.create_tempdir().full_path
     if source == "outside_in":  # A type of another package, with keys of its own.
       del keys["olmo_storage_endpoint"], keys["olmo_storage_region"], keys["olmo_storage_anonymous"]
     return self.make(source, **{**keys, **values})

@@ -27,10 +27,7 @@ def setUpModule():
 
 
 def _wait_for(condition):
-  end = time.monotonic() + 60
-  while not condition():
-    if time.monotonic() > end:
-      raise AssertionError("The condition did not become true in a minute.")
+  while not condition():  # tests/run.py ends a test that hangs.
     time.sleep(0.01)
 
 
@@ -249,10 +246,9 @@ class KilledTest(SpoolCase):
     killed = self._start(10_000)
     for _ in range(3):
       self.assertTrue(killed.stdout.readline(), killed)
-    time.sleep(1.5)  # Files are completed after a second.
+    _wait_for(lambda: list(pathlib.Path(self.spool).glob("*.spool")))
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    self.assertNotEmpty(list(pathlib.Path(self.spool).glob("*.spool")))
     before = self.gets
     local = cases.take(self.train(), 80)
     iterator = self.spooled()

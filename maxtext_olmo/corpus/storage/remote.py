@@ -21,13 +21,13 @@ import numpy as np
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.corpus.storage import failures
+from maxtext_olmo.corpus.storage import in_flight
 from maxtext_olmo.corpus.storage import ranges
 from maxtext_olmo.corpus.storage import requests as requests_lib
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 
-_MAX_THREADS = 256
 _PIECES_AHEAD = 4
 _NO_ETAG = "changed "
 
@@ -78,7 +78,7 @@ class RemoteStorage:
     self.traffic = self._requests.traffic
     self._known: dict[str, Identity] = dict(known or {})
     self._lock = threading.Lock()
-    self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+    self._in_flight: in_flight.InFlight | None = None
 
   def __reduce__(self) -> tuple[Any, ...]:
     return _restore, (self.options, self._known, urls.all_secrets())
@@ -97,9 +97,9 @@ class RemoteStorage:
   def close(self) -> None:
     """Stops the threads and gives up requests under way; the storage remains usable."""
     with self._lock:
-      pool, self._pool = self._pool, None
-    if pool is not None:
-      pool.shutdown(wait=False, cancel_futures=True)
+      threads, self._in_flight = self._in_flight, None
+    if threads is not None:
+      threads.close()
     self._requests.stop()
 
   def identity(self, path: str) -> Identity:
@@ -246,28 +246,19 @@ class RemoteStorage:
     if len(requests) == 1:
       read(requests[0])
       return
-    pool = self._threads()
-    running = [pool.submit(read, request) for request in requests]
-    try:
-      for future in running:
-        future.result()
-    except BaseException:
-      # No thread may write to `out` after this call. `wait` would wait forever for a future that
-      # was cancelled before it ran.
-      concurrent.futures.wait([future for future in running if not future.cancel()])
-      raise
+    self._threads().run(read, requests)
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
     """Returns None: objects have no descriptors."""
     del paths, sources
     return None
 
-  def _threads(self) -> concurrent.futures.ThreadPoolExecutor:
-    stores.obstore()  # Raises in a forked child, where the threads of the pool do not exist.
+  def _threads(self) -> in_flight.InFlight:
+    stores.obstore()  # Raises in a forked child, where the threads do not exist.
     with self._lock:
-      if self._pool is None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_THREADS, "olmo-get")
-      return self._pool
+      if self._in_flight is None:
+        self._in_flight = in_flight.InFlight()
+      return self._in_flight
 
   def _get_known(self, path: str, start: int, end: int) -> Any:
     """Returns a range of an object, which must be the one that is known by this path."""

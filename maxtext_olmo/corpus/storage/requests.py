@@ -7,8 +7,6 @@ count them, slow down for a throttled store, or say why a run waits.
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures.thread  # noqa: F401 - see _exiting
 import random
 import threading
 import time
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from absl import logging
 
+from maxtext_olmo import exit_compat
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import failures
 from maxtext_olmo.corpus.storage import pace as pace_lib
@@ -27,11 +26,9 @@ from maxtext_olmo.errors import CorpusError
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
 _WARN_AFTER, _WARN_EVERY = 5.0, 30.0
 
-# Set when the interpreter begins to exit. It first joins the threads of all pools, and only then
-# runs the functions of `atexit`, so requests that are being repeated must know before that. What is
-# registered last runs first, so the module of the pools must have been imported.
+# Set when the interpreter begins to exit, which waits for the threads that repeat requests.
 _exiting = threading.Event()
-getattr(threading, "_register_atexit", atexit.register)(_exiting.set)
+exit_compat.call_before_pools_are_joined(_exiting.set)
 
 
 class Answer(Protocol):
@@ -94,7 +91,8 @@ class Requests:
     pace, traffic, stop = target.pace, self.traffic, self._stop
     backoff, began = _FIRST_BACKOFF, time.monotonic()
     while True:
-      _sleep(pace.delay(), stop, what)
+      if delay := pace.delay():
+        _sleep(delay, stop, what)
       sent = time.monotonic()
       traffic.began()
       try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 _SHORTEST = 1e-4
 _GROWTH = math.log(1.25)
 _CLASSES = 64
+_LONGEST_LOG = 1024
 
 
 class Traffic:
@@ -26,22 +28,37 @@ class Traffic:
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
+    # (Requests begun, seconds, bytes) of what has not been counted yet. Appending takes no lock,
+    # which many threads would wait for.
+    self._log: collections.deque[tuple[int, float, int]] = collections.deque()
     self._requests = self._retries = self._throttled = self._bytes = self._in_flight = 0
     self._latencies = [0] * _CLASSES
     self._failing: dict[str, tuple[float, str]] = {}  # store → (since, reason)
 
   def began(self) -> None:
     """Counts a request that is being sent."""
-    with self._lock:
-      self._requests += 1
-      self._in_flight += 1
+    self._log.append((1, 0.0, 0))
 
   def ended(self, seconds: float, size: int) -> None:
     """Counts a request that was answered in full."""
-    place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / _GROWTH)
-    with self._lock:
+    self._log.append((0, seconds, size))
+    if len(self._log) >= _LONGEST_LOG and self._lock.acquire(blocking=False):
+      try:
+        self._count_log()
+      finally:
+        self._lock.release()
+
+  def _count_log(self) -> None:
+    """Counts what was logged; the lock must be held."""
+    for _ in range(len(self._log)):
+      begun, seconds, size = self._log.popleft()
+      if begun:
+        self._requests += 1
+        self._in_flight += 1
+        continue
       self._in_flight -= 1
       self._bytes += size
+      place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / _GROWTH)
       self._latencies[min(place, _CLASSES - 1)] += 1
 
   def failed(self, *, retried: bool, throttled: bool) -> None:
@@ -80,6 +97,7 @@ class Traffic:
   def counts(self) -> dict[str, float]:
     """Returns the counters and latency percentiles (in seconds) so far."""
     with self._lock:
+      self._count_log()
       latencies = list(self._latencies)
       counts: dict[str, Any] = {
           "requests": self._requests,

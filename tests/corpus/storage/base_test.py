@@ -40,6 +40,7 @@ _READ_METHODS = {"read_bytes", "read_text", "stat"}
 _ALLOWED = {
     "atomic.py": "writes files",
     "cores.py": "reads the kernel's cgroup files",
+    "corpus/copy*.py": "writes and compares copies",
     "corpus/document_hashes.py": "uses temporary files of its own",
     "corpus/document_names.py": "uses temporary files of its own",
     "corpus/documents.py": "uses temporary files of its own",
@@ -50,6 +51,7 @@ _ALLOWED = {
     "loader/run_files.py": "reads the small files of a run's directory",
     "loader/history_file.py": "appends to the history in a run's directory",
     "order/stored.py": "writes and locks order files itself",
+    "rows/packed_cache.py": "notices whether cache files of OLMo-core were replaced",
     "trainers/*": "reads configs, logs, metrics and checkpoints of a run",
     "cli/demo.py": "reads the metrics of a run",
     "cli/main.py": "opens /dev/null",
