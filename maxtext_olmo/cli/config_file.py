@@ -14,6 +14,9 @@ STEP_NOTE = (
     "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new"
     " run; set it to count steps from another number."
 )
+_DIRECTORY_NOTE = (
+    "Set checkpoint_dir: without it, no checkpoints are saved, and a restart begins anew."
+)
 
 
 def check(path: str) -> None:
@@ -39,7 +42,8 @@ def write(path: str, values: dict[str, Any], comment: str, title: str) -> None:
   if ending == ".json":
     text = json.dumps(values, indent=2) + "\n"
   elif ending == ".py":
-    docstring = "\n".join([title, "", f"    maxtext-olmo train --config={path}", "", *lines, ""])
+    command = f"    maxtext-olmo train --config={path} --config.checkpoint_dir=DIRECTORY"
+    docstring = "\n".join([title, "", command, "", _DIRECTORY_NOTE, "", *lines, ""])
     escaped = docstring.replace("\\", "\\\\").replace('"', '\\"')  # Paths may have any character.
     text = (
         f'"""{escaped}"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'

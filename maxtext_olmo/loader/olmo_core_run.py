@@ -40,6 +40,11 @@ _TYPES = {
     olmo_core_config.PACKED: "olmo_packed",
     olmo_core_config.PADDED: "olmo_padded",
 }
+_CONFIG_EXPECTED = "Expected the config.json that OLMo-core writes to each checkpoint folder."
+_STATE_EXPECTED = (
+    "Expected the loader's state_dict() as JSON. `maxtext-olmo olmo-core import --help` shows the"
+    " command that makes it from train/rank0.pt of a checkpoint."
+)
 Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -118,11 +123,12 @@ def import_run(
     progress: bool = False,
 ) -> ImportedRun:
   """Reads a run of OLMo-core; see `from_olmo_core` for the arguments."""
-  content, where, near = _read_json(config, "the config")
+  content, where, near = _read_json(config, "the config", _CONFIG_EXPECTED)
   run = olmo_core_config.RunConfig.from_json(content, where)
   loader = None
   if state is not None:
-    loader = olmo_core_import.LoaderState.from_json(*_read_json(state, "the state")[:2])
+    read = _read_json(state, "the state", _STATE_EXPECTED)
+    loader = olmo_core_import.LoaderState.from_json(*read[:2])
   files = None
   if index_path is None or not os.path.exists(index_path):
     files = olmo_core_files.find_files(run, base=base, mix_file=mix_file, near=near)
@@ -139,7 +145,8 @@ def import_run(
   index_path = os.path.abspath(index_path)
   values = _keys(run, index_path, None if files is None else files.masks)
   datasets = describe_dataset(run, index)
-  understood = _understood(run, index, index_path, files, datasets[0], content)
+  seed = run.seed if loader is None else loader.seed
+  understood = _understood(run, seed, index, index_path, files, datasets[0], content)
   if loader is not None:
     values |= _continue(run, loader, index, values, datasets)
     position = values["olmo_initial_position"]
@@ -147,15 +154,18 @@ def import_run(
   return ImportedRun(values, tuple(understood))
 
 
-def _read_json(source: Source, what: str) -> tuple[Any, str, str]:
+def _read_json(source: Source, what: str, expected: str) -> tuple[Any, str, str]:
   """Returns the content of a JSON file, its name for errors, and its directory."""
   if isinstance(source, Mapping):
     return dict(source), what, ""
   path = os.fspath(source)
+  data = storage_lib.open_storage().read(path)
+  if not data.strip():
+    raise errors.ConfigError(f"{path} is empty. {expected}")
   try:
-    content = json.loads(storage_lib.open_storage().read(path))
+    content = json.loads(data)
   except (ValueError, RecursionError) as error:
-    raise errors.ConfigError(f"{path} is not JSON: {error}.") from error
+    raise errors.ConfigError(f"{path} is not JSON: {error}. {expected}") from error
   return content, path, os.path.dirname(os.path.abspath(path))
 
 
@@ -345,6 +355,7 @@ def _describe_state(
 
 def _understood(
     run: olmo_core_config.RunConfig,
+    seed: int,
     index: index_builder.OlmoNpyIndex,
     index_path: str,
     files: olmo_core_files.Files | None,
@@ -368,7 +379,7 @@ def _understood(
   if run.mixture:
     found.append(("source mixture", f"{run.mixture_tokens[0]:,} tokens requested"))
   shuffled = "" if run.permutation_seed is None else f"; files shuffled with {run.permutation_seed}"
-  found.append(("order", f"olmo_core, seed {run.seed}{shuffled}"))
+  found.append(("order", f"olmo_core, seed {seed}{shuffled}"))
   if run.filter is None:
     found.append(("repetition filter", "none"))
   else:

@@ -387,6 +387,13 @@ class ConfigTest(parameterized.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "config.json is not JSON"):
       maxtext_olmo.from_olmo_core(path)
 
+  def test_a_state_that_is_not_json_says_what_is_expected(self):
+    path = pathlib.Path(self.folder, "state.json")
+    for text, found in (("", "is empty"), ("\x80PK", "is not JSON")):
+      path.write_text(text)
+      with self.assertRaisesRegex(errors.ConfigError, f"{found}.*state_dict.*import --help"):
+        maxtext_olmo.from_olmo_core(self.config, state=path)
+
   def test_a_mismatch_names_the_field(self):
     case = _GOLDENS["windows_docs16_doclens_filter_M"]
     self.config["dataset"]["tokenizer"]["pad_token_id"] = 2
@@ -508,6 +515,7 @@ class OtherDataTest(absltest.TestCase):
     self.config["data_loader"]["seed"] = seed + 1
     imported = self.imported()
     self.assertIn(f"its seed {seed} is used", dict(imported.understood)["state"])
+    self.assertStartsWith(dict(imported.understood)["order"], f"olmo_core, seed {seed}")
     self.assertEqual(imported.config.data_shuffle_seed, seed)
 
 

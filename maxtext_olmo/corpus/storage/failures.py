@@ -26,6 +26,7 @@ _CREDENTIALS = re.compile(
 )
 _EXPIRED = re.compile(r"expired|TokenRefreshRequired|RequestTimeTooSkewed", re.IGNORECASE)
 _BUSY = (429, 503)
+_NO_LISTING = (400, 405, 501)  # Answers to PROPFIND of servers without WebDAV.
 _REPEATED = (408, 429, 500, 502, 503, 504)
 
 _CHECK_CREDENTIALS = (
@@ -107,6 +108,13 @@ def explain(error: BaseException, what: str) -> Failure:
         what,
         "the server ignored the requested range and sent the whole object",
         "Use a server that supports HTTP range requests, or copy the corpus to one that does.",
+    )
+  if what.startswith(("list http://", "list https://")) and status in _NO_LISTING:
+    return _final(
+        what,
+        f"this server does not list its files ({answer})",
+        "Name the files in a manifest (--mix-file) instead of a pattern, or use the address of a"
+        " bucket (s3://, gs://, az://).",
     )
   if status in _REPEATED:
     return _passing(what, answer, throttled=status in _BUSY)

@@ -56,6 +56,13 @@ class FailuresTest(parameterized.TestCase):
     kind = MissingFileError if isinstance(error, FileNotFoundError) else CorpusError
     self.assertIs(type(failure.error), kind)
 
+  @parameterized.parameters(400, 405, 501)
+  def test_a_server_that_does_not_list_needs_a_manifest(self, status):
+    failure = failures.explain(_answer(status), "list https://h/corpus/")
+    self.assertFalse(failure.repeat)
+    self.assertRegex(str(failure.error), f"does not list its files .HTTP {status}.*--mix-file")
+    self.assertNotIn("--mix-file", str(failures.explain(_answer(status), "list s3://b/k").error))
+
   def test_what_was_signed_is_not_shown(self):
     body = "<Code>SignatureDoesNotMatch</Code><StringToSign>secret</StringToSign>"
     failure = failures.explain(_answer(403, body), "read x")
