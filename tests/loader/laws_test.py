@@ -151,7 +151,7 @@ class PositionTest(LawsCase):
   def test_the_state_is_one_small_json_dict(self, source):
     _, states = self.run_of(source)
     self.assertEqual(json.loads(json.dumps(states[5])), states[5])
-    self.assertLess(len(json.dumps(states[5])), 2000 if source == "windows_stages" else 1000)
+    self.assertLess(len(json.dumps(states[5])), 2000)
 
 
 class EpochTest(LawsCase):

@@ -98,8 +98,11 @@ class Spool:
 
   @property
   def used_bytes(self) -> int:
-    """The size of the files that this process knows of."""
-    return 0 if self.off else self._index.used_bytes
+    """The size of the files that this process knows of, and of what it has written to the next."""
+    if self.off:
+      return 0
+    writer = self._writer
+    return self._index.used_bytes + (0 if writer is None else self._file_bytes - writer.room)
 
   def read(self, names: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Reads the ranges that the spool has, and returns which they are (bool).
