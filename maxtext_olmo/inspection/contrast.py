@@ -1,10 +1,10 @@
 """Compares the steps of a loss spike with the steps around them.
 
-The rows of a spike are compared with the usual rows, those of calm steps before it, by their
-figures (see `figures`). A row of several documents is attributed to the one whose tokens are
-furthest from the usual. Files, labels and documents are ranked by the scores of their rows, so that
-a bad file comes first even if each step holds few of its rows. Rows without loss cannot raise the
-loss and are not scored.
+The figures (see `figures`) of each row of a spike are compared with those of the usual rows, which
+are the rows of calm steps before it. A row of several documents is attributed to the one whose
+tokens are furthest from the usual. Files, labels and documents are ranked by the scores of their
+rows, so that a bad file comes first even if each step holds few of its rows. Rows without loss
+cannot raise the loss and are not scored.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import spike_detection
 
-_MOST_STEPS = 16  # The most steps of a spike.
-_CALM_STEPS = (4, 64)  # The least and the most calm steps.
-_CALM_ROWS = 512  # Calm steps beyond the least are read until there are this many rows.
+_MOST_STEPS = 16  # Maximum number of steps of a spike.
+_CALM_STEPS = (4, 64)  # Minimum and maximum number of calm steps.
+_CALM_ROWS = 512  # Beyond the minimum, calm steps are read until there are this many rows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +148,14 @@ def _to_depth(
 def steps_to_compare(
     losses: losses_lib.Losses, spike: spike_detection.Spike, spikes: Iterable[spike_detection.Spike]
 ) -> tuple[list[int], list[int]]:
-  """Returns the steps of a spike, and calm steps before it, or after it if there are none.
+  """Returns the steps of a spike, and calm steps before it, or after it if there are too few.
 
   The update of a step affects the loss of the next step, and a loss that is not logged at every
   step may be the mean since the last logged step. So the steps of a spike begin after the last calm
   step that was logged, or with that step if it immediately precedes the spike.
 
   Args:
-    spikes: All spikes, whose steps are not calm.
+    spikes: All spikes; none of their steps counts as calm.
   """
   steps = losses.steps
   loud = np.zeros(len(steps), np.bool_)

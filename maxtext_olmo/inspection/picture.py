@@ -11,7 +11,7 @@ import numpy as np
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import sources as sources_lib
 
-# Distinct on white and on black, including neighbouring colours.
+# Each colour stands out on white, on black, and from its neighbours.
 COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948",
     "#b07aa1", "#ff9da7", "#9c755f", "#8cd17d", "#499894", "#d37295",

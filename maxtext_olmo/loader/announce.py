@@ -1,4 +1,4 @@
-"""The log line at each start that says where the data begins, to compare runs by eye."""
+"""Logs where the data begins at each start, so that runs can be compared by eye."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def announce(name: str, iterator: Any) -> None:
   stage = 0 if number_at is None else number_at(position)
   in_force = stream if number_at is None else stream.stream(stage)
   where, rows = "the end of the data", list[int]()
-  with contextlib.suppress(errors.OrderError):  # No batch takes the tail of a last epoch.
+  with contextlib.suppress(errors.OrderError):  # The tail of the last epoch is in no batch.
     rows = iterator.row_numbers(iterator.step)[:_SHOWN_ROWS].tolist()
     where = place(stream, position)
   logging.info(

@@ -35,8 +35,8 @@ NAME = "olmo_history.jsonl"
 def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any] | None:
   """Returns the data state after `step` steps of the run in a directory, or None if unknown.
 
-  A checkpoint at that step would have held this state. It does not include a later start that
-  changed something from `step` on, unless the history begins there.
+  A checkpoint at that step would have held this state. Changes that a
+  later start made from `step` on are not included, unless the history begins at `step`.
 
   Raises:
     ResumeError: The file cannot be read, or is damaged.

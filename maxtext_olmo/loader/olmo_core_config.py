@@ -64,7 +64,7 @@ class RunConfig:
     mix_base_dir: Directory of the files of the mix.
     expand_glob: Whether paths are patterns.
     mask_paths: Label masks, one per path, or patterns for them.
-    mixture: Sources of a source mixture; empty if it is none.
+    mixture: Sources of a source mixture; empty if the dataset is not one.
     mixture_tokens: Tokens that the mixture requests, and its global batch size in tokens.
     permutation_seed: Seed of the shuffle of files; None keeps their order.
     filter: Repetition filter; None if there is none.
@@ -121,7 +121,7 @@ class RunConfig:
       where: Name of the config for errors.
 
     Raises:
-      ConfigError: The config is not one of OLMo-core, or has fields that are not supported. The
+      ConfigError: The config is not an OLMo-core config, or has unsupported fields. The
         message lists every problem.
     """
     if not isinstance(values, dict) or not isinstance(values.get("dataset"), dict):
@@ -340,7 +340,7 @@ def _read_trainer(reader: olmo_core_fields.Reader, trainer: Any) -> dict[str, An
 
 
 def _check(reader: olmo_core_fields.Reader, read: Mapping[str, Any]) -> None:
-  """Adds the problems of values that do not fit together."""
+  """Adds a problem for each combination of values that do not fit together."""
   length, batch = read["sequence_length"], read["batch_tokens"]
   if length < 1 or batch < length or batch % length:
     reader.problems.append(

@@ -191,7 +191,7 @@ def _eval(
 ) -> iterator_lib.BatchIterator:
   held_out = None if options.olmo_eval_index_path else options.olmo_eval_instances
   stream = stream_lib.eval_stream(index, held_out_instances=held_out)
-  if options.olmo_eval_index_path:  # The masks are those of the training index.
+  if options.olmo_eval_index_path:  # Label masks belong to the training index.
     options = options.replace(olmo_label_masks=())
   return wiring.eval_iterator(options, mesh, *_rows(index, options, storage), stream, index=index)
 

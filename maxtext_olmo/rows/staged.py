@@ -1,7 +1,7 @@
-"""Rows of a run with stages: each row is one of the rows of its stage.
+"""Rows of a run with stages: each row comes from the row source of its stage.
 
-Row numbers are those of the stage's own rows. Files are numbered in one list for all indexes
-(`corpus.joined`), so that one reader reads them.
+Row numbers are those of the stage's own rows. The files of all indexes are numbered in one list
+(`corpus.joined`), so that one reader can read them all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StagedRows:
     first: Rows that the run begins with; those of all stages have the same length and padding.
     joined: Indexes of all stages.
     segment_rule: Rule for where segments begin.
-    stream: Stream, which says which stage an epoch belongs to; None if there is only the first.
+    stream: Stream that knows the stage of each epoch; None if there is only the first stage.
   """
 
   first: row_source.RowSource

@@ -1,8 +1,8 @@
 """The pace of requests to a store: a gentle start, and less when the store asks for it.
 
-A bucket of GCS serves about 5,000 reads per second at first and more only after some minutes, and
-all hosts of a run start at once. So each process starts slowly and adds a little every second. A
-store that answers 429 or 503 is asked half as often, once per second at most.
+A GCS bucket serves about 5,000 reads per second at first and more only after some minutes, and all
+hosts of a run start at once. So each process starts slowly and adds a little every second. When the
+store answers 429 or 503, the rate is halved, at most once per second.
 """
 
 import threading
@@ -14,7 +14,7 @@ _LEAST = 8.0
 _MORE_PER_SECOND = 1000.0
 _BURST = 256  # Requests that may be sent at once after a pause: the rows of a batch.
 _AT_ONCE = 16  # Requests that are reserved together while there is no need to wait.
-_NO_LIMIT = 20000.0  # More than one process can send.
+_NO_LIMIT = 20000.0  # Above what a single process can send.
 
 
 class Pace:
@@ -38,7 +38,7 @@ class Pace:
     self._allowance = float(_BURST)
     self._updated = clock()
     self._slowed = float("-inf")
-    self._reserved: list[None] = []  # Taken without the lock, which many threads would wait for.
+    self._reserved: list[None] = []  # Taken without the lock, so that threads do not queue for it.
 
   def delay(self) -> float:
     """Reserves the next request, and returns in how many seconds it may be sent."""
@@ -51,7 +51,7 @@ class Pace:
       now = self._clock()
       passed = now - self._updated
       self._updated = now
-      # The rate grows with time in use only, so that a pause does not end in a flood.
+      # A pause adds no more to the rate than one second does, so it does not end in a flood.
       self.rate = min(self.rate + _MORE_PER_SECOND * min(passed, 1.0), _NO_LIMIT)
       self._allowance = min(self._allowance + passed * self.rate, float(_BURST)) - 1
       if self._allowance >= _AT_ONCE:
@@ -60,7 +60,7 @@ class Pace:
       return max(0.0, -self._allowance / self.rate)
 
   def slow_down(self) -> None:
-    """Halves the rate, at most once per second: requests in flight are refused together."""
+    """Halves the rate, at most once per second, because requests in flight are refused together."""
     with self._lock:
       now = self._clock()
       if now - self._slowed >= 1.0:
