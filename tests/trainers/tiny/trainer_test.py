@@ -265,7 +265,7 @@ class CommandLineTest(parameterized.TestCase):
     self.assertIn("\n  learning_rate = 0.001\n      Peak learning rate.\n", stdout.getvalue())
     self.assertIn("\n  olmo_index_path = ''\n", stdout.getvalue())
     self.assertIn(
-        "\n  olmo_apply_ngram_filter = True for olmo_grain, False for olmo_documents\n",
+        "\n  olmo_apply_ngram_filter = True for olmo_grain, False for olmo_documents,",
         stdout.getvalue(),
     )
 
