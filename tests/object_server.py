@@ -7,6 +7,7 @@ the number of a request and its path, and returns what to do with it.
 import collections
 import hashlib
 import http.server
+import re
 import socket
 import threading
 import time
@@ -93,6 +94,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
   def do_HEAD(self) -> None:
     self._serve()
 
+  def do_POST(self) -> None:
+    self.do_PUT()
+
   def do_PUT(self) -> None:
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
     self._serve(body)
@@ -132,6 +136,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if self.command == "PUT":
       owner.objects[path] = body
       return self._send(200, b"", {"ETag": owner.etag(path)})
+    if self.command == "POST" and "delete" in self.path:
+      keys = re.findall(rb"<Key>.*?</Key>", body)
+      for key in keys:
+        owner.objects.pop(f"{path.strip('/')}/{key[5:-6].decode()}", None)
+      deleted = b"".join(b"<Deleted>%s</Deleted>" % key for key in keys)
+      return self._send(200, b"<DeleteResult>%s</DeleteResult>" % deleted)
     if "list-type" in query:
       return self._list(path.strip("/"), query)
     if path not in owner.objects:

@@ -1,15 +1,17 @@
 """Read-ahead: many reads in flight, for storage with high latency.
 
-Reads from the page cache take microseconds, and the thread that makes a batch does them itself. If
-reads take milliseconds, throughput grows with the number of reads in flight. The parts of coming
-steps are known, so their reads are started too:
+Reads from the page cache take microseconds, and the thread that makes a batch does these reads
+itself. If reads take milliseconds, throughput grows with the number of reads in flight. The parts
+of coming steps are known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
-An object store is read ahead from the first step. Its storage reads the parts of a step in parallel
-by itself, so a step is one call, and as many steps are ahead as are needed to hide the time that a
-step takes to arrive from a trainer of the observed pace. A local file system is read ahead after
-two slow batches, with a call per part.
+An object store is read ahead from the first step. The storage class reads the parts of a step in
+parallel, so a step is one call. The number of steps read ahead follows the trainer's observed pace,
+so that each step arrives before it is needed. It is limited by the number of reads that the storage
+wants in flight: reads of further steps would only queue, and their batches would leave the caches
+before they are used. A local file system is read ahead only after two slow batches, with one call
+per part.
 """
 
 from __future__ import annotations
@@ -34,10 +36,30 @@ _STEPS_AHEAD = 4
 _MAX_STEPS_AHEAD = 32
 _MAX_THREADS = 256
 _MAX_BYTES_AHEAD = 1 << 28
-# A local batch that takes longer than this, and waits for at least half of its parts, is slow.
+# A local batch is slow if it takes longer than this per part, and waits for at least half of its
+# parts.
 SLOW_SECONDS_PER_PART = 1e-4
 _SLOW_BATCHES = 2
 _FIRST_STEPS_AHEAD = 64
+
+
+def max_steps_ahead(batch_bytes: int) -> int:
+  """Returns how many steps may be in memory ahead of the trainer, if reads are slow.
+
+  Args:
+    batch_bytes: The size of this host's tokens of a step.
+  """
+  return min(_MAX_STEPS_AHEAD, _MAX_BYTES_AHEAD // max(1, batch_bytes))
+
+
+def wanted_steps_ahead(latency: float, interval: float) -> int:
+  """Returns how many steps to read ahead, so that each has arrived when it is taken.
+
+  Args:
+    latency: Seconds to read a step.
+    interval: Seconds between two steps of the trainer.
+  """
+  return math.ceil(1.5 * latency / interval) + 1
 
 
 class PendingBatch(NamedTuple):
@@ -48,17 +70,18 @@ class PendingBatch(NamedTuple):
   reads: list[concurrent.futures.Future]
 
   def wait(self) -> None:
-    """Waits for all reads; raises the error of the first one that failed."""
+    """Waits for all reads; raises the error of the first read that failed."""
     for read in self.reads:
       read.result()
 
 
 class ReadAhead:
-  """Reads the parts of steps, and those of coming steps in advance; thread-safe.
+  """Reads the parts of steps, and reads coming steps in advance; thread-safe.
 
   Args:
-    reader: Reads the parts.
-    prepare: Returns the parts of a step and an array to read them into; None past the end.
+    reader: Reader of the parts.
+    prepare: Function that returns the parts of a step and an array to read them into; None past the
+      end.
 
   Attributes:
     holds_batches: Whether coming batches may be in memory; `close` frees them.
@@ -72,7 +95,7 @@ class ReadAhead:
   ):
     self._reader = reader
     self._prepare = prepare
-    self._parallel_fill = reader.wants_concurrency
+    self._parallel_fill = reader.wants_concurrency > 0
     self._distance = _Distance()
     self._lock = threading.Lock()
     self._pending: dict[int, PendingBatch] = {}
@@ -91,13 +114,14 @@ class ReadAhead:
       batch = batch or self._start(step)
       self._distance.taken(step // self._stride())
       if was_pending or not self._parallel_fill:
-        self._start_coming(step, batch.out.nbytes)
+        self._start_coming(step, batch)
     batch.wait()
     if not was_pending and self._parallel_fill:
-      # At the start and after a jump, requests of later steps would only delay those of this one.
+      # At the start and after a jump, later steps are requested only now, because earlier requests
+      # would have delayed this step.
       with self._lock:
-        if len(self._recent) > 1:  # Otherwise it is not known which steps will be requested.
-          self._start_coming(step, batch.out.nbytes)
+        if len(self._recent) > 1:  # After one request, the distance between steps is unknown.
+          self._start_coming(step, batch)
     return batch.out
 
   def close(self, *, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -105,17 +129,21 @@ class ReadAhead:
     with self._lock:
       self.holds_batches = False
       self._pending.clear()
-      # At interpreter exit, the threads have ended and the names of modules may be gone.
+      # At interpreter exit, the threads have ended, and globals of modules may be gone.
       if self._pool is not None and not finalizing():
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = None
 
-  def _start_coming(self, step: int, nbytes: int) -> None:
-    """Starts the reads of the steps after `step`, as far as memory allows."""
+  def _start_coming(self, step: int, batch: PendingBatch) -> None:
+    """Starts the reads of the steps after `step`, as far as the storage and memory allow."""
     if not self.holds_batches:
-      return  # Closed meanwhile.
+      return  # `close` was called meanwhile.
     stride = self._stride()
-    ahead = self._distance.steps if self._parallel_fill else _STEPS_AHEAD
+    nbytes, ahead = batch.out.nbytes, _STEPS_AHEAD
+    if self._parallel_fill:
+      # Twice as many reads as may be in flight, so that the storage never runs out of them.
+      reads = 2 * self._reader.wants_concurrency
+      ahead = min(self._distance.steps, 2 + reads // max(1, len(batch.parts.source)))
     reach = max(16, _MAX_STEPS_AHEAD) * stride
     for other in [s for s in self._pending if not step - 8 * stride <= s <= step + reach]:
       del self._pending[other]  # The caller has jumped to other steps.
@@ -148,16 +176,16 @@ class ReadAhead:
     return PendingBatch(parts, out, reads)
 
   def _stride(self) -> int:
-    """Returns the distance between requested steps: a worker process makes every n-th one."""
+    """Returns the distance between requested steps, which is n in each of n worker processes."""
     recent = sorted(set(self._recent))
     return min((b - a for a, b in itertools.pairwise(recent)), default=1)
 
 
 class _Distance:
-  """Decides how many steps to read ahead: as many as are taken while one of them arrives.
+  """Decides how many steps to read ahead: as many as the trainer takes while one step is read.
 
-  If the trainer is faster than the store, its pace is that of the reads, and the distance grows
-  until it is not.
+  While the trainer waits for reads, its own pace cannot be observed. The distance then grows by one
+  at each step, until the trainer no longer waits.
 
   Attributes:
     steps: The number of steps.
@@ -166,8 +194,8 @@ class _Distance:
   def __init__(self) -> None:
     self.steps = _STEPS_AHEAD
     self._last: tuple[int, float] | None = None
-    self._interval = 0.0  # Seconds between two steps that are taken.
-    self._latency = 0.0  # Seconds that reading a step takes.
+    self._interval = 0.0  # Mean seconds between two calls of `taken`, per step.
+    self._latency = 0.0  # Mean seconds to read a step.
 
   def taken(self, number: int) -> None:
     """Records that a batch is taken, and updates `steps`."""
@@ -176,12 +204,12 @@ class _Distance:
       interval = (now - self._last[1]) / (number - self._last[0])
       self._interval = _mean(self._interval, interval)
       if self._latency and self._interval:
-        wanted = math.ceil(1.5 * self._latency / self._interval) + 1
+        wanted = wanted_steps_ahead(self._latency, self._interval)
         self.steps = min(_MAX_STEPS_AHEAD, max(2, min(wanted, self.steps + 1)))
     self._last = (number, now)
 
   def measure(self, fill: Callable[[slice], None]) -> None:
-    """Reads a step, and records how long that takes."""
+    """Reads a step, and records how long the read takes."""
     began = time.perf_counter()
     fill(slice(None))
     self._latency = _mean(self._latency, time.perf_counter() - began)
@@ -193,13 +221,13 @@ def _mean(mean: float, value: float) -> float:
 
 
 class LocalReads:
-  """Decides which steps of a local file system are read ahead: those after two slow batches.
+  """Decides which steps are read ahead from a local file system: the steps after two slow batches.
 
-  Reading ahead ends after some steps, in case the pages are in the cache by then. If batches are
-  still slow, it lasts twice as long the next time.
+  Reading ahead ends after a number of steps, in case the page cache holds the files by then. If
+  batches are still slow, the next read-ahead lasts twice as long.
 
   Attributes:
-    slow_batches: The number of slow batches in a row so far.
+    slow_batches: Number of consecutive slow batches so far.
     ahead_until: Steps before this one are read ahead.
   """
 
@@ -209,13 +237,13 @@ class LocalReads:
     self._steps_ahead = _FIRST_STEPS_AHEAD
 
   def slow_batch(self, step: int, waits: int, parts: int) -> None:
-    """Records a batch that took long.
+    """Records a batch that took a long time.
 
     Args:
-      step: The step.
-      waits: Number of voluntary context switches of its thread. On a busy machine all reads are
-        slow, but only a thread that waits for a disk yields the processor.
-      parts: The number of parts it read.
+      step: Step of the batch.
+      waits: Number of voluntary context switches of the reading thread. On a busy machine all reads
+        are slow, but only a thread that waits for a disk yields the processor.
+      parts: Number of parts of the batch.
     """
     self.slow_batches = self.slow_batches + 1 if waits >= parts / 2 else 0
     if self.slow_batches >= _SLOW_BATCHES:

@@ -1,11 +1,11 @@
-"""Fills the spool: a thread fetches the data of coming steps, far ahead of the trainer.
+"""A thread that fills the spool with the data of coming steps, far ahead of the trainer.
 
     step   ── trainer ── read-ahead ──│── in the spool ──────────│── being fetched ──▶
                                       frontier                   next
 
 The read-ahead requests the data of the next few steps itself. The thread begins after these steps,
-so that nothing is requested twice, and fetches as many as fit into the spool. If the trainer jumps
-to another step, its iterator ends this thread and starts another.
+so that nothing is requested twice, and fetches as many steps as fit into the spool. If the trainer
+jumps to a different step, its iterator ends this thread and starts a new one.
 """
 
 from __future__ import annotations
@@ -24,31 +24,40 @@ from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import prefetch
 from maxtext_olmo.rows import steps as steps_lib
 
-# A piece of work: small enough that half of the connections stay free for the trainer.
-_MAX_RANGES = 128
+# Limits of one request: small enough that half of the connections stay free for the trainer.
+MAX_RANGES = 128
 _MAX_BYTES = 16 << 20
 _MAX_STEPS = 64
-# How far ahead to look if the spool is never full, as with a corpus that it holds whole.
+# How far ahead to fetch if the spool never fills up, for example if it can hold the whole corpus.
 _MAX_DEPTH_SECONDS = 3600.0
 _MIN_DEPTH_STEPS = 1000
 _SECONDS_AT_END = 1.0
 _SECONDS_WHEN_FULL = 0.25
 _SECONDS_AFTER_ERROR = 60.0
 _CLOSE_SECONDS = 10.0
-# How long the end of the process may have to wait for the thread.
+# Interval at which the thread checks whether the process is ending; the process waits for it.
 _SECONDS_BETWEEN_LOOKS = 0.2
-# A file of the spool is completed at this age, so that other processes can read it.
+# A spool file is completed at this age, so that other processes can read it.
 _FLUSH_SECONDS = 1.0
+
+
+def max_depth_steps(seconds_per_step: float) -> float:
+  """Returns how many steps ahead of the trainer the spool is filled at most.
+
+  Args:
+    seconds_per_step: The trainer's pace; 0 if it is not known yet.
+  """
+  return max(_MIN_DEPTH_STEPS, _MAX_DEPTH_SECONDS / (seconds_per_step or 1))
 
 
 class SpoolFiller:
   """Keeps the spool filled with the ranges of coming steps, in a thread.
 
   Args:
-    storage: The storage of the files, which reads through the spool.
-    dataset: The steps; this thread stays ahead of their read-ahead.
-    step: The step that the trainer takes next.
-    read_by_workers: Number of coming steps that worker processes read by themselves.
+    storage: Storage of the files, which reads through the spool.
+    dataset: Dataset of the steps. The thread stays ahead of its read-ahead.
+    step: Step that the trainer takes next.
+    read_by_workers: Number of coming steps that worker processes read themselves.
   """
 
   def __init__(
@@ -60,7 +69,8 @@ class SpoolFiller:
   ):
     self._storage = storage
     self._dataset = dataset
-    self._coming = copy.copy(dataset)  # It caches the parts of a few steps around the last one.
+    # A dataset caches the parts of recent steps, so the thread needs its own copy.
+    self._coming = copy.copy(dataset)
     self._files = dataset.files
     self._read_by_workers = read_by_workers
     self._step = step
@@ -69,7 +79,8 @@ class SpoolFiller:
     self._advanced_at: float | None = None
     self._closed = False
     self._changed = threading.Condition()
-    # Not a daemon: the interpreter would end it in the middle of compiled code, which may abort.
+    # The thread is not a daemon, because ending a daemon thread in the middle of compiled code may
+    # abort the process.
     self._thread = threading.Thread(target=self._run, name="olmo-spool", daemon=False)
     self._thread.start()
 
@@ -77,19 +88,19 @@ class SpoolFiller:
   def start(
       cls, dataset: steps_lib.StepDataset, step: int, read_by_workers: int = 0
   ) -> SpoolFiller | None:
-    """Starts the thread, if the files of a dataset are read through a spool."""
+    """Starts the thread if a dataset reads its files through a spool; otherwise returns None."""
     storages = [files.storage for files in dataset.files]
     if not storages or not isinstance(storages[0], spooled_lib.SpooledStorage):
       return None
     return cls(storages[0], dataset, step, read_by_workers)
 
   def advance(self, step: int) -> None:
-    """Says which step the trainer takes next."""
+    """Records the step that the trainer takes next."""
     now = time.monotonic()
     with self._changed:
       if self._advanced_at is not None and step > self._step:
         seconds = (now - self._advanced_at) / (step - self._step)
-        # A mean over about 20 steps, so that a pause for a checkpoint does not distort it.
+        # This is a mean over about 20 steps, so that a pause for a checkpoint does not distort it.
         share = 0.05 if self._seconds_per_step else 1.0
         self._seconds_per_step += share * (seconds - self._seconds_per_step)
       self._step, self._advanced_at = step, now
@@ -97,16 +108,23 @@ class SpoolFiller:
 
   @property
   def depth_steps(self) -> int:
-    """The number of coming steps that need no request."""
-    return max(0, self._next - self._step)
+    """The number of coming steps whose data needs no further request.
+
+    It is 0 while the trainer's own reads from the store have not reached the spool.
+    """
+    return 0 if self._storage.reads_directly else self._ahead
 
   @property
   def depth_seconds(self) -> float:
-    """The time that these steps last at the trainer's present pace."""
+    """The number of seconds that `depth_steps` steps last at the trainer's current pace."""
     return self.depth_steps * self._seconds_per_step
 
+  @property
+  def _ahead(self) -> int:
+    return max(0, self._next - self._step)
+
   def close(self, *, wait: bool = True) -> None:
-    """Stops the thread and, by default, waits a while for the requests that it has sent."""
+    """Stops the thread and, by default, waits a while for its pending requests."""
     with self._changed:
       self._closed = True
       self._changed.notify_all()
@@ -116,30 +134,30 @@ class SpoolFiller:
   def _run(self) -> None:
     prefetch.use_batch_scheduling()
     spool = self._storage.spool
-    spool.release()  # What an earlier thread wanted to keep.
+    spool.release()  # Drops claims that an earlier thread left.
     while not self._ends() and not spool.off:
       try:
         seconds = self._fill_next_steps()
       except MaxtextOlmoError as error:
         logging.warning(
-            "The spool cannot be filled with step %d: %s It is tried again in a minute.",
+            "The spool cannot be filled with step %d: %s Trying again in a minute.",
             self._next,
             error,
         )
         seconds = _SECONDS_AFTER_ERROR
       except Exception:
-        if not self._ends():  # Closing the storage, and the end of the process, cancel requests.
-          logging.exception("The spool is not filled any more.")
+        if not self._ends():  # When the storage closes or the process ends, requests are cancelled.
+          logging.exception("The thread that fills the spool failed, so filling it has stopped.")
         return
       self._maintain(seconds)
 
   def _fill_next_steps(self) -> float:
-    """Puts the ranges of some steps into the spool; returns how many seconds to wait after that."""
+    """Puts the ranges of some steps into the spool; returns the seconds to wait afterwards."""
     first = self._next = max(self._next, self._frontier() + 1)
-    if self.depth_steps > max(_MIN_DEPTH_STEPS, _MAX_DEPTH_SECONDS / (self._seconds_per_step or 1)):
+    if self._ahead > max_depth_steps(self._seconds_per_step):
       return _SECONDS_WHEN_FULL
     end, tables = first, list[parts_lib.Parts]()
-    while sum(len(parts.source) for parts in tables) < _MAX_RANGES and end < first + _MAX_STEPS:
+    while sum(len(parts.source) for parts in tables) < MAX_RANGES and end < first + _MAX_STEPS:
       if not self._coming.has(end):
         break
       tables.append(self._coming.parts(end))
@@ -153,7 +171,7 @@ class SpoolFiller:
       offsets, sizes = files.ranges(source, firsts, counts)
       for some in _pieces(sizes, min(_MAX_BYTES, 2 * self._storage.spool.max_range_bytes)):
         self._maintain(0.0)
-        if self._ends() or first <= self._frontier():  # The trainer reads these steps now.
+        if self._ends() or first <= self._frontier():  # The trainer now reads these steps itself.
           return 0.0
         if not self._storage.stage(
             files.paths, source[some], offsets[some], sizes[some], step=end - 1
@@ -163,15 +181,15 @@ class SpoolFiller:
     return 0.0
 
   def _ends(self) -> bool:
-    """Returns whether the thread should end: it was closed, or the main thread has ended."""
+    """Returns whether the thread should end: `close` was called, or the main thread has ended."""
     return self._closed or not threading.main_thread().is_alive()
 
   def _frontier(self) -> int:
-    """Returns the last step that the trainer or its read-ahead reads by itself."""
+    """Returns the last step that the read-ahead or the worker processes read themselves."""
     return max(self._dataset.frontier, self._step - 1 + self._read_by_workers)
 
   def _maintain(self, seconds: float) -> None:
-    """Tells the spool what is done and what is still needed, and waits for a while."""
+    """Tells the spool which steps are done and which are still needed, then waits."""
     spool = self._storage.spool
     spool.release(self._step)
     until = time.monotonic() + seconds
@@ -187,10 +205,10 @@ class SpoolFiller:
 
 
 def _pieces(sizes: np.ndarray, max_bytes: int) -> Iterator[slice]:
-  """Divides ranges into pieces of at most `_MAX_RANGES` ranges and `max_bytes`."""
+  """Divides ranges into pieces of at most `MAX_RANGES` ranges and `max_bytes`."""
   first = 0
   while first < len(sizes):
-    total = np.cumsum(sizes[first : first + _MAX_RANGES])
+    total = np.cumsum(sizes[first : first + MAX_RANGES])
     count = max(1, int(np.searchsorted(total, max_bytes, side="right")))
     yield slice(first, first + count)
     first += count

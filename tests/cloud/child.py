@@ -47,6 +47,12 @@ def lines_of(output: str) -> list[dict[str, Any]]:
   return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
+def wait_for(child: subprocess.Popen[bytes], output: str) -> None:
+  """Waits for a trainer to end; raises an error with its log if it failed."""
+  if child.wait() != 0:
+    raise AssertionError(pathlib.Path(f"{output}.log").read_text(errors="replace")[-5000:])
+
+
 def kill_after(child: subprocess.Popen[bytes], output: str, lines: int) -> None:
   """Waits until a trainer has taken some steps, and kills it."""
   while len(lines_of(output)) < lines:

@@ -52,10 +52,14 @@ class CopyTest(cases.BucketCase):
   def test_killed_copies_continue(self):
     index = self.remote_index()
     self.proxy.set(bandwidth=2e6)
-    for _ in range(3):
+    first = pathlib.Path(self.work, "part-000.npy")
+    for last in (False, False, True):
       process = self.start(index, "--output", self.work, "--workers", "1")
       before = self.copied_bytes()
-      while self.copied_bytes() < before + 200_000 and process.poll() is None:
+      # Twice within the first file, and then after it.
+      while process.poll() is None and not (
+          first.exists() if last else self.copied_bytes() >= before + 200_000
+      ):
         time.sleep(0.02)
       process.send_signal(signal.SIGKILL)
       process.communicate()

@@ -179,7 +179,7 @@ class SpoolTest(SpoolCase):
       child_lib.kill_after(process, job["output"], kills)
     process = child_lib.start(job)
     self.addCleanup(process.kill)
-    self.assertEqual(process.wait(), 0)
+    child_lib.wait_for(process, job["output"])
     lines = child_lib.lines_of(job["output"])
     self.assertEqual([line["hash"] for line in lines], expected)
 
@@ -190,7 +190,7 @@ class SpoolTest(SpoolCase):
     for process in processes:
       self.addCleanup(process.kill)
     for process, job in zip(processes, jobs):
-      self.assertEqual(process.wait(), 0)
+      child_lib.wait_for(process, job["output"])
       lines = child_lib.lines_of(job["output"])
       self.assertEqual([line["hash"] for line in lines], expected)
 

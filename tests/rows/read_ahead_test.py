@@ -65,7 +65,7 @@ class ReadAheadTest(parameterized.TestCase):
 
   @parameterized.parameters(1, 2, 3)
   def test_steps_equal_plain_reads_and_many_reads_are_in_flight(self, stride):
-    storage = slow_storage.SlowStorage(0.0, wants_concurrency=False)
+    storage = slow_storage.SlowStorage(0.0, wants_concurrency=0)
     # More than one batch: the parts of coming steps are read at the same time.
     storage.gather = 2 * _PARTS
     reads = self._reads(storage)
@@ -99,6 +99,13 @@ class ReadAheadTest(parameterized.TestCase):
     for step in range(_STEPS):
       reads.take(step)
     self.assertGreater(storage.most_waiting, 6)
+
+  def test_no_more_reads_are_queued_than_the_storage_can_use(self):
+    storage = slow_storage.SlowStorage(0.0005, wants_concurrency=_PARTS)
+    reads = self._reads(storage)
+    for step in range(_STEPS - 8):
+      reads.take(step)
+      self.assertLessEqual(reads.frontier, step + 4)
 
   def test_the_distance_shrinks_if_the_trainer_is_slow(self):
     storage = slow_storage.SlowStorage(0.0)
@@ -222,6 +229,26 @@ class ReadAheadTest(parameterized.TestCase):
         slow_storage.SlowStorage(), lambda step: (nothing, np.full((2, 3), step, np.uint16))
     )
     self.assertEqual(reads.take(5).tolist(), [[5] * 3] * 2)
+
+  def test_no_more_steps_are_read_ahead_than_fit_into_memory(self):
+    length, prepared = 1 << 23, []  # 128 MiB per step, of which only a few pages are written.
+
+    def prepare(step):
+      prepared.append(step)
+      return self._parts(step), np.zeros((_PARTS, length), np.uint16)
+
+    limit = read_ahead.max_steps_ahead(_PARTS * length * 2)
+    self.assertEqual(limit, 2)
+    reads = self._reads(slow_storage.SlowStorage(0.0), prepare)
+    ahead = []
+    for step in range(6):
+      reads.take(step)
+      ahead.append(max(prepared) - step)
+    self.assertEqual(max(ahead), limit)
+
+  def test_more_steps_are_wanted_the_longer_a_read_takes(self):
+    wanted = [read_ahead.wanted_steps_ahead(latency, 0.1) for latency in (0.01, 0.1, 1.0)]
+    self.assertEqual(wanted, [2, 3, 16])
 
 
 class LocalReadsTest(absltest.TestCase):

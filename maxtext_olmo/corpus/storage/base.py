@@ -12,16 +12,16 @@ import numpy as np
 from maxtext_olmo.errors import CorpusError
 
 PIECE_BYTES = 16 << 20
-# Largest file that is read into memory whole: an index, a manifest, a boundary file.
+# Size of the largest file that is read whole, such as an index, a manifest or a boundary file.
 LARGEST_WHOLE = 8 << 30
 
 
 class Pinned(NamedTuple):
-  """Open file descriptors for code that reads without the storage.
+  """Open file descriptors, for code that reads the files without calling the storage.
 
   Attributes:
-    descriptors: One descriptor per path (int32); may be -1 for files that were not requested. They
-      stay open while this object is referenced.
+    descriptors: One descriptor per path (int32); may be -1 for files that were not requested. The
+      descriptors stay open while this object is referenced.
     files: Objects that keep the descriptors open.
   """
 
@@ -30,7 +30,10 @@ class Pinned(NamedTuple):
 
 
 def reason(error: CorpusError) -> str:
-  """Returns why a file could not be read; for an error of the operating system, only its text."""
+  """Returns why a file could not be read.
+
+  For an operating system error, this is only the system's text, such as "Permission denied".
+  """
   cause = error.__cause__
   if isinstance(cause, OSError) and cause.filename is not None and cause.strerror:
     return cause.strerror
@@ -38,9 +41,9 @@ def reason(error: CorpusError) -> str:
 
 
 def too_large(path: str, size: int) -> CorpusError:
-  """Returns the error of a file that would be read into memory whole, but is far too large."""
+  """Returns the error for a file that is far too large to be read into memory at once."""
   return CorpusError(
-      f"{path} has {size} bytes and would be read into memory whole; expected at most"
+      f"{path} has {size} bytes, which is too large to read into memory at once; expected at most"
       f" {LARGEST_WHOLE} for an index, a manifest or a boundary file. Check that it is the right"
       " file."
   )
@@ -48,7 +51,7 @@ def too_large(path: str, size: int) -> CorpusError:
 
 @runtime_checkable
 class Storage(Protocol):
-  """Reads files by path; can be pickled and shared by threads.
+  """Reads files by path. It can be pickled and shared between threads.
 
   A method that fails raises a CorpusError that names the file and the byte range, if there is one;
   a missing file raises a MissingFileError.
@@ -58,17 +61,17 @@ class Storage(Protocol):
   True
   """
 
-  def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    """Returns whether reads of these files are so slow that many should be in flight."""
+  def wants_concurrency(self, paths: Sequence[str]) -> int:
+    """Returns how many reads of these files should be in flight; 0 if one at a time is fastest."""
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Sets the size and ETag that each later read must find, if the storage checks them."""
+    """Sets the size and ETag that later reads check, if the storage supports such checks."""
 
   def size(self, path: str) -> int:
     """Returns the size of a file in bytes.
 
-    From then on, `fill` and `pin` of this storage, and of its copies and pickles, raise a
-    CorpusError if the file has been replaced, as far as the storage can detect it.
+    From then on, `fill` and `pin` raise a CorpusError if the file has been replaced, as far as the
+    storage can detect it. This also holds for pickled copies of this storage.
     """
 
   def exists(self, path: str) -> bool:
@@ -77,8 +80,8 @@ class Storage(Protocol):
   def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
     """Returns `size` bytes from `offset`, or the rest of the file if `size` is None.
 
-    Reopens the file, so it sees a file that has replaced an older one. Raises CorpusError if the
-    file ends before `offset + size`.
+    Always reopens the file, so if the file has been replaced, the bytes are those of the new file.
+    Raises CorpusError if the file ends before `offset + size`.
     """
 
   def pieces(

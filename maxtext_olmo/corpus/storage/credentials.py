@@ -1,8 +1,8 @@
 """Credentials that obstore does not find by itself: AWS profiles, federated Google accounts.
 
-obstore reads access keys, service accounts, the metadata of virtual machines and workload
-identities. For the rest it has adapters of boto3 and google-auth, which are used where the
-environment asks for them.
+obstore finds access keys, service accounts, the metadata of virtual machines and workload
+identities by itself. If the environment selects other credentials, this module uses obstore's
+adapters for boto3 and google-auth.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AWS_OWN = (
 
 
 def google_provider(environ: Mapping[str, str] = os.environ) -> Any:
-  """Returns google-auth's credentials if the file of the user has a kind that obstore lacks."""
+  """Returns google-auth's provider, or None if obstore supports the user's type of credentials."""
   path = environ.get("GOOGLE_APPLICATION_CREDENTIALS", "")
   if not path:
     folder = environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
@@ -45,7 +45,11 @@ def google_provider(environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def aws_provider(environ: Mapping[str, str] = os.environ) -> Any:
-  """Returns boto3's credentials if a profile is set, or if the user's files are all there is."""
+  """Returns boto3's provider, or None if obstore finds the AWS credentials by itself.
+
+  boto3 is required if AWS_PROFILE is set. It is used, if installed, when there are AWS config files
+  but none of the environment variables that obstore reads.
+  """
   if "AWS_PROFILE" not in environ:
     if any(name in environ for name in _AWS_OWN) or not _has_aws_files(environ):
       return None

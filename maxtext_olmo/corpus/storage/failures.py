@@ -1,7 +1,8 @@
-"""What a failed request means: whether it is worth repeating, and what to tell the user.
+"""Explains failed requests: whether to repeat them, and what to tell the user.
 
-obstore raises few types and puts the rest into the text, so the HTTP status and the error code are
-read from there. Nothing else of that text is shown: it may contain signatures and key ids.
+obstore raises few exception types, so the HTTP status and the error code are parsed from the text
+of the exception. The rest of the text is left out or redacted: it may contain signatures and key
+ids.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ _MESSAGE = re.compile(r"<Message>([^<]{1,300})")
 _REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _DNS = re.compile(r"dns error|lookup address|name resolution", re.IGNORECASE)
 _KIND = re.compile(r"kind: (Connect|Timeout|Interrupted|Request|Decode|Unknown)\b")
-# Where virtual machines and clusters get credentials.
+# Addresses from which virtual machines and clusters get credentials.
 _METADATA = re.compile(r"token request|//(169\.254\.169\.254|metadata\.google\.internal)[/:]")
 _CREDENTIALS = re.compile(
     r"metadata|\btoken\b|credential|InstanceProfile|AssumeRole|IMDS", re.IGNORECASE
 )
 _EXPIRED = re.compile(r"expired|TokenRefreshRequired|RequestTimeTooSkewed", re.IGNORECASE)
 _BUSY = (429, 503)
-_NO_LISTING = (400, 405, 501)  # Answers to PROPFIND of servers without WebDAV.
+_NO_LISTING = (400, 405, 501)  # Statuses with which servers without WebDAV answer PROPFIND.
 _REPEATED = (408, 429, 500, 502, 503, 504)
 
 _CHECK_CREDENTIALS = (
@@ -60,7 +61,7 @@ def explain(error: BaseException, what: str) -> Failure:
 
   Args:
     error: The error.
-    what: The attempt, without credentials, as in "read bytes 0 to 8 of gs://bucket/file".
+    what: What was attempted, without credentials, as in "read bytes 0 to 8 of gs://bucket/file".
   """
   text = str(error)
   name = type(error).__name__
@@ -137,7 +138,7 @@ def explain(error: BaseException, what: str) -> Failure:
 
 
 def _answer(status: int, text: str) -> str:
-  """Returns the status and the error code of an answer; its body may repeat what was signed."""
+  """Returns the status, error code and redacted message of a response, but not its whole body."""
   code, message = _CODE.search(text), _MESSAGE.search(text)
   name = (code[1] or code[2]) if code else ""
   said = urls.redact(message[1]).strip().rstrip(".") if message else ""

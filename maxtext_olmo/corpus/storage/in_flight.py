@@ -1,18 +1,18 @@
-"""Threads that send the requests of several reads, a limited number at a time.
+"""Threads that send the requests of several reads, with a limited number in flight at a time.
 
-A thread that has its answer takes the next request from a queue, so that a request costs no future
-and a read of many ranges wakes its caller once:
+A thread that has received its answer takes the next request from a queue. So a request needs no
+future, and a read of many ranges wakes its caller only once, at its end:
 
     read of step 7 ─┐
     read of step 8 ─┼─▶ queue of requests ─▶ up to `limit` threads
     read of step 9 ─┘
 
 By Little's law, the number of requests in flight is the request rate times the latency. At low
-latency, a few threads reach the highest rate that a process can handle, and more would only compete
-for the interpreter. The limit therefore follows the measured latency.
+latency, a few threads reach the highest rate that a process can handle, and more threads would only
+compete for the GIL. The limit therefore follows the measured latency.
 
-Requests take no lock: a thread that holds one while it waits for the interpreter makes all others
-wait for both. The operations of a deque and of an iterator are atomic.
+Threads send requests without taking a lock: a thread that waits for the GIL while it holds a lock
+blocks all others. Operations on deques and iterators are atomic, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from typing import Any
 from maxtext_olmo.errors import CorpusError
 
 MOST_THREADS = 256
-_FEWEST = 32
-_MOST_PER_SECOND = 8000  # Requests that a process can handle.
-# The shortest latency of a window is hardly affected by other threads; most are longer.
+_FEWEST = 16  # Enough to hide the delays of a fast server without many context switches.
+MOST_PER_SECOND = 8000  # Requests per second that a process can handle.
+# The limit is computed from the shortest latency of `_WINDOW` requests, because other threads
+# hardly affect it. The typical latency is `_SHORTEST_TO_TYPICAL` times as long.
 _WINDOW = 256
 _SHORTEST_TO_TYPICAL = 2
 
@@ -59,7 +60,7 @@ class InFlight:
     self._closed = False
 
   def run(self, send: Callable[[Any], None], requests: Sequence[Any]) -> None:
-    """Calls `send` for each request and waits; after an error, starts none and raises the error."""
+    """Calls `send` for each request and waits; stops at the first error, and raises it."""
     if not requests:
       return
     read = _Read(send, len(requests))
@@ -70,8 +71,8 @@ class InFlight:
         for _ in range(min(self.limit - self._running, len(requests))):
           self._pool.submit(self._work)
           self._running += 1
-      except RuntimeError as error:  # The interpreter exits, or no more threads can be started.
-        if not self._running:  # Otherwise fewer threads send the requests.
+      except RuntimeError as error:  # The interpreter is exiting, or no thread can be started.
+        if not self._running:  # Otherwise, the threads already running send the requests.
           read.error = error
           raise
     try:
@@ -84,18 +85,18 @@ class InFlight:
       raise read.error
 
   def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-    """Runs a function in one of the threads, apart from the queue."""
+    """Runs a function in a thread of the pool; it does not wait in the queue of requests."""
     with self._lock:
       self._check_open()
       return self._pool.submit(function, *args)
 
   def close(self) -> None:
-    """Gives up the requests that have not been sent; those in flight end by themselves."""
+    """Cancels the requests that have not been sent; does not wait for those in flight."""
     with self._lock:
       self._closed = True
       self._pool.shutdown(wait=False, cancel_futures=True)
     while self._queue:
-      with contextlib.suppress(IndexError):  # A thread was faster.
+      with contextlib.suppress(IndexError):  # Another thread emptied the queue first.
         self._queue.popleft()[0].end(_closed())
 
   def _check_open(self) -> None:
@@ -103,7 +104,7 @@ class InFlight:
       raise _closed()
 
   def _work(self) -> None:
-    """Sends requests until there are none, or more threads than the limit."""
+    """Sends requests until none is left, or until more threads are running than allowed."""
     while not self._leave():
       try:
         read, request = self._queue.popleft()
@@ -115,14 +116,14 @@ class InFlight:
       began = time.monotonic()
       try:
         read.send(request)
-      except BaseException as error:  # Raised by `run`.
+      except BaseException as error:  # `run` raises it in the caller's thread.
         read.end(error)
       else:
         self._note_latency(time.monotonic() - began)
         read.end(None)
 
   def _leave(self) -> bool:
-    """Returns whether a thread should end; if so, it no longer counts as running."""
+    """Returns whether the calling thread should end; if so, it no longer counts as running."""
     if self._queue and self._running <= self.limit:
       return False
     with self._lock:
@@ -136,8 +137,8 @@ class InFlight:
       return
     with self._lock:
       latencies, self._latencies = self._latencies, []
-      if latencies:  # Otherwise another thread was first.
-        wanted = round(_MOST_PER_SECOND * _SHORTEST_TO_TYPICAL * min(latencies))
+      if latencies:  # Otherwise, another thread has just updated the limit.
+        wanted = round(MOST_PER_SECOND * _SHORTEST_TO_TYPICAL * min(latencies))
         self.limit = min(max(wanted, _FEWEST), MOST_THREADS)
 
 
@@ -145,9 +146,9 @@ class _Read:
   """The requests of one call of `run`.
 
   Attributes:
-    send: Sends a request.
-    error: The first error.
-    done: Set when no request is in flight or waits.
+    send: Function that sends a request.
+    error: The first error; None if there is none.
+    done: Set when no request is in flight or waiting.
   """
 
   __slots__ = ("_left", "done", "error", "send")
@@ -167,4 +168,4 @@ class _Read:
 
 
 def _closed() -> CorpusError:
-  return CorpusError("Did not read: the storage was closed meanwhile.")
+  return CorpusError("The read was cancelled: the storage was closed.")

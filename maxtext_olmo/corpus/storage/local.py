@@ -30,7 +30,7 @@ class LocalStorage:
   Args:
     max_open_files: Number of files that stay open; the least recently used is closed first. None
       keeps as many open as the process can spare.
-    seen: Files that another storage has found, by path; this one must find the same files.
+    seen: Files that another storage has found, by path; this storage must find the same files.
   """
 
   def __init__(
@@ -51,16 +51,16 @@ class LocalStorage:
     """Closes the open files; the storage remains usable."""
     self._files.close()
 
-  def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    """Returns False: most reads are from the page cache; slow ones are noticed as they occur."""
+  def wants_concurrency(self, paths: Sequence[str]) -> int:
+    """Returns 0: most reads come from the page cache, and slow reads are noticed at once."""
     del paths
-    return False
+    return 0
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Does nothing: a read past the end of a file fails, and `verify` compares sizes."""
+    """Does nothing: reads past the end of a file fail anyway, and `verify` compares sizes."""
 
   def size(self, path: str) -> int:
-    """Returns the size of a file in bytes; later, `fill` and `pin` reject a replaced file."""
+    """Returns the size of a file in bytes. Later, `fill` and `pin` reject a replaced file."""
     open_files.check_path(path)
     try:
       found = os.stat(path)
@@ -76,7 +76,7 @@ class LocalStorage:
       return bool(os.lstat(path))
     except (FileNotFoundError, NotADirectoryError, ValueError):
       return False
-    except OSError as error:  # The file may exist.
+    except OSError as error:  # It is unknown whether the file exists.
       raise _error("look for", path, error) from error
 
   def read(self, path: str, offset: int = 0, size: int | None = None) -> bytes:
@@ -111,7 +111,7 @@ class LocalStorage:
       out: np.ndarray,
       places: np.ndarray,
   ) -> None:
-    """Reads several byte ranges into one buffer, and adjacent ranges in one read."""
+    """Reads several byte ranges into one buffer; merges adjacent ranges into one read."""
     ranges.check_output(out, sizes, places)
     if not len(sizes):
       return
@@ -178,7 +178,7 @@ def _error(verb: str, path: str, error: OSError, offset: int = 0, size: int = 0)
   where = f"bytes {offset} to {offset + size} of {path}" if size else path
   if error.errno == errno.EMFILE:
     remedy = (
-        "Set olmo_max_open_files (max_open_files) to a smaller number, or raise the limit"
+        "Set olmo_max_open_files (max_open_files) to a smaller value, or raise the limit"
         " (`ulimit -n`)."
     )
   elif error.errno == errno.ENOENT:

@@ -1,7 +1,7 @@
 """Measures how fast an object store can be read from this host.
 
-The reads are those of training: ranges as long as a row at random places of real objects, first one
-at a time, then more and more at once. The number of requests and the time are bounded.
+The measurement resembles training: it reads row-sized ranges at random places in real objects,
+first one at a time, then more and more in parallel. It limits the number of requests and the time.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Rate:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-  """What was measured of a store.
+  """The results of measuring a store.
 
   Attributes:
-    first: Time of the first request in seconds: connection, credentials and answer.
-    rates: Speed of reads as long as a row, by growing parallelism; the first is one at a time.
+    first: Seconds to find the sizes of the objects, including connection and credentials.
+    rates: Speed of row-sized reads at growing parallelism, beginning with one read at a time.
     large: Speed of reads of up to 8 MiB.
     read_bytes: Length of the reads in `rates`.
-    requests: Number of requests that were sent, those that were repeated included.
+    requests: Number of requests that were sent, including repeated ones.
     retries: Number of requests that were repeated.
   """
 
@@ -82,18 +82,18 @@ def measure(
     max_seconds: float = 20.0,
     seed: int = 0,
 ) -> Measurement:
-  """Reads random ranges and returns how fast that was.
+  """Measures the speed of reading random ranges.
 
   Args:
-    storage: Storage to read from, with `traffic`.
-    paths: Objects to read; each must have at least one byte.
-    read_bytes: Length of a read, at most that of the largest object.
-    max_requests: Number of reads as long as a row, at most.
+    storage: Storage to read from; it must have a `traffic` attribute, as RemoteStorage does.
+    paths: Objects to read; at least one must not be empty.
+    read_bytes: Length of a read, capped at the size of the largest object.
+    max_requests: Largest number of row-sized reads.
     max_seconds: Seconds after which no further read is started.
-    seed: Seed of the places that are read.
+    seed: Seed for the random places to read.
   """
   if read_bytes < 1 or max_requests < 1 or max_seconds <= 0:
-    raise ConfigError("The length and number of reads and the time must be positive.")
+    raise ConfigError("The length of a read, the number of reads and the time must be positive.")
   began = time.monotonic()
   before = storage.traffic.counts()
   sizes = [storage.size(path) for path in paths]
@@ -132,7 +132,7 @@ class _Reads:
   random: random.Random
 
   def run(self, parallelism: int, size: int, count: int, until: float) -> Rate:
-    """Makes up to `count` reads, and as many as are in flight even if the time is over."""
+    """Makes `count` reads, or fewer if time runs out at `until`, but at least `parallelism`."""
     numbers = [i for i, whole in enumerate(self.sizes) if whole >= size]
     places = [
         (number, self.random.randrange(self.sizes[number] - size + 1))

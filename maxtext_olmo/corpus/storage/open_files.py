@@ -1,4 +1,4 @@
-"""A cache of open files: opening one costs as much as reading a window, and far more on a mount.
+"""A cache of open files: opening a file takes as long as reading a window, or longer on a mount.
 
 If all files of a corpus may be open at once, finding the descriptors of a batch is one array
 lookup, however many files there are. Otherwise the least recently used file is closed first. A file
@@ -30,12 +30,13 @@ _SHARE = 0.75
 _LEAST = 16
 _NO_LIMIT = 1 << 20
 _MOST_TABLES = 4  # Token files and loss masks, each for training and for evaluation.
-# Non-blocking, so that opening a FIFO returns and it can be rejected; no effect on regular files.
+# Without O_NONBLOCK, opening a FIFO would block; with it, a FIFO can be opened and rejected. The
+# flag has no effect on regular files.
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileId(NamedTuple):
-  """The metadata that distinguish a file from another one that replaced it."""
+  """The metadata that shows whether a file has been changed or replaced."""
 
   size: int
   mtime_ns: int
@@ -49,8 +50,9 @@ class FileId(NamedTuple):
 
   def matches(self, other: FileId) -> bool:
     """Returns whether both are the same file, unchanged."""
-    # A mount of an object store may assign a new inode on every lookup, but then the change time is
-    # that of the object. A new hard link or another mode changes only the change time.
+    # Either the inode or the change time must match. A mount of an object store may assign a new
+    # inode on every lookup, but then the change time is that of the object. A new hard link or new
+    # permissions update the change time, but not the inode.
     same = self.inode == other.inode or self.ctime_ns == other.ctime_ns
     return same and (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
@@ -58,7 +60,7 @@ class FileId(NamedTuple):
 class OpenFile:
   """An open descriptor that is closed when the last reference to it is gone.
 
-  So one thread can keep reading a file while another thread evicts it from the cache.
+  One thread can therefore keep reading a file while another evicts it from the cache.
   """
 
   __slots__ = ("fd",)
@@ -71,7 +73,7 @@ class OpenFile:
 
 
 class _Table:
-  """The open files of a list of paths, by number; they stay open while the table exists.
+  """The open files of a list of paths, by index. They stay open while the table exists.
 
   Attributes:
     files: Open file of each path, or None.
@@ -90,12 +92,12 @@ class OpenFiles:
   """A cache of open files by path; safe to share between threads, and emptied in a forked child.
 
   Args:
-    most: Number of files that stay open. None keeps as many open as the process can spare, shared
-      with all other objects of this class that were given None.
-    seen: Files that are known already, by path.
+    most: Number of files that stay open. None keeps as many open as the process can spare, given
+      the files that other caches hold.
+    seen: Ids of files that are known already, by path.
 
   Attributes:
-    seen: File that was first found at each path.
+    seen: Id of the file that was first found at each path.
   """
 
   def __init__(self, most: int | None, seen: Mapping[str, FileId] | None = None):
@@ -137,11 +139,11 @@ class OpenFiles:
       if file is not None:
         self._files.move_to_end(path)
         return file
-    # Without the lock: on a network mount, opening takes milliseconds.
+    # The file is opened without the lock, because this takes milliseconds on a network mount.
     file = self.open(path)
     self._compare_with_first(file, path)
     self._most = self._given or _room_for(self)
-    closing = []  # Closed when this function returns, so also without the lock.
+    closing = []  # Files in this list are closed when this function returns, without the lock.
     with self._lock:
       file = self._files.setdefault(path, file)
       self._files.move_to_end(path)
@@ -171,7 +173,7 @@ class OpenFiles:
         return self._pin_some(paths, sources)
       return self._pin_table(table, sources)
     except OSError as error:
-      if error.errno == errno.EMFILE:  # The files opened so far are all in use.
+      if error.errno == errno.EMFILE:  # No descriptor is left, even after emptying the cache.
         return None
       raise
 
@@ -227,11 +229,21 @@ _ALL: weakref.WeakSet[OpenFiles] = weakref.WeakSet()
 _all_lock = threading.Lock()
 
 
+def room(limit: int | None = None) -> int:
+  """Returns the number of files that the caches of this process may keep open together.
+
+  Args:
+    limit: Limit on open descriptors (`ulimit -n`); that of this process by default.
+  """
+  limit = _descriptor_limit() if limit is None else limit
+  return max(_LEAST, int(_SHARE * (limit - _held_at_first())))
+
+
 def _room_for(files: OpenFiles) -> int:
-  """Returns the number of files that `files` may keep open, given what other caches hold."""
+  """Returns the number of files that `files` may keep open, given the files in other caches."""
   with _all_lock:
     others = sum(len(other) for other in _ALL if other is not files)
-  return max(_LEAST, int(_SHARE * (_descriptor_limit() - _held_at_first())) - others)
+  return max(_LEAST, room() - others)
 
 
 def _descriptor_limit() -> int:
@@ -241,7 +253,7 @@ def _descriptor_limit() -> int:
 
 @functools.cache
 def _held_at_first() -> int:
-  """Returns the number of descriptors that the process held before any file was opened here."""
+  """Returns the number of descriptors that the process held before this module opened any file."""
   try:
     return len(os.listdir("/proc/self/fd"))
   except OSError:
@@ -260,7 +272,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def check_path(path: str) -> None:
-  """Raises CorpusError if a path cannot be that of a local file."""
+  """Raises CorpusError if a path cannot name a local file."""
   if paths_lib.is_url(path):
     raise CorpusError(
         f"{urls.redact(path)} is a URL, but LocalStorage reads local files only. Use"

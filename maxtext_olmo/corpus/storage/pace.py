@@ -1,8 +1,8 @@
-"""The pace of requests to a store: a gentle start, and less when the store asks for it.
+"""The pace of requests to a store: slow at first, and halved when the store throttles.
 
-A GCS bucket serves about 5,000 reads per second at first and more only after some minutes, and all
-hosts of a run start at once. So each process starts slowly and adds a little every second. When the
-store answers 429 or 503, the rate is halved, at most once per second.
+A GCS bucket serves about 5,000 reads per second at first and more only after a few minutes, and all
+hosts of a run start together. So each process starts slowly and adds a little every second. When
+the store answers 429 or 503, the rate is halved, at most once per second.
 """
 
 import threading
@@ -13,19 +13,19 @@ _FIRST = 1000.0  # Requests per second.
 _LEAST = 8.0
 _MORE_PER_SECOND = 1000.0
 _BURST = 256  # Requests that may be sent at once after a pause: the rows of a batch.
-_AT_ONCE = 16  # Requests that are reserved together while there is no need to wait.
-_NO_LIMIT = 20000.0  # Above what a single process can send.
+_AT_ONCE = 16  # Requests to reserve at a time while fewer are sent than the rate allows.
+_NO_LIMIT = 20000.0  # More than a single process can send.
 
 
 class Pace:
   """Decides when the next request may be sent; thread-safe.
 
   >>> pace = Pace()
-  >>> pace.delay()  # The first requests are sent at once.
+  >>> pace.delay()  # The first requests need not wait.
   0.0
 
   Args:
-    clock: Returns the time in seconds.
+    clock: Function that returns the time in seconds.
 
   Attributes:
     rate: Requests per second that are allowed now.
@@ -38,10 +38,11 @@ class Pace:
     self._allowance = float(_BURST)
     self._updated = clock()
     self._slowed = float("-inf")
-    self._reserved: list[None] = []  # Taken without the lock, so that threads do not queue for it.
+    # Requests that may be sent now. Threads take them without the lock, so none waits for it.
+    self._reserved: list[None] = []
 
   def delay(self) -> float:
-    """Reserves the next request, and returns in how many seconds it may be sent."""
+    """Reserves a request, and returns the number of seconds to wait before sending it."""
     try:
       self._reserved.pop()
       return 0.0
@@ -51,7 +52,7 @@ class Pace:
       now = self._clock()
       passed = now - self._updated
       self._updated = now
-      # A pause adds no more to the rate than one second does, so it does not end in a flood.
+      # A pause counts as one second at most, so that no flood of requests follows it.
       self.rate = min(self.rate + _MORE_PER_SECOND * min(passed, 1.0), _NO_LIMIT)
       self._allowance = min(self._allowance + passed * self.rate, float(_BURST)) - 1
       if self._allowance >= _AT_ONCE:
@@ -60,7 +61,7 @@ class Pace:
       return max(0.0, -self._allowance / self.rate)
 
   def slow_down(self) -> None:
-    """Halves the rate, at most once per second, because requests in flight are refused together."""
+    """Halves the rate, at most once per second: a busy store refuses many requests at once."""
     with self._lock:
       now = self._clock()
       if now - self._slowed >= 1.0:

@@ -1,20 +1,20 @@
-"""A table of where byte ranges are kept: 64-bit keys to a file and a place in it.
+"""A table that maps the 64-bit key of a byte range to a file and an offset in it.
 
-The table is a list of sorted runs. A run that has grown to half the size of the one before it is
-merged with it, so that adding n keys costs O(n log n), a lookup searches few runs, and a key takes
+The table is a list of sorted runs. When the newest run reaches half the size of the run before it,
+the two are merged. So adding n keys costs O(n log n), a lookup searches few runs, and a key takes
 16 bytes:
 
     runs   |■■■■■■■■■■■■■■■■|■■■■■■|■■|   ← newest
 
-Entries of dropped files are ignored, and removed by the next merge. A merge keeps only the newest
-place of a key.
+Entries of dropped files are ignored, and the next merge of their run removes them. A merge keeps
+only the newest place of each key.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# A value holds the number of a file above these bits and a place in it below them.
+# The low bits of a value are the place in a file, and the high bits are the number of the file.
 _PLACE_BITS = 30
 MAX_PLACE = 1 << _PLACE_BITS
 
@@ -38,7 +38,7 @@ class RangeTable:
     return sum(len(keys) for keys, _ in self._runs)
 
   def add(self, file: int, keys: np.ndarray, places: np.ndarray) -> None:
-    """Adds ranges of a file; a key that is in the table already then has the new place.
+    """Adds ranges of a file; keys that are already in the table get the new place.
 
     Args:
       file: Number of the file, not negative.
@@ -83,7 +83,7 @@ class RangeTable:
     keys, values = keys[alive], values[alive]
     order = np.argsort(keys, kind="stable")
     keys, values = keys[order], values[order]
-    # Of equal keys, the last is the newest.
+    # Among equal keys, the last is the newest.
     last = np.append(keys[1:] != keys[:-1], True)[: len(keys)]
     self._runs[-2:] = [(keys[last], values[last])]
 

@@ -1,8 +1,8 @@
 """Byte ranges to read, joined into requests.
 
-Ranges that touch in a file, as the chunks of a window or the documents of a file in order, become
-one request of up to 8 MiB. Ranges with a gap stay apart: windows in random order are far from each
-other, and the bytes between them would be paid for and thrown away.
+Ranges that touch in a file, such as the chunks of a window or consecutive documents, become one
+request of up to 8 MiB. Ranges with a gap between them stay separate: windows in random order are
+far apart, and the bytes in between would be paid for and discarded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_BYTES = 8 << 20
 
 
 class Copy(NamedTuple):
-  """A part of an answer: bytes [start, start + size) of the object, for `place` of the output."""
+  """A copy to make: bytes [start, start + size) of the object, to `place` in the output."""
 
   start: int
   size: int
@@ -23,7 +23,7 @@ class Copy(NamedTuple):
 
 
 class Request(NamedTuple):
-  """A range [start, end) of the file number `source`, and the copies that are made of it."""
+  """A request for bytes [start, end) of file `source`, and where to copy parts of the response."""
 
   source: int
   start: int

@@ -2,7 +2,8 @@
 
 Each GET carries the ETag that the index recorded or, if it recorded none, the first one that this
 run has seen, so that reading a replaced object fails. Each response also contains the size of the
-whole object, which is compared with the expected size. No request is needed before the first read.
+whole object, which is compared with the expected size. So no separate request for the metadata is
+needed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_ETAG = "changed "
 
 
 class Identity(NamedTuple):
-  """The size and version of an object, which distinguish it from one that replaced it.
+  """The size and version of an object, which show whether it has been replaced.
 
   Attributes:
     size: Size in bytes; None if it is not known.
@@ -55,13 +56,14 @@ class _Answer(NamedTuple):
 
 
 class RemoteStorage:
-  """Reads objects by URL; can be pickled, and shared by threads.
+  """Reads objects by URL. It can be pickled and shared between threads.
 
-  Raises an error in a process that was forked after its parent had read from a store.
+  A process that was forked after its parent had read from a store cannot use it: every method that
+  needs the store raises an error there.
 
   Args:
-    options: How the stores are reached; None uses the defaults of this process.
-    known: Identity of objects, by URL, that another storage has found.
+    options: Options for connecting to the stores; None uses the defaults of this process.
+    known: Identities of objects that another storage has found, by URL.
 
   Attributes:
     traffic: Counters of the requests of this storage.
@@ -85,12 +87,13 @@ class RemoteStorage:
   def __repr__(self) -> str:
     return f"{type(self).__name__}({self.options})"
 
-  def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    """Returns True: a request takes milliseconds, however many are in flight."""
-    return bool(paths)
+  def wants_concurrency(self, paths: Sequence[str]) -> int:
+    """Returns how many requests may be in flight; the limit adapts to the measured latency."""
+    threads = self._in_flight
+    return 0 if not paths else in_flight.MOST_THREADS if threads is None else threads.limit
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Sets the size, and the ETag if it is known, that every later answer must have."""
+    """Sets the size and, if known, the ETag that every later response must have."""
     self._known[path] = Identity(size, _quoted(etag or ""))
 
   def close(self) -> None:
@@ -108,10 +111,10 @@ class RemoteStorage:
     def ask() -> _Answer:
       return _Answer(_identity(stores.obstore().head(target.store, target.key)), b"")
 
-    return self._requests.send(target, f"find {target.url}", ask).identity
+    return self._requests.send(target, lambda: f"find {target.url}", ask).identity
 
   def list_folder(self, path: str) -> dict[str, Identity]:
-    """Returns the objects directly below a URL, by URL; web servers cannot list."""
+    """Returns the objects directly below a URL, keyed by URL; web servers do not support this."""
     target = self._requests.locate(path)
 
     def ask() -> _Answer:
@@ -119,10 +122,10 @@ class RemoteStorage:
       objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found["objects"]}
       return _Answer(Identity(), None, objects)
 
-    return dict(self._requests.send(target, f"list {target.url}", ask).objects)
+    return dict(self._requests.send(target, lambda: f"list {target.url}", ask).objects)
 
   def list_below(self, path: str) -> list[str]:
-    """Returns the URLs of all objects below a URL, at any depth; web servers cannot list."""
+    """Returns the URLs of all objects below a URL, at any depth; not supported by web servers."""
     target = self._requests.locate(path)
 
     def ask() -> _Answer:
@@ -130,7 +133,7 @@ class RemoteStorage:
       objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found}
       return _Answer(Identity(), None, objects)
 
-    return list(self._requests.send(target, f"list {target.url}", ask).objects)
+    return list(self._requests.send(target, lambda: f"list {target.url}", ask).objects)
 
   def size(self, path: str) -> int:
     """Returns the size of an object; from then on, a replaced object is an error."""
@@ -139,9 +142,9 @@ class RemoteStorage:
     return found.size or 0
 
   def version(self, path: str) -> str | None:
-    """Returns what identifies the content of an object, or None if it is not known yet.
+    """Returns a text that identifies the content of an object, or None if it is not known yet.
 
-    Sends no request; `size` finds it out.
+    Sends no request. After a call of `size`, which sends one, the version is known.
     """
     known = self._known.get(path)
     return f"{known.size} {known.tag}" if known is not None and known.tag else None
@@ -165,14 +168,14 @@ class RemoteStorage:
       size: int | None = None,
       piece_bytes: int = base.PIECE_BYTES,
   ) -> Iterator[bytes]:
-    """Yields the bytes that `read` would return, in pieces; requests the next ones in advance."""
+    """Yields the bytes that `read` would return, in pieces; requests the next pieces early."""
     return self._pieces(path, offset, size, piece_bytes)
 
   def _pieces(
       self, path: str, offset: int, size: int | None, piece_bytes: int, largest: int | None = None
   ) -> Iterator[bytes]:
     target = self._requests.locate(path)
-    # The first answer tells which object it is; the others must be parts of the same one.
+    # The first response identifies the object; all others must be parts of the same object.
     if size is None:
       first = self._get_small(target)
       end = first.identity.size or 0
@@ -221,7 +224,7 @@ class RemoteStorage:
       small = (identity.size or 0) <= ranges.MOST_BYTES
       return _Answer(identity, result.bytes() if small else None)
 
-    return self._requests.send(target, f"read {target.url}", ask)
+    return self._requests.send(target, lambda: f"read {target.url}", ask)
 
   def fill(
       self,
@@ -236,11 +239,15 @@ class RemoteStorage:
     ranges.check_output(out, sizes, places)
     requests = ranges.plan_requests(sources, offsets, sizes, places)
 
+    # Copying to a memoryview keeps the GIL. A NumPy assignment would release it, and then compete
+    # with the other threads to get it back.
+    octets = out.data
+
     def read(request: ranges.Request) -> None:
       answer = self._get_known(paths[request.source], request.start, request.end)
-      data = np.frombuffer(answer, np.uint8)
+      data = memoryview(answer).cast("B")
       for start, size, place in request.copies:
-        out[place : place + size] = data[start - request.start : start - request.start + size]
+        octets[place : place + size] = data[start - request.start : start - request.start + size]
 
     if len(requests) == 1:
       read(requests[0])
@@ -264,13 +271,13 @@ class RemoteStorage:
     target, known = self._requests.locate(path), self._known.get(path, Identity())
     answer = self._get(target, start, end, known)
     if known.size is None or not known.tag:
-      # Another thread may have seen another object meanwhile.
+      # Meanwhile, another thread may have seen a different object.
       known = self._note_identity(path, answer.identity)
       _check_identity(target.url, start, end, known, answer.identity)
     return answer.data
 
   def _note_identity(self, path: str, found: Identity) -> Identity:
-    """Completes what is known of an object, and returns it."""
+    """Adds the size and tag that were found to what is known of an object; returns the result."""
     with self._lock:
       first = self._known.get(path, Identity())
       known = Identity(found.size if first.size is None else first.size, first.tag or found.tag)
@@ -278,21 +285,23 @@ class RemoteStorage:
     return known
 
   def _get(self, target: requests_lib.Target, start: int, end: int, expected: Identity) -> _Answer:
-    """Returns bytes [start, end) of an object; raises if it is not the expected one."""
+    """Returns bytes [start, end) of an object; raises if it is not the expected object."""
     options: dict[str, Any] = {"range": (start, end)}
-    if expected.tag.startswith('"'):  # A weak tag never matches, and is compared below.
+    if expected.tag.startswith('"'):  # A weak tag never satisfies If-Match; it is compared below.
       options["if_match"] = expected.tag
 
     def ask() -> _Answer:
       result = stores.obstore().get(target.store, target.key, options=options)
-      identity = _identity(result.meta)
-      _check_identity(target.url, start, end, expected, identity)
+      identity, meta = expected, result.meta
+      if meta["e_tag"] != expected.tag or meta["size"] != expected.size:
+        identity = _identity(meta)
+        _check_identity(target.url, start, end, expected, identity)
       data = result.bytes()
       if len(data) != end - start:
         raise _too_short(target.url, start, end, identity)
       return _Answer(identity, data)
 
-    return self._requests.send(target, f"read bytes {start} to {end} of {target.url}", ask)
+    return self._requests.send(target, lambda: f"read bytes {start} to {end} of {target.url}", ask)
 
 
 def _restore(

@@ -1,9 +1,9 @@
-"""Requests to stores that are repeated until they are answered.
+"""Sends requests to object stores, and repeats each one until the store answers.
 
-A request with a transient failure is sent again, with jitter, until the store answers or has been
-silent for too long; a warning is logged. obstore could repeat requests itself, but silently, so
-they would not be counted, a throttled store would not get fewer requests, and no message would say
-why a run waits.
+A request that fails for a transient reason is sent again, after a delay with jitter, until the
+store answers or has been silent for too long. Warnings are logged meanwhile. obstore could repeat
+requests itself, but silently: they would not be counted, a throttled store would not get fewer
+requests, and no message would say why a run waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from maxtext_olmo.errors import CorpusError
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
 _WARN_AFTER, _WARN_EVERY = 5.0, 30.0
 
-# Set when the interpreter begins to exit, which waits for the threads that repeat requests.
+# Set when the interpreter begins to exit, so that it need not wait for requests to be repeated.
 _exiting = threading.Event()
 exit_compat.call_before_pools_are_joined(_exiting.set)
 
@@ -44,11 +44,11 @@ A = TypeVar("A", bound=Answer)
 
 
 class Target(NamedTuple):
-  """An object that requests are sent for.
+  """The object that a request is for.
 
   Attributes:
     url: URL, without credentials.
-    store: The store of obstore.
+    store: The obstore store.
     name: URL of the store.
     key: Key in the store.
     pace: Pace of requests to the store.
@@ -65,7 +65,7 @@ class Requests:
   """Sends requests, repeats them, and counts them; safe to share between threads.
 
   Args:
-    options: How the stores are reached.
+    options: Options for connecting to the stores.
 
   Attributes:
     traffic: Counters of the requests.
@@ -82,13 +82,19 @@ class Requests:
     self._stop = threading.Event()
 
   def stop(self) -> None:
-    """Gives up the requests that wait to be repeated; those sent from now on are not affected."""
+    """Abandons requests that are waiting to be repeated; later requests are not affected."""
     with self._lock:
       stopped, self._stop = self._stop, threading.Event()
     stopped.set()
 
-  def send(self, target: Target, what: str, ask: Callable[[], A]) -> A:
-    """Sends a request until it is answered, or until it is clear that it never will be."""
+  def send(self, target: Target, what: Callable[[], str], ask: Callable[[], A]) -> A:
+    """Sends a request, and repeats it until it is answered or there is no point in repeating it.
+
+    Args:
+      target: The object.
+      what: Returns a description of the request, for error messages.
+      ask: Function that sends the request once.
+    """
     pace, traffic, stop = target.pace, self.traffic, self._stop
     backoff, began = _FIRST_BACKOFF, time.monotonic()
     while True:
@@ -102,12 +108,13 @@ class Requests:
         traffic.failed(retried=False, throttled=False)
         raise
       except Exception as error:
-        failure = failures.explain(error, what)
+        failure = failures.explain(error, what())
       else:
         traffic.ended(time.monotonic() - sent, len(answer.data or b""))
         self._note_answer(target.name)
         return answer
-      # Outside the handler, so that no traceback shows the cause, which may contain signatures.
+      # Errors are raised outside the handler, so that no traceback shows the original error, which
+      # may contain signatures.
       traffic.failed(retried=failure.repeat, throttled=failure.throttled)
       if not failure.repeat:
         raise failure.error
@@ -132,7 +139,7 @@ class Requests:
     return found
 
   def _note_failure(self, store: str, failure: failures.Failure, seconds: float) -> None:
-    """Warns that a store does not answer; raises after it has not answered for too long."""
+    """Warns that a store does not answer; raises if it has been silent for too long."""
     outage = self.traffic.store_fails(store, failure.reason)
     answered = store in self._answered
     patience = self._options.patience if answered else self._options.first_patience
@@ -160,9 +167,9 @@ class Requests:
       logging.info("%s answers again, after %.0f s.", store, outage)
 
 
-def _sleep(seconds: float, stop: threading.Event, what: str) -> None:
-  """Sleeps; raises if the storage is closed, or if the interpreter is waiting for threads."""
+def _sleep(seconds: float, stop: threading.Event, what: Callable[[], str]) -> None:
+  """Sleeps; raises CorpusError if the storage is closed or the interpreter begins to exit."""
   end = time.monotonic() + seconds
   while (left := end - time.monotonic()) > 0:
     if stop.wait(min(left, 0.1)) or _exiting.is_set():
-      raise CorpusError(f"Did not {what}: the storage was closed meanwhile, or the process exits.")
+      raise CorpusError(f"Stopped trying to {what()}: the storage or the process is closing.")

@@ -24,19 +24,23 @@ def open_storage(
 
   >>> storage = open_storage()
   >>> storage.wants_concurrency(["/data/part.npy"])
-  False
+  0
   >>> storage.wants_concurrency(["/data/part.npy", "gs://bucket/part.npy"])
-  True
+  256
 
   Args:
-    options: How object stores are reached; None uses the defaults of this process.
+    options: Options for connecting to object stores; None uses the defaults of this process.
     max_open_files: As for `LocalStorage`.
   """
   return StorageRouter(local_lib.LocalStorage(max_open_files), options)
 
 
 def narrowed(storage: base.Storage, paths: Sequence[str]) -> base.Storage:
-  """Returns the storage behind a router that reads all of these paths; else the router itself."""
+  """Returns the storage inside a router that can read all these paths, or the router itself.
+
+  Calling the inner storage directly saves a check of each path. A storage that is not a router is
+  returned unchanged.
+  """
   if not isinstance(storage, StorageRouter):
     return storage
   remote = [urls.is_url(path) for path in paths]
@@ -46,11 +50,11 @@ def narrowed(storage: base.Storage, paths: Sequence[str]) -> base.Storage:
 
 
 class StorageRouter:
-  """Sends each path to the storage for local files or to that for object stores.
+  """Passes each path to the storage for local files or to the one for object stores.
 
   Args:
     local: Storage for local files.
-    options: How object stores are reached.
+    options: Options for connecting to object stores.
     remote: Storage for URLs; by default, opened when the first URL is read.
   """
 
@@ -81,22 +85,22 @@ class StorageRouter:
 
   @property
   def traffic(self) -> traffic_lib.Traffic | None:
-    """Counters of the requests to object stores; None before the first URL."""
+    """Counters of the requests to object stores; None before the first URL is used."""
     return None if self._remote is None else self._remote.traffic
 
   def version(self, path: str) -> str | None:
-    """Returns what identifies the content of an object; None for a file, or if it is not known."""
+    """Returns a text that identifies an object's content; None for a file, or if unknown."""
     return self.remote.version(path) if urls.is_url(path) else None
 
   def _of(self, path: str) -> base.Storage:
     return self.remote if urls.is_url(path) else self.local
 
-  def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    """Returns whether one of the paths is a URL."""
-    return any(urls.is_url(path) for path in paths)
+  def wants_concurrency(self, paths: Sequence[str]) -> int:
+    """Returns how many reads should be in flight; 0 if none of the paths is a URL."""
+    return self.remote.wants_concurrency(paths) if any(map(urls.is_url, paths)) else 0
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Sets what an index recorded of a file."""
+    """Sets the size and ETag that an index recorded for a file."""
     self._of(path).expect(path, size, etag)
 
   def size(self, path: str) -> int:
@@ -133,7 +137,7 @@ class StorageRouter:
         storage.fill(paths, sources[some], offsets[some], sizes[some], out, places[some])
 
   def pin(self, paths: Sequence[str], sources: np.ndarray) -> base.Pinned | None:
-    """Returns open descriptors; None if one of the files is an object."""
+    """Returns open descriptors; None if one of the files is in an object store."""
     if any(urls.is_url(paths[source]) for source in np.unique(sources).tolist()):
       return None
     return self.local.pin(paths, sources)

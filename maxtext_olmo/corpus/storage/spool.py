@@ -1,20 +1,21 @@
-"""The spool: a directory on a local disk with the byte ranges that coming steps will read.
+"""The spool: a directory on a local disk with the byte ranges that upcoming steps will read.
 
 The order of a run is known, so a thread (`rows.spool_filler`) fetches the ranges of the next
 minutes from the object store and puts them here. Ranges are collected in files of up to 64 MiB (see
-`spool_file`), so that an hour of training is a thousand files and not a million.
+`spool_file`), so that an hour of training takes a thousand files, not a million.
 
-Several processes may share a directory. Each writes its own files and reads those of all. The
-modification time of a file shows whether it is needed:
+Several processes may share a directory. Each writes its own files and reads the files of all. The
+modification time of a file shows whether the file is needed:
 
     less than a minute old   a running process needs it, and renews the time every 15 seconds
     older                    its ranges have been consumed, or the process that needed it has ended
 
-If a new file would exceed the size limit, files that nobody needs are deleted, the oldest first; if
-there are none, nothing is written. So a corpus that fits below the limit stays there.
+If a new file would exceed the size limit, files that no process needs are deleted, the oldest
+first; if there are none, nothing is written. So a corpus that fits within the limit stays in the
+spool.
 
 A range is only a copy. Whatever happens to the directory, the worst consequence is another request
-to the store: a damaged file is deleted, and a disk that fails turns the spool off.
+to the store: damaged files are deleted, and if the disk fails, the spool is turned off.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from absl import logging
 from maxtext_olmo.corpus.storage import spool_file
 from maxtext_olmo.corpus.storage import spool_index
 
-# How long a file is kept after a process last renewed it, and how often processes renew theirs.
+# How long a file is kept after a process last renewed it, and how often it is renewed.
 LEASE_SECONDS = 60.0
 RENEW_SECONDS = 15.0
 _MAX_FILE_BYTES = 64 << 20
 _FILES_PER_LIMIT = 64
-# A file with less than this share of the ranges in a claim is not worth keeping for them.
+# If space is short, a claim does not keep a file that holds less than this share of its bytes.
 _SPARSE = 1 / 16
 _LOCK_NAME = "lock"
 
@@ -47,11 +48,11 @@ class Spool:
   """A directory of byte ranges, shared by threads and processes.
 
   Ranges are named by `spool_file.make_names`. No method raises OSError: if the disk fails, the
-  spool turns itself off with a warning, and then has no ranges and accepts none.
+  spool turns itself off with a warning, and from then on neither returns nor accepts ranges.
 
   Args:
     directory: The directory, created if it does not exist.
-    limit_bytes: Size that its files must not exceed together.
+    limit_bytes: Largest total size of the files, in bytes.
 
   Attributes:
     max_range_bytes: Size of the largest range that is kept.
@@ -74,11 +75,11 @@ class Spool:
     self._pid = os.getpid()
     self._index = spool_index.SpoolIndex(self.directory)
     self._off = False
-    self._full = False  # Whether the last new file needed room that other files had to make.
+    self._full = False  # Whether the last new file needed the deletion of old ones.
     self._claim_lock = threading.Lock()
-    self._claims: dict[int, int] = {}  # For each file that is needed, the last step that needs it.
+    self._claims: dict[int, int] = {}  # The last step that needs each claimed file.
     self._renewed = time.monotonic()
-    self._write_lock = threading.RLock()  # Never taken by `read`: writing may take seconds.
+    self._write_lock = threading.RLock()  # `read` never takes it, because writing may take seconds.
     self._writer: spool_file.SpoolWriter | None = None
     self._writer_number = -1
     with self._turns_off():
@@ -93,19 +94,19 @@ class Spool:
 
   @property
   def full(self) -> bool:
-    """Whether another file fits only if others are deleted."""
+    """Whether the space is used up, so that a new file needs the deletion of old ones."""
     return self._full
 
   @property
   def used_bytes(self) -> int:
-    """The size of the files that this process knows of, and of what it has written to the next."""
+    """The size of the files that this process knows of, including the one it is writing."""
     if self.off:
       return 0
     writer = self._writer
     return self._index.used_bytes + (0 if writer is None else self._file_bytes - writer.room)
 
   def read(self, names: np.ndarray, out: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Reads the ranges that the spool has, and returns which they are (bool).
+    """Reads the ranges that are in the spool, and returns a mask (bool) of them.
 
     Args:
       names: Names of ranges.
@@ -134,10 +135,13 @@ class Spool:
     return served
 
   def claim(self, names: np.ndarray, step: int) -> np.ndarray:
-    """Keeps the files of ranges until a step is done; returns which ranges are kept.
+    """Protects the files that hold some ranges from deletion until a step is done.
 
-    If space is short, a file that holds only a few of the ranges is not kept for them: `read` and
-    `put` them again.
+    If space is short, a file that holds only a few of the ranges is not protected. The caller
+    should `read` its ranges and `put` them again.
+
+    Returns:
+      A mask (bool) of the ranges in protected files.
     """
     kept = np.zeros(len(names), np.bool_)
     if self.off or not len(names):
@@ -153,7 +157,7 @@ class Spool:
     return kept
 
   def release(self, step: int | None = None) -> None:
-    """Ends the claims of steps before `step`, so that their files may be deleted; None: all."""
+    """Ends the claims of steps before `step`, or all claims, so that their files may be deleted."""
     with self._claim_lock:
       ended = [number for number, last in self._claims.items() if step is None or last < step]
       for number in ended:
@@ -172,11 +176,11 @@ class Spool:
       _set_time(self._index.path(number), time.time())
 
   def reserve(self, size: int, *, may_delete: bool = True) -> bool:
-    """Returns whether ranges that take `size` bytes can be put now; makes room for them.
+    """Makes room for ranges of `size` bytes; returns whether they can be put now.
 
     Args:
       size: Number of bytes, including `spool_file.RANGE_OVERHEAD` for each range.
-      may_delete: Whether files that nobody needs may be deleted to make room.
+      may_delete: Whether files that no process needs may be deleted to make room.
     """
     with self._write_lock:
       if self.off or size > self._file_bytes - spool_file.FILE_OVERHEAD:
@@ -197,14 +201,14 @@ class Spool:
       step: int | None = None,
       may_delete: bool = True,
   ) -> bool:
-    """Keeps copies of ranges; returns False if there is no room for all of them.
+    """Stores copies of ranges; returns False if there is no room for all of them.
 
     Args:
       names: Names of the ranges.
       data: Buffer (uint8) that holds their bytes.
       places: Where each range begins in `data`.
-      step: Last step that needs the ranges; None if none does.
-      may_delete: Whether files that nobody needs may be deleted to make room.
+      step: Last step that needs the ranges; None if no step does.
+      may_delete: Whether files that no process needs may be deleted to make room.
     """
     small = names[:, 3] <= self.max_range_bytes
     names, places = names[small], places[small]
@@ -226,7 +230,7 @@ class Spool:
     """Completes the file being written, so that other processes and later runs can read it.
 
     Args:
-      older_than: Only if the file was begun at least this many seconds ago.
+      older_than: Leaves the file open if it was begun less than this many seconds ago.
     """
     with self._write_lock, self._turns_off():
       writer = None if self.off else self._writer
@@ -253,7 +257,7 @@ class Spool:
         self._writer_number = self._index.begin(self._writer)
 
   def _make_room(self, may_delete: bool) -> bool:
-    """Deletes files that nobody needs until there is room for another; False if there is none."""
+    """Deletes files that no process needs until one more file fits; returns whether it fits."""
     with self._claim_lock:
       claimed = self._index.file_names([*self._claims])
     total, unneeded = 0, []
@@ -284,7 +288,7 @@ class Spool:
     except OSError as error:
       self._index.forget(number)
       writer.discard()
-      if not isinstance(error, FileNotFoundError):  # Somebody has emptied the directory.
+      if not isinstance(error, FileNotFoundError):  # That error only means the file was deleted.
         raise
 
   @contextlib.contextmanager
@@ -299,15 +303,19 @@ class Spool:
         writer.discard()
       if not already:
         logging.warning(
-            "The spool %s is turned off, and batches are read from the store directly: %s. Free"
-            " some space or set olmo_spool_dir to another disk, and restart when convenient.",
+            "The spool %s is turned off because of an error: %s. Batches are now read directly from"
+            " the store. Free some space or set olmo_spool_dir to another disk, and restart when"
+            " convenient.",
             self.directory,
             error,
         )
 
 
 def _list_files(directory: str) -> Iterator[tuple[str, int, float]]:
-  """Yields the name, size and time of each file; deletes unfinished ones of dead processes."""
+  """Yields the name, size and modification time of each file.
+
+  Deletes the unfinished files of processes that have died.
+  """
   with os.scandir(directory) as entries:
     for entry in entries:
       with contextlib.suppress(FileNotFoundError):
@@ -323,7 +331,7 @@ def _list_files(directory: str) -> Iterator[tuple[str, int, float]]:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-  """Holds a lock that all processes which share a directory take to change its size."""
+  """Holds the lock that processes sharing a directory take before they change its size."""
   fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
   try:
     fcntl.flock(fd, fcntl.LOCK_EX)
@@ -333,7 +341,8 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _set_time(path: str | None, when: float) -> None:
-  # Fails if the file has been deleted, or belongs to another user, whose processes renew it.
+  # An error means that the file has been deleted, or that it belongs to another user. That user's
+  # processes renew it.
   with contextlib.suppress(OSError):
     if path is not None:
       os.utime(path, (when, when))

@@ -1,13 +1,14 @@
-"""A spool file: byte ranges of a corpus, each after its checksum, and a table of them at the end.
+"""A spool file: byte ranges of a corpus, each preceded by its checksum, and a table at the end.
 
     ┌──────────┬─────────┬──────────┬─────────┬ ─ ─ ┬───────────────────┬─────────┐
     │ checksum │ range 0 │ checksum │ range 1 │     │ names and places  │ trailer │
     └──────────┴─────────┴──────────┴─────────┴ ─ ─ ┴───────────────────┴─────────┘
 
-The name of a range is 32 bytes: a digest of the file's URL and version, the offset and the size.
-Its checksum covers its name and its bytes, so that no other range can be mistaken for it. A file is
-written under a temporary name and renamed once it is complete; it never changes afterwards. A file
-that lost data in a power failure fails its checksums, so nothing needs to be flushed to the disk.
+The name of a range is 32 bytes: a digest of the token file's URL and version, the offset and the
+size. The checksum covers both the name and the bytes of a range, so one range cannot be mistaken
+for another. A spool file is written under a temporary name and renamed once it is complete; it
+never changes afterwards. A spool file that lost data in a power failure fails its checksums, so no
+fsync is needed.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _NAME_BYTES = 32
 _CHECKSUM_BYTES = 16
 _TRAILER = struct.Struct("<8sQQ")  # The format, the number of ranges, the checksum of the table.
 _FORMAT = b"spool v1"
-# What a range and a file take in addition to the bytes of the ranges.
+# Extra bytes per range and per file, in addition to the bytes of the ranges.
 RANGE_OVERHEAD = _CHECKSUM_BYTES + _NAME_BYTES + 8
 FILE_OVERHEAD = _TRAILER.size
-_MAX_VECTORS = 512  # Half of what one system call takes, because each range has two.
+_MAX_VECTORS = 512  # Ranges per system call, which takes 1024 buffers: each range needs two.
 
 
 def make_names(
     digests: np.ndarray, sources: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
-  """Returns the names of ranges, an array (ranges, 4) of uint64.
+  """Returns the names of ranges as a uint64 array of shape (ranges, 4).
 
   Args:
     digests: For each file, the two words of `file_digest`.
@@ -75,15 +76,15 @@ class SpoolWriter:
   """Writes one spool file; not thread-safe.
 
   Args:
-    folder: Its directory.
-    max_bytes: Size that the file must not exceed. It has this size while it is being written, so
-      that other processes count the space as used.
+    folder: Directory of the file.
+    max_bytes: Largest size of the file. While the file is being written, it has exactly this size,
+      so that other processes count the space as used.
 
   Attributes:
-    file: The open file; ranges can be read from it at once.
+    file: The open file, from which ranges can be read immediately.
     path: The path of the file while it is being written.
     final_path: Its path once it is finished.
-    began: When the file was created, as `time.monotonic`.
+    began: When the file was created, as a value of `time.monotonic`.
   """
 
   def __init__(self, folder: str, max_bytes: int):
@@ -149,11 +150,11 @@ class SpoolWriter:
 
 
 def read_table(path: str) -> tuple[np.ndarray, np.ndarray, int]:
-  """Returns the names and places of a file's ranges, and the size of the file.
+  """Returns the names and places of the ranges in a spool file, and the size of the file.
 
   Raises:
     CorpusError: The file is damaged.
-    OSError: It cannot be read.
+    OSError: The file cannot be read.
   """
   # Non-blocking, because opening a FIFO would wait for a writer.
   file = open_files.OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
@@ -175,7 +176,7 @@ def read_table(path: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def read_range(file: open_files.OpenFile, place: int, name: bytes, out: memoryview) -> bool:
-  """Reads a range into `out`; returns False if it is damaged or another range."""
+  """Reads a range into `out`; returns False if the data is damaged or is a different range."""
   checksum = bytearray(_CHECKSUM_BYTES)
   read = os.preadv(file.fd, [checksum, out], place)
   return read == _CHECKSUM_BYTES + len(out) and checksum == _checksum(name, out)

@@ -1,8 +1,8 @@
-"""The files in a spool directory, as far as one process knows them.
+"""The files in a spool directory that one process knows of.
 
-Files of other processes appear and disappear at any time. The directory is listed again only if a
-range is missing and the directory's modification time has changed, so a process that finds all its
-ranges costs the disk only their reads.
+Other processes may add and delete files at any time. The directory is listed again only if a range
+is missing and the directory's modification time has changed. A process that finds all its ranges
+therefore never lists the directory.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from maxtext_olmo.corpus.storage import range_table
 from maxtext_olmo.corpus.storage import spool_file
 from maxtext_olmo.errors import CorpusError
 
-_MAX_OPEN = 64
+MAX_OPEN = 64
 _SECONDS_BETWEEN_SCANS = 0.1
-# A directory that changed less than this ago may change again without getting a new time.
+# Within this time after a change, a directory may change again without a new modification time.
 _TIME_RESOLUTION_NS = 50_000_000
 
 
 class SpoolIndex:
-  """Finds ranges in the files of a directory; thread-safe. Its methods raise OSError.
+  """Finds ranges in the files of a directory; thread-safe. Methods raise OSError if the disk fails.
 
   Args:
     directory: The directory.
@@ -55,12 +55,13 @@ class SpoolIndex:
       return sum(self._sizes.values())
 
   def find(self, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of the file and the place of each range; -1 if it is in no file."""
+    """Returns the file number and the place of each range; -1 if no file has the range."""
     keys = spool_file.keys_of(names)
     with self._lock:
       found = self._table.find(keys)
-    if (found[0] < 0).any() and self._scan():
-      with self._lock:
+    if (found[0] < 0).any():
+      self._scan()
+      with self._lock:  # Search again in any case: another thread may have loaded files meanwhile.
         found = self._table.find(keys)
     return found
 
@@ -72,12 +73,12 @@ class SpoolIndex:
       return None
 
   def file_names(self, numbers: list[int]) -> set[str]:
-    """Returns the names of files."""
+    """Returns the names of the files with these numbers."""
     with self._lock:
       return {self._names[number] for number in numbers if number in self._names}
 
   def open(self, number: int) -> open_files.OpenFile | None:
-    """Opens a file; None if it has been deleted."""
+    """Opens a file; returns None if it has been deleted."""
     with self._lock:
       if number in self._unfinished:
         return self._unfinished[number]
@@ -90,7 +91,7 @@ class SpoolIndex:
         self.forget(number)
         return None
       self._open_files[number] = file
-      if len(self._open_files) > _MAX_OPEN:
+      if len(self._open_files) > MAX_OPEN:
         self._open_files.popitem(last=False)
       return file
 
@@ -142,15 +143,15 @@ class SpoolIndex:
     with self._lock:
       self._open_files.clear()
 
-  def _scan(self) -> bool:
-    """Loads the tables of new files and forgets deleted ones; returns whether it did."""
+  def _scan(self) -> None:
+    """Loads new files and forgets deleted ones, if the directory may have changed."""
     with self._scan_lock:
       now = time.monotonic()
       if self._scanned is not None and now - self._scanned < _SECONDS_BETWEEN_SCANS:
-        return False
+        return
       changed = os.stat(self._directory).st_mtime_ns
       if changed == self._directory_time:
-        return False
+        return
       recent = time.time_ns() - changed < _TIME_RESOLUTION_NS
       names = {name for name in os.listdir(self._directory) if name.endswith(spool_file.SUFFIX)}
       with self._lock:
@@ -161,7 +162,6 @@ class SpoolIndex:
         self._load(name)
       self._scanned = now
       self._directory_time = -1 if recent else changed
-      return True
 
   def _load(self, name: str) -> None:
     path = os.path.join(self._directory, name)

@@ -1,11 +1,11 @@
-"""A storage that reads from a spool what is there, and the rest from the store.
+"""A storage that reads ranges from a spool and, if they are not there, from the store.
 
     fill ──▶ spool ──missing──▶ being staged? ──no──▶ store ──copy──▶ spool, if it has room
     stage ─▶ spool ──missing──▶ store ──▶ spool
 
-`fill` is called for the steps that the trainer is about to make. `stage` is called for later steps,
-and only puts ranges into the spool. What is read from the store for `fill` is kept too while there
-is room, so that a corpus smaller than the spool is requested only once.
+`fill` is called for the steps that the trainer is about to take. `stage` is called for later steps,
+and only puts ranges into the spool. Ranges that `fill` reads from the store are also put into the
+spool while it has room, so that a corpus smaller than the spool is requested only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maxtext_olmo.corpus.storage import spool as spool_lib
 from maxtext_olmo.corpus.storage import spool_file
 
 _MAX_PENDING_BYTES = 1 << 26
-# How long `stage` waits for reads of the trainer to end before it sends its own requests.
+# How long `stage` waits, at most, for the trainer's reads to end before it sends its own requests.
 _POLITE_SECONDS = 0.5
 _DIRECT_SECONDS = 60.0
 _MAX_QUESTIONS = 16
@@ -33,11 +33,11 @@ class _Staging:
   """Ranges that are being fetched for the spool.
 
   Attributes:
-    names: Their names.
-    data: The buffer that they are read into.
-    places: Where each of them begins in it.
-    ended: Set when they have been read, or have failed.
-    succeeded: Whether they have been read.
+    names: Names of the ranges.
+    data: Buffer that the ranges are read into.
+    places: Where each range begins in `data`.
+    ended: Set when the read has succeeded or failed.
+    succeeded: Whether the ranges have been read.
   """
 
   def __init__(self, names: np.ndarray, data: np.ndarray, places: np.ndarray):
@@ -49,12 +49,12 @@ class _Staging:
     self._by_name = {name.tobytes(): i for i, name in enumerate(names)}
 
   def find(self, name: np.ndarray) -> int | None:
-    """Returns the number of a range; None if it is not one of these."""
+    """Returns the index of a range in `names`; None if it is not there."""
     return self._by_name.get(name.tobytes())
 
 
 class SpooledStorage:
-  """Reads byte ranges through a spool; can be pickled and shared by threads.
+  """Reads byte ranges through a spool. It can be pickled and shared between threads.
 
   Only `fill` uses the spool, and only for files whose version the storage knows (see
   `RemoteStorage.version`), so that bytes of a replaced file are never used.
@@ -67,7 +67,7 @@ class SpooledStorage:
     storage: The storage of the files.
     spool: The spool.
     hits: Number of ranges that `fill` found in the spool.
-    misses: Number of ranges that it did not find there.
+    misses: Number of ranges that `fill` did not find in the spool.
   """
 
   def __init__(self, storage: base.Storage, spool: spool_lib.Spool):
@@ -75,8 +75,10 @@ class SpooledStorage:
     self.spool = spool
     self.hits = self.misses = 0
     self._digests: dict[str, tuple[int, int]] = {}
-    self._asked: set[str] = set()  # Files whose version was asked for; not every store tells it.
+    self._asked: set[str] = set()  # Files whose version was requested; not all have one.
     self._staging: _Staging | None = None
+    # How often staging has begun or ended, and how often `fill` has ended reading from the store.
+    self._stagings = self._direct_reads = 0
     self._reading = 0
     # Ranges that `fill` is reading from the store, or that are about to be put into the spool.
     self._direct: collections.Counter[bytes] = collections.Counter()
@@ -92,20 +94,25 @@ class SpooledStorage:
 
   @property
   def traffic(self) -> Any:
-    """The counters of the storage of the files; None if it has none."""
+    """The request counters of `storage`; None if it has none."""
     return getattr(self.storage, "traffic", None)
 
+  @property
+  def reads_directly(self) -> bool:
+    """Whether `fill` is reading from the store, or what it has read is not in the spool yet."""
+    return bool(self._direct)
+
   def version(self, path: str) -> str | None:
-    """Returns what identifies the content of a file; None if that is not known."""
+    """Returns a text that identifies the content of a file; None if it is not known."""
     version = getattr(self.storage, "version", None)
     return None if version is None else version(path)
 
-  def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    """Returns what the storage of the files does."""
+  def wants_concurrency(self, paths: Sequence[str]) -> int:
+    """Returns how many reads the storage of the files wants in flight."""
     return self.storage.wants_concurrency(paths)
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Sets what an index recorded of a file."""
+    """Sets the size and ETag that an index recorded for a file."""
     self.storage.expect(path, size, etag)
 
   def size(self, path: str) -> int:
@@ -143,21 +150,29 @@ class SpooledStorage:
     if not len(sizes) or self.spool.off:
       self.storage.fill(paths, sources, offsets, sizes, out, places)
       return
-    staging = self._staging  # Before the spool is searched: what is staged then is in either.
     names, known = self._names(paths, sources, offsets, sizes)
     served = np.zeros(len(names), np.bool_)
-    served[known] = self.spool.read(names[known], out, places[known])
-    if staging is not None and not served.all():
-      _take_staged(staging, names, known & ~served, served, out, places)
-    left = np.flatnonzero(~served)
+    while True:
+      with self._idle:
+        staging, stagings = self._staging, self._stagings
+      wanted = np.flatnonzero(known & ~served)
+      served[wanted] = self.spool.read(names[wanted], out, places[wanted])
+      failed = False
+      if staging is not None and not served.all():
+        failed = not _take_staged(staging, names, known & ~served, served, out, places)
+      left = np.flatnonzero(~served)
+      direct = _as_bytes(names[left[known[left]]])
+      with self._idle:
+        # If staging has begun or ended since the search, these ranges may be there now. If staging
+        # has failed, this call reads them itself, and raises the error.
+        if not direct or failed or self._stagings == stagings:
+          self._reading += bool(len(left))
+          self._direct.update(direct)
+          break
     self.hits += len(names) - len(left)
     self.misses += len(left)
     if not len(left):
       return
-    direct = _as_bytes(names[left[known[left]]])
-    with self._idle:
-      self._reading += 1
-      self._direct.update(direct)
     try:
       self.storage.fill(paths, sources[left], offsets[left], sizes[left], out, places[left])
       names, known = self._names(paths, sources[left], offsets[left], sizes[left])
@@ -177,11 +192,11 @@ class SpooledStorage:
   ) -> bool:
     """Puts ranges into the spool and keeps them there until a step is done.
 
-    Only one thread may call this at a time. Ranges that are too large for the spool, and those of
-    files without versions, are left out.
+    Only one thread may call this at a time. Ranges that are too large for the spool, and ranges
+    of files without versions, are left out.
 
     Returns:
-      Whether the ranges are in the spool; False if it is full or turned off.
+      Whether the ranges are in the spool; False if the spool is full or turned off.
     """
     self._learn_versions([paths[source] for source in np.unique(sources).tolist()])
     _, known = self._names(paths, sources, offsets, sizes)
@@ -198,11 +213,9 @@ class SpooledStorage:
     if not self.spool.reserve(int(sizes.sum()) + spool_file.RANGE_OVERHEAD * len(sizes)):
       return False
     data = np.empty(int(sizes.sum()), np.uint8)
-    # Some may be in files that are not worth keeping for them.
-    left = np.flatnonzero(~self.spool.read(names, data, places))
     with self._idle:
       self._idle.wait_for(lambda: not self._reading, timeout=_POLITE_SECONDS)
-    staging = self._staging = _Staging(names[left], data, places[left])
+    staging, left = self._begin_staging(names, data, places)
     try:
       self.storage.fill(paths, sources[left], offsets[left], sizes[left], data, places[left])
       staging.succeeded = True
@@ -210,10 +223,31 @@ class SpooledStorage:
       return self.spool.put(names, data, places, step=step)
     finally:
       staging.ended.set()
-      self._staging = None
+      with self._idle:
+        self._staging = None
+        self._stagings += 1
+
+  def _begin_staging(
+      self, names: np.ndarray, data: np.ndarray, places: np.ndarray
+  ) -> tuple[_Staging, np.ndarray]:
+    """Announces the ranges to be fetched; returns them, and their indexes in `names`.
+
+    Other ranges are copied to `data`: `fill` has put them into the spool meanwhile, or the spool
+    has them in files that hold too few ranges of coming steps to be kept.
+    """
+    while True:
+      with self._idle:
+        direct_reads = self._direct_reads
+      left = np.flatnonzero(~self.spool.read(names, data, places))
+      waited = self._wait_for_direct(names[left])
+      with self._idle:
+        if not waited and self._direct_reads == direct_reads:
+          staging = self._staging = _Staging(names[left], data, places[left])
+          self._stagings += 1
+          return staging, left
 
   def counts(self) -> dict[str, float]:
-    """Returns the number of ranges found and not found in the spool, and its size in bytes."""
+    """Returns the number of ranges found and not found in the spool, and the bytes that it uses."""
     return {"hits": self.hits, "misses": self.misses, "bytes": self.spool.used_bytes}
 
   def flush(self) -> None:
@@ -231,7 +265,7 @@ class SpooledStorage:
     self.storage.close()
 
   def _keep(self, names: np.ndarray, data: np.ndarray, places: np.ndarray) -> None:
-    """Puts copies of ranges into the spool, in a thread; leaves them out if it falls behind."""
+    """Puts copies of ranges into the spool, in a thread; skips them if the thread falls behind."""
     sizes = names[:, 3].astype(np.int64)
     total = int(sizes.sum())
     if not total or self.spool.full or self._pending_bytes + total > _MAX_PENDING_BYTES:
@@ -257,21 +291,27 @@ class SpooledStorage:
         self._forget_direct(_as_bytes(names))
 
   def _learn_versions(self, paths: Sequence[str]) -> None:
-    """Asks for the versions of files that are not known yet, once per file."""
+    """Requests the versions that are not known yet, once per file."""
     unknown = [p for p in paths if p not in self._asked and self._digest(p) is None]
     if unknown:
       with concurrent.futures.ThreadPoolExecutor(min(len(unknown), _MAX_QUESTIONS)) as pool:
         list(pool.map(self.storage.size, unknown))
       self._asked.update(unknown)
 
-  def _wait_for_direct(self, names: np.ndarray) -> None:
-    """Waits until none of the ranges is being read by `fill`, which puts them into the spool."""
-    if self._direct:
-      wanted = {*_as_bytes(names)}
-      with self._idle:
-        self._idle.wait_for(lambda: not wanted & self._direct.keys(), timeout=_DIRECT_SECONDS)
+  def _wait_for_direct(self, names: np.ndarray) -> bool:
+    """Waits until none of the ranges is being read by `fill`, which puts them into the spool.
+
+    Returns:
+      Whether any of them was being read.
+    """
+    wanted = {*_as_bytes(names)}
+    with self._idle:
+      if not wanted & self._direct.keys():
+        return False
+      return self._idle.wait_for(lambda: not wanted & self._direct.keys(), timeout=_DIRECT_SECONDS)
 
   def _forget_direct(self, names: list[bytes]) -> None:
+    self._direct_reads += 1
     self._direct.subtract(names)
     for name in names:
       if not self._direct[name]:
@@ -281,7 +321,7 @@ class SpooledStorage:
   def _names(
       self, paths: Sequence[str], sources: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the names of ranges, and for which of them the version of the file is known."""
+    """Returns the names of ranges, and a mask of those whose file has a known version."""
     used, inverse = np.unique(sources, return_inverse=True)
     digests = np.zeros((len(used), 2), np.uint64)
     known = np.zeros(len(used), np.bool_)
@@ -312,16 +352,21 @@ def _take_staged(
     served: np.ndarray,
     out: np.ndarray,
     places: np.ndarray,
-) -> None:
-  """Waits for wanted ranges that are being fetched for the spool, and marks them as served."""
+) -> bool:
+  """Waits for wanted ranges that are being staged, copies them, and marks them as served.
+
+  Returns:
+    False if wanted ranges were being staged and could not be read.
+  """
   found = {i: staging.find(names[i]) for i in np.flatnonzero(wanted).tolist()}
   found = {i: number for i, number in found.items() if number is not None}
   if not found:
-    return
+    return True
   staging.ended.wait()
   if not staging.succeeded:
-    return  # Reading them again tells the caller why.
+    return False
   for i, number in found.items():
     place, size, start = int(places[i]), int(names[i, 3]), int(staging.places[number])
     out[place : place + size] = staging.data[start : start + size]
     served[i] = True
+  return True

@@ -1,8 +1,8 @@
-"""Opens obstore's stores lazily, one for each bucket and credentials in a process.
+"""Opens obstore's stores lazily: one per bucket and set of credentials in a process.
 
 Opening a store takes about 100 ms, and its connections are shared by all threads. obstore must not
 be used in a forked child after its parent has used it: the child would wait forever for threads
-that exist in the parent only. That is refused here.
+that exist only in the parent. The function `obstore` raises an error in such a child.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
 _CONNECT_TIMEOUT = "5s"
-_READ_TIMEOUT = "5s"  # Between two pieces of an answer; a slow connection is not a dead one.
+_READ_TIMEOUT = "5s"  # Between two pieces of a response, so that slow connections survive.
 _TIMEOUT = "180s"
 _WRITE_RETRIES = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreOptions:
-  """How to reach stores; the rest is taken from the environment, as the stores' own tools do.
+  """Options for connecting to object stores.
+
+  All other settings come from the environment, as in the providers' own tools.
 
   Attributes:
-    endpoint: URL of a server that speaks the protocol of S3, GCS or Azure; "" uses the provider's.
+    endpoint: URL of a server that is compatible with S3, GCS or Azure; "" uses the provider's own.
     region: Region of S3 buckets; "" uses AWS_REGION, or us-east-1.
-    anonymous: Whether requests are sent without credentials, as for public buckets.
-    patience: Seconds after which a store that has answered before is given up.
-    first_patience: Seconds after which a store that has never answered is given up; the address
-      may be wrong.
+    anonymous: Whether to send requests without credentials, as for public buckets.
+    patience: Seconds of silence after which to give up on a store that has answered before.
+    first_patience: Seconds after which to give up on a store that has never answered, because its
+      address may be wrong.
   """
 
   endpoint: str = ""
@@ -49,19 +51,20 @@ class StoreOptions:
 _lock = threading.Lock()
 _default = StoreOptions()
 _stores: dict[Any, Any] = {}
-_process: int | None = None
+_obstore: types.ModuleType | None = None  # None before the first use, and in a forked child.
+_process: int | None = None  # The process that first used obstore; a forked child inherits it.
 
 
 def default_options() -> StoreOptions:
-  """Returns the options of storages that are opened without any."""
+  """Returns the options for storages that are opened without options."""
   return _default
 
 
 def use_by_default(options: StoreOptions) -> None:
-  """Sets the options of storages that are opened without any, in this process.
+  """Sets the options for storages that this process opens without options.
 
-  A config or a command line says once how stores are reached; indexes, manifests and other small
-  files are read the same way as the tokens.
+  A config or a command line sets them once. Indexes, manifests and other small files are then read
+  with the same options as the tokens.
   """
   global _default
   _default = options
@@ -69,36 +72,44 @@ def use_by_default(options: StoreOptions) -> None:
 
 def obstore() -> types.ModuleType:
   """Returns obstore; raises ConfigError if it is missing, CorpusError in a forked child."""
-  global _process
-  if _process is None:
-    try:
-      import obstore as imported  # noqa: F401
-    except ImportError as error:
-      raise ConfigError(
-          "Reading from object stores needs obstore, which is not installed. In the checkout of"
-          " this project, run `pip install -e '.[cloud]'`."
-      ) from error
-    _process = os.getpid()
-  if _process != os.getpid():
+  global _obstore, _process
+  if _obstore is not None:
+    return _obstore
+  if _process is not None:
     raise CorpusError(
-        f"Process {os.getpid()} was forked from process {_process} after that one had read from an"
-        " object store, and cannot read from it: the threads that send requests are not copied by a"
-        " fork. Start processes with the 'spawn' method (multiprocessing.set_start_method), or fork"
-        " before anything is read."
+        f"Process {os.getpid()} cannot read from object stores: it was forked from process"
+        f" {_process}, which had already read from one, and the threads that send requests do not"
+        " survive a fork. Start processes with the 'spawn' method"
+        " (multiprocessing.set_start_method), or fork before anything is read."
     )
-  import obstore as module
-
+  try:
+    import obstore as module
+  except ImportError as error:
+    raise ConfigError(
+        "Reading from object stores needs obstore, which is not installed. In the checkout of"
+        " this project, run `pip install -e '.[cloud]'`."
+    ) from error
+  _obstore, _process = module, os.getpid()
   return module
 
 
+def _forget_obstore() -> None:
+  global _obstore
+  _obstore = None
+
+
+# A fork is detected by this hook, which is cheaper than comparing process ids at each request.
+os.register_at_fork(after_in_child=_forget_obstore)
+
+
 def open_store(url: str, options: StoreOptions, *, writing: bool = False) -> Any:
-  """Returns the store of a URL; the same one for all objects of a bucket.
+  """Returns the store of a URL. All objects of a bucket share one store.
 
   Args:
-    url: URL without credentials; those it was given with are used.
-    options: How the store is reached.
-    writing: Whether failed requests are repeated by obstore. Reads are repeated by their caller,
-      which counts them and says so.
+    url: URL without credentials; credentials that the user gave in this URL are looked up.
+    options: Options for connecting to the store.
+    writing: Whether the store is for writing. obstore repeats failed writes by itself. The caller
+      repeats failed reads, to count and report them.
   """
   obstore()
   location, secrets = urls.split(url), urls.credentials_of(url)
@@ -114,7 +125,7 @@ def _open(
 ) -> Any:
   import obstore.store
 
-  store_lib: Any = obstore.store  # Its options are typed dicts, which cannot be composed.
+  store_lib: Any = obstore.store  # Any, because its options are typed dicts that cannot be merged.
   address = options.endpoint or f"{location.scheme}://"
   client: dict[str, Any] = {
       "connect_timeout": _CONNECT_TIMEOUT,

@@ -8,11 +8,12 @@ import threading
 import time
 from typing import Any
 
-# Latencies are counted in classes that grow by a quarter each, from 0.1 ms to 160 s.
+# Latencies are counted in buckets from 0.1 ms to 160 s, each 25% wider than the one before.
 _SHORTEST = 1e-4
 _GROWTH = math.log(1.25)
 _CLASSES = 64
 _LONGEST_LOG = 1024
+_BEGAN = (1, 0.0, 0)
 
 
 class Traffic:
@@ -28,8 +29,8 @@ class Traffic:
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
-    # (Requests begun, seconds, bytes) of what has not been counted yet. Appending takes no lock,
-    # which many threads would wait for.
+    # Events that are not counted yet, as (1 if a request begins, seconds, bytes). Appending needs
+    # no lock, so threads do not wait for each other.
     self._log: collections.deque[tuple[int, float, int]] = collections.deque()
     self._requests = self._retries = self._throttled = self._bytes = self._in_flight = 0
     self._latencies = [0] * _CLASSES
@@ -37,7 +38,7 @@ class Traffic:
 
   def began(self) -> None:
     """Counts a request that is being sent."""
-    self._log.append((1, 0.0, 0))
+    self._log.append(_BEGAN)
 
   def ended(self, seconds: float, size: int) -> None:
     """Counts a request that was answered in full."""
@@ -49,7 +50,7 @@ class Traffic:
         self._lock.release()
 
   def _count_log(self) -> None:
-    """Counts what was logged; the lock must be held."""
+    """Counts the logged events; the caller must hold the lock."""
     for _ in range(len(self._log)):
       begun, seconds, size = self._log.popleft()
       if begun:
@@ -69,7 +70,7 @@ class Traffic:
       self._throttled += throttled
 
   def store_fails(self, store: str, reason: str) -> float:
-    """Records that a store does not answer, and returns for how many seconds it has not."""
+    """Records that a store does not answer; returns the length of the outage so far, in seconds."""
     now = time.monotonic()
     with self._lock:
       since, _ = self._failing.get(store, (now, ""))
@@ -77,7 +78,7 @@ class Traffic:
     return now - since
 
   def store_answers(self, store: str) -> float:
-    """Records that a store answers, and returns how many seconds it had not answered."""
+    """Records that a store answers; returns the length of the outage, if any, in seconds."""
     if store not in self._failing:
       return 0.0
     with self._lock:
@@ -86,7 +87,7 @@ class Traffic:
 
   @property
   def outage(self) -> str:
-    """Names the stores that do not answer now, and says why; "" if all do."""
+    """The stores that do not answer now, and the reasons; "" if all stores answer."""
     with self._lock:
       failing, now = dict(self._failing), time.monotonic()
     return "; ".join(
@@ -112,7 +113,7 @@ class Traffic:
 
 
 def _percentile(latencies: list[int], share: float) -> float:
-  """Returns the latency that a share of the requests did not exceed, to within a quarter."""
+  """Returns the latency at a percentile (0 to 1), accurate to the width of a bucket."""
   wanted, seen = share * sum(latencies), 0
   for place, count in enumerate(latencies):
     seen += count

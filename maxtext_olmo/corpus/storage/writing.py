@@ -1,7 +1,7 @@
-"""Writes files by path or URL: a reader sees the whole new file or none of it.
+"""Writes files by path or URL, so that a reader never sees a partly written file.
 
 An object is first written to a local temporary file and then sent, in parts if it is large. A store
-makes an object visible only when it has all of it.
+makes an object visible only once the upload is complete.
 """
 
 from __future__ import annotations
@@ -74,5 +74,6 @@ def _write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
     return
   except Exception as error:
     failure = failures.explain(error, f"write {url}")
-  # Outside the handler, so that no traceback shows the cause, which may contain signatures.
+  # The error is raised outside the handler, so that no traceback shows the original error, which
+  # may contain signatures.
   raise WriteError(str(failure.error))

@@ -40,12 +40,16 @@ _READ_METHODS = {"read_bytes", "read_text", "stat"}
 _ALLOWED = {
     "atomic.py": "writes files",
     "cores.py": "reads the kernel's cgroup files",
+    "corpus/chat_template.py": "reads a tokenizer's chat template",
     "corpus/copy*.py": "writes and compares copies",
     "corpus/document_hashes.py": "uses temporary files of its own",
     "corpus/document_names.py": "uses temporary files of its own",
-    "corpus/documents.py": "uses temporary files of its own",
+    "corpus/document_work.py": "uses temporary files of its own",
     "corpus/sorted_table.py": "uses temporary files of its own",
-    "corpus/tokenize.py": "reads the user's text, which is not a corpus yet",
+    "corpus/text_*.py": "reads the user's text, which is not a corpus yet",
+    "corpus/tokenizer.py": "reads a tokenizer's files",
+    "corpus/work/identity.py": "finds out when a file was changed",
+    "corpus/work/results.py": "keeps results in files of its own",
     "evaluation/cache.py": "keeps finished requests in a file of its own",
     "evaluation/tokenizer.py": "reads a tokenizer's files",
     "loader/run_files.py": "reads the small files of a run's directory",
@@ -58,8 +62,9 @@ _ALLOWED = {
     "cli/order.py": "reads a trainer's state",
     "cli/__init__.py": "reads a config",
     "cli/plan.py": "tells an index from a config",
-    "inspection/report.py": "reads its own scripts and styles",
-    "inspection/views.py": "reads its own styles",
+    "inspection/fleet_plan.py": "finds the size of an order's file",
+    "inspection/markup.py": "reads its own styles",
+    "inspection/report_page.py": "reads its own scripts and styles",
 }
 
 

@@ -29,7 +29,7 @@ class RequestsTest(absltest.TestCase):
         raise coming.pop(0)
       return _ANSWER
 
-    return self.requests.send(self.target, "read x", ask)
+    return self.requests.send(self.target, lambda: "read x", ask)
 
   def test_a_request_is_repeated_until_it_is_answered(self):
     self.assertIs(self._send(), _ANSWER)

@@ -1,6 +1,8 @@
 """Tests of what a process knows of the files in a spool."""
 
+import concurrent.futures
 import os
+import threading
 import time
 
 import numpy as np
@@ -38,6 +40,20 @@ class SpoolIndexTest(absltest.TestCase):
     self._write([3])
     self.assertEqual(self._find([1, 2, 3]), [1, 2, 3])
     self.assertGreater(self.index.used_bytes, 3000)
+
+  def test_threads_that_search_at_once_all_find_what_is_there(self):
+    numbers = list(range(100))
+    for number in numbers:
+      self._write([number])
+    together = threading.Barrier(8)
+
+    def find(_):
+      together.wait()
+      return self._find(numbers)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+      for found in pool.map(find, range(8)):
+        self.assertEqual(found, numbers)
 
   def test_deleted_files_are_forgotten_with_the_next_listing(self):
     path = self._write([1])
