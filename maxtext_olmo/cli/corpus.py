@@ -1,12 +1,13 @@
-"""`maxtext-olmo corpus make` and `corpus copy`."""
+"""`maxtext-olmo corpus make` and `corpus copy`; `corpus make-sft` is in `make_sft`."""
 
 import argparse
 import os
-from collections.abc import Iterator
+import sys
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
 from maxtext_olmo import english
+from maxtext_olmo.cli import make_sft
 from maxtext_olmo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,22 +17,33 @@ _DESCRIPTION = """\
 Makes a corpus in OLMo's on-disk format from any text: raw token files, a mix.txt that lists them,
 and next to each file a .csv.gz with the name, source file and line of each document.
 
-Each input is a text file, or a directory whose files are all used. A .jsonl file has one document
-per line; any other file is one document. Files are UTF-8 and may be compressed (.gz). LABEL=PATH
-gives an input a label; by default, the label is the name of the file or directory. Inputs with the
-same label are combined.
+Each input is a text file, a directory whose files are all used, or a quoted pattern such as
+'dumps/*/*.jsonl.zst' (`*` within a directory, `**` across directories). A .jsonl file has one
+document per line and a .parquet file one per row; any other file is one document. Files are UTF-8
+and may be compressed (.gz, .zst). LABEL=PATH gives an input a label; by default, the label is the
+name of the file or directory. Inputs with the same label are combined.
+
+The files do not depend on the number of workers. A command that was killed continues when it is run
+again: tokenized text stays in OUTPUT.work (or --results) until the corpus is complete.
 """
 
 _EPILOG = """\
 examples:
   maxtext-olmo corpus make --output data docs/
   maxtext-olmo corpus make --output data --tokenizer olmo/tokenizer.json wiki=dumps/wiki code=repos/
+  files of two kinds, without those of one directory of one label:
+    maxtext-olmo corpus make --output data --pattern '*.py' --pattern '*.md' \\
+        --exclude 'code=tests/*' wiki=dumps/wiki code=repos/
+  on two machines that share a file system, and then on one of them:
+    maxtext-olmo corpus make --output data docs/ --part 0 --of 2
+    maxtext-olmo corpus make --output data docs/ --part 1 --of 2
+    maxtext-olmo corpus make --output data docs/ --merge
 """
 
 _COPY_DESCRIPTION = """\
 Copies token files, all or some, from a bucket, a web server or a disk to a disk or a bucket, and
 writes a mix.txt that lists them. The copy keeps the files' paths, so an index of the whole corpus
-has the same fingerprint wherever it lies.
+has the same fingerprint wherever it is.
 
 If the command is interrupted, run it again: complete files are not copied again, and on a disk a
 partial one is continued. Every read is checked against the ETag of the object, and every copy
@@ -49,10 +61,11 @@ examples:
 
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `corpus make` and `corpus copy`."""
-  group = subparsers.add_parser("corpus", help="make a corpus from text, or copy one")
+  """Adds `corpus make`, `corpus make-sft` and `corpus copy`."""
+  group = subparsers.add_parser("corpus", help="make a corpus from text or chats, or copy one")
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_make(commands)
+  make_sft.add_parser(commands)
   _add_copy(commands)
 
 
@@ -94,24 +107,45 @@ def _add_make(commands: Any) -> None:
       default=1 << 28,
   )
   option(
-      "--pattern",
-      "pattern of the files to use from a directory, such as '*.txt'",
+      "--pattern GLOB",
+      "use only these files of a directory, such as '*.txt'; a GLOB with a / is compared with the"
+      " path below the input's directory; LABEL=GLOB is for one label; may be repeated",
       otherwise="all except hidden files",
-      default="*",
+      action="append",
+      default=[],
+  )
+  option(
+      "--exclude GLOB",
+      "leave out these files of any input; GLOB and LABEL=GLOB are as for --pattern; may be"
+      " repeated",
+      otherwise="none",
+      action="append",
+      default=[],
+  )
+  option(
+      "--skip-unreadable",
+      "leave out and list files that cannot be read: damaged, not UTF-8, or without the text field",
+      otherwise="they are an error",
+      action="store_true",
   )
   option(
       "--separator TEXT",
       "line that ends a document in a text file; '' is a blank line",
       otherwise="a file is one document",
   )
-  option("--text-field FIELD", "the field of a .jsonl line that holds the text", default="text")
-  option("--id-field FIELD", "the field of a .jsonl line that names the document", default="id")
+  option(
+      "--text-field FIELD",
+      "the field of a .jsonl line, or the column of a .parquet file, that holds the text",
+      default="text",
+  )
+  option("--id-field FIELD", "the field or column that names the document", default="id")
   option(
       "--overwrite",
       "replace an existing corpus in the output directory once the new one is complete",
       otherwise="an existing corpus is an error",
       action="store_true",
   )
+  cli.add_work_options(option, threads=False)
 
 
 def _add_copy(commands: Any) -> None:
@@ -169,36 +203,45 @@ def _add_copy(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Makes a corpus and prints the next command."""
-  from maxtext_olmo.corpus import tokenize
+  """Makes a corpus, lists the files that were left out, and prints the next command."""
+  from maxtext_olmo.corpus import make
+  from maxtext_olmo.corpus import text_files
+  from maxtext_olmo.corpus import text_inputs
   from maxtext_olmo.corpus import tokenizer as tokenizers
 
-  tokenizer = tokenizers.load_tokenizer(
-      args.tokenizer, name=args.tokenizer_name, eos_token=args.eos_token
-  )
-  files: dict[str, list[str]] = {}
-  for given in args.inputs:
-    label, path = _label_and_path(given)
-    files.setdefault(label, []).extend(tokenize.find_text_files(path, args.pattern))
-
-  def documents(label: str) -> "Iterator[tokenize.TextDocument]":
-    for path in files[label]:
-      yield from tokenize.read_documents(
-          path, separator=args.separator, text_field=args.text_field, id_field=args.id_field
-      )
-
-  summary = tokenize.make_corpus(
-      {label: documents(label) for label in files},
-      args.output,
-      tokenizer,
+  settings = make.MakeSettings(
+      tokenizers.TokenizerSource.find(
+          args.tokenizer, name=args.tokenizer_name, eos_token=args.eos_token
+      ),
+      text_files.TextFormat(args.separator, args.text_field, args.id_field),
       tokens_per_file=args.tokens_per_file,
+      skip_unreadable=args.skip_unreadable,
+  )
+  files = text_inputs.find_inputs(args.inputs, include=args.pattern, exclude=args.exclude)
+  summary = make.make_from_files(
+      files,
+      args.output,
+      settings,
+      cli.work_options(args, args.output),
       overwrite=args.overwrite,
       progress=True,
   )
-  left_out = english.count(summary.empty_documents, "empty one")
-  empty = f" ({left_out} left out)" if summary.empty_documents else ""
+  if summary is None:
+    print(f"Part {args.part} of {args.of} is done. When all are, run the command with --merge.")
+    return 0
+  for reason in summary.skipped:
+    print(f"left out: {cli.plain(reason)}", file=sys.stderr)
+  left_out = [
+      english.count(number, what) + " left out"
+      for number, what in (
+          (summary.empty_documents, "empty one"),
+          (len(summary.skipped), "unreadable file"),
+      )
+      if number
+  ]
+  notes = f" ({', '.join(left_out)})" if left_out else ""
   print(
-      f"{english.count(summary.documents, 'document')}{empty},"
+      f"{english.count(summary.documents, 'document')}{notes},"
       f" {english.count(summary.tokens, 'token')} of {summary.dtype} in"
       f" {english.count(summary.files, 'file')}; vocab_size {summary.vocab_size},"
       f" EOS {summary.eos_id}.\n"
@@ -208,14 +251,6 @@ def run(args: argparse.Namespace) -> int:
       f" {os.path.join(args.output, 'index.json')}"
   )
   return 0
-
-
-def _label_and_path(given: str) -> tuple[str, str]:
-  label, equals, path = given.partition("=")
-  if equals and not os.path.exists(given):
-    return label, path
-  name = os.path.basename(os.path.abspath(given))
-  return (name if os.path.isdir(given) else name.split(".")[0]), given
 
 
 def run_copy(args: argparse.Namespace) -> int:
@@ -245,8 +280,8 @@ def run_copy(args: argparse.Namespace) -> int:
   print(
       f"Copied {summary.copied:,} of {english.count(len(files), 'file')}, {summary.bytes:,} bytes"
       f"{again}.\n"
-      f"Checked: ETag or time of change, and size, of each file; checksums of the index for"
-      f" {summary.checked:,}; read again {summary.reread:,}.\n"
+      f"Checked the size and the ETag or modification time of each file, the index's checksum of"
+      f" {summary.checked:,} files, and {summary.reread:,} copies by reading them again.\n"
       f"The manifest is {mix}. Next, build an index:\n"
       f"  maxtext-olmo index build --mix-file {mix} {details}--output"
       f" {'index.json' if paths_lib.is_url(output) else os.path.join(output, 'index.json')}"

@@ -1,4 +1,4 @@
-"""`maxtext-olmo index build`, `index show` and `index documents`; `index_mixture` has another."""
+"""`maxtext-olmo index build`, `show` and `documents`; see also `index_mixture` and `index_pack`."""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from maxtext_olmo import cli
 from maxtext_olmo import english
 from maxtext_olmo.cli import index_mixture
+from maxtext_olmo.cli import index_pack
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
@@ -28,6 +29,7 @@ def add_parser(subparsers: Any) -> None:
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_build(commands)
   index_mixture.add_parser(commands)
+  index_pack.add_parser(commands)
   option = cli.add_command(
       commands,
       "show",
@@ -103,9 +105,10 @@ def _add_build(commands: Any) -> None:
   )
   option(
       "--checksums",
-      "record a checksum of each file for `verify`; reads all data",
+      "record a checksum of each file for `verify`; reads all data. xxh3-pieces is the one that"
+      " `verify` checks piece by piece, on many machines at the same time",
       otherwise="none",
-      choices=("xxh3", "sha256"),
+      choices=("xxh3", "sha256", "xxh3-pieces"),
   )
   option("--workers N", "threads that check files", default=32)
   option(
@@ -137,15 +140,25 @@ def _add_documents(commands: Any) -> None:
   )
   option("INDEX", "path or URL of the index, a JSON file")
   option("--eos-id ID", "the token that ends a document", required=True, type=int)
-  option("--output FILE", "path or URL of the document index", otherwise="INDEX.documents")
+  option(
+      "--boundaries RULE",
+      "'auto' prefers boundary files; 'eos' and 'csv' are those of dataset_type=olmo_padded",
+      default="auto",
+      choices=("auto", "eos", "csv"),
+  )
+  option(
+      "--output FILE",
+      "path or URL of the document index",
+      otherwise="INDEX.documents, with the rule if it is not 'auto'",
+  )
   option(
       "--hashes",
-      "store a hash of each document's tokens, for olmo_exclude; reads all tokens once more",
+      "store a hash of each document's tokens, for olmo_exclude",
       otherwise="off",
       action="store_true",
   )
-  option("--workers N", "threads that read files", otherwise="one per core", type=int)
   cli.add_storage_options(option)
+  cli.add_work_options(option)
   option(
       "--verify",
       "check the whole existing document index instead of making one",
@@ -226,15 +239,22 @@ def run_documents(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus.storage import open_storage
 
   index = index_lib.load_index(args.index)
-  path = args.output or documents_lib.default_path(args.index)
+  path = args.output or documents_lib.default_path(args.index, args.boundaries)
   _check_directory(path)
   if args.verify:
-    documents = documents_lib.load_documents(path, index, args.eos_id)
+    documents = documents_lib.load_documents(path, index, args.eos_id, rule=args.boundaries)
     documents.verify()
   else:
-    documents = documents_lib.build_documents(
-        index, path, args.eos_id, hashes=args.hashes, workers=args.workers, progress=True
+    options = cli.work_options(args, path)
+    outcome = documents_lib.find_documents(
+        index, args.eos_id, options, rule=args.boundaries, hashes=args.hashes, progress=True
     )
+    if options.part is not None:
+      return cli.report_part(outcome, options)
+    documents = documents_lib.write_documents(
+        index, path, args.eos_id, outcome, rule=args.boundaries, hashes=args.hashes
+    )
+    outcome.discard()
   count = documents.num_documents
   sample = documents.lengths(np.linspace(0, count - 1, min(count, 100_000)).astype(np.int64))
   middle, long = np.percentile(sample, [50, 99]) if count else (0, 0)
@@ -251,7 +271,7 @@ def run_documents(args: argparse.Namespace) -> int:
   have = "document has" if named == 1 else "documents have"
   print(f"{named:,} {have} a name; {'with' if documents.hashes else 'without'} hashes.")
   size = f"{open_storage().size(path):,} bytes"
-  print(f"{path} is whole: {size}." if args.verify else f"Wrote {path}: {size}.")
+  print(f"{path} is intact: {size}." if args.verify else f"Wrote {path}: {size}.")
   return 0
 
 
@@ -264,18 +284,17 @@ def _check_directory(output: str) -> None:
 
 
 def _warn_of_dtype(index: "OlmoNpyIndex") -> None:
-  """Warns if a few bytes of a few files look like another dtype; a common mistake."""
-  from maxtext_olmo.corpus import verify
-  from maxtext_olmo.corpus.token_files import TokenFiles
+  """Warns if samples of a few files look like another dtype, because --dtype is easy to forget."""
+  from maxtext_olmo.corpus import dtype_guess
+  from maxtext_olmo.corpus.storage import open_storage
+  from maxtext_olmo.corpus.work import pieces
 
-  files = TokenFiles.of_index(index)
-  local = [i for i, path in enumerate(files.paths) if not urls.is_url(path)]
-  largest = sorted(local, key=lambda i: -index.files[i].n_tokens)[:4]
-  for file_id in largest:
-    if other := verify.likelier_dtype(index, files, file_id):
+  local = [source for source in pieces.source_files(index) if not urls.is_url(source.path)]
+  for source in sorted(local, key=lambda source: -source.n_tokens)[:4]:
+    if other := dtype_guess.likelier_dtype(open_storage(), source):
       sys.stderr.write(
-          f"warning: {files.paths[file_id]} looks like {other}, not {index.dtype}: if it is, build"
-          f" the index again with --dtype {other}.\n"
+          f"warning: {source.path} looks like {other}, not {index.dtype}: if it is, build the index"
+          f" again with --dtype {other}.\n"
       )
       return
 

@@ -1,4 +1,4 @@
-"""`maxtext-olmo index mixture`: the index of a source mixture."""
+"""`maxtext-olmo index mixture`: builds the index of a source mixture."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from maxtext_olmo import cli
 from maxtext_olmo import errors
 
 _DESCRIPTION = """\
-Builds the index of a source mixture, as OLMo-core's SourceMixtureDatasetConfig makes it: a source
-gives its share of the requested tokens, from the beginning of each of its files, in whole rows that
-fill whole batches. A source with too few tokens is read several times, up to max_repetition_ratio.
+Builds the index of a source mixture as OLMo-core's SourceMixtureDatasetConfig does. Each source
+contributes its share of the requested tokens, from the beginning of each of its files, in whole
+rows that fill whole batches. A source with too few tokens is read several times, up to
+max_repetition_ratio.
 
-MIXTURE is OLMo-core's YAML file, or JSON, with a list `sources`; each has a source_name, a
-target_ratio, and paths, in which `*` and `**` are wildcards.
+MIXTURE is OLMo-core's YAML file, or a JSON file, with a list `sources`. Each source has a
+source_name, a target_ratio, and paths, in which `*` and `**` are wildcards.
 """
 
 _EPILOG = """\
@@ -37,8 +38,8 @@ def add_parser(commands: Any) -> None:
       epilog=_EPILOG,
   )
   option("MIXTURE", "the sources, a YAML or JSON file")
-  option("--requested-tokens N", "tokens of the mixture", required=True, type=int)
-  option("--global-batch-size N", "tokens of a global batch", required=True, type=int)
+  option("--requested-tokens N", "tokens in the mixture", required=True, type=int)
+  option("--global-batch-size N", "tokens in a global batch", required=True, type=int)
   option("--sequence-length S", "tokens per instance", required=True, type=int)
   option(
       "--max-target-sequence-length M",
@@ -48,8 +49,8 @@ def add_parser(commands: Any) -> None:
   )
   option(
       "--base DIR",
-      "where the files are on this machine, in place of the directory that all paths share",
-      otherwise="as MIXTURE says",
+      "directory of the files on this machine; it replaces the directory that all paths share",
+      otherwise="the paths as in MIXTURE",
   )
   option(
       "--tokenizer NAME",
@@ -69,7 +70,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Builds the index, and prints what each source gives."""
+  """Builds the index, and prints what each source contributes."""
   from maxtext_olmo.corpus import source_mixture
   from maxtext_olmo.loader import olmo_core_config
   from maxtext_olmo.loader import olmo_core_files

@@ -1,10 +1,13 @@
 """`maxtext-olmo verify`: checks that a corpus matches its index."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
 from maxtext_olmo import english
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus.verify import VerifyReport
 
 _EPILOG = """\
 exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read
@@ -12,6 +15,7 @@ docs/guides/troubleshooting.md explains each finding and what to do about it
 
 example:
   maxtext-olmo verify olmo-mix-0925.json --vocab-size 100278 --eos-id 100257
+on many machines: docs/guides/fleet.md
 """
 _COLOURS = {"error": "red", "warning": "yellow"}
 
@@ -34,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
   option("--vocab-size N", "token ids must be below N", otherwise="ids are not checked", type=int)
   option(
       "--eos-id ID",
-      "the token that ends documents; it must occur, and unlikely document lengths are a warning",
+      "the token that ends documents; it must occur, and unlikely document lengths cause a warning",
       otherwise="not checked",
       type=int,
   )
@@ -50,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
       default=[],
   )
   cli.add_storage_options(option)
-  option("--workers N", "threads that read files", otherwise="one per core", type=int)
+  cli.add_work_options(option)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,14 +62,26 @@ def run(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import verify
 
-  report = verify.verify_corpus(
-      index_lib.load_index(args.index, base=args.base),
+  options = cli.work_options(args, args.index)
+  index = index_lib.load_index(args.index, base=args.base)
+  outcome = verify.check_pieces(
+      index,
+      options,
       vocab_size=args.vocab_size,
       eos_id=args.eos_id,
       path_remap=dict(args.path_remap),
-      workers=args.workers,
       progress=True,
   )
+  if options.part is not None:
+    return cli.report_part(outcome, options)
+  report = verify.make_report(index, outcome, vocab_size=args.vocab_size, eos_id=args.eos_id)
+  _print_report(report, options.results)
+  if report.ok:
+    outcome.discard()
+  return 0 if report.ok else 1
+
+
+def _print_report(report: "VerifyReport", results: str) -> None:
   if report.findings:
     cli.print_table(
         ("level", "path", "finding"),
@@ -78,9 +94,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"documents: {report.documents}")
   for reason in report.unchecked:
     print(f"not checked: {reason}")
+  if not report.ok:
+    print(f"results: kept in {results}, so that the next run reads only files that have changed")
   counts = ", ".join(
       f"{len(findings)} {word}{'' if len(findings) == 1 else 's'}"
       for word, findings in (("error", report.errors), ("warning", report.warnings))
   )
   print(f"{'ok' if report.ok else 'NOT OK'}: {counts}")
-  return 0 if report.ok else 1

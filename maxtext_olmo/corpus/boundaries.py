@@ -5,9 +5,9 @@ dolma writes a `part.csv.gz` next to `part.npy`, with a line for each document:
     0,1312,<urn:uuid:0a3f…>,s3://…/shard_0007.jsonl.gz,41
     │ │    │                │                          └ line in that file, from 1
     │ │    │                └ the file that the text came from
-    │ │    └ the document's id: its name
-    │ └ the token after its last
-    └ its first token
+    │ │    └ the document's id, used as its name
+    │ └ end: one past its last token
+    └ start: its first token
 
 Only the first two columns are required. A name need not be unique.
 """
@@ -29,14 +29,15 @@ from typing import IO
 import numpy as np
 from absl import logging
 
+from maxtext_olmo.corpus import piece_reader
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.errors import CorpusError
 
 _SUFFIX = ".csv.gz"
 _LINES_AT_ONCE = 1024
 _PIECE_BYTES = 1 << 20
-_LONGEST_LINE = 1 << 20  # In characters; a field of `csv` has at most 2**17.
-_USE_EOS = "Copy it again, or remove it to find the documents by their EOS."
+_LONGEST_LINE = 1 << 20  # In characters. `csv` limits each field to 2**17.
+_USE_EOS = "Copy the boundary file again, or remove it, so that documents are found by their EOS."
 _LARGEST_LINE = np.iinfo(np.int64).max
 
 
@@ -49,7 +50,7 @@ class Boundaries:
     lengths: Number of tokens of each document (int64).
     names: Name of each document; empty if it has none.
     sources: File that each text came from; empty if unknown.
-    lines: Line of each text in its source, as the writer counted; -1 if unknown (int64).
+    lines: Line number of each text in its source, as recorded; -1 if unknown (int64).
   """
 
   starts: np.ndarray
@@ -65,14 +66,14 @@ def boundary_path(token_path: str) -> str:
 
 
 def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boundaries]:
-  """Yields the documents of a boundary file.
+  """Yields the documents of a boundary file, in blocks.
 
   Tokens between two documents belong to neither, as in OLMo-core; dolma writes no such gaps.
 
   Args:
     storage: Storage that holds the boundary file.
     path: Path of the boundary file.
-    n_tokens: Number of tokens in the token file; the last document must end there.
+    n_tokens: Number of tokens in the token file. The last document must end at the last token.
 
   Raises:
     CorpusError: The boundary file cannot be read, or does not match the token file.
@@ -96,8 +97,9 @@ def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boun
     outside += int((starts - before).sum())
   if end != n_tokens:
     raise CorpusError(
-        f"The boundary file {path} ends with a document up to token {end}, but the token file has"
-        f" {n_tokens} tokens: it is truncated, or belongs to another file. {_USE_EOS}"
+        f"The last document in the boundary file {path} ends at token {end}, but the token file has"
+        f" {n_tokens} tokens: the boundary file is truncated, or belongs to a different token file."
+        f" {_USE_EOS}"
     )
   if outside:
     logging.warning(
@@ -108,7 +110,7 @@ def read_boundaries(storage: Storage, path: str, n_tokens: int) -> Iterator[Boun
 def read_spans(storage: Storage, path: str, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the first token and the length of each document (int64), in the order of the file.
 
-  Unlike `read_boundaries`, it accepts documents in any order, and tokens that belong to none.
+  Unlike `read_boundaries`, this accepts documents in any order, and gaps between them.
 
   Raises:
     CorpusError: The boundary file cannot be read, or has a document that is empty or outside the
@@ -158,10 +160,10 @@ class BoundaryWriter:
 
 
 def _csv_rows(storage: Storage, path: str) -> Iterator[list[str]]:
-  pieces = _PieceReader(storage.pieces(path, piece_bytes=_PIECE_BYTES))
+  pieces = piece_reader.PieceReader(storage.pieces(path, piece_bytes=_PIECE_BYTES))
   try:
     with gzip.open(io.BufferedReader(pieces), "rt", encoding="utf-8", newline="") as file:
-      # In pieces: a small gzip file may hold one line of many gigabytes.
+      # Limits the line length: a small gzip file may expand to one line of many gigabytes.
       yield from csv.reader(iter(functools.partial(file.readline, _LONGEST_LINE), ""))
   except CorpusError:
     raise
@@ -169,27 +171,8 @@ def _csv_rows(storage: Storage, path: str) -> Iterator[list[str]]:
     raise CorpusError(f"The boundary file {path} cannot be read: {error}. {_USE_EOS}") from error
 
 
-class _PieceReader(io.RawIOBase):
-  """Presents the pieces of a file as one byte stream."""
-
-  def __init__(self, pieces: Iterator[bytes]):
-    super().__init__()
-    self._pieces = pieces
-    self._left = memoryview(b"")
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer) -> int:
-    if not self._left:
-      self._left = memoryview(next(self._pieces, b""))
-    count = min(len(self._left), len(buffer))
-    buffer[:count], self._left = self._left[:count], self._left[count:]
-    return count
-
-
 def _misfit(block: list[list[str]], path: str, number: int, end: int, n_tokens: int) -> CorpusError:
-  """Returns an error for the first line that does not follow its predecessor."""
+  """Returns the error for the first line that is malformed or overlaps the document before it."""
   for line in block:
     before = end
     try:
@@ -207,7 +190,7 @@ def _misfit(block: list[list[str]], path: str, number: int, end: int, n_tokens: 
 
 
 def _column(block: list[list[str]], column: int) -> list[str]:
-  """Returns a column; a line without it gives an empty string."""
+  """Returns one column of the rows, with an empty string for each row that lacks it."""
   try:
     return [row[column] for row in block]
   except IndexError:
@@ -215,7 +198,7 @@ def _column(block: list[list[str]], column: int) -> list[str]:
 
 
 def _lines(texts: list[str]) -> np.ndarray:
-  """Parses line numbers; -1 for any other text, because other writers have other columns."""
+  """Parses line numbers. Any other text becomes -1: not every writer puts line numbers here."""
   try:
     lines = np.fromiter(map(int, texts), np.int64, len(texts))
   except (ValueError, OverflowError):

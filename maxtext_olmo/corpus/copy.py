@@ -1,12 +1,13 @@
 """Copies token files to a disk or a bucket: in parallel, resumable, verified.
 
-A copy keeps the paths of the files below its base, so it has the fingerprint of the original:
+The copy of a file has the same path relative to the base, so the corpus keeps its fingerprint:
 
     https://host/data/wiki/part-0.npy    →    /data/olmo/wiki/part-0.npy
 
-A file on a disk gets its final name once it is complete. The identity of each source file is
-recorded, in `.copied` below a directory or in the metadata of an object, so that a second run
-copies only files that are missing or have changed.
+A file on a disk gets its final name only once it is complete. The size and version of each source
+file are recorded: in a file named `.copied` if the output is a directory, or in the metadata of
+each object if it is a bucket. A second run therefore copies only files that are missing or have
+changed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import fnmatch
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import copy_targets
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import scan
@@ -27,6 +29,7 @@ from maxtext_olmo.errors import MissingFileError
 from maxtext_olmo.progress import progress_bar
 
 _SIDECAR = ".csv.gz"
+_OTHER_FILE = "Restore the file, or build the index again."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +38,11 @@ class SourceFile:
 
   Attributes:
     path: Path relative to the base.
-    label: Its label.
-    size: Size that an index recorded; None if it is not known.
-    checksum: Checksum that an index recorded, `xxh3:<hex>` or `sha256:<hex>`.
-    etag: ETag that an index recorded.
-    optional: Whether it may be missing.
+    label: Label of the file.
+    size: Size in bytes recorded in an index; None if unknown.
+    checksum: Checksum recorded in an index, `xxh3:<hex>` or `sha256:<hex>`; None if unknown.
+    etag: ETag recorded in an index; None if unknown.
+    optional: Whether the file may be missing.
   """
 
   path: str
@@ -58,7 +61,7 @@ class CopySummary:
     copied: Number of files that were copied.
     skipped: Number of files that had been copied before.
     bytes: Number of bytes that were copied.
-    checked: Number of files whose checksum was compared with that of an index.
+    checked: Number of files whose checksum was compared with the one in an index.
     reread: Number of copies that were read again and compared.
   """
 
@@ -80,7 +83,7 @@ def select(
     patterns: Sequence[str] = (),
     first: int | None = None,
 ) -> list[SourceFile]:
-  """Returns the files with one of the labels and one of the patterns, in their order.
+  """Returns the files that match one of the labels and one of the patterns, in the given order.
 
   >>> files = [SourceFile("wiki/a.npy", "wiki"), SourceFile("code/b.npy", "code")]
   >>> [file.path for file in select(files, labels=["w*"])]
@@ -88,9 +91,9 @@ def select(
 
   Args:
     files: All files.
-    labels: Labels, which may contain `*` and `?`; all if empty.
-    patterns: Paths, which may contain `*` and `?`; all if empty.
-    first: Number of files to keep of each label; None keeps all.
+    labels: Labels to keep, with the wildcards `*` and `?`; empty keeps all.
+    patterns: Paths to keep, with the wildcards `*` and `?`; empty keeps all.
+    first: Number of files to keep per label; None keeps all.
 
   Raises:
     ConfigError: A label or pattern matches nothing.
@@ -102,7 +105,7 @@ def select(
     for pattern in given:
       if not fnmatch.filter(names, pattern):
         known = ", ".join(sorted(names)[:10])
-        raise ConfigError(f"{pattern!r} matches no {what}. There are, for example: {known}.")
+        raise ConfigError(f"{pattern!r} matches no {what}. Some that exist: {known}.")
   taken: dict[str, int] = {}
   chosen = []
   for file in files:
@@ -119,7 +122,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def with_sidecars(files: Sequence[SourceFile]) -> list[SourceFile]:
-  """Returns the files, and after each the list of its documents (`.csv.gz`), if there is one."""
+  """Returns each file, followed by its boundary file (`.csv.gz`), which may be missing."""
   return [
       one
       for file in files
@@ -144,22 +147,23 @@ def copy_files(
 
   Args:
     files: Files to copy.
-    base: Directory or URL that their paths are relative to.
+    base: Directory or URL that the paths are relative to.
     output: Directory or URL to copy them to.
     storage: Storage to read from.
     workers: Number of files to copy at a time.
-    reread: Whether each copy, also one made before, is read again and compared.
+    reread: Whether to read each copy again, including those of earlier runs, and compare its
+      checksum with that of the source. Only a directory records the checksums of earlier runs.
     progress: Whether to show a progress bar.
 
   Raises:
-    CorpusError: A file is missing, is not the one that the index recorded, or differs from its
-      copy. All other files are copied first.
+    CorpusError: A file is missing, does not match the index, or differs from its copy. All other
+      files are copied first.
   """
   for file in files:
     if file.path.startswith("/") or paths_lib.is_url(file.path) or ".." in file.path.split("/"):
       raise ConfigError(
-          f"{file.path} is not below the base {base}, so it has no place in a copy. Give a base"
-          " that contains all files."
+          f"{file.path} is not below the base {base}, so it cannot be copied. Give a base that"
+          " contains all files."
       )
   unique = list({file.path: file for file in files}.values())
   target = copy_targets.open_target(output)
@@ -179,7 +183,7 @@ def copy_files(
 
 
 def write_manifest(files: Sequence[SourceFile], output: str) -> str:
-  """Writes the manifest of a copy; returns its path."""
+  """Writes the manifest of a copy, and returns its path."""
   path = paths_lib.join(output, "mix.txt")
   writing.write_file(path, "".join(f"{file.label},{file.path}\n" for file in files))
   return path
@@ -202,9 +206,13 @@ class _Job:
         return CopySummary()
       raise
     if file.size is not None and size != file.size:
-      raise CorpusError(f"{source} has {size} bytes, but the index recorded {file.size}.")
+      raise CorpusError(
+          f"{source} has {size} bytes, but the index recorded {file.size}. {_OTHER_FILE}"
+      )
     if file.etag is not None and paths_lib.is_url(source) and tag != file.etag:
-      raise CorpusError(f"{source} has the ETag {tag}, but the index recorded {file.etag}.")
+      raise CorpusError(
+          f"{source} has the ETag {tag}, but the index recorded {file.etag}. {_OTHER_FILE}"
+      )
     done = self.target.checksum_of(file.path, size, tag)
     if done is not None:
       self.advance(size)
@@ -220,11 +228,14 @@ class _Job:
     written = self.target.write(file.path, size, tag, read, digests)
     if (found := self._identity(source)) != (size, tag):
       self.target.remove(file.path)
-      raise CorpusError(f"{source} was replaced while it was copied: it is now {found}.")
+      raise CorpusError(
+          f"{source} was replaced during the copy: its size and version are now {found}. Copy it"
+          " again."
+      )
     if digests.expected is not None and digests.found != digests.expected:
       self.target.remove(file.path)
       raise CorpusError(
-          f"{source} does not have the checksum of the index: expected {digests.expected}, found"
+          f"{source} does not match its checksum in the index: expected {digests.expected}, found"
           f" {digests.found}."
       )
     self.target.record(file.path, size, tag, digests.own)
@@ -233,7 +244,7 @@ class _Job:
     return CopySummary(copied=1, bytes=written, checked=checked, reread=again)
 
   def _identity(self, path: str) -> tuple[int, str]:
-    """Returns the size of a file, and what changes if it is replaced."""
+    """Returns the size of a file, and a tag that changes if the file is replaced."""
     if paths_lib.is_url(path):
       found = self.storage.remote.identity(path)
       return found.size or 0, found.tag
@@ -241,17 +252,17 @@ class _Job:
     return size, f"changed {os.stat(path).st_mtime_ns}"
 
   def _compare(self, path: str, checksum: str) -> int:
-    """Reads a copy again, if that is wanted; raises CorpusError unless it has this checksum."""
+    """Reads a copy again, if requested, and checks its checksum; returns 1 if it was read."""
     if not self.reread or not checksum:
       return 0
-    digest = scan.new_hash("xxh3")
+    digest = checksums.new_hash("xxh3")
     full = paths_lib.join(self.target.base, path)
     for piece in self.storage.pieces(full, piece_bytes=copy_targets.PIECE_BYTES):
       digest.update(piece)
     if (found := f"xxh3:{digest.hexdigest()}") != checksum:
       self.target.remove(path)
       raise CorpusError(
-          f"The copy {full} differs from what was read: expected {checksum}, found {found}. It was"
-          " removed; check the disk, and copy it again."
+          f"The copy {full} differs from the source: expected {checksum}, found {found}. The copy"
+          " was removed; check the disk, and copy the file again."
       )
     return 1

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from maxtext_olmo import atomic
+from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import paths as paths_lib
-from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import failures
 from maxtext_olmo.corpus.storage import stores
@@ -20,17 +20,17 @@ from maxtext_olmo.errors import CorpusError
 
 PIECE_BYTES = 8 << 20
 _RECORD = ".copied"
-_METADATA = "copiedfrom"  # Azure allows letters and digits only.
+_METADATA = "copiedfrom"  # A metadata key; Azure allows only letters and digits.
 
 
 class Digests:
-  """Computes the checksum that is recorded of a copy, and that of the index."""
+  """Computes two checksums of a file: one to record, and one to compare with the index."""
 
   def __init__(self, expected: str | None):
     self.expected = expected
-    self._own = scan.new_hash("xxh3")
+    self._own = checksums.new_hash("xxh3")
     algorithm = expected.partition(":")[0] if expected else "xxh3"
-    self._other = None if algorithm == "xxh3" else scan.new_hash(algorithm)
+    self._other = None if algorithm == "xxh3" else checksums.new_hash(algorithm)
     self._name = algorithm
 
   def update(self, piece: bytes) -> None:
@@ -50,30 +50,30 @@ class Digests:
     return self.own if self._other is None else f"{self._name}:{self._other.hexdigest()}"
 
 
+# A function that yields the bytes of a file from an offset, in pieces of PIECE_BYTES.
+ReadFrom = Callable[[int], Iterator[bytes]]
+
+
 class Target(Protocol):
   """A directory or a bucket that copies are written to."""
 
   base: str
 
   def checksum_of(self, path: str, size: int, tag: str) -> str | None:
-    """Returns the recorded checksum ("" if there is none) of a complete copy of this very file."""
+    """Returns the checksum of a complete copy of this file; None if there is no such copy.
 
-  def write(
-      self,
-      path: str,
-      size: int,
-      tag: str,
-      read: Callable[[int], Iterator[bytes]],
-      digests: Digests,
-  ) -> int:
-    """Writes a copy; returns how many bytes were read for it.
+    If a copy exists but its checksum was not recorded, returns "".
+    """
+
+  def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
+    """Writes a copy, and returns the number of bytes read from the source.
 
     Args:
       path: Path below the base.
       size: Size of the file.
-      tag: What changes if the file is replaced.
-      read: Yields the file from an offset on, in pieces of PIECE_BYTES.
-      digests: Updated by `read`, and by this method with what was written before.
+      tag: Text that changes if the file is replaced.
+      read: Function that reads the file from an offset.
+      digests: Updated by `read`, and by this method for bytes that an earlier run wrote.
     """
 
   def record(self, path: str, size: int, tag: str, checksum: str) -> None:
@@ -89,7 +89,7 @@ def open_target(base: str) -> Target:
 
 
 class Directory:
-  """Copies below a local directory, and the record of them: a line of JSON each."""
+  """A local directory of copies, with a record file that has one line of JSON per copy."""
 
   def __init__(self, base: str):
     self.base = paths_lib.absolute(base)
@@ -98,12 +98,13 @@ class Directory:
     if os.path.exists(self._full(_RECORD)):
       with open(self._full(_RECORD), encoding="utf-8") as file:
         for line in file:
-          with contextlib.suppress(ValueError, KeyError, TypeError):  # A killed copy.
+          # An interrupted write may have left an incomplete line.
+          with contextlib.suppress(ValueError, KeyError, TypeError):
             entry = json.loads(line)
             self._copied[entry["path"]] = entry
 
   def checksum_of(self, path: str, size: int, tag: str) -> str | None:
-    """Returns the checksum of the copy if it is complete and of this very file."""
+    """Returns the checksum of a complete copy of this file; None if there is none."""
     entry = self._copied.get(path, {})
     if (entry.get("size"), entry.get("tag")) != (size, tag):
       return None
@@ -113,17 +114,10 @@ class Directory:
       return None
     return entry["checksum"] if there else None
 
-  def write(
-      self,
-      path: str,
-      size: int,
-      tag: str,
-      read: Callable[[int], Iterator[bytes]],
-      digests: Digests,
-  ) -> int:
-    """Writes a copy, and continues one that was interrupted."""
+  def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
+    """Writes a copy, or completes one that was interrupted."""
     full = self._full(path)
-    # A part of another file, or of a replaced one, has another name.
+    # The name includes the size and tag, so a partial copy of a different version is not continued.
     name = f".{os.path.basename(full)}.{_source_key(size, tag)}.part"
     part = os.path.join(os.path.dirname(full), name)
     written = 0
@@ -166,13 +160,13 @@ class Directory:
 
 
 class Bucket:
-  """Copies below a URL; the metadata of each object say what it is a copy of."""
+  """Copies in a bucket, below a URL; each object's metadata identifies the file it is a copy of."""
 
   def __init__(self, base: str):
     self.base = urls.without_secrets(base).rstrip("/")
 
   def checksum_of(self, path: str, size: int, tag: str) -> str | None:
-    """Returns "" if the object is a copy of this very file; its checksum is not known."""
+    """Returns "" if the object is a copy of this file, else None; buckets record no checksums."""
     store, key = self._open(path)
     try:
       head = stores.obstore().head(store, key)
@@ -185,15 +179,8 @@ class Bucket:
       raise self._explained(error, "look for", path) from None
     return "" if found.get(_METADATA) == _source_key(size, tag) else None
 
-  def write(
-      self,
-      path: str,
-      size: int,
-      tag: str,
-      read: Callable[[int], Iterator[bytes]],
-      digests: Digests,
-  ) -> int:
-    """Uploads a copy, in parts if it is large; it becomes visible when it is complete."""
+  def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
+    """Uploads a copy, in parts if it is large; the object becomes visible once it is complete."""
     store, key = self._open(path)
     pieces = read(0) if size else iter([b""])
     attributes = {_METADATA: _source_key(size, tag)}
@@ -205,11 +192,13 @@ class Bucket:
     except Exception as error:
       raise self._explained(error, "write", path) from None
     if found != size:
-      raise CorpusError(f"The copy {self.base}/{path} has {found} bytes instead of {size}.")
+      raise CorpusError(
+          f"The copy {self.base}/{path} has {found} bytes instead of {size}. Copy it again."
+      )
     return size
 
   def record(self, path: str, size: int, tag: str, checksum: str) -> None:
-    """Does nothing: the metadata were written with the object."""
+    """Does nothing: the metadata was written with the object."""
 
   def remove(self, path: str) -> None:
     """Removes a copy, if there is one."""
@@ -227,5 +216,5 @@ class Bucket:
 
 
 def _source_key(size: int, tag: str) -> str:
-  """Returns a short text that differs for other files and for later versions of a file."""
+  """Returns a short key that changes with the size or the tag of the source file."""
   return hashlib.sha256(f"{size} {tag}".encode()).hexdigest()[:16]

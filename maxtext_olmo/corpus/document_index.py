@@ -26,7 +26,7 @@ REBUILD = "Build it again with `maxtext-olmo index documents`."
 
 @dataclasses.dataclass(frozen=True)
 class DocumentIndex:
-  """The documents of a corpus, by number; reads its arrays as they are needed.
+  """The documents of a corpus, by number. Its arrays are read from the file as needed.
 
   `build_documents` and `load_documents` return one:
 
@@ -40,9 +40,9 @@ class DocumentIndex:
   2 [3 2]
 
   Attributes:
-    path: Path of the sidecar file.
+    path: Path of the document index file.
     fingerprint: Fingerprint of the corpus.
-    eos_id: Token that ends a document where there is no boundary file.
+    eos_id: Token that ends a document in files without a boundary file.
     num_documents: Number of documents in all files.
     num_tokens: Number of tokens in all documents.
     num_files: Number of token files.
@@ -51,7 +51,7 @@ class DocumentIndex:
     names: Sizes of the stored names; None if no document has a name.
     hashes: Checksum of the stored hashes; empty if there are none.
     rule: Rule for where documents begin and end: `auto`, `eos` or `csv`.
-    storage: Storage that holds the sidecar file.
+    storage: Storage that holds the document index file.
   """
 
   path: str
@@ -68,12 +68,12 @@ class DocumentIndex:
   storage: Storage = dataclasses.field(default_factory=open_storage, compare=False, repr=False)
 
   def __getstate__(self) -> dict[str, Any]:
-    # The files are opened again in each process.
+    # Leaves out cached arrays: each process opens the file again.
     return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
   @property
   def size(self) -> int:
-    """Size in bytes that the sidecar file must have."""
+    """Size in bytes that the document index file must have."""
     return self._sections[-1][1]
 
   @functools.cached_property
@@ -87,7 +87,7 @@ class DocumentIndex:
 
   @functools.cached_property
   def _sections(self) -> list[tuple[str, int, _Layout]]:
-    """The checksum, the end and the arrays of each section: boundaries, names, hashes."""
+    """The checksum, end offset and array layout of each section: boundaries, names, hashes."""
     count = self.num_documents
     boundaries = (("<i8", self.num_files + 1), ("<u8", count), ("<u4", count))
     layouts: list[tuple[str, _Layout]] = [(self.checksum, boundaries)]
@@ -111,14 +111,14 @@ class DocumentIndex:
     return self._arrays[2][document_ids].astype(np.int64)
 
   def locate(self, document_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the file of each document, and its first token in it (int64)."""
-    # A file without documents has the same offset as the next file; the last of the equal offsets
-    # is the file that has the document.
+    """Returns the file id of each document, and its first token within that file (int64)."""
+    # A file without documents has the same offset as the next file. The last of the equal offsets
+    # belongs to the file that has the document.
     file_ids = np.searchsorted(self.file_offsets, document_ids, side="right") - 1
     return file_ids, self._arrays[1][document_ids].astype(np.int64)
 
   def within(self, file_id: int, first: int, count: int) -> np.ndarray:
-    """Returns the documents that overlap `count` tokens of a file from `first`, in file order."""
+    """Returns the documents that overlap tokens [first, first + count) of a file, in file order."""
     offsets, (_, starts, lengths) = self.file_offsets, self._arrays[:3]
     documents = range(int(offsets[file_id]), int(offsets[file_id + 1]))
 
@@ -138,6 +138,19 @@ class DocumentIndex:
       return [document_names.NO_NAME] * len(document_ids)
     return self._names.describe(document_ids)
 
+  @property
+  def example_of_a_name(self) -> str:
+    """A sentence with an example of a name, for errors.
+
+    Empty if none of the first 1000 files begins with a document that has a name.
+    """
+    firsts = self.file_offsets[: min(self.num_files, 1000)]
+    firsts = firsts[firsts < self.num_documents]
+    for number, found in zip(firsts.tolist(), self.describe(firsts), strict=True):
+      if found.name:
+        return f" Document {number} has the name {found.name!r}."
+    return ""
+
   def find_names(self, names: Sequence[str]) -> list[np.ndarray]:
     """Returns, for each name, the documents that have it, in ascending order."""
     if self._names is None:
@@ -152,7 +165,8 @@ class DocumentIndex:
     """
     if not self.hashes:
       raise ValueError(
-          f"{self.path} has no hashes. Build it again with `maxtext-olmo index documents --hashes`."
+          f"{self.path} has no hashes. Build it again with `maxtext-olmo index documents --hashes"
+          f" --boundaries {self.rule}`."
       )
     table = sorted_table.SortedTable(self._arrays[-1], document_hashes.WIDTH)
     found = document_hashes.find_hashes(table, hashes)

@@ -4,20 +4,21 @@ In a document index, the names are stored after the boundaries. For three docume
 
     name_starts     0   6   6   12          the second has no name
     name_text       wiki-1wiki-7
-    sources         0   none   0            numbers into the texts of the sources
+    sources         0   none   0            index into the list of sources
     lines           1   -1   7
     source_starts   0   13
     source_text     wiki.jsonl.gz
     lookup          (hash of "wiki-7", 2), (hash of "wiki-1", 0)     sorted by hash
 
-A lookup bisects the hashes and compares the names that it finds. Everything is read as needed.
+A lookup bisects the hashes, then compares the names that have the same hash. All arrays are read
+as needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -31,10 +32,12 @@ from maxtext_olmo.errors import CorpusError
 
 _NO_SOURCE = np.iinfo(np.uint32).max
 _REMEMBERED_SOURCES = 1 << 12
-_AT_ONCE = 1 << 20  # Numbers that are written at once.
-# The temporary files of a token file: numbers per document, texts, and numbers per source.
+_AT_ONCE = 1 << 20  # Values to read or write at a time.
+# Columns with one value per document. Each token file has a temporary file for each column.
 _COLUMNS = {"name_sizes": "<u4", "sources": "<u4", "lines": "<i8", "keys": "<u8"}
 _SOURCE_SIZES = "source_sizes"
+# All temporary files of a token file, with the dtype of their numbers.
+_SPOOLED = {**_COLUMNS, _SOURCE_SIZES: "<u4", "name_text": "u1", "source_text": "u1"}
 
 
 class DocumentName(NamedTuple):
@@ -61,7 +64,7 @@ NO_NAME = DocumentName("", "", None)
 
 @dataclasses.dataclass(frozen=True)
 class NameSizes:
-  """The sizes of the names in a document index, and their checksum."""
+  """The sizes of the name arrays in a document index, and their checksum."""
 
   named: int
   name_bytes: int
@@ -121,7 +124,7 @@ class DocumentNames:
     if numbers.size and numbers.max() >= len(self._sources):
       raise self._damaged(f"a name refers to document {numbers.max()}, which does not exist")
     documents = numbers.astype(np.int64)
-    # Two names may have the same hash.
+    # Different names may have the same hash, so the names themselves are compared.
     texts = self._texts(self._name_starts, self._name_text, documents)
     same = np.array([names[i] == text for i, text in zip(which.tolist(), texts)], np.bool_)
     return sorted_table.split_by(which[same], documents[same], len(names))
@@ -150,7 +153,7 @@ class DocumentNames:
 
 
 class NameSpool:
-  """Stores the names of one token file in temporary files, until all files have been read."""
+  """Stores the document names of one token file in temporary files until all files are read."""
 
   def __init__(self, folder: str, number: int):
     self._folder, self._number = folder, number
@@ -179,7 +182,10 @@ class NameSpool:
     self._write("sources", np.array(numbers, "<u4"))
 
   def _source(self, source: str) -> int:
-    """Returns the number of a source; one that was evicted from the cache gets a new number."""
+    """Returns the index of a source in the list of sources, and adds the source if it is new.
+
+    To limit memory, old sources are forgotten; a source that occurs again is then listed twice.
+    """
     if not source:
       return _NO_SOURCE
     number = self._numbers.get(source)
@@ -200,19 +206,35 @@ class NameSpool:
     self._files[column].write(data if isinstance(data, bytes) else data.tobytes())
 
 
+def spooled_columns(folder: str, number: int) -> dict[str, np.ndarray]:
+  """Returns the temporary files of a token file as arrays; they stay valid if it is removed."""
+  return {
+      column: np.memmap(_spool_path(folder, number, column), dtype, "r")
+      for column, dtype in _SPOOLED.items()
+      if _spooled(folder, number, column)
+  }
+
+
+def restore_columns(folder: str, number: int, columns: Mapping[str, np.ndarray]) -> None:
+  """Writes the temporary files of a token file from the arrays of `spooled_columns`."""
+  for column in columns.keys() & _SPOOLED.keys():
+    with open(_spool_path(folder, number, column), "wb") as file:
+      file.write(columns[column].data)
+
+
 def write_names(
     folder: str, counts: Sequence[int], named: int, put: Callable[[np.ndarray], None]
 ) -> NameSizes:
-  """Writes the names of all files in the layout of `NameSizes.layout`.
+  """Writes the names of all files as the arrays that `NameSizes.layout` describes.
 
   Args:
     folder: Directory of the temporary files that `NameSpool` wrote.
     counts: Number of documents of each file.
     named: Number of documents that have a name.
-    put: Writes an array.
+    put: Function that writes an array.
 
   Returns:
-    The sizes, with an empty checksum.
+    The sizes of the arrays, with an empty checksum.
   """
   files = range(len(counts))
   columns = {name: lambda i, name=name: _numbers(folder, i, name, counts[i]) for name in _COLUMNS}
@@ -245,7 +267,7 @@ def write_names(
 
 
 def _records(folder: str, counts: Sequence[int]) -> Iterator[np.ndarray]:
-  """Yields (key, document) of each document that has a name."""
+  """Yields blocks of rows (hash of the name, document), one row per named document."""
   document = 0
   for i, count in enumerate(counts):
     place = document
@@ -276,7 +298,7 @@ def _put_text(put: Callable[[np.ndarray], None], folder: str, num_files: int, co
 
 
 def _numbers(folder: str, number: int, column: str, count: int) -> Iterator[np.ndarray]:
-  """Yields a column of a file's documents, with default values if the file has no names."""
+  """Yields the values of a column for one token file, or defaults if the file has no names."""
   if count and not _spooled(folder, number, column):
     none = {"sources": _NO_SOURCE, "lines": -1}.get(column, 0)
     for first in range(0, count, _AT_ONCE):

@@ -1,15 +1,15 @@
-"""The documents of token files by the rules of OLMo-core's packed dataset.
+"""Finds documents in token files by the rules of OLMo-core's packed dataset.
 
-They differ from those of the document index (`documents`): tokens after the last boundary of a file
-belong to no document and are dropped. Boundaries come from one of two places, with EOS = 0, BOS =
-1:
+These rules differ from the default rule of the document index (`documents`): tokens after the last
+boundary of a file belong to no document and are dropped. Boundaries come either from the tokens or
+from boundary files. An example with EOS 0 and BOS 1, which shows the document of each token:
 
     tokens                   1  5  0  1  6  0  7  0  8
     eos, without a BOS       0  0  0  1  1  1  2  2  ·     a document ends at each EOS
-    eos, with a BOS          0  0  0  ·  ·  ·  ·  ·  ·     at an EOS before a BOS, or the last token
+    eos, with a BOS          0  0  0  ·  ·  ·  ·  ·  ·     only at an EOS before a BOS or file end
     csv                      as the boundary file `part.csv.gz` next to `part.npy` says
 
-A boundary file is used as it is: its documents need no EOS, and may leave gaps.
+A boundary file is used as it is: its documents need no EOS, and may have gaps between them.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def find_spans(
 
   Args:
     files: Token files.
-    file_id: Number of the file.
-    n_tokens: Number of tokens in it.
-    rule: Where documents begin and end.
-    advance: Called with the number of bytes of tokens just covered.
+    file_id: Index of the file in `files`.
+    n_tokens: Number of tokens in the file.
+    rule: Rule for where documents begin and end.
+    advance: Called with the number of bytes processed since the last call.
   """
   if rule.source == "csv":
     path = boundaries.boundary_path(files.paths[file_id])
@@ -65,7 +65,9 @@ def find_spans(
     advance(n_tokens * files.dtype.itemsize)
     return found
   ends = [np.zeros(0, np.int64)]
-  place, is_open = 0, False  # Tokens read; whether the last of them is an EOS before a BOS or not.
+  # The number of tokens read so far, and whether the last one is an EOS. If it is, the next piece
+  # shows whether this EOS ends a document.
+  place, is_open = 0, False
   for piece in files.storage.pieces(
       files.paths[file_id],
       int(files.data_offsets[file_id]),

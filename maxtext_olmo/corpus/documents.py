@@ -1,18 +1,19 @@
 """The document index: a sidecar file with the position of each document of a corpus.
 
-A document ends with its EOS token, which belongs to it, or at the end of its file; the next one
-begins there. With EOS = 0:
+A document ends with an EOS token, which belongs to it, or at the end of its file. The next document
+begins right after it. With EOS = 0:
 
     tokens      5  6  0 | 7  0 | 0 | 8  9 (end of file)
     document    0         1      2   3
 
-So documents cover their files without gaps, and two consecutive EOS make a document of one token.
+Documents therefore cover their files without gaps, and an EOS right after another EOS is a document
+of one token.
 A boundary file next to the token file (`boundaries`) takes precedence: its documents and names are
 used, and the tokens are not read.
 
-That is the rule `auto`. OLMo-core's datasets of documents have others: `eos` ignores boundary
-files, and tokens after the last EOS of a file are no document; `csv` needs a boundary file for each
-token file.
+This rule is called `auto`. OLMo-core's document datasets follow two other rules: `eos` ignores
+boundary files and drops tokens after the last EOS of a file; `csv` requires a boundary file for
+each token file.
 
 The file has a JSON header in its first 4096 bytes, and then up to three sections, each with a
 checksum in the header:
@@ -22,29 +23,32 @@ checksum in the header:
     names        if there are any (`document_names`)
     hashes       if asked for (`document_hashes`)
 
-Opening it reads only the header, and looking up documents reads only their entries: memory does not
-grow with the number of documents. Format 1, which has neither names nor hashes, can still be read;
-building the index again writes format 2, with the same boundaries and the same checksum of them.
+Opening the file loads only the header, and looking up documents loads only their entries, so memory
+use does not grow with the number of documents. Format 1, which has neither names nor hashes, can
+still be read. Building the index again writes format 2, with the same boundaries and the same
+boundary checksum.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import functools
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
 from maxtext_olmo import atomic
-from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import boundaries
 from maxtext_olmo.corpus import document_hashes
+from maxtext_olmo.corpus import document_header
 from maxtext_olmo.corpus import document_names
+from maxtext_olmo.corpus import document_work
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import sorted_table
@@ -52,27 +56,29 @@ from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.document_index import HEADER_BYTES
 from maxtext_olmo.corpus.document_index import REBUILD
 from maxtext_olmo.corpus.document_index import DocumentIndex as DocumentIndex
-from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.document_work import BoundaryFile
+from maxtext_olmo.corpus.document_work import FoundInFile
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.storage import writing
-from maxtext_olmo.corpus.token_files import TokenFiles
+from maxtext_olmo.corpus.work import pieces as pieces_lib
+from maxtext_olmo.corpus.work import run as run_lib
+from maxtext_olmo.corpus.work.options import WorkOptions
+from maxtext_olmo.corpus.work.pieces import Piece
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
-from maxtext_olmo.progress import progress_bar
 
-_FORMAT_1 = "maxtext-olmo documents 1"
-_FORMAT = "maxtext-olmo documents 2"
-# Files up to this size are checked completely when they are opened; larger ones by `verify`.
+# Files up to this size are checked completely when they are opened; larger ones only by `verify`.
 _CHECKED_AT_OPENING = 64 << 20
 RULES = ("auto", "eos", "csv")
-_SPAN_BYTES = 16  # A document in the temporary files: its first token and its length.
+_PROBLEM = "Documents cannot be found"
 
 
-def default_path(index_path: str | os.PathLike[str]) -> str:
-  """Returns the default path of the document index that belongs to an index."""
-  return urls.without_secrets(index_path) + ".documents"
+def default_path(index_path: str | os.PathLike[str], rule: str = "auto") -> str:
+  """Returns the default path of the document index for an index and a rule."""
+  suffix = "" if rule == "auto" else f".{rule}"
+  return f"{urls.without_secrets(index_path)}.documents{suffix}"
 
 
 def load_documents(
@@ -98,11 +104,11 @@ def load_documents(
     path: Path of the sidecar file.
     index: Index of the corpus.
     eos_id: EOS that the document index must have been built with; None accepts any.
-    rule: Rule that it must have been built with.
-    storage: Storage that holds the sidecar file; local files by default.
+    rule: Rule that the document index must have been built with.
+    storage: Storage that holds the sidecar file; `open_storage()` by default.
 
   Raises:
-    CorpusError: The file is missing or damaged, or belongs to another corpus or EOS.
+    CorpusError: The file is missing or damaged, or was built for another corpus, EOS or rule.
   """
   path = urls.without_secrets(path)
   storage = open_storage() if storage is None else storage
@@ -115,7 +121,7 @@ def load_documents(
         " `maxtext-olmo index documents` makes one."
     ) from error
   try:
-    values = _read_header(header)
+    values = document_header.read(header)
     documents = DocumentIndex(path=path, storage=storage, **values)
     needed = documents.size
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -174,14 +180,54 @@ def build_documents(
     path: Path or URL of the sidecar file, which is written atomically.
     eos_id: Token that ends a document.
     rule: Rule for where documents begin and end: `auto`, `eos` or `csv`.
-    hashes: Whether to store a hash of each document's tokens; reads all tokens once more.
-    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    hashes: Whether to store a hash of each document's tokens.
+    path_remap: Prefix → replacement, for paths that begin differently on this machine.
     workers: Number of threads that read files; one per core by default.
     progress: Whether to show a progress bar.
     storage: Storage that holds the token files and boundary files; `open_storage()` by
       default.
   """
   path = urls.without_secrets(path)
+  options = WorkOptions(workers=workers)
+  with _temporary_directory(path) as folder:
+    outcome = find_documents(
+        index,
+        eos_id,
+        dataclasses.replace(options, results=os.path.join(folder, "results")),
+        rule=rule,
+        hashes=hashes,
+        path_remap=path_remap,
+        progress=progress,
+        storage=storage,
+    )
+    return write_documents(index, path, eos_id, outcome, rule=rule, hashes=hashes)
+
+
+def find_documents(
+    index: index_lib.OlmoNpyIndex,
+    eos_id: int,
+    options: WorkOptions,
+    *,
+    rule: str = "auto",
+    hashes: bool = False,
+    path_remap: Mapping[str, str] | None = None,
+    progress: bool = False,
+    storage: Storage | None = None,
+    piece_bytes: int = pieces_lib.PIECE_BYTES,
+) -> run_lib.Outcome:
+  """Finds the documents of all pieces of a corpus, or of a part, on one machine or on many.
+
+  Args:
+    index: Index of the corpus.
+    eos_id: Token that ends a document.
+    options: How the work is done.
+    rule: Rule for where documents begin and end: `auto`, `eos` or `csv`.
+    hashes: Whether to hash each document's tokens.
+    path_remap: Prefix → replacement, for paths that begin differently on this machine.
+    progress: Whether to show a progress bar.
+    storage: Storage that holds the token files and boundary files; `open_storage()` by default.
+    piece_bytes: Size of a piece in bytes.
+  """
   if rule not in RULES:
     raise ConfigError(f"The rule for documents must be one of {', '.join(RULES)}, got {rule!r}.")
   if eos_id < 0 or eos_id > np.iinfo(index.token_dtype).max:
@@ -189,78 +235,73 @@ def build_documents(
         f"The EOS {eos_id} is not a valid {index.dtype} token id. Set olmo_eos_id to the id of the"
         " tokenizer's EOS."
     )
-  files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
-  total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
-  # For a document index in a store, the parts are collected where temporary files are.
-  directory = None if urls.is_url(path) else os.path.dirname(path) or "."
-  with contextlib.ExitStack() as stack:
-    with atomic.write_errors(path):
-      folder = stack.enter_context(
-          tempfile.TemporaryDirectory(
-              prefix=".documents_", dir=directory, ignore_cleanup_errors=True
-          )
-      )
-    with progress_bar("Finding documents", total, enabled=progress, unit="bytes") as advance:
+  sources = pieces_lib.source_files(index, path_remap=path_remap)
+  work = document_work.DocumentWork(eos_id, hashes, storage=storage)
 
-      def find(i: int) -> _Found:
-        entry, width = index.files[i], index.token_dtype.itemsize
-        boundary = boundaries.boundary_path(files.paths[i])
-        has_boundary = rule != "eos" and files.storage.exists(boundary)
-        if rule == "csv" and not has_boundary:
-          raise CorpusError(f"{files.paths[i]} has no boundary file; expected {boundary}.")
-        part = os.path.join(folder, str(i))
-        count = 0
-        with atomic.write_errors(part), document_names.NameSpool(folder, i) as names:
-          if has_boundary:
-            spans = _spans_of_csv(files.storage, boundary, entry.n_tokens, names)
-          else:
-            spans = _spans_of_tokens(files, i, entry.n_tokens, eos_id, tail=rule == "auto")
-          with open(part, "wb") as file:
-            for starts, lengths, read in spans:
-              _check_lengths(lengths, files.paths[i])
-              file.write(np.stack([starts, lengths], axis=1).astype("<u8").tobytes())
-              count += len(starts)
-              advance(read * width)
-        return _Found(count, has_boundary, names.named, names.num_sources)
+  def items_of(i: int) -> Sequence[Piece | BoundaryFile]:
+    source = sources[i]
+    boundary = boundaries.boundary_path(source.path)
+    if rule != "eos" and work.files.exists(boundary):
+      return [BoundaryFile(source, boundary, reads_tokens=hashes)]
+    if rule == "csv":
+      raise CorpusError(f"{source.path} has no boundary file; expected {boundary}.")
+    return pieces_lib.cut(source, piece_bytes)
 
-      workers = workers or available_cores()
-      results, problems = scan.map_files(find, len(index.files), workers=workers, block=1)
-    found = scan.all_or_error(results, problems, "Documents cannot be found")
-    if hashes:
-      _hash(index, files, folder, found, workers=workers, progress=progress)
+  found, problems = scan.map_files(items_of, len(sources), workers=None)
+  items = scan.all_or_error(found, problems, _PROBLEM)
+  return run_lib.run_work(
+      work,
+      [item for some in items for item in some],
+      options,
+      fingerprint=index.fingerprint,
+      description="Finding documents",
+      progress=progress,
+  )
+
+
+def write_documents(
+    index: index_lib.OlmoNpyIndex,
+    path: str | os.PathLike[str],
+    eos_id: int,
+    outcome: run_lib.Outcome,
+    *,
+    rule: str = "auto",
+    hashes: bool = False,
+) -> DocumentIndex:
+  """Writes the document index from what `find_documents` returned for all pieces.
+
+  Args:
+    index: Index of the corpus.
+    path: Path or URL of the sidecar file, which is written atomically.
+    eos_id: The EOS that `find_documents` was given.
+    outcome: What it returned.
+    rule: The rule that it was given.
+    hashes: Whether it was told to hash the documents.
+  """
+  path = urls.without_secrets(path)
+  failures = {failure.item.file: failure.error for failure in reversed(outcome.failures)}
+  errors = [failures[file] for file in sorted(failures)]
+  scan.all_or_error([None] * len(index.files), errors, _PROBLEM)
+  outcome.check(_PROBLEM)
+  with _temporary_directory(path) as folder:
+    sources = {item.file: item.source for item in outcome.items}
+    found = [
+        document_work.join_file(folder, sources[file], results, tail=rule == "auto")
+        for file, results in itertools.groupby(outcome, key=lambda pair: pair[0].file)
+    ]
     return _assemble(path, folder, index, eos_id, rule, found, hashes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-  """The documents found in a token file: their number, where they came from, and their names."""
-
-  documents: int
-  by_boundaries: bool
-  named: int
-  sources: int
-
-
-def _hash(
-    index: index_lib.OlmoNpyIndex,
-    files: TokenFiles,
-    folder: str,
-    found: list[_Found],
-    *,
-    workers: int,
-    progress: bool,
-) -> None:
-  """Writes the hashes of each file's documents to a temporary file."""
-  total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
-  with progress_bar("Hashing documents", total, enabled=progress, unit="bytes") as advance:
-
-    def hash_file(i: int) -> None:
-      path = os.path.join(folder, _hash_name(i))
-      spans, n_tokens = _spans(folder, i, found[i].documents), index.files[i].n_tokens
-      document_hashes.hash_documents(files, i, n_tokens, spans, path, advance)
-
-    _, problems = scan.map_files(hash_file, len(found), workers=workers, block=1)
-  scan.all_or_error([None] * len(found), problems, "Documents cannot be hashed")
+@contextlib.contextmanager
+def _temporary_directory(path: str) -> Iterator[str]:
+  """Creates a temporary directory next to `path`; for a URL, where the system has them."""
+  directory = None if urls.is_url(path) else os.path.dirname(path) or "."
+  with contextlib.ExitStack() as stack:
+    with atomic.write_errors(path):
+      temporary = tempfile.TemporaryDirectory(
+          prefix=".documents_", dir=directory, ignore_cleanup_errors=True
+      )
+    yield stack.enter_context(temporary)
 
 
 def _assemble(
@@ -269,7 +310,7 @@ def _assemble(
     index: index_lib.OlmoNpyIndex,
     eos_id: int,
     rule: str,
-    found: list[_Found],
+    found: list[FoundInFile],
     hashes: bool,
 ) -> DocumentIndex:
   counts = [one.documents for one in found]
@@ -282,7 +323,7 @@ def _assemble(
     put(offsets)
     for column, dtype in ((0, "<u8"), (1, "<u4")):
       for i, count in enumerate(counts):
-        for block in _spans(folder, i, count):
+        for block in document_work.read_spans(folder, i, count):
           tokens += int(block[:, 1].sum()) if column else 0
           put(block[:, column].astype(dtype))
     values: dict[str, Any] = {
@@ -296,7 +337,7 @@ def _assemble(
         "names": None,
         "hashes": "",
     }
-    if rule != "auto":  # Earlier versions can read the others.
+    if rule != "auto":  # Without this field, earlier versions can read the file.
       values["rule"] = rule
     if named or any(one.sources for one in found):
       put, checksum = _checked_writer(file)
@@ -304,18 +345,18 @@ def _assemble(
       values["names"] = {**dataclasses.asdict(sizes), "checksum": checksum()}
     if hashes:
       put, checksum = _checked_writer(file)
-      records = document_hashes.records(folder, counts, _hash_name)
+      paths = functools.partial(document_work.hash_path, folder)
+      records = document_hashes.records(counts, paths)
       for block in sorted_table.sort_records(records, folder):
         put(block)
       values["hashes"] = checksum()
-    header = json.dumps({"format": _FORMAT, "header": _digest_of(values), **values}).encode()
     file.seek(0)
-    file.write(header.ljust(HEADER_BYTES - 1) + b"\n")
-  return DocumentIndex(path=path, **_with_sizes(values))
+    file.write(document_header.write(values))
+  return DocumentIndex(path=path, **document_header.with_sizes(values))
 
 
 def _checked_writer(file: BinaryIO) -> tuple[Callable[[np.ndarray], None], Callable[[], str]]:
-  """Returns a function that writes arrays, and one that returns the checksum of what it wrote."""
+  """Returns a function that writes arrays, and one that returns the checksum so far."""
   digest = xxhash.xxh3_128()
 
   def put(values: np.ndarray) -> None:
@@ -324,88 +365,3 @@ def _checked_writer(file: BinaryIO) -> tuple[Callable[[np.ndarray], None], Calla
     file.write(data)
 
   return put, digest.hexdigest
-
-
-def _spans(folder: str, number: int, count: int) -> Iterator[np.ndarray]:
-  """Yields blocks of rows (first token, length), one row per document of a file."""
-  if count:
-    for piece in LocalStorage().pieces(os.path.join(folder, str(number))):
-      yield np.frombuffer(piece, "<u8").reshape(-1, 2)
-
-
-def _hash_name(number: int) -> str:
-  return f"{number}.hashes"
-
-
-Spans = Iterator[tuple[np.ndarray, np.ndarray, int]]  # starts, lengths, tokens read for them
-
-
-def _spans_of_tokens(
-    files: TokenFiles, file_id: int, n_tokens: int, eos_id: int, *, tail: bool
-) -> Spans:
-  begun, place = 0, 0  # start of the current document, and number of tokens read
-  for piece in files.storage.pieces(
-      files.paths[file_id],
-      int(files.data_offsets[file_id]),
-      n_tokens * files.dtype.itemsize,
-      scan.CHUNK_BYTES,
-  ):
-    tokens = np.frombuffer(piece, files.dtype)
-    ends = np.flatnonzero(tokens == eos_id) + (place + 1)
-    place += len(tokens)
-    starts = np.concatenate([[begun], ends[:-1]])[: len(ends)]
-    yield starts, ends - starts, len(tokens)
-    begun = int(ends[-1]) if len(ends) else begun
-  if tail and begun < place:
-    yield np.array([begun]), np.array([place - begun]), 0
-
-
-def _spans_of_csv(
-    storage: Storage, path: str, n_tokens: int, names: document_names.NameSpool
-) -> Spans:
-  """Yields the documents of a boundary file, and spools their names."""
-  for some in boundaries.read_boundaries(storage, path, n_tokens):
-    names.add(some)
-    yield some.starts, some.lengths, 0
-  yield np.zeros(0, np.int64), np.zeros(0, np.int64), n_tokens
-
-
-def _check_lengths(lengths: np.ndarray, path: str) -> None:
-  if len(lengths) and int(lengths.max()) > np.iinfo(np.uint32).max:
-    raise CorpusError(
-        f"{path} has a document of {int(lengths.max())} tokens; the length must fit in 32 bits."
-        " Check olmo_eos_id."
-    )
-
-
-def _read_header(header: bytes) -> dict[str, Any]:
-  """Returns the values of a header; raises ValueError, KeyError or TypeError if it is invalid."""
-  values = json.loads(header)
-  version = values.pop("format")
-  if version not in (_FORMAT_1, _FORMAT) or values.pop("header") != _digest_of(values):
-    raise ValueError("it has another format, or its header was changed")
-  if version == _FORMAT_1:
-    values |= {"names": None, "hashes": ""}
-  sizes = values["names"]
-  checked = {**values, **{f"names.{name}": value for name, value in (sizes or {}).items()}}
-  del checked["names"]
-  if wrong := {name: value for name, value in checked.items() if not _fits(name, value)}:
-    raise ValueError(f"values of the wrong type in its header: {wrong}")
-  return _with_sizes(values)
-
-
-def _with_sizes(values: dict[str, Any]) -> dict[str, Any]:
-  """Returns the values of a header as the arguments of `DocumentIndex`."""
-  sizes = values["names"]
-  return {**values, "names": None if sizes is None else document_names.NameSizes(**sizes)}
-
-
-def _fits(name: str, value: Any) -> bool:
-  """Returns whether a value of the header has the type of its field."""
-  if name in ("fingerprint", "checksum", "hashes", "names.checksum", "rule"):
-    return isinstance(value, str)
-  return isinstance(value, int) and value >= 0
-
-
-def _digest_of(values: dict[str, Any]) -> str:
-  return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())

@@ -1,12 +1,13 @@
-"""Arrays in files, read only where they are needed.
+"""Arrays in files, of which only the needed parts are read.
 
-The arrays of orders, document indexes and consumed bitmaps may have gigabytes, and a batch needs a
-few of their numbers. They are read instead of memory-mapped: if a mapped file is truncated while in
-use, SIGBUS kills the process, whereas a read raises an error that names the file and the bytes.
+The arrays of orders, document indexes and consumed bitmaps may take gigabytes, and a batch needs
+only a few of their values. They are read instead of memory-mapped: if a mapped file is truncated
+while in use, SIGBUS kills the process, whereas a read raises an error that names the file and the
+bytes.
 
-Numbers are read in blocks, so that neighbouring numbers cost one read:
+Values are read in blocks, so that neighbouring values cost one read:
 
-    blocks of 4 here, of 512 bytes in the file     places 9, 1, 8  →  blocks 0 and 2
+    places 9, 1, 8  →  blocks 0 and 2        (here, 4 values per block; by default, 512 bytes)
 
 A small array is loaded completely when it is first used.
 """
@@ -23,16 +24,16 @@ from maxtext_olmo.corpus.storage import Storage
 
 
 class FileArray:
-  """A one-dimensional array in a file; can be pickled, and shared by threads.
+  """A one-dimensional array in a file. It can be pickled and shared between threads.
 
   Args:
-    storage: Storage that holds the file, and keeps it open until the storage is closed.
+    storage: Storage that holds the file. It may keep the file open until the storage is closed.
     path: Path of the file.
-    dtype: Dtype of the numbers, with byte order.
-    offset: Byte offset of the first number.
-    count: Number of numbers in the array.
+    dtype: Dtype of the values, with byte order.
+    offset: Byte offset of the first value.
+    count: Length of the array.
     block_bytes: Number of bytes per block.
-    load_up_to: Largest size in bytes of an array that is loaded completely.
+    load_up_to: Arrays of up to this many bytes are loaded completely.
   """
 
   def __init__(
@@ -61,10 +62,10 @@ class FileArray:
     return {name: value for name, value in self.__dict__.items() if name != "_loaded"}
 
   def __getitem__(self, places: np.ndarray) -> np.ndarray:
-    """Returns the numbers at the given places; raises CorpusError if they cannot be read."""
+    """Returns the values at the given places; raises CorpusError if they cannot be read."""
     if places.size and not (0 <= places.min() and places.max() < self._count):
       raise errors.OrderError(
-          f"{self._paths[0]} has {self._count} numbers, but places {places.min()} to"
+          f"{self._paths[0]} has {self._count} values, but places {places.min()} to"
           f" {places.max()} were requested."
       )
     if self._loaded is not None:
@@ -74,7 +75,10 @@ class FileArray:
     return self.blocks(needed)[which, within]
 
   def blocks(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns blocks by number, one per row; the last block of the array is padded with zeros."""
+    """Returns the blocks with the given indices, one per row.
+
+    The last block of the array is padded with zeros.
+    """
     return self._read(numbers) if self._loaded is None else self._loaded[numbers]
 
   @property
@@ -103,7 +107,7 @@ class FileArray:
     return found.view(self._dtype).reshape(len(numbers), self._per_block)
 
   def ranges(self, firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the numbers of several ranges, concatenated."""
+    """Returns the values of several ranges, concatenated."""
     sizes = counts * self._dtype.itemsize
     found = np.zeros(int(sizes.sum()), np.uint8)
     self._storage.fill(

@@ -8,7 +8,7 @@ files:
     instance id    0    1    (rest unused)               2    3    (rest unused)
 
 With a `max_target_sequence_length` M (a multiple of S), files are first cut into windows of M
-tokens, and each window into M / S instances. A later stage with another S then sees the same
+tokens, and each window into M / S instances. A later stage with a different S then sees the same
 tokens, and the corpus keeps its fingerprint.
 """
 
@@ -33,7 +33,7 @@ INDEX_FORMAT_VERSION = "2"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OlmoNpyFileEntry:
-  """One token file: its location, its instances, and the values that checks compare.
+  """One token file: its location, its instances, and the values used to verify it.
 
   >>> entry = OlmoNpyFileEntry("part.npy", "wiki", n_tokens=11, n_instances=2, instance_offset=0)
   >>> entry.label
@@ -41,17 +41,17 @@ class OlmoNpyFileEntry:
 
   Attributes:
     path: Path relative to the base of the index, or absolute if the file is outside it.
-    label: Label of the file, by which mixtures select it.
+    label: Label of the file, which mixtures refer to.
     n_tokens: Number of complete tokens in the file, used or not.
     n_instances: Number of instances in the file.
     instance_offset: Id of the file's first instance.
     size_bytes: Size of the whole file, including a header and an incomplete token at the end.
     data_offset: Number of bytes before the first token.
     checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
-    etag: ETag of the object when the index was built over URLs; not part of the fingerprint, and
-      only valid at that URL.
-    head_tokens: Number of tokens at the beginning of the file that instances are made of; None uses
-      the whole file. The files of a source mixture have it.
+    etag: ETag of the object, if the index was built from the file's URL. It is valid only at that
+      URL, and is not part of the fingerprint.
+    head_tokens: Number of tokens, from the start of the file, to cut into instances; None uses the
+      whole file. Only source mixtures set it.
   """
 
   path: str
@@ -67,13 +67,13 @@ class OlmoNpyFileEntry:
 
   @property
   def usable_tokens(self) -> int:
-    """Number of tokens that instances are made of: the head, or the whole file."""
+    """Number of tokens to cut into instances: the head, or the whole file."""
     return self.n_tokens if self.head_tokens is None else self.head_tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class OlmoNpyIndex:
-  """All token files of a corpus, in order, and the values that identify their stream.
+  """The token files of a corpus in order, the location of their instances, and a fingerprint.
 
   `build_index` and `load_index` return one:
 
@@ -97,10 +97,10 @@ class OlmoNpyIndex:
     total_tokens: Number of tokens in all files, used or not.
     fingerprint: Hash of everything that decides which tokens an instance holds.
     base: Directory that the paths are relative to; not part of the fingerprint.
-    max_target_sequence_length: Longest sequence length that a later stage may use; None if it is
-      fixed.
+    max_target_sequence_length: Longest sequence length that a later stage may use; None if the
+      sequence length is fixed.
     split_key: Key (hex) that selects the held-out windows; unchanged when files are appended.
-    split_windows: Number of windows when the key was made.
+    split_windows: Number of windows in the corpus when the split key was made.
   """
 
   format_version: str
@@ -123,7 +123,7 @@ class OlmoNpyIndex:
 
   @property
   def chunk_size(self) -> int:
-    """Number of instances per window; the order keeps them together."""
+    """Number of instances per window. The order keeps the instances of a window together."""
     return self.window // self.sequence_length
 
   @property
@@ -133,7 +133,7 @@ class OlmoNpyIndex:
 
   @property
   def has_heads(self) -> bool:
-    """Whether only heads of files are used, as in a source mixture."""
+    """Whether only the beginnings of some files are used, as in a source mixture."""
     return any(entry.head_tokens is not None for entry in self.files)
 
   @functools.cached_property
@@ -147,7 +147,10 @@ class OlmoNpyIndex:
 
   @functools.cached_property
   def _first_bytes(self) -> np.ndarray:
-    """For each file, the byte offset at which instance 0 would begin if it were in this file."""
+    """For each file, an offset (possibly negative) to which `id * _instance_bytes` is added.
+
+    The sum is the byte at which the instance `id` begins in the file.
+    """
     offsets = np.array([entry.data_offset for entry in self.files], np.int64)
     first: np.ndarray = offsets - self._starts * self._instance_bytes
     return first
@@ -180,13 +183,13 @@ class OlmoNpyIndex:
     if low < 0 or high >= self.total_instances:
       raise OrderError(_out_of_range(low if low < 0 else high, self))
     ids = ids.astype(np.int64, copy=False)
-    # A file without instances has the same start as the next file; the last of the equal starts is
-    # the file that has the instance.
+    # A file without instances has the same start as the next file. The last of the equal starts
+    # belongs to the file that has the instance.
     file_ids = np.searchsorted(self._starts, ids, side="right") - 1
     return file_ids, self._first_bytes[file_ids] + ids * self._instance_bytes
 
   def with_sequence_length(self, sequence_length: int) -> "OlmoNpyIndex":
-    """Returns the same corpus, with the same fingerprint, in instances of another length."""
+    """Returns the same corpus, with the same fingerprint, cut into instances of a new length."""
     if sequence_length == self.sequence_length:
       return self
     if self.max_target_sequence_length is None:
@@ -209,7 +212,7 @@ class OlmoNpyIndex:
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
   def to_json_dict(self) -> dict[str, Any]:
-    """Returns the index in the form in which it is stored."""
+    """Returns the JSON object that is stored for the index."""
     values = self.__getstate__() | {"annotations": self.annotations}
     values["files"] = [
         {name: value for name in _ENTRY_FIELDS if (value := getattr(entry, name)) is not None}
@@ -272,7 +275,10 @@ def compute_fingerprint(
     *,
     max_target_sequence_length: int | None = None,
 ) -> str:
-  """Returns a hash of everything that decides which tokens an instance holds; not of the base."""
+  """Returns a hash of everything that decides which tokens an instance holds.
+
+  The base is not included, so a corpus keeps its fingerprint when it moves.
+  """
   window = max_target_sequence_length or sequence_length
   *_, fingerprint = _prefix_fingerprints(window, dtype, tokenizer, files)
   return fingerprint
@@ -298,14 +304,15 @@ def split_belongs(index: OlmoNpyIndex) -> bool:
 
 
 def find_prefix(index: OlmoNpyIndex, fingerprint: str) -> int | None:
-  """Returns the number of leading files that have this fingerprint; None if there is none."""
+  """Returns n if the first n files form a corpus with this fingerprint, otherwise None."""
   found = enumerate(_prefixes_of(index))
   return next((count for count, prefix in found if prefix == fingerprint), None)
 
 
 def windows_of_prefix(index: OlmoNpyIndex, num_files: int) -> int:
   """Returns the number of windows in the first `num_files` files."""
-  last = index.files[max(0, num_files - 1) : num_files]  # Cheap: called for each prefix.
+  # The offset of the last file is the number of instances in all files before it.
+  last = index.files[max(0, num_files - 1) : num_files]
   return _count(last) // index.chunk_size
 
 

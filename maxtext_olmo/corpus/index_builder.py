@@ -68,18 +68,19 @@ def build_index(
       to `base`.
     sequence_length: Number of tokens per instance.
     tokenizer: Name of the tokenizer, which becomes part of the fingerprint.
-    header_reader: Function path → (dtype, shape), for files that cannot be opened from here; its
-      dtype replaces `dtype`.
+    header_reader: Function from a path to (dtype, shape), for files that this machine cannot open.
+      The dtype that it returns replaces `dtype`.
     dtype: Dtype of the files; a `.npy` header must agree with it.
     base: Directory that stored paths are relative to; by default the common directory of the files.
     max_target_sequence_length: Longest sequence length that a later stage may use.
-    checksums: "xxh3" or "sha256" to record a checksum of each file, which reads all of it.
+    checksums: Algorithm of the checksums to record, "xxh3", "sha256" or "xxh3-pieces"; None
+      records none. To compute them, all files are read completely.
     workers: Number of threads that scan files.
     progress: Whether to show a progress bar.
     extends: Older index that this corpus extends; its held-out split is kept.
     storage: Storage that holds the files; `open_storage()` by default.
-    npy_headers: Whether to look for `.npy` headers in objects of a store, with a small read of
-      each; otherwise no byte of them is read. Headers of local files are always found.
+    npy_headers: Whether to look for `.npy` headers in a store, with a small read per object.
+      Headers of local files are always detected.
 
   Raises:
     CorpusError: A file is missing or damaged, or the corpus does not extend `extends`.
@@ -90,8 +91,7 @@ def build_index(
   if not given:
     raise CorpusError("There are no files to index: paths_and_labels is empty.")
   names = [path for path, _ in given]
-  if base is None and extends is not None:
-    base = extends.base
+  base = extends.base if base is None and extends is not None else base
   if base is None:
     full = [paths.absolute(path) for path in names]
     base = paths.common_base(full)
@@ -143,7 +143,10 @@ def _infos_from_reader(
     storage: Storage,
     workers: int | None,
 ) -> tuple[str, list[scan.FileInfo]]:
-  """Returns the dtype and the sizes that the caller's reader reports, checked where files exist."""
+  """Returns the dtype and the sizes that `header_reader` reports.
+
+  Raises CorpusError if a file exists on this machine and has a different number of tokens.
+  """
   results, errors = scan.map_files(lambda i: header_reader(names[i]), len(names), workers=workers)
   headers = scan.all_or_error(results, errors, "Token files cannot be indexed")
   dtype = token_dtype(headers[0][0])
@@ -188,7 +191,7 @@ def load_index(
     base: str | os.PathLike[str] | None = None,
     storage: Storage | None = None,
 ) -> OlmoNpyIndex:
-  """Reads an index file and checks it; also reads the index files of MaxText.
+  """Reads and checks an index file, in this project's format or MaxText's.
 
   >>> import numpy as np, tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
@@ -201,8 +204,8 @@ def load_index(
   Args:
     path: Path of the index file.
     base: Directory of the token files, if they have moved since the index was built.
-    storage: Storage that holds the index and, for an index of MaxText, the token files; by
-      default.
+    storage: Storage that holds the index and, for an index in MaxText's format, the token files;
+      `open_storage()` by default.
 
   Raises:
     CorpusError: The index is missing, damaged or of an unknown format.
@@ -222,7 +225,7 @@ def load_index(
 def parse_index(
     text: str | bytes, name: str, base: str | None = None, storage: Storage | None = None
 ) -> OlmoNpyIndex:
-  """Parses the text of an index file; errors call it `name`."""
+  """Parses the text of an index file, which errors refer to as `name`."""
   try:
     values = json.loads(text)
   except (ValueError, RecursionError) as error:  # Not JSON, not even text, or nested too deep.
@@ -238,19 +241,19 @@ def parse_index(
       return index if base is None else _with_base(index, base)
     if version == "1":
       return _load_maxtext(name, values, base, storage or open_storage())
-  except ConfigError as error:  # Values that no index can have.
+  except ConfigError as error:  # The file has values that no index can have.
     raise CorpusError(f"The index {name} is damaged: {error} {_REBUILD}") from error
   raise CorpusError(
-      f"The index {name} has format_version {version!r}; {INDEX_FORMAT_VERSION!r} and MaxText's '1'"
-      " can be read. Build it again with `maxtext-olmo index build`, or install the version that"
+      f"The index {name} has format_version {version!r}; expected {INDEX_FORMAT_VERSION!r}, or"
+      " MaxText's '1'. Build it again with `maxtext-olmo index build`, or install the version that"
       " wrote it."
   )
 
 
 def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
-  annotations = values.pop("annotations", None)  # Indexes of the first releases have none.
+  annotations = values.pop("annotations", None)  # The first releases wrote none.
   index = _parse(name, values)
-  # Derive the index again from the values that the fingerprint covers.
+  # Derive the index again from the values that the fingerprint covers, to check all others.
   itemsize = token_dtype(index.dtype).itemsize
   again = make_index(
       [
@@ -269,19 +272,19 @@ def _load_own(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
   if not split_belongs(index):
     raise CorpusError(
         f"The index {name} is damaged: the split key {index.split_key!r} over"
-        f" {index.split_windows} windows belongs neither to its files nor to the first n of them."
-        f" {_REBUILD}"
+        f" {index.split_windows} windows matches neither its list of files nor any beginning of"
+        f" that list. {_REBUILD}"
     )
   if annotations not in (None, index.annotations):
     raise CorpusError(
         f"The index {name} is damaged or was edited by hand: its labels and checksums have the hash"
-        f" {index.annotations}, but it says {annotations}. {_REBUILD}"
+        f" {index.annotations}, but the index records {annotations}. {_REBUILD}"
     )
   return index
 
 
 def _with_base(index: OlmoNpyIndex, base: str) -> OlmoNpyIndex:
-  """Returns the index of a corpus that has moved; ETags are those of the place it came from."""
+  """Returns the index with a new base. Drops ETags, which are valid only at the old base."""
   files = index.files
   if base != index.base and any(entry.etag for entry in files):
     files = tuple(dataclasses.replace(entry, etag=None) for entry in files)
@@ -306,8 +309,8 @@ def _load_maxtext(
   full = [paths.join(new_base, path) for path in relative]
 
   def data_offset(i: int) -> int:
-    # Files that do not exist on this machine, or are in a store, are assumed to be raw; the size
-    # check finds those that are not.
+    # Files that are in a store, or missing on this machine, are assumed to be raw. The size check
+    # detects files with a header.
     if paths.is_url(full[i]) or not storage.exists(full[i]):
       return 0
     return scan.scan_file(full[i], dtype, storage).data_offset
@@ -328,7 +331,7 @@ def _load_maxtext(
 
 
 def _check_numbers(name: str, derived: OlmoNpyIndex, stored: OlmoNpyIndex) -> None:
-  """Checks the numbers that the fingerprint does not cover because they follow from others."""
+  """Checks the counts that the fingerprint omits because they can be derived from other values."""
 
   def compare(what: str, expected: int, found: int) -> None:
     if expected != found:
@@ -353,14 +356,16 @@ def _parse(name: str, values: dict[str, Any]) -> OlmoNpyIndex:
 
 
 def _make(cls: type[T], types: dict[str, Any], values: Any, where: str) -> T:
-  """Makes a data class from JSON values, after checking the type of each."""
+  """Makes a data class from JSON values, after checking the type of each value."""
   if not isinstance(values, dict):
     found = reprlib.repr(values)
     raise CorpusError(f"Expected an object for {where}, found {found}. {_REBUILD}")
   for field, value in values.items():
     expected = types.get(field)
     if expected is None:
-      raise CorpusError(f"Unknown field {field!r} in {where}. A newer version may have written it.")
+      raise CorpusError(
+          f"Unknown field {field!r} in {where}. If a newer version wrote it, install that version."
+      )
     if not isinstance(value, expected) or not _is_possible(value):
       raise CorpusError(f"{field!r} cannot be {reprlib.repr(value)} in {where}. {_REBUILD}")
   try:
@@ -391,5 +396,5 @@ _INDEX_TYPES = _types(OlmoNpyIndex)
 def _fingerprint_differs(name: str, found: str, expected: str) -> str:
   return (
       f"The index {name} is damaged or was edited by hand: its content has the fingerprint"
-      f" {expected}, but it says {found}. {_REBUILD}"
+      f" {expected}, but the index records {found}. {_REBUILD}"
   )

@@ -1,4 +1,4 @@
-"""The differences between two indexes of a corpus, and the split that an extended one keeps."""
+"""Compares two indexes of a corpus, and keeps the held-out split when a corpus is extended."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ _SHOWN = 10
 def keep_split(
     index: index_lib.OlmoNpyIndex, older: index_lib.OlmoNpyIndex
 ) -> index_lib.OlmoNpyIndex:
-  """Returns the index with the held-out split of an older index, which it must extend."""
+  """Returns `index` with the held-out split of `older`; raises if `index` does not extend it."""
   if index_lib.find_prefix(index, older.fingerprint) != len(older.files):
     changes = "\n".join(f"  {line}" for line in describe_changes(older, index))
     raise CorpusError(
@@ -31,12 +31,12 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
   if old.window != new.window:
     lines.append(
         f"windows: files were cut into windows of {old.window} tokens, and are now cut into windows"
-        f" of {new.window}, which gives other instances; if the sequence length will change, build"
+        f" of {new.window}, which changes the instances; if the sequence length will change, build"
         " the index with --max-target-sequence-length"
     )
   before, after = _by_name(old), _by_name(new)
   kinds: dict[str, list[str]] = {
-      kind: [] for kind in ("removed", "grown", "shrunk", "replaced", "other head", "added")
+      kind: [] for kind in ("removed", "grown", "shrunk", "replaced", "changed head", "added")
   }
   for path, entry in before.items():
     if path not in after:
@@ -53,7 +53,7 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
     ):
       kinds["replaced"].append(f"{path} (same size, different content)")
     if found.head_tokens != entry.head_tokens:
-      kinds["other head"].append(f"{path} ({_head(entry)} to {_head(found)} tokens)")
+      kinds["changed head"].append(f"{path} ({_head(entry)} to {_head(found)} tokens)")
   last_kept = max((place for place, path in enumerate(after) if path in before), default=-1)
   for place, (path, entry) in enumerate(after.items()):
     if path not in before:
@@ -67,12 +67,12 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
   order = [path for path in before if path in after]
   if common != order:
     place = next(i for i, (a, b) in enumerate(zip(order, common)) if a != b)
-    lines.append(f"reordered: {order[place]} came before {common[place]}, now it comes after")
+    lines.append(f"reordered: {order[place]} came before {common[place]}, and now comes after it")
   return lines
 
 
 def _by_name(index: index_lib.OlmoNpyIndex) -> dict[str, index_lib.OlmoNpyFileEntry]:
-  """Returns the files by path; from its second occurrence on, a file has that number, too."""
+  """Returns the files by path; the second and later occurrences of a path are numbered."""
   counts: collections.Counter[str] = collections.Counter()
   found = {}
   for entry in index.files:

@@ -1,7 +1,7 @@
 """Joins several indexes into one list of files.
 
-    index A   x y z         joined   x y z w       A's file numbers stay the same
-    index B   y w           numbers  1 3           the numbers of B's files in the joined list
+    index A   x y z         joined   x y z w       A's files keep their numbers
+    index B   y w           numbers  1 3           the places of B's files in the joined list
 
 A file that several indexes share is in the list once.
 """
@@ -21,9 +21,9 @@ class Joined:
   """The files of several indexes.
 
   Attributes:
-    index: First index, with the files of the others appended; those have no instances.
+    index: First index, with the files of the other indexes appended as files without instances.
     indexes: All indexes by fingerprint, starting with the first one.
-    numbers: For each fingerprint, the number of each of its files in the joined list.
+    numbers: For each index, by fingerprint, the places of its files in the joined list.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -32,7 +32,7 @@ class Joined:
 
 
 def file_keys(index: index_lib.OlmoNpyIndex) -> list[tuple[str, int, int]]:
-  """Returns the full path, the size and the data offset of each file, which identify it."""
+  """Returns the values that identify each file: its full path, size and data offset."""
   return [
       (index.resolve(i), index.expected_size(i), entry.data_offset)
       for i, entry in enumerate(index.files)
@@ -40,12 +40,15 @@ def file_keys(index: index_lib.OlmoNpyIndex) -> list[tuple[str, int, int]]:
 
 
 def join(indexes: Sequence[index_lib.OlmoNpyIndex]) -> Joined:
-  """Joins indexes with the same dtype and sequence length; equal fingerprints count once."""
+  """Joins indexes with the same dtype and sequence length.
+
+  Several indexes with the same fingerprint count as one.
+  """
   first = indexes[0]
   by_fingerprint = {index.fingerprint: index for index in reversed(indexes)}
   by_fingerprint = {first.fingerprint: first, **dict(reversed(by_fingerprint.items()))}
   files = list(first.files)
-  # A file that occurs twice in the first index keeps both numbers; other indexes use the lower one.
+  # A file that occurs twice in the first index keeps both places; other indexes use the first one.
   known = {key: i for i, key in reversed(list(enumerate(file_keys(first))))}
   numbers = {first.fingerprint: np.arange(len(files))}
   for fingerprint, index in by_fingerprint.items():

@@ -8,8 +8,8 @@ ignored:
 
 `{TOKENIZER}` stands for the tokenizer's name. The order of the lines is the order of the instances.
 
-The manifests of OLMo 2's annealing have paths alone. There the second part of a path is the label,
-as in OLMo-core:
+The manifests of OLMo 2's annealing stage have paths without labels. The label is then the second
+component of the path, as in OLMo-core:
 
     preprocessed/dclm/documents/part-00-00000.npy       the label is dclm
 """
@@ -49,10 +49,10 @@ def read_mix(
   Args:
     path: Path of the manifest.
     tokenizer: Name that replaces `{TOKENIZER}`.
-    storage: Storage that holds the manifest; local files by default.
+    storage: Storage that holds the manifest; `open_storage()` by default.
 
   Raises:
-    CorpusError: The manifest is missing or empty, or has malformed lines, which are never skipped.
+    CorpusError: The manifest is missing or empty, or has a malformed line; no line is skipped.
   """
   name = urls.without_secrets(path)
   storage = open_storage() if storage is None else storage
@@ -96,9 +96,9 @@ def check_inside(entries: Sequence[MixEntry], name: str, base: str) -> None:
   if outside:
     lines = _listed([f"  {name}:{entry.line}: {entry.path}" for entry in outside])
     raise CorpusError(
-        f"The mix file {name} names {len(outside)} of its {len(entries)} files outside the base"
-        f" {base}:\n{lines}\nGive the directory that holds them all (--base), or, if you trust the"
-        " mix file, allow it (--allow-outside)."
+        f"In the mix file {name}, {len(outside)} of {len(entries)} files are outside the base"
+        f" {base}:\n{lines}\nGive the directory that holds all files (--base), or, if you trust the"
+        " mix file, allow files outside the base (--allow-outside)."
     )
 
 
@@ -121,7 +121,7 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _second_part(line: str) -> str:
-  """Returns the label that the path of a line implies; "" if the line is not a path alone."""
+  """Returns the label that the path on a line implies; "" if the line is not just a path."""
   parts = line.split("/")
   return parts[1] if len(parts) > 2 and "," not in line else ""
 

@@ -74,7 +74,7 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
   read = npy.read_array_header_1_0 if version == 1 else npy.read_array_header_2_0
   try:
     shape, fortran_order, dtype = read(stream)
-  except Exception as error:  # Including the errors of Python's parser.
+  except Exception as error:  # NumPy may raise any error of Python's parser.
     raise CorpusError(
         f"{where} begins like a .npy file, but its header cannot be read: {error}. The file is"
         " damaged; copy it again."
@@ -88,7 +88,10 @@ def read_header(stream: BinaryIO, where: str) -> NpyHeader:
 
 
 def _read_up_to(stream: BinaryIO, size: int) -> bytes:
-  """Reads `size` bytes, or fewer at the end; one `read` of a raw stream may return too few."""
+  """Reads `size` bytes, or fewer at the end of the stream.
+
+  This takes a loop, because `read` of a raw stream may return fewer bytes at any time.
+  """
   data = b""
   while len(data) < size and (more := stream.read(size - len(data))):
     data += more
@@ -96,7 +99,7 @@ def _read_up_to(stream: BinaryIO, size: int) -> bytes:
 
 
 def check_header(header: NpyHeader, dtype: np.dtype, size_bytes: int, where: str) -> int:
-  """Returns the number of tokens after a header; raises CorpusError if it is not as expected."""
+  """Checks a header and returns its number of tokens; raises CorpusError if a check fails."""
   descr, wanted = header.dtype, f"{dtype.name} or int{8 * dtype.itemsize}"
   if descr.kind not in "iu" or descr.itemsize != dtype.itemsize or descr.newbyteorder("<") != descr:
     order = " (big endian)" if descr.kind in "iu" and descr.newbyteorder("<") != descr else ""
@@ -141,13 +144,14 @@ def read_npy_header_from_path(
 def read_raw_metadata_from_path(
     path: str | os.PathLike[str], dtype: str, *, storage: Storage | None = None
 ) -> tuple[str, tuple[int, ...]]:
-  """Returns the dtype and the shape of a file without a header; raises if a token is incomplete."""
+  """Returns the dtype and shape of a file without a header; raises if the last token is cut off."""
   itemsize, name = token_dtype(dtype).itemsize, urls.without_secrets(path)
   storage = open_storage() if storage is None else storage
   size = storage.size(name)
   if size % itemsize:
     raise CorpusError(
         f"{name} has {size} bytes; expected a multiple of {itemsize} for {dtype}, but"
-        f" {size % itemsize} bytes are left over. The file is truncated, or has another dtype."
+        f" {size % itemsize} bytes are left over. The file is truncated, or its dtype is different:"
+        " copy it again, or give the right dtype."
     )
   return dtype, (size // itemsize,)

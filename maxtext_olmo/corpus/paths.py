@@ -1,4 +1,4 @@
-"""Paths of token files, local or `scheme://`, relative to a base so that a corpus can be moved."""
+"""Paths of token files: local paths or URLs, relative to a base, so that a corpus can be moved."""
 
 import os
 import posixpath
@@ -47,7 +47,7 @@ def leaves(base: str, path: str) -> bool:
 
 
 def find(paths: Sequence[str], name: str) -> list[int]:
-  """Returns the numbers of the paths equal to `name` or, if there are none, ending with it."""
+  """Returns the indices of the paths equal to `name` or, if none is, of those that end with it."""
   suffix = "/" + name.lstrip("/")
   exact = [number for number, path in enumerate(paths) if path == name]
   return exact or [number for number, path in enumerate(paths) if path.endswith(suffix)]
@@ -71,6 +71,30 @@ def common_base(paths: Iterable[str]) -> str:
     return "/"
   # "gs:" and the empty part after it are a scheme without a bucket, which cannot be a base.
   return "" if common[0].endswith(":") and len(common) < 3 else "/".join(common)
+
+
+def shorten(paths: Iterable[str], shown: Iterable[str]) -> tuple[str, dict[str, str]]:
+  """Returns the directory that contains all paths, and a short name for some of them.
+
+  A short name is the part of the path below that directory. If another path also ends with this
+  part, the name is the whole path, so that a name always identifies one file.
+
+  Args:
+    paths: The paths of all files.
+    shown: The paths to find short names for.
+  """
+  paths = sorted(set(paths))
+  base = common_base(paths)
+  names = {path: relative_to(base, path) for path in shown}
+  endings = dict.fromkeys(names.values(), 0)
+  for path in paths:
+    start = 0
+    while start >= 0:
+      ending = path[start:].removeprefix("/")
+      if ending in endings:
+        endings[ending] += 1
+      start = path.find("/", start + 1)
+  return base, {path: name if endings[name] == 1 else path for path, name in names.items()}
 
 
 def remap(path: str, path_remap: Mapping[str, str] | None) -> str:

@@ -1,8 +1,8 @@
 """Patterns for paths, with OLMo-core's rules: `*` within a directory, `**` across directories.
 
-    data/*.npy         the files of data whose names end with .npy, hidden ones included
-    data/**/*.npy      those of data and of all directories below it
-    data/part-?.npy    a file with this very name: other wildcards have no meaning
+    data/*.npy         files in data whose names end with .npy, including hidden files
+    data/**/*.npy      such files in data and in all directories below it
+    data/part-?.npy    the file with exactly this name: there are no other wildcards
 
 Matches are sorted as text, by code point of the whole path, so `part-10` comes before `part-2`.
 """
@@ -22,7 +22,7 @@ from maxtext_olmo.errors import MissingFileError
 
 
 def fixed_directory(pattern: str) -> str:
-  """Returns the directories of a pattern before its first wildcard.
+  """Returns the directory part of a pattern before its first wildcard.
 
   >>> fixed_directory("/data/web/*/part-*.npy")
   '/data/web'
@@ -48,7 +48,8 @@ def expand(pattern: str, storage: router.StorageRouter | None = None) -> list[st
     if urls.split(pattern).scheme in urls.HTTP:
       raise ConfigError(
           f"{pattern} is a pattern, but a web server cannot list its files. Name each file, or read"
-          " from a bucket (gs://, s3:// or az://)."
+          " from a bucket (gs://, s3:// or az://). For `olmo-core import`, build an index that"
+          " names each file, and pass it with --index."
       )
     storage = open_storage() if storage is None else storage
     below: Iterable[str] = storage.remote.list_below(directory)
@@ -66,17 +67,17 @@ def expand(pattern: str, storage: router.StorageRouter | None = None) -> list[st
 def _regex(pattern: str) -> re.Pattern[str]:
   wildcards = {"**/": ".*", "**": ".*", "*": "[^/]*"}
   pieces = filter(None, re.split(r"(\*\*/|\*\*|\*)", pattern))
-  # Equal wildcards in a row match no more than one, but would take exponentially long.
+  # Equal wildcards in a row match the same paths as one, but matching could take exponential time.
   once = (text for text, _ in itertools.groupby(wildcards.get(p, re.escape(p)) for p in pieces))
   return re.compile("".join(once), re.DOTALL)
 
 
 def _files_below(directory: str, pattern: str) -> Iterator[str]:
-  """Yields the files in those directories that a pattern can match.
+  """Yields the files in all directories that may hold matches of a pattern.
 
   Args:
-    directory: Directories of the pattern before its first wildcard.
-    pattern: The pattern; without `**`, nothing deeper than its last directory is listed.
+    directory: Directory part of the pattern before its first wildcard.
+    pattern: The pattern. Without `**`, the search goes only as deep as the pattern itself.
   """
   shallow = pattern.partition("**")[0]
   levels = shallow.removeprefix(directory).lstrip("/").split("/")
@@ -94,7 +95,7 @@ def _files_below(directory: str, pattern: str) -> Iterator[str]:
 
 
 def _leads_back(folder: str, name: str) -> bool:
-  """Returns whether a directory is a link to one that contains it."""
+  """Returns whether a directory is a symbolic link to one of the directories above it."""
   path = os.path.join(folder, name)
   if not os.path.islink(path):
     return False

@@ -6,15 +6,15 @@ interpreter lock.
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import io
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from maxtext_olmo.cores import available_cores
+from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import npy_header
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
@@ -23,7 +23,6 @@ from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 from maxtext_olmo.progress import progress_bar
 
-CHECKSUMS = ("xxh3", "sha256")
 DEFAULT_WORKERS = 32
 CHUNK_BYTES = 4 << 20
 
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileInfo:
-  """The size and the token count of a token file, and the ETag of an object."""
+  """The size and the token count of a token file and, for an object in a store, its ETag."""
 
   size_bytes: int
   data_offset: int
@@ -48,14 +47,14 @@ def map_files(
 ) -> tuple[list[T | None], list[CorpusError]]:
   """Calls `function(i)` for each i below `count` in threads.
 
-  An error in one file does not stop the others, so that a report can name them all.
+  An error in one file does not stop the others, so that a report can list all errors.
 
   Args:
     function: Function of a file number.
     count: Number of files.
     workers: Number of threads; 32 by default.
-    block: Number of files per task. The default is many, because passing a task to a thread costs
-      more than a stat on a local disk.
+    block: Number of files per task. The default is up to 64, because passing a task to a thread
+      costs more than a stat on a local disk.
 
   Returns:
     The results, and the CorpusErrors that were raised, both in file order.
@@ -100,7 +99,7 @@ def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], wha
 
 
 def kind_of(errors: Sequence[CorpusError]) -> type[CorpusError]:
-  """Returns the type for an error that combines several: MissingFileError if any of them is one."""
+  """Returns the type of an error that combines several: MissingFileError if any of them is one."""
   missing = any(isinstance(error, MissingFileError) for error in errors)
   return MissingFileError if missing else CorpusError
 
@@ -127,7 +126,7 @@ def scan_file(path: str, dtype: np.dtype, storage: Storage) -> FileInfo:
   if 4 <= size < len(npy_header.NPY_MAGIC) and npy_header.NPY_MAGIC.startswith(first):
     raise CorpusError(f"{path} ends within the magic of a .npy file. Copy it again.")
   if not npy_header.has_npy_magic(first):
-    # No sequence of real tokens of two or more bytes contains this text.
+    # Real tokens of two or more bytes never contain this text.
     if dtype.itemsize > 1 and b"'fortran_order'" in first:
       raise CorpusError(
           f"{path} contains a .npy header, but does not begin with one. Copy it again."
@@ -155,11 +154,11 @@ def scan_files(
 
   Args:
     full_paths: Paths of the files.
-    dtype: Dtype of their tokens.
-    storage: Storage that holds them.
+    dtype: Dtype of the tokens.
+    storage: Storage that holds the files.
     workers: Number of threads.
     progress: Whether to show a progress bar.
-    known: Files that need not be scanned, by path.
+    known: Results for files that need not be scanned, by path.
   """
   with progress_bar("Scanning files", len(full_paths), enabled=progress) as advance:
 
@@ -172,17 +171,6 @@ def scan_files(
   return all_or_error(results, errors, "Token files cannot be indexed")
 
 
-def new_hash(algorithm: str) -> Any:
-  """Returns a hash object with `update` and `hexdigest`."""
-  if algorithm == "sha256":
-    return hashlib.sha256()
-  if algorithm == "xxh3":
-    import xxhash
-
-    return xxhash.xxh3_128()
-  raise ConfigError(f"Unknown checksum {algorithm!r}: it must be one of {', '.join(CHECKSUMS)}.")
-
-
 def checksum_files(
     full_paths: Sequence[str],
     sizes: Sequence[int],
@@ -192,18 +180,18 @@ def checksum_files(
     workers: int | None,
     progress: bool,
 ) -> list[str]:
-  """Returns `algorithm:hex` of each whole file, read in pieces."""
-  new_hash(algorithm)  # Raises for an unknown name before anything is read.
+  """Returns the checksum of each file as `algorithm:hex`; reads files in pieces."""
+  algorithm = checksums.full_name(algorithm)
   with progress_bar("Checksums", sum(sizes), enabled=progress, unit="bytes") as advance:
 
     def checksum(i: int) -> str:
-      digest = new_hash(algorithm)
+      digest = checksums.new_hash(algorithm)
       for piece in storage.pieces(full_paths[i], piece_bytes=CHUNK_BYTES):
         digest.update(piece)
         advance(len(piece))
       return f"{algorithm}:{digest.hexdigest()}"
 
-    # Hashing needs a core per thread; more threads than that only compete for the disk.
+    # Hashing needs a core per thread; more threads than cores only compete for the disk.
     workers = min(available_cores(), DEFAULT_WORKERS if workers is None else workers)
     results, errors = map_files(checksum, len(full_paths), workers=workers, block=1)
   return all_or_error(results, errors, "Token files cannot be read")

@@ -1,7 +1,7 @@
 """Finds the sizes and ETags of many objects without reading them.
 
-Objects of one folder are found by listing it; the others, and those on web servers, by a HEAD
-request each. All of it runs in parallel.
+If a folder holds at least three of the objects, the folder is listed. Each other object, and each
+object on a web server, takes a HEAD request. The requests run in parallel.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def scan_objects(
     progress: bool,
     npy_headers: bool,
 ) -> dict[str, scan.FileInfo]:
-  """Finds the token files that are objects in stores, by URL; other paths are left out.
+  """Returns the size and ETag of each token file in a store, by URL; leaves out local paths.
 
   Args:
     paths: Paths of token files.
-    dtype: Dtype of their tokens.
-    storage: Storage that holds them.
+    dtype: Dtype of the tokens.
+    storage: Storage that holds the files.
     workers: Number of threads.
     progress: Whether to show a progress bar.
     npy_headers: Whether to look for `.npy` headers, which takes a small read of each object.
-      Otherwise the tokens begin at the first byte, as in AI2's files.
+      Otherwise tokens are assumed to begin at the first byte, as in AI2's files.
   """
   remote = storage.remote if isinstance(storage, StorageRouter) else storage
   objects = [path for path in paths if urls.is_url(path)]
@@ -69,11 +69,11 @@ def find_objects(
     workers: int | None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Identity]:
-  """Returns the size and ETag of each object, in order; raises one error for all that are missing.
+  """Returns the size and ETag of each object, in order; one error lists all missing objects.
 
   Args:
     storage: Storage that reads the objects.
-    paths: Their URLs.
+    paths: URLs of the objects.
     workers: Number of threads; 32 by default.
     advance: Called with the number of objects that were found.
   """
@@ -91,7 +91,7 @@ def find_objects(
     try:
       listed = storage.list_folder(folders[i])
     except CorpusError:
-      return  # Many who may read a bucket may not list it.
+      return  # Many buckets can be read but not listed.
     wanted = {path: listed[path] for path in members[folders[i]] if path in listed}
     found.update(wanted)
     advance(len(wanted))

@@ -2,12 +2,12 @@
 
 A record is a row of uint64 numbers. The first is its key, which may occur more than once:
 
-    key     3   9   9  17  40         find(9)  →  records 1 to 3, the end not included
-    value   8   2   5   0   1         find(4)  →  records 1 to 1: none
+    key     3   9   9  17  40         find(9)  →  records [1, 3)
+    value   8   2   5   0   1         find(4)  →  records [1, 1): none
 
 Keys are hashes. Sorting divides the records into 256 files by the highest byte of their keys,
-divides a file that is still too large by the next byte, and sorts each file in memory. So memory
-does not grow with the number of records.
+divides a file that is still too large by the next byte, and sorts each file in memory. Memory use
+therefore does not grow with the number of records.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SortedTable:
   """A sorted table in a file; a lookup reads only the blocks that it needs.
 
   Args:
-    numbers: Numbers of all records, record by record.
-    width: Number of numbers per record.
+    numbers: Values of all records, record by record.
+    width: Number of values per record.
   """
 
   def __init__(self, numbers: file_array.FileArray, width: int):
@@ -44,12 +44,12 @@ class SortedTable:
     return len(self._numbers) // self._width
 
   def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds [first, end) of the records of each key (int64)."""
+    """Returns the bounds [first, end) of the records with each key (int64)."""
     firsts = self._bisect(keys, right=False)
     return firsts, self._bisect(keys, right=True)
 
   def find_all(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (which, records): all matching records, and the index of the key of each (int64)."""
+    """Returns two arrays: for each match, the index of the key in `keys`, and of the record."""
     firsts, ends = self.find(keys)
     counts = ends - firsts
     which = np.repeat(np.arange(len(keys)), counts)
@@ -57,11 +57,11 @@ class SortedTable:
     return which, firsts[which] + np.arange(len(which)) - before[which]
 
   def column(self, records: np.ndarray, column: int) -> np.ndarray:
-    """Returns number `column` of each of the given records (uint64)."""
+    """Returns one column of the given records (uint64)."""
     return self._numbers[records * self._width + column]
 
   def _bisect(self, keys: np.ndarray, right: bool) -> np.ndarray:
-    """Returns the number of records with a smaller or, with `right`, equal key."""
+    """Counts the records below each key; with `right`, also those equal to it."""
     low = np.zeros(len(keys), np.int64)
     high = np.full(len(keys), len(self), np.int64)
     while len(still := np.flatnonzero(low < high)):
@@ -102,7 +102,7 @@ def _sorted(
     blocks: Iterator[np.ndarray], folder: str, in_memory: int, shift: int
 ) -> Iterator[np.ndarray]:
   """Sorts records whose keys differ only in their lowest `shift + 8` bits."""
-  if shift < 0:  # All have the same key.
+  if shift < 0:  # All records have the same key.
     yield from blocks
     return
   taken: list[np.ndarray] = []
@@ -118,7 +118,7 @@ def _sorted(
   with atomic.write_errors(folder), tempfile.TemporaryDirectory(dir=folder) as divided:
     width = taken[0].shape[1]
     _divide(itertools.chain(taken, blocks), divided, shift)
-    del taken, block  # Up to eight of these frames are active at once.
+    del taken, block  # Frees memory: up to eight nested calls would hold such records.
     for name in sorted(os.listdir(divided), key=int):
       path = os.path.join(divided, name)
       yield from _sorted(_read(path, width), divided, in_memory, shift - 8)
@@ -141,6 +141,6 @@ def _divide(blocks: Iterable[np.ndarray], folder: str, shift: int) -> None:
 
 
 def _read(path: str, width: int) -> Iterator[np.ndarray]:
-  # A whole number of records per piece, whatever their width.
+  # Each piece holds a whole number of records, whatever their width.
   for piece in LocalStorage().pieces(path, piece_bytes=(1 << 15) * 8 * width):
     yield np.frombuffer(piece, "<u8").reshape(-1, width)

@@ -29,7 +29,7 @@ class _CorpusSource(grain.sources.RandomAccessDataSource):
       longest matching prefix applies.
     max_open_files: Number of files that stay open per process if no `storage` is given; None keeps
       as many open as the process can spare.
-    storage: Storage that holds the files; local files by default.
+    storage: Storage that holds the files; `open_storage()` by default.
   """
 
   def __init__(
@@ -47,7 +47,8 @@ class _CorpusSource(grain.sources.RandomAccessDataSource):
     )
 
   def __getstate__(self) -> dict[str, Any]:
-    # The paths follow from the index, and would double the size of the pickle.
+    # Of `files`, only the storage is pickled: the paths would double the size of the pickle, and
+    # can be derived from the index.
     return {**self.__dict__, "files": self.files.storage}
 
   def __setstate__(self, state: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ class OlmoNpyDataSource(_CorpusSource):
     return paths_lib.remap(paths_lib.join(self.index.base, path), self._path_remap)
 
   def __repr__(self) -> str:
-    """Returns a text that is equal for equal streams on any mount; Grain compares it on restore."""
+    """Returns a text that identifies the corpus on any host; Grain compares it on restore."""
     return (
         f"OlmoNpyDataSource(fingerprint={self.index.fingerprint!r},"
         f" sequence_length={self.index.sequence_length}, dtype={self.index.dtype!r})"
@@ -120,7 +121,7 @@ class OlmoDocumentSource(_CorpusSource):
   Args:
     index: Index of the corpus.
     documents: Document index of the corpus (`build_documents`, `load_documents`).
-    vocab_size: Token ids at or above it raise an error; 0 checks only that ids fit in int32.
+    vocab_size: Token ids at or above this raise an error; 0 checks only that ids fit in int32.
     **kwargs: As for `OlmoNpyDataSource`: `path_remap`, `max_open_files`, `storage`.
   """
 
@@ -159,7 +160,7 @@ class OlmoDocumentSource(_CorpusSource):
   def read_parts(
       self, document_ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: list[np.ndarray]
   ) -> int:
-    """Reads tokens [start, start + length) of each document into its int32 array in `out`.
+    """Reads tokens [start, start + length) of document i into the int32 array `out[i]`.
 
     Returns:
       The number of bytes read.
@@ -197,7 +198,7 @@ class OlmoDocumentSource(_CorpusSource):
     return self.files.where(int(file_ids[0]), int(first_tokens[0]) + token)
 
   def labels(self) -> dict[str, list[tuple[int, int]]]:
-    """Returns the ranges of document numbers of each label."""
+    """Returns, for each label, the ranges [first, end) of its documents, one range per file."""
     offsets = self.documents.file_offsets.tolist()
     found: dict[str, list[tuple[int, int]]] = {}
     for i, entry in enumerate(self.index.files):
@@ -216,7 +217,7 @@ class OlmoDocumentSource(_CorpusSource):
     )
 
   def __repr__(self) -> str:
-    """Returns a text that is equal for equal documents on any mount; Grain compares it."""
+    """Returns a text that identifies the documents on any host; Grain compares it on restore."""
     return (
         f"OlmoDocumentSource(fingerprint={self.index.fingerprint!r},"
         f" documents={self.documents.num_documents}, eos_id={self.documents.eos_id})"

@@ -1,18 +1,19 @@
-"""Source mixtures of OLMo-core: how many tokens of each file a mixture of sources reads.
+"""OLMo-core's source mixtures: how many tokens a mixture reads from each file of its sources.
 
-A mixture requests a number of tokens and a ratio for each source. Each file of a source gives the
-same share of its tokens, always from its beginning, and files are repeated if a source has too few:
+A mixture requests a number of tokens, and sets a ratio for each source. It reads the same share of
+each file of a source, always from the start of the file. If a source has too few tokens, its files
+are repeated:
 
     source   ratio   files            needs   has    takes
     web      0.75    a (60), b (40)   75      100    0.75 of each file: a 45, b 30
-    code     0.25    c (10)           25      10     c 10, c 10, and 0.5 of it again: c 5
+    code     0.25    c (10)           25      10     all of c twice, then 0.5 of it: c 10, c 10, c 5
 
-Rows have a fixed length, so the tokens of each occurrence of a file are rounded to whole rows. The
-rows must fill whole batches. Missing rows are divided equally among the files that have more
-tokens, and the last few go to the files with the largest remainders (Hamilton's method).
+Rows have a fixed length, so the tokens of each occurrence of a file are rounded down to whole rows.
+The rows must fill whole batches. Missing rows are divided equally among the files that have tokens
+left, and the last few go to the files with the largest remainders (Hamilton's method).
 
-The arithmetic is exactly that of OLMo-core, in doubles and in the same order of operations, because
-a result that differs in the last bit can move a row from one file to another.
+The arithmetic is the same as in OLMo-core, in doubles and in the same order of operations, because
+a difference in the last bit can move a row from one file to another.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ class MixtureSource:
 
   Attributes:
     name: Name of the source, which becomes the label of its files.
-    target_ratio: Share of the requested tokens that the source gives.
+    target_ratio: Share of the requested tokens that come from this source.
     paths: Token files of the source.
-    max_repetition_ratio: How often the source may be read; a mixture that needs more is refused.
-    max_source_fraction: Share of the source that may be used; a mixture that needs more is refused.
+    max_repetition_ratio: Maximum number of times that the source is read. If the mixture needs
+      more, it is refused.
+    max_source_fraction: Maximum share of the source that is used. If the mixture needs more, it is
+      refused.
   """
 
   name: str
@@ -53,7 +56,7 @@ class MixtureSource:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Occurrence:
-  """One use of a file in a mixture: its source, the file's number there, and the tokens to read."""
+  """One use of a file in a mixture: the source, the file's index in it, and the tokens to read."""
 
   source: int
   file: int
@@ -78,7 +81,9 @@ class MixtureSize:
 def allot_tokens(
     sources: Sequence[MixtureSource], file_tokens: Sequence[Sequence[int]], size: MixtureSize
 ) -> list[Occurrence]:
-  """Returns what a mixture reads of each file, in stream order; a file may occur several times.
+  """Returns how many tokens to read from each file, in stream order.
+
+  A file may occur several times.
 
   >>> sources = [MixtureSource("web", 0.75, ("a", "b")), MixtureSource("code", 0.25, ("c",), 3.0)]
   >>> for occurrence in allot_tokens(sources, [[60, 40], [10]], MixtureSize(100, 20, 5)):
@@ -148,7 +153,7 @@ def _check(sources: Sequence[MixtureSource], size: MixtureSize) -> None:
 
 
 def _shares(source: MixtureSource, population: int, requested: int) -> list[float]:
-  """Returns the share of each file to read in each round over the files of a source."""
+  """Returns, for each pass over the files of a source, the share of each file to read."""
   needed = int(requested * source.target_ratio)
   most = int((population * source.max_source_fraction) * source.max_repetition_ratio)
   if most < needed:
@@ -164,16 +169,16 @@ def _shares(source: MixtureSource, population: int, requested: int) -> list[floa
   shares = []
   while rest > 0:
     shares.append(min(1.0, rest))
-    rest -= 1.0  # In doubles, so a tiny rest still makes a round, as in OLMo-core.
+    rest -= 1.0  # A tiny remainder from rounding still adds a pass, as in OLMo-core.
   return shares
 
 
 def _whole_rows(kept: Sequence[int], limits: Sequence[int], size: MixtureSize) -> list[int]:
-  """Returns the number of rows of each occurrence, which together fill whole batches if they can.
+  """Returns the number of rows of each occurrence; they fill whole batches, if possible.
 
   Args:
-    kept: Number of tokens to keep of each occurrence.
-    limits: Number of tokens of its file.
+    kept: Number of tokens to read from each occurrence.
+    limits: Number of tokens in the file of each occurrence.
     size: Size of the mixture.
   """
   length = size.sequence_length
@@ -193,7 +198,7 @@ def _whole_rows(kept: Sequence[int], limits: Sequence[int], size: MixtureSize) -
     missing = wanted - sum(rows)
     growing = [place for place in growing if rows[place] < most[place]]
   if missing > 0:
-    # Of equal remainders, the later place comes first.
+    # Among occurrences with equal remainders, the last one gets a row first.
     growing.sort(key=lambda place: (remainders[place], place), reverse=True)
     for place in growing[:missing]:
       rows[place] += 1
@@ -211,10 +216,10 @@ def build_mixture_index(
     storage: Storage | None = None,
     **settings: Any,
 ) -> index_lib.OlmoNpyIndex:
-  """Scans the files of a mixture and builds its index: heads of files, some of them repeated.
+  """Scans the files of a mixture and builds its index.
 
-  An occurrence without tokens stays in the index, because fingerprints of OLMo-core before 3.0
-  include it; it has no instances.
+  Each entry of the index is the head of a file: its first tokens. An entry without tokens has no
+  instances, but stays in the index, because the fingerprints of OLMo-core before 3.0 include it.
 
   Args:
     sources: Sources of the mixture.
@@ -223,7 +228,7 @@ def build_mixture_index(
     dtype: Dtype of the files.
     base: Directory that stored paths are relative to.
     max_target_sequence_length: Longest sequence length that a later stage may use.
-    storage: Storage that holds the files; local files by default.
+    storage: Storage that holds the files; `open_storage()` by default.
     settings: Further arguments of `build_index`: `workers`, `progress`, `checksums`.
   """
   files = [(path, source.name) for source in sources for path in source.paths]
@@ -256,7 +261,7 @@ def build_mixture_index(
   )
   if not index.total_instances:
     raise CorpusError(
-        f"The source mixture has no instances: no file gives {index.window} tokens. Request more"
-        " tokens, or choose a shorter sequence length."
+        f"The source mixture has no instances: no file contributes {index.window} tokens. Request"
+        " more tokens, or choose a shorter sequence length."
     )
   return index

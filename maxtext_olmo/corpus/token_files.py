@@ -41,8 +41,8 @@ class TokenFiles:
   ) -> TokenFiles:
     """Returns the files of an index, without opening them.
 
-    The storage is told the size of each object that is read by a URL, and its ETag if the index
-    recorded it for that very URL.
+    For each object in a store, tells the storage which size to expect, and also which ETag if the
+    index recorded one for the same URL.
 
     Args:
       index: Index of the corpus.
@@ -69,14 +69,14 @@ class TokenFiles:
     )
 
   def byte_range(self, source: int, first: int, count: int) -> tuple[int, int]:
-    """Returns the bounds [start, end) in bytes of a range of tokens of a file."""
+    """Returns the byte bounds [start, end) of a token range of a file."""
     start = int(self.data_offsets[source]) + first * self.dtype.itemsize
     return start, start + count * self.dtype.itemsize
 
   def ranges(
       self, sources: np.ndarray, firsts: np.ndarray, counts: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the offsets and sizes in bytes of ranges of tokens (int64)."""
+    """Returns the byte offsets and byte sizes of token ranges (int64)."""
     width = self.dtype.itemsize
     return self.data_offsets[sources] + firsts * width, counts.astype(np.int64) * width
 

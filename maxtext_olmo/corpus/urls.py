@@ -1,9 +1,10 @@
 """URLs of objects: `gs://`, `s3://`, `az://`, `https://` and others.
 
 A URL may carry credentials: a signature in its query, or a user and a password. `without_secrets`
-removes them from every path that a config, a command line or a public function is given, and keeps
-them in this process. `credentials_of` returns them to the code that sends requests. All other code
-sees paths without credentials, so none can reach a log, an error, an index or a state.
+removes them from every path in a config, on a command line or in a call of a public function, and
+keeps them in this process. `credentials_of` returns them to the code that sends requests. All other
+code sees paths without credentials, so no credentials can reach a log, an error, an index or a
+state.
 
     https://host/tokens?sv=2024&sig=abc    as given
     https://host/tokens                    what paths, indexes and messages contain
@@ -29,7 +30,7 @@ SCHEMES = GCS + S3 + AZURE + HTTP
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _URL_IN_TEXT = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
-# An object key may contain a question mark; a signature is what makes it a query.
+# An object key may contain a question mark. What follows is a query only if it has a signature.
 _SIGNATURE = re.compile(r"(^|[&?])(sig|X-Amz-Signature|X-Goog-Signature|Signature)=", re.IGNORECASE)
 _HIDDEN = "***"
 
@@ -38,7 +39,7 @@ class Secrets(NamedTuple):
   """The credentials of a URL.
 
   Attributes:
-    query: Its query, without the question mark.
+    query: Query of the URL, without the question mark.
     user: `user:password`, percent-encoded as in the URL.
   """
 
@@ -70,7 +71,7 @@ def is_url(path: str) -> bool:
 
 
 def split(url: str) -> Location:
-  """Splits a URL without credentials; raises ConfigError if no store can be read by its scheme."""
+  """Splits a URL without credentials; raises ConfigError if its scheme is not supported."""
   scheme, rest = url.split("://", 1)
   scheme = scheme.lower()
   if scheme not in SCHEMES:
@@ -86,12 +87,12 @@ def split(url: str) -> Location:
 
 
 def store_key(location: Location) -> str:
-  """Returns the key as a store takes it: web addresses are percent-encoded, keys are not."""
+  """Returns the key that a store expects; keys on web servers are percent-decoded."""
   return urllib.parse.unquote(location.key) if location.scheme in HTTP else location.key
 
 
 def without_secrets(path: str | os.PathLike[str]) -> str:
-  """Returns a path without credentials, and keeps those of a URL for the requests to it.
+  """Returns a path without credentials; keeps the credentials of a URL for later requests.
 
   >>> without_secrets("https://host/tokens?sig=abc")
   'https://host/tokens'
@@ -106,8 +107,8 @@ def without_secrets(path: str | os.PathLike[str]) -> str:
     return clean
   if secrets.user and not clean.startswith(("http://", "https://")):
     raise ConfigError(
-        f"{redact(path)}: credentials are not read from such a URL. Set them in the environment,"
-        " as for the store's own tools."
+        f"{redact(path)}: credentials are not read from URLs of this scheme. Set them in the"
+        " environment, as for the store's own tools."
     )
   with _lock:
     _secrets[clean.rstrip("/")] = secrets
@@ -115,7 +116,7 @@ def without_secrets(path: str | os.PathLike[str]) -> str:
 
 
 def clean_text(text: str) -> str:
-  """Returns a text after applying `without_secrets` to each URL in it."""
+  """Applies `without_secrets` to each URL in a text, and returns the text."""
   return _URL_IN_TEXT.sub(lambda found: without_secrets(found[0]), text) if "://" in text else text
 
 
@@ -132,7 +133,7 @@ def credentials_of(url: str) -> Secrets:
 
 
 def all_secrets() -> dict[str, Secrets]:
-  """Returns all credentials that URLs have carried, for a copy of a storage in another process."""
+  """Returns all credentials that this process found in URLs, to pass them to another process."""
   with _lock:
     return dict(_secrets)
 
@@ -171,6 +172,6 @@ def _separate(url: str) -> tuple[str, Secrets]:
       rest, query = before, after
   host, slash, key = rest.partition("/")
   user = ""
-  if "@" in host and scheme not in AZURE:  # abfs://container@account is no credential.
+  if "@" in host and scheme not in AZURE:  # abfs://container@account has no user.
     user, _, host = host.rpartition("@")
   return f"{scheme}://{host}{slash}{key}", Secrets(query, user)

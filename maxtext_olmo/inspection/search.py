@@ -1,16 +1,16 @@
 """Finds text in a corpus as token ranges, by scanning the raw bytes of token files.
 
 Inside a document, the surrounding text changes how a text is tokenized at its edges. So the text is
-encoded with and without a leading space, a token or two at both ends are ignored, the middle is
+encoded with and without a leading space, one or two tokens at each end are ignored, the middle is
 searched as bytes, and each hit is decoded and compared as text:
 
     text            "harbour seal in it"
     tokens          har bour  seal  in  it
     searched            bour  seal  in                any occurrence at a token boundary
-    decoded         "… a har bour  seal  in  it, …"   has the text: the hit is the tokens around it
+    decoded         "… a har bour  seal  in  it, …"   contains the text: a hit
 
-A text of few tokens is searched whole, which misses occurrences that are tokenized differently at
-the edges; search for a longer text to find them.
+A text of few tokens is searched whole, so occurrences that are tokenized differently at the edges
+are missed. Search for a longer text to find them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,13 +30,17 @@ from maxtext_olmo.corpus import paths
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus.work import options as options_lib
+from maxtext_olmo.corpus.work import pieces as pieces_lib
+from maxtext_olmo.corpus.work import reading
+from maxtext_olmo.corpus.work import run as run_lib
 
 _MARGIN = 4  # Tokens on each side of a hit that are decoded with it.
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class TokenRange:
-  """A range of tokens of a file, identified by its number in the index."""
+  """A range of tokens in a file. `file` is the number of the file in the index."""
 
   file: int
   first: int
@@ -45,10 +49,86 @@ class TokenRange:
 
 @dataclasses.dataclass(frozen=True)
 class _Query:
-  """Tokens to look for, and the number of the text's tokens before and after them."""
+  """Tokens to look for; the text has `open` more tokens before them, and as many after them."""
 
   tokens: tuple[int, ...]
   open: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FindWork(run_lib.Work):
+  """Finds a text in a piece, and where it crosses into the next piece.
+
+  Attributes:
+    text: The text to look for.
+    queries: Tokens to look for, and the number of tokens of the text before and after them.
+    tokenizer: The tokenizer of the corpus.
+  """
+
+  name: ClassVar[str] = "find"
+  version: ClassVar[int] = 1
+
+  text: str
+  queries: tuple[tuple[tuple[int, ...], int], ...]
+  tokenizer: Any = dataclasses.field(kw_only=True, repr=False, compare=False)
+
+  @classmethod
+  def of_text(cls, text: str, tokenizer: Any, dtype: np.dtype, storage: Any = None) -> FindWork:
+    """Returns the search for a text in tokens of a dtype."""
+    largest = np.iinfo(dtype).max
+    queries = tuple(
+        (query.tokens, query.open)
+        for query in _queries(text, tokenizer)
+        if max(query.tokens) <= largest
+    )
+    return cls(text, queries, tokenizer=tokenizer, storage=storage)
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """The fields that decide what a result is."""
+    return {"text": self.text, "queries": self.queries}
+
+  def __call__(self, item: pieces_lib.Piece) -> dict[str, Any]:
+    """Returns the first token and the number of tokens of each occurrence."""
+    hits = sorted(set(self.hits(item)))
+    return {
+        "first": np.array([hit.first for hit in hits], np.int64),
+        "count": np.array([hit.count for hit in hits], np.int64),
+    }
+
+  def hits(
+      self, piece: pieces_lib.Piece, advance: Callable[[int], None] = lambda amount: None
+  ) -> Iterator[TokenRange]:
+    """Yields each occurrence that begins in a piece; a few may be repeated."""
+    for place, query in self._candidates(piece, advance):
+      hit = _verified(self.text, self.tokenizer, self.files, piece.source, place, query)
+      if hit is not None:
+        yield hit
+
+  def _candidates(
+      self, piece: pieces_lib.Piece, advance: Callable[[int], None]
+  ) -> Iterator[tuple[int, _Query]]:
+    """Yields the token at which each occurrence of a query begins; a few may be repeated."""
+    queries = [_Query(tuple(tokens), around) for tokens, around in self.queries]
+    if not queries:
+      advance(piece.weight)
+      return
+    source, overlap = piece.source, max(len(query.tokens) for query in queries) - 1
+    width = source.token_dtype.itemsize
+    reading.expect(self.files, piece)
+    last = source.data_offset + source.n_tokens * width
+    end = min(piece.end + overlap * width, last)
+    tail, place, left = np.zeros(0, source.token_dtype), piece.first, piece.weight
+    for chunk in reading.read_range(self.files, source.path, piece.start, end):
+      tokens = np.concatenate([tail, chunk.view(source.token_dtype)])
+      first = place - len(tail)
+      place = first + len(tokens)
+      tail = tokens[max(0, len(tokens) - overlap) :]
+      advance(min(left, len(chunk)))
+      left -= min(left, len(chunk))
+      for query in queries:
+        for at in _occurrences(tokens, query.tokens).tolist():
+          yield first + at, query
 
 
 def find_text(
@@ -67,21 +147,20 @@ def find_text(
     text: The text to look for.
     tokenizer: The tokenizer of the corpus.
     index: The corpus.
-    files: Its token files.
+    files: The token files of the corpus.
     only: Numbers of the files to scan; all by default.
     most: Stop after about this many occurrences; a few more may be returned. None finds all.
     progress: Whether to show a progress bar, or a function that is called from several threads with
-      the number of bytes just scanned. An exception that it raises ends the search.
+      the number of bytes just scanned. If the function raises an exception, the search ends.
   """
-  largest = np.iinfo(index.token_dtype).max
-  queries = [query for query in _queries(text, tokenizer) if max(query.tokens) <= largest]
-  numbers = list(range(len(index.files)) if only is None else only)
+  work = FindWork.of_text(text, tokenizer, index.token_dtype, files.storage)
+  pieces = _pieces(index, files, only)
   hits: set[TokenRange] = set()  # Shared by all threads; adding to a set is atomic.
   with contextlib.ExitStack() as stack:
     if callable(progress):
       advance = progress
     else:
-      total = sum(index.files[n].n_tokens for n in numbers) * index.token_dtype.itemsize
+      total = sum(piece.weight for piece in pieces)
       bar = progress_lib.progress_bar("Searching", total, enabled=progress, unit="bytes")
       advance = stack.enter_context(bar)
 
@@ -89,19 +168,81 @@ def find_text(
       return most is not None and len(hits) >= most
 
     def search(i: int) -> None:
-      number, n_tokens = numbers[i], index.files[numbers[i]].n_tokens
-      for place, query in () if enough() else _scan(files, number, n_tokens, queries, advance):
+      for hit in () if enough() else work.hits(pieces[i], advance):
+        hits.add(hit)
         if enough():
           return
-        hit = _verified(text, tokenizer, files, number, n_tokens, place, query)
-        if hit is not None:
-          hits.add(hit)
 
     results, problems = scan.map_files(
-        search, len(numbers), workers=cores.available_cores(), block=1
+        search, len(pieces), workers=cores.available_cores(), block=1
     )
   scan.all_or_error(results, problems, "The corpus cannot be searched")
   return sorted(hits)
+
+
+def find_in_pieces(
+    text: str,
+    tokenizer: Any,
+    index: index_lib.OlmoNpyIndex,
+    files: token_files.TokenFiles,
+    options: options_lib.WorkOptions | None = None,
+    *,
+    only: Sequence[int] | None = None,
+    progress: bool = False,
+    piece_bytes: int = pieces_lib.PIECE_BYTES,
+) -> run_lib.Outcome:
+  """Looks for a text in all pieces, or in a part of them, on one machine or on many.
+
+  Args:
+    text: The text to look for.
+    tokenizer: The tokenizer of the corpus.
+    index: The corpus.
+    files: The token files of the corpus.
+    options: How the work is done.
+    only: Numbers of the files to scan; all by default.
+    progress: Whether to show a progress bar.
+    piece_bytes: Size of a piece in bytes.
+  """
+  return run_lib.run_work(
+      FindWork.of_text(text, tokenizer, index.token_dtype, files.storage),
+      _pieces(index, files, only, piece_bytes),
+      options,
+      fingerprint=index.fingerprint,
+      description="Searching",
+      progress=progress,
+  )
+
+
+def hits_of(outcome: run_lib.Outcome) -> list[TokenRange]:
+  """Returns what `find_text` returns, from the results of all pieces.
+
+  Raises:
+    CorpusError: Pieces failed or are missing.
+  """
+  outcome.check("The corpus cannot be searched")
+  hits: set[TokenRange] = set()
+  for piece, result in outcome:
+    places = zip(result["first"].tolist(), result["count"].tolist())
+    hits.update(TokenRange(piece.file, first, count) for first, count in places)
+  return sorted(hits)
+
+
+def _pieces(
+    index: index_lib.OlmoNpyIndex,
+    files: token_files.TokenFiles,
+    only: Sequence[int] | None,
+    piece_bytes: int = pieces_lib.PIECE_BYTES,
+) -> list[pieces_lib.Piece]:
+  """Returns the pieces of some files, at the paths that the files have on this machine."""
+  numbers = range(len(index.files)) if only is None else only
+  sources = pieces_lib.source_files(index)
+  found = []
+  for number in numbers:
+    source, path = sources[number], files.paths[number]
+    if path != source.path:
+      source = dataclasses.replace(source, path=path, etag=None)
+    found += pieces_lib.cut(source, piece_bytes)
+  return found
 
 
 def _queries(text: str, tokenizer: Any) -> list[_Query]:
@@ -116,34 +257,6 @@ def _queries(text: str, tokenizer: Any) -> list[_Query]:
     if tokens:
       found.setdefault(tokens, _Query(tokens, ends))
   return list(found.values())
-
-
-def _scan(
-    files: token_files.TokenFiles,
-    number: int,
-    n_tokens: int,
-    queries: Sequence[_Query],
-    advance: Callable[[int], None],
-) -> Iterator[tuple[int, _Query]]:
-  """Yields the token at which each occurrence of a query begins; a few may be repeated.
-
-  Pieces are read into one buffer and compared by NumPy, which releases the interpreter lock.
-  """
-  overlap = max((len(query.tokens) for query in queries), default=1) - 1
-  buffer = np.empty(scan.CHUNK_BYTES + overlap * files.dtype.itemsize, np.uint8)
-  piece = buffer.view(files.dtype)
-  step = len(piece) - overlap
-  source, place = np.array([number]), np.array([0])
-  for first in range(0, n_tokens, step):
-    count = min(len(piece), n_tokens - first)
-    offset, end = files.byte_range(number, first, count)
-    files.storage.fill(
-        files.paths, source, np.array([offset]), np.array([end - offset]), buffer, place
-    )
-    advance(min(step, count) * files.dtype.itemsize)
-    for query in queries:
-      for at in _occurrences(piece[:count], query.tokens).tolist():
-        yield first + at, query
 
 
 def _occurrences(tokens: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
@@ -165,20 +278,18 @@ def _occurrences(tokens: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
 def _verified(
     text: str,
     tokenizer: Any,
-    files: token_files.TokenFiles,
-    number: int,
-    n_tokens: int,
+    storage: Any,
+    source: pieces_lib.SourceFile,
     place: int,
     query: _Query,
 ) -> TokenRange | None:
   """Returns the shortest token range around a hit that contains the text; None if none does."""
   around = query.open + (0 if isinstance(tokenizer, tokenizer_lib.ByteTokenizer) else _MARGIN)
   first = max(0, place - around)
-  end = min(n_tokens, place + len(query.tokens) + around)
-  offset, end_byte = files.byte_range(number, first, end - first)
-  tokens = np.frombuffer(
-      files.storage.read(files.paths[number], offset, end_byte - offset), files.dtype
-  )
+  end = min(source.n_tokens, place + len(query.tokens) + around)
+  span = pieces_lib.Piece(source, first, end - first)
+  data = storage.read(source.path, span.start, span.weight)
+  tokens = np.frombuffer(data, source.token_dtype)
   low, high = 0, len(tokens)
   if text not in tokenizer.decode(tokens):
     return None
@@ -186,7 +297,7 @@ def _verified(
     low += 1
   while low < high - 1 and text in tokenizer.decode(tokens[low : high - 1]):
     high -= 1
-  return TokenRange(number, first + low, high - low)
+  return TokenRange(source.id, first + low, high - low)
 
 
 def file_number(files: token_files.TokenFiles, name: str) -> int:
@@ -203,7 +314,7 @@ def file_number(files: token_files.TokenFiles, name: str) -> int:
 def range_of_byte(
     files: token_files.TokenFiles, index: index_lib.OlmoNpyIndex, number: int, byte: int
 ) -> TokenRange:
-  """Returns the token that a byte of a file belongs to."""
+  """Returns the token that contains a byte of a file, as a range."""
   token = (byte - int(files.data_offsets[number])) // files.dtype.itemsize
   if not 0 <= token < index.files[number].n_tokens:
     start, end = files.byte_range(number, 0, index.files[number].n_tokens)

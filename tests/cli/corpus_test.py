@@ -91,6 +91,39 @@ class CorpusMakeTest(absltest.TestCase):
     self.assertEqual(code, 0)
     self.assertStartsWith(out, "3 documents, 9 tokens of uint16 in 2 files;")
 
+  def test_patterns_and_exceptions_for_all_labels_and_for_one(self):
+    (self.dir / "docs" / "c.md").write_text("third")
+    code, _, err = runner.run(
+        *("corpus", "make", "--output", self.out, "--pattern", "*.txt", "--pattern", "*.md"),
+        *("--exclude", "y=*.md", "--exclude", "a.*", f"x={self.dir}/docs", f"y={self.dir}/docs/*"),
+    )
+    self.assertEqual((code, err), (0, ""))
+    for label, text in (("x", b"secondthird"), ("y", b"second")):
+      tokens = np.fromfile(self.out / "bytes" / label / "part-00000.npy", np.uint16)
+      self.assertEqual(bytes(tokens[tokens < 256].astype(np.uint8)), text)
+
+  def test_files_that_cannot_be_read_are_left_out_and_listed(self):
+    (self.dir / "docs" / "c.txt").write_bytes(b"\xff")
+    (self.dir / "docs" / "d.jsonl").write_text('{"text": "x"}\n[]\n')
+    code, out, err = runner.run(
+        "corpus", "make", "--output", self.out, "--skip-unreadable", self.dir / "docs"
+    )
+    self.assertEqual(code, 0, err)
+    self.assertStartsWith(out, "2 documents (2 unreadable files left out), 13 tokens of uint16")
+    self.assertRegex(err, r"^left out: .*c\.txt is not UTF-8 .*\nleft out: .*d\.jsonl:2: expected")
+
+  def test_parts_of_the_work_and_their_merge(self):
+    argv = ("corpus", "make", "--output", self.out, self.dir / "docs", f"x={self.dir}/docs/a.txt")
+    for part in (1, 0):
+      code, out, err = runner.run(*argv, "--part", part, "--of", 2)
+      self.assertEqual((code, err), (0, ""))
+      self.assertIn(f"Part {part} of 2 is done.", out)
+      self.assertFalse(self.out.exists())
+    code, out, err = runner.run(*argv, "--merge")
+    self.assertEqual((code, err), (0, ""))
+    self.assertStartsWith(out, "3 documents, 19 tokens")
+    self.assertFalse(self.out.with_name("out.work").exists())
+
   def test_a_hugging_face_tokenizer(self):
     import tokenizers
 
@@ -237,7 +270,7 @@ class CorpusCopyTest(absltest.TestCase):
     index.save(self.dir / "index.json")
     code, out, err = self.copy(self.dir / "index.json", "--reread")
     self.assertEqual((code, err), (0, ""))
-    self.assertIn("checksums of the index for 3; read again 3.", out)
+    self.assertIn("checksum of 3 files, and 3 copies by reading them again.", out)
     self.assertEqual(runner.run(*out.splitlines()[-1].split()[1:])[0], 0)
     copied = index_lib.load_index(self.out / "index.json")
     self.assertEqual(copied.fingerprint, index.fingerprint)

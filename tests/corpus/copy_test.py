@@ -6,9 +6,9 @@ import pathlib
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import copy as copy_lib
 from maxtext_olmo.corpus import copy_targets
-from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -25,7 +25,7 @@ _SOURCES = [copy_lib.SourceFile(path, path.split("/")[0]) for path in _FILES]
 
 
 def _checksum(content: bytes, algorithm: str = "xxh3") -> str:
-  digest = scan.new_hash(algorithm)
+  digest = checksums.new_hash(algorithm)
   digest.update(content)
   return f"{algorithm}:{digest.hexdigest()}"
 
@@ -119,7 +119,7 @@ class CopyTest(parameterized.TestCase):
     good = copy_lib.SourceFile("wiki/a.npy", "wiki", 5000, right)
     self.assertEqual(self.copy([good]).checked, 1)
     wrong = copy_lib.SourceFile("wiki/b.npy", "wiki", 1, _checksum(b"other", algorithm))
-    with self.assertRaisesRegex(CorpusError, f"b.npy does not have .* expected {algorithm}:"):
+    with self.assertRaisesRegex(CorpusError, f"b.npy does not match .* expected {algorithm}:"):
       self.copy([wrong])
     self.assertFalse((self.output / "wiki/b.npy").exists())
 
@@ -135,7 +135,7 @@ class CopyTest(parameterized.TestCase):
   def test_a_copy_that_differs_is_removed_and_reported(self):
     self.copy()
     (self.output / "wiki/a.npy").write_bytes(b"x" * 5000)
-    with self.assertRaisesRegex(CorpusError, "a.npy differs from what was read: expected xxh3:"):
+    with self.assertRaisesRegex(CorpusError, "a.npy differs from the source: expected xxh3:"):
       self.copy(reread=True)
     self.assertFalse((self.output / "wiki/a.npy").exists())
     self.assertEqual(self.copy().copied, 1)

@@ -60,6 +60,9 @@ class DocumentIndexTest(parameterized.TestCase):
             DocumentName("", "", None),
         ],
     )
+    self.assertEqual(
+        self.documents.example_of_a_name, f" Document {self.first} has the name 'id-0'."
+    )
     found = self.documents.find_names(["twice", "ünïque", "", "nowhere"])
     first = self.first
     self.assertEqual([one.tolist() for one in found], [[first + 2, first + 3], [first + 1], [], []])
@@ -71,6 +74,7 @@ class DocumentIndexTest(parameterized.TestCase):
     )
     plain = documents_lib.build_documents(self.index, self.path + ".plain", 0)
     self.assertIsNone(plain.names)
+    self.assertEmpty(plain.example_of_a_name)
     self.assertEqual(plain.checksum, self.documents.checksum)
     numbers = np.arange(plain.num_documents)
     np.testing.assert_array_equal(plain.lengths(numbers), self.documents.lengths(numbers))

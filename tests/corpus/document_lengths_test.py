@@ -13,8 +13,9 @@ from maxtext_olmo.corpus import document_lengths
 def _lengths(tokens, cuts=()) -> document_lengths.DocumentLengths:
   """Returns the lengths of the documents of one file, which end with zeros, added in pieces."""
   lengths = document_lengths.DocumentLengths()
-  for piece in np.split(np.asarray(tokens) == 0, sorted(cuts)):
-    lengths.add(piece)
+  for piece in np.split(np.asarray(tokens), sorted(cuts)):
+    part = document_lengths.DocumentLengths.of_ends(np.flatnonzero(piece == 0), len(piece))
+    lengths.append(document_lengths.DocumentLengths.from_result(part.to_result()))
   return lengths
 
 
@@ -45,7 +46,7 @@ class DocumentLengthsTest(parameterized.TestCase):
     self.assertEqual(
         total.describe(),
         "3 documents, median about 103 tokens, longest 300; 1 of 2 files do not end with the EOS,"
-        " 16.7% of the tokens come after the last one",
+        " 16.7% of the tokens come after the last EOS",
     )
 
   @parameterized.parameters(

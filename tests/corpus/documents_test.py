@@ -173,7 +173,7 @@ class DocumentIndexTest(parameterized.TestCase):
     content = b"" if text is None else gzip.compress(text)
     pathlib.Path(self.directory, "data", "part-0.csv.gz").write_bytes(content)
     with self.assertRaisesRegex(
-        errors.CorpusError, f"part-0.csv.gz ends with a document up to token {end}, but .* 6 tokens"
+        errors.CorpusError, f"The last document in .*part-0.csv.gz ends at token {end}, .* 6 tokens"
     ):
       documents_lib.build_documents(index, self.path, 1)
 

@@ -55,7 +55,7 @@ class FileArrayTest(absltest.TestCase):
   def test_a_place_outside_the_array_is_an_error(self):
     array = self._write(np.arange(10, dtype="<u4"))
     for place in (-1, 10):
-      with self.assertRaisesRegex(errors.OrderError, "has 10 numbers"):
+      with self.assertRaisesRegex(errors.OrderError, "has 10 values"):
         array[np.array([place])]
 
 

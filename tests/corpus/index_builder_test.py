@@ -401,7 +401,7 @@ class OwnFormatTest(IndexFileTest):
       (lambda v: v.update(total_tokens=5), "total_tokens must be 1004, found 5"),
       (
           lambda v: v.update(split_key="0" * 64),
-          "the split key '000*' over 123 windows belongs neither",
+          "the split key '000*' over 123 windows matches neither",
       ),
       (lambda v: v.update(split_windows=122), "the split key '[0-9a-f]*' over 122 windows"),
       (lambda v: v.update(sequence_length=0), "sequence_length must be positive, got 0"),
@@ -443,7 +443,7 @@ class OwnFormatTest(IndexFileTest):
       (lambda v: v.pop("files"), "is not an index: expected an object with `files`"),
       (
           lambda v: v.update(format_version="7"),
-          "has format_version '7'; '2' and MaxText's '1' can be read",
+          "has format_version '7'; expected '2', or MaxText's '1'",
       ),
   )
   def test_invalid_fields_are_detected(self, change, message):

@@ -52,7 +52,7 @@ class ChangesTest(parameterized.TestCase):
     )
     self.assertEqual(
         index_changes.describe_changes(self.old, self.index("a", "c", "b")),
-        ["reordered: b came before c, now it comes after"],
+        ["reordered: b came before c, and now comes after it"],
     )
 
   def test_a_replaced_file_of_the_same_size_shows_in_its_checksum(self):

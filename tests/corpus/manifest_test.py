@@ -117,14 +117,14 @@ class MixTest(parameterized.TestCase):
       manifest_lib.check_inside(entries, "mix", "/base")
     self.assertRegex(
         str(caught.exception),
-        "^The mix file mix names 4 of its 8 files outside the base /base:\n  mix:5: ../x.npy\n"
+        "^In the mix file mix, 4 of 8 files are outside the base /base:\n  mix:5: ../x.npy\n"
         r"(?s:.*)\(--allow-outside\)\.$",
     )
 
   @parameterized.parameters("../x.npy", "gs://other/x.npy", "gs://base/../x.npy", "/x.npy")
   def test_a_path_may_also_leave_an_object_store(self, path):
     entries = manifest_lib.read_mix(self._write(f"a,x.npy\na,gs://base/x.npy\na,{path}\n"))
-    with self.assertRaisesRegex(CorpusError, "names 1 of its 3 files outside"):
+    with self.assertRaisesRegex(CorpusError, "1 of 3 files are outside"):
       manifest_lib.check_inside(entries, "mix", "gs://base")
 
   def test_files_that_are_listed_more_than_once_are_counted(self):

@@ -24,6 +24,22 @@ class PathsTest(parameterized.TestCase):
       self.assertEqual(paths.join(expected, paths.relative_to(expected, path)), path)
 
   @parameterized.parameters(
+      (["/d/a/x", "/d/b/y"], ["/d/a/x", "/d/a/x"], "/d", {"/d/a/x": "a/x"}),
+      (["/d/x", "/d/x"], ["/d/x"], "/d", {"/d/x": "x"}),
+      # "--file a/x" could be either of these.
+      (["/d/a/x", "/d/b/a/x"], ["/d/a/x"], "/d", {"/d/a/x": "/d/a/x"}),
+      (["/d/a/x", "/d/b/a/x"], ["/d/b/a/x"], "/d", {"/d/b/a/x": "b/a/x"}),
+      (["/d/x", "/d/d/x"], ["/d/d/x"], "/d", {"/d/d/x": "/d/d/x"}),
+      (["gs://b/p/x", "gs://b/q/x"], ["gs://b/q/x"], "gs://b", {"gs://b/q/x": "q/x"}),
+      (["gs://b/x", "/d/y"], ["/d/y"], "", {"/d/y": "/d/y"}),
+      ([], [], "", {}),
+  )
+  def test_short_names_identify_their_files(self, given, shown, base, expected):
+    self.assertEqual(paths.shorten(given, shown), (base, expected))
+    for path, name in expected.items():
+      self.assertEqual({given[number] for number in paths.find(given, name)}, {path})
+
+  @parameterized.parameters(
       ("/d", "/d/a/x", "a/x"),
       ("/d", "a/./x", "a/x"),
       ("/d", "/dd/x", "/dd/x"),

@@ -121,7 +121,7 @@ class SourceMixtureTest(parameterized.TestCase):
 
   def test_a_mixture_without_a_whole_window_is_an_error(self):
     config = _CASES["one_step"]["config"]
-    with self.assertRaisesRegex(errors.CorpusError, "no file gives 4096 tokens"):
+    with self.assertRaisesRegex(errors.CorpusError, "no file contributes 4096 tokens"):
       self.build(config, S=4096, global_batch_size=4096)
 
   @given(
@@ -209,12 +209,12 @@ class HeadsTest(absltest.TestCase):
     self.assertEqual(
         lines,
         [
-            "other head: a.npy (8 to 12 tokens)",
+            "changed head: a.npy (8 to 12 tokens)",
             "added: a.npy, occurrence 3 (80 bytes, at the end)",
         ],
     )
     lines = index_changes.describe_changes(self.index(None), self.index(12))
-    self.assertEqual(lines, ["other head: a.npy (all to 12 tokens)"])
+    self.assertEqual(lines, ["changed head: a.npy (all to 12 tokens)"])
 
 
 if __name__ == "__main__":

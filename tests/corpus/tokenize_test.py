@@ -3,7 +3,6 @@
 import csv
 import gzip
 import itertools
-import json
 import os
 import pathlib
 import tracemalloc
@@ -19,7 +18,6 @@ from maxtext_olmo.corpus import tokenize
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
-from maxtext_olmo.errors import MissingFileError
 from maxtext_olmo.errors import WriteError
 
 _BYTES = tokenizer_lib.ByteTokenizer()
@@ -176,123 +174,6 @@ class MakeCorpusTest(parameterized.TestCase):
   def test_tokens_per_file_must_be_positive(self):
     with self.assertRaisesRegex(ConfigError, "tokens_per_file must be positive, got 0"):
       tokenize.make_corpus({"l": ["x"]}, self.dir, _BYTES, tokens_per_file=0)
-
-
-class ReadDocumentsTest(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.dir = pathlib.Path(self.create_tempdir().full_path)
-
-  def _read(self, name: str, content: bytes, **kwargs) -> list[str]:
-    path = self.dir / name
-    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    return [document.text for document in tokenize.read_documents(str(path), **kwargs)]
-
-  def _names(self, name: str, content: str, **kwargs) -> list[tuple[str, int]]:
-    (self.dir / name).write_text(content)
-    found = list(tokenize.read_documents(str(self.dir / name), **kwargs))
-    self.assertEqual({document.source for document in found}, {str(self.dir / name)})
-    return [(document.name, document.line) for document in found]
-
-  def test_documents_are_named_by_their_id_or_their_file_and_line(self):
-    lines = [
-        {"id": "a"},
-        {"id": 7},
-        {"id": None},
-        {},
-        {"id": ["x"]},
-        {"id": True},
-        {"id": "b" * 2000},
-    ]
-    text = "\n" + "".join(json.dumps({"text": "x", **line}) + "\n" for line in lines)
-    path = f"{self.dir}/x.jsonl"
-    expected = ["a", "7", *(f"{path}:{line}" for line in range(4, 9))]
-    self.assertEqual(self._names("x.jsonl", text), list(zip(expected, range(2, 9))))
-    named = '{"text": "x", "url": "u\\ud800"}\n'
-    self.assertEqual(self._names("x.jsonl", named, id_field="url"), [("u\\ud800", 1)])
-    self.assertEqual(self._names("x.txt", "a\nb\n"), [(f"{self.dir}/x.txt:1", 1)])
-    self.assertEqual(
-        self._names("y.txt", "a\n\n\nb\nc\n\nd", separator=""),
-        [(f"{self.dir}/y.txt:{line}", line) for line in (1, 4, 7)],
-    )
-
-  def test_a_file_name_that_is_not_utf8_can_be_a_source(self):
-    path = os.fsdecode(os.fsencode(str(self.dir)) + b"/\xff.txt")
-    with open(path, "w") as file:
-      file.write("x")
-    ((_, name, source, _),) = tokenize.read_documents(path)
-    self.assertEqual((name, source), (f"{self.dir}/\\xff.txt:1", f"{self.dir}/\\xff.txt"))
-
-  @parameterized.parameters("x.txt", "x.txt.gz", "README")
-  def test_a_text_file_is_one_document_byte_for_byte(self, name):
-    content = "a\r\n\n\xe9\x0b\u2028b\rc\n"
-    self.assertEqual(self._read(name, content.encode()), [content])
-
-  @parameterized.parameters("x.jsonl", "x.ndjson", "x.jsonl.gz")
-  def test_a_json_lines_file_has_a_document_in_each_line(self, name):
-    lines = b'{"text": "a\\nb", "id": 1}\n\n{"text": "\\u00e9"}'
-    self.assertEqual(self._read(name, lines), ["a\nb", "é"])
-
-  def test_the_field_may_have_another_name(self):
-    self.assertEqual(self._read("x.jsonl", b'{"content": "a"}', text_field="content"), ["a"])
-
-  @parameterized.parameters(
-      (b"{}", "KeyError: 'text'"),
-      (b'{"text": 3}', "TypeError: 'text' is not text"),
-      (b"[1]", "TypeError: "),
-      (b"{", "JSONDecodeError: "),
-      (100_000 * b"[", "RecursionError: "),
-      (b'{"text": "\\ud800"}', "UnicodeEncodeError: "),
-  )
-  def test_a_bad_line_is_an_error_with_file_and_line(self, line, message):
-    with self.assertRaisesRegex(
-        CorpusError, rf"x\.jsonl:2: expected a JSON object with text in the field 'text': {message}"
-    ):
-      self._read("x.jsonl", json.dumps({"text": "ok"}).encode() + b"\n" + line)
-
-  @parameterized.parameters(("<|end|>", b"a\nb\n<|end|>\nc\n<|end|>\n"), ("", b"a\nb\n\n\nc\n"))
-  def test_a_separator_ends_a_document(self, separator, content):
-    self.assertEqual(self._read("x.txt", content, separator=separator), ["a\nb\n", "c\n"])
-
-  def test_text_that_is_not_utf8_is_an_error(self):
-    with self.assertRaisesRegex(
-        CorpusError,
-        r"x\.bin is not UTF-8 text \(it contains the byte 0xff\)\. Convert it, or exclude",
-    ):
-      self._read("x.bin", b"abc\xff")
-
-  def test_an_unreadable_file_is_an_error(self):
-    with self.assertRaisesRegex(CorpusError, "Cannot read /no/such: "):
-      list(tokenize.read_documents("/no/such"))
-    (self.dir / "cut.gz").write_bytes(gzip.compress(os.urandom(1000))[:500])
-    with self.assertRaisesRegex(CorpusError, r"cut\.gz"):
-      list(tokenize.read_documents(str(self.dir / "cut.gz")))
-    (self.dir / "bad.gz").write_bytes(gzip.compress(b"")[:10] + 20 * b"\xff")
-    with self.assertRaisesRegex(CorpusError, r"Cannot read .*bad\.gz"):
-      list(tokenize.read_documents(str(self.dir / "bad.gz")))
-    os.mkfifo(self.dir / "fifo")
-    with self.assertRaisesRegex(CorpusError, "fifo is not a regular file"):
-      list(tokenize.read_documents(str(self.dir / "fifo")))
-
-
-class FindTextFilesTest(absltest.TestCase):
-
-  def test_directories_are_walked_in_order_without_hidden_files(self):
-    directory = pathlib.Path(self.create_tempdir().full_path)
-    for name in ("b.txt", "a/z.txt", "a/y.md", ".git/x.txt", "a/.hidden"):
-      (directory / name).parent.mkdir(exist_ok=True)
-      (directory / name).write_text("x")
-    found = lambda pattern: [  # noqa: E731
-        os.path.relpath(path, directory) for path in tokenize.find_text_files(directory, pattern)
-    ]
-    self.assertEqual(found("*"), ["a/y.md", "a/z.txt", "b.txt"])
-    self.assertEqual(found("*.txt"), ["a/z.txt", "b.txt"])
-    self.assertEqual(tokenize.find_text_files(directory / "b.txt"), [str(directory / "b.txt")])
-    with self.assertRaisesRegex(CorpusError, r"No file below .* matches the pattern '\*\.rst'"):
-      found("*.rst")
-    with self.assertRaisesRegex(MissingFileError, "There is no file or directory .*none"):
-      tokenize.find_text_files(directory / "none")
 
 
 if __name__ == "__main__":

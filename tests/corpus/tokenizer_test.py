@@ -94,6 +94,27 @@ class HuggingFaceTokenizerTest(parameterized.TestCase):
     self.assertIn("needs the package `tokenizers`: pip install tokenizers.", done.stderr)
 
 
+class TokenizerSourceTest(absltest.TestCase):
+
+  def test_a_source_loads_the_tokenizer_that_it_found(self):
+    path = write_tokenizer(pathlib.Path(self.create_tempdir().full_path, "words.json"), "</s>")
+    source = tokenizer_lib.TokenizerSource.find(path, name="o/n", eos_token="a")
+    tokenizer = source.load()
+    self.assertEqual((tokenizer.name, tokenizer.eos_id), ("o/n", 1))
+    self.assertIs(source.load(), tokenizer)
+    self.assertIsInstance(
+        tokenizer_lib.TokenizerSource.find("bytes").load(), tokenizer_lib.ByteTokenizer
+    )
+
+  def test_a_file_that_changed_since_is_an_error(self):
+    path = write_tokenizer(pathlib.Path(self.create_tempdir().full_path, "words.json"))
+    source = tokenizer_lib.TokenizerSource.find(path)
+    write_tokenizer(pathlib.Path(path), "</s>")
+    self.assertNotEqual(tokenizer_lib.TokenizerSource.find(path), source)
+    with self.assertRaisesRegex(ConfigError, r"words\.json has the hash .* on this host, and "):
+      source.load()
+
+
 class LoadTokenizerTest(parameterized.TestCase):
 
   def test_a_directory_stands_for_the_tokenizer_in_it(self):

@@ -11,10 +11,13 @@ from absl.testing import parameterized
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import verify
+from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 from tests import corpora
+from tests import object_server
 
 
 class VerifyTestCase(parameterized.TestCase):
@@ -296,6 +299,59 @@ class VerifyCorpusTest(VerifyTestCase):
         f"^the {algorithm} is [0-9a-f]+, but the index says [0-9a-f]+: the content has changed$",
     )
 
+  @parameterized.parameters((0, 4), (3, 4), (128, 2))
+  def test_sums_of_pieces_are_checked_piece_by_piece(self, damaged, header):
+    tokens = np.arange(600, dtype=np.uint16)
+    tokens[99::100] = 0
+    path = self.dir / "x.npy"
+    np.save(path, tokens) if header == 2 else tokens.tofile(path)
+    index = index_lib.build_index(
+        [(str(path), "l")], 8, tokenizer="t", dtype="uint16", checksums="xxh3-pieces-256"
+    )
+    self.assertStartsWith(index.files[0].checksum, "xxh3-pieces-256:")
+    report = verify.verify_corpus(index, vocab_size=600, eos_id=0)
+    self.assertEqual((report.findings, report.checks[-1]), ((), "checksums of 1 files"))
+    with open(path, "r+b") as file:
+      file.seek(256 + damaged)
+      file.write(b"\x07\x00")
+    ((_, _, message),) = self._findings(index)
+    self.assertRegex(message, "^the xxh3-pieces-256 is [0-9a-f]{32}, but the index says")
+
+  def test_the_report_does_not_depend_on_the_pieces(self):
+    tokens = np.fromfile(self.data / "part-003.npy", np.uint16)
+    tokens[[100, 200, 513]] = 999
+    tokens.tofile(self.data / "part-003.npy")
+    os.unlink(self.data / "part-001.npy")
+    settings = {"vocab_size": 100, "eos_id": 0}
+    reports = []
+    for piece_bytes in (2, 64, 200, 1 << 20):
+      outcome = verify.check_pieces(self.index, WorkOptions(), piece_bytes=piece_bytes, **settings)
+      reports.append(verify.make_report(self.index, outcome, **settings))
+    self.assertEqual(reports[1:], reports[:1] * 3)
+    self.assertEqual(reports[0], verify.verify_corpus(self.index, **settings))
+    self.assertRegex(reports[0].errors[1].message, "token 100 .byte 200. is 999.*; 2 more in")
+
+  def test_an_object_that_was_replaced_is_found_by_its_etag(self):
+    names = sorted(path.name for path in self.data.iterdir())
+    server = self.enter_context(
+        object_server.ObjectServer({f"b/{n}": (self.data / n).read_bytes() for n in names})
+    )
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    stores.use_by_default(stores.StoreOptions(server.url, "here", anonymous=True))
+    index = index_lib.build_index(
+        [(name, "l") for name in names], 8, tokenizer="t", dtype="uint16", base="s3://b"
+    )
+    report = verify.verify_corpus(index)
+    self.assertEqual((report.findings, report.checks[-1]), ((), "ETags of 4 objects"))
+    data = bytearray(server.objects["b/part-000.npy"])
+    data[0] ^= 1
+    server.objects["b/part-000.npy"] = bytes(data)
+    ((_, name, message),) = self._findings(index)
+    self.assertEqual(name, "part-000.npy")
+    self.assertRegex(
+        message, "^the store's ETag is .*, but the index says .*: the object was replac"
+    )
+
   def test_a_remap_is_followed(self):
     shutil.move(self.data, self.dir / "moved")
     self.assertLen(self._findings(), 4)
@@ -314,65 +370,6 @@ class VerifyCorpusTest(VerifyTestCase):
     np.full(333, 5, np.uint16).tofile(self.data / "part-000.npy")
     os.unlink(self.data / "part-003.npy")
     self.assertEqual([f[0] for f in self._findings(eos_id=0)], ["error", "warning"])
-
-
-def _tokens(vocab_size: int, count: int = 4000) -> np.ndarray:
-  """Returns ids distributed as in real text: small ones are frequent."""
-  rng = np.random.default_rng(0)
-  return np.minimum(rng.zipf(1.2, count) - 1, rng.integers(0, vocab_size, count)) + rng.integers(
-      0, vocab_size // 4, count
-  )
-
-
-def _likelier(tokens: np.ndarray, actual: str, declared: str) -> str | None:
-  sample = np.frombuffer(tokens.astype(actual).tobytes(), np.uint8)
-  return verify.likelier_dtype_of_bytes(sample, np.dtype(declared).itemsize)
-
-
-class LikelierDtypeTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      ("uint8", 250),
-      ("uint16", 258),
-      ("uint16", 50257),
-      ("uint16", 65536),
-      ("uint32", 258),
-      ("uint32", 50257),
-      ("uint32", 100278),
-      ("uint32", 262144),
-      ("uint64", 258),
-      ("uint64", 100278),
-  )
-  def test_the_right_dtype_looks_right(self, dtype, vocab_size):
-    self.assertIsNone(_likelier(_tokens(vocab_size) % vocab_size, dtype, dtype))
-
-  @parameterized.parameters(
-      ("uint16", "uint32", 258),
-      ("uint16", "uint32", 50257),
-      ("uint16", "uint64", 50257),
-      ("uint16", "uint8", 258),
-      ("uint32", "uint16", 258),
-      ("uint32", "uint16", 50257),
-      ("uint32", "uint16", 100278),
-      ("uint32", "uint8", 100278),
-      ("uint32", "uint64", 100278),
-      ("uint64", "uint32", 100278),
-      ("uint64", "uint16", 100278),
-  )
-  def test_a_wrong_dtype_is_recognised(self, actual, declared, vocab_size):
-    self.assertEqual(_likelier(_tokens(vocab_size) % vocab_size, actual, declared), actual)
-
-  def test_text_as_bytes_looks_like_uint8(self):
-    text = np.frombuffer(
-        b"It is a truth universally acknowledged, that a single man " * 20, np.uint8
-    )
-    self.assertIsNone(verify.likelier_dtype_of_bytes(text, 1))
-
-  @parameterized.parameters(1, 2, 4, 8)
-  def test_zeros_and_small_samples_prove_nothing(self, itemsize):
-    self.assertIsNone(verify.likelier_dtype_of_bytes(np.zeros(4096, np.uint8), itemsize))
-    self.assertIsNone(verify.likelier_dtype_of_bytes(np.full(64, 255, np.uint8), itemsize))
-    self.assertIsNone(verify.likelier_dtype_of_bytes(np.zeros(0, np.uint8), itemsize))
 
 
 if __name__ == "__main__":

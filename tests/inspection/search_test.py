@@ -1,16 +1,19 @@
 """Tests of the search for text."""
 
 import pathlib
+import pickle
 
 import numpy as np
 from absl.testing import absltest
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
-from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus.work import options as options_lib
+from maxtext_olmo.corpus.work import reading
 from maxtext_olmo.inspection import search
+from tests.corpus import tokenizer_test
 from tests.inspection import small_run
 
 
@@ -57,14 +60,47 @@ class SearchTest(absltest.TestCase):
     self.assertEmpty(self.find("abc", tokenizer_lib.ByteTokenizer(), index, files))
 
   def test_a_scan_in_pieces_finds_what_a_search_of_the_text_does(self):
-    text = "".join(np.random.default_rng(0).choice(list("ab"), 3 << 20))  # 6 MiB: two pieces.
-    edge = scan.CHUNK_BYTES // 2  # The first token of the second piece.
+    text = "".join(np.random.default_rng(0).choice(list("ab"), 3 << 20))  # 6 MiB: six chunks.
+    edge = reading.CHUNK_BYTES // 2  # The first token of the second chunk.
     text = text[: edge - 3] + "seal" + text[edge + 1 :]
     index, files = self.corpus([text])
     for needle in ("seal", "al", "se", "abbabaabbabaabab"):
       hits = self.find(needle, tokenizer_lib.ByteTokenizer(), index, files)
       expected = [i for i in range(len(text)) if text.startswith(needle, i)]
       self.assertEqual([hit.first for hit in hits], expected)
+
+  def test_pieces_on_any_engine_find_what_a_search_of_the_text_does(self):
+    text = "".join(np.random.default_rng(0).choice(list("ab"), 5000)) + "seal"
+    index, files = self.corpus([text[:2000], text[2000:]])
+    tokenizer, results = tokenizer_lib.ByteTokenizer(), str(self.directory / "results")
+    for needle in ("seal", "ab", "abbab", "abbabaabbabaabab"):
+      expected = self.find(needle, tokenizer, index, files)
+      for piece_bytes in (16, 50, 4096):
+        arguments = (needle, tokenizer, index, files)
+        outcome = search.find_in_pieces(*arguments, piece_bytes=piece_bytes)
+        self.assertEqual(search.hits_of(outcome), expected)
+      for part in (1, 0):
+        options = options_lib.WorkOptions(results=results, part=(part, 2))
+        search.find_in_pieces(*arguments, options, piece_bytes=50)
+      merge = options_lib.WorkOptions(results=results, merge=True)
+      outcome = search.find_in_pieces(*arguments, merge, piece_bytes=50)
+      self.assertEqual(search.hits_of(outcome), expected)
+
+  def test_a_search_can_be_sent_to_other_processes_with_its_tokenizer(self):
+    path = tokenizer_test.write_tokenizer(self.directory / "tiny" / "tokenizer.json")
+    tokenizer = tokenizer_lib.load_tokenizer(str(path))
+    work = search.FindWork.of_text("a b", tokenizer, np.dtype("uint16"))
+    copy = pickle.loads(pickle.dumps(work))
+    self.assertEqual(copy.settings, work.settings)
+    ids = tokenizer.encode(["a b"])[0]
+    self.assertEqual(copy.tokenizer.decode(ids), tokenizer.decode(ids))
+
+  def test_a_missing_part_of_a_search_is_an_error(self):
+    index, files = self.corpus(["abab"])
+    options = options_lib.WorkOptions(results=str(self.directory / "results"), merge=True)
+    outcome = search.find_in_pieces("ab", tokenizer_lib.ByteTokenizer(), index, files, options)
+    with self.assertRaisesRegex(errors.CorpusError, "cannot be searched: 1 of 1 items have no"):
+      search.hits_of(outcome)
 
   def test_text_is_found_where_its_edges_are_tokenized_differently(self):
     tokenizer = PairTokenizer()

@@ -1,0 +1,187 @@
+"""The checks of `verify` that read a file, on one piece of it.
+
+The first piece of a file also checks what concerns the whole file: its size, the offset of its
+tokens and their dtype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from maxtext_olmo.corpus import checksums
+from maxtext_olmo.corpus import dtype_guess
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.document_lengths import DocumentLengths
+from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.token_scan import TokenScan
+from maxtext_olmo.corpus.work import identity
+from maxtext_olmo.corpus.work import reading
+from maxtext_olmo.corpus.work import run
+from maxtext_olmo.corpus.work.pieces import PIECE_BYTES
+from maxtext_olmo.corpus.work.pieces import Piece
+from maxtext_olmo.corpus.work.pieces import SourceFile
+from maxtext_olmo.corpus.work.pieces import cut
+from maxtext_olmo.errors import CorpusError
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyWork(run.Work):
+  """Checks a piece of a file against the index.
+
+  Attributes:
+    vocab_size: Token ids must be below this; None does not check ids.
+    eos_id: Id that ends documents; None does not look for it.
+  """
+
+  name: ClassVar[str] = "verify"
+  version: ClassVar[int] = 1
+
+  vocab_size: int | None = None
+  eos_id: int | None = None
+
+  def pieces(self, source: SourceFile, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+    """Returns the pieces of a file that are checked one by one."""
+    algorithm = (source.checksum or "").partition(":")[0]
+    if algorithm:
+      size = checksums.piece_bytes(algorithm)
+      if size is not None and source.data_offset % source.token_dtype.itemsize == 0:
+        return cut(source, size)
+    elif self._reads_tokens:
+      return cut(source, piece_bytes)
+    return [Piece(source, 0, source.n_tokens)]
+
+  @property
+  def _reads_tokens(self) -> bool:
+    return self.vocab_size is not None or self.eos_id is not None
+
+  def __call__(self, item: Piece) -> dict[str, Any]:
+    """Returns what was found in a piece.
+
+    `broken` says why the file cannot be checked any further. Otherwise there are `bad` (the number
+    of bad ids), `first_bad` (the place and value of the first one), `digest` (the checksum), and
+    the lengths of documents; the last three only if they were asked for.
+    """
+    try:
+      reading.expect(self.files, item)
+      self._check_size(item.source)
+      if item.is_first:
+        self._check_file(item.source)
+      if self._reads_tokens or item.source.checksum is not None:
+        return {"broken": None, **self._read(item)}
+      return {"broken": None, "bad": 0}
+    except CorpusError as error:
+      # A file that is broken as a whole gives one finding; checking its tokens would add noise.
+      return {"broken": reason(error)}
+
+  def _check_size(self, source: SourceFile) -> None:
+    found = self.files.size(source.path)
+    if found != source.size:
+      raise CorpusError(f"{source.path}: expected {source.size} bytes, found {found}")
+
+  def _check_file(self, source: SourceFile) -> None:
+    path = source.path
+    if source.etag is not None and urls.is_url(path):
+      found = identity.object_tag(self.files, path)
+      if found is not None and found.strip('"') != source.etag.strip('"'):
+        raise CorpusError(
+            f"{path}: the store's ETag is {found}, but the index says {source.etag}: the object was"
+            " replaced"
+        )
+    info = scan.scan_file(path, source.token_dtype, self.files)
+    if info.data_offset != source.data_offset:
+      raise CorpusError(
+          f"{path}: the tokens begin at byte {info.data_offset}, but the index says"
+          f" {source.data_offset}"
+      )
+    if other := dtype_guess.likelier_dtype(self.files, source):
+      raise CorpusError(
+          f"{path}: the data look like {other}, but the index says {source.dtype}. Build the index"
+          f" again with `--dtype {other}`."
+      )
+
+  def _read(self, piece: Piece) -> dict[str, Any]:
+    """Reads a piece once, and does all that needs its tokens."""
+    source, dtype = piece.source, piece.source.token_dtype
+    digest = _new_hash(piece)
+    scanned = TokenScan(dtype, self.eos_id)
+    bad, first_bad = 0, None
+    if digest is not None and piece.is_first and source.data_offset:
+      digest.update(self.files.read(source.path, 0, source.data_offset))
+    # An incomplete token at the end of the file counts for the checksum only.
+    end = source.size if piece.is_last else piece.end
+    for chunk in reading.read_range(self.files, source.path, piece.start, end):
+      if digest is not None:
+        digest.update(chunk)
+      if not self._reads_tokens:
+        continue
+      tokens = chunk[: len(chunk) // dtype.itemsize * dtype.itemsize].view(dtype)
+      place = piece.first + scanned.count
+      scanned.add(tokens)
+      if self.vocab_size is not None and scanned.top >= self.vocab_size:
+        places = np.flatnonzero(tokens >= self.vocab_size)
+        bad += len(places)
+        first_bad = first_bad or [place + int(places[0]), int(tokens[places[0]])]
+    result: dict[str, Any] = {"bad": bad, "first_bad": first_bad}
+    if digest is not None:
+      result["digest"] = digest.hexdigest()
+    if self.eos_id is not None:
+      result |= DocumentLengths.of_ends(scanned.ends, scanned.count).to_result()
+    return result
+
+
+def _new_hash(piece: Piece) -> checksums.Hash | None:
+  """Returns the hash for a piece: of the whole file, or the sum of a piece that others join."""
+  algorithm = (piece.source.checksum or "").partition(":")[0]
+  if not algorithm:
+    return None
+  whole = piece.is_first and piece.is_last
+  return checksums.new_hash(algorithm if whole else "xxh3")
+
+
+@dataclasses.dataclass(frozen=True)
+class FileCheck:
+  """What was found in a file.
+
+  Attributes:
+    source: The file.
+    broken: Why the file could not be checked any further; None if it could.
+    bad: Number of ids outside the vocabulary.
+    first_bad: Place and value of the first of them; None if there are none.
+    digest: Checksum (hex) of the content; None if the index has none.
+    lengths: Lengths of the documents; None if the EOS was not looked for, or there are no tokens.
+  """
+
+  source: SourceFile
+  broken: str | None = None
+  bad: int = 0
+  first_bad: tuple[int, int] | None = None
+  digest: str | None = None
+  lengths: DocumentLengths | None = None
+
+
+def join_pieces(source: SourceFile, results: Sequence[dict[str, Any]]) -> FileCheck:
+  """Joins the results of all pieces of a file, in order."""
+  broken = next((found["broken"] for found in results if found["broken"] is not None), None)
+  if broken is not None:
+    return FileCheck(source, broken)
+  firsts = [found["first_bad"] for found in results if found.get("first_bad") is not None]
+  digest = results[0].get("digest")
+  if digest is not None and len(results) > 1:
+    digest = checksums.join_pieces(found["digest"] for found in results)
+  lengths = None
+  if source.n_tokens and "bins" in results[0]:
+    lengths = DocumentLengths()
+    for found in results:
+      lengths.append(DocumentLengths.from_result(found))
+  return FileCheck(
+      source,
+      bad=sum(found["bad"] for found in results),
+      first_bad=tuple(firsts[0]) if firsts else None,
+      digest=digest,
+      lengths=lengths,
+  )

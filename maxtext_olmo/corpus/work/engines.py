@@ -1,0 +1,144 @@
+"""Engines: what does the items of a work, behind `concurrent.futures.Executor`.
+
+threads      the default on one machine; no start-up, nothing is pickled
+processes    started anew, never forked; a pool that breaks is replaced
+Dask, Ray    clusters (`dask_engine`, `ray_engine`), imported only if they are asked for
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from typing import Any, Protocol
+
+from maxtext_olmo.cores import available_cores
+from maxtext_olmo.corpus.work.options import WorkOptions
+
+
+class Engine(Protocol):
+  """A pool of workers.
+
+  Attributes:
+    in_process: Whether workers are threads of this process.
+  """
+
+  in_process: bool
+
+  def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+    """Calls a function in a worker."""
+
+  def parallelism(self) -> int:
+    """Returns the number of tasks that run at the same time now; it may change."""
+
+  def restart(self) -> None:
+    """Replaces workers after a `BrokenExecutor` error."""
+
+
+@contextlib.contextmanager
+def open_engine(options: WorkOptions, num_items: int) -> Iterator[Engine]:
+  """Yields the engine that the options name, and stops it at the end.
+
+  Args:
+    options: How the work is done.
+    num_items: Number of items to do; more workers than that are not started.
+  """
+  workers = available_cores() if options.workers is None else options.workers
+  workers = max(1, min(workers, num_items))
+  if options.dask:
+    from maxtext_olmo.corpus.work import dask_engine
+
+    with dask_engine.open_dask(options.dask, workers) as dask:
+      yield dask
+  elif options.ray:
+    from maxtext_olmo.corpus.work import ray_engine
+
+    with ray_engine.open_ray(options.ray) as ray:
+      yield ray
+  else:
+    pool = _Processes(workers) if options.processes else _Threads(workers)
+    try:
+      yield pool
+    except BaseException:  # Including Ctrl-C.
+      pool.abandon()
+      raise
+    finally:
+      pool.close()
+
+
+class _Threads:
+  """Threads of this process."""
+
+  in_process = True
+
+  def __init__(self, workers: int):
+    self._workers = workers
+    self._pool = concurrent.futures.ThreadPoolExecutor(workers, "work")
+
+  def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+    return self._pool.submit(function, *args)
+
+  def parallelism(self) -> int:
+    return self._workers
+
+  def restart(self) -> None:
+    raise RuntimeError("Threads do not break.")
+
+  def abandon(self) -> None:
+    """Does nothing: the caller tells threads to stop."""
+
+  def close(self) -> None:
+    self._pool.shutdown(cancel_futures=True)
+
+
+class _Processes:
+  """Processes of this machine; they end when this process dies."""
+
+  in_process = False
+
+  def __init__(self, workers: int):
+    self._workers = workers
+    self._pool = self._start()
+
+  def _start(self) -> concurrent.futures.ProcessPoolExecutor:
+    # Not forked: after a fork, threads of obstore, JAX and numba are gone, but their locks remain.
+    context = multiprocessing.get_context("spawn")
+    reader, self._writer = context.Pipe(duplex=False)
+    return concurrent.futures.ProcessPoolExecutor(
+        self._workers, context, initializer=_start_worker, initargs=(reader,)
+    )
+
+  def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+    return self._pool.submit(function, *args)
+
+  def parallelism(self) -> int:
+    return self._workers
+
+  def restart(self) -> None:
+    self._pool.shutdown(wait=True, cancel_futures=True)
+    self._pool = self._start()
+
+  def abandon(self) -> None:
+    """Ends the workers now: an item may take hours, and a result appears whole or not at all."""
+    self._writer.close()
+
+  def close(self) -> None:
+    self._pool.shutdown(cancel_futures=True)
+
+
+def _start_worker(reader: connection.Connection) -> None:
+  """Ends this process when its parent dies, even by a signal, or closes the other end of a pipe."""
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
+  parent = multiprocessing.parent_process()
+
+  def wait() -> None:
+    if parent is not None:
+      connection.wait([parent.sentinel, reader])
+      os._exit(1)
+
+  threading.Thread(target=wait, name="wait for parent", daemon=True).start()

@@ -1,0 +1,80 @@
+"""Identities of files: short texts that change when a file is replaced.
+
+A result is named after the identities of the files that it was computed from. If one of them has
+changed since, the name differs, and the item is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import StorageRouter
+from maxtext_olmo.corpus.storage.remote import RemoteStorage
+from maxtext_olmo.errors import MissingFileError
+
+# A result with this identity is used only by the run that made it.
+UNKNOWN = "unknown"
+_MISSING = "missing"
+_DIGITS = 12
+
+
+def file_identity(storage: Storage, path: str) -> str:
+  """Returns the size and the time of the last change of a file, or the size and ETag of an object.
+
+  Raises:
+    CorpusError: The file may exist, but its identity cannot be found out.
+  """
+  if isinstance(storage, StorageRouter):
+    storage = storage.remote if urls.is_url(path) else storage.local
+  try:
+    if isinstance(storage, LocalStorage):
+      storage.size(path)  # Raises an error that names the file, unless it is a regular one.
+      found = os.stat(path)
+      return f"{found.st_size} {found.st_mtime_ns}"
+    if isinstance(storage, RemoteStorage):
+      identity = storage.identity(path)
+      return f"{identity.size} {identity.tag}"
+    return str(storage.size(path))
+  except (MissingFileError, FileNotFoundError):
+    return _MISSING
+
+
+def object_tag(storage: Storage, path: str) -> str | None:
+  """Returns the ETag that a store has for an object now; None if it is unknown, or for a file."""
+  if isinstance(storage, StorageRouter) and urls.is_url(path):
+    storage = storage.remote
+  return storage.identity(path).etag if isinstance(storage, RemoteStorage) else None
+
+
+def find_identities(
+    storage: Storage, paths: Iterable[str], *, workers: int | None = None
+) -> dict[str, str | None]:
+  """Returns the identity of each file, with one request each; None if it cannot be found out."""
+  unique = sorted(set(paths))
+
+  def find(i: int) -> str:
+    return file_identity(storage, unique[i])
+
+  found, _ = scan.map_files(find, len(unique), workers=workers)
+  return dict(zip(unique, found))
+
+
+def combined(paths: Sequence[str], identities: Mapping[str, str | None]) -> str:
+  """Returns one text of a few characters for the files that a result depends on."""
+  found = [identities[path] for path in paths]
+  if None in found:
+    return UNKNOWN
+  text = json.dumps([list(paths), found])
+  return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def combined_now(storage: Storage, paths: Sequence[str]) -> str:
+  """Returns `combined` for the present state of the files; raises CorpusError if unknown."""
+  return combined(paths, {path: file_identity(storage, path) for path in paths})

@@ -1,0 +1,97 @@
+"""Reads ranges of files in chunks that fit into the processor's cache.
+
+Each thread reads into one buffer, again and again, so that the bytes of a chunk are still in the
+cache when they are hashed, compared or counted.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.work.pieces import Piece
+
+CHUNK_BYTES = 512 << 10
+# Requests to a store cost more than cache misses.
+_REMOTE_CHUNK_BYTES = 8 << 20
+
+_thread = threading.local()
+
+
+def stop_with(event: threading.Event) -> None:
+  """Makes reads of this thread end with a CancelledError once the event is set."""
+  _thread.stop = event
+
+
+def raise_if_stopped() -> None:
+  """Raises CancelledError if this thread is to end; for work that reads files by itself."""
+  stop: threading.Event | None = getattr(_thread, "stop", None)
+  if stop is not None and stop.is_set():
+    raise concurrent.futures.CancelledError
+
+
+def read_range(storage: Storage, path: str, start: int, end: int) -> Iterator[np.ndarray]:
+  """Yields bytes [start, end) of a file in chunks (uint8) of CHUNK_BYTES; the last may be shorter.
+
+  A chunk is valid until the next one is requested: copy what has to stay.
+
+  Raises:
+    CorpusError: The file cannot be read, or ends before `end`.
+  """
+  for chunk in _chunks(storage, path, start, end):
+    raise_if_stopped()
+    yield chunk
+
+
+def read_tokens(storage: Storage, piece: Piece) -> Iterator[np.ndarray]:
+  """Yields the tokens of a piece in chunks; a chunk is valid until the next one is requested."""
+  dtype = piece.source.token_dtype
+  expect(storage, piece)
+  for chunk in read_range(storage, piece.source.path, piece.start, piece.end):
+    yield chunk.view(dtype)
+
+
+def expect(storage: Storage, piece: Piece) -> None:
+  """Tells the storage the size and ETag that the index recorded for an object."""
+  source = piece.source
+  if urls.is_url(source.path):
+    storage.expect(source.path, source.size, source.etag)
+
+
+def _chunks(storage: Storage, path: str, start: int, end: int) -> Iterator[np.ndarray]:
+  if start >= end:
+    return
+  buffer = _buffer()
+  pinned = storage.pin((path,), np.zeros(1, np.int64))
+  if pinned is None:
+    for data in storage.pieces(path, start, end - start, _REMOTE_CHUNK_BYTES):
+      for at in range(0, len(data), CHUNK_BYTES):
+        some = np.frombuffer(data, np.uint8, min(CHUNK_BYTES, len(data) - at), at)
+        buffer[: len(some)] = some
+        yield buffer[: len(some)]
+    return
+  descriptor = int(pinned.descriptors[0])
+  while start < end:
+    chunk = buffer[: min(len(buffer), end - start)]
+    try:
+      got = os.preadv(descriptor, [chunk.data], start)
+    except OSError:
+      got = -1
+    if got != len(chunk):
+      # Rare, and slower: completes a short read, or raises an error that names the file and bytes.
+      chunk[:] = np.frombuffer(storage.read(path, start, len(chunk)), np.uint8)
+    yield chunk
+    start += len(chunk)
+
+
+def _buffer() -> np.ndarray:
+  if not hasattr(_thread, "buffer"):
+    _thread.buffer = np.empty(CHUNK_BYTES, np.uint8)
+  buffer: np.ndarray = _thread.buffer
+  return buffer

@@ -1,0 +1,351 @@
+"""Does the items of a work that have no result yet, and gives all results in order.
+
+    outcome = run_work(work, pieces_of(index), options, fingerprint=index.fingerprint)
+    outcome.check("Documents cannot be counted")
+    total = sum(result["documents"] for _, result in outcome)
+    outcome.discard()
+
+The results stay in their files until `discard`, so a run that is killed, even between the last item
+and the use of its results, loses nothing that was finished.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from absl import logging
+
+from maxtext_olmo import english
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus.work import engines
+from maxtext_olmo.corpus.work import identity as identity_lib
+from maxtext_olmo.corpus.work import results as results_lib
+from maxtext_olmo.corpus.work import tasks
+from maxtext_olmo.corpus.work.options import WorkOptions
+from maxtext_olmo.corpus.work.tasks import Failure
+from maxtext_olmo.corpus.work.tasks import Item
+from maxtext_olmo.corpus.work.tasks import Work as Work
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import WorkerError
+from maxtext_olmo.errors import WriteError
+from maxtext_olmo.progress import progress_bar
+
+_SECONDS_BETWEEN_LINES = 60.0
+_TRIES_ALONE = 2
+# If workers die during this many items in a row, something other than the items kills them.
+_MOST_DEATHS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The results of a work; iterate over it to get (item, result) in the order of the items.
+
+  Attributes:
+    items: The items: all of them, or those of a part.
+    done: Name of the result of each item that is done, by key.
+    failures: Items that failed, in order.
+    missing: Items that are neither done nor failed, which only a merge can leave.
+    results: Where the results are kept.
+    reused: Number of items that were done before this run.
+  """
+
+  items: Sequence[Any]
+  done: dict[str, str]
+  failures: tuple[Failure, ...]
+  missing: tuple[Any, ...]
+  results: results_lib.Results
+  reused: int = 0
+
+  def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+    items = [item for item in self.items if item.key in self.done]
+    found = self.results.read_all(self.done[item.key] for item in items)
+    for item, result in zip(items, found):
+      if result is None:
+        raise CorpusError(
+            f"The result for {item} was damaged or removed. Run the command again, which does this"
+            " item again."
+        )
+      yield item, result
+
+  def check(self, what: str) -> None:
+    """Raises CorpusError, whose message begins with `what`, unless every item has a result."""
+    if self.failures:
+      errors = [failure.error for failure in self.failures]
+      raise scan.kind_of(errors)(
+          f"{what} ({len(errors)} of {len(self.items)} items failed):\n{scan.list_errors(errors)}\n"
+          "Everything else is done and is not done again. Fix the problem and run the command again"
+          " with --retry-failed."
+      )
+    if self.missing:
+      shown = "\n".join(f"  {item}" for item in self.missing[:10])
+      raise CorpusError(
+          f"{what}: {len(self.missing)} of {len(self.items)} items have no result yet:\n{shown}\n"
+          "Wait for the parts that still run, or run the command without --part and --merge, which"
+          " does what is missing."
+      )
+
+  def discard(self) -> None:
+    """Removes the results, after the merged result was written."""
+    self.results.discard()
+
+
+def run_work(
+    work: Work,
+    items: Sequence[Item],
+    options: WorkOptions | None = None,
+    *,
+    fingerprint: str,
+    description: str = "Working",
+    unit: str = "bytes",
+    progress: bool = False,
+) -> Outcome:
+  """Does the items that have no result yet, and returns all results.
+
+  An item that fails does not stop the others. It is not done again by later runs, unless its input
+  files change or `retry_failed` is set.
+
+  Args:
+    work: The work.
+    items: All items of the work, in the order in which their results are merged. The same items in
+      every part and on every machine.
+    options: How to do it; by default, with a thread per core and results in memory.
+    fingerprint: Fingerprint of the corpus, or a hash of what the work is about.
+    description: Text before the progress bar.
+    unit: Unit of the items' weights.
+    progress: Whether to show a progress bar.
+
+  Raises:
+    WriteError: A result cannot be written, as on a full disk. What is done stays done.
+    WorkerError: The engine fails, or its workers die whatever they do.
+  """
+  options = WorkOptions() if options is None else options
+  results = _open_results(work, options, fingerprint)
+  run = _Run(work, items, options, results)
+  if not options.merge and run.todo:
+    total = sum(item.weight for item in run.todo)
+    if run.reused:
+      logging.info(
+          "%s: %d of %s were done before.",
+          description,
+          run.reused,
+          english.count(len(run.items), "item"),
+      )
+    with (
+        progress_bar(
+            description, total, enabled=progress, unit=unit, interval=_SECONDS_BETWEEN_LINES
+        ) as advance,
+        engines.open_engine(options, len(run.todo)) as engine,
+    ):
+      try:
+        _Loop(run, engine, advance).run()
+      finally:
+        # A storage notices that a file was replaced when it opens the file again.
+        work.files.close()
+  return run.outcome()
+
+
+def _open_results(work: Work, options: WorkOptions, fingerprint: str) -> results_lib.Results:
+  if not options.results:
+    return results_lib.MemoryResults()
+  folder = results_lib.work_folder(fingerprint, work.name, work.version, work.settings)
+  # Absolute, because workers may have other working directories.
+  return results_lib.ResultFiles(paths_lib.absolute(options.results), folder)
+
+
+class _Run:
+  """The items of a run, and what is known of each."""
+
+  def __init__(
+      self,
+      work: Work,
+      items: Sequence[Item],
+      options: WorkOptions,
+      results: results_lib.Results,
+  ):
+    for item in items:
+      results_lib.check_key(item.key)
+    if len({item.key for item in items}) != len(items):
+      raise ValueError("Two items of a work have the same key.")
+    part, parts = options.part or (0, 1)
+    self.work, self.results = work, results
+    self.items = items[part::parts]
+    inputs = {path for item in self.items for path in item.inputs}
+    identities = identity_lib.find_identities(work.files, inputs)
+    self.identities = {
+        item.key: identity_lib.combined(item.inputs, identities) for item in self.items
+    }
+    self.done: dict[str, str] = {}
+    self.failed: dict[str, str] = {}
+    self._find_results(retry_failed=options.retry_failed)
+    self.reused = len(self.done)
+
+  @property
+  def todo(self) -> list[Item]:
+    """The items that are neither done nor failed."""
+    return [item for item in self.items if item.key not in self.done | self.failed]
+
+  def _find_results(self, *, retry_failed: bool) -> None:
+    there, again = self.results.names(), []
+    for key, identity in self.identities.items():
+      if identity == identity_lib.UNKNOWN:
+        continue
+      if (name := results_lib.result_name(key, identity)) in there:
+        self.done[key] = name
+      elif (name := results_lib.result_name(key, identity, failed=True)) in there:
+        if retry_failed:
+          again.append(name)
+        else:
+          self.failed[key] = name
+    self.results.remove(again)
+
+  def note(self, item: Item, done: tasks.Done) -> None:
+    """Notes what became of an item; raises WriteError or WorkerError if no item can be done."""
+    if done.status in ("unwritable", "unusable"):
+      kind = WriteError if done.status == "unwritable" else WorkerError
+      raise kind(
+          f"{done.text} {len(self.done)} of {english.count(len(self.items), 'item')} are done, and"
+          " are not done again."
+      )
+    (self.done if done.status == "ok" else self.failed)[item.key] = done.text
+
+  def fail(self, item: Item, reason: str) -> None:
+    """Records that an item failed without an answer from its worker."""
+    failure = Failure(item, f"{item}: {reason}")
+    self.note(item, tasks.record_failure(self.results, failure, self.identities[item.key]))
+
+  def outcome(self) -> Outcome:
+    """Returns the outcome of the run so far."""
+    failed = [item for item in self.items if item.key in self.failed]
+    records = self.results.read_all(self.failed[item.key] for item in failed)
+    return Outcome(
+        items=self.items,
+        done=self.done,
+        failures=tuple(map(Failure.from_record, failed, records)),
+        missing=tuple(self.todo),
+        results=self.results,
+        reused=self.reused,
+    )
+
+
+class _Loop:
+  """Gives items to an engine, a few more than it can do at a time, until all are done."""
+
+  def __init__(self, run: _Run, engine: engines.Engine, advance: Callable[[int], None]):
+    self._run = run
+    self._engine = engine
+    self._advance = advance
+    self._stop = threading.Event()
+    self._context = None if engine.in_process else tasks.make_context(run.work, run.results)
+    self._in_hand: dict[concurrent.futures.Future[tasks.Done], Item] = {}
+    self._deaths = 0
+    self._known_parallelism, self._ask_again = 0, 0.0
+
+  def run(self) -> None:
+    """Does all items; leaves no task running if it raises."""
+    waiting = collections.deque(self._run.todo)
+    try:
+      while waiting or self._in_hand:
+        try:
+          self._fill(waiting)
+          self._collect()
+        except concurrent.futures.BrokenExecutor:
+          suspects = list(self._in_hand.values())
+          self._in_hand.clear()
+          logging.warning(
+              "A worker process died. %s that were in hand are done again.",
+              english.count(len(suspects), "item"),
+          )
+          self._engine.restart()
+          self._do_one_by_one(suspects)
+    except BaseException:  # Including Ctrl-C: the workers must not keep reading terabytes.
+      self._stop.set()
+      for future in self._in_hand:
+        future.cancel()
+      raise
+
+  def _fill(self, waiting: collections.deque[Item]) -> None:
+    # A worker finds its next item waiting; a cluster that grows sees that there is more to do.
+    room = 2 * self._parallelism() + 2
+    while waiting and len(self._in_hand) < room:
+      self._submit(waiting[0])
+      waiting.popleft()
+
+  def _parallelism(self) -> int:
+    """Returns the engine's parallelism, asking a cluster at most once a second."""
+    if time.monotonic() >= self._ask_again:
+      self._known_parallelism = self._engine.parallelism()
+      self._ask_again = time.monotonic() + 1
+    return self._known_parallelism
+
+  def _submit(self, item: Item) -> concurrent.futures.Future[tasks.Done]:
+    identity = self._run.identities[item.key]
+    if self._context is None:
+      future = self._engine.submit(
+          tasks.do_item, self._run.work, self._run.results, item, identity, self._stop
+      )
+    else:
+      future = self._engine.submit(tasks.do_item_elsewhere, self._context, item, identity)
+    self._in_hand[future] = item
+    return future
+
+  def _collect(self) -> None:
+    """Waits until an item is done, and notes all that are."""
+    finished, _ = concurrent.futures.wait(
+        self._in_hand, _SECONDS_BETWEEN_LINES, concurrent.futures.FIRST_COMPLETED
+    )
+    if not finished and not self._engine.parallelism():
+      logging.warning("The cluster has no workers: waiting for some.")
+    for future in finished:
+      self._take(future)
+
+  def _take(self, future: concurrent.futures.Future[tasks.Done]) -> None:
+    """Notes what became of an item; raises BrokenExecutor, with the item in hand, if it is lost."""
+    item = self._in_hand[future]
+    try:
+      done = future.result()
+    except concurrent.futures.BrokenExecutor:
+      raise
+    except concurrent.futures.CancelledError as error:
+      raise WorkerError(
+          "The engine cancelled the work: its scheduler may have died. Run the command again, which"
+          " does what is missing."
+      ) from error
+    except Exception as error:  # The engine gave up on the item.
+      self._fail(item, f"{type(error).__name__}: {error}")
+    else:
+      self._run.note(item, done)
+      self._deaths = 0
+    del self._in_hand[future]
+    self._advance(item.weight)
+
+  def _do_one_by_one(self, items: Sequence[Item]) -> None:
+    """Does items alone, to find one that kills every worker."""
+    for item in items:
+      for _ in range(_TRIES_ALONE):
+        try:
+          self._take(self._submit(item))
+          break
+        except concurrent.futures.BrokenExecutor:
+          self._in_hand.clear()
+          self._engine.restart()
+      else:
+        self._fail(item, "its worker process died each time (killed, out of memory, or crashed)")
+        self._advance(item.weight)
+
+  def _fail(self, item: Item, reason: str) -> None:
+    """Records an item that workers died of; raises WorkerError if they die of any item."""
+    self._run.fail(item, reason)
+    self._deaths += 1
+    if self._deaths >= _MOST_DEATHS:
+      raise WorkerError(
+          f"{self._deaths} items in a row got no answer from a worker. The last one: {item}:"
+          f" {reason}. Check the memory of the workers, that this package is installed where they"
+          ' run, and that a script that starts them has an `if __name__ == "__main__"` block.'
+      )

@@ -1,0 +1,256 @@
+"""Does one item in a worker: a thread, a process, or a worker of a cluster.
+
+A task writes its own result, so nothing is lost if the driver dies. It never raises: it returns the
+name of the file that it wrote, whether the item succeeded or failed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import threading
+import traceback
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+from absl import logging
+
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.corpus.storage import reason
+from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.corpus.work import identity as identity_lib
+from maxtext_olmo.corpus.work import reading
+from maxtext_olmo.corpus.work import results as results_lib
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import MissingFileError
+from maxtext_olmo.errors import WriteError
+
+
+class Item(Protocol):
+  """A unit of work; must be picklable, and `str(item)` describes it in messages."""
+
+  @property
+  def key(self) -> str:
+    """A name that no other item of the work has: letters, digits, dots, dashes, underscores."""
+
+  @property
+  def weight(self) -> int:
+    """Amount of work, usually in bytes, for the progress bar."""
+
+  @property
+  def inputs(self) -> tuple[str, ...]:
+    """Paths of the files that the result depends on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """A function of an item, which is called in workers and returns JSON values and arrays.
+
+  Subclasses are frozen data classes in importable modules. They set `name` and `version`, have
+  their settings as fields with JSON values, and implement `__call__`. The version must change when
+  the meaning of a result changes. An exception in `__call__` makes the item fail; other items
+  continue.
+
+  Attributes:
+    name: Name of the work, part of the names of result files.
+    version: Version of the work, part of the names of result files.
+    storage: Storage that holds the input files; None opens one per process. It is not a setting.
+  """
+
+  name: ClassVar[str]
+  version: ClassVar[int]
+  storage: Storage | None = dataclasses.field(default=None, kw_only=True, repr=False, compare=False)
+
+  def __call__(self, item: Any) -> results_lib.Result:
+    """Does one item."""
+    raise NotImplementedError
+
+  def __getstate__(self) -> dict[str, Any]:
+    # Leaves out the storage that was opened: each process opens its own.
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+  @functools.cached_property
+  def files(self) -> Storage:
+    """The storage that holds the input files."""
+    return open_storage() if self.storage is None else self.storage
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """The fields that decide what a result is."""
+    fields = (field.name for field in dataclasses.fields(self))
+    return {name: getattr(self, name) for name in fields if name != "storage"}
+
+
+class Done(NamedTuple):
+  """What became of an item.
+
+  Attributes:
+    status: "ok" or "failed"; "unwritable" if the result cannot be written, as on a full disk;
+      "unusable" if the worker can do no item at all.
+    text: Name of the result file, or the error that stops the work.
+  """
+
+  status: Literal["ok", "failed", "unwritable", "unusable"]
+  text: str
+
+
+class Failure(NamedTuple):
+  """An item that failed, and why.
+
+  Attributes:
+    item: The item.
+    reason: The reason in one line.
+    is_missing: Whether a file does not exist.
+    is_system: Whether the reason is an error of the operating system.
+  """
+
+  item: Any
+  reason: str
+  is_missing: bool = False
+  is_system: bool = False
+
+  @property
+  def error(self) -> CorpusError:
+    """The error that made the item fail."""
+    error = (MissingFileError if self.is_missing else CorpusError)(self.reason)
+    error.__cause__ = OSError(self.reason) if self.is_system else None
+    return error
+
+  @classmethod
+  def of(cls, item: Any, error: Exception) -> Failure:
+    """Describes an exception that an item raised."""
+    cause = error.__cause__
+    system = cause if isinstance(cause, OSError) and not isinstance(cause, CorpusError) else None
+    if isinstance(error, CorpusError) and system is not None and system.filename is not None:
+      text = f"{system.filename}: {reason(error)}"
+    elif isinstance(error, CorpusError | ConfigError):
+      text = str(error)
+    else:
+      text = f"{item}: {type(error).__name__}: {error}"
+    return cls(item, text, isinstance(error, MissingFileError), system is not None)
+
+  def record(self) -> dict[str, Any]:
+    """Returns the failure as a result."""
+    return {"reason": self.reason, "missing": self.is_missing, "system": self.is_system}
+
+  @classmethod
+  def from_record(cls, item: Any, record: dict[str, Any] | None) -> Failure:
+    """Returns the failure that `record` described; None is a record that is gone or damaged."""
+    if record is None:
+      return cls(item, f"{item}: the record of the failure is damaged")
+    return cls(item, record["reason"], record["missing"], record["system"])
+
+
+def do_item(
+    work: Work,
+    results: results_lib.Results,
+    item: Item,
+    identity: str,
+    stop: threading.Event | None = None,
+) -> Done:
+  """Does an item and writes its result, or a record of its failure.
+
+  Args:
+    work: The work.
+    results: Where results are kept.
+    item: The item.
+    identity: Identity of the item's inputs; they must have it before and after the item is done.
+    stop: Ends the work early when it is set, without a result; only for threads.
+  """
+  if stop is not None:
+    reading.stop_with(stop)
+  try:
+    try:
+      _check_inputs(work, item, identity)
+      result = work(item)
+      _check_inputs(work, item, identity)
+    except (concurrent.futures.CancelledError, WriteError):
+      raise
+    except Exception as error:
+      if not isinstance(error, CorpusError | ConfigError):
+        logging.error("%s: %s", item, "".join(traceback.format_exception(error)))
+      return record_failure(results, Failure.of(item, error), identity)
+    name = results_lib.result_name(item.key, identity)
+    results.write(name, result)
+    return Done("ok", name)
+  except WriteError as error:
+    return Done("unwritable", str(error))
+
+
+def record_failure(results: results_lib.Results, failure: Failure, identity: str) -> Done:
+  """Writes a record of a failed item; raises WriteError if that is impossible."""
+  name = results_lib.result_name(failure.item.key, identity, failed=True)
+  results.write(name, failure.record())
+  return Done("failed", name)
+
+
+def _check_inputs(work: Work, item: Item, identity: str) -> None:
+  if identity == identity_lib.UNKNOWN:
+    return
+  if identity_lib.combined_now(work.files, item.inputs) != identity:
+    raise CorpusError(
+        f"{', '.join(item.inputs)} changed during this run, or differs between the machines that"
+        " take part in it. Wait until the files are complete, and run the command again."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+  """What tasks in other processes need; the first one that reaches a process is kept there.
+
+  Attributes:
+    id: Random text, the same for all tasks of a run.
+    work: The work.
+    version: Version of the work where the driver runs.
+    results: Where results are kept.
+    store_options: How to reach object stores.
+    secrets: Credentials that came with URLs.
+  """
+
+  id: str
+  work: Work
+  version: int
+  results: results_lib.Results
+  store_options: stores.StoreOptions
+  secrets: Mapping[str, urls.Secrets] = dataclasses.field(repr=False)
+
+
+def make_context(work: Work, results: results_lib.Results) -> Context:
+  """Returns what `do_item_elsewhere` needs.
+
+  Raises:
+    ConfigError: The class of the work cannot be imported by other processes.
+  """
+  if type(work).__module__ == "__main__":
+    raise ConfigError(
+        f"{type(work).__name__} is defined in a script, so that workers cannot import it. Move it"
+        " to a module."
+    )
+  return Context(
+      uuid.uuid4().hex, work, work.version, results, stores.default_options(), urls.all_secrets()
+  )
+
+
+_contexts: dict[str, Context] = {}
+
+
+def do_item_elsewhere(context: Context, item: Item, identity: str) -> Done:
+  """Does an item in another process, which keeps the work and its open storage for the next."""
+  kept = _contexts.get(context.id)
+  if kept is None:
+    if context.work.version != context.version:
+      return Done(
+          "unusable",
+          f"A worker has version {context.work.version} of the work '{context.work.name}', but the"
+          f" driver has {context.version}. Install the same release of maxtext-olmo on all"
+          " machines.",
+      )
+    urls.remember(context.secrets)
+    stores.use_by_default(context.store_options)
+    kept = _contexts.setdefault(context.id, context)
+  return do_item(kept.work, kept.results, item, identity)

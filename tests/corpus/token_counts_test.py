@@ -1,0 +1,58 @@
+"""Tests of counting token ids."""
+
+import numpy as np
+from absl.testing import absltest
+from absl.testing import parameterized
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from maxtext_olmo.corpus import token_counts
+from maxtext_olmo.corpus import token_counts_kernel
+
+
+class TokenCountsTest(parameterized.TestCase):
+
+  @settings(deadline=None, max_examples=50)
+  @given(st.lists(st.lists(st.integers(0, 40), max_size=30), max_size=5), st.integers(0, 5))
+  def test_counts_and_ends_of_chunks_are_those_of_all_tokens(self, chunks, eos):
+    counts = token_counts.TokenCounts(np.dtype("uint16"), eos)
+    for chunk in chunks:
+      counts.add(np.array(chunk, np.uint16))
+    every = np.array([token for chunk in chunks for token in chunk], np.int64)
+    np.testing.assert_array_equal(counts.ids, np.bincount(every))
+    np.testing.assert_array_equal(counts.ends, np.flatnonzero(every == eos))
+    self.assertEqual((counts.count, counts.outside), (len(every), 0))
+
+  @parameterized.parameters("uint8", "uint16", "uint32", "uint64")
+  def test_every_dtype_is_counted(self, dtype):
+    tokens = np.array([0, np.iinfo(np.uint8).max, 3, 3], dtype)
+    counts = token_counts.TokenCounts(np.dtype(dtype))
+    counts.add(tokens)
+    self.assertEqual(counts.ids[[0, 3, 255]].tolist(), [1, 2, 1])
+    self.assertLen(counts.ids, 256)
+    self.assertEmpty(counts.ends)
+
+  @parameterized.parameters("uint8", "uint16", "uint32", "uint64")
+  def test_the_compiled_loop_finds_what_numpy_finds(self, dtype):
+    kernel = token_counts_kernel.build(np.dtype(dtype))
+    for size, finds_ends in ((0, True), (1, True), (1001, True), (1001, False)):
+      tokens = np.random.default_rng(size).integers(0, 50, size).astype(dtype)
+      table, ends = np.zeros(41, np.uint32), np.zeros(size + 3, np.int64)
+      count = kernel(tokens, table, tokens.dtype.type(7), finds_ends, ends, 3, 100)
+      expected = np.flatnonzero(tokens == 7) if finds_ends else []
+      np.testing.assert_array_equal(ends[3:count], np.asarray(expected) + 100)
+      np.testing.assert_array_equal(
+          table, np.bincount(np.minimum(tokens, 40).astype(np.int64), minlength=41)
+      )
+
+  @parameterized.parameters("uint32", "uint64")
+  def test_ids_that_no_tokenizer_has_are_counted_together(self, dtype):
+    counts = token_counts.TokenCounts(np.dtype(dtype))
+    counts.add(np.array([7, np.iinfo(dtype).max, token_counts.MOST_IDS, 7], dtype))
+    self.assertEqual(counts.outside, 2)
+    self.assertEqual(counts.ids.tolist(), [0] * 7 + [2])
+
+
+if __name__ == "__main__":
+  absltest.main()

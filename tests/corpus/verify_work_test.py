@@ -1,0 +1,55 @@
+"""Tests of checking one piece of a file."""
+
+import dataclasses
+import os
+
+import numpy as np
+from absl.testing import absltest
+
+from maxtext_olmo.corpus import verify_work
+from maxtext_olmo.corpus.work import pieces
+from tests.corpus.work import sample_work
+
+
+class VerifyWorkTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    index = sample_work.write_corpus(self.create_tempdir().full_path)
+    self.source = pieces.source_files(index)[2]
+    self.work = verify_work.VerifyWork(vocab_size=40, eos_id=0)
+
+  def test_files_are_cut_only_if_their_tokens_are_read_and_their_checksum_allows_it(self):
+    def counts(work, checksum=None):
+      source = dataclasses.replace(self.source, checksum=checksum)
+      return [piece.count for piece in work.pieces(source, 4000)]
+
+    self.assertEqual(counts(self.work), [2000, 1000])
+    self.assertEqual(counts(verify_work.VerifyWork()), [3000])
+    self.assertEqual(counts(self.work, "xxh3:00"), [3000])
+    self.assertEqual(counts(self.work, "xxh3-pieces-2000:00"), [1000, 1000, 1000])
+
+  def test_a_piece_counts_bad_ids_and_documents_and_names_the_first_place(self):
+    first, second = self.work.pieces(self.source, 4000)
+    found = self.work(second)
+    tokens = np.fromfile(self.source.path, np.uint16)[2000:]
+    bad = np.flatnonzero(tokens >= 40)
+    self.assertEqual(found["bad"], len(bad))
+    self.assertEqual(found["first_bad"], [2000 + bad[0], tokens[bad[0]]])
+    joined = verify_work.join_pieces(self.source, [self.work(first), found])
+    self.assertEqual(joined.lengths.tokens, 3000)
+    self.assertEqual(
+        joined.lengths.documents, np.count_nonzero(np.fromfile(self.source.path, np.uint16) == 0)
+    )
+
+  def test_every_piece_of_a_file_of_another_size_is_broken_and_gives_one_reason(self):
+    parts = self.work.pieces(self.source, 4000)
+    os.truncate(self.source.path, 5000)
+    found = [self.work(piece) for piece in parts]
+    joined = verify_work.join_pieces(self.source, found)
+    self.assertRegex(joined.broken, "expected 6000 bytes, found 5000")
+    self.assertLen([result for result in found if result["broken"]], 2)
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -1,0 +1,1 @@
+"""Tests of `maxtext_olmo.corpus.work`."""
