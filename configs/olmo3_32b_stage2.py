@@ -13,10 +13,11 @@
       load_parameters_path=/checkpoints/stage1/checkpoints/STEP/items \\
       base_output_directory=/checkpoints run_name=stage2
 
-Ingredient 2 is the same with the other manifest; AI2 then averaged the weights of both.
+For ingredient 2, build the index from that ingredient's manifest. AI2 averaged the weights of both
+runs.
 
-The data begins anew. With MaxText, load_parameters_path takes the weights of the stage before. The
-learning rate is an example, not AI2's.
+The data of this stage starts from its beginning. In both trainers, load_parameters_path loads the
+weights of the previous stage. The learning rate is an example, not AI2's.
 """
 
 from maxtext_olmo.configs import olmo3_32b_stage1
@@ -27,7 +28,7 @@ def get_config():
 
   config.global_batch_size_to_load = 512  # x 8192 = 4,194,304 tokens
   config.data_shuffle_seed = 42069
-  config.olmo_num_epochs = 0  # the number of tokens ends the run
+  config.olmo_num_epochs = 0  # no limit: the run ends after `steps`
 
   config.steps = 23_842  # 100e9 tokens
   config.learning_rate = 2e-4

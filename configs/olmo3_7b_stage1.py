@@ -11,11 +11,11 @@
       olmo_apply_ngram_filter=false max_target_length=8192 per_device_batch_size=4 \\
       base_output_directory=/checkpoints run_name=stage1
 
-Commands run on each host, which finds the others through $JAX_COORDINATOR_ADDRESS,
-$JAX_NUM_PROCESSES and $JAX_PROCESS_ID. Not all files of this mix are public; those of
-OLMo-mix-0925-official are, but they are another corpus and so another order. The data settings are
-AI2's. The model has the size of OLMo 3 but is a plain decoder, without sliding windows and without
-norms on queries and keys.
+Run the training command on every host; the hosts find each other through $JAX_COORDINATOR_ADDRESS,
+$JAX_NUM_PROCESSES and $JAX_PROCESS_ID. Not all files of this mix are public. The files of
+OLMo-mix-0925-official are public, but they form a different corpus, which has a different order.
+The data settings are AI2's. The model has the size of OLMo 3 but is a plain decoder, without
+sliding windows and without norms on queries and keys.
 """
 
 import maxtext_olmo
@@ -30,7 +30,7 @@ def get_config():
   config.global_batch_size_to_load = 512  # x 8192 = 4,194,304 tokens
   config.data_shuffle_seed = 34521
   config.olmo_order = "olmo_core"  # for a run of your own, "feistel" starts faster
-  config.vocab_size = 100278  # of the dolma2 tokenizer; an id outside it stops the run
+  config.vocab_size = 100278  # of the dolma2 tokenizer; a token id at or above it stops the run
   config.olmo_eos_id = 100257  # <|endoftext|>, which ends each document
   config.olmo_document_mask = False  # tokens attend to earlier documents in their window
   config.olmo_apply_ngram_filter = False  # the 7B runs had no filter; the 32B runs had one
@@ -56,7 +56,7 @@ def get_config():
   config.adam_b2 = 0.95
   config.grad_clip = 1.0
 
-  # Devices: weights and moments are 88 GB in float32, split 64 ways; rows over both axes.
+  # Devices: weights and moments (88 GB in float32) are sharded 64 ways, rows over both mesh axes.
   config.mesh_axes = ("data", "fsdp")
   config.mesh_shape = (-1, 64)
 

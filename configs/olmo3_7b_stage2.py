@@ -1,4 +1,4 @@
-"""OLMo 3 7B, stage 2 (midtraining): 100B tokens of another mix, in windows of 8192 tokens.
+"""OLMo 3 7B, stage 2 (midtraining): 100B tokens of a different mix, in windows of 8192 tokens.
 
     maxtext-olmo index build --mix-file=OLMo-midtraining-mix-0625-100B.txt --base=/data/ai2-llm \\
       --sequence-length=8192 --max-target-sequence-length=8192 --output=olmo3_7b_stage2.json
@@ -12,8 +12,8 @@
       load_parameters_path=/checkpoints/stage1/checkpoints/STEP/items \\
       base_output_directory=/checkpoints run_name=stage2
 
-The data begins anew. With MaxText, load_parameters_path takes the weights of the stage before. The
-learning rate is an example, not AI2's.
+The data of this stage starts from its beginning. In both trainers, load_parameters_path loads the
+weights of the previous stage. The learning rate is an example, not AI2's.
 """
 
 from maxtext_olmo.configs import olmo3_7b_stage1

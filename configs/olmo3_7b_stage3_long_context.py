@@ -13,10 +13,10 @@
       load_parameters_path=/checkpoints/stage2/checkpoints/STEP/items \\
       base_output_directory=/checkpoints run_name=stage3
 
-The first start packs all documents, and keeps the plan next to the index.
+The first start packs all documents, and saves the plan next to the index.
 
-The data begins anew. With MaxText, load_parameters_path takes the weights of the stage before. The
-learning rate is an example, not AI2's.
+The data of this stage starts from its beginning. In both trainers, load_parameters_path loads the
+weights of the previous stage. The learning rate is an example, not AI2's.
 """
 
 from maxtext_olmo.configs import olmo3_7b_stage1
@@ -30,9 +30,9 @@ def get_config():
   config.global_batch_size_to_load = 64  # x 65,536 = 4,194,304 tokens
   config.olmo_pad_id = 100277
   config.olmo_long_documents = "truncate"
-  config.olmo_source_group_size = 8  # files that are packed together
-  config.olmo_boundaries = "eos"  # AI2's runs read remote files and their .csv.gz: "csv"
-  config.olmo_packing_ties = "avx512"  # what AI2's hosts presumably had
+  config.olmo_source_group_size = 8  # documents of 8 consecutive files are packed together
+  config.olmo_boundaries = "eos"  # "csv" for remote files with a .csv.gz, as in AI2's run
+  config.olmo_packing_ties = "avx512"  # AI2's hosts presumably had CPUs with AVX-512
   config.olmo_document_mask = True  # attention stays within documents
 
   config.steps = 11_921  # 50e9 tokens

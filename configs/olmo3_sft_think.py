@@ -1,4 +1,4 @@
-"""Fine-tuning as OLMo 3's "think" models had it: packed conversations, loss where the masks say.
+"""Fine-tuning as for OLMo 3's "think" models: packed conversations, with loss masks.
 
     maxtext-olmo index build --mix-file=sft/mix.txt --base=sft --sequence-length=32768 \\
       --output=sft/index.json
@@ -13,9 +13,11 @@
       packing=true load_parameters_path=/checkpoints/stage3/checkpoints/STEP/items \\
       base_output_directory=/checkpoints run_name=sft
 
-The directory sft has token_ids_part_*.npy, sorted as text in mix.txt, and labels_mask_*.npy with a
-byte per token. The data settings are those of the hybrid 7B; OLMo 3 7B and 32B had rows of 16,384
-tokens and 3 epochs. The learning rate is an example, not AI2's.
+The directory sft has token_ids_part_*.npy, which mix.txt lists in lexicographic order, and
+labels_mask_*.npy, with one byte per token. `maxtext-olmo corpus make-sft` makes both from chats.
+The data settings are AI2's for the hybrid 7B; OLMo 3 7B and 32B had rows of 16,384 tokens and 3
+epochs. In both trainers, load_parameters_path loads the weights of the previous stage. The learning
+rate is an example, not AI2's.
 """
 
 from maxtext_olmo.configs import olmo3_7b_stage1
@@ -31,9 +33,9 @@ def get_config():
   config.olmo_long_documents = "truncate"  # a conversation that does not fit loses its end
   config.olmo_label_masks = ("labels_mask_*.npy",)  # next to the token files
   config.olmo_document_mask = True  # attention stays within a conversation
-  config.olmo_num_epochs = 2  # of the same packed rows, in another order
+  config.olmo_num_epochs = 2  # each with the same packed rows, in a different order
 
-  config.steps = 100_000  # more than the epochs, which end the run
+  config.steps = 100_000  # more than 2 epochs; the run ends with the last epoch
   config.learning_rate = 2e-5
   config.warmup_steps = 100
   config.learning_rate_final_fraction = 0.0

@@ -1,4 +1,6 @@
-"""Three epochs of one document per row, padded or truncated: the shape of supervised fine-tuning.
+"""Trains for three epochs on one document per row, as in supervised fine-tuning.
+
+Short documents are padded, and long ones are truncated.
 
     python -m maxtext_olmo.trainers.tiny --config=configs/sft.py \\
       --config.olmo_index_path=data/index.json --config.olmo_eval_index_path=held_out/index.json \\
@@ -20,7 +22,7 @@ def get_config():
   config.olmo_packing = "none"
   config.olmo_long_documents = "truncate"  # a conversation that does not fit loses its end
   config.olmo_shift = "right"  # the model also predicts the first token, from an EOS
-  config.olmo_num_epochs = 3  # padding completes the last batch; the run ends there or at `steps`
+  config.olmo_num_epochs = 3  # the run ends after 3 epochs or `steps`, whichever comes first
 
   config.max_target_length = 128
   config.global_batch_size_to_load = 8

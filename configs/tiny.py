@@ -8,7 +8,7 @@ On a corpus of your own (`maxtext-olmo corpus make`, `maxtext-olmo index build`)
       --config.dataset_type=olmo_grain --config.olmo_index_path=index.json \\
       --config.max_target_length=256 --config.checkpoint_dir=checkpoints
 
-On two processes of this machine; a later run on one process resumes where they stopped:
+With two processes on this machine (a later run with one process resumes where they stopped):
 
     python -m maxtext_olmo.trainers.launch --processes=2 -- --config=configs/tiny.py ...
 """
@@ -22,7 +22,7 @@ def get_config():
   config.dataset_type = "synthetic"
   config.vocab_size = 512  # room for 256 bytes and the special tokens
   config.max_target_length = 128
-  config.global_batch_size_to_load = 8  # divides over 1, 2, 4 and 8 devices
+  config.global_batch_size_to_load = 8  # can be split over 1, 2, 4 or 8 devices
   config.data_shuffle_seed = 0
 
   config.emb_dim = 64

@@ -1,4 +1,4 @@
-"""Logs where the data begins at each start, so that runs can be compared by eye."""
+"""Logs where a run starts or resumes in its data, so that runs can be compared by eye."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_ROWS = 4
 
 
 def announce(name: str, iterator: Any) -> None:
-  """Logs the step, position and first rows of an iterator that starts to read.
+  """Logs the step, position and first rows of an iterator that is about to read.
 
   Args:
     name: Name of the dataset type.
@@ -26,7 +26,8 @@ def announce(name: str, iterator: Any) -> None:
   stage = 0 if number_at is None else number_at(position)
   in_force = stream if number_at is None else stream.stream(stage)
   where, rows = "the end of the data", list[int]()
-  with contextlib.suppress(errors.OrderError):  # The tail of the last epoch is in no batch.
+  # At the end of the data, the remaining rows may be too few for a batch.
+  with contextlib.suppress(errors.OrderError):
     rows = iterator.row_numbers(iterator.step)[:_SHOWN_ROWS].tolist()
     where = place(stream, position)
   logging.info(
@@ -49,14 +50,14 @@ def announce(name: str, iterator: Any) -> None:
           "%s: stage %d %s position %d: %s.",
           name,
           number,
-          "is in force from" if number == stage else "begins at",
+          "has been in force since" if number == stage else "begins at",
           one.position,
           one.settings.describe(stages[max(0, number - 1)].settings),
       )
 
 
 def place(stream: Any, position: int) -> str:
-  """Returns a description of the stage, the epoch and the place of a position."""
+  """Returns the stage of a position, its epoch, and its place in the epoch, as text."""
   found = staged_stream.place_of(stream, position)
   stage = "" if found.stage is None else f"stage {found.stage}, "
   place = "" if found.length is None else f", place {found.place} of {found.length}"

@@ -1,15 +1,15 @@
 """The policy for a corpus that changed after a run started.
 
-A run keeps a copy of its index next to its checkpoints, so that a later mismatch can be reported
-file by file. Then `olmo_allow_corpus_change` decides:
+A run keeps a copy of its index next to its checkpoints. If the corpus no longer matches, the copy
+shows which files changed, and `olmo_allow_corpus_change` decides what happens:
 
-    no       the run is refused, with a list of what changed
+    no       resuming is refused, with a list of the changes
     extend   appended files are used from the next epoch on; the held-out part stays the same
     any      the run continues at its position in the new corpus, after a warning
 
-The state of an extended run lists the extents that its corpus has had, `[first epoch, files,
-fingerprint]`. Each can be checked against the index alone, because the fingerprint of the first k
-files follows from the index.
+The state of an extended run lists every extent that its corpus has had, as `[first epoch, number of
+files, fingerprint]`. An extent can be checked against the current index alone, because the index
+determines the fingerprint of its first k files.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class CorpusPolicy:
 
   Attributes:
     index: The corpus as it is now.
-    allow: "no", "extend" or "any".
-    checkpoint_dir: Directory that keeps copies of indexes; empty if there is none.
+    allow: The changes to accept: "no", "extend" or "any".
+    checkpoint_dir: Checkpoint directory, which also holds copies of indexes; empty if none.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -57,7 +57,7 @@ class CorpusPolicy:
     Args:
       entry: The history entry in force when the state was saved.
       stream: The stream of the corpus as it is now.
-      position: Returns the position of the state, in samples of this stream.
+      position: Function that returns the position of the state, counted in samples of `stream`.
     """
     was = str(entry.identity.get("fingerprint", ""))
     extents = list(entry.extents)
@@ -86,7 +86,7 @@ class CorpusPolicy:
     )
 
   def changes(self, fingerprint: str) -> list[str] | None:
-    """Returns the changes since the corpus had a fingerprint; None if no copy of it was kept."""
+    """Returns what changed since the index with this fingerprint; None if no copy was kept."""
     old = self._old_index(fingerprint)
     return None if old is None else index_changes.describe_changes(old, self.index)
 
@@ -94,8 +94,8 @@ class CorpusPolicy:
     """Keeps a copy of the index next to the checkpoints, on process 0.
 
     Args:
-      resumed: Whether a state was accepted. Until then an older copy stays, because it shows which
-        files were replaced since the state was saved.
+      resumed: Whether the run has accepted a state. Until then, an older copy is not overwritten,
+        because it shows which files of the corpus changed since the state was saved.
     """
     if jax.process_index() != 0 or not self.checkpoint_dir:
       return
@@ -143,12 +143,15 @@ class CorpusPolicy:
     try:
       return stream.with_history(self.index, extents)
     except errors.OrderError as error:
-      raise schema.damaged(f"its corpus cannot have grown as {extents} ({error})") from error
+      raise schema.damaged(f"its corpus cannot have had the extents {extents} ({error})") from error
 
   def _check_extents(
       self, extents: Sequence[stream_lib.Extent], last_must_be_present: bool = True
   ) -> None:
-    """Raises ResumeError unless each extent is a prefix of this corpus."""
+    """Raises ResumeError unless each extent is a prefix of this corpus.
+
+    If `last_must_be_present`, the last extent must be the whole corpus.
+    """
     for _, num_files, fingerprint in extents:
       if index_lib.find_prefix(self.index, fingerprint) != num_files:
         raise errors.ResumeError(
@@ -158,12 +161,15 @@ class CorpusPolicy:
         )
     if extents and last_must_be_present and extents[-1][1] != len(self.index.files):
       raise errors.ResumeError(
-          f"The checkpoint's run had {extents[-1][1]} files, this index has"
-          f" {len(self.index.files)}."
+          f"The checkpoint's run had {extents[-1][1]} files, but this index has"
+          f" {len(self.index.files)}. Use the index that the run was extended with."
       )
 
   def _check_content(self, fingerprint: str) -> None:
-    """Raises ResumeError, or warns, if checksums show that files of the same size were replaced."""
+    """Raises ResumeError, or warns, if files were replaced by others of the same size.
+
+    Only the checksums in the two indexes can show this, because the fingerprint is the same.
+    """
     old = self._old_index(fingerprint)
     found = index_changes.describe_changes(old, self.index) if old is not None else []
     if not found:
@@ -187,13 +193,13 @@ class CorpusPolicy:
     if old is not None:
       return index_changes.describe_changes(old, index)
     if files_then is not None:
-      return [f"added: {len(index.files) - files_then} files at the end, after {files_then}"]
+      return [f"added: {len(index.files) - files_then} files after the first {files_then}"]
     lines = []
     if index.max_target_sequence_length is None and sequence_length != index.sequence_length:
       lines.append(
-          f"windows: the run had rows of {sequence_length} tokens, this index cuts files into"
-          f" {index.sequence_length} and has no max_target_sequence_length, so its instances and"
-          " their order differ"
+          f"windows: the run had rows of {sequence_length} tokens, but this index cuts files into"
+          f" {index.sequence_length} tokens each and has no max_target_sequence_length, so the"
+          " instances and their order differ"
       )
     return [
         *lines,
@@ -206,7 +212,7 @@ class CorpusPolicy:
       return None
     try:
       return index_builder.parse_index(run_files.read(path).decode(), str(path))
-    except (OSError, ValueError) as error:  # A damaged copy costs the list of files, not the run.
+    except (OSError, ValueError) as error:  # The run can resume without a list of changed files.
       logging.warning("The copy of the run's index cannot be read: %s", error)
       return None
 
@@ -225,7 +231,7 @@ def _advice(allow: str, appended: bool) -> str:
   elif allow == "extend":
     lines = [
         "olmo_allow_corpus_change=extend allows new files only after the old ones, which must not"
-        " change. Or:"
+        " change. To continue anyway:"
     ]
   lines.append(
       "  olmo_allow_corpus_change=any      some data of this epoch is repeated, some is skipped"

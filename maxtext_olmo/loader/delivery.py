@@ -1,6 +1,8 @@
-"""The delivery of batches to the devices: prefetches compact batches and sends them ahead of time.
+"""Delivers batches to the devices: prefetches compact batches and sends them ahead of time.
 
 step dataset ──▶ threads or workers make compact batches ──▶ a thread sends them ──▶ take()
+
+A compact batch holds only what the devices need to compute the full arrays (see `devices.expand`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from maxtext_olmo.rows import prefetch as prefetch_lib
 from maxtext_olmo.rows import spool_filler
 from maxtext_olmo.rows import steps
 
-# Steps that the read-ahead of a worker process reads by itself, at first.
+# Steps that a new worker process reads in addition to those whose batches it keeps ready.
 _READ_AHEAD_BY_WORKER = 5
 
 
@@ -31,9 +33,9 @@ _READ_AHEAD_BY_WORKER = 5
 class Prefetch:
   """The number of batches to make in advance.
 
-  Either `workers` processes keep `per_worker` batches ready each, or threads keep `batches` ready.
-  Up to `on_device` further batches are on the devices, or being sent, while the trainer is at an
-  earlier step.
+  If `workers` is positive, each of that many worker processes keeps `per_worker` batches ready.
+  Otherwise, threads keep `batches` batches ready. In addition, up to `on_device` batches are on the
+  devices already or on their way there.
   """
 
   workers: int = 0
@@ -43,8 +45,18 @@ class Prefetch:
 
   @property
   def threads(self) -> int:
-    """The number of threads that make batches; with two, one reads while the other checks."""
+    """The number of threads that make batches; of two, one can read while the other checks."""
     return min(2, max(1, cores.available_cores() - 1))
+
+  @property
+  def batches_in_memory(self) -> int:
+    """The largest number of this host's batches that are in its memory at once.
+
+    Besides the batches that are ready or being made, one is being sent, and those on the devices
+    may share memory with the host.
+    """
+    made = self.workers * (self.per_worker + 1) if self.workers else self.batches
+    return made + 1 + self.on_device
 
 
 class Delivery:
@@ -55,10 +67,10 @@ class Delivery:
   Args:
     dataset: This host's compact batches.
     start: The first step, its schedule and its stream.
-    expanders: For each batch size, what expands compact batches on the devices.
-    prefetch: How many batches are made in advance.
-    metrics: Counts the cost of each batch.
-    fill_spool: Whether a spool, if there is one, is filled with what later steps will read.
+    expanders: For each batch size, the expander that makes full arrays from compact batches.
+    prefetch: How many batches to make in advance.
+    metrics: Records the cost of each batch.
+    fill_spool: Whether to fill the spool, if there is one, with the data of later steps.
   """
 
   def __init__(
@@ -94,7 +106,7 @@ class Delivery:
 
   @property
   def ready(self) -> int:
-    """The number of batches that have been sent and not taken."""
+    """The number of batches that have been sent but not yet taken."""
     return self._sent.ready
 
   def take(self) -> dict[str, jax.Array]:
@@ -106,7 +118,7 @@ class Delivery:
     return batch
 
   def metrics(self) -> dict[str, float]:
-    """Returns the number of batches that are ready, and how far the spool is filled."""
+    """Returns the number of batches that are ready, and how far ahead the spool is filled."""
     found: dict[str, float] = {"queue_depth": self.ready}
     if self._filler is not None:
       found["spool_depth_steps"] = self._filler.depth_steps
@@ -137,7 +149,7 @@ class _Sender:
     self.only_expander = next(iter(self.expanders.values())) if len(self.expanders) == 1 else None
 
   def send(self, number: int) -> Callable[[], dict[str, jax.Array]]:
-    """Sends the batch of a step; calling the result returns its arrays."""
+    """Sends the batch of step `start.step + number`; returns a function that returns its arrays."""
     local = next(self.batches)
     began = time.perf_counter()
     step, schedule = self.start.step + number, self.start.schedule

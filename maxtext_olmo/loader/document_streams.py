@@ -1,4 +1,4 @@
-"""The streams of `olmo_documents`: rows of documents in an order or a mixture, over all stages."""
+"""The streams of `olmo_documents`: rows made of documents, in one order or as a mixture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from maxtext_olmo.order import stages as order_stages
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture as mixture_rows
 from maxtext_olmo.rows import planned
-from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import segments
 
 _PLANNED_BINS = 1024
@@ -30,10 +30,10 @@ _PLANNED_BINS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class DocumentCorpora(corpora_lib.Corpora):
-  """The documents of the stages, and the settings that all stages share.
+  """The documents of all stages, and the settings that the stages share.
 
   Attributes:
-    sources: Documents of each index, by fingerprint.
+    sources: Documents of each index, keyed by the fingerprint of the index.
     options: Data keys of the run.
   """
 
@@ -45,15 +45,15 @@ class DocumentCorpora(corpora_lib.Corpora):
     settings = stage.settings
     if settings.fingerprint not in self.sources:
       raise errors.CorpusError(
-          f"{stage.name} had the index {settings.index_path}, which this config does not name. Add"
+          f"{stage.name} used the index {settings.index_path}, which this config does not name. Add"
           " that stage to olmo_stages again."
       )
     source = self.sources[settings.fingerprint]
     if settings.documents != source.documents.checksum:
       raise errors.CorpusError(
-          f"{stage.name} had other documents: the document index of {settings.index_path} had the"
-          f" checksum {settings.documents}, and now has {source.documents.checksum}. Restore the"
-          " old document index."
+          f"{stage.name} used different documents: the document index of {settings.index_path} had"
+          f" the checksum {settings.documents} then, and has {source.documents.checksum} now."
+          " Restore the old document index."
       )
     return source
 
@@ -62,7 +62,7 @@ class DocumentCorpora(corpora_lib.Corpora):
     return self.source(stage).index
 
   def chunk_size(self, stage: order_stages.Stage, sequence_length: int) -> int:
-    """Returns 1: rows of documents are not in chunks."""
+    """Returns 1, because rows made of documents are not grouped into chunks."""
     del stage, sequence_length
     return 1
 
@@ -72,7 +72,7 @@ class StagedDocuments(staged_stream.StagedStream):
 
   corpora: DocumentCorpora
 
-  def _make(self, number: int) -> row_source.RowSequence:
+  def _make(self, number: int) -> row_sequence.RowSequence:
     stage = self.stages[number]
     options = _options_of(self.corpora.options, stage.settings)  # type: ignore[arg-type]
     num_epochs = self.num_epochs if number + 1 == len(self.stages) else None
@@ -81,7 +81,7 @@ class StagedDocuments(staged_stream.StagedStream):
     )
 
   def _taken(self, number: int) -> dict[str, int]:
-    """Returns the number of rows that earlier mixtures have taken of each label of a stage."""
+    """Returns how many rows of each label were taken by earlier stages that this one continues."""
     mine = self.stages[number].settings
     taken: dict[str, int] = {}
     for earlier in range(number):
@@ -92,7 +92,7 @@ class StagedDocuments(staged_stream.StagedStream):
 
 
 def _options_of(options: config_lib.Options, settings: order_stages.Settings) -> config_lib.Options:
-  """Returns the options of a stage."""
+  """Returns the options of a stage: those of the run, with the stage's order, seed and mixture."""
   return options.replace(
       olmo_order=settings.order,
       data_shuffle_seed=settings.seed,
@@ -111,7 +111,7 @@ def policy_of(
   Args:
     options: The data keys of the run.
     source: The documents of the run.
-    open_source: Opens the documents of another index.
+    open_source: Opens the documents of the index at a path, for stages that name their own index.
   """
   sources = {source.index.fingerprint: source}
 
@@ -139,15 +139,15 @@ def make_stream(
     order: str,
     num_epochs: int | None,
     taken: Mapping[str, int] | None = None,
-) -> row_source.RowSequence:
-  """Returns a stream of all documents in one order, or a mixture with one order per label.
+) -> row_sequence.RowSequence:
+  """Returns a stream over all documents in one order or, for a mixture, in one order per label.
 
   Args:
     options: The data keys.
     source: The documents.
     order: Name of the order.
     num_epochs: Number of epochs; None for an endless stream.
-    taken: For a mixture, the number of rows of each label that were taken before.
+    taken: For a mixture, the number of rows of each label that earlier stages have taken.
   """
   seed = options.data_shuffle_seed
   kind = f"{options.olmo_packing} rows of {options.max_target_length}"
@@ -156,7 +156,7 @@ def make_stream(
   kind += f", long documents {options.olmo_long_documents}, EOS {options.olmo_eos_id}"
   if options.olmo_mixture:
     mixed, name = _mixed_rows(options, source, order, taken or {})
-    return row_source.RowSequence(
+    return row_sequence.RowSequence(
         mixed, name=f"{name}, {kind}", seed=seed, documents=source.documents.checksum
     )
   ranges = mixture_lib.Ranges([(0, len(source))])
@@ -171,7 +171,9 @@ def _mixed_rows(
 ) -> tuple[mixture_rows.MixedRows, str]:
   packed = options.olmo_packing == "planned"
   ranges = {label: mixture_lib.Ranges(parts) for label, parts in source.labels().items()}
-  # Planned rows are full, so shares of tokens are shares of rows; unpacked, a row is a document.
+  # Planned rows are full, so a share of the tokens is a share of the rows, and the size of a label
+  # is its number of tokens. Without packing, each row is one document, and the size of a label is
+  # its number of documents.
   sizes = dict.fromkeys(ranges, 0)
   for entry in source.index.files:
     sizes[entry.label] += entry.n_tokens
@@ -198,8 +200,8 @@ def _rows(
     num_epochs: int | None,
     *,
     name: str,
-) -> row_source.RowSequence:
-  """Returns the rows of the documents in some ranges."""
+) -> row_sequence.RowSequence:
+  """Returns the rows of the documents in the given ranges."""
   order = mixture_lib.RangesOrder(ranges, order_name, seed)
   length = options.max_target_length
   rule = segments.SegmentRule("part", options.olmo_eos_id)
@@ -210,7 +212,7 @@ def _rows(
         options.olmo_long_documents,
         rule,
     )
-    return row_source.RowSequence(
+    return row_sequence.RowSequence(
         rows,
         name=name,
         seed=seed,
@@ -231,6 +233,6 @@ def _rows(
       writes_counts=jax.process_index() == 0,
   )
   rows = planned.PlannedRows(plan, length, source.index.fingerprint, rule, source.documents)
-  return row_source.RowSequence(
+  return row_sequence.RowSequence(
       rows, name=name, seed=seed, num_epochs=num_epochs, documents=source.documents.checksum
   )

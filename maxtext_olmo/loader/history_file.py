@@ -1,15 +1,16 @@
 """The history of a run as a file in its directory, for checkpoints that hold only a step.
 
-    checkpoint_dir/olmo_history.jsonl      a line per change: an entry of the timeline, as JSON
+    checkpoint_dir/olmo_history.jsonl      one line per change: a history entry, as JSON
 
 A data state holds the run's position and history, so a checkpoint with a data state does not need
-this file. With it, a trainer that saves only a step (MaxText, a loop of your own) still resumes
-exactly: step + history → position.
+this file. With this file, a trainer that saves only a step (MaxText, a loop of your own) can also
+resume exactly: step + history → position.
 
-Process 0 appends to the file when it starts to read batches, if anything has changed. A line
-replaces the entries at or after its step, so a run that returns to an earlier step adds a line for
-that step. A killed process may leave an incomplete last line, which is ignored: no batch was read
-after it. Any other damage raises ResumeError when the file is needed.
+When process 0 starts to read batches, it appends a line if anything has changed. A line replaces
+all earlier entries at or after its step, so a run that returns to an earlier step adds a line for
+that step. A process that is killed while it writes may leave an incomplete last line. This line is
+ignored, because no batch had been read with its settings. Any other damage raises ResumeError when
+the file is needed.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ NAME = "olmo_history.jsonl"
 def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any] | None:
   """Returns the data state after `step` steps of the run in a directory, or None if unknown.
 
-  A checkpoint at that step would have held this state. Changes that a
-  later start made from `step` on are not included, unless the history begins at `step`.
+  It is the state that a checkpoint after these steps would hold. If the run restarted at `step` or
+  later, the changes made then are left out, unless the history itself begins at `step`.
 
   Raises:
     ResumeError: The file cannot be read, or is damaged.
@@ -61,7 +62,10 @@ def state_at(checkpoint_dir: str | os.PathLike[str], step: int) -> dict[str, Any
 
 
 def record(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
-  """Calls `write`, but only warns if it fails: for runs whose checkpoints have a data state."""
+  """Calls `write`, and only logs a warning if it fails.
+
+  The run may continue: checkpoints with a data state do not need the file.
+  """
   try:
     write(checkpoint_dir, history, step)
   except (errors.WriteError, errors.ResumeError) as error:
@@ -73,7 +77,9 @@ def record(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, s
 
 
 def write(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, step: int) -> None:
-  """Appends what changes in a run that continues at `step`, if anything; on process 0 only.
+  """Updates the file to the history of a run that continues at `step`, by appending lines.
+
+  Only process 0 may call this function.
 
   Raises:
     ResumeError: The file cannot be read, or is damaged.
@@ -86,6 +92,7 @@ def write(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, st
   wanted = _changed(before, (*history.entries, here))
   if wanted == before:
     return
+  # Append as few lines as possible.
   ways = ((here,), history.entries, (*history.entries, here))
   lines = next(entries for entries in ways if _changed(before, entries) == wanted)
   text = "".join(json.dumps(entry.to_json()) + "\n" for entry in lines)
@@ -95,7 +102,7 @@ def write(checkpoint_dir: str | os.PathLike[str], history: timeline.Timeline, st
 
 
 def _read(path: epath.Path) -> tuple[timeline.Timeline | None, bytes]:
-  """Returns the history in a file, and the bytes of its complete lines."""
+  """Returns the history in a file, and the bytes of all its complete lines."""
   try:
     if not path.exists():
       return None, b""
@@ -121,7 +128,7 @@ def _changed(
 
 
 def _append(path: epath.Path, whole: bytes, more: bytes) -> None:
-  """Writes lines after the complete lines of a file, and overwrites an incomplete one."""
+  """Appends lines to a file, and replaces an incomplete last line."""
   if "://" in str(path):  # Object stores cannot append.
     path.write_bytes(whole + more)
     return

@@ -1,4 +1,4 @@
-"""The trainer's iterator over the global batches of its steps.
+"""The trainer's iterator, which yields the global batch of each step.
 
 Its state is the number of steps done, the schedule that maps steps to positions, and the run's
 history. After a restore, prefetched batches are made again from the position, so the state does not
@@ -49,12 +49,12 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     start: The starting point: the steps done, the schedule, the stream, and the run's history.
     layouts: For each batch size of the schedule, how the arrays are laid out on the mesh.
     content: How tokens are processed.
-    prefetch: How many batches are made in advance.
-    restart_on_iter: Whether `iter()` starts again from the beginning, as in evaluation, unless a
-      state was just set; in training, `iter()` does not move the iterator.
-    pad_after_end: Whether padding batches follow a finite stream.
+    prefetch: How many batches to make in advance.
+    restart_on_iter: Whether `iter()` starts again from the beginning, unless a state was just set.
+      Evaluation needs this; in training, `iter()` does not move the iterator.
+    pad_after_end: Whether padding batches follow the end of a finite stream.
     restart: Decides where the run continues when a state is restored.
-    labels: For each file, the number of its label, if batches have the extra array `labels`.
+    labels: Label id of each file, for batches with the extra array `labels`.
     on_start: Called with the iterator when it is about to read batches.
     provenance: The names of labels and documents, for `explain`.
   """
@@ -92,22 +92,23 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     self._start = start
     self._history = state_lib.begin_history(start, self._record)
     self._step = start.step
-    self._state_set = False  # Since the last `iter()`.
+    self._state_set = False  # Whether a state was set since the last `iter()`.
     self._expanders = {
         size: expand.Expander(layout, content.shift) for size, layout in self._layouts.items()
     }
     self._delivery: delivery_lib.Delivery | None = None
+    self.failure: BaseException | None = None  # The error that the last `next()` raised, if any.
     self._metrics = metrics_lib.Metrics()
     self._storage = getattr(getattr(reader, "files", None), "storage", None)
     self._metrics.watch_store(functools.partial(storage_metrics.describe_store, self._storage))
-    # Threads may share the iterator: each batch goes to one of them, and a state is never between
-    # two steps.
+    # Threads may share the iterator. Each batch goes to one thread, and a state is never taken in
+    # the middle of a step.
     self._lock = threading.RLock()
     self._pid = os.getpid()
 
   def __iter__(self) -> BatchIterator:
     if self._restart_on_iter:
-      # A state that was saved after the last batch is the end of a pass, so a new pass begins.
+      # Unless a state was just set, begin a new pass; also if the state is at the end of the data.
       if not self._state_set or not self._start.stream.has(self.position):
         self.reset()
       self._state_set = False
@@ -130,17 +131,18 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
         return delivery_lib.padding_batch(
             self._layouts[size], self._expanders[size], self._content.extras
         )
-      except BaseException:
-        # Prefetching has moved past the step that failed; a caller that tries again gets this
-        # step, or the error again.
+      except BaseException as error:
+        # Prefetching is already past this step. Stopping it lets the next call try the step again.
         self._stop()
+        self.failure = error
         raise
+      self.failure = None
       self._metrics.served(step=self._step, asked_at=asked_at)
       self._step += 1
       return batch
 
   def metrics(self) -> dict[str, float]:
-    """Returns the cost so far: seconds per activity (wait, order, read, …), bytes, and reads."""
+    """Returns what loading has cost so far: seconds per activity (wait, read, …), bytes, reads."""
     delivery = self._delivery
     found = self._metrics.snapshot() | storage_metrics.storage_metrics(self._storage)
     return found if delivery is None else found | delivery.metrics()
@@ -165,18 +167,18 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def step(self) -> int:
-    """Steps done, which is the number of the next step."""
+    """The number of steps done, which is also the index of the next step."""
     return self._step
 
   @property
   def position(self) -> int:
-    """Samples consumed, over all hosts."""
+    """The number of samples consumed, over all hosts."""
     with self._lock:
       return state_lib.position_after(self._start.stream, self._start.schedule, self._step)
 
   @property
   def epoch(self) -> int | None:
-    """The epoch of the next sample, counted from its stage; None at the end of the stream."""
+    """The epoch of the next sample within its stage; None at the end of the stream."""
     position, stream = self.position, self._start.stream
     if not stream.has(position):
       return None
@@ -184,9 +186,9 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def place(self) -> dict[str, int]:
-    """The position of the next sample, its stage if there are several, and the stage's own epoch.
+    """The position of the next sample, its stage if there are several, and its epoch in the stage.
 
-    At the end of the stream, only the position.
+    At the end of the stream, the dict has only the position.
     """
     found, epoch = {"position": self.position}, self.epoch
     if epoch is not None:
@@ -222,16 +224,16 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
   @property
   def local_iterator(self) -> BatchIterator:
-    """The object whose state is checkpointed: this one, as the state is the same on all hosts."""
+    """The object whose state is checkpointed: this iterator, as all hosts have the same state."""
     return self
 
   def host_batches(self, first_step: int | None = None) -> steps.StepDataset:
-    """Returns this host's compact batches from `first_step`, by default the next step, on."""
+    """Returns this host's compact batches from `first_step` on; by default, from the next step."""
     step = self._step if first_step is None else first_step
     return self._make_dataset(self._start._replace(step=step))
 
   def row_numbers(self, step: int) -> np.ndarray:
-    """Returns the row number of each row of a global batch, without reading; -1 for padding."""
+    """Returns the row numbers in a global batch (-1 for padding), without reading tokens."""
     rows = {size: np.arange(layout.batch) for size, layout in self._layouts.items()}
     return self._make_dataset(self._start._replace(step=step), rows, 1).row_numbers(step)
 
@@ -264,18 +266,17 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
 
   def describe(self) -> status.RunStatus:
-    """Returns the run's step, position, tokens and epoch, and the identity of its stream.
-
-    The result prints as a few lines of text.
-    """
+    """Returns the run's step, position, tokens, epoch and stream; prints as a few lines of text."""
     with self._lock:
-      position, stream = self.position, self._start.stream
+      position, start = self.position, self._start
+      taken = start.schedule.skips.number(position)
       return status.RunStatus(
           step=self._step,
           position=position,
-          tokens=position * stream.sequence_length,
+          tokens=taken * start.stream.sequence_length,
           epoch=self.epoch,
-          identity=stream.identity(),
+          identity=start.stream.identity(),
+          skipped=position - taken,
       )
 
   def get_state(self) -> dict[str, Any]:
@@ -285,7 +286,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
       return state_lib.make_state(self._history, start.stream, start.schedule, self._step)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues after a saved state.
+    """Resumes from a saved state.
 
     Raises:
       ResumeError: The state belongs to another stream; the iterator is unchanged.
@@ -297,7 +298,7 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     if restart.corpus is not None:
       try:
         restart.corpus.keep_copy(resumed=True)
-      except errors.WriteError as error:  # The copy only helps to name later changes.
+      except errors.WriteError as error:  # The copy is only needed to name changed files later.
         logging.warning("%s", error)
 
   def go_to(self, step: int, position: int | None = None, *, keep_history: bool = True) -> None:
@@ -305,8 +306,8 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
 
     Args:
       step: The next step.
-      position: Its position; by default, the one that the schedule gives.
-      keep_history: Whether the steps before it are known; otherwise the history begins here.
+      position: The position of that step; by default, where the schedule puts it.
+      keep_history: Whether to keep the history of earlier steps; otherwise it begins at `step`.
     """
     with self._lock:
       start, restart = self._start, self._restart
@@ -339,13 +340,13 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
           self._expanders,
           self._prefetch,
           self._metrics,
-          fill_spool=not self._restart_on_iter,  # An evaluation may end before its data does.
+          fill_spool=not self._restart_on_iter,  # An evaluation may stop before its data ends.
       )
 
   def close(self) -> None:
     """Stops the workers and threads, and closes the files; idempotent.
 
-    A thread that is in `next()` gets its batch first. In a forked child this does nothing.
+    A thread that waits in `next()` gets its batch first. In a forked child, this does nothing.
     """
     if os.getpid() != self._pid:
       return
@@ -394,6 +395,6 @@ class BatchIterator(grain.DatasetIterator[dict[str, jax.Array]]):
     )
 
   def _rows_of(self, stream: Any) -> row_source.RowSource:
-    """Returns the row source of a stream, which stages with different indexes decide."""
+    """Returns the row source of a stream; it depends on the stages if they use several indexes."""
     for_stream = getattr(self._source, "for_stream", None)
     return self._source if for_stream is None else for_stream(stream)

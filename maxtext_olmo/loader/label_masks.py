@@ -1,13 +1,15 @@
-"""The mask files of a corpus: which tokens count in the loss, as fine-tuning corpora store it.
+"""The mask files of a fine-tuning corpus, which say which tokens count in the loss.
 
-Mask files pair with token files by place, as in OLMo-core: each pattern is expanded and sorted by
-itself, and the n-th mask belongs to the n-th token file. If the files were shuffled when the index
-was built (`--source-permutation-seed`), the masks are shuffled in the same way:
+As in OLMo-core, masks are paired with token files by their order in the list: each pattern is
+replaced by its sorted matches, and the n-th mask belongs to the n-th token file. If the token files
+were shuffled when the index was built (`--source-permutation-seed`), the masks are shuffled in the
+same way:
 
-    token files     part_0.npy  part_1.npy  part_2.npy   shuffled   part_2.npy  part_0.npy  …
-    mask files      mask_0.npy  mask_1.npy  mask_2.npy   alike      mask_2.npy  mask_0.npy  …
+    token files     part_0.npy  part_1.npy  part_2.npy  ──▶  part_2.npy  part_0.npy  …
+    mask files      mask_0.npy  mask_1.npy  mask_2.npy  ──▶  mask_2.npy  mask_0.npy  …
 
-Whether position i is trained depends on the mask of token i + 1, its target.
+The target in column i of a row is token i + 1, so the mask of token i + 1 decides whether column i
+counts in the loss.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from maxtext_olmo.loader import olmo_core_import
 def mask_paths(
     options: config_lib.Options, index: index_lib.OlmoNpyIndex
 ) -> tuple[str, ...] | None:
-  """Returns the mask file of each token file; None if the options name none.
+  """Returns the mask file of each token file; None if the options name no masks.
 
   Raises:
-    ConfigError: There is not one mask file for each token file.
+    ConfigError: There are more or fewer mask files than token files.
     MissingFileError: A pattern matches no file.
   """
   if not options.olmo_label_masks:
@@ -40,7 +42,7 @@ def mask_paths(
   if len(found) != len(index.files):
     raise errors.ConfigError(
         f"olmo_label_masks has {len(found)} files, but the index has {len(index.files)} token"
-        " files; each needs one, in the same order."
+        " files. Each token file needs one mask file, in the same order."
     )
   if options.olmo_label_masks_seed >= 0:
     found = olmo_core_import.permute_sources(found, options.olmo_label_masks_seed)

@@ -5,9 +5,9 @@ OLMo-core writes the config of a run into each checkpoint folder. Each object in
     {"dataset": {"_CLASS_": "olmo_core.data.numpy_dataset.NumpyFSLDatasetConfig", "mix": …},
      "data_loader": {"_CLASS_": "olmo_core.data.data_loader.NumpyDataLoaderConfig", "seed": …}}
 
-`RunConfig.from_json` checks each field by its class. A field that is not known is an error, never
-ignored, because it may change which tokens a step holds. Of the section `trainer`, which may be
-missing, only `steps_to_skip` and a `max_duration` in epochs concern the data.
+`RunConfig.from_json` checks the fields of each object against its class. An unknown field is an
+error, because it may change which tokens a step holds. The `trainer` section may be missing. Only
+its `steps_to_skip` and a `max_duration` in epochs affect the data.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import source_mixture
 from maxtext_olmo.loader import olmo_core_fields
 from maxtext_olmo.loader import olmo_core_fingerprint
@@ -49,7 +50,7 @@ class Filter:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-  """What a config of OLMo-core says about the data of a run.
+  """The data settings in the OLMo-core config of a run.
 
   Attributes:
     dataset: Name of the dataset class: `WINDOWS`, `PACKED` or `PADDED`.
@@ -57,27 +58,29 @@ class RunConfig:
     tokenizer: Identifier of the tokenizer; empty if there is none.
     dtype: Dtype of the token files.
     sequence_length: Tokens per row.
-    max_target_sequence_length: Longest sequence length of a later stage; None if it is fixed.
+    max_target_sequence_length: The longest sequence length that a later stage may use; None if the
+      sequence length is fixed.
     paths: Token files, or patterns for them.
     labels: Label of each path; None if there are none.
-    mix: Name of a mix, if there are no paths.
+    mix: Name of a mix; empty if there is none.
     mix_base_dir: Directory of the files of the mix.
     expand_glob: Whether paths are patterns.
     mask_paths: Label masks, one per path, or patterns for them.
-    mixture: Sources of a source mixture; empty if the dataset is not one.
+    mixture: Sources of a source mixture; empty if there is none.
     mixture_tokens: Tokens that the mixture requests, and its global batch size in tokens.
-    permutation_seed: Seed of the shuffle of files; None keeps their order.
+    permutation_seed: Seed that shuffles the files; None keeps their order.
     filter: Repetition filter; None if there is none.
     document_lengths: Whether attention stays within documents.
-    long_documents: What happens to documents that are longer than a row of a packed dataset.
+    long_documents: Handling of documents longer than a row: `truncate` or `fragment`.
     group_size: Number of files that a packed dataset packs together.
-    use_array_if_local: Whether boundaries of local files come from their tokens.
-    batch_tokens: Tokens of a global batch.
+    use_array_if_local: Whether to find document boundaries of local files in their tokens, not in
+      boundary files; None if the config does not say, which means yes.
+    batch_tokens: Tokens per global batch.
     seed: Seed of the order.
-    ignore_fingerprint_mismatch: Whether the run accepts states of other data.
-    skips: Steps to read without training, as [first, end), counted from 0.
-    num_epochs: Epochs of the run; 0 if its end is given otherwise.
-    no_effect: Fields that were understood but do not matter here, as `section.field`.
+    ignore_fingerprint_mismatch: Whether the run accepts states with a different fingerprint.
+    skips: Steps to read without training, as (first, end) pairs, counted from 0.
+    num_epochs: Epochs of the run; 0 if its duration is not given in epochs.
+    no_effect: Known fields that do not affect the data, as `section.field`.
   """
 
   dataset: str
@@ -109,16 +112,22 @@ class RunConfig:
 
   @property
   def rows(self) -> int:
-    """Rows of a global batch."""
+    """Rows per global batch."""
     return self.batch_tokens // self.sequence_length
+
+  @property
+  def uses_boundary_files(self) -> bool:
+    """Whether document boundaries come from csv.gz files: for URLs, or if the config says so."""
+    places = [self.mix_base_dir, *self.paths]
+    return self.use_array_if_local is False or any(paths_lib.is_url(place) for place in places)
 
   @classmethod
   def from_json(cls, values: Any, where: str) -> RunConfig:
-    """Reads a config.
+    """Parses and checks a config.
 
     Args:
       values: The content of `config.json`.
-      where: Name of the config for errors.
+      where: Name of the config for error messages.
 
     Raises:
       ConfigError: The config is not an OLMo-core config, or has unsupported fields. The
@@ -185,7 +194,7 @@ def _unsupported(name: str) -> str:
 def _read_files(
     reader: olmo_core_fields.Reader, dataset: olmo_core_fields.Section
 ) -> dict[str, Any]:
-  """Reads what all datasets have: tokenizer, files, filter."""
+  """Reads the fields that all datasets have: tokenizer, files and filter."""
   tokenizer = reader.section("dataset.tokenizer", dataset.take("tokenizer", dict))
   ids = olmo_core_fingerprint.TokenizerIds(
       vocab_size=tokenizer.take("vocab_size", int),
@@ -279,11 +288,11 @@ def read_sources(
 
 
 def parse_sources(values: Any, where: str) -> tuple[source_mixture.MixtureSource, ...]:
-  """Returns the sources of OLMo-core's mixture file, which has a list `sources`.
+  """Returns the sources that a mixture file of OLMo-core lists under `sources`.
 
   Args:
     values: The content of the YAML or JSON file.
-    where: Name of the file for errors.
+    where: Name of the file for error messages.
   """
   if not isinstance(values, dict) or not isinstance(values.get("sources"), list):
     raise errors.ConfigError(f"{where} is not a source mixture: expected a list `sources`.")
@@ -331,7 +340,7 @@ def _read_trainer(reader: olmo_core_fields.Reader, trainer: Any) -> dict[str, An
     section = reader.section(f"trainer.steps_to_skip[{number}]", values)
     first, end = section.take("start", int), section.take("stop", int)
     section.end()
-    if first < end:  # OLMo-core skips nothing otherwise.
+    if first < end:  # Otherwise, OLMo-core skips nothing.
       skips.append((max(first, 1) - 1, end - 1))
   duration = trainer.get("max_duration")
   duration = duration if isinstance(duration, dict) else {}
@@ -340,7 +349,7 @@ def _read_trainer(reader: olmo_core_fields.Reader, trainer: Any) -> dict[str, An
 
 
 def _check(reader: olmo_core_fields.Reader, read: Mapping[str, Any]) -> None:
-  """Adds a problem for each combination of values that do not fit together."""
+  """Adds a problem for each value that is invalid or contradicts another."""
   length, batch = read["sequence_length"], read["batch_tokens"]
   if length < 1 or batch < length or batch % length:
     reader.problems.append(

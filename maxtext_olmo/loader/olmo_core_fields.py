@@ -16,19 +16,19 @@ from maxtext_olmo import errors
 
 
 class Reader:
-  """Takes typed fields from objects, and collects the problems."""
+  """Reads typed fields from JSON objects; collects all problems, so that one error reports them."""
 
   def __init__(self) -> None:
     self.problems: list[str] = []
     self.no_effect: list[str] = []
 
   def section(self, where: str, values: Any, no_effect: Collection[str] = ()) -> Section:
-    """Returns an object's fields, for reading.
+    """Returns a section that reads the fields of an object.
 
     Args:
-      where: Name of the object.
+      where: Name of the object, for messages.
       values: The object.
-      no_effect: Fields that may be there but are not needed.
+      no_effect: Fields that may be present but do not affect the data.
     """
     if not isinstance(values, dict):
       self.problems.append(f"{where} is missing or not an object.")
@@ -55,7 +55,10 @@ class Section:
     self.name = str(values.pop("_CLASS_", "")).rpartition(".")[2]
 
   def take(self, field: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """Removes a field and returns its value; a missing or null one is the default."""
+    """Removes a field and returns its value, or the default if it is missing or null.
+
+    A missing field without a default is a problem, and so is a value of the wrong type.
+    """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     value = self._values.pop(field, None)
     if value is None:
@@ -68,7 +71,7 @@ class Section:
     return kinds[0]() if default is ... else default
 
   def take_texts(self, field: str) -> tuple[str, ...] | None:
-    """Removes a field and returns it as texts; None if it is missing."""
+    """Removes a field and returns its list of strings; None if it is missing."""
     values = self.take(field, (list, tuple), None)
     if values is not None and not all(isinstance(value, str) for value in values):
       self.refuse(f"{self._where}.{field} is not a list of texts.")
@@ -76,17 +79,17 @@ class Section:
     return None if values is None else tuple(values)
 
   def refuse(self, problem: str) -> None:
-    """Adds a problem."""
+    """Adds a problem for `Reader.raise_problems` to report."""
     self._reader.problems.append(problem)
 
   def end(self) -> None:
-    """Notes fields that have no effect, and refuses all others that are left."""
+    """Records the remaining fields that have no effect, and adds a problem for each other one."""
     for field, value in self._values.items():
       if field in self._no_effect:
         if value is not None:
           self._reader.no_effect.append(f"{self._where}.{field}")
       else:
         self.refuse(
-            f"{self._where}.{field}={value!r} is not known, so it might change the data. Remove it"
-            " if it does not."
+            f"{self._where}.{field}={value!r} is not known, and it might change the data. If it"
+            " does not, remove it from the config."
         )

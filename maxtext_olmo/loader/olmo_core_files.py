@@ -1,13 +1,13 @@
-"""The token files that a config of OLMo-core names, in the order in which its run read them.
+"""Finds the token files that an OLMo-core config names, in the order in which the run reads them.
 
 A config has a mix, a list of paths or patterns, or a source mixture:
 
     mix        lines of a manifest, below `mix_base_dir`
     paths      as listed; with `expand_glob`, the sorted matches of each pattern
-    mixture    the files of each source, the sorted matches of paths with a `*`
+    mixture    the files of each source; a path with a `*` stands for its sorted matches
 
-Then `source_permutation_seed` shuffles the files. On another machine, `base` takes the place of
-`mix_base_dir`, or of the directory that all paths have in common.
+Then `source_permutation_seed` shuffles the files of a mix or a list. If the files have moved to
+another machine, `base` replaces `mix_base_dir` or the common directory of all paths.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _DOLMA2 = "allenai/dolma2-tokenizer"
 _NEOX = "allenai/gpt-neox-olmo-dolma-v1_5"
 _SIGDIG = "allenai/dolma2-tokenizer-sigdig"
 
-# What OLMo-core writes for {TOKENIZER} in the paths of its mixes, by tokenizer; others keep their
-# name. Files of OLMo 3 lie below a newer name of the same tokenizer.
+# For each mix of OLMo-core, the names that replace {TOKENIZER} in its paths, keyed by tokenizer.
+# Tokenizers that are not listed keep their name. The directories of OLMo 3 use a newer name for the
+# same tokenizer.
 _OLMO_3 = {_DOLMA2: "allenai/dolma3-tokenizer"}
 _PLAIN = {_NEOX: "gpt-neox-olmo-dolma-v1_5"}
 _VALIDATION = {_DOLMA2: "dolma2-tokenizer", _NEOX: "gptneox20b"}
@@ -65,13 +66,13 @@ class Files:
   """The files of a run.
 
   Attributes:
-    base: Directory or URL that the paths are below; empty if they have none in common.
+    base: Directory or URL that contains all paths; empty if there is none.
     paths: Full path of each token file, in stream order.
     labels: Label of each token file.
-    masks: Full path of each label mask, in the order before the permutation of files; None if there
-      are none.
+    masks: Full path of each label mask, in the unshuffled order of the files; None if there are no
+      masks.
     sources: Sources of a source mixture, with their files; empty if the run has none.
-    origin: Where the list came from, in words.
+    origin: Description of where the list of files came from.
   """
 
   base: str
@@ -93,7 +94,7 @@ def find_files(
 
   Args:
     run: The config.
-    base: Directory or URL of the files on this machine; by default, as the config has it.
+    base: Directory or URL of the files on this machine; by default, the one in the config.
     mix_file: Manifest of a named mix; by default, the file NAME.txt in the directory `near`, in the
       current directory, or in an installed OLMo-core.
     near: Directory of the config.
@@ -107,8 +108,8 @@ def find_files(
     files = _files_of_paths(run, new_base)
   if files.masks is not None and len(files.masks) != len(files.paths):
     raise errors.ConfigError(
-        f"The config names {len(files.masks)} label masks for {len(files.paths)} token files; they"
-        " are paired by place, so each file needs one."
+        f"The config names {len(files.masks)} label masks for {len(files.paths)} token files. Each"
+        " token file needs one mask: the n-th mask belongs to the n-th file."
     )
   if run.permutation_seed is None or run.mixture:  # OLMo-core does not shuffle a mixture.
     return files
@@ -138,7 +139,7 @@ def _files_of_mix(
 
 
 def tokenizer_of_mix(mix: str, tokenizer: str) -> str:
-  """Returns what stands for {TOKENIZER} in the paths of a mix.
+  """Returns the name that replaces {TOKENIZER} in the paths of a mix.
 
   >>> tokenizer_of_mix("OLMo-mix-0925-official", "allenai/dolma2-tokenizer")
   'allenai/dolma3-tokenizer'
@@ -173,7 +174,7 @@ def _files_of_paths(run: olmo_core_config.RunConfig, base: str | None) -> Files:
   if run.labels is not None and len(run.labels) != len(paths):
     raise errors.ConfigError(
         f"The config has metadata for {len(run.labels)} files, but its patterns match"
-        f" {len(paths)} files."
+        f" {len(paths)} files. Copy all files of the run, and no others, to this machine."
     )
   return Files(
       base=base or old,
@@ -198,7 +199,7 @@ def _files_of_mixture(run: olmo_core_config.RunConfig, base: str | None) -> File
 def resolve_sources(
     sources: Sequence[source_mixture.MixtureSource], base: str | None
 ) -> tuple[tuple[source_mixture.MixtureSource, ...], str]:
-  """Returns sources with their patterns replaced by files, and the directory they are below."""
+  """Returns sources with files in place of patterns, and the directory that contains the files."""
   old = _common_directory([path for source in sources for path in source.paths])
   resolved = []
   for source in sources:
@@ -215,7 +216,7 @@ def _common_directory(given: Sequence[str]) -> str:
 
 
 def _moved(path: str, old: str, new: str | None) -> str:
-  """Returns a path below `old` as one below `new`."""
+  """Returns a path with the directory `old` replaced by `new`, unless `new` is None."""
   path = _full(path)
   return path if new is None else paths_lib.join(new, path.removeprefix(old).lstrip("/"))
 

@@ -1,16 +1,17 @@
-"""Fingerprints that OLMo-core gives its datasets, and explanations of two that differ.
+"""OLMo-core's fingerprints of datasets, and explanations of why two of them differ.
 
-OLMo-core hashes a text about the dataset, and stores the hash in the state of its loader:
+OLMo-core hashes a text that describes the dataset, and stores the hash in its loader's state:
 
     class=NumpyFSLDatasetvocab_size=100278,pad_token_id=100277,eos_token_id=100257,
     dtype=<class 'numpy.uint32'>,max_target_sequence_length=8192,bos_token_id=None,
     path=part-00.npy,size=4096,path=part-01.npy,size=8192,
 
-(in one line). So it covers the names and sizes of files, but neither their directories nor their
-content. An index that gives the same text belongs to the run that saved the state.
+(all in one line). So the fingerprint covers the names and sizes of files, but neither their
+directories nor their content. If an index gives the same text, it describes the data of the run
+that saved the state.
 
-A hash does not say what differs. `explain` therefore tries single changes (another value of a
-field, a file too many, another order) until one of them gives the hash.
+If two hashes differ, they do not show why. `explain` therefore tries single changes (a different
+value of a field, one file fewer, a different order of files) until one of them gives the hash.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from maxtext_olmo.corpus import boundaries
 from maxtext_olmo.corpus import index as index_lib
 from maxtext_olmo.corpus.storage import Storage
 
-VERSION = "v2.0"  # OLMo-core's name for this way to compute fingerprints.
+VERSION = "v2.0"  # OLMo-core's name for this version of the computation.
 Release = Literal["2.5", "3.0"]
 RELEASES: tuple[Release, ...] = ("3.0", "2.5")
 
@@ -37,7 +38,7 @@ _MOST_FILES_TO_LEAVE_OUT = 5000
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerIds:
-  """The ids of a tokenizer that fingerprints cover."""
+  """The vocabulary size and the special token ids, which a fingerprint covers."""
 
   vocab_size: int
   pad_id: int
@@ -47,7 +48,7 @@ class TokenizerIds:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """What the fingerprint of a dataset covers.
+  """The properties of a dataset that its fingerprint covers.
 
   >>> ids = TokenizerIds(vocab_size=100, pad_id=1, eos_id=0)
   >>> dataset = Dataset("NumpyFSLDataset", {"vocab_size": 100}, (("data/part.npy", 8),))
@@ -79,17 +80,21 @@ class Dataset:
     return f"class={self.name}" + "".join(f"{name}={value}," for name, value in self.fields.items())
 
   def explain(self, found: str) -> str:
-    """Returns which single change gives the fingerprint `found`, as a clause without full stop."""
+    """Returns a clause for an error message: which change of this dataset gives the hash `found`.
+
+    Only single changes are tried. If none gives the hash, the clause says so.
+    """
     for field, value, changed in self._with_other_fields():
       if changed.fingerprint == found:
-        return f"the run had {field}={value}, this dataset has {field}={self.fields.get(field)}"
+        own = self.fields.get(field)
+        return f"the run had {field}={value}, but this dataset has {field}={own}"
     if (place := self._find_reordered(found)) is not None:
       return place
     if (place := self._find_left_out(found)) is not None:
       return place
     return (
-        "no single field, missing file or order explains it, so several of them differ, or the size"
-        f" of a file does; this dataset has {len(self.files)} files and"
+        "no single change of a field, a file or the order explains this, so there are several"
+        f" changes, or a file has a different size; this dataset has {len(self.files)} files and"
         f" {', '.join(f'{name}={value}' for name, value in self.fields.items())}"
     )
 
@@ -124,7 +129,7 @@ class Dataset:
   def _find_reordered(self, found: str) -> str | None:
     ordered = tuple(sorted(self.files))
     if dataclasses.replace(self, files=ordered).fingerprint == found:
-      return "the run read the files sorted by path, this dataset has another order"
+      return "the run read the files sorted by path, but this dataset has a different order"
     for place in range(len(self.files) - 1):
       if len(self.files) > _MOST_FILES_TO_LEAVE_OUT:
         break
@@ -135,7 +140,7 @@ class Dataset:
     return None
 
   def _find_left_out(self, found: str) -> str | None:
-    """Looks for a dataset with the first files only, or without one of them."""
+    """Returns a clause if a dataset of the first n files, or of all files but one, has the hash."""
     texts = [_file_text(file).encode() for file in self.files]
     digest = hashlib.sha256(self._head.encode())
     prefixes = []
@@ -162,12 +167,12 @@ class Dataset:
 def windows(
     index: index_lib.OlmoNpyIndex, ids: TokenizerIds, *, release: Release = "3.0"
 ) -> Dataset:
-  """Returns what OLMo-core's fingerprint of fixed windows over an index covers.
+  """Returns the dataset of fixed-length windows over an index, as OLMo-core fingerprints it.
 
   Args:
-    index: Index of the corpus; with heads of files, it is a source mixture.
+    index: Index of the corpus. If it uses only the beginnings of files, it is a source mixture.
     ids: Ids of the tokenizer.
-    release: Release of OLMo-core; 2.5 counts files of a mixture that give no tokens.
+    release: Release of OLMo-core; 2.5 includes files from which a mixture takes no tokens.
   """
   fields = {
       **_common(index, ids),
@@ -186,7 +191,7 @@ def windows(
 
 
 def padded(index: index_lib.OlmoNpyIndex, ids: TokenizerIds, row_length: int) -> Dataset:
-  """Returns what OLMo-core's fingerprint of padded documents of an index covers."""
+  """Returns the dataset of an index's documents, one per row, as OLMo-core fingerprints it."""
   fields = {
       **_common(index, ids),
       "max_target_sequence_length": None,
@@ -207,7 +212,7 @@ def packed(
     boundary_hashes: Sequence[tuple[str, str]] = (),
     release: Release = "3.0",
 ) -> Dataset:
-  """Returns what OLMo-core's fingerprint of packed documents of an index covers.
+  """Returns the dataset of an index's documents, packed into rows, as OLMo-core fingerprints it.
 
   Args:
     index: Index of the corpus.
@@ -216,8 +221,8 @@ def packed(
     long_documents: What happens to documents longer than a row: `truncate` or `fragment`.
     group_size: Number of files that are packed together.
     use_array_if_local: OLMo-core's option of that name.
-    boundary_hashes: What `hash_boundary_files` returns, if documents come from such files.
-    release: Release of OLMo-core; 2.5 has neither of the last two fields.
+    boundary_hashes: Result of `hash_boundary_files`, if boundary files define the documents.
+    release: Release of OLMo-core; 2.5 ignores `use_array_if_local` and `boundary_hashes`.
   """
   fields = {
       **_common(index, ids),
@@ -234,7 +239,7 @@ def packed(
 
 
 def hash_boundary_files(index: index_lib.OlmoNpyIndex, storage: Storage) -> list[tuple[str, str]]:
-  """Returns the name of each token file, and the SHA-256 of the boundary file next to it."""
+  """Returns the name of each token file, with the SHA-256 of the boundary file next to it."""
   hashes = []
   for i in range(len(index.files)):
     digest = hashlib.sha256()
@@ -258,7 +263,10 @@ def _dtype_text(name: str) -> str:
 
 
 def _with_optional(fields: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
-  """Adds a field to others, unless it has the default value, which OLMo-core leaves out."""
+  """Returns the fields with `name` set to `value`, or without it if `value` is its default.
+
+  OLMo-core also leaves out optional fields that have their default values.
+  """
   order = ("source_group_size", "use_array_if_local", "_metadata_fingerprint")
   default = 1 if name == "source_group_size" else None
   optional = {key: fields[key] for key in order if key in fields and key != name}

@@ -1,4 +1,4 @@
-"""Import of OLMo-core runs: their order of files, and the state of their loader.
+"""Imports the file order and the loader state of OLMo-core runs.
 
 OLMo-core's data loader saves its place as a small dict:
 
@@ -6,9 +6,9 @@ OLMo-core's data loader saves its place as a small dict:
      "seed": 34521, "epoch": 1, "batches_processed": 5, "tokens_processed": 2560,
      "sequence_length": 64, "max_target_sequence_length": null}
 
-Epochs count from 1, both counters restart with each epoch, and OLMo-core resumes by the number of
-tokens. Here that becomes one position: earlier epochs are complete, and tokens are samples times
-the sequence length.
+Epochs are counted from 1, both counters restart with each epoch, and OLMo-core resumes from
+`tokens_processed`. This module turns the dict into one position: the number of samples in all
+earlier epochs, plus `tokens_processed` divided by the sequence length.
 """
 
 from __future__ import annotations
@@ -71,19 +71,21 @@ class LoaderState:
           " (windows, packed and padded rows, source mixtures) can be imported."
       )
     if state.epoch < 1 or min(state.batches_processed, state.tokens_processed, state.seed) < 0:
-      raise errors.ResumeError(f"{where} has impossible numbers: {state}.")
+      raise errors.ResumeError(
+          f"{where} has impossible numbers: {state}. Save `data_loader.state_dict()` again."
+      )
     return state
 
   @property
   def rows(self) -> int | None:
-    """The rows of a global batch; None if the counters do not determine them."""
+    """Rows per global batch, computed from the two counters; None if they do not divide evenly."""
     if not self.batches_processed:
       return None
     rows, rest = divmod(self.tokens_processed, self.batches_processed * self.sequence_length)
     return rows if not rest else None
 
   def position(self, index: index_lib.OlmoNpyIndex) -> int:
-    """Returns the loader's progress as a position in the `olmo_core` order over an index."""
+    """Returns the loader's progress as a position in the `olmo_core` order of an index."""
     return self.position_in_rows(
         index.total_instances, index.sequence_length, index.max_target_sequence_length
     )
@@ -91,32 +93,32 @@ class LoaderState:
   def position_in_rows(
       self, num_rows: int | None, row_length: int, longest: int | None = None
   ) -> int:
-    """Returns the loader's progress as a position in the `olmo_core` order over rows.
+    """Returns the loader's progress as a position in the `olmo_core` order of some rows.
 
     Args:
-      num_rows: Number of rows of an epoch; may be None (unknown) in epoch 1.
+      num_rows: Number of rows in an epoch. It may be None (unknown) if the loader is in epoch 1.
       row_length: Tokens per row.
-      longest: Longest sequence length of a later stage, for windows that have one.
+      longest: The index's `max_target_sequence_length`; None if it has none.
     """
     if longest != self.max_target_sequence_length:
       raise errors.ResumeError(
-          f"The loader had max_target_sequence_length={self.max_target_sequence_length}, the index"
-          f" has {longest}: the instances differ. Build the index with the"
-          " run's --max-target-sequence-length."
+          f"The loader had max_target_sequence_length={self.max_target_sequence_length}, but the"
+          f" index has {longest}, so the instances differ. Build the index with the run's"
+          " --max-target-sequence-length."
       )
     if longest is None and row_length != self.sequence_length:
       raise errors.ResumeError(
-          f"The loader had a sequence length of {self.sequence_length}, the index has"
-          f" {row_length}. Without max_target_sequence_length that is a different order"
-          " (OLMo-core would silently continue with it). Build the index with --sequence-length"
+          f"The loader had a sequence length of {self.sequence_length}, but the index has"
+          f" {row_length}. Without max_target_sequence_length, that changes the order (OLMo-core"
+          " would silently continue). Build the index with --sequence-length"
           f" {self.sequence_length}."
       )
     samples, rest = divmod(self.tokens_processed, row_length)
     if rest:
       raise errors.ResumeError(
           f"The loader is at token {self.tokens_processed} of its epoch, inside an instance of"
-          f" {row_length} tokens. Continue with a sequence length that divides that"
-          " number."
+          f" {row_length} tokens. Continue with a sequence length that divides"
+          f" {self.tokens_processed}."
       )
     if num_rows is None:
       if self.epoch > 1:
@@ -127,9 +129,8 @@ class LoaderState:
       return samples
     if samples > num_rows:
       raise errors.ResumeError(
-          f"The loader has read {samples} instances of its epoch, the index has"
-          f" {num_rows}: it describes another corpus. Build the index from the run's"
-          " files."
+          f"The loader has read {samples} instances of its epoch, but the index has only"
+          f" {num_rows}, so it describes a different corpus. Build the index from the run's files."
       )
     return (self.epoch - 1) * num_rows + samples
 
@@ -137,18 +138,19 @@ class LoaderState:
     """Returns the loader's fingerprint; raises ResumeError unless one of the datasets has it.
 
     Args:
-      datasets: The dataset, as several releases of OLMo-core describe it.
+      datasets: The same dataset, as different releases of OLMo-core describe it.
     """
     if self.dataset_fingerprint_version != olmo_core_fingerprint.VERSION:
       raise errors.ResumeError(
           f"The state has a fingerprint of version {self.dataset_fingerprint_version!r}; only"
-          f" {olmo_core_fingerprint.VERSION!r} can be checked. Leave out --vocab-size to skip the"
-          " check."
+          f" {olmo_core_fingerprint.VERSION!r} can be checked. To skip the check, leave out all of"
+          " --vocab-size, --pad-id, --eos-id and --bos-id (`order import-olmo-core`), or set"
+          " ignore_fingerprint_mismatch in the run's config (`olmo-core import`)."
       )
     expected = [dataset.fingerprint for dataset in datasets]
     if self.dataset_fingerprint not in expected:
       raise errors.ResumeError(
-          f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, this index has"
+          f"The loader's dataset has the fingerprint {self.dataset_fingerprint}, but this index has"
           f" {expected[0]}: {datasets[0].explain(self.dataset_fingerprint)}."
       )
     return self.dataset_fingerprint

@@ -1,9 +1,9 @@
 """`dataset_type=olmo_documents`: the documents of an OLMo corpus, packed into rows or one per row.
 
-With `olmo_packing=planned` (or `none` if long documents are not split) and `olmo_shard=batch`, a
-row is a function of its position, and has all guarantees of `olmo_grain`: the same stream on any
-number of hosts, a state of one integer, and resumes with other batch sizes. The other packings
-stream through `make_grain_llm_iterator`, as Grain packs them.
+With `olmo_shard=batch` and `olmo_packing=planned` (or `none`, if long documents are not split), the
+position alone determines the row. Then all guarantees of `olmo_grain` hold: the same stream on any
+number of hosts, a state of one integer, and resuming with a different batch size. Otherwise, a
+Grain pipeline makes the rows, as in `make_grain_llm_iterator`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def open_documents(
 ) -> source_lib.OlmoDocumentSource:
   """Returns the documents of an index; builds the document index if there is none.
 
-  Process 0 builds it before the other processes look for it.
+  Process 0 builds it before the other processes try to open it.
   """
   index, storage = collectives.run_on_all_processes(
       lambda: wiring.open_whole_files(index_path, options), "opening the corpus"
@@ -100,14 +100,17 @@ def open_documents(
       )
 
   collectives.from_process_0(build, "finding the documents")
-  # Then on each process, in case it does not share a file system with process 0.
+  # Then each process builds the document index, unless it shares a file system with process 0.
   collectives.run_on_all_processes(build, "finding the documents")
   documents = collectives.run_on_all_processes(
       lambda: documents_lib.load_documents(path, index, options.olmo_eos_id, storage=storage),
       "opening the document index",
   )
   if not documents.num_documents:
-    raise errors.CorpusError(f"The index {index_path} has no documents.")
+    raise errors.CorpusError(
+        f"The index {index_path} has no documents: all its files are empty. Build an index of"
+        " other files."
+    )
   return source_lib.OlmoDocumentSource(
       index,
       documents,
@@ -133,7 +136,7 @@ def _streaming(
     mesh: jax.sharding.Mesh,
     source: source_lib.OlmoDocumentSource,
 ) -> Any:
-  """Returns an iterator over rows that are packed as they stream, or per host."""
+  """Returns an iterator over the rows of a Grain pipeline, which have no positions."""
   schedule = options.schedule()
   base = schedule.stages[0][1]
   rows = pipeline_lib.make_grain_llm_dataset(
@@ -152,7 +155,7 @@ def _streaming(
       shard=options.olmo_shard,
       long_documents=options.olmo_long_documents,
   )
-  # Without lengths, all epochs come in one pass over the iterator.
+  # Without dataset lengths, one pass over the iterator covers all epochs.
   iterator = pipeline_lib.make_grain_multihost_iterator(
       [rows],
       None,

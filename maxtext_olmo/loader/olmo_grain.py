@@ -1,4 +1,4 @@
-"""`dataset_type=olmo_grain`: the instances of an OLMo corpus, in an order, as batches on a mesh."""
+"""`dataset_type=olmo_grain`: batches of the instances of an OLMo corpus, in a chosen order."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def make_olmo_grain_eval_iterator(
 def _make_both(
     config: Any, mesh: jax.sharding.Mesh
 ) -> tuple[iterator_lib.BatchIterator, iterator_lib.BatchIterator]:
-  """Returns both iterators; if they share an index, its files are checked once."""
+  """Returns both iterators; if they share an index, its files are checked only once."""
   options = config_lib.Options.read(config)
 
   def open_indexes() -> tuple[_Opened, _Opened]:
@@ -215,21 +215,22 @@ def make_olmo_grain_data_loader(
   """Returns a `grain.DataLoader` over an OLMo corpus, with the same batches for any worker count.
 
   Host h of H gets rows [h · batch_size, (h + 1) · batch_size) of global batches of H · batch_size
-  rows, in the same order as `create_data_iterator`. Resume with `initial_step`, with any number of
-  workers and hosts; Grain's own state restores only into the same number of workers.
+  rows, in the same order as `create_data_iterator`. To resume with any number of workers and hosts,
+  use `initial_step`; Grain's own state requires the same number of workers.
 
   Args:
     index: The corpus.
     seed: Seed of the order.
     batch_size: Rows per batch on this host.
-    shard_index: Number of this host among those that load data.
+    shard_index: Index of this host among the hosts that load data.
     shard_count: Number of hosts that load data.
     apply_ngram_filter: Whether to mask rows with long repetitions out of the loss.
-    shift_to_inputs_targets: Whether to return inputs and targets; otherwise the unshifted tokens.
-    path_remap: Path prefixes of token files to replace, each with its replacement.
+    shift_to_inputs_targets: Whether to return inputs and targets; otherwise, unshifted tokens.
+    path_remap: Path prefixes of token files, mapped to their replacements.
     grain_worker_count: Worker processes; 0 reads in this process.
     grain_worker_buffer_size: Batches that each worker prepares in advance.
-    initial_step: Records that this host has already consumed: steps done times `batch_size`.
+    initial_step: Number of records (not steps) that this host has consumed, which is the number of
+      steps done times `batch_size`.
     order: Name of the order; see `OlmoIndexSampler`.
     order_cache_dir: Directory that stores the `olmo_core` and `maxtext` orders; by default, the
       user's cache directory.
@@ -283,7 +284,7 @@ def _open_index(path: str, options: config_lib.Options) -> _Opened:
   """Loads an index, adapts it to the run's sequence length, and checks the sizes of its files.
 
   Returns:
-    The index, and the storage that checked its files and refuses a file that is replaced later.
+    The index, and its storage, which refuses any file that is replaced after this check.
   """
   storage = storage_lib.open_storage(
       options.store_options, max_open_files=options.olmo_max_open_files or None
@@ -316,11 +317,15 @@ def _rows(
     index: index_lib.OlmoNpyIndex, options: config_lib.Options, storage: storage_lib.Storage
 ) -> tuple[windows.WindowRows, reader.FileReader]:
   """Returns the rows of an index, and their reader."""
+  return window_rows(index, options), _reader(index, options, storage)
+
+
+def window_rows(index: index_lib.OlmoNpyIndex, options: config_lib.Options) -> windows.WindowRows:
+  """Returns the instances of an index as rows."""
   rule = segments.SegmentRule()
   if options.olmo_document_mask:
     rule = segments.SegmentRule("after_eos", options.olmo_eos_id, options.olmo_bos_id)
-  masks = label_masks.mask_paths(options, index)
-  return windows.WindowRows(index, rule, masks), _reader(index, options, storage)
+  return windows.WindowRows(index, rule, label_masks.mask_paths(options, index))
 
 
 def _reader(

@@ -1,7 +1,7 @@
 """`dataset_type=olmo_packed`: documents packed into rows exactly as OLMo-core packs them.
 
 The rows are those of `NumpyPackedFSLDataset`, which AI2 used in the long-context stage and the
-fine-tuning of OLMo 3. The plan of all rows is built once and kept in a file next to the index. Its
+fine-tuning of OLMo 3. The plan of all rows is built once and kept in a file next to the index. The
 rows are shuffled like the instances of `olmo_grain`, with the same guarantees.
 """
 
@@ -33,7 +33,7 @@ from maxtext_olmo.order import stored
 from maxtext_olmo.rows import packed
 from maxtext_olmo.rows import packed_plan
 from maxtext_olmo.rows import reader as reader_lib
-from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import segments
 
 
@@ -42,8 +42,8 @@ class OpenedRows:
   """The packed rows of an index.
 
   Attributes:
-    index: The index, whose files are in the order in which they are grouped.
-    storage: Storage that checked the sizes of its files.
+    index: The index. Its order of files decides which files are packed together.
+    storage: Storage of the files. Their sizes have been checked.
     rows: The rows.
   """
 
@@ -97,8 +97,8 @@ def open_rows(options: config_lib.Options, index_path: str) -> OpenedRows:
     index = index_lib.load_index(index_path)
     if index.has_heads:
       raise errors.ConfigError(
-          f"The index {index_path} is a source mixture, which has heads of files without regard to"
-          " documents. dataset_type=olmo_packed needs an index of whole files."
+          f"The index {index_path} is a source mixture: it uses only the beginnings of files, which"
+          " may end within a document. dataset_type=olmo_packed needs an index of whole files."
       )
     storage = storage_lib.open_storage(
         options.store_options, max_open_files=options.olmo_max_open_files or None
@@ -121,7 +121,7 @@ def open_plan(
 ) -> packed_plan.PackedPlan:
   """Opens the plan of an index; process 0 builds it first if there is none."""
   cache_dir = options.olmo_packing_cache_dir
-  path = packed_plan.default_path(_local_place(options, index_path), index, rule, cache_dir)
+  path = plan_path(options, index, index_path, rule)
 
   def build() -> None:
     if not os.path.exists(path):
@@ -139,7 +139,7 @@ def open_plan(
       )
 
   collectives.from_process_0(build, "packing the documents")
-  # Then on each process, in case it does not share a file system with process 0.
+  # Then each process builds the plan, unless it shares a file system with process 0.
   collectives.run_on_all_processes(build, "packing the documents")
   plan = collectives.run_on_all_processes(
       lambda: packed_plan.load_plan(path, index, rule, storage=storage), "opening the plan"
@@ -152,8 +152,19 @@ def open_plan(
   return plan
 
 
+def plan_path(
+    options: config_lib.Options,
+    index: index_lib.OlmoNpyIndex,
+    index_path: str,
+    rule: packed_plan.PackingRule,
+) -> str:
+  """Returns the local path where a run looks for its plan."""
+  place, cache_dir = _local_place(options, index_path), options.olmo_packing_cache_dir
+  return packed_plan.default_path(place, index, rule, cache_dir)
+
+
 def _local_place(options: config_lib.Options, index_path: str) -> str:
-  """Returns where the plan of an index is kept: next to it, or with the orders if it is a URL."""
+  """Returns the path next to which a plan is stored: the index or, for a URL, a path in a cache."""
   if not urls.is_url(index_path):
     return index_path
   directory = options.olmo_order_cache_dir or stored.default_cache_dir()
@@ -161,7 +172,7 @@ def _local_place(options: config_lib.Options, index_path: str) -> str:
 
 
 def packing_rule(options: config_lib.Options) -> packed_plan.PackingRule:
-  """Returns how the options pack documents."""
+  """Returns the packing rule that the options describe."""
   return packed_plan.PackingRule(
       row_length=options.max_target_length,
       group_size=options.olmo_source_group_size,
@@ -174,10 +185,10 @@ def packing_rule(options: config_lib.Options) -> packed_plan.PackingRule:
 
 
 def segment_rule(options: config_lib.Options) -> segments.SegmentRule:
-  """Returns where segments begin in a packed row.
+  """Returns the rule for where segments begin in a packed row.
 
-  OLMo-core 2.5 searches the padded row for document ends. So does 3.0, except where boundaries come
-  from `.csv.gz` files: then each document is a segment, whether an EOS ends it or not.
+  OLMo-core 2.5 searches the padded row for document ends. So does 3.0, unless boundaries come from
+  `.csv.gz` files: then each document is a segment, whether or not it ends with an EOS.
   """
   if not options.olmo_document_mask:
     return segments.SegmentRule()
@@ -187,14 +198,14 @@ def segment_rule(options: config_lib.Options) -> segments.SegmentRule:
   )
 
 
-def train_stream(options: config_lib.Options, rows: packed.PackedRows) -> row_source.RowSequence:
+def train_stream(options: config_lib.Options, rows: packed.PackedRows) -> row_sequence.RowSequence:
   """Returns the stream of packed rows that the options describe."""
   return _stream(options, rows, options.order_name, options.olmo_num_epochs or None)
 
 
 def _stream(
     options: config_lib.Options, rows: packed.PackedRows, name: str, num_epochs: int | None
-) -> row_source.RowSequence:
+) -> row_sequence.RowSequence:
   order = permutations.make_order(
       name,
       num_instances=rows.plan.num_rows,
@@ -202,7 +213,7 @@ def _stream(
       cache_dir=options.olmo_order_cache_dir,
   )
   rule = rows.plan.rule
-  return row_source.RowSequence(
+  return row_sequence.RowSequence(
       rows,
       name=f"{name}, packed rows of {rule.row_length}, ties {rule.ties}, pad {rows.pad_id}",
       seed=options.data_shuffle_seed,

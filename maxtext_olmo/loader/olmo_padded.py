@@ -1,8 +1,8 @@
 """`dataset_type=olmo_padded`: OLMo-core's `NumpyPaddedFSLDataset`, one document per row.
 
-OLMo-core evaluates language models on such rows in its training loop. The eval iterator gives the
-batches of that evaluation. They are always those of seed 0 and epoch 1 in OLMo-core's order; rows
-that do not fill a batch are left out. The train iterator is for fine-tuning without packing.
+OLMo-core evaluates language models on such rows in its training loop. The eval iterator yields the
+batches of that evaluation, always in OLMo-core's order for seed 0 and epoch 1. If the last rows do
+not fill a batch, they are left out. The train iterator is for fine-tuning without packing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stored
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import reader as reader_lib
-from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import row_sequence
 
 _EVAL_SEED = 0
 
@@ -57,15 +57,16 @@ DATASET_TYPE = registry.DatasetType(make_padded_train_iterator, make_padded_eval
 def open_rows(
     index_path: str, options: config_lib.Options, *, masks: bool = True
 ) -> tuple[document_rows.DocumentRows, reader_lib.FileReader, index_lib.OlmoNpyIndex]:
-  """Returns the rows of an index, their reader, and the index; finds the documents if needed.
+  """Returns the rows of an index, their reader, and the index.
 
-  Process 0 finds them, which reads all tokens once, before the other processes look for the result.
+  If there is no document index yet, process 0 builds it by reading all tokens once. Then the other
+  processes open it, or build their own if they do not share a file system with process 0.
   """
   index, storage = collectives.run_on_all_processes(
       lambda: wiring.open_whole_files(index_path, options), "opening the corpus"
   )
-  rule = options.olmo_boundaries
-  path = options.olmo_documents_path or f"{documents_lib.default_path(index_path)}.{rule}"
+  rule = options.documents_rule
+  path = options.olmo_documents_path or documents_lib.default_path(index_path, rule)
 
   def build() -> None:
     if not storage.exists(path):
@@ -90,7 +91,8 @@ def open_rows(
   documents = collectives.run_on_all_processes(load, "opening the document index")
   if not documents.num_documents:
     raise errors.CorpusError(
-        f"The index {index_path} has no documents: no file has the EOS {options.olmo_eos_id}."
+        f"The index {index_path} has no documents: no file has the EOS {options.olmo_eos_id}. Set"
+        " olmo_eos_id to the EOS of the tokenizer."
     )
   rows = document_rows.DocumentRows(
       documents,
@@ -105,7 +107,7 @@ def open_rows(
 
 def train_stream(
     options: config_lib.Options, rows: document_rows.DocumentRows
-) -> row_source.RowSequence:
+) -> row_sequence.RowSequence:
   """Returns the stream of rows that the options describe."""
   epochs = options.olmo_num_epochs or None
   return _stream(options, rows, options.order_name, options.data_shuffle_seed, epochs)
@@ -117,14 +119,14 @@ def _stream(
     name: str,
     seed: int,
     num_epochs: int | None,
-) -> row_source.RowSequence:
+) -> row_sequence.RowSequence:
   order = permutations.make_order(
       name,
       num_instances=rows.num_rows(0),
       seed=seed,
       cache_dir=options.olmo_order_cache_dir or None,
   )
-  return row_source.RowSequence(
+  return row_sequence.RowSequence(
       rows,
       name=f"{name}, padded rows of {rows.row_length}, pad {rows.pad_id}",
       seed=seed,

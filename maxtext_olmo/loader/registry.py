@@ -1,7 +1,7 @@
 """Dataset types: the possible values of `config.dataset_type`, and the iterators they create.
 
-This package has some types. `register_dataset_type` adds others, and so do installed packages
-through the entry-point group `maxtext_olmo.dataset_types`, whose entries name a `DatasetType`.
+This package has its own types. `register_dataset_type` adds others, and so do installed packages
+with an entry point in the group `maxtext_olmo.dataset_types` that names a `DatasetType`.
 
 `DataIterator` is the interface of every iterator from `create_data_iterator`.
 """
@@ -27,8 +27,8 @@ class DataIterator(Protocol):
   """An iterator over global batches that can save its place and return to it.
 
   Dataset types of other packages implement this protocol; `create_data_iterator` refuses an
-  iterator that lacks one of its members. A trainer takes a batch for each step, and saves the state
-  of the iterator with the model:
+  iterator that lacks a member of the protocol. A trainer takes a batch for each step, and saves the
+  state of the iterator with the model:
 
   >>> import jax
   >>> import numpy as np
@@ -61,7 +61,7 @@ class DataIterator(Protocol):
     """Returns the state after the last batch that was taken, as a JSON value."""
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Continues after a saved state; raises ResumeError if it belongs to another stream."""
+    """Resumes from a saved state; raises ResumeError if it belongs to another stream."""
 
   def reset(self) -> None:
     """Returns to the step at which the iterator began."""
@@ -70,21 +70,25 @@ class DataIterator(Protocol):
     """Stops threads and worker processes; a second call does nothing."""
 
   def metrics(self) -> dict[str, float]:
-    """Returns what loading has cost so far, by name."""
+    """Returns what loading has cost so far (seconds, bytes, reads), keyed by metric name."""
 
   def describe(self) -> status.RunStatus:
     """Returns the run's step, position and epoch; the result prints as a few lines of text."""
 
   def explain(self, step: int) -> explain_lib.StepExplanation:
-    """Returns the contents of any step; raises OrderError if rows have no positions."""
+    """Returns the rows of any step and where they come from.
+
+    Raises:
+      OrderError: The rows of this dataset type have no positions.
+    """
 
   @property
   def step(self) -> int:
-    """Steps done, which is also the number of the next step."""
+    """The number of steps done, which is also the index of the next step."""
 
   @property
   def position(self) -> int:
-    """Samples consumed, over all hosts."""
+    """The number of samples consumed, over all hosts."""
 
   @property
   def local_iterator(self) -> Any:
@@ -109,11 +113,11 @@ class DatasetType(NamedTuple):
   Attributes:
     make_train: Makes the train iterator, a `DataIterator`.
     make_eval: Makes the eval iterator; None for a type without evaluation.
-    make_both: Makes both, for types whose iterators share something that is costly to open.
-    reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
+    make_both: Makes both iterators at once, for types that can share the cost of opening the data.
+    reads: The `olmo_*` keys that the type reads. A config that sets any other is refused.
 
-  An installed package adds a type with an entry point of the group `maxtext_olmo.dataset_types`
-  that names one:
+  An installed package adds a type by naming such an object in an entry point of the group
+  `maxtext_olmo.dataset_types`:
 
   >>> from maxtext_olmo.loader import synthetic
   >>> dataset_type = DatasetType(synthetic.make_synthetic_train_iterator)
@@ -137,13 +141,13 @@ def register_dataset_type(
     *,
     reads: Collection[str] = (),
 ) -> None:
-  """Registers a dataset type, in place of any earlier one of that name.
+  """Registers a dataset type, which replaces any earlier type of the same name.
 
   Args:
-    name: The value of `config.dataset_type` that selects it.
+    name: The value of `config.dataset_type` that selects the type.
     make_train: Makes the train iterator, a `DataIterator`, from a config and a mesh.
     make_eval: Makes the eval iterator; None for a type without evaluation.
-    reads: The `olmo_*` keys that the type reads. A config that sets another one is refused.
+    reads: The `olmo_*` keys that the type reads. A config that sets any other is refused.
 
   Example:
     >>> import jax
@@ -264,10 +268,10 @@ def _close(iterator: Any) -> None:
 
 
 def _find(name: str) -> tuple[DatasetType, bool]:
-  """Returns a dataset type, and whether it is one of this package's own."""
+  """Returns a dataset type, and whether it belongs to this package."""
   if name in _REGISTERED:
     return _REGISTERED[name], False
-  if name in config_lib.DATASET_TYPES:  # Imported late, because each module imports this one.
+  if name in config_lib.DATASET_TYPES:  # Imported late, because these modules import this one.
     return importlib.import_module(f"maxtext_olmo.loader.{name}").DATASET_TYPE, True
   if name in _entry_points():
     return _entry_points()[name].load(), False

@@ -16,16 +16,17 @@ from maxtext_olmo.order import timeline
 
 @dataclasses.dataclass(frozen=True)
 class RestartPolicy:
-  """Decides where a run continues, and with what data.
+  """Decides where a run continues, and with which data.
 
   Attributes:
     corpus: Policy for a corpus that changed since a state was saved; None requires an identical
       corpus.
     whole_batches: Whether a restored position is rounded down to a whole number of batches, as
       OLMo-core does.
-    skips: The ranges that the config asks to skip.
-    stages: Policy for stages; None for a dataset type that has none.
-    exclusions: Description of the exclusions of the config, by their digest.
+    skips: The ranges of data that the config asks to skip.
+    stages: Policy for stages; None for a dataset type without stages.
+    exclusions: Description of the tokens that `olmo_exclude` leaves out of the loss, keyed by their
+      digest; empty if there are none.
   """
 
   corpus: corpus_change.CorpusPolicy | None = None
@@ -41,13 +42,13 @@ class RestartPolicy:
       schedule: schedule_lib.BatchSchedule,
       content: dict[str, Any],
   ) -> state_lib.Start:
-    """Returns where a run resumes from a state.
+    """Returns the start of a run that resumes from a state.
 
     Args:
       state: The state.
       stream: The stream that the config describes, without stages that lie ahead.
       schedule: The schedule of the config.
-      content: The settings with which this run processes tokens, as a state records them.
+      content: This run's settings for processing tokens, in the form that a state records.
 
     Raises:
       ResumeError: The state belongs to another stream.
@@ -78,21 +79,21 @@ class RestartPolicy:
       step: int,
       position: int | None,
   ) -> state_lib.Start:
-    """Returns where a run with a known history continues with a step.
+    """Returns the start of a run that moves to a step and keeps its history up to that step.
 
     Args:
-      start: The present start of the run.
+      start: The current start of the run.
       history: The history of the run.
       beginning: The start that the config describes.
       content: As for `from_state`.
       step: The next step.
-      position: Its position; by default, the one that the schedule in force then gives.
+      position: The position of that step; by default, where the schedule in force then puts it.
     """
     known = history.until(step)
     if position is None and known and known.present is not history.present:
       schedule = known.present.schedule
       position = schedule.position(step)
-      if self.stages is not None:  # Other stages may have been in force, too.
+      if self.stages is not None:  # The stages may have been different then, too.
         state = state_lib.make_state(known, start.stream, schedule, step)
         return self.from_state(state, self.first_stream(beginning), beginning.schedule, content)
     schedule = start.schedule if position is None else start.schedule.anchored(step, position)
@@ -102,12 +103,12 @@ class RestartPolicy:
   def without_history(
       self, start: state_lib.Start, step: int, position: int | None
   ) -> state_lib.Start:
-    """Returns the start of a run whose history begins with a step.
+    """Returns the start of a run that moves to a step, where it begins a new history.
 
     Args:
-      start: The present start of the run.
+      start: The current start of the run.
       step: The next step.
-      position: Its position; by default, the one that the schedule gives.
+      position: The position of that step; by default, where the schedule puts it.
     """
     schedule = start.schedule
     if position is not None and schedule.anchored(step, position) is not schedule:
@@ -117,7 +118,7 @@ class RestartPolicy:
     return start._replace(step=step, schedule=schedule, history=None)
 
   def _begin_at(self, start: state_lib.Start, step: int, position: int) -> state_lib.Start:
-    """Returns a run that begins with a step at a position, from which skips and stages count."""
+    """Returns the start of a new run at a position; skips and stages apply from there on."""
     stream = self.first_stream(start)
     schedule = dataclasses.replace(
         start.schedule,

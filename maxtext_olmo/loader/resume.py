@@ -1,4 +1,4 @@
-"""Saving the iterator in an Orbax checkpoint, and finding where a run resumes.
+"""Saves the iterator in an Orbax checkpoint, and finds where a run resumes.
 
     manager.save(step, args=ocp.args.Composite(
         state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
@@ -6,14 +6,14 @@
         state=ocp.args.StandardRestore(abstract), data=maxtext_olmo.IteratorRestore(train)))
 
 The state is the same on all processes, so process 0 writes one small file and all processes read
-it. States that Grain's handler wrote, one file per process, can be read too, and so can JSON items
-of Orbax.
+it. States that were saved with Grain's handler (one file per process) or with Orbax's JSON handler
+can be restored too.
 
 A run resumes at a step, at a position, or after the latest committed checkpoint. A checkpoint
 labelled N was saved after step N, so N + 1 steps are done and step N + 1 comes next. Only committed
-checkpoints count: Orbax writes under a temporary name and renames, so a killed save leaves nothing
-that looks like a checkpoint. An empty or partial directory with a number for a name, which may come
-from elsewhere, is ignored.
+checkpoints count: Orbax writes under a temporary name and renames at the end, so a save that was
+killed leaves nothing that looks like a checkpoint. A directory whose name is a number may also come
+from another program; if it is empty or incomplete, it is ignored.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import schedule as schedule_lib
 
 _FILE = "olmo_state.json"
-# Our file, that of Orbax's JSON handler, and those of Grain's handler; all hold the same state.
+# The names of the files in which this package, Orbax's JSON handler and Grain's handler save a
+# state. If there are several files, they hold the same state.
 _KNOWN = re.compile(r"olmo_state\.json|metadata|process_\d+(-of-\d+)?\.json")
-# The items under which a trainer keeps the iterator: this package's, then MaxText's.
+# The checkpoint items that may hold the iterator: this package's name, then MaxText's.
 _DATA_ITEMS = ("data", "iter")
 _LARGEST_FILE = 64 << 20
 
@@ -60,7 +61,7 @@ def find_state(directory: epath.Path) -> dict[str, Any]:
   """Returns the data state in the directory of a checkpoint item.
 
   Raises:
-    ResumeError: No file holds a state, or one that should hold it cannot be read.
+    ResumeError: No file holds a state, or a file that should hold one cannot be read.
   """
   try:
     files = sorted(path.name for path in directory.iterdir())
@@ -92,7 +93,7 @@ def read_json(path: epath.Path) -> Any:
 
 
 def _is_state(value: Any) -> bool:
-  """Returns whether a JSON value is a state of an iterator of this library, of any version."""
+  """Returns whether a JSON value is an iterator state that any version of this library saved."""
   if not isinstance(value, dict):
     return False
   return "identity" in value or {"format", "kind"} <= set(value) or grain_state.is_state(value)
@@ -112,14 +113,14 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
 
   def save(self, directory: epath.Path, args: IteratorSave) -> None:
     """Writes the state, on process 0."""
-    # Called on all processes, because some iterators gather the states of all processes.
+    # All processes call `get_state`, because some iterators gather the states of all processes.
     state = args.item.get_state()
     if jax.process_index() == 0:
       with atomic.write_errors(directory / _FILE):
         (directory / _FILE).write_text(json.dumps(grain_state.jsonable(state)))
 
   def restore(self, directory: epath.Path, args: IteratorRestore) -> Any:
-    """Moves the iterator to where the state was saved, and returns it."""
+    """Resumes the iterator from the saved state, and returns the iterator."""
     state = find_state(directory)
     if jax.process_count() > 1 and grain_state.is_of_one_process(state):
       raise errors.ResumeError(
@@ -135,7 +136,7 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
     return args.item
 
   def metadata(self, directory: epath.Path) -> Any:
-    """Returns the state itself."""
+    """Returns the saved state."""
     return find_state(directory)
 
   def finalize(self, directory: epath.Path) -> None:
@@ -150,23 +151,12 @@ class IteratorCheckpointHandler(ocp.CheckpointHandler):
 class IteratorSave(ocp.args.CheckpointArgs):
   """Orbax arguments that save the state of an iterator of this library.
 
-  >>> import tempfile
-  >>> import jax
-  >>> import numpy as np
+  The example of `IteratorRestore` saves an iterator with a model, and restores both. `IteratorSave`
+  is used like Orbax's own arguments:
+
   >>> import orbax.checkpoint as ocp
-  >>> import maxtext_olmo
-  >>> config = maxtext_olmo.get_config()
-  >>> config.update(dataset_type="synthetic", max_target_length=16)
-  >>> mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
-  >>> train, _ = maxtext_olmo.create_data_iterator(config, mesh)
-  >>> model, batch = {"weights": np.zeros(4)}, next(train)
-  >>> with tempfile.TemporaryDirectory() as folder, ocp.CheckpointManager(folder) as manager:
-  ...   saved = manager.save(0, args=ocp.args.Composite(
-  ...       state=ocp.args.StandardSave(model), data=maxtext_olmo.IteratorSave(train)))
-  ...   manager.wait_until_finished()
-  >>> saved
+  >>> issubclass(IteratorSave, ocp.args.CheckpointArgs)
   True
-  >>> train.close()
 
   Attributes:
     item: The iterator.
@@ -202,7 +192,7 @@ class IteratorRestore(ocp.args.CheckpointArgs):
   >>> train.close()
 
   Attributes:
-    item: The iterator, which is moved to where the state was saved.
+    item: The iterator, which then resumes from the saved state.
   """
 
   item: Any
@@ -235,8 +225,8 @@ def is_step(path: epath.Path) -> bool:
 
 
 def is_committed(path: epath.Path) -> bool:
-  """Returns whether a save was completed here; how Orbax marks that depends on the storage."""
-  # A save that writes in place creates the metadata when it begins, without a commit time.
+  """Returns whether a save is complete; how Orbax marks this depends on the storage."""
+  # If Orbax writes in place, it creates the metadata first and adds the commit time at the end.
   return (path / "commit_success.txt").exists() or bool(
       _metadata(path).get("commit_timestamp_nsecs")
   )
@@ -252,7 +242,7 @@ def _metadata(path: epath.Path) -> dict[str, Any]:
 
 
 def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
-  """Returns the data state in a checkpoint, or None if it was saved without one.
+  """Returns the data state in a checkpoint, or None if the checkpoint was saved without one.
 
   Raises:
     ResumeError: The checkpoint was saved with a data state, which is lost or damaged.
@@ -273,7 +263,7 @@ def find_start(
     content: dict[str, Any],
     policy: restart.RestartPolicy,
 ) -> state_lib.Start:
-  """Returns where the run resumes; process 0 decides for all."""
+  """Returns where the run resumes; process 0 decides for all processes."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
 
@@ -281,7 +271,7 @@ def find_start(
       with naming(decision["where"]):
         return policy.from_state(decision["state"], stream, schedule, content)
 
-    # A single process may see a different copy of the old index.
+    # This can fail on a single process, such as one that sees a different copy of the old index.
     return collectives.run_on_all_processes(read, "reading the data state")
   step, position = decision["step"], options.olmo_initial_position
   # Without a state, the config alone determines the position of each step from step 0 on.
@@ -295,17 +285,17 @@ def find_start(
 
 
 def restore_latest(options: config_lib.Options, iterator: Any) -> None:
-  """Moves an iterator whose rows have no positions to the state in the latest checkpoint."""
+  """Resumes an iterator whose rows have no positions from the state in the latest checkpoint."""
   decision = _decide_on_process_0(options)
   if decision["state"] is not None:
     with naming(decision["where"]):
       iterator.set_state(decision["state"])
   elif decision["step"]:
     raise errors.ResumeError(
-        f"{options.checkpoint_dir} has checkpoints of {decision['step']} steps without a data state"
-        f" of this library, and olmo_packing={options.olmo_packing!r} cannot resume by step. Save"
-        " the iterator with IteratorSave, use olmo_packing='planned', or set initial_step=0 to"
-        " restart the data from its beginning."
+        f"The latest checkpoint in {options.checkpoint_dir}, after {decision['step']} steps, has no"
+        f" data state of this library, and olmo_packing={options.olmo_packing!r} cannot resume by"
+        " step. Save the iterator with IteratorSave, use olmo_packing='planned', or set"
+        " initial_step=0 to restart the data from its beginning."
     )
 
 
@@ -323,14 +313,14 @@ def _decide(options: config_lib.Options) -> dict[str, Any]:
   state = saved_state(options.checkpoint_dir, label)
   where = f"Checkpoint {label} in {options.checkpoint_dir}"
   if state is None:
-    known = "its step alone decides"
+    known = "where the schedule puts that step"
     if options.olmo_initial_position >= 0:
-      known = f"olmo_initial_position={options.olmo_initial_position} decides"
+      known = f"at olmo_initial_position={options.olmo_initial_position}"
     elif (state := history_file.state_at(options.checkpoint_dir, label + 1)) is not None:
-      known = f"the history of the run puts that at position {state['position']}"
+      known = f"at position {state['position']}, as the history of the run records"
       where += f" and {history_file.NAME}"
     logging.info(
-        "Checkpoint %d was saved without a data state; %d steps are done, and %s.",
+        "Checkpoint %d was saved without a data state; %d steps are done. The data resumes %s.",
         label,
         label + 1,
         known,

@@ -2,8 +2,8 @@
 
     checkpoint_dir/olmo_run/config.json      the keys that differ from their defaults
 
-Process 0 writes it at each start, after the history. `maxtext-olmo inspect` reads it; its presence
-also shows that this package supplied the data of a run in this directory.
+Process 0 writes this file whenever the run starts, after the history file. `maxtext-olmo inspect`
+reads it. Its presence also shows that a run in this directory took its data from this package.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _FILE = ("olmo_run", "config.json")
 
 
 def keep(options: config_lib.Options) -> None:
-  """Writes the config of a run that keeps checkpoints, on process 0."""
+  """Writes the run's config, on process 0; does nothing if the run keeps no checkpoints."""
   if jax.process_index() != 0 or not (options.enable_checkpointing and options.checkpoint_dir):
     return
   defaults = {**config_lib.defaults(), **_derived(options)}
   values = {
       name: _absolute(name, getattr(options, name))
       for name, default in defaults.items()
-      if getattr(options, name) != default and name != "data_sharding"  # Not needed; of any type.
+      # The sharding is not needed to inspect a run, and may be a type that JSON cannot store.
+      if getattr(options, name) != default and name != "data_sharding"
   }
   path = epath.Path(options.checkpoint_dir).joinpath(*_FILE)
   text = json.dumps(values, indent=1)
@@ -39,7 +40,7 @@ def keep(options: config_lib.Options) -> None:
 
 
 def _text(path: epath.Path) -> str:
-  """Returns the text of a file; empty if it cannot be read and has to be replaced."""
+  """Returns the text of a file, or an empty string if it cannot be read."""
   try:
     return run_files.read(path).decode()
   except (OSError, UnicodeDecodeError):
@@ -47,12 +48,12 @@ def _text(path: epath.Path) -> str:
 
 
 def exists(checkpoint_dir: str | os.PathLike[str]) -> bool:
-  """Returns whether a config was kept next to some checkpoints."""
+  """Returns whether `checkpoint_dir` holds the config of a run."""
   return epath.Path(checkpoint_dir).joinpath(*_FILE).exists()
 
 
 def load(checkpoint_dir: str) -> dict[str, Any] | None:
-  """Returns the config kept next to some checkpoints; None if there is none."""
+  """Returns the config of the run in `checkpoint_dir`; None if there is none."""
   path = epath.Path(checkpoint_dir).joinpath(*_FILE)
   if not exists(checkpoint_dir):
     return None
@@ -62,14 +63,15 @@ def load(checkpoint_dir: str) -> dict[str, Any] | None:
       raise ValueError(f"expected a dict, found {type(values).__name__}")
   except (OSError, ValueError, RecursionError) as error:
     raise errors.ConfigError(
-        f"The config of the run, {path}, cannot be read: {error}. Give a config file instead."
+        f"The config of the run, {path}, cannot be read: {error}. Give a config file with --config"
+        " instead."
     ) from error
   known = config_lib.defaults()  # A later release may have written keys that this one lacks.
   return {name: value for name, value in values.items() if name in known}
 
 
 def _derived(options: config_lib.Options) -> dict[str, int]:
-  """Returns the batch sizes that default to the value of another key."""
+  """Returns the defaults of those batch sizes that default to the value of another key."""
   return {
       "global_batch_size_to_train_on": options.global_batch_size_to_load,
       "global_batch_size_to_load_eval": options.global_batch_size_to_load,

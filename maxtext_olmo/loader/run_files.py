@@ -1,6 +1,6 @@
-"""The small files in the directory of a run: states, history, config, copies of indexes.
+"""Reads and writes the small files in a run's directory: states, history, config, index copies.
 
-They go through `epath`, because the directory may be in an object store.
+All of it goes through `epath`, because the directory may be in an object store.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ def read(path: epath.Path, largest: int = _LARGEST) -> bytes:
 
   Args:
     path: Path on a local file system or in an object store.
-    largest: Size limit in bytes; a larger file cannot be a file of a run.
+    largest: Size limit in bytes. This package writes no larger files, so they are refused.
 
   Raises:
-    OSError: The file is missing, too large, or not a regular file (a pipe may never end).
+    OSError: The file is missing, too large, or not a regular file. (Reading a pipe might never
+      end.)
   """
   path = epath.Path(path)
-  # For `epath`, a pipe is a file, and in some versions so is a broken link.
+  # `epath` treats a pipe as a file and, in some versions, a broken link too.
   local = "://" not in os.fspath(path)
   if not (os.path.isfile(path) if local else path.is_file()):
     raise OSError("it is missing, or not a regular file")
@@ -38,7 +39,7 @@ def read(path: epath.Path, largest: int = _LARGEST) -> bytes:
 
 
 def write(path: epath.Path, text: str) -> None:
-  """Replaces a file atomically and creates its directories; raises WriteError if that fails."""
+  """Writes a file atomically, and creates missing directories; raises WriteError on failure."""
   temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
   with atomic.write_errors(path):
     try:

@@ -1,4 +1,4 @@
-"""The stage policy of a config: reads `olmo_stages`, opens its indexes, and checks each stage."""
+"""Builds the stage policy of a config: reads `olmo_stages`, opens its indexes, checks stages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def policy_of(
     base: index_lib.OlmoNpyIndex,
     open_index: Callable[[str], index_lib.OlmoNpyIndex],
 ) -> stages.StagePolicy:
-  """Returns the stage policy of a config, for windows.
+  """Returns the stage policy of a config with `dataset_type=olmo_grain`.
 
   Args:
     options: The data keys of the run.
-    base: The index of the run.
-    open_index: Opens another index.
+    base: The index that `options.olmo_index_path` names.
+    open_index: Opens the index at a path, for stages that name their own index.
   """
   settings, requests, indexes = read_stages(options, base, open_index)
   corpora = corpora_lib.Corpora(
@@ -55,13 +55,13 @@ def read_stages(
 
   Args:
     options: The data keys of the run.
-    base: The index of the run.
-    open_index: Opens another index.
-    documents: Returns the checksum of the documents of an index, if rows are made of these.
+    base: The index that `options.olmo_index_path` names.
+    open_index: Opens the index at a path, for stages that name their own index.
+    documents: Returns the checksum of an index's documents; needed if rows are made of documents.
 
   Returns:
-    The settings that a run begins with, the stages that the config asks for, and the indexes of all
-    of them by fingerprint.
+    The settings that a run begins with, the stages that the config asks for, and the indexes of
+    both, keyed by fingerprint.
   """
   own = {
       "olmo_index_path": options.olmo_index_path,
@@ -88,7 +88,7 @@ def read_stages(
 
 
 def checked(policy: stages.StagePolicy) -> stages.StagePolicy:
-  """Returns a policy; raises ConfigError if a stage is impossible, before it begins."""
+  """Returns a policy unchanged; raises ConfigError if one of the requested stages is impossible."""
   for number, request in enumerate(policy.requests, 1):
     try:
       policy.stream_alone(request.settings)
@@ -114,7 +114,7 @@ def _settings(
 
 
 def _like(index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex) -> index_lib.OlmoNpyIndex:
-  """Returns the index of a stage; raises ConfigError if its rows are not like those of the run."""
+  """Returns an index unchanged; raises ConfigError if its token dtype differs from the run's."""
   if index.token_dtype != base.token_dtype:
     raise errors.ConfigError(
         f"its tokens are {index.dtype}, but those of the run are {base.dtype}. All stages need the"

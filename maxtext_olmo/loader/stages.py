@@ -3,12 +3,16 @@
 The history of a run records which stages it has entered, and where; these cannot change. The config
 lists the stages that lie ahead, which may change at any restart:
 
-    config      from_step 100     from_step 200              the run resumes at step 150
-    history     entered at 6400   .                          stage 100 must be the same,
-    result      6400              where step 200 will be     stage 200 may be new
+    A run resumes at step 150:
 
-Stages that lie ahead are placed one after another with the current schedule, because an order whose
-batches do not span epochs moves the steps after it.
+    config        from_step 100               from_step 200
+    history       entered at position 6400    not entered yet
+    rule          must not have changed       may be new or different
+    begins at     position 6400               the position of step 200
+
+The positions of stages that lie ahead are computed in order, each with the schedule that results
+from the stages before it. If batches do not span epochs, a stage moves all later steps to other
+positions.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ class Request:
 
   Attributes:
     unit: 'step' or 'tokens'.
-    first: The step, or the tokens trained on, at which the stage begins.
+    first: The step at which the stage begins, or the number of tokens trained on before it.
     settings: The corpus, order, seed and mixture of the stage.
   """
 
@@ -50,13 +54,13 @@ class Request:
 
   @property
   def text(self) -> str:
-    """The request as text, as the history records it."""
+    """The request in the form that the history records."""
     return f"{self.unit} {self.first}"
 
   def first_step(
       self, schedule: schedule_lib.BatchSchedule, sequence_length: int, least: int
   ) -> int:
-    """Returns the first step of the stage; if the stage begins at a token, at least `least`."""
+    """Returns the first step of the stage; if the unit is tokens, it is never before `least`."""
     if self.unit == "step":
       return self.first
     position = -(-self.first // sequence_length)
@@ -71,12 +75,12 @@ class StagePolicy:
   """Decides which stages a run has.
 
   Attributes:
-    base: The settings from the config's own keys, with which a run begins.
+    base: The settings with which a run begins, from the config's keys other than `olmo_stages`.
     requests: The stages that the config asks for, in order.
     corpora: The indexes of the stages.
     num_epochs: Epochs of the last stage; None for a run without end.
-    allow_mixture_change: Whether a mixture that changed at a restart begins a new stage there.
-    make_stream: Makes the stream of some stages from them, their corpora and the number of epochs.
+    allow_mixture_change: Whether a restart may change the mixture. The change begins a new stage.
+    make_stream: Makes a stream from stages, their corpora and the number of epochs.
   """
 
   base: stages_lib.Settings
@@ -88,20 +92,20 @@ class StagePolicy:
 
   @property
   def beginning(self) -> Stages:
-    """The stages of a run that has not begun: only the first, without those ahead."""
+    """The stages of a run that has not begun: only the first stage."""
     return (stages_lib.Stage(0, "", self.base),)
 
   def stream(self, stages: Stages) -> Any:
-    """Returns the stream of some stages."""
+    """Returns the stream of the given stages."""
     staged = self.make_stream(stages, self.corpora, self.num_epochs)
     return staged if len(stages) > 1 else staged.stream(0)
 
   def recorded(self, stages: Stages) -> Stages:
-    """Returns the stages that the history records: none if the stream's identity is enough."""
+    """Returns the stages to record in the history; none if the stream's identity describes them."""
     return stages if len(stages) > 1 or stages[0].settings.mixture else ()
 
   def first_stream(self, entry: timeline_lib.Entry, step: int, stream: Any) -> Any:
-    """Returns the stream that a run began with: the config's, unless its mixture was changed."""
+    """Returns the stream that a run began with: the config's, unless its mixture has changed."""
     if not entry.stages:
       is_mixed = mixture_lib.is_mixture(str(entry.identity.get("order")))
       same_corpus = entry.identity.get("fingerprint") == self.base.fingerprint
@@ -116,20 +120,22 @@ class StagePolicy:
   def entered(
       self, history: timeline_lib.Timeline, step: int, position: int, convert: Callable[[int], int]
   ) -> Stages:
-    """Returns the stages that a run has entered; raises ResumeError if the config differs.
+    """Returns the stages that a run has entered; raises ResumeError if the config contradicts them.
 
     Args:
       history: The history of the run when the state was saved.
       step: The next step.
-      position: Its position.
-      convert: Converts a position of the present entry to samples of this run's length.
+      position: The position of that step.
+      convert: Converts a position from samples of the saved sequence length to samples of this
+        run's sequence length.
     """
     entry = history.present
     recorded = entry.stages or self.beginning
     self._check_places(recorded, entry)
     recorded = tuple(dataclasses.replace(s, position=convert(s.position)) for s in recorded)
     passed = {request.text for request in self.requests if _has_passed(request, history, step)}
-    # While the rest of a chunk comes first, a stage that the run has reached has no sample yet.
+    # A stage whose first step has passed may have no sample yet: the stage before it completes its
+    # chunk first.
     kept = (recorded[0], *(s for s in recorded[1:] if s.position < position or s.request in passed))
     names = {stage.request for stage in kept}
     wanted = self.base
@@ -138,7 +144,7 @@ class StagePolicy:
         wanted = request.settings
       elif request.text in passed:
         raise errors.ResumeError(
-            f"olmo_stages: the stage from {request.text} on cannot begin any more: this run has"
+            f"olmo_stages: the stage from {request.text} on can no longer begin: this run has"
             f" reached step {step} without it. Resume from an earlier checkpoint, or let the stage"
             f" begin later, such as at from_step={step}."
         )
@@ -166,9 +172,9 @@ class StagePolicy:
     )
 
   def _no_mixture(self, step: int) -> str:
-    """Returns the error for a mixture that is new at a restart."""
+    """Returns the error message for a config that adds a mixture at a restart."""
     return (
-        "olmo_mixture is set, but this run has no mixture up to here, so resuming would repeat and"
+        "olmo_mixture is set, but this run has had no mixture so far, so resuming would repeat and"
         " skip data. olmo_allow_mixture_change does not apply: it is for a run that has a mixture."
         " Remove olmo_mixture again, and set it in a new stage:"
         f" olmo_stages=({{'from_step': {step}, 'olmo_mixture': {dict(self.base.mixture)}}},)"
@@ -177,7 +183,7 @@ class StagePolicy:
   def ahead(
       self, entered: Stages, schedule: schedule_lib.BatchSchedule, step: int
   ) -> tuple[Stages, Any, schedule_lib.BatchSchedule]:
-    """Places the stages that lie ahead.
+    """Computes the positions at which the stages that lie ahead begin.
 
     Args:
       entered: The stages that the run has entered.
@@ -185,7 +191,7 @@ class StagePolicy:
       step: The first step at which a stage may begin.
 
     Returns:
-      All stages, their stream, and the schedule adapted to these stages.
+      All stages of the run, their stream, and the schedule adapted to them.
     """
     stages, stream = entered, self.stream(entered)
     schedule = schedule.within(stream.batch_epochs)
@@ -204,9 +210,10 @@ class StagePolicy:
       stage = self._stage(stages, position, request.text, request.settings)
       by_tokens = request.text.startswith("tokens") and stages[-1].request.startswith("tokens")
       if stage.position == stages[-1].position and by_tokens and len(stages) > len(entered):
-        # Another batch size, or the state of a run that resumes, may place them apart.
+        # This is not an error: with a different batch size, or after a restart, the two may begin
+        # at different steps.
         logging.warning(
-            "olmo_stages: %s and %s begin with the same step of this batch size, so the first of"
+            "olmo_stages: with this batch size, %s and %s begin at the same step, so the first of"
             " them is empty.",
             stages[-1].name,
             stage.name,
@@ -216,8 +223,8 @@ class StagePolicy:
       if stage.position <= stages[-1].position:
         raise errors.ConfigError(
             f"olmo_stages: {stage.name} begins at position {stage.position}, where"
-            f" {stages[-1].name} has no sample yet. Stages begin one after the other, and the first"
-            " one after step 0."
+            f" {stages[-1].name} has no sample yet. Each stage must begin after the one before it,"
+            " and the first one after step 0."
         )
       stages = (*stages, stage)
       stream = self.stream(stages)
@@ -232,7 +239,8 @@ class StagePolicy:
   ) -> stages_lib.Stage:
     """Returns a stage that begins at a position, or after the chunk that is in progress there."""
     stage = stages_lib.Stage(self._rounded(before, position, settings), request, settings)
-    # The held-out part is that of the first index; what was seen is of any earlier index.
+    # These stages decide which rows to leave out: held-out rows are those of the first index only,
+    # but rows may have been seen in any earlier index.
     deciding = before if settings.leave_out_seen else before[:1]
     if not (settings.leave_out_seen or self.corpora.held_out_instances):
       deciding = ()
@@ -248,7 +256,8 @@ class StagePolicy:
   def _rounded(self, stages: Stages, position: int, wanted: stages_lib.Settings) -> int:
     """Returns the position where a stage begins: after the chunk that is in progress.
 
-    Batches that do not span epochs do not span stages either; the rest of the chunk is dropped.
+    If batches do not span epochs, they do not span stages either. Then the stage begins at once,
+    and the rest of the chunk is dropped.
     """
     last = stages[-1]
     if any(settings.drops_tails for settings in (last.settings, wanted)):
@@ -257,15 +266,20 @@ class StagePolicy:
     return last.position + -(-(position - last.position) // size) * size
 
   def _check_places(self, stages: Stages, entry: timeline_lib.Entry) -> None:
-    """Raises ResumeError if a stage does not begin where its entry's schedule puts its step."""
+    """Raises ResumeError if a stage does not begin where the entry's schedule puts its first step.
+
+    Only stages that were requested by step are checked.
+    """
     known = {self.base.fingerprint, *self.corpora.others}
     for before, stage in zip(stages, stages[1:]):
       unit, _, first = stage.request.partition(" ")
-      # The schedule of an entry placed what lay ahead of it.
+      # The entry's schedule determined only the positions of stages that were then still ahead.
       if unit != "step" or not first.isdecimal() or int(first) < entry.step:
         continue
       least = entry.schedule.position(int(first))
-      most = stage.position  # The rest of a chunk of the stage before may come first.
+      # The previous stage may complete its chunk first. Without its index, the size of the chunk is
+      # unknown, so there is no upper limit.
+      most = stage.position
       if before.settings.fingerprint in known:
         most = least + self.corpora.chunk_size(before, entry.sequence_length)
       if not least <= stage.position <= most:
@@ -275,22 +289,22 @@ class StagePolicy:
         )
 
   def _check_shared(self, stages: Stages) -> None:
-    """Raises ResumeError if the stages' indexes share other files than when the run entered them.
+    """Raises ResumeError if two stages' indexes no longer share the files that the state records.
 
-    An index that is gone is not compared: reading what depends on it raises an error.
+    An index that no longer exists is not compared: reading rows that need it raises an error.
     """
     for number, stage in enumerate(stages):
       earlier = {one.settings.fingerprint: one for one in reversed(stages[:number])}
       for fingerprint, digest in stage.shared:
         if fingerprint not in earlier:
-          raise schema.damaged(f"{stage.name} shares files with an index of no earlier stage")
+          raise schema.damaged(f"{stage.name} shares files with an index that no earlier stage has")
         one = earlier[fingerprint]
         with contextlib.suppress(errors.CorpusError):
           if self._digest(one, stage) != digest:
             raise errors.ResumeError(self._moved(one, stage))
 
   def _moved(self, one: stages_lib.Stage, stage: stages_lib.Stage) -> str:
-    """Returns the error for two indexes that share other files than before."""
+    """Returns the error message for two indexes that no longer share the same files as before."""
     now = {
         settings.fingerprint: settings.index_path
         for settings in (*(request.settings for request in self.requests), self.base)
@@ -302,22 +316,22 @@ class StagePolicy:
       lines.append(line if path == settings.index_path else f"{line} then, {path} now")
     return (
         f"olmo_stages: {stage.name} leaves out rows (held out, or seen before) of files that two"
-        " indexes share, and these indexes now share other files than when the state was saved, so"
+        " indexes share, and the set of shared files has changed since the state was saved, so"
         " resuming would repeat and skip data:\n"
         + "\n".join(lines)
         + "\nA file is shared if its full path and size are the same in both, so an index or its"
-        " base directory has moved. Restore its old paths (olmo_path_remap_from reads their files"
-        " from another place), or resume from a checkpoint before this stage."
+        " base directory has moved. Restore the old paths in the index (olmo_path_remap_from lets"
+        " the files themselves be elsewhere), or resume from a checkpoint before this stage."
     )
 
   def _check_streams(self, stages: Stages) -> None:
-    """Raises ResumeError if a stage in a state is not one that this corpus can have had."""
+    """Raises ResumeError if a stage that a state records is impossible with this corpus."""
     for stage in stages:
       if stage.settings.fingerprint == self.base.fingerprint:
         _checked(lambda stage=stage: self.stream_alone(stage.settings))  # type: ignore[misc]
 
   def stream_alone(self, settings: stages_lib.Settings) -> Any:
-    """Returns the stream of a stage as if nothing came before it."""
+    """Returns the stream that a stage would have if it were the first one."""
     alone = stages_lib.Stage(0, "", dataclasses.replace(settings, leave_out_seen=False))
     corpora = dataclasses.replace(self.corpora, consumed_path="")
     return self.make_stream((alone,), corpora, None).stream(0)
@@ -330,7 +344,7 @@ def _has_passed(request: Request, history: timeline_lib.Timeline, step: int) -> 
   if history.entries[0].step < step:
     entry = history.at(step - 1)
     return request.first <= entry.schedule.position(step - 1) * entry.sequence_length
-  # Earlier steps are not known.
+  # The history does not reach back to earlier steps.
   entry = history.present
   return request.first < entry.schedule.position(step) * entry.sequence_length
 

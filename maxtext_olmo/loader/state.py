@@ -1,13 +1,14 @@
-"""The state of a run: its position, and the history that gives the position its meaning.
+"""The state of a run: its position, and the history of the settings that led there.
 
     {"format": 2, "kind": "stream", "step": 200, "position": 102400,
      "history": [{"step": 0, "position": 0, "sequence_length": 8192, "schedule": {…},
                   "identity": {…}, "content": {…}, …}]}
 
-A run resumes at the position. The step is what the trainer counts; if the present schedule puts
-that step elsewhere, the schedule is anchored again at the position. The identity of the last entry
-must match the run's; if the corpus has changed, `corpus_change` decides. The content may change,
-with a warning. Every change adds an entry to the history.
+A run resumes at the saved position; the step is only the trainer's count. If the current schedule
+puts that step at a different position, the schedule gets a new anchor: this step at the saved
+position. The identity in the last history entry must match the run's; if the corpus has changed,
+`corpus_change` decides. The content may change, with a warning. Every change adds an entry to the
+history.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def make_state(
 def check_same_stream(entry: timeline_lib.Entry, stream: Any, step: int) -> None:
   """Raises OrderError unless a stream is the one that was in force during a history entry.
 
-  The stream of an extended corpus includes each extent that the corpus has had.
+  For an extended corpus, the fingerprint of any of its extents is accepted.
   """
   was, now = dict(entry.identity), stream.identity()
   if was.get("fingerprint") in [fingerprint for _, _, fingerprint in stream.history]:
@@ -120,7 +121,7 @@ def check_same_stream(entry: timeline_lib.Entry, stream: Any, step: int) -> None
 
 
 def stage_differences(entry: timeline_lib.Entry, stream: Any, step: int) -> list[str]:
-  """Describes how the stages that a step may take samples from differ."""
+  """Returns descriptions of how the stages of an entry and a stream differ, up to a step."""
   last = int(entry.schedule.positions(step)[-1])
   was, now = (
       [stage for stage in stages[1:] if stage.position <= last]
@@ -153,14 +154,15 @@ def read_state(
 
   Args:
     state: A result of `make_state`, perhaps from another run or an earlier release.
-    content: The settings with which this run processes tokens, as a state records them.
+    content: This run's settings for processing tokens, in the form that a state records.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical
       corpus.
     whole_batches: Whether to round the position down to a whole number of batches of the epoch, as
-      OLMo-core does, which repeats data.
-    skips: The ranges that the config asks to skip.
-    stages: Policy for stages; None for a run that has none.
-    exclusions: Description of the exclusions of the config, by their digest.
+      OLMo-core does. This repeats data.
+    skips: The ranges of data that the config asks to skip.
+    stages: Policy for stages; None for a dataset type without stages.
+    exclusions: Description of the tokens that `olmo_exclude` leaves out of the loss, keyed by their
+      digest; empty if there are none.
   """
   step, position, history = state_format.parse_state(state)
   entry = history.present
@@ -178,7 +180,7 @@ def read_state(
   _check_identity(entry.identity, stream, corpus)
   if corpus is None:
     _check_length(entry, stream, corpus)
-  # Older states lack settings that were added later.
+  # A setting that an older state lacks does not count as a change.
   for change in content_lib.describe_changes({**content, **entry.content}, content, exclusions):
     logging.warning(
         "From step %d on, %s (the checkpoint → this run). The rows and their order stay the same.",
@@ -228,7 +230,7 @@ def steered(
     entered: stages_lib.Stages,
     position: int,
 ) -> Start:
-  """Returns a start with the stages and the skips that the config asks for.
+  """Returns a start with the skips and the later stages that the config asks for.
 
   Args:
     start: The point where the run begins or resumes, with the stages that it has entered.
@@ -240,7 +242,7 @@ def steered(
   if stages is None:
     return with_skips(start, skips, position)
   planned = with_skips(_with_stages(start, stages, entered), skips, position)
-  # A skip moves all later steps to other positions, and with them the stages that begin at them.
+  # Skips move all later steps to other positions, so the stages that begin at these steps move too.
   schedule = planned.schedule.within(start.schedule.epochs)
   return _with_stages(planned._replace(schedule=schedule), stages, entered)
 
@@ -248,14 +250,14 @@ def steered(
 def _with_stages(start: Start, policy: stages_lib.StagePolicy, entered: stages_lib.Stages) -> Start:
   if not policy.requests and len(entered) == 1:
     return start._replace(stages=policy.recorded(entered))
-  # A run without a state has all stages from its beginning on.
+  # In a run without a state, a stage may begin at any step.
   first = start.schedule.anchor_step if start.history is None else start.step
   stages, stream, schedule = policy.ahead(entered, start.schedule, first)
   return start._replace(stream=stream, schedule=schedule, stages=policy.recorded(stages))
 
 
 def with_skips(start: Start, requests: skips_lib.Requests, position: int) -> Start:
-  """Returns a start with the config's skips; raises ResumeError for a skip before a position."""
+  """Returns a start with the config's skips; raises ResumeError for a skip before `position`."""
   schedule = start.schedule
 
   def to_positions(first: int, end: int) -> tuple[int, int]:
@@ -267,7 +269,7 @@ def with_skips(start: Start, requests: skips_lib.Requests, position: int) -> Sta
 
 
 def _converted(entry: timeline_lib.Entry, length: int) -> tuple[skips_lib.Skip, ...]:
-  """Returns the skips of an entry in samples of another length, rounded to whole samples."""
+  """Converts the skips of an entry to samples of `length` tokens, widened to whole samples."""
   was = entry.sequence_length
   return tuple(
       skip._replace(first=skip.first * was // length, end=-(-skip.end * was // length))
@@ -276,7 +278,7 @@ def _converted(entry: timeline_lib.Entry, length: int) -> tuple[skips_lib.Skip, 
 
 
 def _check_at_end(entry: timeline_lib.Entry, position: int, stream: Any) -> None:
-  """Raises ResumeError if a position is inside a batch and not at the end of a finite stream."""
+  """Raises ResumeError unless a position that is not on a step boundary is the end of an epoch."""
   _, own, first = staged_stream.stage_at(stream, position)
   epochs = own.epochs
   if epochs is None or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
@@ -292,7 +294,7 @@ def _anchored(
     position: int,
     stream: Any,
 ) -> schedule_lib.BatchSchedule:
-  """Returns the schedule with `step` at `position`, with the entry's anchor if that fits."""
+  """Returns the schedule with `step` at `position`; keeps the entry's anchor if possible."""
   was = entry.schedule
   if entry.sequence_length == stream.sequence_length and was.anchor_step <= step:
     kept = schedule.anchored(was.anchor_step, was.anchor_position)
@@ -323,7 +325,7 @@ def _check_identity(
   checked = ["fingerprint"] if corpus is not None else []  # The policy has checked it.
   if corpus is not None and corpus.allow == "any" and was.get("fingerprint") != now["fingerprint"]:
     checked.append("split")
-  if "documents" not in was:  # Saved before states named the documents.
+  if "documents" not in was:  # The state is from a release without this field.
     checked.append("documents")
   differing = [name for name in now if name not in checked and was.get(name) != now[name]]
   if not differing:
@@ -347,7 +349,7 @@ def _advice(name: str, was: dict[str, Any], stream: Any) -> str:
   split = getattr(stream, "split", None)
   if name == "split" and re.fullmatch("[0-9]{1,18}", windows) and split is not None:
     count = int(windows) * split.chunk_size
-    return f"set olmo_eval_instances={count}, the same amount at {stream.sequence_length} tokens"
+    return f"set olmo_eval_instances={count}, the same data in {stream.sequence_length}-token rows"
   return _ADVICE.get(name, "the two must be equal")
 
 
@@ -357,7 +359,7 @@ def _check_length(
   """Raises ResumeError if this corpus cannot have rows of the state's sequence length."""
   was, now = entry.sequence_length, stream.sequence_length
   if was == now or entry.identity["fingerprint"] != stream.identity()["fingerprint"]:
-    return  # It is another corpus, for which the policy decides.
+    return  # The corpus is a different one, so the corpus policy decides.
   if corpus is not None:
     longest = corpus.index.max_target_sequence_length
   else:
@@ -365,13 +367,13 @@ def _check_length(
     longest = now * split.chunk_size if split is not None and split.chunk_size > 1 else None
   if longest is None or longest % was:
     raise schema.damaged(
-        f"it counts rows of {was} tokens, but a corpus with its fingerprint has rows of"
-        f" {now if longest is None else f'a divisor of {longest}'} tokens"
+        f"it counts rows of {was} tokens, but the row length of a corpus with its fingerprint is"
+        f" {now if longest is None else f'a divisor of {longest}'}"
     )
 
 
 def _in_samples(position: int, length: int, now: int) -> int:
-  """Converts a position to samples of another sequence length over the same tokens."""
+  """Converts a position from samples of `length` tokens to samples of `now` tokens."""
   if length == now:
     return position
   converted, rest = divmod(position * length, now)

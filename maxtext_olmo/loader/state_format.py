@@ -1,7 +1,7 @@
-"""The format of saved states: parses and checks a state of this or any earlier release.
+"""The format of saved states: parses and checks a state from this or any earlier release.
 
-Later releases read states of all earlier formats (docs/guides/resume.md has the policy). Format 1
-has no history: it records only the settings in force when it was saved.
+Every release reads the formats of all earlier releases (docs/guides/resume.md has the policy). A
+state of format 1 has no history; it records only the settings in force when it was saved.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
   if type(version) is not int or version not in (1, FORMAT):
     raise errors.ResumeError(
         f"This is not a data state that this library saved: {schema.show(state)}. Expected a dict"
-        f" with 'format' 1 or {FORMAT}. Without one, set initial_step or olmo_initial_position."
+        f" with 'format' 1 or {FORMAT}. If there is no such state, set initial_step or"
+        " olmo_initial_position."
     )
   if version == FORMAT and state.get("kind") != KIND:
     raise errors.ResumeError(
-        f"The data state has kind {schema.show(state.get('kind'))}, this iterator needs {KIND!r}:"
-        " it was saved by another dataset type or packing. Set dataset_type and olmo_packing back."
+        f"The data state has kind {schema.show(state.get('kind'))}, but this iterator needs"
+        f" {KIND!r}: the state was saved with a different dataset_type or olmo_packing. Set these"
+        " keys back."
     )
   schema.check(state, _SCHEMA if version == FORMAT else _SCHEMA_OF_FORMAT_1)
   entries = state["history"] if version == FORMAT else [_entry_of_format_1(state)]
@@ -53,13 +55,14 @@ def parse_state(state: Any) -> tuple[int, int, timeline_lib.Timeline]:
 
 
 def _check_position(entry: timeline_lib.Entry, step: int, position: int) -> None:
-  """Raises ResumeError if the step and the position disagree by the entry's own schedule."""
+  """Raises ResumeError if the schedule of a history entry cannot put `step` at `position`."""
   if step < max(entry.step, entry.schedule.anchor_step):
-    raise schema.damaged(f"step {step} is before step {entry.step}, the last in its history")
+    raise schema.damaged(f"step {step} is before step {entry.step}, where its last entry begins")
   expected = entry.schedule.position(step)
-  # The last batch of a finite stream may be partly padding, which does not count.
+  # The last batch of a finite stream may contain padding, which does not advance the position.
   least = entry.schedule.position(step - 1) + 1 if step > entry.schedule.anchor_step else expected
-  # If no batch crosses the end of an epoch, the step may already have skipped the epoch's tail.
+  # If batches do not span epochs, the position may already have moved past the end of an epoch
+  # whose last rows fill no batch.
   known = least <= position <= expected or position == entry.schedule.start(step)
   if not known or position * entry.sequence_length >= 1 << 62:
     raise schema.damaged(

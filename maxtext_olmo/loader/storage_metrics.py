@@ -1,4 +1,4 @@
-"""What an iterator reports about the object store and the spool that it reads from."""
+"""Metrics of the object store that an iterator reads from, and of the spool on the local disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from maxtext_olmo.corpus.storage import spooled
 
 
 def storage_metrics(storage: storage_lib.Storage | None) -> dict[str, float]:
-  """Returns the counters of a storage, by name; empty for local files."""
+  """Returns the counters of a storage, keyed by name; an empty dict for local files."""
   found: dict[str, float] = {}
   traffic = getattr(storage, "traffic", None)
   if traffic is not None:
@@ -18,7 +18,7 @@ def storage_metrics(storage: storage_lib.Storage | None) -> dict[str, float]:
 
 
 def describe_store(storage: storage_lib.Storage | None) -> str:
-  """Says why a store may be slow, in a sentence for the watchdog; empty for local files."""
+  """Returns a sentence that helps the watchdog explain a slow store; empty for local files."""
   traffic = getattr(storage, "traffic", None)
   if traffic is None:
     return ""
@@ -30,6 +30,6 @@ def describe_store(storage: storage_lib.Storage | None) -> str:
   return (
       f"Requests to the store take {1e3 * counts['latency_p50']:.0f} ms (median) and"
       f" {1e3 * counts['latency_p99']:.0f} ms (99th percentile);"
-      f" {100 * counts['retries'] / counts['requests']:.1f} % of {counts['requests']:,} failed and"
-      f" were repeated, and {counts['in_flight']} are in flight."
+      f" {100 * counts['retries'] / counts['requests']:.1f} % of {counts['requests']:,} requests"
+      f" were retried, and {counts['in_flight']} are in flight."
   )

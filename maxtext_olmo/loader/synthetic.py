@@ -1,6 +1,6 @@
-"""`dataset_type=synthetic`: random tokens without files, through the same kind of iterator.
+"""`dataset_type=synthetic`: random tokens without files, from the same iterator as real data.
 
-Use it to measure a trainer without data, or to try out a mesh. Instance i is a pure function of the
+Use it to measure a trainer by itself, or to try out a mesh. Instance i is a pure function of the
 seed and i, so a resumed run has the same tokens on any number of hosts.
 """
 
@@ -29,7 +29,7 @@ _EVAL_BATCHES = 4
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticRecords:
-  """Records of uniform random tokens, addressed by number."""
+  """Records of uniformly random tokens, generated on access by record number."""
 
   length: int
   vocab_size: int

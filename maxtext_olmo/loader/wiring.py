@@ -64,11 +64,11 @@ def train_iterator(
 
   Args:
     stream: Maps positions to rows.
-    content: Settings with which tokens are processed; by default, those of the options.
-    index: The corpus, for its labels and documents.
+    content: Settings for processing tokens; by default, from the options.
+    index: The corpus, for the names of its labels and documents; None if rows have none.
     corpus: Policy for a corpus that changed since the checkpoint; None requires an identical one.
-    stages: Policy for stages; None for a dataset type that has none.
-    joined: The files of all indexes, if the reader reads several.
+    stages: Policy for stages; None for a dataset type without stages.
+    joined: The files of all indexes, if the reader reads from several indexes.
   """
   content = dataclasses.replace(
       content or _content(options), label_masks=loss_mask.digest(source, reader)
@@ -79,11 +79,7 @@ def train_iterator(
   schedule = options.schedule()
   if stream.drops_tails:
     schedule = schedule.within(stream.batch_epochs)
-  load = options.global_batch_size_to_load
-  layouts = {
-      size: _layout(options, mesh, size if options.has_batch_schedule else load)
-      for size in schedule.sizes
-  }
+  layouts_by_size = layouts(options, mesh, schedule)
   _check_agreement(options, stream)
   record = content.record(source.segment_rule)
   policy = restart.RestartPolicy(
@@ -103,9 +99,9 @@ def train_iterator(
       source,
       reader,
       start,
-      layouts,
+      layouts_by_size,
       content=content,
-      prefetch=_prefetch(options),
+      prefetch=prefetch_of(options),
       pad_after_end=options.generate_padding_batch_train,
       restart=policy,
       labels=None if named is None else labels(named),
@@ -135,7 +131,7 @@ def eval_iterator(
       state_lib.Start(0, schedule, stream),
       {size: layout},
       content=content or _content(options),
-      prefetch=_prefetch(options),
+      prefetch=prefetch_of(options),
       restart_on_iter=True,
       pad_after_end=options.generate_padding_batch_eval,
       labels=None if index is None else labels(index),
@@ -145,15 +141,15 @@ def eval_iterator(
 def open_whole_files(
     path: str, options: config_lib.Options
 ) -> tuple[index_lib.OlmoNpyIndex, storage_lib.Storage]:
-  """Loads an index of whole files, and returns it with the storage that checked their sizes."""
+  """Loads an index of whole files and checks their sizes; returns the index and its storage."""
   storage = storage_lib.open_storage(
       options.store_options, max_open_files=options.olmo_max_open_files or None
   )
   index = index_builder.load_index(path, storage=storage)
   if index.has_heads:
     raise errors.ConfigError(
-        f"The index {path} is a source mixture, which has heads of files without regard to their"
-        " documents. Use dataset_type='olmo_grain'."
+        f"The index {path} is a source mixture: it uses only the beginnings of files, which may end"
+        " within a document. Use dataset_type='olmo_grain'."
     )
   verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
   return index, storage
@@ -179,7 +175,7 @@ def _starter(options: config_lib.Options) -> Callable[[iterator_lib.BatchIterato
 
 
 def labels(index: index_lib.OlmoNpyIndex) -> np.ndarray:
-  """Returns the label number of each file; labels are numbered in order of first appearance."""
+  """Returns the label id of each file. Labels get the ids 0, 1, … in order of first appearance."""
   numbers: dict[str, int] = {}
   return np.array([numbers.setdefault(f.label, len(numbers)) for f in index.files], np.int32)
 
@@ -192,9 +188,9 @@ def _provenance(
 ) -> explain.Provenance | None:
   if index is None:
     return None
-  path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
+  path, rule = _documents_path(options), options.documents_rule
   if joined is None or stages is None:
-    return explain.Provenance(index, path)
+    return explain.Provenance(index, path, rule)
   others = {}
   for request in stages.requests:
     settings = request.settings
@@ -205,14 +201,44 @@ def _provenance(
           explain.Provenance(joined.indexes[settings.fingerprint], documents),
           {number: own for own, number in enumerate(numbers)},
       )
-  return explain.Provenance(joined.index, path, tuple(others.values()), index)
+  return explain.Provenance(joined.index, path, rule, tuple(others.values()), index)
+
+
+def _documents_path(options: config_lib.Options) -> str:
+  return options.olmo_documents_path or documents_lib.default_path(
+      options.olmo_index_path, options.documents_rule
+  )
+
+
+def layouts(
+    options: config_lib.Options,
+    mesh: jax.sharding.Mesh,
+    schedule: schedule_lib.BatchSchedule,
+    process: int | None = None,
+) -> dict[int, layout_lib.BatchLayout]:
+  """Returns the layout of training batches of each size of a schedule.
+
+  Args:
+    options: The data keys of the run.
+    mesh: The mesh.
+    schedule: The schedule.
+    process: The process whose rows are asked for; None for this one.
+  """
+  load = options.global_batch_size_to_load
+  return {
+      size: _layout(options, mesh, size if options.has_batch_schedule else load, process)
+      for size in schedule.sizes
+  }
 
 
 def _layout(
-    options: config_lib.Options, mesh: jax.sharding.Mesh, batch: int
+    options: config_lib.Options,
+    mesh: jax.sharding.Mesh,
+    batch: int,
+    process: int | None = None,
 ) -> layout_lib.BatchLayout:
   spec = layout_lib.partition_spec(mesh, options.data_sharding)
-  return layout_lib.BatchLayout(mesh, spec, batch, options.max_target_length)
+  return layout_lib.BatchLayout(mesh, spec, batch, options.max_target_length, process)
 
 
 def _content(options: config_lib.Options) -> content_lib.Content:
@@ -232,16 +258,17 @@ def _content(options: config_lib.Options) -> content_lib.Content:
 def _exclusions(
     options: config_lib.Options, index: index_lib.OlmoNpyIndex, named: index_lib.OlmoNpyIndex
 ) -> exclude.Exclusions:
-  """Reads the file of exclusions, which must be the same on all processes.
+  """Reads the exclusions from the file `olmo_exclude`; all processes must read the same ones.
 
   Args:
-    index: The corpus, whose rows and documents the file may list.
-    named: The same, with the files of all stages, which the file may also list.
+    index: The corpus, whose documents the file may list.
+    named: The index of all stages together, whose files and rows the file may list.
   """
 
   def documents() -> documents_lib.DocumentIndex:
-    path = options.olmo_documents_path or documents_lib.default_path(options.olmo_index_path)
-    return documents_lib.load_documents(path, index)
+    return documents_lib.load_documents(
+        _documents_path(options), index, rule=options.documents_rule
+    )
 
   def read() -> exclude.Exclusions:
     return exclude.read_exclusions(options.olmo_exclude, named, documents=documents)
@@ -258,7 +285,7 @@ def _exclusions(
 
 
 def _names(options: config_lib.Options, content: content_lib.Content) -> dict[str, str]:
-  """Returns a description of the exclusions by their digest."""
+  """Returns a description of the exclusions, keyed by their digest; empty if there are none."""
   found = content.exclusions
   if found is None:
     return {}
@@ -280,7 +307,8 @@ def token_reader(
   return reader_lib.FileReader(files)
 
 
-def _prefetch(options: config_lib.Options) -> delivery.Prefetch:
+def prefetch_of(options: config_lib.Options) -> delivery.Prefetch:
+  """Returns how many batches are made in advance."""
   return delivery.Prefetch(
       workers=max(0, options.grain_worker_count),
       per_worker=max(1, options.grain_per_worker_buffer_size),

@@ -1,10 +1,10 @@
 """The arrays of a batch: their names, and how they are made from tokens.
 
 A row keeps its full length, because attention kernels prefer round lengths. The target of a token
-is the token after it; the last token has none and is masked. Loss is taken where
-`targets_segmentation` is not 0.
+is the token after it. The last token of a row has no target, so the last column of the targets is
+masked. Loss is taken where `targets_segmentation` is not 0.
 
-    tokens                 5  6  0  7  8                  the same with segments after each 0
+    tokens                 5  6  0  7  8                  with a new segment after each 0
     inputs                 5  6  0  7  8                  5  6  0  7  8
     targets                6  0  7  8  0                  6  0  7  8  0
     inputs_position        0  1  2  3  4                  0  1  2  0  1
@@ -12,26 +12,27 @@ is the token after it; the last token has none and is masked. Loss is taken wher
     inputs_segmentation    1  1  1  1  1                  1  1  1  2  2
     targets_segmentation   1  1  1  1  0                  1  1  2  2  0
 
-With a right shift, the tokens are the targets, and the inputs are the same tokens one place later,
-after an EOS. A row that the repetition filter rejects has 0 throughout `targets_segmentation`; a
-padding row is 0 throughout.
+With a right shift, the tokens are the targets, and the inputs are an EOS followed by all tokens but
+the last. If the repetition filter rejects a row, its `targets_segmentation` is all zeros. In a
+padding row, all six arrays are zeros.
 
-A device, or `to_arrays`, makes these arrays from the compact batches of the step dataset:
+The devices, or `to_arrays` on the host, make these arrays from the compact batches of the step
+dataset:
 
     tokens    (rows, length) as they are stored in the files
     used      (rows,)        the number of tokens that are not padding
-    trained   (rows,)        False where the filter rejects the row
-    starts    (rows, words)  a bit where a segment begins, or absent
-    loss      (rows, words)  a bit where loss is taken on the token, or absent
+    trained   (rows,)        False if the whole row is masked in the loss
+    starts    (rows, words)  optional: one bit per token, set if a segment begins there
+    loss      (rows, words)  optional: one bit per token, set if loss is taken on it
 
 Batches with named fields are JAX pytrees. `LLMBatch` holds the six arrays of a batch, of shape (B,
-L); `LLMIndexedBatch` also has the request that each row answers. They work with NumPy and JAX
-arrays alike, and pass through `jit`, `device_put` and `tree.map`. Importing this module starts no
+L); `LLMIndexedBatch` also has the request that each row answers. Both work with NumPy and JAX
+arrays, and pass through `jit`, `device_put` and `tree.map`. Importing this module initializes no
 JAX backend.
 
 Segmentation 0 is padding, and documents count from 1. A recurrent model resets its state at
-document borders. Slicing a batch along the sequence must not add borders, so a slice keeps those of
-the whole batch:
+document borders. Slicing a batch along the sequence must not add borders, so a slice keeps the
+borders of the whole batch:
 
     inputs_segmentation                  1 1 1 2 2 2
     batch.get_document_borders()         1 0 0 1 0 0
@@ -63,7 +64,7 @@ NAMES = (
 TARGETS_SEGMENTATION = NAMES[-1]
 # Optional arrays of a batch, with one value per row.
 EXTRAS = ("row_ids", "labels")
-# Names of the values in a compact batch's `cost`: the cost of making it.
+# Names of the values in `cost` of a compact batch, which records the cost of making the batch.
 COST = ("order_seconds", "read_seconds", "filter_seconds", "bytes_read", "reads")
 
 _INT32 = np.iinfo(np.int32)
@@ -132,13 +133,13 @@ def make_rows(
     real: np.ndarray | None = None,
     eos_id: int | None = None,
 ) -> dict[str, np.ndarray]:
-  """Returns the six int32 arrays (n, L) of a batch of windows; `tokens` is never changed.
+  """Returns the six int32 arrays (n, L) of a batch of windows; does not modify `tokens`.
 
   Args:
     tokens: Token ids (n, L), of any integer dtype.
     keep: For each row, whether the filter keeps it (n,); None keeps all.
-    real: For each row, False if it is padding (n,); None if no row is.
-    eos_id: Token that ends a document; if given, segments and positions follow documents.
+    real: For each row, False if it is padding (n,); None if there are no padding rows.
+    eos_id: Token that ends a document. If given, each document is a segment with positions from 0.
   """
   tokens = np.asarray(tokens)
   if tokens.ndim != 2:
@@ -154,9 +155,9 @@ def make_rows(
 
 
 class ShiftToInputsTargets(grain.transforms.Map):
-  """Turns a record's `tokens`, and `instance_mask` if there is one, into the six arrays of a row.
+  """Turns a record's `tokens`, and `instance_mask` if present, into the six arrays of a row.
 
-  Drops everything else in the record. The arrays share no memory with it.
+  Drops everything else in the record. The arrays share no memory with the record.
 
   >>> row = ShiftToInputsTargets().map({"tokens": np.array([5, 6, 7])})
   >>> row["inputs"].tolist(), row["targets"].tolist(), row["targets_segmentation"].tolist()
@@ -179,7 +180,7 @@ class ShiftToInputsTargets(grain.transforms.Map):
 
 
 def _as_int32(tokens: np.ndarray) -> np.ndarray:
-  """Returns the same ids as int32, without a copy if the bytes are the same."""
+  """Returns token ids as int32, without a copy if they already have 32 bits."""
   if not np.issubdtype(tokens.dtype, np.integer):
     raise CorpusError(f"Token ids must be integers, found an array of {tokens.dtype}.")
   if np.can_cast(tokens.dtype, np.int32):
@@ -188,8 +189,8 @@ def _as_int32(tokens: np.ndarray) -> np.ndarray:
     row, column = np.argwhere((tokens > _INT32.max) | (tokens < _INT32.min))[0]
     raise CorpusError(
         f"Token id {tokens[row, column]} in row {row}, column {column} does not fit int32: expected"
-        f" ids below 2**31 = {2**31}. No vocabulary is that large: check that the dtype of the"
-        " index is that of the files (`maxtext-olmo verify`)."
+        f" ids below 2**31 = {2**31}. No vocabulary is that large: check that the index has the"
+        " dtype of the files (`maxtext-olmo verify`)."
     )
   if tokens.dtype == np.uint32:
     return tokens.view(np.int32)
@@ -236,13 +237,13 @@ class LLMBatch:
   inputs_segmentation: Array
   targets_position: Array
   targets_segmentation: Array
-  # (B, L) bool; None, which is not a pytree leaf, if the borders follow from the segmentation.
+  # (B, L) bool. None, which is not a pytree leaf, means that the segmentation gives the borders.
   _document_borders: Array | None = None
 
-  _ROW_FIELDS: ClassVar[tuple[str, ...]] = ()  # one value per row, (B,)
+  _ROW_FIELDS: ClassVar[tuple[str, ...]] = ()  # Fields with one value per row, (B,).
 
   def get_document_borders(self) -> Array:
-    """Returns whether each token is the first of its document, of the padding or of the row."""
+    """Returns whether each token is the first token of a document, of padding or of the row."""
     if self._document_borders is not None:
       return self._document_borders
     segments = self.inputs_segmentation
@@ -253,7 +254,7 @@ class LLMBatch:
     return borders
 
   def __getitem__(self: _Batch, key: Any) -> _Batch:
-    """Indexes every array; an array ignores the items of a tuple beyond its number of axes."""
+    """Indexes every array with `key`, or with as many items of `key` as the array has axes."""
     whole = dataclasses.replace(self, _document_borders=self.get_document_borders())
     indexed: _Batch = tree_util.tree_map(
         lambda array: array[key[: array.ndim] if isinstance(key, tuple) else key], whole
@@ -262,11 +263,11 @@ class LLMBatch:
 
   @classmethod
   def from_inputs(cls: type[_Batch], inputs: Array, targets: Array | None = None) -> _Batch:
-    """Makes a batch with one document per row; without `targets`, the inputs are predicted.
+    """Makes a batch with one document per row.
 
     Args:
       inputs: Token ids (B, L). Without `targets`, these become the targets, and the inputs are the
-        same ids shifted right by one, with a 0 first.
+        same ids shifted right by one, after a 0.
       targets: Token ids (B, L).
     """
     xp: Any = inputs.__array_namespace__()
@@ -307,15 +308,15 @@ class LLMBatch:
 @_register
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LLMIndexedBatch(LLMBatch):
-  """A batch that also has the request that each row answers, (B,) int32 each.
+  """A batch that also says which request each row answers, in two int32 arrays (B,).
 
   >>> batch = LLMIndexedBatch.from_inputs(np.array([[5, 6]]), np.array([1]), np.array([0]))
   >>> batch.document_idx.tolist(), batch.targets.tolist()
   ([1], [[5, 6]])
   """
 
-  document_idx: Array  # number of the request, from 1; 0 is a filler row
-  sequence_idx: Array  # number of the part of the request's text
+  document_idx: Array  # Number of the request, from 1; 0 for a filler row.
+  sequence_idx: Array  # Number of the part, if the request's text has several parts.
 
   _ROW_FIELDS: ClassVar[tuple[str, ...]] = ("document_idx", "sequence_idx")
 

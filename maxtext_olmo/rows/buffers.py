@@ -1,7 +1,7 @@
 """Page-aligned arrays whose memory is reused once nothing references them.
 
-A new large array costs a page fault every 4 KiB, and an array that is not page-aligned copies
-several times slower. So a batch's memory comes from a pool, and returns to it automatically:
+A new large array costs a page fault every 4 KiB, and copying an array that is not page-aligned is
+several times slower. So the memory of a batch comes from a pool, and returns to it automatically:
 
     array ──base──▶ lease ──owns──▶ memory
                       │
@@ -48,7 +48,7 @@ class _Lease:
 class BufferPool:
   """A pool of reusable memory for arrays of any shape.
 
-  Thread-safe, and empty after pickling or a fork.
+  The pool is thread-safe. A copy made by pickling or a fork starts empty.
   """
 
   def __init__(self, max_free: int = 8):
@@ -58,12 +58,12 @@ class BufferPool:
   def _empty(self) -> None:
     self._pid = os.getpid()
     self._free: dict[int, collections.deque[_Memory]] = {}
-    # Re-entrant, because a lease may be garbage-collected while this thread holds the lock.
+    # The lock is re-entrant, because a lease may be garbage-collected while this thread holds it.
     self._lock = threading.RLock()
     self.made = 0
 
   def take(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns a page-aligned array with arbitrary content that nothing else references."""
+    """Returns a page-aligned array that nothing else references; its content is arbitrary."""
     dtype = np.dtype(dtype)
     pages = -(-math.prod(shape) * dtype.itemsize // mmap.PAGESIZE)
     size = max(1, pages) * mmap.PAGESIZE
@@ -87,8 +87,8 @@ class BufferPool:
         free.clear()
 
   def _give_back(self, memory: _Memory, *, getpid=os.getpid, deque=collections.deque) -> None:
-    # `getpid` is bound as a default, because at interpreter exit the module's names may be gone
-    # before the last array is.
+    # Both names are bound as defaults, because at interpreter exit the globals of this module may
+    # be gone before the last array.
     if self._pid != getpid():
       return
     with self._lock:
@@ -101,7 +101,7 @@ class BufferPool:
 
 
 def _map(size: int) -> _Memory:
-  # Private, so that a forked child writes only to its own copy.
+  # The memory is private, so that a forked child writes only to its own copy.
   memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
   if size >= 1 << 21:
     # Huge pages save page faults and TLB misses, but not every kernel supports them.

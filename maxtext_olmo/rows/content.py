@@ -1,4 +1,4 @@
-"""The processing of a row's tokens, and what a checkpoint records of it."""
+"""Settings for processing the tokens of rows, and how a checkpoint records these settings."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from maxtext_olmo.rows import segments as segments_lib
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-  """The processing of a row's tokens; it never changes which row is read.
+  """Settings for processing the tokens of rows; they never change which rows are read.
 
   Attributes:
-    vocab_size: Ids at or above it stop the run; 0 checks only that ids fit into int32.
+    vocab_size: A token id at or above this stops the run; 0 checks only that ids fit into int32.
     ngram_filter: Whether rows with long repetitions are masked in the loss.
     shift: Offset between inputs and targets.
-    extras: Optional arrays with one value per row (`batch.EXTRAS`).
+    extras: Names of optional arrays with one value per row (`batch.EXTRAS`).
     exclusions: Tokens to leave out of the loss.
     repetition: Repetitions that the filter masks.
-    label_masks: Digest of the row source's mask files; empty if it has none.
+    label_masks: Digest of the row source's mask files; empty without mask files.
   """
 
   vocab_size: int = 0
@@ -38,7 +38,7 @@ class Content:
   label_masks: str = ""
 
   def record(self, rule: segments_lib.SegmentRule) -> dict[str, int | bool | str | None]:
-    """Returns the values that a checkpoint records, so that a change is noticed."""
+    """Returns the values that a checkpoint records, so that a resume notices a change."""
     documents = rule.begins != "nowhere"
     periods = dataclasses.astuple(self.repetition)
     return {
@@ -52,7 +52,7 @@ class Content:
     }
 
 
-# What `Content.record` returns; states of other releases may have other members.
+# Schema of the result of `Content.record`. States of other releases may have more or fewer members.
 RECORD_SCHEMA = {
     "ngram_filter": schema.Maybe(bool),
     "repetition": schema.Maybe(str),
@@ -69,7 +69,7 @@ _WITH_DOCUMENTS_OR_NOT = ("nowhere", "after_eos", "part_and_padding")
 def describe_record(
     record: Mapping[str, int | bool | str | None], names: Mapping[str, str] = _NO_NAMES
 ) -> dict[str, str]:
-  """Returns the settings of a record in words, without those that are not set.
+  """Returns the settings of a record in words; leaves out settings that are not set.
 
   >>> describe_record({"ngram_filter": True, "repetition": "1,13,32", "document_eos_id": None})
   {'repetition filter': 'on'}
@@ -77,7 +77,8 @@ def describe_record(
   {'documents': 'end with token 7', 'olmo_exclude': 'bad.jsonl'}
 
   Args:
-    names: The file of each digest of exclusions, as far as it is known.
+    record: Result of `Content.record`.
+    names: Paths of known exclusion files, by digest.
   """
   found: dict[str, str] = {}
   if (filtered := record.get("ngram_filter")) is not None:
@@ -118,7 +119,7 @@ def describe_changes(
 def as_recorded(
     record: Mapping[str, int | bool | str | None], source: row_source.RowSource, content: Content
 ) -> tuple[row_source.RowSource, Content]:
-  """Returns a row source and the processing of its tokens as they were when `record` was made."""
+  """Returns the row source and the settings that were in force when `record` was made."""
   now = content.record(source.segment_rule)
   then = {**now, **record}
   content = dataclasses.replace(content, ngram_filter=bool(then["ngram_filter"]))
@@ -129,8 +130,8 @@ def as_recorded(
     content = dataclasses.replace(content, exclusions=None)
   elif content.exclusions is None or content.exclusions.digest != excluded:
     raise errors.OrderError(
-        f"The list of exclusions {excluded} was in force at that step, but olmo_exclude does not"
-        " name it now. Set olmo_exclude to the file that was used then."
+        f"The list of exclusions with digest {excluded} was in force at that step, but olmo_exclude"
+        " does not name it now. Set olmo_exclude to the file that was used then."
     )
   rule = source.segment_rule
   if rule.begins in _WITH_DOCUMENTS_OR_NOT:
@@ -152,4 +153,4 @@ def _repetition_rule(text: str) -> repetition.RepetitionRule:
     shortest, longest, count = (int(number) for number in text.split(","))
     return repetition.RepetitionRule(shortest, longest, count)
   except ValueError as error:
-    raise schema.damaged(f"its repetition filter is {text!r}") from error
+    raise schema.damaged(f"its repetition filter is {text!r}, expected 3 integers") from error

@@ -1,4 +1,4 @@
-"""One document per row: row i is document i, cut at the end of the row and padded.
+"""One document per row: row i is document i, truncated or padded to the length of a row.
 
 row length 4, padding P         document 0         document 1     document 2
 tokens                          5 6 7 8 9 E        5 E            6 7 E
@@ -29,7 +29,7 @@ class DocumentRows(row_source.RowSourceDefaults):
     long_documents: Handling of a document that does not fit: `truncate` or `error`.
     segment_rule: Rule for where segments begin within a document.
     pad_id: Token that fills a row after its document.
-    mask_paths: Loss mask of each token file; None if every token counts.
+    mask_paths: Path of each token file's loss mask; None if every token counts.
   """
 
   documents: documents_lib.DocumentIndex
@@ -70,7 +70,7 @@ class DocumentRows(row_source.RowSourceDefaults):
     return parts_lib.Parts(bounds, table.source[kept], table.first[kept], table.count[kept])
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the documents whose rows have a token of a range of a file."""
+    """Returns the documents whose rows contain tokens from the given range of a file."""
     del epoch
     found = self.documents.within(source, first, count)
     return found[self.documents.locate(found)[1] + self.row_length > first]

@@ -3,20 +3,20 @@
 The file has one JSON object per line; empty lines and lines that begin with `#` are ignored:
 
     {"label": "wikipedia"}                             all files of a label
-    {"file": "wiki/part-3.npy"}                        a file, by its path or the end of it
-    {"file": "wiki/part-3.npy", "bytes": [4096, 8192]}   some of its bytes, the end not included
+    {"file": "wiki/part-3.npy"}                        a file, by its path or the end of its path
+    {"file": "wiki/part-3.npy", "bytes": [4096, 8192]}   bytes of a file, the end not included
     {"rows": [17, 19]}                                 windows of the index, the end not included
-    {"document": 12}                                   a document, by its number in its index
+    {"document": 12}                                   a document, by number in the document index
     {"document": "wiki-417"}                           the documents with this name
     {"hash": "5e1b…"}                                  the documents with this hash of their tokens
 
-Each line becomes token ranges of files. A row is also a list of such ranges, so the excluded tokens
-of a row are an intersection, whatever the row source, the packing and the epoch. Excluded tokens
-stay in their rows as context; they are only left out of the loss:
+Each line becomes token ranges of files. A row is also a list of token ranges, so its excluded
+tokens are the intersection of both, for any row source, packing and epoch. Excluded tokens stay in
+their rows as context and are only left out of the loss:
 
     excluded, in the tokens of all files       ......XXXX.........XX....
     a part of a row                              [---------)
-    loss on its tokens                            11110000 1
+    loss on its tokens                           1111000011
 
 Memory grows with the list, not with the corpus.
 """
@@ -48,12 +48,12 @@ _FORMS = "label, file, file with bytes, rows, document, hash"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exclusions:
-  """Ranges of tokens, numbered consecutively over all files.
+  """Ranges of excluded tokens. Tokens are numbered consecutively over all files.
 
   Attributes:
     file_starts: Number of the first token of each file (int64).
     firsts: First token of each range, ascending (int64).
-    ends: Token after the last of each range; ranges neither overlap nor touch (int64).
+    ends: Token after the last token of each range (int64). Ranges neither overlap nor touch.
   """
 
   file_starts: np.ndarray
@@ -73,7 +73,8 @@ class Exclusions:
     starts = np.concatenate([[0], np.cumsum(file_tokens)]).astype(np.int64)
     listed = np.array(list(ranges), np.int64).reshape(-1, 3)
     firsts, ends = (np.sort(starts[listed[:, 0]] + listed[:, column]) for column in (1, 2))
-    # Sorted separately, the k-th end and the start after it delimit a gap, or overlap.
+    # Firsts and ends can be sorted separately: there is a gap after the k-th end if and only if the
+    # (k + 1)-th first is larger than that end.
     gaps = np.flatnonzero(firsts[1:] > ends[:-1])
     return cls(
         starts[:-1],
@@ -83,7 +84,7 @@ class Exclusions:
 
   @functools.cached_property
   def digest(self) -> str:
-    """A digest of the excluded tokens, for the history of a run."""
+    """A digest of the excluded ranges, which the history of a run records."""
     return hashlib.sha256(self.firsts.tobytes() + self.ends.tobytes()).hexdigest()[:16]
 
   @property
@@ -92,7 +93,7 @@ class Exclusions:
     return int((self.ends - self.firsts).sum())
 
   def loss_bits(self, parts: parts_lib.Parts, length: int) -> np.ndarray:
-    """Returns a bit per token of each row, 0 if it is excluded, as words (rows, words)."""
+    """Returns one bit per token, 0 for excluded tokens, packed into words (rows, words)."""
     return segments.pack_bits(~self.excluded(parts, length))
 
   def excluded(self, parts: parts_lib.Parts, length: int) -> np.ndarray:
@@ -104,7 +105,7 @@ class Exclusions:
     steps = np.zeros(parts.num_rows * length + 1, np.int8)
     part = np.repeat(np.arange(len(first)), count)
     if len(part):
-      # One entry for each pair of a part and a range that overlap.
+      # `part` and `listed` have one entry for each pair of a part and a range that overlap.
       before = np.cumsum(count) - count
       listed = low[part] + np.arange(len(part)) - before[part]
       place = parts.row[part].astype(np.int64) * length + parts.column[part] - first[part]
@@ -125,11 +126,11 @@ def read_exclusions(
   Args:
     path: Path of the file.
     index: Index of the corpus whose files, labels and windows the lines name.
-    documents: Opens the document index, for lines that name documents.
+    documents: Function that opens the document index; called if a line names documents.
     storage: Storage that holds the file; local files by default.
 
   Raises:
-    ConfigError: A line names something that the corpus does not have, or cannot be parsed.
+    ConfigError: A line cannot be parsed, or names something that the corpus does not have.
   """
   storage = open_storage() if storage is None else storage
   names = _Names(index)
@@ -183,7 +184,10 @@ class _Line:
 def _document_ranges(
     lines: list[_Line], documents: documents_lib.DocumentIndex
 ) -> list[tuple[int, int, int]]:
-  """Returns the token ranges of the documents that the lines name, with one lookup for all."""
+  """Returns the token ranges of the documents that the lines name.
+
+  All hashes are looked up at once, and so are all names.
+  """
   names: list[tuple[_Line, str]] = []
   hashes: list[tuple[_Line, str]] = []
   found: list[np.ndarray] = []
@@ -203,10 +207,10 @@ def _document_ranges(
   if hashes:
     with hashes[0][0].errors():
       found += documents.find_hashes([text for _, text in hashes])
-    _check_found(hashes, found[-len(hashes) :], "hash")
+    _check_found(hashes, found[-len(hashes) :], "hash", "")
   if names:
     found += documents.find_names([text for _, text in names])
-    _check_found(names, found[-len(names) :], "name")
+    _check_found(names, found[-len(names) :], "name", documents.example_of_a_name)
   numbers = np.unique(np.concatenate(found))
   files, firsts = documents.locate(numbers)
   ends = firsts + documents.lengths(numbers)
@@ -217,11 +221,13 @@ def _document_ranges(
   ]
 
 
-def _check_found(lines: list[tuple[_Line, str]], found: list[np.ndarray], what: str) -> None:
+def _check_found(
+    lines: list[tuple[_Line, str]], found: list[np.ndarray], what: str, example: str
+) -> None:
   for (line, text), documents in zip(lines, found, strict=True):
     with line.errors():
       if not documents.size:
-        raise ValueError(f"no document has the {what} {text!r}.")
+        raise ValueError(f"no document has the {what} {text!r}.{example}")
 
 
 class _Names:
@@ -260,7 +266,7 @@ class _Names:
     return [self._index.resolve(number) for number in range(len(self._index.files))]
 
   def _find(self, name: Any) -> list[int]:
-    """Returns the files with this path, or with the one path that ends with it."""
+    """Returns the entries of the file whose path is `name` or, if none is, ends with `name`."""
     if not isinstance(name, str):
       raise ValueError(f"expected the path of a file, found {name!r}.")
     exact = [number for number, entry in enumerate(self._index.files) if entry.path == name]
@@ -277,13 +283,13 @@ class _Names:
     entry, width = self._index.files[file], self._index.token_dtype.itemsize
     size = entry.data_offset + entry.n_tokens * width
     if not entry.data_offset <= first < end <= size:
-      raise ValueError(f"the tokens of this file are bytes {entry.data_offset} to {size}.")
+      raise ValueError(f"the tokens of this file are in bytes {entry.data_offset} to {size}.")
     return file, (first - entry.data_offset) // width, -(-(end - entry.data_offset) // width)
 
   def _rows(self, first: int, end: int) -> list[tuple[int, int, int]]:
     total, length = self._index.total_instances, self._index.sequence_length
     if not 0 <= first < end <= total:
-      raise ValueError(f"the index has rows 0 to {total}.")
+      raise ValueError(f"the index has {total} rows: expected 0 <= first < end <= {total}.")
     found = []
     for number, entry in enumerate(self._index.files):
       low = max(first, entry.instance_offset) - entry.instance_offset

@@ -1,13 +1,13 @@
 """Explanations of the rows of a step, down to files, bytes, documents and loss.
 
-An explanation uses the same table of parts that the step is read with, so it cannot disagree with
-what the trainer receives:
+An explanation uses the table of parts from which the step is read, so it always agrees with the
+batch that the trainer receives:
 
     step 5                            position 40, 8 rows of 8192 tokens
-    └─ row 3                          position 43, epoch 0, instance 17, label wiki, kept, 12.5 %
+    └─ row 3                          position 43, epoch 0, instance 17, label wiki, kept
        └─ part at column 0            wiki/part-003.npy, tokens [8192, 16384), bytes [32768, 65536)
-          ├─ document 901, column 0     tokens 512 to 699 of 700: its end, named wiki-417
-          └─ document 902, column 188   tokens 0 to 8003 of 9000: its beginning
+          ├─ document 901, column 0     tokens 512 to 699 of 700 (its end), name wiki-417
+          └─ document 902, column 188   tokens 0 to 8003 of 9000 (its beginning)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DocumentSpan:
     document: Number of the document in the document index.
     column: Column of the row where the tokens begin.
     first: First token, counted from the beginning of the document.
-    last: Last token, counted likewise.
+    last: Last token, also counted from the beginning of the document.
     length: Number of tokens of the whole document.
     name: Name of the document; empty if the document index has none for it.
     source: File that the text came from; empty if unknown.
@@ -77,13 +77,13 @@ class PartExplanation:
   16
 
   Attributes:
-    file: Path of the file; for rows that are not read from files, the number of the record.
+    file: Path of the file, or `record n` if the row is read from records instead of files.
     label: Label of the file.
     column: Column of the row where the part begins.
     first: First token of the part in the file.
     count: Number of tokens.
-    first_byte: Byte offset of the part in the file; None if it is not read from a file.
-    end_byte: Byte after the last one.
+    first_byte: Byte offset of the part in the file; None if the part is not read from a file.
+    end_byte: Offset of the byte after the part; None if the part is not read from a file.
     documents: Tokens of each document in the part; empty if there is no document index.
   """
 
@@ -111,20 +111,19 @@ class RowExplanation:
   Attributes:
     row: Number of the row in the global batch.
     position: Position of the row in the run.
-    epoch: Epoch of that position, counted from the beginning of the stage; -1 for a padding row.
-    number: Number of the row in the corpus (for windows, the instance); -1 for a padding row.
+    epoch: Epoch of the position, counted from the beginning of the stage; -1 for a padding row.
+    number: Number of the row in the corpus (for windows, the instance id); -1 for a padding row.
     label: Label of the first part.
     used: Number of tokens that are not padding.
-    kept: Whether the row as a whole is in the loss: it is neither rejected by the repetition filter
-      nor masked by olmo_skip. Single tokens may still be excluded.
+    kept: Whether the row is in the loss: neither the repetition filter nor olmo_skip masks it.
+      Individual tokens may still be excluded.
     loss_tokens: Number of tokens in the loss.
-    loss_share: Their share of all tokens in the loss of the step (of the chosen rows, if rows were
-      chosen).
+    loss_share: Loss tokens of this row divided by the loss tokens of all explained rows.
     parts: Parts of the row.
     tokens: Tokens of the row, without padding.
-    stage: Stage of that position, from 0; 0 in a run without stages.
+    stage: Stage of the position, from 0; 0 in a run without stages.
     excluded: Number of tokens that olmo_exclude leaves out of the loss.
-    excluded_columns: Whether each of the tokens is excluded; empty if none is.
+    excluded_columns: Whether each token is excluded; empty without olmo_exclude.
   """
 
   row: int
@@ -152,7 +151,7 @@ class RowExplanation:
 
 @dataclasses.dataclass(frozen=True)
 class StepExplanation:
-  """A step of a run, as `explain(step)` of an iterator returns it.
+  """A step of a run, as returned by an iterator's `explain(step)`.
 
   >>> step = StepExplanation(
   ...     step=5, position=40, sequence_length=8192, ngram_filter=True, rows=(), arrays={}
@@ -166,7 +165,7 @@ class StepExplanation:
     sequence_length: Number of tokens per row.
     ngram_filter: Whether the repetition filter runs at this step.
     rows: Rows in the order of the global batch.
-    arrays: Arrays of these rows that the trainer receives, by name, as on a single host.
+    arrays: Arrays that a trainer on a single host receives for these rows, by name.
   """
 
   step: int
@@ -198,30 +197,34 @@ class Provenance:
 
   Attributes:
     index: Index of the corpus, whose files have labels.
-    documents_path: Path of its document index, which need not exist.
-    others: For each other index whose files are also read: its provenance, and a map from file
-      numbers here to its own.
-    documented: Index that the document index belongs to, if `index` also has files of others.
+    documents_path: Path of the document index, which need not exist.
+    documents_rule: Rule that the document index was made with.
+    others: `(provenance, file numbers)` pairs for other indexes whose files are also read. The map
+      converts file numbers of `index` to file numbers of the other index.
+    documented: Index that the document index belongs to, if `index` joins several indexes.
   """
 
   index: index_lib.OlmoNpyIndex
   documents_path: str = ""
+  documents_rule: str = "auto"
   others: tuple[tuple[Provenance, Mapping[int, int]], ...] = ()
   documented: index_lib.OlmoNpyIndex | None = None
 
   @functools.cached_property
   def documents(self) -> documents_lib.DocumentIndex | None:
-    """The document index; None if there is none for this corpus."""
+    """The document index; None if this corpus has none."""
     try:
       if not self.documents_path or not open_storage().exists(self.documents_path):
         return None
-      return documents_lib.load_documents(self.documents_path, self.documented or self.index)
+      return documents_lib.load_documents(
+          self.documents_path, self.documented or self.index, rule=self.documents_rule
+      )
     except errors.CorpusError as error:
-      logging.warning("Documents cannot be named: %s", error)
+      logging.warning("The document index cannot be used, so documents are not named: %s", error)
       return None
 
   def spans(self, file: int, first: int, count: int, column: int) -> tuple[DocumentSpan, ...]:
-    """Returns the documents in a range of a file that begins at a column of a row."""
+    """Returns the documents in a range of a file; the range begins at `column` of its row."""
     for other, own in self.others:
       if file in own and (self.documents is None or file >= self.documents.num_files):
         return other.spans(own[file], first, count, column)
@@ -263,7 +266,7 @@ def explain(
     reader: Reader of the parts.
     stream: Stream, which maps positions to rows.
     schedule: Schedule in force at the step.
-    content: Processing of tokens in force at the step.
+    content: Settings for processing tokens, as in force at the step.
     step: Step to explain.
     provenance: Labels and documents; without it, rows have neither.
     masked: Positions that were delivered without loss.
@@ -279,7 +282,7 @@ def explain(
     raise errors.OrderError(
         f"Step {step} has rows 0 to {size - 1}, so there is no row {absent[0]}."
     )
-  # No vocabulary check: a step that failed it is often the one to be explained.
+  # The vocabulary is not checked, because users often explain a step that failed this check.
   content = dataclasses.replace(content, vocab_size=0, extras=())
   dataset = steps.StepDataset(
       source,
@@ -343,7 +346,7 @@ def explain(
 def _explain_parts(
     parts: parts_lib.Parts, reader: reader_lib.Reader, provenance: Provenance | None
 ) -> list[tuple[PartExplanation, ...]]:
-  """Returns the parts of each row."""
+  """Returns the explanations of the parts of each row."""
   files = getattr(reader, "files", None)
   found: list[list[PartExplanation]] = [[] for _ in range(parts.num_rows)]
   columns = (parts.row, parts.column, parts.source, parts.first, parts.count)

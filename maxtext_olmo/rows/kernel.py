@@ -1,8 +1,8 @@
 """Functions that numba compiles (extra `[fast]`): reading, repetitions, segments, packing.
 
 A batch is larger than the processor's cache, so each row is read, padded and checked while it is in
-the cache. Each function has a counterpart without numba that gives the same results (`reader`,
-`repetition`, `segments`, `packing`) and is used until the compiled one is ready.
+the cache. Each function has a counterpart without numba (in `reader`, `repetition`, `segments` or
+`packing`), which gives the same results and is used until the compiled function is ready.
 
 Importing numba takes a while, so only builders that run in background threads import this module.
 Everything is in one file, because numba's cache notices a change in the file of a compiled
@@ -18,16 +18,16 @@ from typing import Any
 import numba
 import numpy as np
 
-# Typed as Any, because type checkers do not understand what numba makes of these.
+from maxtext_olmo import compiled
+
+# The type is Any, because type checkers do not understand numba's types.
 _types: Any = numba.types
 
+# Tokens that `mark_after` tests together; documents are usually longer, so most tests fail.
+_MARKED_AT_ONCE = 256
 
-def _jit(function: Callable) -> Any:
-  try:
-    return numba.njit(nogil=True, cache=True)(function)
-  except RuntimeError:  # The package is installed where nothing can be cached.
-    return numba.njit(nogil=True)(function)
 
+_jit = compiled.jit
 
 _pread: Any = _types.ExternalFunction(
     "pread", _types.ssize_t(_types.intc, _types.voidptr, _types.size_t, _types.int64)
@@ -43,17 +43,17 @@ def can_read() -> bool:
 def is_clean(row, length, min_period, max_period, repeats):
   """Returns whether no period repeats for `repeats * period` places in `row[:length]`.
 
-  A run of R places that equal the place one period before covers one place in every R. The last
-  place of a possible run is tested first: if it differs, no run covers it, and the next possible
-  run begins after it.
+  Searches for a run of `repeats * period` places that each equal the place one period earlier. The
+  last place of a possible run is tested first: if it differs, no run covers it, and the next
+  possible run begins after it.
   """
-  # Unsigned, because an index that may be negative costs an extra test.
+  # The indices are unsigned, because an index that may be negative costs an extra test.
   one, end = np.uint64(1), np.uint64(length)
   for number in range(min_period, min(max_period, length // 3) + 1):
     period = np.uint64(number)
     run = np.uint64(repeats) * period
     last = period + run - one  # The possible run is [last - run + 1, last].
-    known = period  # Its places before this one are known to be equal.
+    known = period  # Places of the possible run before this one are known to be equal.
     while last < end:
       place = last
       while place >= known and row[place] == row[place - period]:
@@ -67,7 +67,7 @@ def is_clean(row, length, min_period, max_period, repeats):
 
 @_jit
 def search_rows(rows, min_period, max_period, repeats, keep):
-  """Sets `keep` for each row to whether it is clean."""
+  """Sets `keep[r]` to whether row r is clean."""
   for r in range(rows.shape[0]):
     keep[r] = is_clean(rows[r], rows.shape[1], min_period, max_period, repeats)
 
@@ -79,24 +79,26 @@ def execute(
   """Reads the parts of each row, pads the rest, and checks the row.
 
   Args:
-    bounds: Where the parts of each row begin in the next three arrays, the table of parts.
+    bounds: Index of the first part of each row, followed by the number of parts. This and the next
+      three arrays are the table of parts.
     sources: The file of each part.
-    firsts: Its first token there.
-    counts: Its number of tokens.
-    descriptors: The open files, by number; empty if all tokens are in `out` already.
+    firsts: The first token of each part in its file.
+    counts: The number of tokens of each part.
+    descriptors: The file descriptor of each file; empty if all tokens are in `out` already.
     offsets: The byte at which the tokens of each file begin.
     out: The array to fill, (rows, length).
     pad: The id that fills a row after its parts.
-    search: Shortest and longest period, and repeats; a longest period of 0 finds nothing.
+    search: Shortest period, longest period, and repeats; a longest period of 0 disables the search.
     sees_padding: Whether the search treats padding as tokens.
     clean: Receives, for each row, whether the search keeps it.
 
   Returns:
-    The number of a part that could not be read in full, or -1; the highest id, excluding padding.
+    The index of a part that could not be read in full, or -1 if all were read; and the highest
+    token id, excluding padding.
   """
   width = out.itemsize
   min_period, max_period, repeats = search
-  top = out.dtype.type(0)  # In the tokens' own type, so that a register holds many of them.
+  top = out.dtype.type(0)  # The type of the tokens, so that a vector register holds many of them.
   for r in range(out.shape[0]):
     row = out[r]
     column: Any = 0
@@ -128,28 +130,37 @@ def execute(
 
 
 @_jit
+def _mark(row, first, last, token, words):
+  """Sets the bit after each occurrence of a token in columns [first, last)."""
+  for i in range(first, last):
+    if row[i] == token:
+      words[(i + 1) >> 5] |= np.uint32(1) << np.uint32((i + 1) & 31)
+
+
+@_jit
 def mark_after(tokens, token, words):
-  """Sets bit c of a row, 32 to a word, for each column c that follows a given token."""
+  """Sets, in the words of each row, the bit of each column after `token`; a word has 32 bits."""
+  end = tokens.shape[1] - 1  # Nothing follows the last token.
+  whole = end - end % _MARKED_AT_ONCE
   for r in range(tokens.shape[0]):
     row = tokens[r]
-    end = row.shape[0] - 1  # Nothing follows the last token.
-    for first in range(0, end, 32):
-      last = min(first + 32, end)
+    for first in range(0, whole, _MARKED_AT_ONCE):
+      block = row[first : first + _MARKED_AT_ONCE]
       found = False
-      for i in range(first, last):  # Without branches, so that it compares many at a time.
-        found |= row[i] == token
+      # A constant length and no branches, so that the compiler vectorizes the loop.
+      for i in range(_MARKED_AT_ONCE):
+        found |= block[i] == token
       if found:
-        for i in range(first, last):
-          if row[i] == token:
-            words[r, (i + 1) >> 5] |= np.uint32(1) << np.uint32((i + 1) & 31)
+        _mark(row, first, first + _MARKED_AT_ONCE, token, words[r])
+    _mark(row, whole, end, token, words[r])
 
 
 @_jit
 def best_fit(lengths, capacity, queues, bins):
   """Puts each piece, in the given order, into the bin it fills best; returns the number of bins.
 
-  Bins with equal room are a list, linked through `after`; the bits of `rooms` say which lists are
-  not empty. A bin is taken from the front, and put at the back (a queue) or the front (a stack).
+  Bins with equal room form a list, linked through `after`. The bits of `rooms` say which lists are
+  not empty. Bins are taken from the front of a list, and added at the back (if `queues`) or front.
   """
   front = np.full(capacity + 1, -1, np.int64)
   back = np.full(capacity + 1, -1, np.int64)
@@ -194,7 +205,7 @@ def best_fit(lengths, capacity, queues, bins):
 
 
 def build_execute(itemsize: int) -> Callable[..., tuple[int, int]] | None:
-  """Compiles `execute` for tokens of a size; returns None if it cannot read on this platform."""
+  """Compiles `execute` for tokens of `itemsize` bytes; None if the platform does not support it."""
   if not can_read():
     return None
   tokens = np.zeros((1, 2), f"u{itemsize}")
@@ -206,7 +217,7 @@ def build_execute(itemsize: int) -> Callable[..., tuple[int, int]] | None:
 
 
 def build_search(itemsize: int) -> Callable[..., np.ndarray]:
-  """Compiles the repetition search for tokens of a size."""
+  """Compiles the repetition search for tokens of `itemsize` bytes."""
 
   def search(rows: np.ndarray, min_period: int, max_period: int, repeats: int) -> np.ndarray:
     keep = np.empty(len(rows), np.bool_)
@@ -224,14 +235,14 @@ def build_best_fit() -> Callable[[np.ndarray, int, bool, np.ndarray], int]:
 
 
 def build_mark_after(itemsize: int) -> Callable[[np.ndarray, Any, np.ndarray], None]:
-  """Compiles `mark_after` for tokens of a size."""
+  """Compiles `mark_after` for tokens of `itemsize` bytes."""
   tokens = np.zeros((1, 2), f"u{itemsize}")
   mark_after(tokens, tokens.dtype.type(0), np.zeros((1, 1), np.uint32))
   return mark_after
 
 
 def build_tie_sort() -> Callable[..., None]:
-  """Compiles the sorts of `tie_sort`, whose functions run without numba, too."""
+  """Compiles the functions of `tie_sort`, which also run without numba."""
   from numba import extending
 
   from maxtext_olmo.rows import tie_sort

@@ -1,6 +1,6 @@
-"""Loss masks: for each token file, a file with one byte per token, 0 to leave it out of the loss.
+"""Loss masks: files with one byte per token of a token file; 0 leaves the token out of the loss.
 
-Masks are read with the same parts as tokens, and sent to the devices as one bit per token.
+Masks are read with the same table of parts as tokens, and sent to the devices as one bit per token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 
 _CHECKS = reader_lib.Checks(pad_id=0)
-_MAX_CHECKS = 32  # Sizes of remote files that are requested at once.
+_MAX_CHECKS = 32  # Maximum number of concurrent requests for the sizes of remote files.
 
 
 class MaskReader:
@@ -51,7 +51,7 @@ class MaskReader:
   def of(
       cls, source: row_source.RowSource, reader: reader_lib.Reader, pool: buffers.BufferPool
   ) -> MaskReader | None:
-    """Returns a reader of the source's masks; None if it has none."""
+    """Returns a reader of the source's masks; None if the source has no masks."""
     if source.mask_paths is None:
       return None
     if not isinstance(reader, reader_lib.FileReader):
@@ -59,7 +59,8 @@ class MaskReader:
     files, masks = len(reader.files.paths), len(source.mask_paths)
     if masks != files:
       raise errors.ConfigError(
-          f"The row source has {masks} mask files for {files} token files; each needs one."
+          f"The row source has {masks} mask files for {files} token files; each token file needs"
+          " one."
       )
     return cls(reader.files, reader_lib.mask_reader(reader.files, source.mask_paths), pool)
 
@@ -71,7 +72,7 @@ class MaskReader:
     Args:
       parts: Parts of the rows.
       shape: Shape of the batch's tokens.
-      masks: Masks that have been read already, without their padding; None reads them.
+      masks: Masks that have been read already, but not padded; None reads the masks now.
     """
     new = frozenset(np.unique(parts.source).tolist()) - self._checked
     if len(new) > 1 and self.reader.wants_concurrency:
@@ -89,19 +90,19 @@ class MaskReader:
     return segments.pack_bits(masks)
 
   def _check_size(self, source: int) -> None:
-    """Raises CorpusError unless a mask has a byte for each token of its file."""
+    """Raises CorpusError unless a mask has one byte for each token of its token file."""
     files, path = self._files, self.reader.files.paths[source]
     size = files.storage.size(files.paths[source]) - int(files.data_offsets[source])
     expected, found = size // files.dtype.itemsize, files.storage.size(path)
     if found != expected:
       raise errors.CorpusError(
           f"The loss mask {path} has {found} bytes, expected {expected}: one for each token of"
-          f" {files.paths[source]}. Make it again."
+          f" {files.paths[source]}. Create the mask again."
       )
 
 
 def digest(source: row_source.RowSource, reader: reader_lib.Reader) -> str:
-  """Returns a text that identifies a source's masks by name and size; empty if it has none."""
+  """Returns a digest of the names and sizes of a source's mask files; empty without masks."""
   if source.mask_paths is None or not isinstance(reader, reader_lib.FileReader):
     return ""
   paths, storage = source.mask_paths, reader.files.storage

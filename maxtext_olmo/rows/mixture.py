@@ -4,8 +4,8 @@
                        from   a  b  a  a  b  a
                        which  0  0  1  2  1  3       the position within that source's own stream
 
-A mixture has no end, so all its rows are in epoch 0; each member has epochs of its own. A mixture
-that follows another one of the same members begins with the rows that the other left.
+A mixture has no end, so all its rows are in epoch 0. Each member has its own epochs. If a mixture
+follows another mixture of the same members, each member continues where it stopped.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ import numpy as np
 from maxtext_olmo import errors
 from maxtext_olmo.order import interleave
 from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 
 
 class MixedRows:
-  """Rows of several endless streams, by weight.
+  """The rows of several endless streams, interleaved by weight.
 
   Args:
-    members: Streams over row sources of one row length, padding, segment rule and fingerprint.
-    weights: Their shares of the rows.
-    starts: The position at which each begins, which is the number of its rows taken before.
+    members: Streams over row sources with the same row length, padding, segment rule and
+      fingerprint.
+    weights: Each member's share of the rows.
+    starts: Position at which each member begins: the number of its rows that earlier mixtures took.
   """
 
   def __init__(
       self,
-      members: Sequence[row_source.RowSequence],
+      members: Sequence[row_sequence.RowSequence],
       weights: Sequence[Any],
       starts: Sequence[int] = (),
   ):
     if len(members) != len(weights):
       raise errors.ConfigError(
-          f"Every member of a mixture needs a weight, got {len(weights)} for {len(members)}."
+          f"Every member of a mixture needs a weight, got {len(weights)} weights for"
+          f" {len(members)} members."
       )
     self.members = tuple(members)
     self.starts = tuple(starts) or (0,) * len(members)
@@ -60,6 +63,9 @@ class MixedRows:
     self.segment_rule = first.segment_rule
     self.filter_sees_padding = first.filter_sees_padding
     self.block_rows = first.block_rows
+    self.packs_for_all_hosts = any(
+        getattr(member.source, "packs_for_all_hosts", False) for member in self.members
+    )
     self.mask_paths = first.mask_paths
     self.fingerprint = first.fingerprint
 
@@ -83,9 +89,9 @@ class MixedRows:
   def positions_of(
       self, source: int, first: int, count: int, end: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the epochs and the rows, below `end`, that have a token of a range of a file.
+    """Returns the epoch and number of each row below `end` that has tokens from a range of a file.
 
-    The epochs are those of the member.
+    Epochs are those of the member that a row comes from.
     """
     found = [(np.zeros(0, np.int64),) * 2]
     for number, taken in enumerate(self._interleave.taken(end)):
@@ -98,16 +104,16 @@ class MixedRows:
     return epochs[order], rows[order]
 
   def taken_before(self, rows: np.ndarray) -> np.ndarray:
-    """Returns the number of rows of each member before each row (rows, members)."""
+    """Returns the number of rows of each member before each row, in an array (rows, members)."""
     return self._interleave.taken_before(rows)
 
   def taken_until(self, row: int) -> dict[str, int]:
-    """Returns the number of rows of each member that were taken before a row or the mixture."""
+    """Returns how many rows of each member precede a row, including rows before the mixture."""
     taken = self._interleave.taken(row)
     return {m.name: start + int(n) for m, start, n in zip(self.members, self.starts, taken)}
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
-    """Prepares what members will need soon, in the background."""
+    """Starts the background work of the members, such as counting rows in advance."""
     del num_epochs
     for member, start, taken in zip(self.members, self.starts, self._interleave.taken(position)):
       member.look_ahead(start + taken)

@@ -3,8 +3,8 @@
     row 17    file 3 [0, 4800)   file 5 [900, 2200)   padding
     tokens    … EOS … EOS pad pad pad
 
-OLMo-core treats the padding as tokens without loss: the repetition filter sees it, and it belongs
-to segments.
+OLMo-core treats the padding as tokens without loss: the repetition filter sees it, and it is
+divided into segments like other tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from maxtext_olmo.rows import segments
 
 @dataclasses.dataclass(frozen=True)
 class PackedRows(row_source.RowSourceDefaults):
-  """The rows of a plan; the same in each epoch.
+  """The rows of a plan, which are the same in each epoch.
 
   Attributes:
     plan: Plan, which lists the documents of each row.
     pad_id: The id that fills a row after its documents.
     segment_rule: Rule for where segments begin.
-    mask_paths: For each token file, the file of its loss mask; None if every token counts.
+    mask_paths: Path of each token file's loss mask; None if every token counts.
   """
 
   filter_sees_padding = True
@@ -46,7 +46,7 @@ class PackedRows(row_source.RowSourceDefaults):
 
   @property
   def fingerprint(self) -> str:
-    """The fingerprint of the plan, which includes that of the corpus and the order of ties."""
+    """The fingerprint of the plan, which covers the corpus and the order of ties."""
     return self.plan.fingerprint
 
   def num_rows(self, epoch: int) -> int:
@@ -60,6 +60,6 @@ class PackedRows(row_source.RowSourceDefaults):
     return self.plan.parts(rows)
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the rows that contain a token of the given range of a file."""
+    """Returns the rows that contain tokens from the given range of a file."""
     del epoch
     return self.plan.rows_of(source, first, count)

@@ -1,15 +1,16 @@
-"""The packing of a run of OLMo-core, from the cache files in its working directory.
+"""The packing of an OLMo-core run, read from the cache files in its working directory.
 
-OLMo-core stores how it packed each group of files, so a run whose cache files are available can be
-rebuilt without knowing how its machine sorted equally long documents. Three files per group, each
-an array of uint64 without a header, share a hash in their names:
+OLMo-core stores how it packed each group of files. So if the cache files of a run are available,
+its packing can be rebuilt without knowing how its machine sorted equally long documents. Each group
+has three files, arrays of uint64 without a header, with the same hash H in their names:
 
-    document-indices-S-H.npy        first and end of each document in the group, in packing order
-    instance-offsets-S-H.npy        first and end of each row's documents in the next file
-    documents-by-instance-S-H.npy   numbers of documents in packing order, row after row
+    document-indices-S-H.npy        first token and end of each document, in packing order
+    instance-offsets-S-H.npy        first entry and end of each row in the next file
+    documents-by-instance-S-H.npy   the documents of row 0, of row 1, …, by index in the first file
 
-The hash covers full paths, which are usually others on this machine. So a group is recognised by
-its documents: those in the file must be exactly those found in the token files.
+S is the sequence length. The hash covers full paths, which usually differ on this machine. So a
+group is recognised by its documents: the first file must list exactly the documents that are found
+in the token files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DOCUMENTS, _ROWS, _BY_ROW = "document-indices", "instance-offsets", "documents-
 
 
 class PackedCache:
-  """The cache files of a run.
+  """The cache files of an OLMo-core run.
 
   Args:
     directory: The `work_dir` of the run's dataset, or its subdirectory `dataset-common`.
@@ -62,14 +63,14 @@ class PackedCache:
     path = self._found.get(_digest(spans))
     if path is None:
       raise errors.CorpusError(
-          f"None of the {len(self._found)} packings in {self.directory} is that of file group"
-          f" {group}: its {len(spans)} documents are not those of any of them. Check the order of"
+          f"None of the {len(self._found)} packings in {self.directory} belongs to file group"
+          f" {group}: none has exactly the {len(spans)} documents of this group. Check the order of"
           " the files (source_permutation_seed), olmo_source_group_size, olmo_long_documents,"
           " olmo_boundaries and the ids of the special tokens."
       )
     ordered = _read(path, 2)
     which = np.empty(len(spans), np.int64)
-    which[_order(ordered)] = _order(spans)  # Both have the same documents, in another order.
+    which[_order(ordered)] = _order(spans)  # Both list the same documents, in different orders.
     rows = _read(path.replace(_DOCUMENTS, _ROWS), 2)
     by_row = _read(path.replace(_DOCUMENTS, _BY_ROW), 1)[:, 0]
     bounds = np.concatenate([[0], rows[:, 1]])
@@ -79,14 +80,14 @@ class PackedCache:
         and bounds[-1] == len(spans)
     ):
       raise errors.CorpusError(
-          f"The packing that belongs to {path} is damaged: its rows do not have each of its"
-          f" {len(spans)} documents once. Copy the run's cache files again."
+          f"The packing that belongs to {path} is damaged: its rows do not contain each of its"
+          f" {len(spans)} documents exactly once. Copy the run's cache files again."
       )
     return packed_group.table(documents.take(which[by_row]), bounds)
 
 
 def stamp(directory: str, row_length: int) -> list[tuple[str, int, int]]:
-  """Returns name, size and modification time of each file, to notice that files were replaced."""
+  """Returns the name, size and modification time of each cache file, to detect replaced files."""
   found = []
   for kind in (_DOCUMENTS, _ROWS, _BY_ROW):
     for path in _files(directory, kind, row_length):
@@ -105,7 +106,7 @@ def _read(path: str, width: int) -> np.ndarray:
   data = open_storage().read(path)
   if len(data) % (8 * width):
     raise errors.CorpusError(
-        f"{path} has {len(data)} bytes, expected a multiple of {8 * width}. Copy it again."
+        f"{path} has {len(data)} bytes, expected a multiple of {8 * width}. Copy the file again."
     )
   return np.frombuffer(data, "<u8").astype(np.int64).reshape(-1, width)
 

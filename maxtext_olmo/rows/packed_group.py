@@ -1,12 +1,12 @@
-"""Packing the documents of one group of files into rows, as OLMo-core does.
+"""Packs the documents of one group of files into rows, as OLMo-core does.
 
     documents   file 0: 5 tokens, 3 tokens   file 1: 12 tokens, 2 tokens        rows of 8
     cut         5, 3, 8, 2  (truncate)       5, 3, 8, 4, 2  (split)
     order       8 5 3 2                      8 5 4 3 2
     rows        8 | 5 3 | 2                  8 | 5 3 | 4 2
 
-Only lengths decide the packing. OLMo-core treats a group as if its files were one; here a document
-keeps its file and its first token there.
+Only lengths decide the packing. OLMo-core treats the files of a group as one file. Here, each
+document keeps its own file and its first token in that file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Documents:
   """The documents of a group, or pieces of them.
 
   Attributes:
-    source: File of each (int32).
-    first: Its first token there (int64).
-    length: Its number of tokens (int64).
-    offset: For each document, the tokens of the group before its file (int64).
+    source: File of each document (int32).
+    first: First token of each document in its file (int64).
+    length: Number of tokens of each document (int64).
+    offset: Number of tokens in all files of the group that precede each document's file (int64).
   """
 
   source: np.ndarray
@@ -57,15 +57,26 @@ def find_documents(
 
   Args:
     index: Index of the corpus.
-    files: Its token files.
-    numbers: Numbers of the files, in order.
-    rule: Where documents begin and end.
-    advance: Called with the number of bytes just covered.
+    files: Token files of the corpus.
+    numbers: Which of the files to search, in order.
+    rule: Rule for where documents begin and end.
+    advance: Called with the number of bytes read since the last call.
   """
+  counts = [index.files[number].n_tokens for number in numbers]
+  return documents_of_files(files, numbers, counts, rule, advance)
+
+
+def documents_of_files(
+    files: token_files.TokenFiles,
+    numbers: Sequence[int],
+    counts: Sequence[int],
+    rule: document_spans.BoundaryRule,
+    advance: Callable[[int], None] = lambda amount: None,
+) -> Documents:
+  """Returns the documents of some files, given the number of tokens of each."""
   sources, firsts, lengths, offsets = [], [], [], []
   before = 0
-  for number in numbers:
-    n_tokens = index.files[number].n_tokens
+  for number, n_tokens in zip(numbers, counts):
     first, length = document_spans.find_spans(files, number, n_tokens, rule, advance)
     if length.max(initial=0) > np.iinfo(np.int32).max:
       raise CorpusError(
@@ -94,7 +105,7 @@ def cut(documents: Documents, row_length: int, long_documents: str) -> Documents
 
 
 def pack(documents: Documents, row_length: int, ties: str) -> parts_lib.Parts:
-  """Packs documents that fit a row; returns the rows in the order in which they were opened.
+  """Packs documents into rows, and returns the rows in the order in which they were opened.
 
   Args:
     documents: Documents or pieces, none longer than a row.
@@ -109,7 +120,7 @@ def pack(documents: Documents, row_length: int, ties: str) -> parts_lib.Parts:
 
 
 def table(documents: Documents, bounds: np.ndarray) -> parts_lib.Parts:
-  """Returns documents, sorted by row, as a table of parts."""
+  """Returns the table of parts of documents that are sorted by row already."""
   return parts_lib.Parts(
       bounds,
       documents.source.astype(np.int32),

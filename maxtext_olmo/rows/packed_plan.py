@@ -1,11 +1,11 @@
 """The plan of packed rows: which documents make up each row, as OLMo-core packs them.
 
-Files are divided into groups of `group_size`, and each group is packed by itself:
+Files are divided into groups of `group_size`, and each group is packed separately:
 
-    documents of a group    truncated to the row length, or split into pieces of it
-    order                   longest first; equally long ones in one of the orders of `tie_order`
-    best fit                each into the row with the least room that is enough; of several, the
-                            one that has had this room for the longest time; else into a new row
+    documents of a group    truncated to the row length, or split into pieces of that length
+    order                   longest first; equally long documents in an order of `tie_order`
+    best fit                a document goes to the fullest row with enough room, or to a new row; of
+                            equally full rows, to the first that reached this level
     rows                    in the order in which they were opened, group after group
 
 The plan is a sidecar file. Its JSON header takes the first 4096 bytes, and has a checksum of the
@@ -15,8 +15,8 @@ rest:
     bounds   int64, rows + 1           where the parts of each row begin
     parts    16 bytes each             first token (int64), file (int32), number of tokens (int32)
 
-Opening it reads the header, and a row costs two small reads: neither grows with the plan. Groups
-are packed in parallel, each in the memory of its own documents.
+Opening a plan reads only the header, and a row takes two small reads, whatever the size of the
+plan. Groups are packed in parallel, and packing a group takes memory only for its own documents.
 """
 
 from __future__ import annotations
@@ -26,54 +26,35 @@ import functools
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
+from absl import logging
 
 from maxtext_olmo import atomic
 from maxtext_olmo import errors
-from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus import document_spans
 from maxtext_olmo.corpus import file_array
 from maxtext_olmo.corpus import index as index_lib
-from maxtext_olmo.corpus import scan
-from maxtext_olmo.corpus import token_files
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import open_storage
-from maxtext_olmo.progress import progress_bar
+from maxtext_olmo.corpus.work import options as options_lib
+from maxtext_olmo.corpus.work import pieces as pieces_lib
+from maxtext_olmo.corpus.work import run as run_lib
+from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.rows import packed_cache
-from maxtext_olmo.rows import packed_group
+from maxtext_olmo.rows import packed_work
 from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows.packed_work import PART as PART
+from maxtext_olmo.rows.packed_work import PackingRule as PackingRule
 
 _FORMAT = "maxtext-olmo packed rows 1"
 _HEADER_BYTES = 4096
-# Plans up to this size are checked completely when they are opened; larger ones by `verify`.
+# Plans up to this size are verified when they are opened; larger plans only by `verify`.
 _CHECKED_AT_OPENING = 64 << 20
 _REBUILD = "Delete it; the next start of the run builds it again."
-PART = np.dtype([("first", "<i8"), ("source", "<i4"), ("count", "<i4")])
-
-
-@dataclasses.dataclass(frozen=True)
-class PackingRule:
-  """Everything apart from the corpus that decides how documents are packed.
-
-  Attributes:
-    row_length: Number of tokens per row.
-    group_size: Number of files that are packed together.
-    long_documents: What happens to documents longer than a row: `truncate` or `split`.
-    ties: Order of equally long documents (`tie_order.TIES`), or `cache`: as in a run's own files.
-    boundaries: Where documents begin and end.
-  """
-
-  row_length: int
-  group_size: int
-  long_documents: str
-  ties: str
-  boundaries: document_spans.BoundaryRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +64,7 @@ class PackedPlan:
   Attributes:
     path: Path of the sidecar file.
     corpus: Fingerprint of the corpus.
-    rule: How documents were packed.
+    rule: Rule that documents were packed with.
     num_files: Number of token files.
     num_groups: Number of groups.
     num_rows: Number of rows.
@@ -110,7 +91,7 @@ class PackedPlan:
 
   @property
   def fingerprint(self) -> str:
-    """Identifies the rows: the corpus, the rule with the order of ties, and the result."""
+    """A text that identifies the rows by corpus, rule (with the order of ties), and checksum."""
     rule = json.dumps(dataclasses.asdict(self.rule), sort_keys=True)
     text = f"{self.corpus} {rule} {self.checksum}"
     return f"packed-{self.rule.ties}:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -136,7 +117,7 @@ class PackedPlan:
 
   @functools.cached_property
   def _groups(self) -> np.ndarray:
-    """The first row and the first part of each group, and the ends (2, groups + 1)."""
+    """The first row and first part of each group, followed by the totals (2, groups + 1)."""
     return self._arrays[0].load().reshape(2, -1)
 
   def parts(self, rows: np.ndarray) -> parts_lib.Parts:
@@ -255,69 +236,106 @@ def build_plan(
 ) -> PackedPlan:
   """Packs the documents of a corpus and writes the plan.
 
+  Groups that are packed stay packed if this process is killed: the next call continues.
+
   Args:
     index: Index of the corpus, with its files in the order in which they are grouped.
     path: Local path of the plan, which is written atomically.
-    rule: How documents are packed.
-    cache_dir: With the ties `cache`, the directory of the cache files of a run of OLMo-core.
+    rule: Rule to pack documents with.
+    cache_dir: Directory of an OLMo-core run's cache files, if `rule.ties` is `cache`.
     path_remap: prefix → replacement, for paths that begin differently on this machine.
     workers: Number of groups that are packed at the same time; one per core by default.
     progress: Whether to show a progress bar.
     storage: Storage that holds the token files; local files by default.
   """
   path = os.fspath(path)
+  options = WorkOptions(
+      workers=workers, results=options_lib.default_results(path), retry_failed=True
+  )
+  outcome = pack_groups(
+      index,
+      rule,
+      options,
+      cache_dir=cache_dir,
+      path_remap=path_remap,
+      progress=progress,
+      storage=storage,
+  )
+  plan = write_plan(index, path, rule, outcome)
+  outcome.discard()
+  return plan
+
+
+def pack_groups(
+    index: index_lib.OlmoNpyIndex,
+    rule: PackingRule,
+    options: WorkOptions,
+    *,
+    cache_dir: str = "",
+    path_remap: Mapping[str, str] | None = None,
+    progress: bool = False,
+    storage: Storage | None = None,
+) -> run_lib.Outcome:
+  """Packs all groups of a corpus, or a part of them, on one machine or on many.
+
+  Args:
+    index: Index of the corpus, with its files in the order in which they are grouped.
+    rule: Rule to pack documents with.
+    options: How the work is done.
+    cache_dir: Directory of an OLMo-core run's cache files, if `rule.ties` is `cache`.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    progress: Whether to show a progress bar.
+    storage: Storage that holds the token files; opened per process by default.
+  """
   document_spans.check_rule(rule.boundaries, index.token_dtype)
-  files = token_files.TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
-  cache = packed_cache.PackedCache(cache_dir, rule.row_length) if rule.ties == "cache" else None
-  total = sum(entry.n_tokens for entry in index.files) * index.token_dtype.itemsize
-  num_groups = -(-len(index.files) // rule.group_size)
-  with atomic.write_errors(path):
-    folder = tempfile.TemporaryDirectory(
-        prefix=".packed_", dir=os.path.dirname(path) or ".", ignore_cleanup_errors=True
-    )
-  with folder as name:
-    with progress_bar("Packing documents", total, enabled=progress, unit="bytes") as advance:
-
-      def pack(group: int) -> tuple[int, int, int]:
-        numbers = range(
-            group * rule.group_size, min((group + 1) * rule.group_size, len(index.files))
-        )
-        documents = packed_group.find_documents(index, files, numbers, rule.boundaries, advance)
-        cut = packed_group.cut(documents, rule.row_length, rule.long_documents)
-        if cache is not None:
-          table = cache.pack(cut, group)
-        else:
-          table = packed_group.pack(cut, rule.row_length, rule.ties)
-        parts = np.empty(len(table.source), PART)
-        parts["first"], parts["source"], parts["count"] = table.first, table.source, table.count
-        with atomic.write_errors(path):
-          table.bounds.astype("<i8").tofile(_temporary(name, group, "bounds"))
-          parts.tofile(_temporary(name, group, "parts"))
-        return table.num_rows, len(parts), int(table.count.sum(dtype=np.int64))
-
-      workers = workers or available_cores()
-      results, problems = scan.map_files(pack, num_groups, workers=workers, block=1)
-    found = scan.all_or_error(results, problems, "Documents cannot be packed")
-    counts = np.array(found, np.int64).reshape(num_groups, 3)
-    return _assemble(path, name, index, rule, counts)
+  work = packed_work.PackWork(rule, cache_dir, storage=storage)
+  if work.cache is not None:  # Raises if there is none, before anything is read.
+    logging.info("The packing is taken from %s.", cache_dir)
+  sources = pieces_lib.source_files(index, path_remap=path_remap)
+  return run_lib.run_work(
+      work,
+      packed_work.groups_of(sources, rule),
+      options,
+      fingerprint=index.fingerprint,
+      description="Packing documents",
+      progress=progress,
+  )
 
 
-def _assemble(
-    path: str, folder: str, index: index_lib.OlmoNpyIndex, rule: PackingRule, counts: np.ndarray
+def write_plan(
+    index: index_lib.OlmoNpyIndex,
+    path: str | os.PathLike[str],
+    rule: PackingRule,
+    outcome: run_lib.Outcome,
 ) -> PackedPlan:
-  """Joins the temporary files of the groups, given the rows, parts and tokens of each."""
+  """Joins the packed groups and writes the plan.
+
+  Args:
+    index: Index of the corpus.
+    path: Local path of the plan, which is written atomically.
+    rule: Rule that the groups were packed with.
+    outcome: What `pack_groups` returned, for all groups.
+
+  Raises:
+    CorpusError: Groups could not be packed, or are missing.
+  """
+  path = os.fspath(path)
+  outcome.check("Documents cannot be packed")
+  found = [
+      (len(group["bounds"]) - 1, len(group["parts"]) // PART.itemsize, group["tokens"])
+      for _, group in outcome
+  ]
+  counts = np.array(found, np.int64).reshape(len(found), 3)
   ends = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(counts, axis=0)])
   with atomic.atomic_writer(path) as file:
     file.write(b" " * _HEADER_BYTES)
     put, checksum = _checked_writer(file)
     put(ends[:, :2].T.astype("<i8").tobytes())
-    for group, first_part in enumerate(ends[:-1, 1].tolist()):
-      bounds = np.frombuffer(LocalStorage().read(_temporary(folder, group, "bounds")), "<i8")
-      put((bounds[:-1] + first_part).astype("<i8").tobytes())
+    for first_part, (_, group) in zip(ends[:-1, 1].tolist(), outcome):
+      put((group["bounds"][:-1] + first_part).astype("<i8").tobytes())
     put(ends[-1:, 1].astype("<i8").tobytes())
-    for group in np.flatnonzero(counts[:, 1]).tolist():
-      for piece in LocalStorage().pieces(_temporary(folder, group, "parts")):
-        put(piece)
+    for _, group in outcome:
+      put(group["parts"].tobytes())
     values: dict[str, Any] = {
         "corpus": index.fingerprint,
         "rule": dataclasses.asdict(rule),
@@ -335,7 +353,7 @@ def _assemble(
 
 
 def _checked_writer(file: BinaryIO) -> tuple[Callable[[bytes], None], Callable[[], str]]:
-  """Returns a function that writes bytes, and one that returns the checksum of all of them."""
+  """Returns a function that writes bytes, and a function that returns their checksum so far."""
   digest = xxhash.xxh3_128()
 
   def put(data: bytes) -> None:
@@ -343,10 +361,6 @@ def _checked_writer(file: BinaryIO) -> tuple[Callable[[bytes], None], Callable[[
     file.write(data)
 
   return put, digest.hexdigest
-
-
-def _temporary(folder: str, group: int, what: str) -> str:
-  return os.path.join(folder, f"{group}.{what}")
 
 
 def _digest_of(values: dict[str, Any]) -> str:

@@ -1,14 +1,14 @@
-"""Packing documents into rows: the choices, and best-fit packing for planned rows.
+"""The ways to pack documents into rows, and best-fit packing for planned rows.
 
     documents of 5, 3, 6 and 2 tokens in rows of 8
 
     first_fit           |5 5 5 5 5 3 3 3|  |6 6 6 6 6 6 2 2|     the first row with room
-    best_fit            the row with the least room that is enough; the same result here
+    best_fit            the fullest row with enough room; the result is the same here
     concat_then_split   one long sequence cut every 8 tokens: no padding, but documents are cut
     planned             best fit over a window of documents, longest first (`planned`)
 
-The first three are Grain's (`grain_llm.records`) and stream: a row depends on all documents before
-it.
+The first three are Grain's (`grain_llm.records`). They work on a stream, so a row depends on all
+documents before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STREAMING = ("first_fit", "best_fit", "concat_then_split")
 PACKINGS = (*STREAMING, "planned")
 LONG_DOCUMENTS = ("error", "truncate", "split")
 
-# Compiling takes a second of another core, which is worth it only after this many pieces.
+# Compiling occupies another core for a second, which pays off only after this many pieces.
 _COMPILE_AFTER_PIECES = 20_000
 
 
@@ -60,8 +60,8 @@ def best_fit_in_order(
   Args:
     lengths: Length of each piece.
     capacity: Length of a bin.
-    queues: Which of the bins with equal room is taken: the one that has had this room for the
-      longest time, as in OLMo-core, or the shortest.
+    queues: Which of several bins with equal room is taken. True takes the bin that has had this
+      room for the longest time, as OLMo-core does; False takes the most recent one.
 
   Returns:
     The bin of each piece, and the number of bins.
@@ -77,18 +77,18 @@ def best_fit_in_order(
 
 
 def compile_best_fit() -> bool:
-  """Waits until best fit is compiled; returns False if it cannot be."""
+  """Waits until best fit is compiled; returns False if it cannot be compiled."""
   return _COMPILED.wait()
 
 
 def _best_fit(lengths: np.ndarray, capacity: int, queues: bool, bins: np.ndarray) -> int:
   """Packs pieces in the given order.
 
-  Bins with equal room share a list, and the bits of an integer say which lists are not empty, so a
-  shift finds the best bin.
+  Bins with equal room share a list. The bits of an integer say which lists are not empty, so the
+  lowest set bit at or above the length of a piece gives the best bin.
   """
   lists: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
-  rooms = 0  # Bit r: some bin has room for r tokens.
+  rooms = 0  # Bit r is set if some bin has room for exactly r tokens.
   count = 0
   for piece, length in enumerate(lengths.tolist()):
     fitting = rooms >> length

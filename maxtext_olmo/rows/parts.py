@@ -4,16 +4,17 @@ Every dataset is reduced to one table with an entry per range, sorted by row:
 
     rows of 8 tokens    row 0: file 3 [16, 24)   row 1: file 0 [5, 8), file 2 [0, 4)  row 2: padding
 
-    bounds  0  1  3  3      row r has the parts bounds[r] to bounds[r + 1]
+    bounds  0  1  3  3      row r has the parts bounds[r] to bounds[r + 1] - 1
     source  3  0  2         the file (or record) of a part
     first   16 5  0         its first token there
     count   8  3  4         its number of tokens
 
-The parts of a row fill it from column 0 without gaps, and padding fills the rest. So the row, the
-column and the segment (its number in the row, from 1) of a part follow from the table. No part is
-empty, and none crosses the end of a file.
+The parts of a row fill it from column 0 without gaps, and padding fills the rest. So the table
+determines the row, the column and the segment (its number within the row, from 1) of each part. No
+part is empty, and none crosses the end of a file.
 
-A table is built for a block of steps at once, and `split` returns the entries of each as views.
+A table is built for a block of steps at once, and `split` returns the entries of each step as
+views.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Parts:
     ([8, 7, 0], [0, 1, 1], [0, 0, 3], [1, 1, 2])
 
   Attributes:
-    bounds: Where the parts of each row begin, followed by the number of parts (rows + 1, int64).
-    source: The file or record of each part (int32).
-    first: Its first token there (int64).
-    count: Its number of tokens (int32).
+    bounds: Index of each row's first part, followed by the number of parts (rows + 1, int64).
+    source: File or record of each part (int32).
+    first: First token of each part in its file or record (int64).
+    count: Number of tokens of each part (int32).
   """
 
   bounds: np.ndarray
@@ -99,7 +100,7 @@ class Parts:
     return before
 
   def split(self, ends: np.ndarray) -> list[Parts]:
-    """Returns a table for the rows from each of `ends` to the next, as views of this one."""
+    """Returns views of the table: rows [ends[0], ends[1]), rows [ends[1], ends[2]), and so on."""
     bounds, source, first, count = self.bounds, self.source, self.first, self.count
     rows, parts = itertools.pairwise(ends.tolist()), itertools.pairwise(bounds[ends].tolist())
     return [

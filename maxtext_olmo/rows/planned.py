@@ -1,7 +1,7 @@
 """Planned packing: random access to rows of packed documents, without packing all earlier rows.
 
 The packing plan says which parts of which documents are in row k. The number of rows depends on how
-the documents of an epoch fit together, so it is unknown until it is counted.
+the documents of an epoch fit together, so it is unknown until the rows are counted.
 
 The documents of an epoch, in their shuffled order, are divided into windows, and each window is
 packed separately:
@@ -11,12 +11,12 @@ packed separately:
     rows of a window      3           | 2           | 1          → row 4 is row 1 of window 1
 
 So finding row k takes a bisection over the row counts and the packing of one window. Within a
-window, rows are in random order, and the parts of a row are in the order of their documents, so
-that the longest is not always first.
+window, rows are in random order. The parts of a row are in the order of their documents, so the
+longest part is not always first.
 
-Rows are counted by packing the windows in turn, as far as they are needed. If a path is given, a
-thread counts ahead and stores the counts in a file, so that a run that resumes in the middle of an
-epoch starts at once.
+Rows are counted by packing one window after another, as far as needed. If a path is given, a thread
+counts ahead and stores the counts in a file, so that a run that resumes in the middle of an epoch
+starts immediately.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class PackingPlan:
   """Maps the rows of an epoch to parts of documents.
 
   Args:
-    lengths: Returns the lengths of documents, given their numbers.
-    order: Says which document is at which place of which epoch.
-    identity: Names the documents, so that counts of other documents are never used.
-    row_length: Tokens per row.
-    window: Documents that are packed together.
-    long_documents: What happens to documents longer than a row: truncate, split or error.
-    locate: Returns the file and the first token of documents, given their numbers; None treats
-      documents as records, read from token 0.
-    counts_path: Where row counts are stored, without the suffix of the epoch; None stores none.
-    writes_counts: Whether counts are also written there, which one process should do; otherwise
-      they are only read.
+    lengths: Function that returns the lengths of documents, given their numbers.
+    order: Order of the documents of each epoch.
+    identity: Text that identifies the documents, so that counts of other documents are never used.
+    row_length: Number of tokens per row.
+    window: Number of documents that are packed together.
+    long_documents: Handling of documents longer than a row: `truncate`, `split` or `error`.
+    locate: Function that returns the file and the first token of documents, given their numbers.
+      None treats documents as records, which are read from token 0.
+    counts_path: Prefix of the paths of the stored row counts; None does not store them.
+    writes_counts: Whether this process writes the counts. Only one process should; the others only
+      read them.
   """
 
   def __init__(
@@ -106,7 +106,7 @@ class PackingPlan:
     )
     self._ends: dict[int, list[int]] = (
         {}
-    )  # per epoch: rows up to and including each window counted so far
+    )  # For each epoch, the number of rows up to the end of each window counted so far.
     self._counting: set[int] = set()
     self._closed = threading.Event()
 
@@ -119,7 +119,7 @@ class PackingPlan:
     self._make_caches()
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
-    """Returns the parts of rows of an epoch; counts rows up to the last of them."""
+    """Returns the parts of rows of an epoch; counts the epoch's rows as far as needed."""
     ends = np.array(self._counted(epoch, int(rows.max(initial=-1))), np.int64)
     numbers = np.searchsorted(ends, rows, side="right")
     tables, places = [], []
@@ -133,7 +133,7 @@ class PackingPlan:
   def rows_of(
       self, epoch: int, documents: np.ndarray, source: int, first: int, count: int
   ) -> np.ndarray:
-    """Returns the rows of an epoch that have a token of a range of a file.
+    """Returns the rows of an epoch that contain tokens from a range of a file.
 
     Args:
       epoch: Epoch to search.
@@ -172,15 +172,15 @@ class PackingPlan:
     return ends[-1] if len(ends) == self.num_windows else None
 
   def count_rows(self, epoch: int, row: int) -> int:
-    """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
+    """Counts the rows of an epoch until `row` is counted or the epoch ends; returns the count."""
     return self._counted(epoch, row)[-1]
 
   def count(self, epochs: int) -> int:
-    """Counts the rows of the first epochs now, and returns their number."""
+    """Counts all rows of the first `epochs` epochs, and returns their number."""
     return sum(self._counted(epoch, None)[-1] for epoch in range(epochs))
 
   def count_in_background(self, epoch: int) -> threading.Thread | None:
-    """Starts a thread that counts an epoch; None if one is running, or all rows are counted."""
+    """Starts a thread that counts an epoch's rows; returns None if that is under way or done."""
     with self._lock:
       if epoch in self._counting or len(self._known(epoch)) == self.num_windows:
         return None
@@ -198,7 +198,7 @@ class PackingPlan:
     return thread
 
   def count_ahead(self, position: int, epochs: int | None) -> None:
-    """Counts the epoch of a position, and the one after it, in the background."""
+    """Counts the rows of a position's epoch and of the next epoch in the background."""
     epoch = 0
     while (rows := self.num_rows(epoch)) and position >= rows:
       position -= rows
@@ -216,8 +216,8 @@ class PackingPlan:
       self._count_until(epoch, closed)
       self._write(epoch)
     except CorpusError as error:
-      # A caller that requests the row gets the same error, where it can be seen.
-      logging.warning("The packing plan cannot be counted: %s", error)
+      # A caller that requests a row of that window gets the same error.
+      logging.warning("The rows of the packing plan cannot be counted: %s", error)
     finally:
       with self._lock:
         self._counting.discard(epoch)
@@ -236,7 +236,11 @@ class PackingPlan:
         written = time.monotonic()
 
   def _counted(self, epoch: int, row: int | None, windows: int | None = None) -> list[int]:
-    """Returns the ends of an epoch's windows, counted up to a row or a number of windows."""
+    """Returns the end row of each counted window of an epoch, after counting as far as needed.
+
+    Counting stops once the window that contains `row` is counted, once `windows` windows are
+    counted, or at the end of the epoch.
+    """
     while True:
       with self._lock:
         ends = self._known(epoch)
@@ -269,7 +273,7 @@ class PackingPlan:
     bins, count = packing.best_fit(lengths, self._row_length)
     if count:
       bins = feistel.Bijection(count, "rows", self._order.seed, epoch, number)(bins)
-    order = np.argsort(bins, kind="stable")  # Keeps the order of documents within a row.
+    order = np.argsort(bins, kind="stable")  # Stable, to keep the order of documents within a row.
     documents, starts, lengths = documents[order], starts[order], lengths[order]
     sources, firsts = (documents, 0) if self._locate is None else self._locate(documents)
     bounds = np.zeros(count + 1, np.int64)
@@ -281,7 +285,7 @@ class PackingPlan:
   def _parts(
       self, documents: np.ndarray, lengths: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents into parts that fit a row; an empty document has none."""
+    """Cuts documents into parts that fit a row; an empty document has no parts."""
     length = self._row_length
     if self._long_documents == "error" and lengths.max(initial=0) > length:
       worst = int(np.argmax(lengths))
@@ -312,7 +316,7 @@ class PackingPlan:
     except OSError as error:
       logging.warning(
           "The row counts of the packing plan cannot be stored in %s (%s): a resume in the middle"
-          " of an epoch will have to count the rows before it again.",
+          " of an epoch will have to count all earlier rows of that epoch again.",
           self._file(epoch),
           error,
       )
@@ -334,7 +338,7 @@ class PackingPlan:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRows(row_source.RowSourceDefaults):
-  """Rows of packed documents; each document, or piece of one, is a segment.
+  """Rows of packed documents; each document, or piece of a document, is a segment.
 
   Attributes:
     plan: Packing plan, which says which documents are in which row.
@@ -345,6 +349,7 @@ class PlannedRows(row_source.RowSourceDefaults):
   """
 
   block_rows: ClassVar[int] = 1024
+  packs_for_all_hosts: ClassVar[bool] = True  # A plan packs whole windows of documents.
 
   plan: PackingPlan
   row_length: int
@@ -353,11 +358,11 @@ class PlannedRows(row_source.RowSourceDefaults):
   documents: documents_lib.DocumentIndex | None = None
 
   def num_rows(self, epoch: int) -> int | None:
-    """Returns the number of rows of an epoch; None until all have been counted."""
+    """Returns the number of rows of an epoch; None until all rows have been counted."""
     return self.plan.num_rows(epoch)
 
   def count_rows(self, epoch: int, row: int) -> int:
-    """Counts the rows of an epoch until there are more than `row`, or all; returns their number."""
+    """Counts the rows of an epoch until `row` is counted or the epoch ends; returns the count."""
     return self.plan.count_rows(epoch, row)
 
   def parts(self, epoch: int, rows: np.ndarray) -> parts_lib.Parts:
@@ -365,14 +370,14 @@ class PlannedRows(row_source.RowSourceDefaults):
     return self.plan.parts(epoch, rows)
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the rows of an epoch that have a token of a range of a file."""
+    """Returns the rows of an epoch that contain tokens from a range of a file."""
     if self.documents is None:
       raise OrderError("These rows have no document index, so they cannot be searched.")
     found = self.documents.within(source, first, count)
     return self.plan.rows_of(epoch, found, source, first, count)
 
   def look_ahead(self, position: int, num_epochs: int | None = None) -> None:
-    """Counts the rows of the epoch of a position, and of the next one, in the background."""
+    """Counts the rows of a position's epoch and of the next epoch in the background."""
     self.plan.count_ahead(position, num_epochs)
 
   def close(self) -> None:

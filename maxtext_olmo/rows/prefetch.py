@@ -1,9 +1,9 @@
 """Prefetching: threads or worker processes make the next elements while the trainer is busy.
 
 Threads are the default: making a batch is one call, which does not hold the GIL for long. Worker
-processes are Grain's, and exit with their trainer. Grain's own state restores only into the same
-number of workers. Here the state is the number of elements taken, and a restore reopens the dataset
-at that element, so a run may change its number of workers and still gets the same elements.
+processes are Grain's, and exit with their trainer. Grain's own state can be restored only with the
+same number of workers. Here the state is the number of elements taken, and a restore reopens the
+dataset at that element. So a run may change its number of workers and still get the same elements.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Prefetcher(Generic[T]):
   """The results of `make(first)`, `make(first + 1)`, … in order, made in advance by threads.
 
-  An exception ends the sequence: `take` raises it, and so does every later call. An interrupt does
-  not: the next call continues.
+  An exception ends the sequence: `take` raises it, and so does every later call. KeyboardInterrupt
+  does not end the sequence: the next call continues.
 
   Example:
     >>> with contextlib.closing(Prefetcher(lambda number: number**2, ahead=2)) as squares:
@@ -42,11 +42,11 @@ class Prefetcher(Generic[T]):
     [0, 1, 4, 9]
 
   Args:
-    make: Makes a result; it must not reference the owner of this object, or neither would ever be
-      garbage-collected.
-    ahead: The number of results that are ready or being made; 0 makes each on request.
-    threads: The number of threads that make them.
-    first: The first number.
+    make: Function that makes the result with a given number. It must not reference the owner of
+      this object, because then neither would ever be garbage-collected.
+    ahead: Number of results that are ready or being made; 0 makes each result on request.
+    threads: Number of threads that make results.
+    first: First number to pass to `make`.
   """
 
   def __init__(self, make: Callable[[int], T], ahead: int, threads: int = 1, first: int = 0):
@@ -64,7 +64,7 @@ class Prefetcher(Generic[T]):
       self._next += ahead
 
   def take(self) -> T:
-    """Returns the next result; raises what `make` raised."""
+    """Returns the next result; raises the exception that `make` raised."""
     if self._error is not None:
       raise self._error
     try:
@@ -83,13 +83,13 @@ class Prefetcher(Generic[T]):
   @property
   def ready(self) -> int:
     """The number of results that are ready to be taken."""
-    # A copy, because another thread may take a result meanwhile.
+    # The results are copied first, because another thread may take one meanwhile.
     return sum(result.done() for result in tuple(self._results))
 
   def close(self, *, wait: bool = True, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
     """Cancels pending work and, by default, waits for work that is running."""
     self._error = self._error or RuntimeError("This prefetcher has been closed.")
-    # At interpreter exit, the threads have ended and the names of modules may be gone.
+    # At interpreter exit, the threads have ended, and globals of modules may be gone.
     if self._pool is not None and not finalizing():
       self._pool.shutdown(wait, cancel_futures=True)
       self._results.clear()
@@ -117,12 +117,13 @@ def use_batch_scheduling() -> None:
 
 
 class PrefetchedDataset(grain.IterDataset[Any]):
-  """The elements of a `MapDataset` in order, without those that are None; an empty dict ends it.
+  """The elements of a `MapDataset` in order. Skips None; an empty dict ends the iteration.
 
   Args:
-    dataset: The elements, which must be the same for every caller.
-    workers: Processes that prepare elements; 0 uses a thread.
-    ahead: Elements that each process, or the thread, prepares in advance; 0 makes each on request.
+    dataset: Dataset of the elements. An element must depend on its index only.
+    workers: Number of processes that prepare elements; 0 uses a thread.
+    ahead: Number of elements that each process, or the thread, prepares in advance; 0 makes each
+      element on request.
   """
 
   def __init__(self, dataset: grain.MapDataset, *, workers: int = 0, ahead: int = 1):
@@ -152,10 +153,10 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
   """The iterator of a `PrefetchedDataset`, with the number of elements taken as its state.
 
   Args:
-    dataset: The elements.
-    workers: Processes that prepare elements.
-    ahead: Elements that are prepared in advance.
-    threads: Threads that prepare elements if there are no workers.
+    dataset: Dataset of the elements.
+    workers: Number of processes that prepare elements.
+    ahead: Number of elements that are prepared in advance.
+    threads: Number of threads that prepare elements if there are no workers.
   """
 
   def __init__(self, dataset: grain.MapDataset, workers: int, ahead: int, threads: int = 1):
@@ -201,7 +202,7 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 
   def set_state(self, state: dict[str, Any]) -> None:
     taken = state.get("next_index") if isinstance(state, dict) else None
-    # Includes NumPy's integers, which a checkpoint may restore in place of Python's.
+    # NumPy integers are accepted, because a checkpoint may turn Python integers into them.
     if isinstance(taken, bool) or not isinstance(taken, (int, np.integer)) or taken < 0:
       raise ResumeError(
           f"Expected the state of a prefetched dataset, {{'next_index': n}}, found {state!r}."
@@ -228,16 +229,16 @@ class PrefetchedIterator(grain.DatasetIterator[Any]):
 class _Wrapped:
   """A worker's element, wrapped because Grain looks inside tuples and dicts.
 
-  Grain would skip an element that is None, and lose count. It would put a worker's arrays into
-  shared memory, and those in transit when the iterator is closed would stay there until the
-  interpreter exits and reports them as leaked.
+  Grain would skip an element that is None, and its count of elements would be wrong. It would also
+  put a worker's arrays into shared memory. Arrays that are in transit when the iterator is closed
+  would stay there until the interpreter exits and reports them as leaked.
   """
 
   value: Any
 
 
 class _FromWorkers:
-  """The elements that worker processes make; one thread may close it while another takes one."""
+  """The elements that worker processes make; `close` is safe while another thread calls `take`."""
 
   def __init__(self, elements: grain.DatasetIterator[_Wrapped]):
     self._elements = elements
@@ -257,7 +258,7 @@ class _FromWorkers:
     if not wait and self._lock.locked():
       threading.Thread(target=self.close, daemon=True).start()
       return
-    # With the lock: a thread that waits for an element of a stopped worker would wait forever.
+    # The lock makes this wait for a thread in `take`, which a stopped worker would never answer.
     with self._lock:
       self._closed = True
       self._elements.close()

@@ -1,8 +1,8 @@
-"""Readers of parts: they read a table of parts into one array, pad it, and check the tokens.
+"""Readers, which read the parts of rows into one array, pad the rows, and check the tokens.
 
-`FileReader` reads token files through a storage, in one call per batch. For local files a compiled
-kernel reads and checks each row while it is in the cache; otherwise the storage fills the array
-first, and the same kernel, or NumPy, checks it. The results are the same. `RecordReader` takes
+`FileReader` reads token files through a storage, in one call per batch. For local files, a compiled
+kernel reads and checks each row while it is in the processor's cache. Otherwise the storage fills
+the array first, and then the kernel or NumPy checks it, with the same results. `RecordReader` takes
 tokens from any random-access source of records.
 """
 
@@ -23,7 +23,7 @@ from maxtext_olmo.rows import repetition
 
 _COMPILE_AFTER_TOKENS = 1 << 22
 _NO_FILES, _NO_OFFSETS = np.zeros(0, np.int32), np.zeros(0, np.int64)
-_NO_SEARCH = (1, 0, 1)  # A shortest and longest period, and repeats, that find nothing.
+_NO_SEARCH = (1, 0, 1)  # Shortest period, longest period and repeats of a search that does nothing.
 
 
 class Findings(NamedTuple):
@@ -40,13 +40,13 @@ class Findings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-  """The padding and checks that follow the reading of rows.
+  """Settings for padding rows after they are read, and for checking their tokens.
 
   Attributes:
     pad_id: The id that fills a row after its parts.
     ngram_filter: Whether the repetition filter runs.
-    filter_sees_padding: Whether it treats padding as tokens.
-    repetition: The repetitions that it rejects.
+    filter_sees_padding: Whether the repetition filter treats padding as tokens.
+    repetition: The repetitions that the filter rejects.
   """
 
   pad_id: int = 0
@@ -63,20 +63,23 @@ class Reader(Protocol):
     """The dtype of the tokens."""
 
   @property
-  def wants_concurrency(self) -> bool:
-    """True if many reads should be in flight from the first batch."""
+  def wants_concurrency(self) -> int:
+    """The number of reads that should be in flight from the first batch; 0 for one at a time."""
 
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Fills `out`, an array (rows, length), and checks it."""
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns a thread-safe function that reads parts into `out`, without padding or checks."""
+    """Returns a thread-safe function that reads a slice of the parts into `out`.
+
+    The function neither pads nor checks the rows.
+    """
 
   def check(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Pads and checks rows whose parts have been read."""
 
   def where(self, source: int, token: int) -> str:
-    """Names a token, for error messages."""
+    """Describes where a token is, for error messages."""
 
   def close(self) -> None:
     """Closes open files; the reader remains usable."""
@@ -98,26 +101,26 @@ class FileReader:
     return self.files.dtype
 
   @property
-  def wants_concurrency(self) -> bool:
-    """True if the storage is faster with many reads in flight."""
+  def wants_concurrency(self) -> int:
+    """The number of reads that the storage wants in flight; 0 if one at a time is fastest."""
     return self.files.storage.wants_concurrency(self.files.paths)
 
   def read(self, parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
     """Fills `out` and checks it."""
     files = self.files
-    kernel = _kernel(out.itemsize).ready  # `check` starts compiling.
+    kernel = _kernel(out.itemsize).ready  # None until the compilation that `check` starts is done.
     pinned = files.storage.pin(files.paths, parts.source) if kernel is not None else None
     if kernel is not None and pinned is not None:
       found = _execute(kernel, parts, pinned.descriptors, files.data_offsets, out, checks)
       if found is not None:
         return found
-    # Also runs after a compiled read that was interrupted or failed: it completes the read, or
-    # raises an error that says what is wrong.
+    # This also runs after a compiled read that was interrupted or failed: the storage completes the
+    # read, or raises an error that says what is wrong.
     self.filler(parts, out)(slice(None))
     return self.check(parts, out, checks)
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns a function that reads some of the parts through the storage."""
+    """Returns a function that reads a slice of the parts through the storage."""
     width, length = out.itemsize, out.shape[1]
     files, octets = self.files, out.reshape(-1).view(np.uint8)
     offsets, sizes = files.ranges(parts.source, parts.first, parts.count)
@@ -144,14 +147,15 @@ class FileReader:
 
 
 class RecordReader:
-  """Reads parts of records: `source` is the number of a record, whose tokens are under `inputs`.
+  """Reads parts of records: the `source` of a part is the index of a record.
 
   Args:
-    records: Anything with `__getitem__`, such as a Grain data source.
+    records: Anything with `__getitem__`, such as a Grain data source. The tokens of record i are
+      `records[i]["inputs"]`.
     dtype: The dtype of the batch's tokens.
   """
 
-  wants_concurrency = False
+  wants_concurrency = 0
 
   def __init__(self, records: Any, dtype: np.dtype | type = np.int32):
     self._records = records
@@ -163,7 +167,7 @@ class RecordReader:
     return self.check(parts, out, checks)
 
   def filler(self, parts: parts_lib.Parts, out: np.ndarray) -> Callable[[slice], None]:
-    """Returns a function that copies the tokens of some of the parts."""
+    """Returns a function that copies the tokens of a slice of the parts."""
     table = (parts.row, parts.column, parts.source, parts.first, parts.count)
 
     def fill(some: slice) -> None:
@@ -173,7 +177,8 @@ class RecordReader:
         if len(tokens) < first + count:
           raise errors.CorpusError(
               f"Record {source} is too short: expected tokens {first} to {first + count}, but it"
-              f" has {len(tokens)}. The records have changed since they were counted."
+              f" has {len(tokens)}. The records have changed since they were counted: restore"
+              " them, or start a new run."
           )
         out[row, column : column + count] = _checked(tokens[first : first + count], out, source)
 
@@ -205,7 +210,7 @@ def _checked(tokens: Any, out: np.ndarray, record: int) -> np.ndarray:
 
 
 def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findings:
-  """Pads rows whose parts have been read, and finds their highest id and which are clean."""
+  """Pads rows whose parts have been read, and finds their highest id and the clean rows."""
   kernel = _kernel(out.itemsize).get(out.size)
   if kernel is not None:
     found = _execute(kernel, parts, _NO_FILES, _NO_OFFSETS, out, checks)
@@ -215,12 +220,12 @@ def check_rows(parts: parts_lib.Parts, out: np.ndarray, checks: Checks) -> Findi
 
 
 def as_unsigned(tokens: np.ndarray) -> np.ndarray:
-  """Returns the tokens as a view of unsigned ids, so that a negative one exceeds any vocabulary."""
+  """Returns a view of the tokens as unsigned ids, so that a negative id exceeds any vocabulary."""
   return tokens if tokens.dtype.kind == "u" else tokens.view(f"u{tokens.itemsize}")
 
 
 def compile_reads(dtype: Any = np.uint32) -> bool:
-  """Waits until reading tokens of a dtype is compiled; returns False if it cannot be."""
+  """Waits until reading tokens of a dtype is compiled; returns False if it cannot be compiled."""
   return _kernel(np.dtype(dtype).itemsize).wait()
 
 
@@ -282,7 +287,7 @@ def _kernel(itemsize: int) -> compiled.Background[Callable[..., tuple[int, int]]
 
 
 def mask_reader(files: token_files.TokenFiles, paths: Sequence[str]) -> FileReader:
-  """Returns a reader of loss masks: files with a byte per token, one for each token file."""
+  """Returns a reader of loss masks: one mask file per token file, with one byte per token."""
   return FileReader(
       token_files.TokenFiles(
           tuple(paths), np.zeros(len(paths), np.int64), np.dtype(np.uint8), files.storage

@@ -1,8 +1,8 @@
 """The repetition filter, which finds windows that repeat an n-gram too often.
 
-A window that repeats the same few tokens dozens of times in a row teaches a model to do the same,
-so OLMo's pretraining keeps such windows in the batch but masks them in the loss. The rule, for one
-period p:
+A window that repeats the same few tokens dozens of times in a row teaches a model to repeat itself,
+so OLMo's pretraining keeps such windows in the batch but masks them in the loss. The rule for one
+period p is:
 
     tokens        7 1 2 1 2 1 2 1 2 5        L = 10, p = 2
     equal[i]          0 1 1 1 1 1 1 0        tokens[i] == tokens[i - p], for i in [p, L)
@@ -10,12 +10,13 @@ period p:
 
 A run [a, b) is the repetition (start = a - p, end = b, period = p, times = (end - start) // p),
 here (1, 9, 2, 4). A window is rejected if for some period a run has (count - 1) * p places or more,
-that is, if an n-gram of p tokens occurs count times in a row. Fewer than three times is not a
-repetition, so counts below 3 act as 3.
+that is, if an n-gram of p tokens occurs count times in a row. Fewer than three occurrences are not
+a repetition, so counts below 3 act as 3.
 
-`clean_rows` decides this for a whole batch without reading most of it: any run of R places covers
-one of the places R apart, so these are tested first, and the others only if one of them is equal.
-With numba (extra `[fast]`) the search is compiled in the background, and NumPy is used until then.
+`clean_rows` decides this for a whole batch without reading most of it. If the shortest rejected run
+has R places, it tests every R-th place, because each rejected run includes one of them. It tests
+other places only near a tested place that is equal. With numba (extra `[fast]`) the search is
+compiled in the background, and NumPy is used until then.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from maxtext_olmo.errors import CorpusError
 # The compiled search or NumPy's: (rows, min_period, max_period, repeats) -> keep.
 _Search = Callable[[np.ndarray, int, int, int], np.ndarray]
 
-# Compiling takes a second of another core, which is worth it only after this many tokens.
+# Compiling occupies another core for a second, which pays off only after this many tokens.
 _COMPILE_AFTER = 1 << 20
 _FEWEST = 3  # Fewer occurrences are not a repetition.
 
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionRule:
-  """Which repetitions the filter rejects; the defaults are those of OLMo's pretraining.
+  """The repetitions that the filter rejects. The defaults are those of OLMo's pretraining.
 
   Attributes:
     min_period: Length of the shortest n-gram.
     max_period: Length of the longest n-gram.
-    max_count: Number of occurrences in a row from which a window is rejected.
+    max_count: Number of consecutive occurrences at which a window is rejected.
   """
 
   min_period: int = 1
@@ -59,7 +60,7 @@ class RepetitionRule:
 
   @property
   def search(self) -> tuple[int, int, int]:
-    """Arguments of the kernel: shortest and longest period, and equal places per period."""
+    """Arguments of the kernel: shortest and longest period, and run length in periods."""
     return self.min_period, self.max_period, max(self.max_count, _FEWEST) - 1
 
   def keeps(self, rows: np.ndarray) -> np.ndarray:
@@ -82,16 +83,16 @@ class RepetitionTuple(NamedTuple):
 def find_periodic_sequences(
     arr: np.ndarray, max_period: int, min_period: int = 1, mask_value: int = -1
 ) -> Iterator[RepetitionTuple]:
-  """Yields every n-gram that is repeated three times or more, by period and then by place.
+  """Yields every n-gram that occurs three times or more in a row, by period and then by place.
 
   >>> list(find_periodic_sequences(np.array([7, 1, 2, 1, 2, 1, 2, 1, 2, 5]), max_period=3))
   [RepetitionTuple(start=1, end=9, period=2, times=4)]
 
   Args:
     arr: One window of token ids, of any integer dtype.
-    max_period: Length of the longest n-gram to look for; at most a third of the window is used.
+    max_period: Length of the longest n-gram to look for, limited to a third of the window.
     min_period: Length of the shortest n-gram to look for.
-    mask_value: Id that stands for no token and must not occur.
+    mask_value: Id that is not a token and must not occur in the window.
   """
   arr = _check_window(arr, mask_value)
   _check_periods(min_period)
@@ -151,14 +152,14 @@ def clean_rows(
 def search_bounds(
     length: int, max_period: int = 13, min_period: int = 1, max_count: int = 32
 ) -> tuple[int, int, int]:
-  """Returns the shortest and longest period, and the equal places per period, of a search."""
-  # A run cannot be longer than the row; the bounds keep every product within 64 bits.
+  """Returns the arguments of a search: shortest and longest period, and run length in periods."""
+  # A run cannot be longer than the row, so the values are limited to keep products within 64 bits.
   repeats = min(max(max_count, _FEWEST) - 1, length + 1)
   return min(min_period, length + 1), min(max_period, length // 3), repeats
 
 
 def compile_filter(dtype: Any = np.uint32) -> bool:
-  """Waits until the search for `dtype` is compiled; returns False if it cannot be."""
+  """Waits until the search for `dtype` is compiled; returns False if it cannot be compiled."""
   return _compiled(np.dtype(dtype).itemsize).wait()
 
 
@@ -215,17 +216,18 @@ def _check_periods(min_period: int) -> None:
 def _search_with_numpy(
     rows: np.ndarray, min_period: int, max_period: int, repeats: int
 ) -> np.ndarray:
-  """Returns the results of the compiled search; also cheap for rows without a repetition."""
+  """Returns the same results as the compiled search, and is also cheap if nothing repeats."""
   keep = np.ones(len(rows), np.bool_)
   length = rows.shape[1]
   for period in range(min_period, max_period + 1):
     run = repeats * period
-    # Any run of that length covers one of these places,
+    # Any run of that length covers one of these places.
     equal = rows[:, period + run - 1 :: run] == rows[:, run - 1 : length - period : run]
     row, place = np.nonzero(equal)
     place = place * run + period + run - 1
     for share in (2, 3, 5):
-      # and either the place some way back or the one a run's length after that.
+      # Such a run also covers the place `run // share` places earlier, or the place `run` places
+      # after that one.
       back = place - run // share
       later = np.minimum(back + run, length - 1)
       covered = rows[row, back] == rows[row, back - period]

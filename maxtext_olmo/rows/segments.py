@@ -1,19 +1,20 @@
 """Segments: the tokens of a row that belong to one document, and each token's position in it.
 
-The host finds where segments begin, by the rule of the row source. With EOS = 0, a row of two parts
-(5 6 0 and 7 0 0 8) and a column of padding:
+The host finds where segments begin, by the rule of the row source. This example has EOS = 0, and a
+row of two parts (5 6 0 and 7 0 0 8) and one column of padding:
 
     tokens       5  6  0  7  0  0  8  ·
     by part      1  1  1  2  2  2  2  0      a segment for each part
     after EOS    1  1  1  2  2  3  4  0      an EOS ends its segment and belongs to it
-    at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment, which is predicted from it
+    at EOS       1  1  2  2  3  4  4  0      an EOS begins a segment, as its first context token
 
-`after_eos` with a BOS begins segments only where an EOS is followed by a BOS. OLMo-core treats the
-padding of a packed row as tokens, which these rules then divide, too; `part_and_padding` takes the
-documents of a row from its parts and applies the rule after EOS to the padding alone.
+With a BOS, `after_eos` begins a segment only if a BOS follows the EOS. OLMo-core treats the
+padding of a packed row as tokens, so its rules also divide the padding into segments.
+`part_and_padding` begins a segment at each part, and applies the rule `after_eos` only to the
+padding.
 
-Segment 0 is padding. Positions count from the beginning of the segment. A device needs one bit per
-token: whether a segment begins there (`pack_bits`).
+Segment 0 is padding. Positions count from the beginning of the segment. The devices receive one bit
+per token, which says whether a segment begins there (`pack_bits`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from maxtext_olmo import compiled
 from maxtext_olmo.rows import parts as parts_lib
 
 _WORD_BITS = 32
-# Compiling takes a second of another core, which is worth it only after this many tokens.
+# Compiling occupies another core for a second, which pays off only after this many tokens.
 _COMPILE_AFTER_TOKENS = 1 << 22
 
 
@@ -41,7 +42,7 @@ class SegmentRule:
     begins: `nowhere` (a row is one segment), `part`, `after_eos`, `at_eos`, or
       `part_and_padding`.
     eos_id: The token that ends a document, if the rule needs it.
-    bos_id: The token that must follow an EOS that ends a document; -1 if any may follow.
+    bos_id: The token that must follow an EOS for the EOS to end a document; -1 if any may follow.
   """
 
   begins: Literal["nowhere", "part", "after_eos", "at_eos", "part_and_padding"] = "nowhere"
@@ -52,11 +53,11 @@ class SegmentRule:
 def segment_starts(
     tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
 ) -> np.ndarray:
-  """Returns whether a segment begins at each token, as booleans (rows, length); not at column 0.
+  """Returns whether a segment begins at each token, as bool (rows, length); False in column 0.
 
   Args:
     tokens: Token ids (rows, length).
-    used: Number of tokens in each row that segments cover.
+    used: For each row, the number of tokens that segments cover.
     rule: Rule for where segments begin.
     parts: Parts of the rows; needed by the rules `part` and `part_and_padding`.
   """
@@ -87,7 +88,7 @@ def segment_starts(
 def start_bits(
     tokens: np.ndarray, used: np.ndarray, rule: SegmentRule, parts: parts_lib.Parts | None = None
 ) -> np.ndarray:
-  """Returns what `pack_bits` makes of `segment_starts`, without an array of flags if it can."""
+  """Returns the packed bits of `segment_starts`, if possible without making its boolean array."""
   if rule.begins == "after_eos" and rule.bos_id < 0 and tokens.dtype.kind == "u":
     mark_after = _compiled(tokens.itemsize).get(tokens.size)
     if mark_after is not None and rule.eos_id <= np.iinfo(tokens.dtype).max:
@@ -99,7 +100,7 @@ def start_bits(
 
 
 def compile_start_bits(dtype: Any = np.uint32) -> bool:
-  """Waits until `start_bits` is compiled for a dtype; returns False if it cannot be."""
+  """Waits until `start_bits` is compiled for a dtype; returns False if it cannot be compiled."""
   return _compiled(np.dtype(dtype).itemsize).wait()
 
 
@@ -116,7 +117,7 @@ def _compiled(itemsize: int) -> compiled.Background[Callable[[np.ndarray, Any, n
 def _divide_padding(
     starts: np.ndarray, tokens: np.ndarray, rule: SegmentRule, used: np.ndarray
 ) -> None:
-  """Begins segments in the padding, each after an EOS; without a BOS, also one at its beginning."""
+  """Begins a segment after each EOS in the padding and, without a BOS, where the padding begins."""
   length = tokens.shape[1]
   for row in np.flatnonzero((used > 0) & (used < length)).tolist():
     padding = tokens[row, used[row] - 1 :]
@@ -129,7 +130,7 @@ def _divide_padding(
 
 
 def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the segment of each token, from 1, and its position in it; both int32, 0 in padding.
+  """Returns each token's segment, from 1, and position in the segment, as int32; 0 in padding.
 
   Example:
     >>> starts = np.array([[False, False, True, False, False]])
@@ -157,9 +158,9 @@ def segments_and_positions(starts: np.ndarray, used: np.ndarray) -> tuple[np.nda
 
 
 def pack_bits(flags: np.ndarray) -> np.ndarray:
-  """Packs flags (rows, length) into 32-bit words (rows, words), the first in the lowest bit.
+  """Packs flags (rows, length) into 32-bit words (rows, words), the first into the lowest bit.
 
-  Flags are booleans, or bytes that are 0 or not.
+  Flags are booleans or bytes; any byte but 0 counts as true.
   """
   rows, length = flags.shape
   words = num_words(length)
@@ -169,19 +170,24 @@ def pack_bits(flags: np.ndarray) -> np.ndarray:
 
 
 def bits_below(used: np.ndarray, length: int) -> np.ndarray:
-  """Returns what `pack_bits` makes of rows whose first `used` flags are set, and no others.
+  """Returns the packed bits of rows in which exactly the first `used` flags are set.
 
   Example:
     >>> bits_below(np.array([3, 40]), 64).tolist()
     [[7, 0], [4294967295, 255]]
   """
-  bits = used[:, np.newaxis] - _WORD_BITS * np.arange(num_words(length))
-  bits = np.clip(bits, 0, _WORD_BITS).astype(np.uint64)
-  return ((np.uint64(1) << bits) - np.uint64(1)).astype("<u4")
+  words = np.full((len(used), num_words(length)), 2**_WORD_BITS - 1, "<u4")
+  # Few rows of a batch have padding, so a loop over these rows is cheap.
+  for row in np.flatnonzero(used < _WORD_BITS * words.shape[1]).tolist():
+    whole, rest = divmod(int(used[row]), _WORD_BITS)
+    words[row, whole:] = 0
+    if rest:
+      words[row, whole] = (1 << rest) - 1
+  return words
 
 
 def num_words(length: int) -> int:
-  """Returns the number of words into which `pack_bits` packs a row of a length."""
+  """Returns the number of words into which `pack_bits` packs a row of the given length."""
   return -(-length // _WORD_BITS)
 
 

@@ -1,6 +1,6 @@
 """Rows of a run with stages: each row comes from the row source of its stage.
 
-Row numbers are those of the stage's own rows. The files of all indexes are numbered in one list
+Each stage numbers its own rows. The files of all indexes are numbered in one list
 (`corpus.joined`), so that one reader can read them all.
 """
 
@@ -16,6 +16,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import windows
@@ -26,7 +27,7 @@ class StagedRows:
   """The rows of all stages of a run.
 
   Attributes:
-    first: Rows that the run begins with; those of all stages have the same length and padding.
+    first: Rows of the first stage. The rows of all stages have the same length and padding.
     joined: Indexes of all stages.
     segment_rule: Rule for where segments begin.
     stream: Stream that knows the stage of each epoch; None if there is only the first stage.
@@ -38,11 +39,11 @@ class StagedRows:
   stream: staged_stream.StagedStream | None = None
 
   def for_stream(self, stream: Any) -> row_source.RowSource:
-    """Returns the rows of a stream."""
+    """Returns the row source for a stream, which may have no stages."""
     if isinstance(stream, staged_stream.StagedStream):
       return dataclasses.replace(self, stream=stream)
     # The files of the first index have the same numbers in the joined list.
-    return stream.source if isinstance(stream, row_source.RowSequence) else self.first
+    return stream.source if isinstance(stream, row_sequence.RowSequence) else self.first
 
   @property
   def row_length(self) -> int:
@@ -61,13 +62,18 @@ class StagedRows:
 
   @property
   def mask_paths(self) -> Sequence[str] | None:
-    """The files of loss masks; None if every token counts."""
+    """The paths of the loss masks; None if every token counts."""
     return self.first.mask_paths
 
   @property
   def block_rows(self) -> int:
-    """Approximate number of rows to request parts for at once."""
+    """Approximate number of rows, over all hosts, whose parts are requested at once."""
     return self.first.block_rows
+
+  @property
+  def packs_for_all_hosts(self) -> bool:
+    """Whether finding the parts of a row costs as much as those of its neighbours too."""
+    return bool(getattr(self.first, "packs_for_all_hosts", False))
 
   @property
   def fingerprint(self) -> str:
@@ -86,7 +92,7 @@ class StagedRows:
     return dataclasses.replace(parts, source=numbers[parts.source].astype(parts.source.dtype))
 
   def of_stage(self, number: int) -> tuple[row_source.RowSource, np.ndarray]:
-    """Returns the rows of a stage, and the number of each of its files in the joined list."""
+    """Returns the row source of a stage, and the number of each of its files in the joined list."""
     if self.stream is None:
       return self.first, self.joined.numbers[self.first.fingerprint]
     stage = self.stream.stages[number]
@@ -102,6 +108,6 @@ class StagedRows:
     return self.stream.stream(number).source, numbers
 
   def _of_epoch(self, epoch: int) -> tuple[row_source.RowSource, np.ndarray, int]:
-    """Returns the rows of an epoch's stage, the numbers of its files, and the stage's own epoch."""
+    """Returns the result of `of_stage` for an epoch's stage, and the epoch within that stage."""
     number, own_epoch = (0, epoch) if self.stream is None else self.stream.stage_of_epoch(epoch)
     return *self.of_stage(number), own_epoch

@@ -1,7 +1,7 @@
 """The step dataset: element k is this host's share of global batch k.
 
-A Grain element here is a whole batch, not a record, so its content cannot depend on the number of
-workers or threads that make batches, and reading it is one call:
+Each Grain element is a whole batch, not a record. So its content cannot depend on the number of
+workers or threads that make batches, and reading it takes one call:
 
     schedule   step 5 starts at position 40 and takes 8 samples
     rows       this host holds rows 4..7 of the global batch             → positions 44..47
@@ -9,12 +9,12 @@ workers or threads that make batches, and reading it is one call:
     source     the parts of these rows, for a block of steps at once
     reader     the parts of this step, into one (4, L) array whose memory is reused
 
-The vocabulary check, repetition filter, segments and loss mask work on that array, whatever the row
-source. An element is a compact batch (see `batch`).
+The vocabulary check, repetition filter, segments and loss mask work on that array in the same way
+for every row source. An element is a compact batch (see `batch`).
 
-Rows past the schedule's size (a trainer may load more rows than it trains on) and past the end of
-the stream are padding: zero everywhere, so they do not contribute to the loss. If a stream's end is
-not known yet, elements past it are empty dicts.
+A trainer may load more rows than it trains on. Rows beyond the schedule's batch size, or past the
+end of the stream, are padding: all zeros, so they do not contribute to the loss. If the end of a
+stream was not known at first, elements past the end are empty dicts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def end_step(schedule: schedule_lib.BatchSchedule, num_positions: int | None) ->
   if num_positions <= schedule.anchor_position:
     return schedule.anchor_step
   last = schedule.step_at(num_positions - 1)
-  # If the schedule skips the last places, the step after them starts after the end.
+  # If the schedule skips the last places, `step_at` returns a step that starts after the end.
   return last + (schedule.start(last) < num_positions)
 
 
@@ -65,11 +65,11 @@ class _Step(NamedTuple):
   numbers: np.ndarray  # Number of each row; -1 for a padding row.
   used: np.ndarray  # Number of tokens of each row, without padding.
   num_tokens: int
-  masked: np.ndarray | None  # Whether each row is masked in the loss; None if none is.
+  masked: np.ndarray | None  # Whether each row is masked in the loss; None masks no row.
 
 
 class StepDataset(grain.MapDataset[CompactBatch]):
-  """Maps a step to this host's rows of the global batch, as a compact batch with its `cost`.
+  """Maps a step to this host's rows of the global batch, as a compact batch with a `cost`.
 
   Args:
     source: Row source, which returns the parts of rows.
@@ -78,10 +78,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     schedule: Schedule, which says where each step starts and how many samples it takes.
     rows: For each batch size of the schedule, the rows of the global batch that this host holds.
     first_step: Step of element 0.
-    content: Processing of the tokens.
+    content: Settings for processing the tokens.
     labels: For each file, the number of its label; needed for the extra array `labels`.
     masked: Positions whose rows are masked in the loss.
-    block_steps: Number of steps whose parts are located at once; 0 uses that of the row source.
+    block_steps: Number of steps whose parts are located at once; 0 follows the row source.
+
+  Attributes:
+    block_steps: Number of steps whose parts are located at once.
   """
 
   def __init__(
@@ -111,10 +114,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     self._checks = reader_lib.Checks(
         source.pad_id, content.ngram_filter, source.filter_sees_padding, content.repetition
     )
-    # Counted in global batches, because a packing plan packs the rows of all hosts; at most an
-    # epoch, because each epoch has its own order to compute.
-    block_rows = min(source.block_rows, source.num_rows(0) or source.block_rows)
-    self._block_steps = block_steps or max(1, block_rows // max(self._rows))
+    self.block_steps = block_steps or row_source.steps_per_block(source, self._rows)
     self._end_is_open = stream.num_positions is None and not stream.endless
     self._row_length = source.row_length
     self._covers_padding = getattr(source, "segments_cover_padding", False)
@@ -131,17 +131,18 @@ class StepDataset(grain.MapDataset[CompactBatch]):
           f"The padding id {pad_id} does not fit tokens of {self._dtype}; expected 0 to {limit}."
       )
     if "labels" in self._content.extras and self._labels is None:
-      raise errors.ConfigError("The extra array 'labels' needs files with labels.")
-    if "row_ids" in self._content.extras and (self._source.num_rows(0) or 0) > 2**31:
+      raise errors.ConfigError("olmo_batch_extras: 'labels' needs files with labels; remove it.")
+    rows = self._source.num_rows(0) or 0
+    if "row_ids" in self._content.extras and rows > 2**31:
       raise errors.ConfigError(
-          f"The extra array 'row_ids' is int32, but there are {self._source.num_rows(0):,} rows."
+          f"olmo_batch_extras: 'row_ids' is int32, but there are {rows:,} rows; remove it."
       )
 
   def _connect(self) -> None:
-    """Creates the members that belong to one process and are not pickled."""
+    """Creates the attributes that belong to one process and are not pickled."""
     self._blocks: dict[int, list[_Step]] = {}
     self._pool = buffers.BufferPool()
-    self._always_ahead = self._reader.wants_concurrency
+    self._always_ahead = self._reader.wants_concurrency > 0
     self._local = read_ahead.LocalReads()
     self._reads = read_ahead.ReadAhead(self._reader, self._prepare)
     self._masks = loss_mask.MaskReader.of(self._source, self._reader, self._pool)
@@ -185,7 +186,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
       return self.slice(index)
     if not self._length:
       self._raise_outside_stream(self._first_step + index)
-    step = self._first_step + index % self._length  # Wraps around, like all datasets of Grain.
+    step = self._first_step + index % self._length  # Wraps around, as in all Grain datasets.
     began = time.perf_counter()
     if self._end_is_open and not self._stream.has(self._schedule.start(step)):
       return {}
@@ -239,7 +240,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
 
   @property
   def files(self) -> list[token_files.TokenFiles]:
-    """The files that parts refer to, token files and loss masks; empty for records."""
+    """The token files and loss masks that parts refer to; empty if rows are records."""
     if not isinstance(self._reader, reader_lib.FileReader):
       return []
     return [self._reader.files, *([] if self._masks is None else [self._masks.reader.files])]
@@ -262,7 +263,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     return self._step(step).parts
 
   def row_numbers(self, step: int) -> np.ndarray:
-    """Returns the number of each of this host's rows at a step; -1 for a padding row."""
+    """Returns the row numbers of the rows that this host holds at a step; -1 for a padding row."""
     if not 0 <= step - self._first_step < self._length:
       self._raise_outside_stream(step)
     return self._step(step).numbers
@@ -270,7 +271,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _read(
       self, step: int, parts: parts_lib.Parts
   ) -> tuple[np.ndarray, reader_lib.Findings, float]:
-    """Returns the tokens of a step, the findings in them, and the time when reading ended."""
+    """Returns the tokens of a step, the findings of the checks, and the time when reading ended."""
     if self._always_ahead or step < self._local.ahead_until:
       tokens = self._reads.take(step)
       read = time.perf_counter()
@@ -308,19 +309,19 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     raise errors.OrderError(f"Step {step} is outside the stream, which {what}.")
 
   def _step(self, step: int) -> _Step:
-    number, place = divmod(step - self._first_step, self._block_steps)
+    number, place = divmod(step - self._first_step, self.block_steps)
     block = self._blocks.get(number)
     if block is None:
       block = self._make_block(number)
-      # Threads prefetch a few steps around the current one, so two blocks are enough; rebinding
-      # needs no lock.
+      # Threads prefetch a few steps around the current step, so two blocks are enough. The dict is
+      # replaced and never modified, so threads need no lock.
       self._blocks = {**dict(list(self._blocks.items())[-1:]), number: block}
     return block[place]
 
   def _make_block(self, number: int) -> list[_Step]:
     """Returns a block of consecutive steps; making it costs little more than making one step."""
-    first_step = self._first_step + number * self._block_steps
-    count = min(self._block_steps, self._first_step + self._length - first_step)
+    first_step = self._first_step + number * self.block_steps
+    count = min(self.block_steps, self._first_step + self._length - first_step)
     starts, sizes = self._schedule.block(first_step, count)
     by_size = {size: np.flatnonzero(sizes == size) for size in np.unique(sizes).tolist()}
     ends = np.zeros(count + 1, np.int64)
@@ -356,7 +357,7 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     ]
 
   def _positions(self, starts: np.ndarray, size: int) -> np.ndarray:
-    """Returns the position of each of this host's rows, for steps of one size; -1 past the size."""
+    """Returns the positions of this host's rows in steps of one size; -1 for rows beyond it."""
     rows = self._rows[size]
     positions = starts[:, np.newaxis] + rows
     positions[:, rows >= size] = -1
@@ -368,13 +369,13 @@ class StepDataset(grain.MapDataset[CompactBatch]):
     if end is not None:
       real &= positions < end
     elif real.any() and not self._stream.has(int(positions.max())):
-      # The end is in this block, so by now all rows up to it have been counted.
+      # The end is in this block, so all rows up to the end have been counted by now.
       end = self._stream.num_positions
       real &= positions < (end if end is not None else 0)
     return real
 
   def _labels_of(self, parts: parts_lib.Parts) -> np.ndarray:
-    """Returns the label of the file that each row begins with; -1 for a padding row."""
+    """Returns the label of the first file of each row; -1 for a padding row."""
     labels = np.full(parts.num_rows, -1, np.int32)
     filled = np.diff(parts.bounds) > 0
     labels[filled] = self._labels[parts.source[parts.bounds[:-1][filled]]]  # type: ignore[index]
@@ -383,18 +384,16 @@ class StepDataset(grain.MapDataset[CompactBatch]):
   def _raise_outside_vocabulary(
       self, tokens: np.ndarray, parts: parts_lib.Parts, step: int
   ) -> None:
-    limit = self._vocabulary
+    limit, held = self._vocabulary, self._rows[self._schedule.size(step)]
     inside = np.arange(tokens.shape[1]) < parts.used[:, np.newaxis]
     outside = (reader_lib.as_unsigned(tokens) >= limit) & inside
     row, column = (int(place) for place in np.argwhere(outside)[0])
     part = int(np.flatnonzero((parts.row == row) & (parts.column <= column))[-1])
     token = int(parts.first[part]) + column - int(parts.column[part])
     where = self._reader.where(int(parts.source[part]), token)
-    held = self._rows[self._schedule.size(step)]
     raise errors.CorpusError(
         f"Token id {tokens[row, column]} at step {step}, row {held[row]}, column {column} is"
         f" outside the vocabulary of {limit}: {where} (row {self.row_numbers(step)[row]} of the"
-        " corpus)."
-        " Either vocab_size is wrong, the dtype of the file is not"
+        " corpus). Either vocab_size is wrong, the dtype of the file is not"
         f" {self._reader.dtype}, or the file is damaged: run `maxtext-olmo verify` on the index."
     )

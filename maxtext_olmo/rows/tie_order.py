@@ -1,16 +1,16 @@
-"""The order in which OLMo-core packs documents: longest first, ties as NumPy leaves them.
+"""The order in which OLMo-core packs documents: longest first, with ties as NumPy's sort left them.
 
 OLMo-core sorts by `np.argsort(-lengths)`, whose default sort is not stable. Which of several
-equally long documents comes first depends on the CPU and the version of NumPy, so it is named here
-and computed in the same way on every machine:
+equally long documents comes first depends on the CPU and the version of NumPy. Here, each possible
+order has a name and is computed in the same way on every machine:
 
-    avx512   NumPy 2.3 or later on a CPU with AVX-512; emulated, and never compared with such a CPU
-    avx2     NumPy 2.3 or later on a CPU with AVX2 only; NumPy 2.0 to 2.2 differ in one case: they
-             also sort lengths that are in order already
+    avx512   NumPy 2.3 or later on a CPU with AVX-512; emulated, never tested against such a CPU
+    avx2     NumPy 2.3 or later on a CPU with AVX2 but not AVX-512; NumPy 2.0 to 2.2 differ only if
+             the lengths are sorted already, because they sort them again
     scalar   any NumPy without vector sorts, such as NumPy 1.26 on a CPU without AVX-512
     stable   equally long documents in the order of the files; no run of OLMo-core has this order
 
-The lengths in each row, and the number of rows, are the same for all of them: only equally long
+The number of rows and the lengths in each row are the same for all orders: only equally long
 documents change places.
 """
 
@@ -60,7 +60,7 @@ def longest_first(lengths: np.ndarray, ties: str) -> np.ndarray:
 
 
 def compile_sort() -> bool:
-  """Waits until the sorts are compiled; returns False if they cannot be."""
+  """Waits until the sorts are compiled; returns False if they cannot be compiled."""
   return _COMPILED.wait()
 
 

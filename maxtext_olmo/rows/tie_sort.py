@@ -1,15 +1,15 @@
 """The sort algorithms behind NumPy's default `argsort` of int64, step by step.
 
-They are not stable: each leaves equal keys in an order of its own, and that order decides which of
-several equally long documents OLMo-core packs first. What they do to equal keys:
+They are not stable: each leaves equal keys in a different order, which decides which of several
+equally long documents OLMo-core packs first. The algorithms are:
 
     scalar    quicksort around the median of three, insertion sort up to 16, heap sort when too deep
     vector    quicksort around the median of a sample, in vectors of 4 (AVX2) or 8 (AVX-512) keys;
               parts of up to 256 by a bitonic network; `std::sort` of libstdc++ when too deep
 
-Each function sorts `keys[first:end]` in place and moves `order` along with it. All are plain Python
-that numba can compile (`kernel.build_tie_sort`), and without numba run on lists, with the same
-result. None allocates: scratch memory comes from the caller.
+Each function sorts `keys[first:end]` in place, and permutes `order` in the same way. All functions
+are plain Python that numba can compile (`kernel.build_tie_sort`). Without numba they run on lists,
+with the same result. None allocates memory: the caller provides scratch memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 Cells = list[int]  # Or an int64 array, if compiled.
 
-SCRATCH = 512  # Keys, and as many numbers, that a sort needs as scratch memory.
-STACK = 1024  # Numbers that a sort needs for the parts it has put off.
+SCRATCH = 512  # Size of each of the two scratch arrays of a sort: for keys and for `order`.
+STACK = 1024  # Size of the stack in which a sort keeps the parts that are still unsorted.
 
 _LARGEST = (1 << 63) - 1
 _NETWORK = 256  # The longest part that a bitonic network sorts.
@@ -33,7 +33,7 @@ def swap(keys: Cells, order: Cells, i: int, j: int) -> None:
 
 
 def log2(number: int) -> int:
-  """Returns the logarithm of a positive number, rounded down."""
+  """Returns the base-2 logarithm of a positive number, rounded down."""
   result = 0
   while number > 1:
     number >>= 1
@@ -53,11 +53,11 @@ def insertion_sort(keys: Cells, order: Cells, first: int, end: int) -> None:
 
 
 def heap_sort(keys: Cells, order: Cells, first: int, end: int) -> None:
-  """Sorts a part by a heap, as NumPy does: an entry sinks until no child is larger."""
+  """Sorts a part by heap sort, as NumPy does: an entry sinks until no child is larger."""
   size = end - first
   root = size // 2
   while size > 1:
-    if root > 0:  # Still building the heap.
+    if root > 0:  # The heap is still being built.
       root -= 1
     else:
       size -= 1
@@ -76,7 +76,7 @@ def heap_sort(keys: Cells, order: Cells, first: int, end: int) -> None:
 
 
 def standard_heap_sort(keys: Cells, order: Cells, first: int, end: int) -> None:
-  """Sorts a part by a heap, as libstdc++ does: a hole sinks to a leaf, and an entry rises to it."""
+  """Sorts a part by heap sort, as libstdc++ does: a hole sinks to a leaf, then an entry rises."""
   size = end - first
   root = size // 2
   while size > 1:
@@ -154,7 +154,7 @@ def scalar_sort(keys: Cells, order: Cells, first: int, end: int, stack: Cells) -
 
 
 def standard_sort(keys: Cells, order: Cells, first: int, end: int, stack: Cells) -> None:
-  """Sorts as `std::sort` of libstdc++ does; uses the stack from its middle on."""
+  """Sorts as `std::sort` of libstdc++ does, and uses only the second half of the stack."""
   depth = 2 * log2(max(end - first, 1))
   begin, stop = first, end
   bottom = STACK // 2
@@ -165,7 +165,7 @@ def standard_sort(keys: Cells, order: Cells, first: int, end: int, stack: Cells)
         standard_heap_sort(keys, order, begin, stop)
         break
       depth -= 1
-      # The median of three entries becomes the pivot, at the beginning.
+      # The median of three entries becomes the pivot, and is moved to the beginning.
       a, b, c = begin + 1, begin + (stop - begin) // 2, stop - 1
       if keys[a] < keys[b]:
         if keys[b] < keys[c]:
@@ -210,7 +210,7 @@ def compare(keys: Cells, order: Cells, low: int, high: int) -> None:
 
 
 def sort_vectors(keys: Cells, order: Cells, size: int, lanes: int) -> None:
-  """Sorts each vector of the first `size` keys by the network for its number of lanes."""
+  """Sorts each group of `lanes` keys among the first `size` keys by the network for that width."""
   for base in range(0, size, lanes):
     for four in range(base, base + lanes, 4):
       compare(keys, order, four, four + 1)
@@ -274,10 +274,11 @@ def partition(
     spare_keys: Cells,
     spare_order: Cells,
 ) -> int:
-  """Moves the keys below the pivot to the left; returns where the others begin.
+  """Moves the keys below the pivot to the left; returns where the other keys begin.
 
-  The first and the last block are held back in scratch memory, which frees room on both sides.
-  Each further block comes from the side with less free room, and its keys go to both sides.
+  The first and the last block are kept in scratch memory until the end, which frees room on both
+  sides. Each other block is taken from the side with less free room, and its keys are divided
+  between both sides.
   """
   wide = right - left > 32 * lanes
   width = 4 * lanes if wide else lanes
@@ -341,7 +342,7 @@ def vector_sort(
     spare_keys: Cells,
     spare_order: Cells,
 ) -> None:
-  """Sorts as NumPy 2.3 and later does with vector instructions; sorted keys stay as they are."""
+  """Sorts as NumPy 2.3 or later does with vector instructions; leaves sorted keys unchanged."""
   ascending = True
   for i in range(first + 1, end):
     if keys[i] < keys[i - 1]:
@@ -382,7 +383,7 @@ def tie_sort(
 ) -> None:
   """Sorts all keys in vectors of 4 or 8 lanes, or without vectors if `lanes` is 0.
 
-  The last three arguments are scratch memory, of `STACK` numbers and twice `SCRATCH`.
+  The last three arguments are scratch memory: `stack` has the size `STACK`, the others `SCRATCH`.
   """
   if lanes == 0:
     scalar_sort(keys, order, 0, len(keys), stack)
@@ -390,7 +391,7 @@ def tie_sort(
     vector_sort(keys, order, 0, len(keys), lanes, stack, spare_keys, spare_order)
 
 
-# What `tie_sort` calls, directly or not.
+# The functions that `tie_sort` calls, directly or indirectly.
 HELPERS: tuple[Callable[..., object], ...] = (
     swap, log2, insertion_sort, heap_sort, standard_heap_sort, scalar_sort, standard_sort, compare,
     sort_vectors, network_sort, partition, vector_sort,

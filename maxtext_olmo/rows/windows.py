@@ -1,4 +1,4 @@
-"""Fixed windows: row i is instance i of the index, one part that fills the row."""
+"""Fixed windows: row i is instance i of the index, a single part that fills the row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WindowRows(row_source.RowSourceDefaults):
   Attributes:
     index: Index of the corpus.
     segment_rule: Rule for where segments begin: nowhere, or after each EOS.
-    mask_paths: For each token file, the file of its loss mask; None if every token counts.
+    mask_paths: Path of each token file's loss mask; None if every token counts.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -56,7 +56,7 @@ class WindowRows(row_source.RowSourceDefaults):
     return parts_lib.Parts.one_per_row(files, first, count)
 
   def rows_of(self, epoch: int, source: int, first: int, count: int) -> np.ndarray:
-    """Returns the instances that have a token of a range of a file."""
+    """Returns the instances that contain tokens from the given range of a file."""
     del epoch
     entry, length = self.index.files[source], self.index.sequence_length
     end = min(-(-(first + count) // length), entry.n_instances)

@@ -1,10 +1,11 @@
-"""Watches Grain's worker processes: a dead worker raises an error, none outlives its trainer."""
+"""Supervision of Grain's workers: a dead worker raises an error, and none outlives its trainer."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from typing import Any
 
@@ -19,10 +20,15 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
   """Returns a dataset whose elements are made by worker processes, in turn.
 
   Args:
-    dataset: The elements to make.
-    workers: The number of processes.
-    ahead: The number of elements that each of them prepares in advance.
+    dataset: Dataset of the elements to make.
+    workers: Number of processes.
+    ahead: Number of elements that each process prepares in advance.
+
+  Raises:
+    WorkerError: This process is itself a worker that is importing an unguarded main script.
   """
+  if workers:
+    _check_not_importing_main()
   parse_grain_flags()
   options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=ahead)
   made = dataset.mp_prefetch(options, worker_init_fn=_end_with_parent)
@@ -30,7 +36,7 @@ def in_workers(dataset: grain.IterDataset, *, workers: int, ahead: int) -> grain
 
 
 class _WatchedDataset(grain.IterDataset[Any]):
-  """The elements of Grain's worker processes; a worker that dies raises an error, never a hang."""
+  """The elements of Grain's worker processes; if one dies, iteration raises instead of hanging."""
 
   def __init__(self, dataset: grain.IterDataset, workers: int):
     super().__init__(dataset)
@@ -41,9 +47,11 @@ class _WatchedDataset(grain.IterDataset[Any]):
 
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_LOOKS_BEFORE_ERROR = 5  # Elements that were complete when a worker died may still arrive.
-# Iterators with a dead worker. Closing one, as its destructor does, would wait forever; its other
-# workers stay idle until this process exits.
+# A dead worker is an error only after this many looks, because elements that it had completed may
+# still arrive.
+_LOOKS_BEFORE_ERROR = 5
+# Iterators with a dead worker. They are kept alive, because closing one, as its destructor does,
+# would wait forever. Their other workers stay idle until this process exits.
 _abandoned: list[Any] = []
 
 
@@ -75,7 +83,7 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
           target=_serve, args=(self._opened, self._requests, self._results), daemon=True
       )
       self._thread.start()
-    if not self._requested:  # Otherwise the previous call was interrupted.
+    if not self._requested:  # If the previous call was interrupted, its request is still pending.
       self._requests.put(True)
       self._requested = True
     looks = 0
@@ -102,17 +110,18 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
     self._opened.set_state(state)
 
   def close(self) -> None:
-    if self._closed:
+    # Globals are None when a destructor calls this while the interpreter shuts down.
+    if self._closed or _abandoned is None:
       return
     if self._dead():
       _abandoned.append(self._opened)
     else:
       self._opened.close()
     self._requests.put(False)
-    # Wakes a thread that is waiting for an element.
+    # This wakes a thread that is waiting for an element.
     self._results.put((None, ValueError("This iterator has been closed.")))
     if self._thread not in (None, threading.current_thread()) and not self._requested:
-      # Otherwise the interpreter may exit while the thread frees the workers' semaphores.
+      # Without this, the interpreter may exit while the thread frees the workers' semaphores.
       self._thread.join()  # type: ignore[union-attr]
     super().close()
 
@@ -125,7 +134,7 @@ class _WatchedIterator(grain.DatasetIterator[Any]):
 
 
 def _serve(opened: Any, requests: queue.SimpleQueue, results: queue.SimpleQueue) -> None:
-  """Puts one element, or the error that was raised instead, for each request."""
+  """Answers each request with the next element, or with the error that was raised instead."""
   while requests.get():
     try:
       results.put((next(opened), None))
@@ -136,20 +145,37 @@ def _serve(opened: Any, requests: queue.SimpleQueue, results: queue.SimpleQueue)
 def _worker_error(dead: list[Any]) -> WorkerError:
   ends = ", ".join(f"process {process.pid} with exit code {process.exitcode}" for process in dead)
   return WorkerError(
-      f"A worker that prepares batches has died: {ends}. Exit code -9 often means that the host ran"
-      " out of memory. Use fewer workers (grain_worker_count), or 0 for threads, and resume."
+      f"A worker that prepares batches has died: {ends}. Exit code 1 means that it raised an error,"
+      " which is printed above. Exit code -9 often means that the host ran out of memory: use fewer"
+      " workers (worker_count, or grain_worker_count in a config), or 0 for threads, and resume."
   )
 
 
+def _check_not_importing_main() -> None:
+  """Raises WorkerError if this is a new process that is still importing the main script."""
+  # multiprocessing checks this flag too, but only later, and its error does not mention workers.
+  if getattr(multiprocessing.current_process(), "_inheriting", False):
+    raise WorkerError(
+        "A worker process imports the main script, and the script tries to start workers again. Put"
+        " the code of the script below `if __name__ == '__main__':`, or use no worker processes:"
+        " worker_count=0 (grain_worker_count=0 in a config)."
+    )
+
+
 def parse_grain_flags() -> None:
-  """Marks absl's flags as parsed: Grain's workers read them, even in scripts without app.run."""
+  """Marks absl's flags as parsed, because Grain's workers cannot read unparsed flags."""
   if not flags.FLAGS.is_parsed():
     flags.FLAGS.mark_as_parsed()
 
 
 def _end_with_parent(worker: int, count: int) -> None:
-  """Makes this worker exit when its trainer does, even if the trainer is killed."""
+  """Makes this worker exit when its trainer does, even if the trainer is killed.
+
+  Schedulers send SIGTERM to all processes of a task. The trainer decides when to stop, and needs
+  its workers until then.
+  """
   del worker, count
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
   parent = multiprocessing.parent_process()
   if parent is None:
     return

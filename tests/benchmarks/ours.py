@@ -1,13 +1,14 @@
 """This library and its yardsticks: plain copies, and a compiled loop of `pread`s over its parts."""
 
-import dataclasses
+import functools
 import itertools
+import math
 import mmap
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,16 +17,8 @@ import numba
 import numpy as np
 
 import maxtext_olmo
-from maxtext_olmo import config as config_lib
-from maxtext_olmo.corpus import token_files
 from maxtext_olmo.loader import delivery
-from maxtext_olmo.loader import iterator
-from maxtext_olmo.loader import wiring
-from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import prefetch
-from maxtext_olmo.rows import reader
-from maxtext_olmo.rows import segments
-from maxtext_olmo.rows import windows
 from maxtext_olmo.trainers.tiny import config as tiny_config
 from maxtext_olmo.trainers.tiny import model
 from tests import corpora
@@ -40,10 +33,9 @@ _pread: Any = numba.types.ExternalFunction(
 )
 
 
-def _buffers(rows: int, length: int) -> Any:
-  """Yields two page-aligned arrays in turn: one is in use while the next batch is made."""
-  maps = [mmap.mmap(-1, rows * length * 4) for _ in range(2)]
-  return itertools.cycle(np.frombuffer(map_, np.uint32).reshape(rows, length) for map_ in maps)
+def _buffers(size: int) -> Iterator[np.ndarray]:
+  """Yields two page-aligned arrays of bytes in turn: one is in use while the next batch is made."""
+  return itertools.cycle(np.frombuffer(mmap.mmap(-1, size), np.uint8) for _ in range(2))
 
 
 def open_limit(spec: Spec) -> child.Loader:
@@ -55,11 +47,12 @@ def open_limit(spec: Spec) -> child.Loader:
   rng = np.random.default_rng(1)
   picks = [(w, rng.integers(0, len(w), spec["batch"])) for w in windows for _ in range(50)]
   rng.shuffle(picks)  # type: ignore[arg-type]
-  turns, buffers = itertools.cycle(picks), _buffers(spec["batch"], spec["length"])
+  shape = spec["batch"], spec["length"]
+  turns, buffers = itertools.cycle(picks), _buffers(4 * math.prod(shape))
 
   def take() -> np.ndarray:
     tokens, ids = next(turns)
-    return np.take(tokens, ids, axis=0, out=next(buffers), mode="clip")
+    return np.take(tokens, ids, 0, next(buffers).view(np.uint32).reshape(shape), mode="clip")
 
   return child.Loader(take)
 
@@ -73,35 +66,48 @@ def _read_parts(descriptors, offsets, sizes, places, address):
 
 
 def open_bare(spec: Spec) -> child.Loader:
-  """Reads the parts of one epoch's steps, computed beforehand, by a compiled loop of `pread`s."""
-  train = _iterator(spec)
-  batches, files = train.host_batches(), train.files
-  width = np.dtype(files.dtype).itemsize
-  opened = np.array([os.open(path, os.O_RDONLY) for path in files.paths], np.int32)
-  tables = []
-  size = sum(map(os.path.getsize, spec["files"])) // width
-  for step in range(size // (spec["batch"] * spec["length"])):
-    parts = batches.parts(step)
-    offsets = np.asarray(files.data_offsets)[parts.source] + parts.first * width
-    places = (parts.row * spec["length"] + parts.column) * width
-    sizes = parts.count.astype(np.int64) * width
-    tables.append((opened[parts.source], offsets, sizes, places))
-  turns, buffers = itertools.cycle(tables), _buffers(spec["batch"], spec["length"])
+  """Reads the parts of one epoch's steps, computed beforehand, by a compiled loop of `pread`s.
+
+  Reads the loss masks of the parts as well, if there are any.
+  """
+  batches = _iterator(spec).host_batches()
+  shape = spec["batch"], spec["length"]
+  tables: list[list[np.ndarray]] = []
+  for step in range(sum(map(os.path.getsize, spec["files"])) // (4 * math.prod(shape))):
+    parts, lists, begin = batches.parts(step), [], 0
+    for files in batches.files:
+      width = files.dtype.itemsize
+      lists.append(
+          (
+              _descriptors(tuple(files.paths))[parts.source],
+              np.asarray(files.data_offsets)[parts.source] + parts.first * width,
+              parts.count.astype(np.int64) * width,
+              begin + (parts.row * spec["length"] + parts.column) * width,
+          )
+      )
+      begin += width * math.prod(shape)
+    tables.append([np.concatenate(columns) for columns in zip(*lists)])
+  turns, buffers = itertools.cycle(tables), _buffers(begin)
 
   def take() -> np.ndarray:
     out = next(buffers)
     failed = _read_parts(*next(turns), out.ctypes.data)
     if failed >= 0:
       raise OSError(f"part {failed} could not be read whole")
-    return out
+    return out[: 4 * math.prod(shape)].view(np.uint32).reshape(shape)
 
   expected, unread = batches[0]["tokens"], np.uint32(2**32 - 1)
   for _ in range(2):
-    next(buffers).fill(unread)
+    next(buffers).fill(255)
   found = take()
   if not np.array_equal(found, np.where(found == unread, unread, expected)):
     raise ValueError("the parts of step 0 do not hold its tokens")
   return child.Loader(take)
+
+
+@functools.cache
+def _descriptors(paths: tuple[str, ...]) -> np.ndarray:
+  return np.array([os.open(path, os.O_RDONLY) for path in paths], np.int32)
 
 
 def _config(spec: Spec, config: Any) -> Any:
@@ -112,6 +118,8 @@ def _config(spec: Spec, config: Any) -> Any:
       vocab_size=spec["vocab_size"],
       **spec["keys"],
   )
+  if spec.get("masks"):
+    config.olmo_label_masks = (os.path.join(spec["directory"], "data", "*.mask"),)
   return config
 
 
@@ -148,29 +156,9 @@ def open_ahead(spec: Spec) -> child.Loader:
   return _warm(child.Loader(lambda: ahead.take()["tokens"], buffered=default.batches))
 
 
-@dataclasses.dataclass(frozen=True)
-class _MaskedWindows(windows.WindowRows):
-  """Windows with a loss mask."""
-
-  mask_paths: Sequence[str] | None = None
-
-
-def _masked(spec: Spec) -> iterator.BatchIterator:
-  """Makes windows with segments and loss masks, which no dataset type has by itself."""
-  options = config_lib.Options.read(_config(spec, maxtext_olmo.get_config()))
-  index = maxtext_olmo.load_index(options.olmo_index_path)
-  masks = [os.path.join(spec["directory"], f"{i}.mask") for i in range(len(index.files))]
-  for entry, path in zip(index.files, masks):
-    np.ones(entry.n_tokens, np.uint8).tofile(path)
-  rows = _MaskedWindows(index, segments.SegmentRule("after_eos", spec["eos_id"]), masks)
-  stream = stream_lib.train_stream(index, order="feistel", seed=0)
-  files = reader.FileReader(token_files.TokenFiles.of_index(index))
-  return wiring.train_iterator(options, _mesh(), rows, files, stream)
-
-
 def open_devices(spec: Spec) -> child.Loader:
   """Takes global batches as a trainer does."""
-  train = _masked(spec) if spec.get("masks") else _iterator(spec)
+  train = _iterator(spec)
   take = lambda: jax.block_until_ready(next(train))["inputs"]  # noqa: E731
   return _warm(child.Loader(take, 4, counters=train.metrics))
 

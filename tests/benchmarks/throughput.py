@@ -18,41 +18,70 @@ from tests.benchmarks import figures
 
 _LIMIT = "copy limit"
 _BARE, _BARE_PLANNED = "bare preads, windows", "bare preads, planned rows"
+_BARE_LONG, _BARE_SFT = "bare preads, packed 65,536-token rows", "bare preads, SFT rows"
+_OLMO_LONG, _OLMO_SFT = "OLMo-core, packed 65,536-token rows", "OLMo-core, SFT rows"
 _CACHED = 0.999
 _TRAINERS = ("tiny", "trainer")
 
 _ON, _OFF = {"olmo_apply_ngram_filter": True}, {"olmo_apply_ngram_filter": False}
 _EOS = {"olmo_eos_id": corpus.EOS_ID}
 _PLANNED = {"dataset_type": "olmo_documents", "olmo_packing": "planned", **_EOS, **_OFF}
+_PACKED = {"dataset_type": "olmo_packed", "olmo_pad_id": corpus.PAD_ID, **_EOS, **_OFF}
+_PACKED |= {"olmo_document_mask": True}  # OLMo 3 trains its last stages with it.
+
+# Each has a directory: the mean length of its documents, and its share of --megabytes.
+_CORPORA = {"web": (corpus.MEAN_DOCUMENT, 1.0), "long": (4000, 0.25), "sft": (1000, 0.25)}
+_PLANNED_ROWS: dict[str, Any] = {"bare": _BARE_PLANNED}
+# As in OLMo 3's long-context stage, and in its fine-tuning.
+_LONG: dict[str, Any] = {"bare": _BARE_LONG, "corpus": "long", "group_size": 8}
+_LONG |= {"length": 65_536, "batch": 8}
+_SFT: dict[str, Any] = {"bare": _BARE_SFT, "corpus": "sft", "group_size": 1, "masks": True}
+_SFT |= {"length": 32_768, "batch": 16}
 
 
-def _ours(loader: str, keys: dict[str, Any], **sizes: int) -> dict[str, Any]:
-  return {"loader": loader, "keys": keys, "environment": "", **sizes}
+def _ours(loader: str, keys: dict[str, Any], **values: Any) -> dict[str, Any]:
+  if "group_size" in values:
+    keys = {**keys, "olmo_source_group_size": values["group_size"]}
+  return {"loader": loader, "keys": keys, "environment": "", **values}
 
 
-def _peer(loader: str, workers: int, *, filter_: bool = False) -> dict[str, Any]:
+def _peer(loader: str, workers: int, *, filter_: bool = False, **values: Any) -> dict[str, Any]:
   environment = "maxtext" if loader == "maxtext" else "peers"
-  return {"loader": loader, "workers": workers, "filter": filter_, "environment": environment}
+  spec = {"loader": loader, "workers": workers, "filter": filter_, "environment": environment}
+  return {**spec, **values}
+
+
+def _in(workers: int) -> str:
+  return f"{workers} worker{'s'[: workers > 1]}" if workers else "in process"
 
 
 CANDIDATES = {
     _LIMIT: _ours("limit", {}),
     _BARE: _ours("bare", _OFF),
-    _BARE_PLANNED: _ours("bare", _PLANNED),
+    _BARE_PLANNED: _ours("bare", _PLANNED, **_PLANNED_ROWS),
+    _BARE_LONG: _ours("bare", _PACKED, **_LONG),
+    _BARE_SFT: _ours("bare", _PACKED, **_SFT),
     "inline, filter on": _ours("inline", _ON),
     "inline, filter off": _ours("inline", _OFF),
     "threads ahead, filter on": _ours("ahead", _ON),
     "threads ahead, filter off": _ours("ahead", _OFF),
-    "planned rows inline, filter on": _ours("inline", {**_PLANNED, **_ON}),
-    "planned rows inline, filter off": _ours("inline", _PLANNED),
+    "planned rows inline, filter on": _ours("inline", {**_PLANNED, **_ON}, **_PLANNED_ROWS),
+    "planned rows inline, filter off": _ours("inline", _PLANNED, **_PLANNED_ROWS),
+    "packed 65,536-token rows inline": _ours("inline", _PACKED, **_LONG),
+    "packed 65,536-token rows inline, filter on": _ours("inline", {**_PACKED, **_ON}, **_LONG),
+    "SFT rows inline": _ours("inline", _PACKED, **_SFT),
     "devices, windows": _ours("devices", _ON),
     "devices, document mask": _ours("devices", {"olmo_document_mask": True, **_EOS, **_ON}),
-    "devices, segments and loss masks": _ours("devices", _ON, masks=True),
-    "devices, planned rows": _ours("devices", _PLANNED),
+    "devices, segments and loss masks": _ours(
+        "devices", {"olmo_document_mask": True, **_EOS, **_ON}, masks=True
+    ),
+    "devices, planned rows": _ours("devices", _PLANNED, **_PLANNED_ROWS),
     "MaxText, filter on, 2 workers": _peer("maxtext", 2, filter_=True),
     "MaxText, filter off, 2 workers": _peer("maxtext", 2),
     "OLMo-core, filter on, 2 workers": _peer("olmo_core", 2, filter_=True),
     "OLMo-core, filter off, 2 workers": _peer("olmo_core", 2),
+    **{f"{_OLMO_LONG}, {_in(n)}": _peer("olmo_core", n, **_LONG) for n in range(3)},
+    **{f"{_OLMO_SFT}, {_in(n)}": _peer("olmo_core", n, **_SFT) for n in range(3)},
     "torch DataLoader, in process": _peer("torch", 0),
     "torch DataLoader, 2 workers": _peer("torch", 2),
     "litdata, in process": _peer("litdata", 0),
@@ -62,6 +91,8 @@ CANDIDATES = {
     "trainer, windows": _ours("trainer", _ON),
     "trainer, planned rows": _ours("trainer", _PLANNED),
     "trainer, 65,536-token rows": _ours("trainer", _PLANNED, length=65_536, batch=8),
+    "trainer, packed 65,536-token rows": _ours("trainer", _PACKED, **_LONG),
+    "trainer, SFT rows": _ours("trainer", _PACKED, **_SFT),
     "tiny trainer": _ours("tiny", {}, length=128, batch=8),
 }
 
@@ -84,14 +115,21 @@ def goals(found: dict[str, list[figures.Run]]) -> list[tuple[str, ...]]:
     share = median(name, "wait_seconds", "seconds")
     return figures.goal(f"{name} waits", share and 100 * share, "≤", 1, "%")
 
-  others = [name for name in found if CANDIDATES[name]["environment"]]
-  best = max(others, key=lambda name: median(name, "tokens", "seconds") or 0, default="others")
+  def best_other(bare: str) -> str:
+    others = [n for n in found if CANDIDATES[n]["environment"]]
+    others = [n for n in others if CANDIDATES[n].get("bare", _BARE) == bare]
+    return max(others, key=lambda n: median(n, "tokens", "seconds") or 0, default="best other")
+
   return [
       ratio("inline, filter on", _BARE, 0.55),
       ratio("inline, filter off", _BARE, 0.7),
       ratio("inline, filter on", "MaxText, filter on, 2 workers", 100),
-      ratio("threads ahead, filter on", best, 1),
+      ratio("threads ahead, filter on", best_other(_BARE), 1),
       ratio("planned rows inline, filter off", _BARE_PLANNED, 0.55),
+      ratio("packed 65,536-token rows inline", _BARE_LONG, 0.55),
+      ratio("packed 65,536-token rows inline", best_other(_BARE_LONG), 10),
+      ratio("SFT rows inline", _BARE_SFT, 0.55),
+      ratio("SFT rows inline", best_other(_BARE_SFT), 10),
       sent("devices, windows", 4.1),
       sent("devices, document mask", 4.3),
       sent("devices, segments and loss masks", 4.3),
@@ -101,13 +139,21 @@ def goals(found: dict[str, list[figures.Run]]) -> list[tuple[str, ...]]:
 
 
 def measure(
-    directory: pathlib.Path, files: list[str], names: list[str], rounds: int, seconds: float
+    directory: pathlib.Path, megabytes: int, names: list[str], rounds: int, seconds: float
 ) -> dict[str, list[figures.Run]]:
-  """Opens the candidates, runs them in turn, and refuses what cannot be true."""
-  sizes = {"batch": corpus.BATCH, "length": corpus.LENGTH, "vocab_size": corpus.VOCAB_SIZE}
-  shared = {"directory": str(directory), "files": files, "eos_id": corpus.EOS_ID, **sizes}
-  specs = {name: {**shared, **CANDIDATES[name]} for name in names}
+  """Makes the corpora, runs the candidates in turn, and refuses what cannot be true."""
+  shared = {"batch": corpus.BATCH, "length": corpus.LENGTH, "group_size": 0, "masks": False}
+  shared |= {"vocab_size": corpus.VOCAB_SIZE, "eos_id": corpus.EOS_ID, "pad_id": corpus.PAD_ID}
+  specs = {}
+  for part, (mean, share) in _CORPORA.items():
+    users = [name for name in names if CANDIDATES[name].get("corpus", "web") == part]
+    if users:
+      here = directory / part
+      made = corpus.make(here, int(share * megabytes), mean)
+      own = {**shared, "directory": str(here), "files": made}
+      specs |= {name: {**own, **CANDIDATES[name]} for name in users}
   children: dict[str, child.Child] = {}
+  cached: dict[str, bool] = {}
 
   def ask(name: str, **request: Any) -> dict[str, Any] | None:
     try:
@@ -120,18 +166,18 @@ def measure(
 
   def run(name: str) -> figures.Run | None:
     least = 20 if specs[name]["loader"] in _TRAINERS else 4
-    return ask(name, run={"seconds": seconds, "least": least})
+    corpus.warm(pathlib.Path(specs[name]["directory"]))  # Its turns are minutes apart.
+    found = ask(name, run={"seconds": seconds, "least": least})
+    cached[name] = corpus.cached_share(specs[name]["files"]) >= _CACHED
+    return found
 
   def counts() -> bool:
-    cached = corpus.cached_share(files) >= _CACHED
-    if not cached:
-      print("The page cache lost pages: reading them in again.", file=sys.stderr)
-      corpus.warm(directory)
-    return cached
+    if not all(cached.values()):
+      print("The page cache lost pages during a run.", file=sys.stderr)
+    return all(cached.values())
 
   try:
     opened = [name for name in names if ask(name, open=specs[name])]
-    corpus.warm(directory)
     found = figures.alternate(opened, rounds, run, counts)
   finally:
     for process in children.values():
@@ -145,7 +191,7 @@ def _row(name: str, found: dict[str, list[figures.Run]]) -> tuple[str, ...]:
   spec, runs = CANDIDATES[name], found[name]
   times = [1e3 * run["seconds"] / run["batches"] for run in runs]
   rate = figures.median(runs, "tokens", "seconds")
-  bare = found.get(_BARE_PLANNED if spec.get("keys", {}).get("olmo_packing") else _BARE)
+  bare = found.get(spec.get("bare", _BARE))
   ratio = f"{rate / figures.median(bare, 'tokens', 'seconds'):.3g}" if bare else "–"
   # The workers of other loaders are not in their processes' CPU time.
   cpu = 1e3 * figures.median(runs, "cpu_seconds", "batches")
@@ -181,9 +227,8 @@ def main() -> None:
     parser.error(f"--only={args.only!r} matches no candidate")
   with tempfile.TemporaryDirectory(prefix="maxtext_olmo_bench_") as temporary:
     directory = pathlib.Path(args.corpus or temporary).resolve()
-    files = corpus.make(directory, args.megabytes)
-    found = measure(directory, files, names, args.rounds, args.seconds)
-  size = f"{corpus.BATCH} × {corpus.LENGTH}"
+    found = measure(directory, args.megabytes, names, args.rounds, args.seconds)
+  size = f"{corpus.BATCH * corpus.LENGTH:,} tokens"
   print(
       f"Batches of {size}, page cache warm, medians of {args.rounds} runs; {figures.machine()}.\n"
   )

@@ -37,7 +37,7 @@ class AnnounceTest(cases.LoaderCase):
         others,
         [
             "positions 80 to 87 are without loss.",
-            "stage 1 is in force from position 12: feistel order, seed 5.",
+            "stage 1 has been in force since position 12: feistel order, seed 5.",
             "stage 2 begins at position 160: feistel order, seed 6.",
         ],
     )

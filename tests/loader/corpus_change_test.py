@@ -236,7 +236,7 @@ class CorpusChangeTest(parameterized.TestCase):
     corpora.write_tokens(self.directory / "b", 50, seed=1)
     corpora.write_tokens(self.directory / "d", 16, seed=9)
     self.build("a", "b", "c", "d")
-    with self.assertRaisesRegex(errors.ResumeError, "added: 1 files at the end, after 3"):
+    with self.assertRaisesRegex(errors.ResumeError, "added: 1 files after the first 3"):
       self.iterator()
 
 

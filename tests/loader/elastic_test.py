@@ -151,7 +151,8 @@ class OlmoCoreTest(ElasticCase):
     other = write_case(self.create_tempdir().full_path, corpus, case["seq1"])
     second = self.iterator(other, case["seq1"], 8, corpus["seed"])
     with self.assertRaisesRegex(
-        errors.ResumeError, "rows of 64 tokens, this index cuts files into 32 .* their order differ"
+        errors.ResumeError,
+        "64 tokens, but this index cuts files into 32 .* their order differ",
     ):
       second.set_state(first.get_state())
 

@@ -335,7 +335,7 @@ for room in (corpus, order, rows):
     importlib.import_module(module.name)
 from maxtext_olmo.corpus import documents, token_files
 from maxtext_olmo.order import mixture, permutations, schedule, stream
-from maxtext_olmo.rows import document_rows, planned, reader, row_source, segments
+from maxtext_olmo.rows import document_rows, planned, reader, row_sequence, segments
 from maxtext_olmo.rows import steps, windows
 from maxtext_olmo.rows import mixture as mixture_rows
 
@@ -347,7 +347,7 @@ shuffled = permutations.make_order("feistel", num_instances=found.num_documents,
 packing = planned.PackingPlan(
     found.lengths, shuffled, identity="", row_length=64, window=50, locate=found.locate)
 packed = planned.PlannedRows(packing, 64, index.fingerprint)
-in_sequence = row_source.RowSequence(packed, name="", seed=0)
+in_sequence = row_sequence.RowSequence(packed, name="", seed=0)
 mixed = mixture_rows.MixedRows([in_sequence, in_sequence], [1, 2])
 alone = document_rows.DocumentRows(found, 64, "truncate")
 of_windows = windows.WindowRows(index, segments.SegmentRule("after_eos", 0))
@@ -356,8 +356,8 @@ streams = [
     (of_windows, mixture.mixture_stream(
         index, {"*": 1.0}, "epochs", order="feistel", seed=0, held_out_instances=0, num_epochs=1)),
     (packed, in_sequence),
-    (mixed, row_source.RowSequence(mixed, name="", seed=0)),
-    (alone, row_source.RowSequence(alone, name="", seed=0, order=shuffled)),
+    (mixed, row_sequence.RowSequence(mixed, name="", seed=0)),
+    (alone, row_sequence.RowSequence(alone, name="", seed=0, order=shuffled)),
 ]
 files = reader.FileReader(token_files.TokenFiles.of_index(index))
 for source, rows_of in streams:

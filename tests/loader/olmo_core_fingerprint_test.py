@@ -187,11 +187,11 @@ class FingerprintTest(parameterized.TestCase):
         ),
         (
             dict(fields={**dataset.fields, "source_group_size": 4}),
-            "the run had source_group_size=4, this dataset has source_group_size=8",
+            "the run had source_group_size=4, but this dataset has source_group_size=8",
         ),
         (
             dict(fields={**dataset.fields, "use_array_if_local": False}),
-            "use_array_if_local=False, this dataset has use_array_if_local=None",
+            "use_array_if_local=False, but this dataset has use_array_if_local=None",
         ),
         (dict(files=files[:3]), f"only the first 3 of these 5 files, up to {files[2][0]}"),
         (dict(files=files[:2] + files[3:]), f"did not have the file {files[2][0]}"),
@@ -199,7 +199,7 @@ class FingerprintTest(parameterized.TestCase):
             dict(files=(files[0], files[2], files[1], *files[3:])),
             f"the run read {files[2][0]} before {files[1][0]}",
         ),
-        (dict(files=(*files[:4], ("part-4.npy", 1))), "or the size of a file does"),
+        (dict(files=(*files[:4], ("part-4.npy", 1))), "or a file has a different size"),
     ):
       other = dataclasses.replace(dataset, **changed)
       self.assertIn(message, dataset.explain(other.fingerprint))

@@ -58,11 +58,14 @@ class OlmoCoreTest(parameterized.TestCase):
   @parameterized.parameters(
       (
           dict(max_target_sequence_length=128),
-          "had max_target_sequence_length=128, the index has None",
+          "had max_target_sequence_length=128, but the index has None",
       ),
-      (dict(sequence_length=32), "a different order .OLMo-core would silently continue"),
+      (dict(sequence_length=32), "changes the order .OLMo-core would silently continue"),
       (dict(tokens_processed=65), "inside an instance of 64"),
-      (dict(tokens_processed=64 * 541), "read 541 instances of its epoch, the index has 540"),
+      (
+          dict(tokens_processed=64 * 541),
+          "read 541 instances of its epoch, but the index has only",
+      ),
   )
   def test_an_index_that_does_not_fit_is_refused(self, change, message):
     state = {**_RESUMES["same"]["state_dict"], **change}
@@ -82,7 +85,7 @@ class OlmoCoreTest(parameterized.TestCase):
     ids = olmo_core_fingerprint.TokenizerIds(100278, pad_id=1, eos_id=0, bos_id=7)
     dataset = olmo_core_fingerprint.windows(self.index(_CASES["u32_olmo3seed"]), ids)
     with self.assertRaisesRegex(
-        errors.ResumeError, "the run had bos_token_id=None, this dataset has bos_token_id=7"
+        errors.ResumeError, "the run had bos_token_id=None, but this dataset has bos_token_id=7"
     ):
       olmo_core_import.LoaderState.from_json(state, "s").check_dataset(dataset)
     other = {**state, "dataset_fingerprint_version": "v1"}

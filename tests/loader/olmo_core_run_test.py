@@ -235,19 +235,6 @@ class GoldenTest(parameterized.TestCase):
     done = state["tokens_processed"] // config.max_target_length
     self.assertEqual(config.olmo_initial_position, _GOLDENS[name]["items"]["n"] + done)
 
-  def test_the_eval_iterator_reads_what_olmo_cores_evaluator_reads(self):
-    expected = _GOLDENS["padded_docs16"]["lm_evaluator_order"]
-    config = self.imported("padded_docs16", global_batch_size=expected["global_batch_size"])
-    config.update(
-        olmo_eval_index_path=config.olmo_index_path, eval_interval=1, olmo_batch_extras=("row_ids",)
-    )
-    made = maxtext_olmo.create_data_iterator(config, cases.device_mesh())
-    for iterator in made:
-      self.addCleanup(iterator.close)
-    for _ in range(2):  # Every pass has the same order.
-      found = [np.asarray(batch["row_ids"]).tolist() for batch in made[1]]
-      self.assertEqual(found, expected["steps"])
-
 
 _STAGES = {
     "olmo2_32b_train": dict(
@@ -368,7 +355,7 @@ class ConfigTest(parameterized.TestCase):
     shutil.rmtree(f"{self.folder}/docs16")  # Token files are not needed any more.
     self.assertEqual(maxtext_olmo.from_olmo_core(self.config, index_path=path), first)
     self.config["dataset"]["max_target_sequence_length"] = 128
-    with self.assertRaisesRegex(errors.ConfigError, "tokens per window should be 128, found 64"):
+    with self.assertRaisesRegex(errors.ConfigError, "tokens per window: expected 128, found 64"):
       maxtext_olmo.from_olmo_core(self.config, index_path=path)
 
   def test_the_default_index_is_in_the_cache(self):
@@ -391,14 +378,14 @@ class ConfigTest(parameterized.TestCase):
     path = pathlib.Path(self.folder, "state.json")
     for text, found in (("", "is empty"), ("\x80PK", "is not JSON")):
       path.write_text(text)
-      with self.assertRaisesRegex(errors.ConfigError, f"{found}.*state_dict.*import --help"):
+      with self.assertRaisesRegex(errors.ConfigError, f"{found}.*checkpoint folder.*state_dict"):
         maxtext_olmo.from_olmo_core(self.config, state=path)
 
   def test_a_mismatch_names_the_field(self):
     case = _GOLDENS["windows_docs16_doclens_filter_M"]
     self.config["dataset"]["tokenizer"]["pad_token_id"] = 2
     with self.assertRaisesRegex(
-        errors.ResumeError, "the run had pad_token_id=1, this dataset has pad_token_id=2"
+        errors.ResumeError, "the run had pad_token_id=1, but this dataset has pad_token_id=2"
     ):
       maxtext_olmo.from_olmo_core(
           self.config, state=case["loader"]["state"], index_path=f"{self.folder}/index.json"
@@ -450,7 +437,7 @@ class MixtureTest(absltest.TestCase):
     content["dataset"]["source_mixture_config"]["requested_tokens"] -= 800
     other = maxtext_olmo.from_olmo_core(content, index_path=f"{self.folder}/other.json")
     other = self.iterator(olmo_index_path=other.olmo_index_path, olmo_order_cache_dir=self.folder)
-    with self.assertRaisesRegex(errors.ResumeError, "other head|fingerprint"):
+    with self.assertRaisesRegex(errors.ResumeError, "changed head|fingerprint"):
       other.set_state(state)
 
   def test_documents_of_heads_are_refused(self):
@@ -492,7 +479,8 @@ class OtherDataTest(absltest.TestCase):
 
   def test_a_state_of_other_data_is_refused(self):
     with self.assertRaisesRegex(
-        errors.ResumeError, "The loader's dataset has the fingerprint 9141.*, this index has 7151"
+        errors.ResumeError,
+        "The loader's dataset has the fingerprint 9141.* this index has 7151",
     ):
       self.imported()
 

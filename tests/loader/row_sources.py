@@ -22,6 +22,7 @@ from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 from tests import corpora
@@ -162,7 +163,7 @@ class OutsideInRows(row_source.RowSourceDefaults):
 def _make_outside_in(config: Any, mesh: Any) -> iterator_lib.BatchIterator:
   index = maxtext_olmo.load_index(config.olmo_index_path)
   source = OutsideInRows(index)
-  stream = row_source.RowSequence(
+  stream = row_sequence.RowSequence(
       source,
       name="outside in",
       seed=config.data_shuffle_seed,

@@ -14,7 +14,7 @@ class StageConfigTest(cases.LoaderCase):
 
   def test_impossible_stages_are_config_errors(self):
     for stages, message in (
-        (({"olmo_mixture": _A},), "stage 1 needs one of from_step and from_tokens"),
+        (({"olmo_mixture": _A},), "stage 1 needs exactly one of from_step"),
         (({"from_step": 5},), "stage 1 sets only where it begins"),
         (({"from_step": 5, "olmo_skip": 3},), "stage 1 sets 'olmo_skip'; a stage may set"),
         (({"from_step": 0, "olmo_mixture": _B},), "from_step=0 must be at least 1"),

@@ -298,7 +298,7 @@ class MixtureChangeTest(cases.LoaderCase):
     plain = self.train(olmo_stages=stages)
     cases.take(plain, 5)
     message = (
-        r"no mixture up to here.* olmo_allow_mixture_change does not apply.* olmo_stages="
+        r"no mixture so far.* olmo_allow_mixture_change does not apply.* olmo_stages="
         r"\({'from_step': 5, 'olmo_mixture': {'label-0': 3.0, 'label-1': 1.0}},\)$"
     )
     values = {"olmo_mixture_unit": "weights", "olmo_allow_mixture_change": allow}
@@ -539,7 +539,7 @@ class IndexStagesTest(cases.LoaderCase):
       cases.take(moved, 5)
       moved.set_state(moved.get_state())
       train.set_state(states[11])
-      with self.assertRaisesRegex(errors.ResumeError, "now share other files"):
+      with self.assertRaisesRegex(errors.ResumeError, "the set of shared files has changed"):
         train.set_state(moved.get_state())
     else:
       moved.set_state(states[16])

@@ -161,7 +161,7 @@ class StateTest(parameterized.TestCase):
         self.index.with_sequence_length(16), order="feistel", seed=3, held_out_instances=8
     )
     with self.assertRaisesRegex(
-        errors.ResumeError, "set olmo_eval_instances=4, the same amount at 16"
+        errors.ResumeError, "set olmo_eval_instances=4, the same data in 16-token rows"
     ):
       self.read(self.make(4, stream=held), stream=longer)
 
@@ -262,7 +262,7 @@ class StateTest(parameterized.TestCase):
     stream = stream_lib.train_stream(index, order="feistel", seed=3)
     state = _changed(self.make(5, stream=stream), ("history", 0, "sequence_length"), 4)
     for corpus in (None, corpus_change.CorpusPolicy(index)):
-      with self.assertRaisesRegex(errors.ResumeError, "rows of 4 tokens, but .* rows of 8 tokens"):
+      with self.assertRaisesRegex(errors.ResumeError, "rows of 4 tokens, but .* fingerprint is 8"):
         self.read(state, stream=stream, corpus=corpus)
 
   def test_numpy_integers_are_integers(self):

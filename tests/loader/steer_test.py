@@ -191,6 +191,8 @@ class SkipTest(cases.LoaderCase):
     got = cases.take(steered, 13)
     self.assert_equal_batches(got, expected[:3] + expected[5:9] + expected[10:16])
     self.assertEqual((steered.step, steered.position), (13, 64))
+    status = steered.describe()
+    self.assertEqual((status.skipped, status.tokens), (12, 52 * steered.stream.sequence_length))
 
   def test_a_batch_of_another_size_takes_the_samples_around_the_skip(self):
     plain = np.concatenate(cases.take_inputs(self.train(), 12))
@@ -310,7 +312,7 @@ class SkipTest(cases.LoaderCase):
 
   @parameterized.parameters(((3, 3),), ((5, 2),), ((-1, 2),), ((0, 2**70),))
   def test_a_range_without_steps_is_a_config_error(self, pair):
-    with self.assertRaisesRegex(errors.ConfigError, "olmo_skip(: a range begins|=.* should be)"):
+    with self.assertRaisesRegex(errors.ConfigError, "olmo_skip(: a range must|=.* should be)"):
       self.train(olmo_skip=(pair,))
 
 

@@ -1,11 +1,9 @@
 """Fresh random cases against the real OLMo-core: streams, ranks, epochs, fingerprints and resumes.
 
-`make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`.
 Cases differ from run to run; the seed is in the name of each, and `PEER_SEED` repeats a run.
 """
 
 import itertools
-import os
 import pathlib
 import random
 import shutil
@@ -26,9 +24,10 @@ from maxtext_olmo import config as config_lib
 from maxtext_olmo.corpus import index_builder as index_lib
 from maxtext_olmo.loader import olmo_core_fingerprint
 from maxtext_olmo.loader import olmo_core_import
+from tests.peers import tally
 
-_CASES = int(os.environ.get("PEER_CASES", "25"))
-_SEED = int(os.environ.get("PEER_SEED", random.SystemRandom().randrange(10**9)))
+_CASES = tally.num_cases(25)
+_RANKS, _RESUMES = "windows: ranks, 3 epochs", "windows: resumes"
 _VOCABULARY = 200
 
 
@@ -36,7 +35,7 @@ class Case:
   """A random corpus and run."""
 
   def __init__(self, directory: str, number: int):
-    rng = self.rng = random.Random(f"{_SEED}-{number}")
+    rng = self.rng = random.Random(f"{tally.SEED}-{number}")
     self.directory = pathlib.Path(directory)
     self.dtype = rng.choice(("uint8", "uint16", "uint32"))
     self.length = rng.choice((2, 4, 8))
@@ -138,29 +137,29 @@ class OlmoCoreCheck(absltest.TestCase):
     self.addCleanup(shutil.rmtree, directory)
     return Case(directory, number)
 
-  def assert_serves(self, iterator, batches):
+  def assert_serves(self, kind, iterator, batches):
     for expected in batches:
-      np.testing.assert_array_equal(np.asarray(next(iterator)["inputs"]), expected)
+      tally.compare_rows(kind, (np.asarray(next(iterator)["inputs"]), expected))
 
   def test_streams_ranks_epochs_and_fingerprints_are_olmo_cores(self):
     for number in range(_CASES):
-      with self.subTest(seed=_SEED, case=number):
+      with self.subTest(seed=tally.SEED, case=number):
         case = self.case(number)
         world = case.rng.choice((1, 2, 3))
         rows = world * case.rng.randrange(1, 5)
         loaders = case.loaders(rows, world)
-        self.assertEqual(
-            olmo_core_fingerprint.windows(
-                case.index(),
-                olmo_core_fingerprint.TokenizerIds(_VOCABULARY, 1, 0, case.bos),
-            ).fingerprint,
+        ids = olmo_core_fingerprint.TokenizerIds(_VOCABULARY, 1, 0, case.bos)
+        tally.case(_RANKS)
+        tally.compare(
+            _RANKS,
+            olmo_core_fingerprint.windows(case.index(), ids).fingerprint,
             loaders[0].dataset.fingerprint,
         )
         iterator = case.iterator(rows)
         for epoch in (1, 2, 3):
           for loader in loaders:
             loader.reshuffle(epoch=epoch)
-          self.assert_serves(iterator, _batches(loaders))
+          self.assert_serves(_RANKS, iterator, _batches(loaders))
           for loader in loaders:
             loader.reset()
         iterator.close()
@@ -168,7 +167,7 @@ class OlmoCoreCheck(absltest.TestCase):
   def test_resumes_continue_as_olmo_core_does_or_exactly(self):
     repeated = 0
     for number in range(_CASES):
-      with self.subTest(seed=_SEED, case=number):
+      with self.subTest(seed=tally.SEED, case=number):
         case = self.case(number)
         rows, taken, epoch = (
             case.rng.randrange(1, 8),
@@ -202,9 +201,10 @@ class OlmoCoreCheck(absltest.TestCase):
         first = case.iterator(rows_after, length, olmo_initial_position=position)
         saved = first.get_state()
         self.assertEqual(saved["position"], position)
+        tally.case(_RESUMES)
         as_theirs = case.iterator(rows_after, length, olmo_order_resume="olmo_core")
         as_theirs.set_state(saved)
-        self.assert_serves(as_theirs, theirs)
+        self.assert_serves(_RESUMES, as_theirs, theirs)
         # Ours: what was seen and what comes make the epoch, without a repeat.
         whole = np.concatenate(seen).ravel()
         exact = []
@@ -215,7 +215,10 @@ class OlmoCoreCheck(absltest.TestCase):
         plain.reshuffle(epoch=epoch)
         order = np.concatenate(_batches([plain])).ravel()
         served = np.concatenate([whole, *exact])
-        np.testing.assert_array_equal(served, order[: len(served)])
+        tally.compare_rows(
+            _RESUMES,
+            (served.reshape(-1, case.length), order[: len(served)].reshape(-1, case.length)),
+        )
         if not unaligned and theirs:
           self.assertGreaterEqual(len(exact), len(theirs))
         first.close()
@@ -224,6 +227,6 @@ class OlmoCoreCheck(absltest.TestCase):
 
 
 if __name__ == "__main__":
-  print(f"PEER_SEED={_SEED}", flush=True)
+  print(f"PEER_SEED={tally.SEED}", flush=True)
   logging.set_verbosity(logging.ERROR)
   absltest.main()

@@ -1,12 +1,12 @@
 """Random runs of the real OLMo-core, taken over by the config that it writes itself.
 
-`make test-peers` runs this where the extra `[peers]` is installed. Windows with masks and filters,
-padded rows and source mixtures are compared over two epochs, and resumed from a state. Cases differ
-from run to run; `PEER_SEED` repeats a run, and `PEER_CASES` sets the number of cases of each kind.
+Windows with masks and filters, packed rows, padded rows and source mixtures are compared over two
+epochs, each rank by itself, and resumed from a state, whose fingerprint must be that of the import.
+Cases differ from run to run; `PEER_SEED` repeats a run, and `PEER_CASES` sets the number of cases
+of each kind.
 """
 
 import json
-import os
 import pathlib
 import random
 import shutil
@@ -18,11 +18,14 @@ import numpy as np
 from absl import logging
 from absl.testing import absltest
 from absl.testing import parameterized
+from olmo_core.data import LongDocStrategy
 from olmo_core.data import NumpyDataLoaderConfig
 from olmo_core.data import NumpyFSLDatasetConfig
+from olmo_core.data import NumpyPackedFSLDatasetConfig
 from olmo_core.data import NumpyPaddedFSLDatasetConfig
 from olmo_core.data import TokenizerConfig
 from olmo_core.data.collator import DataCollator
+from olmo_core.data.data_loader import NumpyDataLoaderBase
 from olmo_core.data.numpy_dataset import InstanceFilterConfig
 from olmo_core.data.source_mixture import SourceMixtureConfig
 from olmo_core.data.source_mixture import SourceMixtureDatasetConfig
@@ -32,9 +35,11 @@ from olmo_core.exceptions import OLMoConfigurationError
 
 import maxtext_olmo
 from maxtext_olmo import errors
+from maxtext_olmo.loader import olmo_core_run
+from tests.peers import packed_check
+from tests.peers import tally
 
-_CASES = int(os.environ.get("PEER_CASES", "25"))
-_SEED = int(os.environ.get("PEER_SEED", random.SystemRandom().randrange(10**9)))
+_CASES = tally.num_cases(25)
 _VOCABULARY = 300
 _EOS, _PAD, _BOS = 0, 1, 2
 
@@ -43,11 +48,12 @@ class Case:
   """A random corpus and the config of a run over it."""
 
   def __init__(self, directory: str, kind: str, number: int):
-    self.rng = random.Random(f"{_SEED}-{kind}-{number}")
+    self.rng = random.Random(f"{tally.SEED}-{kind}-{number}")
     self.directory = pathlib.Path(directory)
     self.numbers = np.random.Generator(np.random.PCG64(self.rng.randrange(10**9)))
     self.length = self.rng.choice((4, 8, 16))
-    self.rows = self.rng.randrange(1, 6)
+    self.ranks = self.rng.choice((1, 1, 2))
+    self.rows = self.ranks * self.rng.randrange(1, 4)
     self.bos = self.rng.choice((None, None, _BOS))
     count = self.rng.randrange(2, 7)
     self.files = [self._write(f"part-{i}.npy") for i in range(count)]
@@ -116,6 +122,16 @@ class Case:
   def _padded(self) -> Any:
     return NumpyPaddedFSLDatasetConfig(**self._common(), **self._listed())
 
+  def _packed(self) -> Any:
+    strategies = (LongDocStrategy.fragment, LongDocStrategy.truncate)
+    return NumpyPackedFSLDatasetConfig(
+        **self._common(),
+        **self._listed(),
+        generate_doc_lengths=self.rng.random() < 0.5,
+        long_doc_strategy=self.rng.choice(strategies),
+        source_group_size=self.rng.randrange(1, 4),
+    )
+
   def _mixture(self) -> Any:
     count = self.rng.randrange(1, len(self.files) + 1)
     weights = [self.rng.random() + 0.05 for _ in range(count)]
@@ -149,11 +165,36 @@ class Case:
     written = {name: section.as_config_dict() for name, section in sections.items()}
     return json.loads(json.dumps(written))
 
+  def loaders(self, dataset: Any) -> list[NumpyDataLoaderBase]:
+    """Returns the loaders of the real OLMo-core, one for each rank."""
+    return [
+        NumpyDataLoaderBase.wrap_numpy_dataset(
+            dataset,
+            global_batch_size=self.loader.global_batch_size,
+            collator=DataCollator(pad_token_id=_PAD),
+            work_dir=str(self.directory / "work"),
+            seed=self.loader.seed,
+            dp_world_size=self.ranks,
+            dp_rank=rank,
+            fs_local_rank=0,
+            num_threads=0,
+        )
+        for rank in range(self.ranks)
+    ]
+
+  @property
+  def fingerprint(self) -> str:
+    """The fingerprint that an import shows."""
+    run = olmo_core_run.import_run(self.content, index_path=self.directory / "index.json")
+    return dict(run.understood)["OLMo-core's fingerprint"]
+
   def imported(self, state: Any = None) -> Any:
     config = maxtext_olmo.from_olmo_core(
         self.content, state=state, index_path=self.directory / "index.json"
     )
     config.olmo_order_cache_dir = str(self.directory / "cache")
+    if config.dataset_type == "olmo_packed":
+      config.olmo_packing_ties = packed_check.ties_of_this_cpu()
     return config
 
   def iterator(self, state: Any = None) -> Any:
@@ -169,22 +210,29 @@ def _lengths(segments: np.ndarray) -> list[list[int]]:
   return found
 
 
-class RunCheck(parameterized.TestCase):
-
-  def check(self, batch: dict[str, Any], expected: dict[str, Any]) -> None:
-    batch = {name: np.asarray(array) for name, array in batch.items()}
-    np.testing.assert_array_equal(batch["inputs"], expected["input_ids"].numpy())
-    labels = np.where(batch["targets_segmentation"] != 0, batch["targets"], -100)
-    np.testing.assert_array_equal(labels, get_labels(expected).numpy())
+def _check(kind: str, batch: dict[str, Any], ranks: tuple[dict[str, Any], ...]) -> None:
+  """Compares a batch with those of all ranks: rank r of W has rows r, r + W, …"""
+  arrays = {name: np.asarray(array) for name, array in batch.items()}
+  labels = np.where(arrays["targets_segmentation"] != 0, arrays["targets"], -100)
+  for rank, expected in enumerate(ranks):
+    mine = slice(rank, None, len(ranks))
+    pairs: list[tuple[Any, Any]] = [
+        (arrays["inputs"][mine], expected["input_ids"].numpy()),
+        (labels[mine], get_labels(expected).numpy()),
+    ]
     if "doc_lens" in expected:
       lengths = [[n for n in row if n] for row in expected["doc_lens"].tolist()]
-      self.assertEqual(_lengths(batch["inputs_segmentation"]), lengths)
+      pairs.append((_lengths(arrays["inputs_segmentation"][mine]), lengths))
+    tally.compare_rows(kind, *pairs)
 
-  @parameterized.parameters("windows", "padded", "mixture")
+
+class RunCheck(parameterized.TestCase):
+
+  @parameterized.parameters("windows", "packed", "padded", "mixture")
   def test_two_epochs_and_a_resume_are_olmo_cores(self, kind):
-    compared = rows = 0
+    compared, name = 0, f"imported config.json: {kind}"
     for number in range(_CASES):
-      with self.subTest(seed=_SEED, case=number):
+      with self.subTest(seed=tally.SEED, case=number):
         directory = tempfile.mkdtemp(prefix="peer_")
         self.addCleanup(shutil.rmtree, directory)
         case = Case(directory, kind, number)
@@ -197,29 +245,32 @@ class RunCheck(parameterized.TestCase):
         dataset.prepare()
         if len(dataset) < case.rows:
           continue
-        loader = case.loader.build(dataset, collator=DataCollator(pad_token_id=_PAD))
+        tally.case(name)
+        tally.compare(name, case.fingerprint, dataset.fingerprint)
+        loaders = case.loaders(dataset)
         iterator = case.iterator()
         for epoch in (1, 2):
-          loader.reshuffle(epoch=epoch)
-          for step, expected in enumerate(loader):
-            self.check(next(iterator), expected)
-            rows += case.rows
+          for loader in loaders:
+            loader.reshuffle(epoch=epoch)
+          for step, expected in enumerate(zip(*loaders)):
+            _check(name, next(iterator), expected)
             if step == 1:
-              state = json.loads(json.dumps(loader.state_dict()))
-          loader.reset()
+              state = json.loads(json.dumps(loaders[0].state_dict()))
+          for loader in loaders:
+            loader.reset()
         iterator.close()
         if len(dataset) >= 3 * case.rows:
           again = case.iterator(state)
-          loader.load_state_dict(state)
-          loader.reshuffle(epoch=state["epoch"])
-          self.check(next(again), next(iter(loader)))
+          for loader in loaders:
+            loader.load_state_dict(state)
+            loader.reshuffle(epoch=state["epoch"])
+          _check(name, next(again), tuple(next(iter(loader)) for loader in loaders))
           again.close()
         compared += 1
-    print(f"{kind}: {compared} runs, {rows} rows", flush=True)
     self.assertGreater(compared, _CASES // 3)
 
 
 if __name__ == "__main__":
-  print(f"PEER_SEED={_SEED}", flush=True)
+  print(f"PEER_SEED={tally.SEED}", flush=True)
   logging.set_verbosity(logging.ERROR)
   absltest.main()

@@ -1,6 +1,5 @@
 """Fresh random cases against the real OLMo-core: packed rows, label masks, document lengths.
 
-`make test-peers` runs this where the extra `[peers]` is installed; it is no part of `make test`.
 Cases differ from run to run; `PEER_SEED` repeats a run, and `PEER_CASES` sets their number. Ties
 are those of the CPU that this runs on, and those of the cache files that OLMo-core writes.
 """
@@ -9,7 +8,6 @@ import dataclasses
 import gzip
 import itertools
 import json
-import os
 import pathlib
 import random
 import shutil
@@ -18,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from absl.testing import absltest
 from olmo_core.data import InstanceFilterConfig
 from olmo_core.data import LongDocStrategy
@@ -33,13 +30,16 @@ import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo.loader import olmo_core_import
 from maxtext_olmo.loader import olmo_packed
+from maxtext_olmo.rows import tie_order
+from tests.peers import tally
 
-_CASES = int(os.environ.get("PEER_CASES", "120"))
-_SEED = int(os.environ.get("PEER_SEED", random.SystemRandom().randrange(10**9)))
+_CASES = tally.num_cases(80)
+_ORDERS = "order of equally long documents"
 _VOCABULARY, _EOS, _BOS = 200, 2, 3
 
 
-def _ties_of_this_cpu() -> str:
+def ties_of_this_cpu() -> str:
+  """Returns the order in which NumPy leaves equally long documents on this CPU."""
   from numpy._core._multiarray_umath import __cpu_features__ as features
 
   if features.get("X86_V4") or features.get("AVX512_SKX"):
@@ -51,7 +51,7 @@ class Case:
   """A random corpus, and a run over its windows or its packed documents."""
 
   def __init__(self, directory: str, number: int):
-    rng = self.rng = random.Random(f"{_SEED}-{number}")
+    rng = self.rng = random.Random(f"{tally.SEED}-{number}")
     self.directory = pathlib.Path(directory)
     self.packed = rng.random() < 0.75
     self.dtype = rng.choice(("uint8", "uint16", "uint32"))
@@ -66,6 +66,9 @@ class Case:
     self.masked = rng.random() < 0.5
     self.document_lengths = rng.random() < 0.7
     self.filter = rng.choice((None, (1, 13, 32), (1, 4, 6), (2, 5, 4)))
+    self.kind = "packed: boundaries by csv.gz" if self.by_csv else "packed: boundaries by EOS"
+    if not self.packed:
+      self.kind = "windows: masks, filters, documents"
     self.paths, self.masks = [], []
     for i in range(rng.randrange(1, 7)):
       self._write_file(i, np.random.default_rng(rng.randrange(10**9)))
@@ -197,36 +200,36 @@ def _lengths(segments: np.ndarray) -> list[int]:
 
 class PackedCheck(absltest.TestCase):
 
-  def check(self, case: Case, dataset: Any, rows: int) -> int:
-    """Compares an epoch and the beginning of the next; returns the number of rows compared."""
+  def check(self, case: Case, dataset: Any, rows: int) -> None:
+    """Compares an epoch and the beginning of the next."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
-    config = case.config(rows, _ties_of_this_cpu())
+    config = case.config(rows, ties_of_this_cpu())
     iterator, _ = maxtext_olmo.create_data_iterator(config, mesh)
     loader = case.loader(dataset, rows)
-    compared = 0
+    tally.case(case.kind)
     try:
       for epoch, steps in ((1, None), (2, 3)):
         loader.reshuffle(epoch)
         for theirs in itertools.islice(loader, steps):
           ours = {name: np.asarray(array) for name, array in next(iterator).items()}
-          tokens = theirs["input_ids"].numpy()
-          np.testing.assert_array_equal(ours["inputs"], tokens)
           counted = ours["targets_segmentation"] != 0
           labels = np.where(counted, ours["targets"], -100)
-          np.testing.assert_array_equal(labels, get_labels(theirs).numpy())
+          pairs: list[tuple[Any, Any]] = [
+              (ours["inputs"], theirs["input_ids"].numpy()),
+              (labels, get_labels(theirs).numpy()),
+          ]
           if case.document_lengths:
-            for segments, lengths in zip(ours["inputs_segmentation"], theirs["doc_lens"].tolist()):
-              self.assertEqual(_lengths(segments), [length for length in lengths if length])
-          compared += len(tokens)
+            lengths = [[n for n in row if n] for row in theirs["doc_lens"].tolist()]
+            pairs.append((list(map(_lengths, ours["inputs_segmentation"])), lengths))
+          tally.compare_rows(case.kind, *pairs)
         loader.reset()
     finally:
       iterator.close()
-    return compared
 
   def check_cache(self, case: Case) -> None:
     """Compares the rows that OLMo-core's cache files give with those of this CPU's ties."""
     plans = []
-    for ties in (_ties_of_this_cpu(), "cache"):
+    for ties in (ties_of_this_cpu(), "cache"):
       options = config_lib.Options.read(case.config(1, ties))
       rows = olmo_packed.open_rows(options, options.olmo_index_path).rows
       plans.append(rows.parts(0, np.arange(rows.num_rows(0))))
@@ -234,20 +237,28 @@ class PackedCheck(absltest.TestCase):
       np.testing.assert_array_equal(*(getattr(plan, field.name) for plan in plans))
 
   def test_random_cases_are_equal_row_by_row(self):
-    compared = 0
     for number in range(_CASES):
       directory = tempfile.mkdtemp(prefix="peer_")
       try:
         case = Case(directory, number)
         dataset = case.dataset()
         rows = min(case.rng.choice((4, 7, 16, 33)), len(dataset))
-        with self.subTest(f"PEER_SEED={_SEED}, case {number}: {case!r}"):
-          compared += self.check(case, dataset, rows)
+        with self.subTest(f"PEER_SEED={tally.SEED}, case {number}: {case!r}"):
+          self.check(case, dataset, rows)
           if case.packed:
             self.check_cache(case)
       finally:
         shutil.rmtree(directory)
-    logging.info("%d cases, %d rows compared (PEER_SEED=%d).", _CASES, compared, _SEED)
+
+  def test_equally_long_documents_are_ordered_as_by_numpy_on_this_cpu(self):
+    for number in range(_CASES):
+      rng = np.random.default_rng([tally.SEED, number])
+      count, longest = int(rng.integers(1, 5000)), int(rng.integers(1, 200))
+      lengths = rng.integers(0, longest, count)
+      with self.subTest(f"PEER_SEED={tally.SEED}, case {number}"):
+        tally.case(_ORDERS)
+        found = tie_order.longest_first(lengths, ties_of_this_cpu())
+        tally.compare(_ORDERS, found.tolist(), np.argsort(-lengths).tolist())
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class ContentTest(parameterized.TestCase):
     self.assertEqual(content_lib.as_recorded({}, rows, now), (rows, now))
 
   def test_exclusions_that_are_not_configured_now_are_an_error(self):
-    with self.assertRaisesRegex(errors.OrderError, "The list of exclusions abc was in force"):
+    with self.assertRaisesRegex(errors.OrderError, "exclusions with digest abc was in force"):
       content_lib.as_recorded({"exclude": "abc"}, _Rows(), content_lib.Content())
 
 

@@ -14,7 +14,7 @@ from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import exclude
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import reader
-from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import windows
 from tests.rows import document_corpus
 
@@ -28,7 +28,7 @@ class ExplainTest(absltest.TestCase):
     self.path = documents_lib.default_path(f"{self.directory}/index.json")
 
   def explain(self, source, provenance=None, rows=None, **content):
-    stream = row_source.RowSequence(source, name="t", seed=0)
+    stream = row_sequence.RowSequence(source, name="t", seed=0)
     return explain.explain(
         source,
         reader.FileReader(self.corpus.files),
@@ -66,7 +66,7 @@ class ExplainTest(absltest.TestCase):
 
   def test_a_step_after_the_end_names_the_last_one(self):
     for source in (windows.WindowRows(self.corpus.index), self.corpus.planned()):
-      stream = row_source.RowSequence(source, name="t", seed=0, num_epochs=1)
+      stream = row_sequence.RowSequence(source, name="t", seed=0, num_epochs=1)
       arguments = (reader.FileReader(self.corpus.files), stream, schedule.BatchSchedule.constant(4))
       with self.assertRaisesRegex(errors.OrderError, "Step 500 is outside") as raised:
         explain.explain(source, *arguments, content_lib.Content(), 500)
@@ -117,7 +117,7 @@ class ExplainTest(absltest.TestCase):
     with self.assertLogs(level="WARNING") as logs:
       other = explain.Provenance(self.corpus.index, f"{self.directory}/index.json")
       self.assertIsNone(other.documents)
-    self.assertIn("Documents cannot be named", logs.output[0])
+    self.assertIn("The document index cannot be used", logs.output[0])
 
   def test_a_step_with_an_id_outside_the_vocabulary_is_explained(self):
     explanation = self.explain(windows.WindowRows(self.corpus.index), vocab_size=2)

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from maxtext_olmo import errors
 from maxtext_olmo.rows import mixture
 from maxtext_olmo.rows import parts as parts_lib
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments
 from tests.rows import document_corpus
@@ -41,7 +42,7 @@ class _Rows(row_source.RowSourceDefaults):
 
 
 def _stream(source):
-  return row_source.RowSequence(source, name="t", seed=0)
+  return row_sequence.RowSequence(source, name="t", seed=0)
 
 
 def _mixed(*sources, weights=(2, 1), starts=()):
@@ -69,7 +70,7 @@ class MixedRowsTest(parameterized.TestCase):
 
   def test_a_mixture_that_follows_another_begins_with_the_rows_that_it_left(self):
     sources = _Rows(0, 3), _Rows(1, 4)
-    names = [row_source.RowSequence(s, name=n, seed=0) for s, n in zip(sources, "ab")]
+    names = [row_sequence.RowSequence(s, name=n, seed=0) for s, n in zip(sources, "ab")]
     first = mixture.MixedRows(names, (2, 1), (10, 20))
     taken = np.bincount(first.parts(0, np.arange(7)).source)
     self.assertEqual(first.taken_until(7), {"a": 10 + taken[0], "b": 20 + taken[1]})

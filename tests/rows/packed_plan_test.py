@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import maxtext_olmo
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import document_spans
+from maxtext_olmo.corpus.work import options as options_lib
 from maxtext_olmo.rows import packed_group
 from maxtext_olmo.rows import packed_plan
 from maxtext_olmo.rows import parts as parts_lib
@@ -81,6 +82,26 @@ class PackedPlanTest(parameterized.TestCase):
   def test_the_number_of_workers_does_not_change_the_plan(self):
     content = [pathlib.Path(self._build(workers=workers).path).read_bytes() for workers in (1, 4)]
     self.assertEqual(content[0], content[1])
+
+  def test_parts_on_several_machines_give_the_same_plan_once_they_are_merged(self):
+    content = pathlib.Path(self._build().path).read_bytes()
+    results = f"{self.folder}/results"
+    for part in (2, 0, 1):
+      options = options_lib.WorkOptions(results=results, part=(part, 3))
+      packed_plan.pack_groups(self.index, _RULE, options)
+    merge = options_lib.WorkOptions(results=results, merge=True)
+    outcome = packed_plan.pack_groups(self.index, _RULE, merge)
+    plan = packed_plan.write_plan(self.index, f"{self.folder}/merged", _RULE, outcome)
+    self.assertEqual(pathlib.Path(plan.path).read_bytes(), content)
+
+  def test_groups_that_were_packed_before_are_not_packed_again(self):
+    options = options_lib.WorkOptions(results=f"{self.path}.work", part=(0, 2))
+    packed_plan.pack_groups(self.index, _RULE, options)  # Killed after groups 0 and 2, say.
+    rest = options_lib.WorkOptions(results=f"{self.path}.work")
+    self.assertEqual(packed_plan.pack_groups(self.index, _RULE, rest).reused, 2)
+    plan = self._build()
+    self._assert_equal(plan.parts(np.arange(plan.num_rows)), self._expected(_RULE))
+    self.assertNotIn("plan.work", [path.name for path in pathlib.Path(self.folder).iterdir()])
 
   def test_a_file_without_documents_adds_no_rows(self):
     for number in (1, 2, 3):

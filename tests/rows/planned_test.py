@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from maxtext_olmo import errors
 from maxtext_olmo.order import permutations
 from maxtext_olmo.rows import planned
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 from tests.rows import document_corpus
 
@@ -75,7 +76,7 @@ class PlannedRowsTest(parameterized.TestCase):
 
   def test_counting_in_the_background_knows_the_end(self):
     source = self.corpus.planned()
-    stream = row_source.RowSequence(source, name="planned", seed=0, num_epochs=2)
+    stream = row_sequence.RowSequence(source, name="planned", seed=0, num_epochs=2)
     stream.look_ahead(0)
     while stream.num_positions is None:
       self.assertTrue(stream.has(0))
@@ -117,7 +118,7 @@ def _plan(lengths, *, length=8, window=5, seed=3, order="feistel", **kwargs):
 
 def _row(plan, position):
   """Returns the documents, first tokens and lengths of the parts of a row."""
-  stream = row_source.RowSequence(planned.PlannedRows(plan, 1000, "test"), name="", seed=0)
+  stream = row_sequence.RowSequence(planned.PlannedRows(plan, 1000, "test"), name="", seed=0)
   parts = row_source.parts_at(stream.source, stream, np.array([position]))
   return parts.source, parts.first, parts.count
 

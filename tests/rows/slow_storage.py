@@ -23,7 +23,7 @@ class SlowStorage(storage_lib.LocalStorage):
     on_fill: Called at the beginning of each call of `fill`.
   """
 
-  def __init__(self, seconds: float = 0.003, wants_concurrency: bool = True):
+  def __init__(self, seconds: float = 0.003, wants_concurrency: int = 256):
     super().__init__()
     self.seconds = seconds
     self._wants_concurrency = wants_concurrency

@@ -22,7 +22,7 @@ from maxtext_olmo.rows import content as content_lib
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import reader as reader_lib
 from maxtext_olmo.rows import repetition
-from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import segments
 from maxtext_olmo.rows import steps
 from maxtext_olmo.rows import windows
@@ -388,7 +388,7 @@ class ReadAheadStepsTest(WindowStepsTest):
       np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
 
   def test_slow_batches_between_quick_ones_do_not_start_it(self):
-    storage = slow_storage.SlowStorage(wants_concurrency=False)
+    storage = slow_storage.SlowStorage(wants_concurrency=0)
     dataset = self._dataset(storage=storage)
     for step in range(6):
       storage.seconds = 0.0 if step % 2 else 0.002
@@ -396,7 +396,7 @@ class ReadAheadStepsTest(WindowStepsTest):
     self.assertEqual(storage.most_waiting, 1)
 
   def test_local_files_get_it_after_two_slow_batches(self):
-    storage = slow_storage.SlowStorage(0.002, wants_concurrency=False)
+    storage = slow_storage.SlowStorage(0.002, wants_concurrency=0)
     dataset, plain = self._dataset(storage=storage), super()._dataset()
     for step in range(2):
       dataset[step]
@@ -428,7 +428,7 @@ class RowSourceStepsTest(parameterized.TestCase):
     if files is None:
       storage = storage or slow_storage.SlowStorage(0.0)
       files = token_files.TokenFiles(self.paths, np.zeros(2, np.int64), np.dtype("uint16"), storage)
-    stream = row_source.RowSequence(source, name="t", seed=0, num_epochs=num_epochs)
+    stream = row_sequence.RowSequence(source, name="t", seed=0, num_epochs=num_epochs)
     schedule = schedule_lib.BatchSchedule.constant(size)
     dataset = steps.StepDataset(
         source, reader_lib.FileReader(files), stream, schedule, _whole(schedule), **kwargs
@@ -473,7 +473,7 @@ class RowSourceStepsTest(parameterized.TestCase):
       np.testing.assert_array_equal(counted, expected[:, 1:])
 
   @parameterized.named_parameters(
-      ("too_long", lambda row: [(0, 0, 4), (1, 0, 3)], "a row of 7 tokens; its rows have 6"),
+      ("too_long", lambda row: [(0, 0, 4), (1, 0, 3)], "a row of 7 tokens, but its row_length"),
       ("empty_part", lambda row: [(0, 0, 6), (1, 0, 0)], "a part of 0 tokens"),
   )
   def test_wrong_parts_are_an_error_that_names_the_source(self, parts, message):
@@ -508,7 +508,7 @@ class RowSourceStepsTest(parameterized.TestCase):
   def test_a_negative_id_of_a_record_is_found(self):
     records = [{"inputs": np.array([1, 2, 3, -7, 5, 6])}]
     source = PairRows(1, parts=lambda row: [(0, 0, 6)])
-    stream = row_source.RowSequence(source, name="t", seed=0, num_epochs=1)
+    stream = row_sequence.RowSequence(source, name="t", seed=0, num_epochs=1)
     schedule = schedule_lib.BatchSchedule.constant(1)
     dataset = steps.StepDataset(
         source, reader_lib.RecordReader(records), stream, schedule, _whole(schedule)

@@ -131,6 +131,21 @@ class PrefetchProcessesTest(parameterized.TestCase):
     done = distributed.run_python(code)
     self.assertEqual(done.stdout, "[0, 1, 2, 3, 4, 5] 2\n", done.stderr)
 
+  def test_a_script_without_a_main_guard_is_told_to_add_one(self):
+    script = self.create_tempfile(
+        "script.py", "from tests.rows import workers_test\nworkers_test.print_turns()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script.full_path],
+        env=distributed.child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    self.assertEqual((done.returncode, done.stdout), (1, ""))
+    self.assertIn("below `if __name__ == '__main__':`", done.stderr)
+    self.assertNotIn("Exception ignored", done.stderr)
+
   def test_elements_do_not_come_through_shared_memory(self):
     # Elements in shared memory that are in transit at close would stay until the interpreter exits.
     iterator = iter(prefetch.PrefetchedDataset(_dataset(), workers=1))
@@ -150,6 +165,16 @@ class PrefetchProcessesTest(parameterized.TestCase):
     ):
       for _ in range(100):
         next(iterator)
+    iterator.close()
+
+  def test_workers_keep_working_after_the_signal_with_which_schedulers_stop_a_task(self):
+    dataset = grain.MapDataset.range(10**6).map(_element)
+    iterator = iter(prefetch.PrefetchedDataset(dataset, workers=2, ahead=2))
+    pids = {int(next(iterator)["pid"]) for _ in range(4)}
+    for pid in pids:
+      os.kill(pid, signal.SIGTERM)
+    later = {int(next(iterator)["pid"]) for _ in range(20)}
+    self.assertEqual(later, pids)
     iterator.close()
 
   def test_workers_end_when_their_trainer_is_killed(self):

@@ -1,10 +1,10 @@
 """Runs this package inside MaxText: after `install()`, `dataset_type=olmo_grain` uses our batches.
 
     from maxtext_olmo.trainers import maxtext
-    maxtext.install()                      # and then MaxText's own main, unedited
+    maxtext.install()                      # then call MaxText's own main, unchanged
 
-or `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, which is also
-`python -m maxtext_olmo.trainers.maxtext train ...`.
+Alternatively, run `maxtext-olmo maxtext train base.yml dataset_type=olmo_grain ...`, or
+`python -m maxtext_olmo.trainers.maxtext train ...` with the same arguments.
 """
 
 from maxtext_olmo.trainers.maxtext.adapter import ENTRY_POINTS as ENTRY_POINTS

@@ -4,16 +4,16 @@ MaxText has no registry of data pipelines, so six of its functions are replaced:
 
   create_data_iterator         returns our iterator for olmo_grain, MaxText's for other types
   _initialize_pydantic         adds our keys to MaxText's config class
-  setup_training_state         moves the data to the step that the model has done
+  setup_training_state         moves the data to the step that the model has reached
   create_dataloader            lets our iterator choose the rows of each step during batch ramp-up,
                                and checks at each step that the run still holds its lease
   create_checkpoint_manager    first takes the lease of the checkpoint directory
   MetricLogger                 adds the position and the epoch of each step to the metrics
 
-MaxText's checkpointing is not changed: `checkpoints` explains how a step gets its position. The
-parameters of each function are checked before anything is replaced (`shapes`). A trainer that gets
-its data from elsewhere, or never reports the step that it restored, is stopped before its first
-batch.
+MaxText's checkpointing is unchanged; `checkpoints` finds the position of the data for a restored
+step. `shapes` checks the parameters of all functions before any function is replaced. A trainer
+that gets its data from elsewhere, or never reports the step that it restored, is stopped before its
+first batch.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ from typing import Any
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo import trainers
 from maxtext_olmo.trainers.maxtext import shapes
 
-# The entry points of `maxtext-olmo maxtext`: MaxText's module, and the folder of its configs where
-# short names are looked up.
+# For each entry point of `maxtext-olmo maxtext`: MaxText's module, and the config folder of MaxText
+# in which short names are looked up.
 ENTRY_POINTS = {
     "train": ("maxtext.trainers.pre_train.train", ""),
     "sft": ("maxtext.trainers.post_train.sft.train_sft", "post_train"),
     "dataloader": ("maxtext.utils.standalone_dataloader", ""),
 }
-_DATASET_TYPE = "olmo_grain"
-
-# By (module, name): MaxText's own function, and its replacement.
+# MaxText's own functions, each with its replacement.
 _installed: dict[shapes.Function, tuple[Callable, Callable]] = {}
 # Leases by directory, held until the process exits; an elastic restart in the same process keeps
 # them.
@@ -60,7 +59,8 @@ def install() -> None:
   """Makes MaxText's `dataset_type=olmo_grain` use this package; a second call changes nothing.
 
   Raises:
-    ConfigError: MaxText is not installed, or a function lacks a parameter; nothing was changed.
+    ConfigError: MaxText is not installed, or one of its functions lacks a parameter. In either
+      case, nothing has been replaced.
   """
   if is_installed():
     return
@@ -72,8 +72,8 @@ def install() -> None:
     _rebind(function.name, original, replacement)
   if version not in shapes.TRIED:
     logging.warning(
-        "MaxText %s has not been tested with this package; %s have. The functions that it replaces"
-        " have the expected parameters, so it continues.",
+        "MaxText %s has not been tested with this package (tested: %s). The run continues, because"
+        " the functions to be replaced have the expected parameters.",
         version,
         ", ".join(shapes.TRIED),
     )
@@ -100,9 +100,16 @@ def run(entry_point: str, args: Sequence[str]) -> None:
           f"MaxText's {name} needs Tunix, which is not installed: pip install google-tunix."
       ) from error
     raise
-  # MaxText infers a default config from the path of the program: that of its module.
+  from maxtext_olmo.trainers.maxtext import preemption
+
+  preemption.watch()
+  # MaxText infers a default config from the program's path, so pass the path of its module.
   try:
     app.run(module.main, argv=[str(module.__file__), *_with_config_path(args, folder)])
+  except SystemExit as ended:  # `app.run` always exits.
+    if preemption.is_preempted() and not ended.code:
+      raise SystemExit(trainers.RESTART_CODE) from ended
+    raise
   except Exception as error:
     _end_all_processes(error)
     raise
@@ -121,7 +128,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _end_all_processes(error: Exception) -> None:
-  """Ends the other processes too, which would wait for this one; returns if there are none."""
+  """Ends all processes of the run, because the others would wait for this one forever.
+
+  Returns if there are no other processes.
+  """
   import jax
 
   from maxtext_olmo.trainers import failure
@@ -133,22 +143,23 @@ def _end_all_processes(error: Exception) -> None:
 
 
 def _rebind(name: str, old: Callable, new: Callable) -> None:
-  """Replaces a function in all modules of MaxText that have it, including by `from … import`."""
+  """Replaces a function in every module of MaxText that defines it or has imported it by name."""
   for module in list(sys.modules.values()):
     if getattr(module, "__name__", "").startswith("maxtext.") and vars(module).get(name) is old:
       setattr(module, name, new)
 
 
 def _bind(function: Callable, args: Any, kwargs: Any) -> inspect.BoundArguments:
-  """Returns the arguments of a call by name, so that their order and number may differ."""
+  """Returns the arguments of a call by name, so that MaxText may add or reorder parameters."""
   call = inspect.signature(function).bind(*args, **kwargs)
   call.apply_defaults()
   return call
 
 
 def _is_ours(config: Any) -> bool:
-  kind = getattr(config, "dataset_type", None)
-  return str(getattr(kind, "value", kind)) == _DATASET_TYPE
+  from maxtext_olmo.trainers.maxtext import config as config_lib
+
+  return config_lib.is_ours(getattr(config, "dataset_type", None))
 
 
 def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -162,12 +173,14 @@ def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tupl
   from maxtext_olmo.trainers import failure
   from maxtext_olmo.trainers.maxtext import checkpoints as checkpoints_lib
   from maxtext_olmo.trainers.maxtext import config as config_lib
+  from maxtext_olmo.trainers.maxtext import monitor
 
   failure.watch()
   if getattr(config, "use_sft", False):
-    _take_lease(config)  # Tunix makes its own checkpoint manager.
+    _take_lease(config)  # Tunix does not call `create_checkpoint_manager`.
   train, evaluation = registry.create_data_iterator(config_lib.data_config(config), given["mesh"])
-  # MaxText closes its registered iterators before an elastic restart; 0.2.4 has no registry.
+  monitor.fail_with(train, evaluation)
+  # MaxText closes the iterators in this set before an elastic restart; version 0.2.4 has no set.
   known = getattr(multihost_dataloading, "_GLOBAL_MULTIHOST_ITERATORS", None)
   if known is not None:
     known.update(iterator for iterator in (train, evaluation) if iterator is not None)
@@ -211,7 +224,24 @@ def _setup_training_state(original: Callable, *args: Any, **kwargs: Any) -> Any:
     )
   checkpoints_lib.place(iterator, config, label=label, step=step)
   _unplaced.discard(iterator)
+  _warn_of_the_end(iterator, config)
   return result
+
+
+def _warn_of_the_end(iterator: Any, config: Any) -> None:
+  """Warns if the data ends before the run, because MaxText then saves no final checkpoint."""
+  stream = iterator.stream
+  if stream.endless or stream.num_positions is None or config.generate_padding_batch_train:
+    return
+  end = iterator.step + len(iterator.host_batches())
+  if end < config.steps:
+    logging.warning(
+        "olmo_grain: the data ends after step %d, before steps=%d. MaxText does not save a"
+        " checkpoint there; set steps=%d, so that it does.",
+        end - 1,
+        config.steps,
+        end,
+    )
 
 
 def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -219,8 +249,8 @@ def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
   config = call.arguments["config"]
   if not _is_ours(config):
     return original(*args, **kwargs)
-  # Without a ramp-up manager, MaxText passes batches on unchanged; ours already have each step's
-  # rows.
+  # Without a ramp-up manager, MaxText passes batches on unchanged. Our batches already have the
+  # right rows for each step.
   call.arguments["rampup_manager"] = None
   loader = original(*call.args, **call.kwargs)
   load = loader.load_next_batch
@@ -251,10 +281,10 @@ def _create_checkpoint_manager(original: Callable, *args: Any, **kwargs: Any) ->
 
 
 def _take_lease(config: Any) -> None:
-  """Takes the lease of the checkpoint directory, unless this process holds it or there is none."""
+  """Takes the lease of the checkpoint directory, if there is one and it is not yet held."""
   directory = _lease_directory(config)
   if directory and directory not in _leases:
-    from maxtext_olmo.trainers import lease  # Late, because it imports JAX.
+    from maxtext_olmo.trainers import lease  # Imported only here, because it imports JAX.
 
     _leases[directory] = lease.Lease(directory)
 
@@ -272,7 +302,7 @@ def _lease_directory(config: Any) -> str:
   return str(config.checkpoint_dir or "") if config.enable_checkpointing else ""
 
 
-# The replacement of each function, which takes the original as its first argument.
+# The replacement of each function. A replacement takes the original as its first argument.
 _REPLACEMENTS: dict[shapes.Function, Callable] = {
     shapes.Function(
         "maxtext.input_pipeline.input_pipeline_interface",

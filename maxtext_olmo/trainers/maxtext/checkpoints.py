@@ -2,19 +2,23 @@
 
 MaxText's checkpoints hold the model and its step. The position follows from that step and the
 history file of the run (`loader/history_file.py`), which process 0 writes into `checkpoint_dir` at
-each start, before the first batch. Nothing is added to the checkpoints. The first of these that
-applies decides where the data resumes:
+each start, before the first batch. Nothing is added to the checkpoints. The first rule that applies
+determines where the data resumes:
 
-  1. `initial_step` and `olmo_initial_position`, if both are set and the model has done exactly
-     `initial_step` steps: the run begins new data here. If nothing was restored from this run's own
-     directory, `initial_step` alone is enough.
-  2. The data state in the checkpoint, which earlier releases saved as the item `iter`.
-  3. The history file in the directory of the checkpoint, if it covers the steps before this one.
-  4. `initial_step`, `olmo_initial_position`, or both as an anchor from which steps are counted.
-  5. The step and the batch schedule of this run, for checkpoints of MaxText's own loader.
+  1. `initial_step` and `olmo_initial_position` apply if both are set and the model has done exactly
+     `initial_step` steps. If nothing was restored from this run's own directory, `initial_step`
+     alone is enough.
+  2. The data state in the checkpoint applies, if there is one; only earlier releases saved it, as
+     the item `iter`.
+  3. The history file in the directory of the checkpoint applies, if it covers the steps before the
+     restored step.
+  4. `initial_step`, `olmo_initial_position` or both apply, if set. Both together are an anchor: the
+     position of a later step is counted from there.
+  5. Otherwise, the position follows from the step and the batch schedule of this run. This is the
+     case for checkpoints that MaxText's own loader left.
 
-The data counts the same steps as the model, so that the step of each later checkpoint gives its
-position.
+The data counts the same steps as the model, so the position of each later checkpoint follows from
+its step.
 """
 
 from __future__ import annotations
@@ -42,13 +46,13 @@ def place(
     iterator: The training data, as `create_data_iterator` returned it for this config.
     config: MaxText's config.
     step: The number of steps that the model has done.
-    label: The checkpoint in `checkpoint_dir` that was restored; None if none was.
+    label: The checkpoint in `checkpoint_dir` that was restored; None if there was none.
 
   Raises:
-    ResumeError: The position is lost, or belongs to another stream.
-    WriteError: The history cannot be written, so a checkpoint could not be resumed.
+    ResumeError: The position cannot be found, or belongs to a different stream.
+    WriteError: The history cannot be written, so later checkpoints could not be resumed.
   """
-  # Only process 0 looks: for a while, processes may see different states of a shared disk.
+  # Only process 0 looks, because processes may briefly see different states of a shared disk.
   found = collectives.from_process_0(
       lambda: _find_state(config, step, label), "looking for the position of the data"
   )
@@ -110,7 +114,10 @@ def model_step(state: Any) -> int | None:
 
 
 def _find_state(config: Any, step: int, label: int | None) -> dict[str, Any] | None:
-  """Returns the state after `step` steps with its location and a log message, or None."""
+  """Returns the data state after `step` steps, with its location and a log message.
+
+  Returns None if the config determines where the data resumes.
+  """
   given, position = config.initial_step, config.olmo_initial_position
   checkpoint = _restored_checkpoint(config, label)
   if checkpoint is None or _begins_new_data(config, step, label):
@@ -119,7 +126,7 @@ def _find_state(config: Any, step: int, label: int | None) -> dict[str, Any] | N
   if resume.is_step(checkpoint):
     state = resume.saved_state(str(directory), int(checkpoint.name))
     if state is not None:
-      source = "the data state in the checkpoint decides"
+      source = "the position comes from the data state in the checkpoint"
       return {"state": state, "where": str(checkpoint), "source": source}
   path = directory / history_file.NAME
   by_keys = given >= 0 or position >= 0
@@ -130,10 +137,15 @@ def _find_state(config: Any, step: int, label: int | None) -> dict[str, Any] | N
         f" initial_step={step} and olmo_initial_position to {step} times the rows of a batch."
     )
   state = history_file.state_at(directory, step)
-  # If the history begins at this step, no checkpoint was saved since, and the keys still decide.
+  # If the history begins at this step, no checkpoint has been saved since then, so the config keys
+  # still apply.
   if state is None or (by_keys and state["history"][0]["step"] >= step):
     return None
-  return {"state": state, "where": str(path), "source": f"{history_file.NAME} decides"}
+  return {
+      "state": state,
+      "where": str(path),
+      "source": f"the position comes from {history_file.NAME}",
+  }
 
 
 def _restored_checkpoint(config: Any, label: int | None) -> epath.Path | None:
@@ -143,7 +155,7 @@ def _restored_checkpoint(config: Any, label: int | None) -> epath.Path | None:
   if not config.load_full_state_path:
     return None
   path = epath.Path(config.load_full_state_path)
-  return path if resume.is_step(path) else path.parent  # The path may be that of the model's item.
+  return path if resume.is_step(path) else path.parent  # The path may be an item of a checkpoint.
 
 
 def _begins_new_data(config: Any, step: int, label: int | None) -> bool:
@@ -154,23 +166,24 @@ def _begins_new_data(config: Any, step: int, label: int | None) -> bool:
 def _follow_config(
     iterator: iterator_lib.BatchIterator, config: Any, step: int, *, restored: bool
 ) -> str:
-  """Moves the data to the position of a step by the config alone; returns a log message."""
+  """Moves the data to a step, using only the config; returns a log message."""
   given, position = config.initial_step, config.olmo_initial_position
   if given < 0:
     iterator.go_to(step, position if position >= 0 else None, keep_history=False)
     if position >= 0:
-      return f"olmo_initial_position={position} decides"
+      return f"the position comes from olmo_initial_position={position}"
     return "the checkpoint has no data state and no history" if restored else "a new run"
   if position >= 0 and step >= given:
     iterator.go_to(step)
   else:
     iterator.go_to(step, iterator.position, keep_history=False)
   if position >= 0:
-    return f"initial_step={given} and olmo_initial_position={position} decide"
+    return f"the position comes from initial_step={given} and olmo_initial_position={position}"
   if restored and given != step:
     logging.warning(
-        "The restored model has done %d steps, but the data resumes at initial_step=%d, as set.",
+        "The restored model has done %d steps, but the data resumes at step %d, because"
+        " initial_step is set.",
         step,
         given,
     )
-  return f"initial_step={given} decides"
+  return f"the position comes from initial_step={given}"

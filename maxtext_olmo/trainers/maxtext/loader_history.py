@@ -1,8 +1,8 @@
 """Reconstructs the data that MaxText's own `olmo_grain` loader has read, including its defects.
 
-Its sampler gives each host a block of the shuffled epoch, and Grain, which also shards by host,
-strides over that block again. With H hosts, b rows per host and W workers, row r of host h in the
-j-th batch since the loader started is record
+The loader's sampler gives each host a block of the shuffled epoch. Grain shards by host once more,
+so each host reads only every H-th record of its block. With H hosts, b rows per host and W workers,
+row r of host h in the j-th batch since the loader started is record
 
     h + H · (w + W · (q · b + r))        with q, w = divmod(j, W)
 
@@ -52,7 +52,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-  """The steps of one start that are still in the model, from the first to the last, inclusive."""
+  """The steps of one start that no later restart discarded; both ends are inclusive."""
 
   start: Start
   first_step: int
@@ -83,7 +83,7 @@ class History:
 
   @property
   def consumed(self) -> np.ndarray:
-    """The instances consumed in this epoch: trained on more often than there are whole epochs."""
+    """Whether each instance was consumed in this epoch: its count exceeds `num_epochs`."""
     return self.counts > self.num_epochs
 
   @property
@@ -93,12 +93,12 @@ class History:
 
   @property
   def num_repeated(self) -> int:
-    """The number of rows that an exact loader would not have repeated yet."""
+    """The number of rows that repeat an instance too early; 0 for an exact loader."""
     return int(np.maximum(self.counts.astype(np.int64) - self.num_epochs - 1, 0).sum())
 
   @property
   def num_missing(self) -> int:
-    """The number of instances that an exact loader would have delivered by now."""
+    """The number of instances that should have been trained on by now, but were not."""
     return min(self.num_rows, len(self.counts)) - self.num_distinct
 
 
@@ -127,7 +127,7 @@ def read_starts(lines: Iterable[str], *, workers: int) -> list[Start]:
   """Reads the starts of a run from its log; MaxText's loader logs a line at each start.
 
   Args:
-    lines: Lines of the log of one host or of all; a start logged by several hosts counts once.
+    lines: Log lines of one host or of all hosts; a start logged by several hosts counts once.
     workers: The number of worker processes per host, which the log does not contain.
   """
   starts: list[Start] = []
@@ -166,7 +166,7 @@ def count(
     num_instances: Number of instances in the corpus.
     seed: `data_shuffle_seed` of the run.
     parts: Segments of the run.
-    trained_rows: The leading rows of a batch that the trainer used, if fewer than it loaded.
+    trained_rows: The number of leading rows of a batch that the trainer used; None for all rows.
     progress: Whether to show progress on stderr.
   """
   counts = np.zeros(num_instances, np.uint16)
@@ -184,7 +184,7 @@ def count(
         block = num_instances // part.start.hosts
         for host in range(part.start.hosts):
           for records in _records(part, host, block, epoch, trained_rows):
-            # An epoch's block has each record once, so no instance occurs twice in a piece.
+            # No instance occurs twice in a piece, so `+=` counts each one.
             counts[order[host * block + records]] += 1
             num_rows += len(records)
             advance(len(records))
@@ -203,8 +203,7 @@ def _last_epoch(num_instances: int, part: Segment) -> int:
   block = num_instances // start.hosts
   if block == 0:
     raise errors.ConfigError(f"{num_instances} instances are fewer than the {start.hosts} hosts.")
-  # Workers take turns, so the last record in time is not the last one by number: use an upper
-  # bound.
+  # Workers take turns, so the last record read need not have the highest index. Use an upper bound.
   rounds = -(-part.num_batches // max(1, start.workers))
   largest = start.hosts * max(1, start.workers) * rounds * start.rows_per_host
   return (start.data_label * start.rows_per_host + largest) // block
@@ -213,7 +212,7 @@ def _last_epoch(num_instances: int, part: Segment) -> int:
 def _records(
     part: Segment, host: int, block: int, epoch: int, trained_rows: int | None
 ) -> Iterator[np.ndarray]:
-  """Yields the places in a host's block of an epoch that a segment read, in pieces."""
+  """Yields the records that a segment read from a host's block of an epoch, in pieces."""
   start = part.start
   hosts, rows, workers = start.hosts, start.rows_per_host, max(1, start.workers)
   used = rows

@@ -46,8 +46,8 @@ class Migration:
 
   Attributes:
     label: The checkpoint from which training continues.
-    parts: The steps in the model, by start.
-    found: The instances that these steps were trained on.
+    parts: The steps that are in the model, one segment for each start.
+    found: How often each instance was trained on in these steps.
     num_instances: Number of instances in the corpus.
     consumed_path: Path of the bitmap.
     config_path: Path of the new config.
@@ -89,7 +89,9 @@ class RunConfig:
     if not values["olmo_index_path"]:
       problems.append("olmo_index_path is not set.")
     if values["enable_rampup_batch_size"]:
-      problems.append("with enable_rampup_batch_size, the loader's batches do not match the steps.")
+      problems.append(
+          "with enable_rampup_batch_size, steps and batches of the loader differ in size."
+      )
     if float(values["expansion_factor_real_data"]) > 0:
       problems.append("with expansion_factor_real_data, the loader reads more rows than are used.")
     if problems:
@@ -107,7 +109,7 @@ class RunConfig:
     )
 
   def batch(self, devices: int) -> tuple[int, int]:
-    """Returns the rows loaded and the rows trained on in a step, on a number of devices."""
+    """Returns the number of rows that a step loads, and the number that it trains on."""
     trained = int(devices * self.rows_per_device) * self.accumulation
     loaded = int(devices * max(1.0, self.rows_per_device)) * self.accumulation
     return loaded, trained
@@ -149,8 +151,8 @@ def migrate(
     raise errors.ConfigError(
         f"The run has max_target_length={run.length} (from its arguments, {run_config} or MaxText's"
         f" default), but the index {run.index_path} has"
-        f" windows of {index.sequence_length}. MaxText's loader does not start with these; give the"
-        " index of the run."
+        f" windows of {index.sequence_length}. MaxText's loader does not start if they differ; give"
+        " the index that the run used."
     )
   trained = None
   if logs:
@@ -164,7 +166,7 @@ def migrate(
       index.total_instances, run.seed, parts, trained_rows=trained, progress=progress
   )
   consumed_path = os.path.abspath(consumed_path or f"{run.index_path}.consumed-{label}")
-  # Not run.path: one of MaxText's own configs is in MaxText's installation.
+  # run.path may be inside MaxText's installation, if the run uses one of MaxText's own configs.
   root, extension = os.path.splitext(run_config)
   config_path = os.path.abspath(config_path or f"{root}-migrated{extension}")
   consumed_lib.write_consumed(consumed_path, found.consumed, index.fingerprint)
@@ -201,8 +203,8 @@ def _starts_from_logs(logs: Sequence[str], run: RunConfig) -> list[history.Start
       starts += history.read_starts(file, workers=run.workers)
   if not starts:
     raise errors.ConfigError(
-        "No line of MaxText's olmo_grain loader ('OLMo grain loader: ...') is in"
-        f" {', '.join(logs)}."
+        "No line of MaxText's olmo_grain loader ('OLMo grain loader: ...') was found in"
+        f" {', '.join(logs)}. Give the log of each start of the run, or --devices and --restart."
     )
   if run.rows_per_device < 1:
     raise errors.ConfigError(
@@ -231,8 +233,8 @@ def _starts_from_arguments(
     rows, rest = divmod(loaded, current["hosts"])
     if rest:
       raise errors.ConfigError(
-          f"{loaded} rows do not divide over {current['hosts']} hosts, with which MaxText's loader"
-          " does not start. Check --devices and --hosts."
+          f"{loaded} rows cannot be divided among {current['hosts']} hosts, so MaxText's loader"
+          " cannot have started. Check --devices and --hosts."
       )
     if used < loaded:
       if current["hosts"] > 1 or (restarts and trained not in (None, used)):
@@ -265,7 +267,7 @@ def _write_config(path: str, run: RunConfig, label: int, consumed_path: str) -> 
       "dataset_type": "olmo_grain",
       "olmo_index_path": os.path.abspath(run.index_path),
       "olmo_consumed_path": consumed_path,
-      # Together an anchor: the rest of the epoch begins at this step; later steps count from it.
+      # These two keys are an anchor: the rest of the epoch begins at this step.
       "initial_step": label + 1,
       "olmo_initial_position": 0,
   }
@@ -289,7 +291,7 @@ def _parse_arguments(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _config_places(name: str) -> list[str]:
-  """Returns where MaxText's own config of this name can be."""
+  """Returns the paths at which MaxText's own config of this name may be."""
   maxtext = importlib.util.find_spec("maxtext")
   roots = maxtext.submodule_search_locations if maxtext is not None else None
   return [os.path.join(root, "configs", name) for root in roots or ()]

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from maxtext_olmo import errors
 
-# The versions that `make test-maxtext` tests; others get a warning if their functions fit.
+# The versions that `make test-maxtext` tests. Other versions are accepted with a warning, if their
+# functions have the expected parameters.
 TRIED = ("0.2.4", "0.2.5")
 
 
@@ -29,7 +30,7 @@ class Function(NamedTuple):
   parameters: tuple[str, ...]
 
   def find(self) -> Callable[..., Any]:
-    """Returns the function; raises ConfigError if it is missing or takes other parameters."""
+    """Returns the function; raises ConfigError if it is missing or lacks one of the parameters."""
     try:
       function = getattr(importlib.import_module(self.module), self.name, None)
     except ModuleNotFoundError as error:
@@ -80,6 +81,6 @@ def check_keys(config: Any, names: Iterable[str]) -> None:
   if missing:
     raise wrong_shape(
         f"its config has no {', '.join(missing)}. If these are keys of this package, MaxText read"
-        " its config before maxtext_olmo.trainers.maxtext.install() ran, or with another function"
+        " its config before maxtext_olmo.trainers.maxtext.install() ran, or with a function other"
         " than maxtext.configs.pyconfig._initialize_pydantic"
     )

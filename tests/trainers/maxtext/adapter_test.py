@@ -155,7 +155,7 @@ class LedgerTest(parameterized.TestCase):
     runs.write_corpus(directory, 40)
     checkpoints = directory / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
-    other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere", machine="another")
+    other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere")
     (checkpoints / lease.FILE_NAME).write_text(json.dumps(dataclasses.asdict(other)))
     module, folder = adapter.ENTRY_POINTS[entry_point]
     config = os.path.join(folder, "sft.yml" if folder else "base.yml")

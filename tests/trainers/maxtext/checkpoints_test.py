@@ -81,7 +81,7 @@ class ResumeTest(parameterized.TestCase):
     self.assertEqual(list(second.steps()), [7, 8, 9])
     self.assertEqual(_ids(second), self._expected(28, 46))
     self.assertIn(
-        "olmo_history.jsonl decides; the data resumes with step 7, position 28", second.log()
+        "comes from olmo_history.jsonl; the data resumes with step 7, position 28", second.log()
     )
     self.assertEqual(second.log().count("olmo_grain: step 7 at position 28"), 1)
     self.assertNotIn("olmo_grain: step 0 at position 0", second.log())
@@ -137,10 +137,10 @@ class ResumeTest(parameterized.TestCase):
       shutil.rmtree(self._checkpoints / "olmo_run")
     second = self._start("steps=10", "per_device_batch_size=6").wait()
     self.assertEqual(_ids(second), self._expected(28, 46))
-    self.assertIn("the data state in the checkpoint decides; the data resumes", second.log())
+    self.assertIn("comes from the data state in the checkpoint; the data resumes", second.log())
     third = self._start("steps=12").wait()
     self.assertEqual(_ids(third), self._expected(46, 54))
-    self.assertIn("olmo_history.jsonl decides", third.log())
+    self.assertIn("comes from olmo_history.jsonl;", third.log())
 
   def test_a_lost_data_state_of_an_earlier_release_stops_the_run(self):
     self._copy("ours", "run")
@@ -182,12 +182,12 @@ class ResumeTest(parameterized.TestCase):
     first = self._go_on("ours", "steps=10", *new)
     self.assertEqual(list(first.steps()), [7, 8, 9])
     self.assertEqual(_ids(first), runs.expected_ids(other, 12))
-    self.assertIn("initial_step=7 and olmo_initial_position=0 decide", first.log())
+    self.assertIn("comes from initial_step=7 and olmo_initial_position=0", first.log())
     # The same command again continues after what it has trained by then.
     second = self._go_on("ours", "steps=12", *new)
     self.assertEqual(list(second.steps()), [10, 11])
     self.assertEqual(_ids(second), runs.expected_ids(other, 20)[12:])
-    self.assertIn("olmo_history.jsonl decides; the data resumes with step 10", second.log())
+    self.assertIn("comes from olmo_history.jsonl; the data resumes with step 10", second.log())
     # Back at the old checkpoint, with the old corpus, it is as if nothing had happened.
     for label in (9, 11):
       shutil.rmtree(self._checkpoints / str(label))
@@ -197,7 +197,7 @@ class ResumeTest(parameterized.TestCase):
   def test_initial_step_alone_is_used_as_given_once(self):
     run = self._go_on("own", "steps=9", "initial_step=0")
     self.assertEqual(_ids(run), self._expected(0, 8))
-    self.assertIn("the data resumes at initial_step=0", run.log())
+    self.assertIn("the data resumes at step 0, because initial_step is set", run.log())
     run = self._go_on("own", "steps=10", "initial_step=0")
     self.assertEqual(_ids(run), self._expected(8, 12))
 

@@ -6,6 +6,7 @@ import pathlib
 import random
 import shutil
 import types
+import typing
 from unittest import mock
 
 import numpy as np
@@ -43,6 +44,7 @@ class StartTest(parameterized.TestCase):
 
   def config(self, **values):
     config = types.SimpleNamespace(**config_lib.defaults())
+    config.attention, config.packing = "autoselected", False
     config.enable_rampup_batch_size = False
     config.gradient_accumulation_steps = 2
     config.load_full_state_path = ""
@@ -53,11 +55,6 @@ class StartTest(parameterized.TestCase):
   def start(self, **values):
     made = maxtext_config.data_config(self.config(**values))
     return made.initial_step, made.olmo_initial_position
-
-  @parameterized.parameters(("", "olmo_grain"), ("olmo_packed", "olmo_packed"))
-  def test_olmo_dataset_type_takes_the_place_of_maxtexts_own(self, chosen, expected):
-    made = maxtext_config.data_config(self.config(olmo_dataset_type=chosen))
-    self.assertEqual((made.dataset_type, made.olmo_dataset_type), (expected, ""))
 
   def setUp(self):
     super().setUp()
@@ -81,6 +78,25 @@ class StartTest(parameterized.TestCase):
     self.assertEqual(self.start(initial_step=7, olmo_initial_position=0), (7, 0))
     self.assertEqual(self.start(enable_checkpointing=False), (-1, -1))
     self.assertIsNone(maxtext_config.tunix_checkpoint(self.config()))
+
+  @parameterized.parameters(
+      ("cudnn_flash_jax", True, "attention=dot_product"),
+      ("cudnn_flash_te", False, "packing=true and max_segments_per_seq"),
+  )
+  def test_an_attention_that_ignores_document_masks_is_refused(self, attention, packing, remedy):
+    values = {"attention": attention, "packing": packing}
+    with self.assertRaisesRegex(errors.ConfigError, remedy):
+      self.start(**values, olmo_document_mask=True)
+    with self.assertRaisesRegex(errors.ConfigError, remedy):
+      self.start(**values, dataset_type="olmo_documents")
+    self.start(**values)
+    self.start(attention="cudnn_flash_te", packing=True, olmo_document_mask=True)
+
+  @parameterized.parameters(("olmo_grain", True), ("olmo_packed", True), ("synthetic", False))
+  def test_the_dataset_type_decides_whether_batches_are_ours(self, dataset_type, expected):
+    self.assertEqual(maxtext_config.is_ours(dataset_type), expected)
+    made = maxtext_config.data_config(self.config(dataset_type=dataset_type))
+    self.assertEqual(made.dataset_type, dataset_type)
 
   def test_tunix_says_only_how_many_updates_it_has_done(self):
     self.assertIsNone(maxtext_config.tunix_checkpoint(self.config()))
@@ -263,8 +279,12 @@ def _check_keys() -> bool:
   extended = config_lib.extended_config_class(types.MaxTextConfig)
   for key in config_table.KEYS:
     field = extended.model_fields[key.name]
-    if key.name in types.MaxTextConfig.model_fields:
-      assert repr(field) == repr(types.MaxTextConfig.model_fields[key.name]), key
+    own = types.MaxTextConfig.model_fields.get(key.name)
+    if key.name == "dataset_type":  # It takes more values than MaxText's own.
+      assert (field.default, field.description) == (own.default, own.description), key
+      assert typing.get_args(field.annotation)[0] == own.annotation, key
+    elif own is not None:
+      assert repr(field) == repr(own), key
     else:
       assert field.description == key.help, key
       assert field.default == (list(key.default) if isinstance(key.default, tuple) else key.default)

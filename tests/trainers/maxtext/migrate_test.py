@@ -151,7 +151,7 @@ class MigrateTest(parameterized.TestCase):
       ({"max_target_length": 32}, {"devices": 2}, "max_target_length=32"),
       ({"base_config": "other.yml"}, {"devices": 2}, "other.yml"),
       ({}, {}, "set --devices"),
-      ({}, {"devices": 3, "hosts": 4}, "6 rows do not divide over 4 hosts"),
+      ({}, {"devices": 3, "hosts": 4}, "6 rows cannot be divided among 4 hosts"),
       ({}, {"devices": 2, "restarts": ["5,rows=3"]}, "is not LABEL"),
       ({}, {"devices": 2, "restarts": ["last"]}, "is not LABEL"),
       ({}, {"devices": 2, "logs": ["x"]}, "not both"),

@@ -172,7 +172,8 @@ class Run:
 
   def labels(self) -> list[int]:
     """Returns the checkpoints of the run."""
-    return sorted(int(path.name) for path in self._directory.glob("*/checkpoints/[0-9]*"))
+    names = [path.name for path in self._directory.glob("*/checkpoints/[0-9]*")]
+    return sorted(int(name) for name in names if name.isdigit())  # Not those being written.
 
   def wait(self) -> "Run":
     """Waits until the run has ended successfully."""
@@ -229,6 +230,28 @@ class Run:
     return self.steps("loaded")
 
 
+def command(
+    directory: str | pathlib.Path, *args: str, processes: int = 1, config: str = "base.yml"
+) -> list[str]:
+  """Returns the command line of MaxText for a run on the corpus of a directory."""
+  import maxtext.utils.globals as maxtext_globals
+
+  path = os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, config)
+  return [
+      "train.py",
+      path if not os.path.exists(config) else config,
+      *MODEL,
+      f"base_output_directory={directory}",
+      f"skip_jax_distributed_system={str(processes == 1).lower()}",
+      f"olmo_index_path={pathlib.Path(directory, 'index.json')}",
+      "dataset_type=olmo_grain",
+      "run_name=run",
+      "checkpoint_period=4",
+      "grain_worker_count=0",
+      *args,
+  ]
+
+
 def start(
     directory: str | pathlib.Path,
     *args: str,
@@ -256,22 +279,7 @@ def start(
     edit: Called in each process before the trainer starts, to make MaxText another.
   """
   directory = pathlib.Path(directory)
-  import maxtext.utils.globals as maxtext_globals
-
-  path = os.path.join(maxtext_globals.MAXTEXT_CONFIGS_DIR, config)
-  argv = [
-      "train.py",
-      path if not os.path.exists(config) else config,
-      *MODEL,
-      f"base_output_directory={directory}",
-      f"skip_jax_distributed_system={str(processes == 1).lower()}",
-      f"olmo_index_path={directory / 'index.json'}",
-      "dataset_type=olmo_grain",
-      "run_name=run",
-      "checkpoint_period=4",
-      "grain_worker_count=0",
-      *args,
-  ]
+  argv = command(directory, *args, processes=processes, config=config)
   context = multiprocessing.get_context("fork")
   started = []
   for process in range(processes):
