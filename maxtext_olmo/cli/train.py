@@ -1,4 +1,4 @@
-"""`maxtext-olmo train`: the embedded trainer."""
+"""`maxtext-olmo train`: runs the embedded trainer."""
 
 import argparse
 from typing import Any

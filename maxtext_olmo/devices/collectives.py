@@ -4,8 +4,8 @@ A process that raises while the others wait in a collective leaves them waiting 
 times out. Anything that can fail on one process alone, such as opening a file on a mount that is
 missing there, therefore runs first, and its outcome is exchanged: all processes continue or none.
 
-The same holds for a batch that only its host knows. Before any host uses a batch, all hosts
-exchange their status in a few integers and draw the same conclusion:
+The same holds for batches, since each host sees only its own. Before any host uses a batch, all
+hosts exchange their status as a few integers and reach the same decision:
 
     process 0      process 1
     (2, 128)       (2, 128)        continue
@@ -19,6 +19,7 @@ The exchange is an all-gather on the devices, so it waits for the steps dispatch
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +39,8 @@ def run_on_all_processes(act: Callable[[], T], doing: str) -> T:
 
   Args:
     act: Function to call. It must not communicate with other processes.
-    doing: What the function does, such as "opening the corpus", for the error on the processes
-      where it succeeded.
+    doing: What the function does, such as "opening the corpus". If it fails on one process, the
+      processes on which it succeeded raise an error that includes this text.
   """
   result: T | None = None
   error: Exception | None = None
@@ -65,8 +66,8 @@ def from_process_0(decide: Callable[[], T], doing: str) -> T:
 
   Args:
     decide: Function to call on process 0 alone. Its result must be a JSON value.
-    doing: What the function does, such as "looking for checkpoints", for the error on the other
-      processes.
+    doing: What the function does, such as "looking for checkpoints". If it fails, the other
+      processes raise an error that includes this text.
   """
   outcome: dict[str, Any] = {}
   error: Exception | None = None
@@ -94,7 +95,12 @@ def check_equal(values: Mapping[str, Any]) -> None:
   """Raises ConfigError on every process unless all processes pass the same values."""
   if jax.process_count() == 1:
     return
-  texts = gather(json.dumps(values, sort_keys=True))
+  own = json.dumps(values, sort_keys=True)
+  # Digests first: the texts of thousands of processes would take megabytes.
+  digests = _gather(np.frombuffer(hashlib.sha256(own.encode()).digest(), np.int32))
+  if (digests == digests[0]).all():
+    return
+  texts = gather(own)
   first = json.loads(texts[0])
   for process, text in enumerate(texts):
     if text != texts[0]:
@@ -124,12 +130,12 @@ _MESSAGE_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class LocalBatch:
-  """The batch of one host for a step: its leaves and their names, or why there is none."""
+  """One host's batch for a step: named arrays, or the exception raised while loading them."""
 
   names: tuple[str, ...] = ()
   arrays: tuple[np.ndarray, ...] = ()
   structure: Any = None
-  trouble: Exception | None = None  # StopIteration: its data has ended
+  trouble: Exception | None = None  # StopIteration if the host's data has ended.
 
   @property
   def status(self) -> int:
@@ -139,7 +145,7 @@ class LocalBatch:
 
   @property
   def kind(self) -> str:
-    """A description of everything but the sizes."""
+    """The name, dtype and rank of each array, and the structure of the batch, as text."""
     leaves = [f"{n}: {a.dtype}, {a.ndim} axes" for n, a in zip(self.names, self.arrays)]
     return f"{'; '.join(leaves)} in {self.structure}"
 
@@ -149,16 +155,17 @@ class LocalBatch:
 
 
 def anyone_has_data(local: LocalBatch) -> bool:
-  """Returns whether any host still has data; a host that failed counts as having some."""
+  """Returns whether any host still has data. A host that failed counts as one with data."""
   return bool((_gather(np.array([local.status], np.int32)) != _OUT).any())
 
 
 def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int, ...]]:
-  """Returns the common shape of each leaf if all hosts have a batch; otherwise raises on all.
+  """Returns the common shape of each array, or raises on all hosts if any host has no batch.
 
   Args:
-    pad: Whether to take the largest of unequal shapes, instead of raising.
-    when: Names the step in errors.
+    local: This host's batch.
+    pad: If shapes differ, whether to return the largest size of each axis instead of raising.
+    when: Name of the step, for errors.
   """
   notes = _gather(
       np.array(
@@ -211,7 +218,7 @@ def _check_all_have_one(local: LocalBatch, status: np.ndarray, when: str) -> Non
 
 
 def _split(sizes: np.ndarray, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-  """Returns the (processes, ndim) sizes of each leaf."""
+  """Splits the gathered sizes into one array per leaf, of shape (processes, ndim)."""
   ends = np.cumsum([array.ndim for array in arrays])
   return np.split(sizes, ends[:-1], axis=1)
 

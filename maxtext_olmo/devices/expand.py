@@ -1,32 +1,32 @@
-"""Expands compact batches into the arrays of a batch on the devices; only tokens and bits are sent.
+"""Expands compact batches into full arrays on the devices, so that only tokens and bits are sent.
 
-A batch is six int32 arrays, 24 bytes per token. All of it follows from the tokens, a few numbers
-per row, and a bit per token where segments begin or loss is masked:
+A batch is six int32 arrays, 24 bytes per token. All six can be computed from the tokens, two values
+per row, and two bits per token (whether a segment begins there, and whether loss is taken on it):
 
-    tokens  5 7 0 9     inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
-    trained             targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
+    tokens 5 7 0 9  →  inputs    5 7 0 9     position  0 1 2 3     segmentation  1 1 1 1
+                       targets   7 0 9 0     position  0 1 2 3     segmentation  1 1 1 0
 
-So the tokens are sent as they are stored, in 2 or 4 bytes each. A program on each device makes the
-arrays from them; it runs on that device alone, so no process waits for another. Arrays that do not
-depend on the data are made once and reused. If the tokens of a row are split over several devices,
-a device does not see its neighbour's first token, so the host makes all six arrays.
+So the tokens are sent as they are stored, in 2 or 4 bytes each. A program on each device computes
+the arrays from the tokens. It runs on that device alone, so no process waits for another. If the
+tokens of a row are split over several devices, a device does not have the target of its last token,
+which is on the next device, so the host makes all six arrays.
 
-Batches share the arrays that do not depend on the data. A trainer may donate the batch of its step,
-and the next batch gets new arrays. A trainer that keeps an earlier batch while it donates a later
-one has to copy what it keeps.
+Arrays that do not depend on the data are made once and shared by all batches. A trainer may donate
+a batch; the shared arrays are then made again for the next one. A trainer that keeps an earlier
+batch must copy it before it donates a later one, because donating deletes the shared arrays.
 
 Segments and positions come from one bit per token, without a scan over the tokens. Compilers handle
 cumulative sums and maxima along a row badly: on a CPU each takes log(L) passes over the row. So the
 host sends the starts of segments as 32-bit words, and the scans run over the words. The rest is
 arithmetic on each token's word:
 
-    starts      . . . 1 . 1 1 .     one bit each; column 0 begins segment 1 without one
-    segments    1 + the bits set in the words before + the bits set up to here in this one
-    positions   counted from the last bit set up to here, or from where the last segment of the
-                words before began
+    starts      . . . 1 . 1 1 .     one bit per token; segment 1 begins at column 0 without a bit
+    segments    1 + the bits set in earlier words + the bits set in this word at or before the token
+    positions   the distance from the last bit set in this word at or before the token; if there is
+                none, from the start of the segment in which the previous word ends
 
-The scans over words are a separate program: in one program with what follows, XLA for CPUs would
-repeat them for every token.
+The scans over words are a separate program. If the program that does the arithmetic also did the
+scans, XLA on CPUs would repeat them for every token.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ _BITS = 32
 
 
 class Starts(NamedTuple):
-  """The starts of segments, in words of 32 tokens: arrays (rows, words).
+  """Segment starts, packed into words of 32 tokens. Each array has the shape (rows, words).
 
   Attributes:
-    bits: Whether a segment begins at each token, with the first token of the word in the lowest
-      bit.
+    bits: One bit per token, set if a segment begins there. The lowest bit is the first token.
     segments: Segment at the end of the previous word.
     columns: Column where that segment begins.
   """
@@ -63,7 +62,7 @@ class Starts(NamedTuple):
 
 @jax.jit
 def scan_words(bits: jax.Array) -> Starts:
-  """Returns the bits, with a summary of the words before each word."""
+  """Returns the bits with, for each word, the segment at the end of the previous word."""
   counts = lax.population_count(bits).astype(jnp.int32)
   last = jnp.where(bits != 0, _word_columns(bits.shape[1]) + _last_bit(bits), 0)
   latest = lax.cummax(last, axis=1)
@@ -72,7 +71,7 @@ def scan_words(bits: jax.Array) -> Starts:
 
 
 def segments_and_positions(starts: Starts, length: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the number of each token's segment, from 1, and its position in it; both int32."""
+  """Returns each token's segment number, from 1, and position in the segment, as int32."""
   rows, words = starts.bits.shape
   up_to_here = (jnp.uint32(2) << jnp.arange(_BITS, dtype=jnp.uint32)) - jnp.uint32(1)
   seen = starts.bits[:, :, None] & up_to_here
@@ -85,7 +84,7 @@ def segments_and_positions(starts: Starts, length: int) -> tuple[jax.Array, jax.
 
 
 def unpack(bits: jax.Array, length: int) -> jax.Array:
-  """Returns the bits of words (rows, words) as int32 (rows, length)."""
+  """Unpacks words of bits (rows, words) into one int32 per bit (rows, length)."""
   rows, words = bits.shape
   each = (bits[:, :, None] >> jnp.arange(_BITS, dtype=jnp.uint32)) & jnp.uint32(1)
   return each.reshape(rows, words * _BITS)[:, :length].astype(jnp.int32)
@@ -100,7 +99,7 @@ def _last_bit(bits: jax.Array) -> jax.Array:
 
 
 class Placed(NamedTuple):
-  """A batch that is being sent to the devices: its own arrays, and the number of bytes sent."""
+  """A batch on its way to the devices: the arrays that it does not share, and the bytes sent."""
 
   arrays: dict[str, jax.Array]
   bytes_crossed: int
@@ -115,7 +114,7 @@ class Expander:
     self._constants: dict[str, jax.Array] = {}
 
   def place(self, batch: Mapping[str, np.ndarray]) -> Placed:
-    """Sends a batch to the devices and starts the computation there; returns at once."""
+    """Sends a batch to the devices and starts the computation there, without waiting for either."""
     if self._layout.splits_rows:
       made = batch_lib.to_arrays(batch, self._shift)
       return Placed(self._layout.place(made), sum(array.nbytes for array in made.values()))
@@ -143,7 +142,7 @@ class Expander:
     return Placed(arrays, crossed)
 
   def finish(self, placed: Placed) -> dict[str, jax.Array]:
-    """Returns the arrays of a batch; shared ones are made again if a trainer has donated them."""
+    """Returns all arrays of a batch; makes shared arrays again if a trainer has donated them."""
     own, made = placed.arrays, {}
     for name in batch_lib.NAMES:
       value = own.get(name)
@@ -162,7 +161,7 @@ class Expander:
 
 
 def _besides_tokens(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-  """Returns the arrays to send in addition to the tokens: numbers per row, and bits per token."""
+  """Returns the arrays to send in addition to the tokens: values per row, and bits per token."""
   found = {}
   if not (batch["used"] == length).all():
     found["used"] = batch["used"].astype(np.int32)
@@ -176,7 +175,7 @@ def _besides_tokens(batch: Mapping[str, np.ndarray], length: int) -> dict[str, n
 
 def _as_device_takes_it(tokens: np.ndarray) -> np.ndarray:
   if tokens.dtype.itemsize == 4:
-    return tokens.view(np.int32)  # The vocabulary check has shown that no id reaches the sign bit.
+    return tokens.view(np.int32)  # The vocabulary check ensures that no id uses the sign bit.
   return tokens.astype(np.int32) if tokens.dtype.itemsize == 8 else tokens
 
 
@@ -198,7 +197,7 @@ def _arrays_from_segments(
 
 @functools.partial(jax.jit, static_argnames=("length", "shift"))
 def _row_arrays(real: jax.Array, length: int, shift: batch_lib.Shift) -> dict[str, jax.Array]:
-  """Returns the arrays of full rows that do not depend on the data."""
+  """Returns the arrays that do not depend on the data if all rows are full."""
   shape = (real.shape[0], length)
   ones = jnp.broadcast_to(real[:, None].astype(jnp.int32), shape)
   columns = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], shape)
@@ -207,18 +206,18 @@ def _row_arrays(real: jax.Array, length: int, shift: batch_lib.Shift) -> dict[st
 
 @functools.partial(jax.jit, static_argnames="shift")
 def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> dict[str, jax.Array]:
-  """Returns the arrays of a batch, except those that it shares with other batches.
+  """Returns the arrays of a batch, except those that all batches share.
 
   Args:
     tokens: Tokens of this device's rows.
-    own: Other arrays that were sent: `used` and `trained` per row, `starts` and `loss` in bits.
+    own: Other arrays that were sent: `used` and `trained` per row, `starts` and `loss` as bits.
     shift: Offset between inputs and targets.
   """
   rows, length = tokens.shape
   ids = tokens.astype(jnp.int32)
   used = own.get("used")
   if used is not None:
-    # Only a padding row is zero throughout; padding within a row keeps its id.
+    # Padding rows become all zeros. Padding tokens within a row keep their id.
     ids = jnp.where(used[:, None] > 0, ids, 0)
   arrays = {}
   if shift.direction == "left":
@@ -248,6 +247,6 @@ def _expand(tokens: jax.Array, own: dict[str, Any], shift: batch_lib.Shift) -> d
     counted = counted * own["trained"][:, None].astype(jnp.int32)
   made = _arrays_from_segments(segments, positions, counted, shift)
   if used is None and "starts" not in own:
-    # Masking affects only the loss; the rest is shared with other batches.
+    # Masks change only targets_segmentation; the other arrays are shared.
     return arrays | {batch_lib.TARGETS_SEGMENTATION: made[batch_lib.TARGETS_SEGMENTATION]}
   return arrays | made

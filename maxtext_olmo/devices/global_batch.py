@@ -1,4 +1,4 @@
-"""Each host loads its own rows; together they form one global batch.
+"""Global batches, formed from the rows that each host loads.
 
 host 0:  inputs (2, L) ─┐
                         ├─►  inputs (4, L), one jax.Array over the devices of both hosts
@@ -42,8 +42,8 @@ def get_next_batch_sharded(
   Args:
     local_iterator: This host's batches, as pytrees of arrays with the batch on axis 0.
     global_mesh: Mesh to shard over.
-    pad: Whether to pad arrays to the largest shape that any host has. The hosts then compare their
-      status first, and a host that runs out of data stops all; without it they do not.
+    pad: Whether to pad arrays to the largest shape on any host. If set, the hosts first compare
+      their status, and all stop when one runs out of data.
     pad_value: Value to pad with.
     data_sharding: Layout of the batch on the mesh; by default axis 0 is split over all mesh axes.
   """
@@ -76,10 +76,11 @@ def next_global_batch(
     global_mesh: Mesh to shard over.
     data_sharding: Layout of the batch on the mesh; None splits axis 0 over all mesh axes.
     compare: Whether the hosts compare their status and shapes first.
-    pad: Whether arrays are padded to the largest shape that any host has.
+    pad: Whether arrays are padded to the largest shape on any host.
     pad_value: Value to pad with.
-    when: Name of the step in errors.
-    tail: Makes the batch of a host whose data has ended while another host still has some.
+    when: Name of the step, for errors.
+    tail: Function that makes a batch for a host whose data has ended while another host still has
+      data.
   """
   if not compare or jax.process_count() == 1:
     paths, local = _load(local_iterator)
@@ -112,7 +113,7 @@ def _load(local_iterator: Iterator[PyTree]) -> tuple[list[KeyPath], collectives.
 def _pad_array_to_shape(
     array_and_shape: tuple[np.ndarray, tuple[int, ...]], pad_value: int | float = 0
 ) -> np.ndarray:
-  """Pads an array at the end of each axis; takes array and shape as one tuple, as from zip().
+  """Pads an array at the end of each axis. Array and shape are one tuple, as `zip` yields them.
 
   >>> _pad_array_to_shape((np.array([[1], [2]]), (3, 2))).tolist()
   [[1, 0], [2, 0], [0, 0]]
@@ -129,7 +130,7 @@ def _pad_array_to_shape(
 def _build_global_shape_and_sharding(
     local_shape: tuple[int, ...], global_mesh: Mesh, data_sharding: PartitionSpec | None = None
 ) -> tuple[tuple[int, ...], NamedSharding]:
-  """Returns the global shape of all hosts' rows, and their sharding on the mesh."""
+  """Returns the shape of the global array that the hosts' rows form, and its sharding."""
   layout = layout_lib.layout_of_local(global_mesh, data_sharding, tuple(local_shape))
   return (layout.batch, *local_shape[1:]), layout.sharding
 
@@ -148,7 +149,7 @@ def _form_global_array(
       raise errors.ConfigError(
           f"{_name(path)} of shape {array.shape} does not divide over the devices: axis {axis} has"
           f" {size} entries on process {jax.process_index()}, for {ways} shards on its"
-          f" {len(global_mesh.local_devices)} local devices ({global_mesh.size} in all). Make it a"
+          f" {len(global_mesh.local_devices)} local devices ({global_mesh.size} in all). Choose a"
           f" multiple of {ways}."
       )
   return layout_lib.layout_of_local(global_mesh, data_sharding, array.shape).send(array)
@@ -158,11 +159,12 @@ def _host_array(path: KeyPath, leaf: Any) -> np.ndarray:
   array = np.asarray(leaf)
   if array.dtype.kind not in "biufc" and not jax.numpy.issubdtype(array.dtype, jax.numpy.number):
     raise errors.CorpusError(
-        f"{_name(path)} has dtype {array.dtype}, which no device can hold; drop it or encode it"
+        f"{_name(path)} has dtype {array.dtype}, which no device can hold; drop this array, or"
+        " encode it as numbers"
     )
   there = jax.dtypes.canonicalize_dtype(array.dtype)
   if array.dtype.kind in "iu" and there != array.dtype and array.size:
-    # JAX narrows 64-bit integers silently, and a token id that wraps around is another token.
+    # JAX silently narrows 64-bit integers, and a token id that overflows becomes a different token.
     low, high = int(array.min()), int(array.max())
     if low < np.iinfo(there).min or high > np.iinfo(there).max:
       raise errors.CorpusError(

@@ -3,10 +3,11 @@
     {"format": 2, "kind": "grain", "step": 43, "position": 172, "identity": {"seed": 3, …},
      "epoch_start": 40, "iterator_length": 20, "iterator": {…}, "checksum": "…"}
 
-`step` counts the steps done in all epochs and `epoch_start` those done when the epoch began.
-`iterator` is the state of the wrapped data iterator. If each process has one of its own,
-`iterators` lists all of them instead. So a state is always the same on all processes and fits in
-one file, but one with `iterators` restores only into the same number of processes.
+`step` counts the steps done in all epochs, and `epoch_start` is its value when the current epoch
+began. `iterator` is the state of the wrapped data iterator. If these states differ between
+processes, `iterators` lists the states of all processes instead. So a saved state is the same on
+all processes and fits in one file, but a state with `iterators` can be restored only by the same
+number of processes.
 
 A state of version 1 has no "format". Its `step` counts within the epoch, its identity is a string
 or missing, and `iterator` belongs to the process that saved it.
@@ -47,12 +48,12 @@ class GrainState:
 
   Attributes:
     step: Number of steps done in all epochs.
-    epoch_start: Number of steps that were done when the epoch began.
-    iterator_length: Number of steps per epoch; None if only the data ends it.
+    epoch_start: Value of `step` when the current epoch began.
+    iterator_length: Number of steps per epoch; None if an epoch ends when the data does.
     position: Number of samples taken; None if unknown.
     identity: Values that decide which sample is at which position; a string in version 1, None if
-      nothing is known.
-    iterator: State of this process's data iterator; None if it has none.
+      unknown.
+    iterator: State of this process's data iterator; None if the iterator has no state.
   """
 
   step: int
@@ -66,8 +67,8 @@ class GrainState:
     """Returns the state as a JSON-able dict, the same on all processes.
 
     Args:
-      own_iterator: Whether `iterator` may differ from process to process. Then they are gathered,
-        so all processes must call this together.
+      own_iterator: Whether `iterator` may differ between processes. If so, the states of all
+        processes are gathered, and all processes must call this together.
     """
     state: dict[str, Any] = {
         "format": FORMAT,
@@ -88,7 +89,7 @@ class GrainState:
 
 
 def read(state: Any) -> GrainState:
-  """Reads a state of either version; raises ResumeError if it is damaged or of another kind."""
+  """Reads a state of either version; raises ResumeError if it is damaged or of a different kind."""
   if not isinstance(state, Mapping):
     raise errors.ResumeError(
         f"Expected a data state, which is a dict, found {type(state).__name__}:"
@@ -108,7 +109,7 @@ def read(state: Any) -> GrainState:
   if missing:
     raise errors.ResumeError(
         f"The state has no {' and no '.join(sorted(missing))}, only {sorted(map(str, state))}: it"
-        " was not saved by this kind of iterator."
+        " was not saved by this kind of iterator. Resume with the one that saved it."
     )
   identity = state.get("identity")
   schema.check(state, _SCHEMA)
@@ -117,7 +118,7 @@ def read(state: Any) -> GrainState:
   epoch_start = state.get("epoch_start") or 0
   step = state["step"] + (epoch_start if version_1 else 0)
   if step < epoch_start:
-    raise schema.damaged(f"it is at step {step} of an epoch that began at {epoch_start}")
+    raise schema.damaged(f"its step, {step}, is before the start of its epoch, {epoch_start}")
   return GrainState(
       step=step,
       epoch_start=epoch_start,
@@ -133,7 +134,7 @@ def _with_checksum(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_checksum(state: Mapping[str, Any]) -> None:
-  """Raises ResumeError if a state was changed; those of earlier releases have no checksum."""
+  """Raises ResumeError if a state was changed. States of earlier releases have no checksum."""
   if state.get("checksum") and state["checksum"] != _checksum(state):
     raise errors.ResumeError(
         f"The data state is damaged: its checksum is {_checksum(state)}, but it records"
@@ -142,12 +143,13 @@ def _check_checksum(state: Mapping[str, Any]) -> None:
 
 
 def _checksum(state: Mapping[str, Any]) -> str:
-  """Returns a hash of everything else in a state, since only Grain can check its iterators."""
+  """Returns a hash of everything in a state except its checksum."""
   values = {name: value for name, value in state.items() if name != "checksum"}
   try:
-    # Twice, because JSON turns keys into text, which sort differently from numbers.
+    # The values are encoded twice, because JSON turns integer keys into strings, which sort
+    # differently.
     text = json.dumps(json.loads(json.dumps(jsonable(values))), sort_keys=True)
-  except (TypeError, ValueError, RecursionError):  # It cannot have been saved as JSON.
+  except (TypeError, ValueError, RecursionError):  # Such a state was never saved as JSON.
     return ""
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -167,7 +169,7 @@ def is_of_one_process(state: Mapping[str, Any]) -> bool:
 
 
 def plain(state: Any) -> Any:
-  """Returns a state with JSON types only; frameworks may restore integers as NumPy scalars."""
+  """Converts a state to JSON types, since frameworks may restore integers as NumPy scalars."""
   try:
     return jsonable(state)
   except RecursionError as error:
@@ -187,7 +189,7 @@ def jsonable(value: Any) -> Any:
 
 
 def from_json(value: Any, tuples: bool = False) -> Any:
-  """Returns the inverse of `jsonable`, as far as the iterators of Grain need it.
+  """Reverses `jsonable`, as far as Grain's iterators need it.
 
   Grain's concat-then-split compares its `remainder_slices` as tuples, which JSON turns into lists.
   """
@@ -210,7 +212,7 @@ def _iterator_of_this_process(state: Mapping[str, Any]) -> Any:
   if saved != now:
     raise errors.ResumeError(
         f"The state was saved by {saved} processes, each with data of its own, and this run has"
-        f" {now}. Resume with {saved} processes. To be free to change their number, use"
+        f" {now}. Resume with {saved} processes. To be able to change the number of processes, use"
         " shard='batch' (olmo_shard=batch in a config) from the start of a run."
     )
   return _restored(state["iterators"][jax.process_index()])

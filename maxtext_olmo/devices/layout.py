@@ -1,7 +1,7 @@
-"""The layout of a batch on the mesh: the rows that this process needs, as parts of global arrays.
+"""The layout of a batch on the mesh, which decides which rows each process needs.
 
-The mesh and the partition decide, not the process number. On a mesh of 2 × 2 devices (data,
-tensor) with two devices per process, a batch of 8 rows over `data` is laid out like this:
+The rows depend on the mesh and the partition, not on the process index. On a mesh of 2 × 2 devices
+(data, tensor) with two devices per process, a batch of 8 rows over `data` is laid out like this:
 
     partition ("data",)                process 0     process 1
     data axis across the processes     rows 0..3     rows 4..7
@@ -24,10 +24,10 @@ from maxtext_olmo import errors
 
 
 def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.PartitionSpec:
-  """Returns the partition for a config value: None, an axis name, or a list of names per dimension.
+  """Returns the partition for a config value: None, a mesh axis, or the axes of each dimension.
 
-  None splits the batch over all axes of the mesh. `[["data", "fsdp"]]` splits it over two, and
-  `[["data"], "sequence"]` also splits the tokens of a row, over a third.
+  None splits the batch over all axes of the mesh. `[["data", "fsdp"]]` splits it over two axes.
+  `[["data"], "sequence"]` splits the batch over `data`, and the tokens of each row over `sequence`.
   """
   if isinstance(data_sharding, jax.sharding.PartitionSpec):
     spec = data_sharding
@@ -45,7 +45,8 @@ def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.
   named = [name for part in spec for name in _names(part)]
   if len(set(named)) < len(named):
     raise errors.ConfigError(
-        f"data_sharding={data_sharding!r} names a mesh axis twice; each axis splits one dimension."
+        f"data_sharding={data_sharding!r} names a mesh axis twice; an axis can split only one"
+        " dimension."
     )
   unknown = sorted(set(named) - set(mesh.axis_names))
   if unknown:
@@ -61,6 +62,12 @@ def partition_spec(mesh: jax.sharding.Mesh, data_sharding: Any) -> jax.sharding.
   return spec
 
 
+def axis_names(data_sharding: Any) -> tuple[str, ...]:
+  """Returns the mesh axes that a config value names, in order; none if it is empty."""
+  parts = (data_sharding,) if isinstance(data_sharding, str) else tuple(data_sharding or ())
+  return tuple(name for part in parts for name in _names(part))
+
+
 def _names(part: Any) -> tuple[str, ...]:
   return (part,) if isinstance(part, str) else tuple(part or ())
 
@@ -72,16 +79,24 @@ def _ways(mesh: jax.sharding.Mesh, part: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-  """The layout of the arrays of a batch on a mesh, as seen from this process.
+  """The layout of the arrays of a batch on a mesh, as seen from one process.
 
-  Axis 0 of every array is the batch, and axis 1, if there is one, the length; further axes are not
-  split.
+  Axis 0 of every array is the batch. Axis 1, if present, is the length. Further axes are not split.
+
+  Attributes:
+    mesh: The mesh.
+    spec: The partition of the arrays.
+    batch: The number of rows of the global batch.
+    length: The number of tokens per row.
+    process: The process whose rows these are; None for this one. The layout of another process can
+      be asked for its rows, but sends nothing.
   """
 
   mesh: jax.sharding.Mesh
   spec: jax.sharding.PartitionSpec
   batch: int
   length: int
+  process: int | None = None
 
   def __post_init__(self) -> None:
     for size, part, what in zip((self.batch, self.length), self.spec, ("rows", "tokens")):
@@ -100,7 +115,14 @@ class BatchLayout:
 
   @functools.cached_property
   def _slices(self) -> dict[jax.Device, tuple[slice, slice]]:
-    indices = self.sharding.addressable_devices_indices_map((self.batch, self.length))
+    shape = (self.batch, self.length)
+    indices: Mapping[Any, Any]
+    if self.process is None:
+      indices = self.sharding.addressable_devices_indices_map(shape)
+    else:
+      every = self.sharding.devices_indices_map(shape)
+      devices = _devices_by_process(self.mesh).get(self.process, ())
+      indices = {device: every[device] for device in devices}
     found = {}
     for device, index in indices.items():
       rows, columns = index if index is not None else (slice(None), slice(None))
@@ -118,7 +140,7 @@ class BatchLayout:
 
   @functools.cached_property
   def _local_rows(self) -> dict[int, slice]:
-    """Maps the first row of each device's part to the slice of this process's rows it covers."""
+    """Maps the first row on each device to the device's slice of this process's rows."""
     found = {}
     for rows, _ in self._slices.values():
       start = int(np.searchsorted(self.rows, rows.start))
@@ -137,10 +159,9 @@ class BatchLayout:
     return columns.stop - columns.start < self.length
 
   def send(self, local: np.ndarray) -> jax.Array:
-    """Returns a global array, given this process's rows of it; transfers may outlast the call.
+    """Forms a global array from this process's rows, without waiting for the transfers.
 
-    An array whose number of columns is not the batch's length, or that has none, is split only by
-    rows.
+    A vector, or a matrix whose number of columns is not the batch's length, is split by rows only.
     """
     shape = (self.batch, *local.shape[1:])
 
@@ -148,19 +169,19 @@ class BatchLayout:
       rows, *columns = index
       return local[(self._local_rows[rows.start or 0], *columns)]
 
-    # One call for all devices takes far less Python than placing each part and joining them.
+    # One call for all devices spends far less time in Python than one call per device.
     by_rows = local.ndim == 1 or (local.ndim == 2 and local.shape[1] != self.length)
     sharding = self._sharding_of_rows if by_rows else self.sharding
     return jax.make_array_from_callback(shape, sharding, part)
 
   def shards(self, array: jax.Array) -> list[jax.Array]:
-    """Returns each device's part of an array that was sent."""
+    """Returns this process's shards of a global array, one for each local device."""
     if array.is_fully_replicated:
       return list(map(operator.attrgetter("data"), array.addressable_shards))
     return list(map(array.addressable_data, range(len(self._slices))))
 
   def join(self, parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
-    """Forms global arrays from each device's part of them, in the order of `shards`."""
+    """Forms global arrays from one dict of shards per local device, in the order of `shards`."""
     shape = (self.batch, self.length)
     joined: dict[str, jax.Array] = {}
     for name in parts[0]:
@@ -169,8 +190,16 @@ class BatchLayout:
     return joined
 
   def place(self, local: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Forms global arrays from this process's rows of them."""
+    """Forms global arrays from this process's rows."""
     return {name: self.send(array) for name, array in local.items()}
+
+
+@functools.lru_cache(maxsize=8)
+def _devices_by_process(mesh: jax.sharding.Mesh) -> dict[int, list[jax.Device]]:
+  found: dict[int, list[jax.Device]] = {}
+  for device in mesh.devices.flat:
+    found.setdefault(device.process_index, []).append(device)
+  return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -187,6 +216,7 @@ def row_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> tuple[int, tuple[
     raise errors.ConfigError(
         "Every process must hold the same number of shards of the batch, but with data_sharding"
         f" {data_sharding} on the mesh {dict(mesh.shape)} they hold {counts} (process: shards)."
+        " Choose axes that split the batch evenly over the processes."
     )
   return total, tuple(sorted(held[jax.process_index()]))
 
@@ -201,7 +231,7 @@ def local_shards(mesh: jax.sharding.Mesh, data_sharding: Any) -> list[int]:
 def layout_of_local(
     mesh: jax.sharding.Mesh, data_sharding: Any, local_shape: tuple[int, ...]
 ) -> BatchLayout:
-  """Returns the layout of the global array to which each process contributes rows of this shape."""
+  """Returns the layout of a global array to which each process adds a local array of this shape."""
   total, mine = row_shards(mesh, data_sharding)
   return BatchLayout(
       mesh,

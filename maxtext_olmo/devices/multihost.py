@@ -1,13 +1,14 @@
 """Iterates over the data of all hosts as global batches.
 
-`MultiHostDataLoadIterator` takes any iterable of pytrees of arrays, turns what it yields on each
-host into global arrays (`global_batch`), divides an endless stream into epochs, and saves and
-restores its place.
+`MultiHostDataLoadIterator` takes any iterable of pytrees of arrays, turns each host's batches into
+global arrays (`global_batch`), divides an endless stream into epochs, and saves and restores its
+place.
 
-With `iterator_length`, `pad_shapes` or `tail`, the hosts compare their status before each step
-(`collectives`, a small all-gather), so that a host that runs out of data, fails, or delivers
-another shape stops all of them. Without them there is no such exchange: a host that ends early
-leaves the others waiting, so its stream must be endless or exactly as long as theirs.
+With `iterator_length`, `pad_shapes` or `tail`, the hosts compare their status before each step, by
+a small all-gather (`collectives`). If one host fails, all hosts stop together. They also stop if
+one host ends early without `tail`, or delivers a different shape without `pad_shapes`. Without this
+exchange, a host that ends early leaves the others waiting, so all streams must be endless or
+equally long.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
 
   `iter()` starts a new epoch, unless a state was just set. Without `reset_after_epoch`, a new epoch
   continues in the data where the last one stopped, which suits an endless, shuffled stream. Threads
-  may share the iterator: each batch goes to one of them, and a state is always that of a complete
-  step.
+  may share the iterator: each batch goes to one thread, and a state is always between two steps.
 
   >>> import jax
   >>> import numpy as np
@@ -54,12 +54,12 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     iterator_length: Number of steps per epoch; None lets an epoch last as long as the data.
     dataset_size: Value that `get_dataset_size` returns.
     reset_after_epoch: Whether each epoch starts again at the beginning of `dataloader`.
-    pad_shapes: Whether each array is padded at its end to the largest shape that any host has.
+    pad_shapes: Whether each array is padded at its end to the largest shape on any host.
     pad_value: Value to pad with.
     data_sharding: Layout of a batch on the mesh; by default axis 0 is split over all mesh axes.
-      Hosts that hold the same rows must deliver the same rows.
-    tail: Makes the batch that a host delivers after its own data has ended while another host still
-      has some. Without it, hosts must end at the same step.
+      Hosts whose devices hold the same rows of the batch must deliver identical data for them.
+    tail: Function that makes a batch for a host whose data has ended while another host still has
+      data. Without `tail`, all hosts must end at the same step.
   """
 
   def __init__(
@@ -96,7 +96,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     self.pad_value = pad_value
     self.data_sharding = data_sharding
     self.tail = tail
-    # Raises for an impossible layout now, not at the first batch.
+    # This raises an error for an impossible layout now instead of at the first batch.
     layout_lib.row_shards(global_mesh, data_sharding)
     self.state_set = False
     self.step_counter = 0
@@ -141,7 +141,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     except StopIteration:
       if self.step_counter == 0 and self._epochs_started > 1:
         LOGGER.warning(
-            "Epoch %d has no batches: the data ended in an earlier one. Set reset_after_epoch, or"
+            "Epoch %d has no batches: the data ended in an earlier epoch. Set reset_after_epoch, or"
             " repeat the data.",
             self._epochs_started,
         )
@@ -164,7 +164,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
 
   @property
   def position(self) -> int:
-    """The number of batches read; how many samples they hold is not known here."""
+    """The number of batches read; the number of samples per batch is not known here."""
     return self.step
 
   def get_dataset_size(self) -> int | None:
@@ -172,7 +172,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     return self.dataset_size
 
   def reset(self) -> None:
-    """Starts an epoch: at the next batch or, with `reset_after_epoch`, at the first one again."""
+    """Starts an epoch at the next batch or, with `reset_after_epoch`, at the first batch."""
     with self._lock:
       self._epoch_start = 0 if self.reset_after_epoch else self.step
       self.step_counter = 0
@@ -186,21 +186,21 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
   def get_state(self) -> dict[str, Any]:
     """Returns the state of all processes as a JSON-able dict (`grain_state`).
 
-    The states of several processes' data iterators are gathered, so all of them must call this
-    together.
+    If there are several processes, the states of their data iterators are gathered, so all
+    processes must call this together.
     """
     with self._lock:
       return self._state().write(own_iterator=self._own_iterator)
 
   def set_state(self, state: dict[str, Any]) -> None:
-    """Moves to the step of a saved state; only warns if the data iterator has no `set_state`."""
+    """Moves to the step of a saved state. Only warns if the data iterator has no `set_state`."""
     saved = grain_state.read(state)
     with self._lock:
       self._check(saved)
       self._move_to(saved)
 
   def start_prefetch(self) -> None:
-    """Starts preparing batches, if the data iterator can do that in advance."""
+    """Starts preparing batches in advance, if the data iterator supports it."""
     prefetch.check_process(self._pid)
     with self._lock:
       if hasattr(self.local_iterator, "start_prefetch"):
@@ -208,7 +208,7 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
 
   def close(self) -> None:
     """Stops the background work of the data iterator, such as worker processes."""
-    if os.getpid() == self._pid:  # A forked child leaves it to its parent.
+    if os.getpid() == self._pid:  # A forked child must not stop its parent's work.
       with self._lock:
         self._close()
 
@@ -240,13 +240,16 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     if saved.iterator_length != length:
       raise errors.ResumeError(
           f"The state was saved with iterator_length={saved.iterator_length}, but this iterator has"
-          f" iterator_length={length}. Use the saved one; to continue in the same data with epochs"
-          " of another length, change 'iterator_length' in the state, set its 'epoch_start' to its"
-          " 'step', and remove its 'checksum'."
+          f" iterator_length={length}. Use the saved value. To continue in the same data with"
+          " epochs of a different length, change 'iterator_length' in the state, set its"
+          " 'epoch_start' to its 'step', and remove its 'checksum'."
       )
     step = saved.step - saved.epoch_start
     if length is not None and step > length:
-      raise errors.ResumeError(f"The state is at step {step}, outside an epoch of {length} steps.")
+      raise errors.ResumeError(
+          f"The state is at step {step}, outside an epoch of {length} steps. Create the iterator as"
+          " it was when the state was saved."
+      )
 
   def _move_to(self, saved: grain_state.GrainState) -> None:
     restorable = hasattr(self.local_iterator, "set_state")
@@ -254,12 +257,13 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     if restorable != has_state:
       raise errors.ResumeError(
           f"The state {'has' if has_state else 'lacks'} the state of a data iterator, but"
-          f" {type(self.local_iterator).__name__} {'needs one' if restorable else 'takes none'}: it"
-          " was saved by another kind of dataloader. Resume with the one that saved it."
+          f" {type(self.local_iterator).__name__} {'needs one' if restorable else 'takes none'}. It"
+          " was saved with a different kind of dataloader: resume with that dataloader."
       )
     if not restorable:
       LOGGER.warning(
-          "%s has no set_state: its data continues where it is now, not from step %d of the state.",
+          "%s has no set_state, so its data cannot be moved to step %d of the state: it continues"
+          " at its current batch.",
           type(self.local_iterator).__name__,
           saved.step,
       )
@@ -272,8 +276,8 @@ class MultiHostDataLoadIterator(grain.DatasetIterator[PyTree]):
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
       raise errors.ResumeError(
           f"{type(self.local_iterator).__name__} cannot restore its part of the data state"
-          f" ({type(error).__name__}: {error}): it is damaged, or was saved by another dataloader."
-          " Restore another checkpoint."
+          f" ({type(error).__name__}: {error}): the state is damaged, or was saved with a different"
+          " dataloader. Restore a different checkpoint."
       ) from error
     self._epoch_start = saved.epoch_start
     self.step_counter = saved.step - saved.epoch_start

@@ -3,6 +3,10 @@
 import importlib
 from typing import Any
 
+# The exit code of a run that SIGTERM has stopped, and that has to be started again: EX_TEMPFAIL of
+# sysexits.h.
+RESTART_CODE = 75
+
 
 def __getattr__(name: str) -> Any:
   """Keeps `from maxtext_olmo.trainers import config` in users' config files working."""

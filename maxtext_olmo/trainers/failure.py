@@ -1,8 +1,9 @@
 """Ends all processes of a run when one of them fails, and logs the reason on each.
 
-Without this, the others would wait for a failed process in a collective or in a barrier of Orbax:
-for minutes, forever, or until the runtime ends them with a message about sockets. So a failing
-process sends its error to the coordinator, which a thread in each of the other processes polls:
+Without this module, the other processes would wait for the failed one in a collective or in an
+Orbax barrier: for minutes, forever, or until the runtime ends them with a message about sockets. So
+a failing process sends its error to the coordinator, and a thread in every other process polls the
+coordinator:
 
     process 0                          process 1
     cannot write the metrics file      waits for the gradients of process 0
@@ -20,14 +21,17 @@ import json
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from absl import logging
+
+from maxtext_olmo.trainers import cluster
 
 _FAILURE = "maxtext_olmo/failure"
 _ENDED = "maxtext_olmo/ended/"
 _ASK_SECONDS = 2.0
-# Time for a process that fails at the same time to log its own error, which says more.
+# Time for a process that fails at the same time to log its own, more specific error.
 _OWN_SECONDS = 0.5
 # The process that failed first and process 0 exit last, but do not wait forever.
 _LAST_SECONDS = 10.0
@@ -35,6 +39,7 @@ _LAST_SECONDS = 10.0
 _once = threading.Lock()
 _thread: threading.Thread | None = None
 _leaving = threading.Event()
+_cleanups: list[Callable[[], None]] = []
 
 
 def watch() -> None:
@@ -48,41 +53,55 @@ def watch() -> None:
 
 
 def _stop_watching() -> None:
-  """Stops the thread: if it returned from JAX while Python exits, it would abort the process."""
+  """Stops the thread, which would abort the process if it returned from JAX while Python exits."""
   _leaving.set()
   if _thread is not None:
     _thread.join()
 
 
-def end(message: str, code: int) -> None:
-  """Ends all processes of the run, which log the message; returns if this is the only process.
+def add_cleanup(act: Callable[[], None]) -> None:
+  """Registers what an immediate exit has to do, since it skips `atexit` and `finally`."""
+  _cleanups.append(act)
 
-  The caller must have logged the message already. An ordinary exit would wait for the others, which
-  wait for this process.
+
+def remove_cleanup(act: Callable[[], None]) -> None:
+  """Removes what `add_cleanup` has registered."""
+  with contextlib.suppress(ValueError):
+    _cleanups.remove(act)
+
+
+def exit_now(code: int) -> NoReturn:
+  """Ends this process immediately, from any thread, after the registered cleanups."""
+  for act in reversed(_cleanups):
+    with contextlib.suppress(Exception):
+      act()
+  logging.flush()
+  os._exit(code)
+
+
+def end(message: str, code: int) -> None:
+  """Ends all processes of the run; returns if this is the only process.
+
+  The other processes log the message; the caller must have logged it already. An ordinary exit
+  would wait for the other processes, which wait for this one.
   """
   run = _Run.current()
   if run is not None:
-    _once.acquire()  # Never released: either this thread or that of `watch` ends the process.
+    _once.acquire()  # Never released: only one thread may end the process.
     run.leave(message, code)
 
 
 class _Run:
   """A connection to the coordinator of this run's processes."""
 
-  def __init__(self, client: Any, process: int, processes: int):
-    self._client = client
-    self._process = process
-    self._processes = processes
+  def __init__(self, coordinator: cluster.Coordinator):
+    self._client, self._process, self._processes = coordinator
 
   @classmethod
   def current(cls) -> _Run | None:
-    """Returns the run of this process; None if it has no other process."""
-    from jax._src import distributed  # JAX has no public access to its key-value store.
-
-    state = distributed.global_state
-    if state.client is None or state.num_processes < 2:
-      return None
-    return cls(state.client, state.process_id, state.num_processes)
+    """Returns the run of this process; None if this is its only process."""
+    coordinator = cluster.coordinator()
+    return None if coordinator is None else cls(coordinator)
 
   def watch(self) -> None:
     """Waits until another process fails, and then ends this one."""
@@ -129,15 +148,21 @@ class _Run:
         failure["message"],
     )
 
-  def _exit(self, code: int, *, is_first: bool = False) -> None:
+  def _exit(self, code: int, *, is_first: bool = False) -> NoReturn:
+    """Exits after those that must still read the error: first the others, process 0 last."""
     logging.flush()
+    is_coordinator = self._process == 0
     with contextlib.suppress(Exception):
+      if is_first and not is_coordinator:
+        self._wait_for(self._processes - 1)  # If this process left now, JAX would end the others.
       self._client.key_value_set(f"{_ENDED}{self._process}", "")
-      deadline = time.monotonic() + _LAST_SECONDS
-      # The others must read the error from the coordinator, in process 0, before it exits.
-      while (is_first or self._process == 0) and time.monotonic() < deadline:
-        if len(self._client.key_value_dir_get(_ENDED)) == self._processes:
-          time.sleep(0.2)  # Until the last of them has exited.
-          break
-        time.sleep(0.1)
-    os._exit(code)
+      if is_coordinator:
+        self._wait_for(self._processes)
+        time.sleep(0.5)  # Lets the last process exit.
+    exit_now(code)
+
+  def _wait_for(self, count: int) -> None:
+    """Waits until a number of processes have read the error and are about to exit."""
+    deadline = time.monotonic() + _LAST_SECONDS
+    while len(self._client.key_value_dir_get(_ENDED)) < count and time.monotonic() < deadline:
+      time.sleep(0.1)

@@ -1,13 +1,14 @@
 """A lease on a checkpoint directory, so that two runs never write to the same directory.
 
 The lease is a small file in the directory that names the host, process and start time of its
-holder, process 0 of a run. A thread of the holder renews its modification time every minute.
-Another run is refused while the holder is alive. It takes over at once if the holder ran on this
-machine and has ended, and after five minutes without renewal if it ran elsewhere.
+holder, process 0 of a run. A thread of the holder renews the file's modification time every minute.
+A second run is refused while the holder is alive. It takes over immediately if the holder ran on
+this machine and has ended. If the holder ran elsewhere, the second run watches the lease: it is
+refused at the next renewal, and takes over after five minutes without one.
 
-    take       link a complete file to the lease's name, which fails if there is one
-    take over  rename the abandoned lease, put it back if it turns out to be another one, then take
-    check      the file still holds this run's text; if it is gone, take it again
+    take       hard-link a complete file to the lease's name; fails if the lease exists
+    take over  rename the abandoned lease, put it back if it is in fact a new one, then take
+    check      require that the file still has this run's text; if the file is gone, take it again
 
 Only the file counts, so at most one run passes `check`, even if processes were paused and resumed.
 """
@@ -31,22 +32,25 @@ from absl import logging
 
 from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
+from maxtext_olmo.trainers import failure
 
 FILE_NAME = ".lease"
 RENEW_SECONDS = 60.0
 STALE_SECONDS = 300.0
+# Other processes wait in a collective while process 0 watches a lease, and must not time out there.
+_LOOK_SECONDS = 5.0
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-  """The process that holds a lease, as its file names it."""
+  """The process that holds a lease, as described in the lease file."""
 
   host: str
   pid: int
-  started: str  # The time when it took the lease, in UTC.
-  machine: str  # The boot and the namespace in which `pid` is valid; empty if unknown.
-  process_start: int  # Start of the process in clock ticks since boot, because pids are reused.
+  started: str  # When the process took the lease, in UTC.
+  machine: str  # Id of the boot and of the namespace in which `pid` is valid; empty if unknown.
+  process_start: int  # Start in clock ticks since boot; tells apart processes with the same pid.
   id: str
 
   @classmethod
@@ -65,26 +69,31 @@ class Holder:
     return f"process {self.pid} on {self.host}, started {self.started}"
 
   @property
+  def is_on_this_machine(self) -> bool:
+    """Whether the process runs, or ran, where this process can see it."""
+    return bool(self.machine) and self.machine == _machine()
+
+  @property
   def is_gone(self) -> bool:
-    """Whether this process is known to have ended; False if it cannot be seen from here."""
-    if not self.machine or self.machine != _machine():
+    """Whether the process is known to have ended; False if it cannot be checked from here."""
+    if not self.is_on_this_machine:
       return False
     try:
       os.kill(self.pid, 0)
     except ProcessLookupError:
       return True
     except OSError:
-      pass  # It exists, and belongs to another user.
+      pass  # The process exists, but belongs to another user.
     start = _process_start(self.pid)
     return start is not None and start != self.process_start
 
 
 class Lease:
-  """The lease of a run; its processes create and check it together.
+  """The lease of a run; all processes of the run create and check it together.
 
   Args:
     directory: The checkpoint directory, which is created if needed. If it is a URL, or its file
-      system has no hard links, there is no lease, and a warning is logged.
+      system has no hard links, there is no lease, and the log says so.
     renew_seconds: The time between renewals.
 
   Raises:
@@ -96,11 +105,13 @@ class Lease:
     self._directory = text if "://" in text else os.path.abspath(text)
     self._path = os.path.join(self._directory, FILE_NAME)
     self._seconds = renew_seconds
-    self._thread: threading.Thread | None = None  # Only while this process holds the lease.
+    self._watched: _Found | None = None  # The lease of another run, when it was first seen.
+    self._thread: threading.Thread | None = None  # Set only while this process holds the lease.
     self._released = threading.Event()
     self._pid = os.getpid()
     self._text = ""
-    collectives.from_process_0(self._take, "taking the lease of checkpoint_dir")
+    while not collectives.from_process_0(self._take, "taking the lease of checkpoint_dir"):
+      pass
 
   def check(self) -> None:
     """Raises ConfigError unless this run still holds the lease; call it before each save."""
@@ -116,8 +127,8 @@ class Lease:
   def require_held(self) -> None:
     """Raises ConfigError if another run has taken over.
 
-    No other process takes part, so it may be called at any time. An unreadable file is ignored: a
-    short failure of the storage need not end a run.
+    Involves no other process, so it may be called at any time. An unreadable file is ignored,
+    because a short storage failure need not end a run.
     """
     with contextlib.suppress(OSError):
       self._check()
@@ -127,6 +138,7 @@ class Lease:
     if self._thread is None or os.getpid() != self._pid:
       return
     atexit.unregister(self.release)
+    failure.remove_cleanup(self.release)
     self._released.set()
     self._thread.join(self._seconds)
     self._thread = None
@@ -141,29 +153,31 @@ class Lease:
   def __exit__(self, *error: Any) -> None:
     self.release()
 
-  def _take(self) -> None:
+  def _take(self) -> bool:
+    """Takes the lease, if the directory can have one; returns False if it has to be watched."""
     if "://" in self._directory:
       logging.info(
-          "checkpoint_dir=%s is not a local directory, so no lease keeps a second run from writing"
-          " there.",
+          "checkpoint_dir=%s is not a local directory, so it has no lease: make sure that no second"
+          " run writes there.",
           self._directory,
       )
-      return
+      return True
     self._text = json.dumps(dataclasses.asdict(Holder.this_process()))
     try:
       os.makedirs(self._directory, exist_ok=True)
       while not _create(self._path, self._text):
         found = _read(self._path)
         if found is not None:
-          self._require_abandoned(found)
+          if not self._is_abandoned(found):
+            return False
           _remove(self._path, found.text)
     except _NoHardLinksError:
       logging.info(
-          "The file system of checkpoint_dir=%s has no hard links, so no lease keeps a second run"
-          " from writing there.",
+          "The file system of checkpoint_dir=%s has no hard links, so there is no lease: make sure"
+          " that no second run writes there.",
           self._directory,
       )
-      return
+      return True
     except (OSError, ValueError) as error:
       if isinstance(error, errors.MaxtextOlmoError):
         raise
@@ -174,30 +188,50 @@ class Lease:
     self._thread = threading.Thread(target=self._renew, name="olmo-lease", daemon=True)
     self._thread.start()
     atexit.register(self.release)
+    failure.add_cleanup(self.release)
+    return True
 
-  def _require_abandoned(self, found: _Found) -> None:
+  def _is_abandoned(self, found: _Found) -> bool:
+    """Returns whether a lease may be taken over, after a wait if that is not known.
+
+    Raises:
+      ConfigError: The holder is alive.
+    """
     holder = found.holder
     if holder is not None and holder.is_gone:
       logging.info("The lease %s belongs to %s, which has ended; taking over.", self._path, holder)
-      return
-    # Use the clock of the storage, which both runs see, rather than that of either host.
+      return True
+    # Use the clock of the storage, which both runs see, rather than the clock of a host.
     with tempfile.TemporaryFile(dir=self._directory) as probe:
       age = os.fstat(probe.fileno()).st_mtime - found.renewed
-    if age > STALE_SECONDS:
+    left = STALE_SECONDS - age
+    who = holder or "an unknown process"
+    if left < 0:
       logging.info(
-          "The lease %s of %s has not been renewed for %.0f s; taking over.",
-          self._path,
-          holder or "an unknown process",
-          age,
+          "The lease %s of %s has not been renewed for %.0f s; taking over.", self._path, who, age
       )
-      return
-    raise errors.ConfigError(
-        f"checkpoint_dir={self._directory!r} is in use by {holder or 'an unknown process'} (lease"
-        f" renewed {max(0.0, age):.0f} s ago). Two runs must not write to one directory: stop the"
-        " other run, or choose another checkpoint_dir. If the processes belong to one run, connect"
-        " them with coordinator_address, num_processes and process_id. The lease of a lost host"
-        f" expires after {STALE_SECONDS:.0f} s; to end it now, delete {self._path}."
-    )
+      return True
+    is_visible = holder is None or holder.is_on_this_machine
+    if is_visible or self._watched not in (None, found):
+      raise errors.ConfigError(
+          f"checkpoint_dir={self._directory!r} is in use by {who} (lease"
+          f" renewed {max(0.0, age):.0f} s ago). Two runs must not write to one directory: stop the"
+          " other run, or choose another checkpoint_dir. If the processes belong to one run,"
+          " connect them with coordinator_address, num_processes and process_id. If no run uses the"
+          f" directory, delete {self._path}."
+      )
+    if self._watched is None:
+      self._watched = found
+      logging.warning(
+          "checkpoint_dir=%s belongs to %s. Waiting %.0f s for a sign of it; without one, this run"
+          " takes over. To take over now, delete %s.",
+          self._directory,
+          who,
+          left,
+          self._path,
+      )
+    time.sleep(min(_LOOK_SECONDS, left + 0.01))
+    return False
 
   def _renew(self) -> None:
     while not self._released.wait(self._seconds):
@@ -216,7 +250,8 @@ class Lease:
     while True:
       found = _read(self._path)
       if found is None:
-        # Deleted, or renamed for a moment by a run that mistook it for an abandoned lease.
+        # The lease was deleted, or another run mistook it for an abandoned one and renamed it for a
+        # moment.
         if _create(self._path, self._text):
           return
       elif found.text == self._text:
@@ -230,10 +265,10 @@ class Lease:
 
 
 class _Found(NamedTuple):
-  """A lease as it was found."""
+  """The text of a lease file, and when it was last renewed."""
 
   text: str
-  renewed: float  # By the clock of the storage.
+  renewed: float  # The file's modification time, by the clock of the storage.
 
   @property
   def holder(self) -> Holder | None:
@@ -245,16 +280,16 @@ class _Found(NamedTuple):
 
 
 class _NoHardLinksError(Exception):
-  """The file system cannot hold a lease."""
+  """The file system has no hard links, so it cannot hold a lease."""
 
 
 def _read(path: str) -> _Found | None:
   """Returns the lease, or None if there is none."""
   try:
-    # Opening also refreshes the attributes that NFS caches. A FIFO must not block.
+    # Opening also refreshes the attributes that NFS caches. O_NONBLOCK keeps a FIFO from blocking.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
   except FileNotFoundError:
-    if os.path.islink(path):  # Creating it would always fail, because the link exists.
+    if os.path.islink(path):  # Creating the lease would always fail, because the link exists.
       raise OSError(errno.ELOOP, "It is a dangling symbolic link", path) from None
     return None
   with open(descriptor, "rb") as file:
@@ -263,7 +298,7 @@ def _read(path: str) -> _Found | None:
 
 
 def _create(path: str, text: str) -> bool:
-  """Atomically creates a file with its text; returns False if it exists already."""
+  """Atomically creates a file with a text; returns False if the file already exists."""
   temporary = f"{path}.{uuid.uuid4().hex}.tmp"
   try:
     with open(temporary, "x", encoding="utf-8") as file:
@@ -297,7 +332,7 @@ def _remove(path: str, text: str) -> None:
 
 
 def _machine() -> str:
-  """Returns an id of this boot of this machine and of the namespace of its process ids."""
+  """Returns an id of this machine, its current boot and its pid namespace; empty if unknown."""
   try:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
       return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -306,7 +341,7 @@ def _machine() -> str:
 
 
 def _process_start(pid: int) -> int | None:
-  """Returns the start of a process in clock ticks since boot; 0 if ended, None if unknown."""
+  """Returns when a process started, in ticks since boot; 0 if it has ended, None if unknown."""
   try:
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
       fields = file.read().rpartition(")")[2].split()

@@ -45,7 +45,7 @@ class GlobalBatchTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         errors.ConfigError,
         r"batch\['x'\]\[1\] of shape \(6, 3\) does not divide .* 6 entries on process 0, for 4"
-        r" shards on its 4 local devices \(4 in all\)\. Make it a multiple of 4\.",
+        r" shards on its 4 local devices \(4 in all\)\. Choose a multiple of 4\.",
     ):
       batch = {"x": (np.zeros((4, 3)), np.zeros((6, 3)))}
       global_batch.get_next_batch_sharded(iter([batch]), self.mesh)

@@ -96,7 +96,7 @@ class GrainStateTest(parameterized.TestCase):
       (
           "order",
           {"format": 2, "kind": "grain", "step": 2, "epoch_start": 3, "iterator_length": 9},
-          "step 2 of an epoch that began at 3",
+          "its step, 2, is before the start of its epoch, 3",
       ),
       (
           "processes",

@@ -47,6 +47,21 @@ class PartitionSpecTest(parameterized.TestCase):
       layout_lib.partition_spec(_mesh(data=2), [None, None, "data"])
 
 
+class AxisNamesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (None, ()),
+      ((), ()),
+      ("fsdp", ("fsdp",)),
+      ([["data", "fsdp"]], ("data", "fsdp")),
+      ([["data"], "sequence"], ("data", "sequence")),
+      ([None, "data"], ("data",)),
+      (P(("data", "fsdp"), None), ("data", "fsdp")),
+  )
+  def test_names_are_those_of_the_config_value(self, value, expected):
+    self.assertEqual(layout_lib.axis_names(value), expected)
+
+
 class BatchLayoutTest(parameterized.TestCase):
 
   @parameterized.parameters(

@@ -124,3 +124,17 @@ def llm_batch_round_trip() -> list[str]:
   batch = next(multihost.MultiHostDataLoadIterator([sample], mesh(), 1))
   assert isinstance(batch, batch_lib.LLMIndexedBatch), type(batch)
   return [str(leaf.shape) for leaf in jax.tree.leaves(batch)]
+
+
+def rows_of_layouts(
+    layouts: Sequence[tuple[dict[str, int], Sequence[Any]]],
+) -> list[tuple[list[int], list[int]]]:
+  """Returns this process's rows on each layout: by its own devices, and by its number."""
+  found = []
+  for axes, parts in layouts:
+    the_mesh = mesh(tuple(axes.values()), tuple(axes))
+    spec = jax.sharding.PartitionSpec(*parts)
+    own = layout_lib.BatchLayout(the_mesh, spec, 8, 4).rows
+    numbered_rows = layout_lib.BatchLayout(the_mesh, spec, 8, 4, jax.process_index()).rows
+    found.append((own.tolist(), numbered_rows.tolist()))
+  return found

@@ -161,7 +161,7 @@ class OneProcessTest(parameterized.TestCase):
     it = self.make(_batches(5), iterator_length=3)
     with self.assertLogs("absl", "WARNING") as logs:
       it.set_state({"step": 2, "iterator_length": 3})
-    self.assertIn("not from step 2", logs.output[0])
+    self.assertIn("cannot be moved to step 2", logs.output[0])
     self.assertFalse(it.state_set)
     self.assertEqual(_first(it), [0, 1, 2])
 

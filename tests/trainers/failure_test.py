@@ -21,6 +21,12 @@ from maxtext_olmo.trainers import cluster, failure
 cluster.connect(sys.argv[1], 2, int(sys.argv[2]))
 failure.watch()
 failure.watch()
+removed = lambda: sys.stderr.write("not any more\\n")
+failure.add_cleanup(removed)
+failure.add_cleanup(lambda: sys.stderr.write("cleaned up\\n"))
+failure.add_cleanup(lambda: 1 / 0)
+failure.remove_cleanup(removed)
+failure.remove_cleanup(removed)
 if sys.argv[2] in sys.argv[3]:
   failure.end(f"WriteError: no space for process {sys.argv[2]}", 7)
 if sys.argv[3] == "unreadable":
@@ -70,6 +76,12 @@ class FailureTest(absltest.TestCase):
   def test_processes_that_fail_together_all_end(self):
     ends = _run("01")
     self.assertEqual([code for code, _ in ends], [7, 7], ends)
+
+  def test_all_processes_clean_up_before_an_immediate_exit(self):
+    for code, log in _run("1"):
+      self.assertEqual(code, 7)
+      self.assertIn("cleaned up\n", log)
+      self.assertNotIn("not any more", log)
 
   def test_an_ordinary_end_is_not_disturbed(self):
     self.assertEqual([code for code, _ in _run("none")], [0, 0])

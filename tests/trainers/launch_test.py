@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import time
 from absl.testing import absltest
 
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers import RESTART_CODE
 from maxtext_olmo.trainers import launch
 from tests import distributed
 from tests.trainers import launched
@@ -105,6 +105,11 @@ class LaunchTest(absltest.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn("--processes=0 must be at least 1", done.stderr)
 
+  def test_a_negative_grace_period_is_an_error(self):
+    done = self.launch("--grace=-1", "--", "--config.steps=1")
+    self.assertEqual(done.returncode, 2)
+    self.assertIn("--grace=-1 must not be negative", done.stderr)
+
   def test_python_files_in_the_working_directory_are_never_executed(self):
     hostile = self.dir / "data"
     index = cases.write_counting_corpus(hostile)
@@ -132,11 +137,52 @@ class LaunchTest(absltest.TestCase):
     self.addCleanup(launcher.stderr.close)
     while launcher.poll() is None and not (self.dir / "metrics.jsonl").exists():
       time.sleep(0.05)
-    children = _children(launcher.pid)
+    children = launched.children(launcher.pid)
     self.assertLen(children, 2)
     launcher.terminate()
-    launcher.wait()
+    self.assertEqual(launcher.wait(), 128 + signal.SIGTERM)
     self.assertFalse(any(_is_alive(pid) for pid in children))
+
+  def test_ending_the_launcher_saves_a_run_with_checkpoints_and_asks_for_a_restart(self):
+    where = self.dir / "checkpoints"
+    flags = launched.flags(steps=100_000, checkpoint_dir=str(where), checkpoint_period=100_000)
+    launcher = self.start("--processes=2", "--", *flags)
+    lines = self.read_until(launcher, "compiled and ran the first step")
+    children = launched.children(launcher.pid)
+    launcher.terminate()
+    output = "".join(lines) + launcher.stderr.read()
+    self.assertEqual(launcher.wait(), RESTART_CODE, output)
+    self.assertRegex(output, r"\nlaunch: process \d \(pid \d+\) ended with code 75: start this run")
+    self.assertFalse(any(_is_alive(pid) for pid in children))
+    self.assertIsNotNone(resume.latest_committed_step(where))
+
+  def test_processes_that_take_longer_than_the_grace_period_are_killed(self):
+    where = self.dir / "checkpoints"
+    flags = launched.flags(steps=100_000, checkpoint_dir=str(where))
+    launcher = self.start("--processes=2", "--grace=0", "--", *flags)
+    self.read_until(launcher, "compiled and ran the first step")
+    children = launched.children(launcher.pid)
+    for pid in children:
+      os.kill(pid, signal.SIGSTOP)
+    launcher.terminate()
+    output = launcher.stderr.read()
+    self.assertEqual(launcher.wait(), 128 + signal.SIGKILL, output)
+    self.assertIn("launch: killed 2 processes that had not ended 0 s after SIGTERM", output)
+    self.assertFalse(any(_is_alive(pid) for pid in children))
+
+  def start(self, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "maxtext_olmo.trainers.launch", *args]
+    launcher = subprocess.Popen(command, env=self.env, stderr=subprocess.PIPE, text=True)
+    self.addCleanup(launcher.stderr.close)
+    self.addCleanup(launcher.terminate)
+    return launcher
+
+  def read_until(self, process: subprocess.Popen[str], text: str) -> list[str]:
+    lines = [""]
+    while text not in lines[-1]:
+      lines.append(process.stderr.readline())
+      self.assertNotEqual(lines[-1], "", lines)
+    return lines
 
   def launch(self, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -146,18 +192,6 @@ class LaunchTest(absltest.TestCase):
         text=True,
         check=False,
     )
-
-
-def _children(pid: int) -> list[int]:
-  found = []
-  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-    try:
-      fields = re.sub(r"\(.*\)", "", path.read_text()).split()
-    except OSError:
-      continue
-    if int(fields[2]) == pid:
-      found.append(int(fields[0]))
-  return found
 
 
 if __name__ == "__main__":

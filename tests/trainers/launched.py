@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ def start(
     arguments: Sequence[str],
     env: Mapping[str, str] | None = None,
     module: str = TRAINER,
+    stdout: int | None = None,
 ) -> subprocess.Popen[str]:
   """Starts a trainer, whose stderr can be read; the end of the test ends it."""
   variables = {
@@ -37,6 +40,7 @@ def start(
       [sys.executable, "-P", "-m", module, *arguments],
       env=distributed.child_environment(variables),
       stdin=subprocess.DEVNULL,
+      stdout=stdout,
       stderr=subprocess.PIPE,
       text=True,
   )
@@ -48,3 +52,16 @@ def start(
 
   test.addCleanup(stop)
   return process
+
+
+def children(pid: int) -> list[int]:
+  """Returns the ids of the processes that a process has started and that still run."""
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    try:
+      fields = re.sub(r"\(.*\)", "", path.read_text()).split()
+    except OSError:
+      continue
+    if int(fields[2]) == pid:
+      found.append(int(fields[0]))
+  return found

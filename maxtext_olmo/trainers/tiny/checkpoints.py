@@ -6,9 +6,9 @@
         state/                  parameters and optimiser, restorable onto any mesh
         data/                   the iterator's state as JSON: one file, whatever the process count
 
-Both are written under a temporary name and renamed together, so a checkpoint has either both or
-does not exist. A directory that only looks like a checkpoint (empty or half-copied, with a number
-for a name) is not restored; it is moved aside, because its number will be needed.
+Both items are written under a temporary name and renamed together, so a checkpoint either has both
+or does not exist. A directory that only looks like a checkpoint (empty or half-copied, with a
+number for a name) is not restored. It is moved aside, because a later save needs its number.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Checkpoints:
     """Finds the checkpoints in a directory.
 
     Args:
-      read_only: Whether to leave the directory unchanged, for readers next to a running trainer.
+      read_only: Whether to leave the directory unchanged, for readers alongside a running trainer.
       lease: The lease of the directory, checked before each save and released at the end of the
         `with` block.
     """
@@ -67,7 +67,7 @@ class Checkpoints:
     self._lease = lease
     if not read_only:
       _check_shared(self._directory)
-    # Only process 0 looks: for a while, processes may see different states of a shared disk.
+    # Only process 0 looks, because processes may briefly see different states of a shared disk.
     self.latest: int | None = collectives.from_process_0(
         lambda: _find_latest(self._directory, tidy=not read_only), "looking for checkpoints"
     )
@@ -89,7 +89,7 @@ class Checkpoints:
 
   @classmethod
   def from_config(cls, config: ConfigDict) -> Checkpoints | None:
-    """Returns the checkpoints of a run and takes the lease of the directory; None if it has none.
+    """Returns the checkpoints of a run and takes their lease; None if the run saves none.
 
     Raises:
       ConfigError: Another run is writing to this directory, or it cannot be written to.
@@ -119,7 +119,7 @@ class Checkpoints:
     return resume.is_committed(self._directory / str(step))
 
   def is_due(self, step: int) -> bool:
-    """Returns whether the state after a step is to be saved."""
+    """Returns whether the state after a step should be saved."""
     return (step + 1) % self._period == 0
 
   def save(self, step: int, state: Any, data_state: dict[str, Any]) -> None:
@@ -144,9 +144,9 @@ class Checkpoints:
     logging.info("saving checkpoint %d", step)
 
   def check(self) -> None:
-    """Raises the WriteError of a failed save in the background; otherwise costs nothing.
+    """Raises WriteError if a save in the background has failed; otherwise costs nothing.
 
-    The next save, which may be hours away, would raise it too.
+    The next save would also raise it, but may be hours away.
     """
     if self._failure is not None:
       with self._save_errors():
@@ -171,7 +171,7 @@ class Checkpoints:
       return self._manager.restore(step, args=args)[_STATE], data
     except errors.ResumeError:
       raise
-    except Exception as error:  # Orbax and TensorStore raise all kinds, bare `Exception` included.
+    except Exception as error:  # Orbax and TensorStore raise many types, even bare `Exception`.
       raise errors.ResumeError(self._describe_damage(step, error)) from error
 
   def __enter__(self) -> Checkpoints:
@@ -213,7 +213,7 @@ class Checkpoints:
       raise
     except Exception as error:
       said = str(error).splitlines()[-1] if str(error) else type(error).__name__
-      # TensorStore's errors are ValueErrors that name the operating system's.
+      # TensorStore raises ValueErrors that contain the operating system's error code.
       if not isinstance(error, OSError) and "os_error_code" not in said:
         raise
       free = ""
@@ -291,7 +291,7 @@ def find_damage(item: epath.Path) -> str:
 
 
 def _find_missing(item: epath.Path, reference: str) -> str:
-  """Returns what is wrong with the file of a reference `kind:directory:file:offset:length`."""
+  """Returns what is wrong with the file that `kind:directory:file:offset:length` refers to."""
   if not reference:
     return ""
   _, directory, name, offset, length = reference.split(":")
@@ -320,7 +320,7 @@ def _find_latest(directory: epath.Path, *, tidy: bool) -> int | None:
 
 
 def _check_shared(directory: epath.Path) -> None:
-  """Raises on all processes if process 0 cannot write to the directory, or others do not see it.
+  """Raises on all processes if process 0 cannot write to the directory or others cannot see it.
 
   Without this check, the first save would fail or wait forever.
   """
@@ -329,7 +329,7 @@ def _check_shared(directory: epath.Path) -> None:
     name = f".shared-{uuid.uuid4().hex}"
     try:
       directory.mkdir(parents=True, exist_ok=True)
-      (directory / name).write_text("Tests that all processes see this file; removed at once.")
+      (directory / name).write_text("Tests that all processes see this file; removed immediately.")
     except (OSError, ValueError) as error:
       raise errors.ConfigError(
           f"checkpoint_dir={directory} cannot be written ({error}). Choose a directory that the run"

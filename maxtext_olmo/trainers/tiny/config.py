@@ -1,7 +1,7 @@
-"""The config of the tiny trainer: the data keys, and keys of model, optimiser, mesh and reports.
+"""The config of the tiny trainer: its keys for data, model, optimiser, mesh and reports.
 
 `get_trainer_config()` returns all of them with their defaults; config files and the command line
-change them. The config is locked: a misspelt key is an error, which suggests the nearest key. The
+change them. The config is locked: a misspelt key raises an error that suggests the nearest key. The
 configs of this package (`configs/` in a checkout) are found by name from any directory.
 """
 
@@ -41,7 +41,7 @@ def _is_fraction(value: float) -> str:
 
 
 KEYS: tuple[Key, ...] = (
-    Key("steps", 100, "Steps to train for, including those before a resume.", at_least(1)),
+    Key("steps", 100, "Total steps of the run, including those before a resume.", at_least(1)),
     Key("emb_dim", 64, "Width of the residual stream.", at_least(1)),
     Key("num_layers", 2, "Transformer layers.", at_least(1)),
     Key("num_heads", 2, "Attention heads.", at_least(1)),
@@ -69,6 +69,10 @@ KEYS: tuple[Key, ...] = (
     Key("checkpoint_period", 100, "Steps between checkpoints; the last step is saved as well.",
         at_least(1)),
     Key("max_checkpoints", 3, "Checkpoints to keep. 0: all.", at_least(0)),
+    Key("load_parameters_path", "",
+        "Checkpoint whose weights a new run starts with, or a directory of checkpoints, of which"
+        " the latest is used. The optimiser and the data start from the beginning. A resumed run"
+        " ignores this key."),
     Key("async_checkpointing", True, "Whether to write checkpoints while training continues."),
     Key("log_interval", 10, "Steps between lines of metrics in the log.", at_least(1)),
     Key("eval_steps", 0, "Batches per evaluation. 0: all.", at_least(0)),
@@ -86,16 +90,16 @@ KEYS: tuple[Key, ...] = (
         "host:port of process 0. Empty: $JAX_COORDINATOR_ADDRESS, or that of the cluster that JAX"
         " detects."),
     Key("num_processes", 0,
-        "Processes of the run. 0: $JAX_NUM_PROCESSES, or the tasks of the cluster.", at_least(0)),
+        "Number of processes. 0: $JAX_NUM_PROCESSES, or the tasks of the cluster.", at_least(0)),
     Key("process_id", -1,
-        "Number of this process. -1: $JAX_PROCESS_ID, or that of the cluster's task."),
+        "Index of this process, from 0. -1: $JAX_PROCESS_ID, or that of the cluster's task."),
 )  # fmt: skip
 
 
 def get_trainer_config() -> ConfigDict:
   """Returns a config of the embedded trainer: every key, including data keys, at its default.
 
-  Config files of `maxtext-olmo train` begin with it. The config is locked, so a misspelt key is an
+  Config files of `maxtext-olmo train` start from this config. It is locked, so a misspelt key is an
   error.
 
   >>> import maxtext_olmo
@@ -106,14 +110,15 @@ def get_trainer_config() -> ConfigDict:
   return make_config((*config_table.KEYS, *KEYS))
 
 
-get_config = get_trainer_config  # Its name in config files of earlier releases.
+get_config = get_trainer_config  # The name that config files for earlier releases use.
 
 
 def read_config(argv: Sequence[str]) -> ConfigDict:
-  """Returns the config of a command line: `--config=FILE` (or the defaults), `--config.KEY=VALUE`.
+  """Returns the config that a command line sets, with defaults for all other keys.
 
   Args:
-    argv: The arguments as in `sys.argv`, the program's name first.
+    argv: The arguments as in `sys.argv`: the program's name, `--config=FILE` if given, and
+      `--config.KEY=VALUE` for any number of keys.
   """
   program, *args = argv
   named = [arg for arg in args if arg.split("=")[0].lstrip("-") == "config"]
@@ -139,7 +144,8 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     raise errors.ConfigError(f"The command line cannot be read: {error}") from error
   if len(rest) > 1:
     raise errors.ConfigError(
-        f"{rest[1]!r} is not a flag. Set keys with --config.KEY=VALUE, a file with --config=FILE."
+        f"{rest[1]!r} is not a flag. Set keys with --config.KEY=VALUE, or a file with"
+        " --config=FILE."
     )
   return config
 
@@ -228,7 +234,7 @@ def _data_problems(config: ConfigDict) -> list[str]:
   try:
     data_keys.Options.read(for_data(config))
   except errors.ConfigError as error:
-    # Merge both reports: each line after the first is a problem.
+    # In the message, each line after the first is a problem.
     return [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
   return []
 
@@ -243,11 +249,11 @@ def _combinations(config: ConfigDict) -> Iterator[str]:
     yield f"eval_tasks={config.eval_tasks!r} needs eval_interval, the steps between evaluations."
   axes, shape = tuple(config.mesh_axes), tuple(config.mesh_shape)
   if not len(axes) == len(shape) > 0:
-    yield f"mesh_axes={axes} and mesh_shape={shape} must name and size the same axes."
+    yield f"mesh_axes={axes} and mesh_shape={shape} must have the same length, at least 1."
   if len(set(axes)) < len(axes):
     yield f"mesh_axes={axes} names an axis twice."
   if any(size != -1 and size <= 0 for size in shape) or shape.count(-1) > 1:
-    yield f"mesh_shape={shape} must have positive sizes, of which one may be -1."
+    yield f"mesh_shape={shape} must have positive sizes, except that one may be -1."
   count, this = config.num_processes, config.process_id
   if (count or this >= 0) and not 0 <= this < count:
     yield (

@@ -44,10 +44,10 @@ def make_apply(config: ConfigDict) -> scoring.Apply:
 
 
 def make_lm(config: ConfigDict, params: Any, mesh: jax.sharding.Mesh, **options: Any) -> JaxLM:
-  """Returns the model as a harness model.
+  """Returns the model in the form that the harness evaluates.
 
   Args:
-    options: Options of `JaxLM`; the defaults follow the config.
+    options: Options of `JaxLM`, which override those from the config.
   """
   from maxtext_olmo.evaluation.model import JaxLM
 
@@ -65,7 +65,7 @@ def make_lm(config: ConfigDict, params: Any, mesh: jax.sharding.Mesh, **options:
 def load_params(
     config: ConfigDict, mesh: jax.sharding.Mesh, step: int | None = None
 ) -> tuple[int, Any]:
-  """Returns the parameters in a checkpoint, by default the latest, and its step; read-only."""
+  """Returns the step of a checkpoint, by default the latest, and its parameters."""
   directory = config.checkpoint_dir
   if not directory:
     raise errors.ConfigError(
@@ -115,8 +115,8 @@ class Tasks:
     """Returns the harness's results on each process; all processes call it together.
 
     Args:
-      limit: Documents of each task; below 1, a share of them.
-      num_fewshot: Examples before each question, if the task does not set it.
+      limit: The number of documents of each task, or a fraction of them if below 1.
+      num_fewshot: The number of examples before each question; None uses the task's setting.
     """
     with _harness():
       import lm_eval
@@ -143,7 +143,7 @@ class Tasks:
             f" {said[:400]}. Check their task files, and that their data is available and not"
             " empty."
         ) from error
-    # No shape and no figure depends on which process reports.
+    # These values are the same on every process.
     results["config"]["compiled_lengths"] = list(lm.compiled_lengths)
     results["config"]["padding_share"] = lm.padding_share
     return results
@@ -156,7 +156,7 @@ class Tasks:
     own = self._make_manager(include_path=directory or None, include_defaults=False)
     manager = own
     if any(not _match(name, own) for name in names):
-      # There are thousands of tasks, so this takes seconds.
+      # Loading the harness's own tasks takes seconds, because there are thousands of them.
       manager = self._make_manager(include_path=directory or None)
     found: list[str] = []
     for name in names:
@@ -202,7 +202,7 @@ def during_training(
 
 @contextlib.contextmanager
 def _harness() -> Iterator[None]:
-  """Silences the harness's progress bars and notes, and keeps it from forking with JAX threads."""
+  """Silences the harness, and keeps it from forking, which is unsafe while JAX has threads."""
   os.environ.setdefault("TQDM_DISABLE", "1")
   os.environ.setdefault("DISABLE_MULTIPROC", "1")
   os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")

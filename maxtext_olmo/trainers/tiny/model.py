@@ -1,8 +1,8 @@
 """A decoder-only language model in plain JAX: parameters are a dict, the model is a function.
 
-RMSNorm before each block, rotary positions, SwiGLU. Attention stays within a document: token q
-attends to token k if k is not after q and both have the same segment id. For a row with the
-documents A and B and one token of padding:
+The model has RMSNorm before each block, rotary positions and SwiGLU. Attention stays within a
+document: token q attends to token k if k is not after q and both have the same segment id. For a
+row with the documents A and B and one token of padding:
 
     segment   1 1 1 2 2 0         sees   A  A  A  B  B  .
     position  0 1 2 0 1 0          A0    x
@@ -60,7 +60,7 @@ class ModelConfig:
 
   @classmethod
   def from_config(cls, config: ConfigDict) -> ModelConfig:
-    """Reads the keys with these names from a config."""
+    """Reads each field from the config key of the same name."""
     return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls)})
 
 
@@ -68,7 +68,7 @@ def init(rng: jax.Array, config: ModelConfig) -> Params:
   """Returns the initial parameters in float32, with all layers stacked along a leading axis."""
   layers, emb = config.num_layers, config.emb_dim
   heads = config.num_heads * config.head_dim
-  # The projections onto the residual stream are scaled down by the number of additions.
+  # Each layer adds two projections to the residual stream, so more layers need smaller weights.
   out_stddev = _INIT_STDDEV / math.sqrt(2 * layers)
   shapes = {
       "query": ((layers, emb, heads), _INIT_STDDEV),
@@ -111,7 +111,7 @@ def apply(params: Params, batch: Batch, config: ModelConfig) -> jax.Array:
 
 
 def loss_sum(params: Params, batch: Batch, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-  """Returns the sum of the cross-entropies of the tokens with loss, and their number."""
+  """Returns the total cross-entropy of the tokens that count in the loss, and how many count."""
   logits = apply(params, batch, config)
   target = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
   counts = batch["targets_segmentation"] != 0
@@ -184,9 +184,12 @@ def make_mesh(config: ConfigDict) -> Mesh:
     given = math.prod(size for size in shape if size != -1)
     shape[shape.index(-1)] = count // given
   if math.prod(shape) != count:
+    needed = math.prod(size for size in config.mesh_shape if size != -1)
+    multiple = "a multiple of " if -1 in config.mesh_shape else ""
+    fitting = (-1, *(1 for _ in axes[1:]))
     raise errors.ConfigError(
-        f"mesh_shape={tuple(config.mesh_shape)} over {axes} does not fit {count} devices"
-        f" (processes: {jax.process_count()}). Set one axis to -1 to use all remaining devices."
+        f"mesh_shape={tuple(config.mesh_shape)} over {axes} needs {multiple}{needed} devices, found"
+        f" {count} (processes: {jax.process_count()}). mesh_shape={fitting} fits any number."
     )
   return jax.make_mesh(tuple(shape), axes, axis_types=(AxisType.Auto,) * len(axes))
 
@@ -278,7 +281,7 @@ def _is_decayed(path: tuple[Any, ...], leaf: Any) -> bool:
 def _sharding(mesh: Mesh, path: tuple[Any, ...], leaf: Any) -> NamedSharding:
   spec: list[str | None] = [None] * leaf.ndim
   if _FSDP in mesh.axis_names and leaf.size >= _SHARDED_FROM:
-    # A scan runs over the layer axis, which must not be sharded.
+    # `scan` iterates over the layer axis, so that axis must not be sharded.
     first = 1 if any(getattr(key, "key", None) == "layers" for key in path) else 0
     axes = [a for a in range(first, leaf.ndim) if leaf.shape[a] % mesh.shape[_FSDP] == 0]
     if axes:

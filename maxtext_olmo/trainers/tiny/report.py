@@ -29,13 +29,14 @@ _PACKAGE = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
 
 
 class Report:
-  """Collects metrics step by step; it is `enabled` only on process 0.
+  """Collects metrics step by step, and writes them to the log and to a file.
 
   Args:
     metrics_file: File that gets a JSON line for each step. On resume, earlier steps are kept, and
       steps that will run again are dropped.
     first_step: The step at which the run begins.
     log_interval: Steps between log lines.
+    enabled: Whether to write anything; only process 0 does.
   """
 
   def __init__(self, metrics_file: str, first_step: int, log_interval: int, *, enabled: bool):
@@ -105,7 +106,7 @@ def show_on_stderr(process: int) -> None:
   """Shows the log of this package as plain lines, and only warnings of other packages.
 
   Args:
-    process: The number of this process; processes other than 0 log only warnings.
+    process: The index of this process; processes other than 0 log only warnings.
   """
   handler = python_logging.StreamHandler(sys.stderr)
   handler.setFormatter(_PlainFormatter())

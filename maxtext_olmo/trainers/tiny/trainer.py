@@ -25,8 +25,10 @@ from maxtext_olmo import errors
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.loader import registry
 from maxtext_olmo.loader import resume
+from maxtext_olmo.trainers import RESTART_CODE
 from maxtext_olmo.trainers import cluster
 from maxtext_olmo.trainers import failure
+from maxtext_olmo.trainers import preemption as preemption_lib
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import evaluation
@@ -44,13 +46,18 @@ OnStep = Callable[[int, dict[str, float]], None]
 class Result:
   """The result of a run."""
 
-  steps_done: int  # In total, including those before a resume.
+  steps_done: int  # In total, including steps before a resume.
   loss: float | None  # Loss of the last step; None if no step was left to do.
   eval_loss: float | None
+  preempted: bool = False  # Whether SIGTERM ended the run before its last step.
 
 
 def train(
-    config: ConfigDict, *, on_batch: OnBatch | None = None, on_step: OnStep | None = None
+    config: ConfigDict,
+    *,
+    on_batch: OnBatch | None = None,
+    on_step: OnStep | None = None,
+    preemption: preemption_lib.Preemption | None = None,
 ) -> Result:
   """Trains until `config.steps` steps are done, from the latest checkpoint if there is one.
 
@@ -58,9 +65,12 @@ def train(
     config: A config from `maxtext_olmo.get_trainer_config`.
     on_batch: Called with the step and its global batch, before the step runs.
     on_step: Called with the step and its metrics, once they are available.
+    preemption: Says after which step to save and stop; `connected` has been called. By default, the
+      run does not stop early.
   """
   config_lib.validate(config)
   connect(config)
+  cluster.check_processes()
   mesh = model.make_mesh(config)
   learner = model.Learner(config, mesh)
   _introduce(config, mesh, learner)
@@ -74,12 +84,24 @@ def train(
     stack.callback(batches.close)
     if eval_batches is not None:
       stack.callback(eval_batches.close)
-    state, first_step = _start(learner, checkpoints, batches)
+    state, first_step = _start(config, mesh, learner, checkpoints, batches)
     run_tasks = evaluation.during_training(config, mesh)
-    run = _Run(config, learner, checkpoints, batches, eval_batches, run_tasks, on_batch, on_step)
+    run = _Run(
+        config,
+        learner,
+        checkpoints,
+        batches,
+        eval_batches,
+        run_tasks,
+        on_batch,
+        on_step,
+        preemption,
+    )
     result = run.loop(state, first_step)
   if checkpoints is not None and result.loss is not None:
     logging.info("checkpoint %d is in %s", result.steps_done - 1, checkpoints.directory)
+  if result.preempted:
+    logging.info("stopped by SIGTERM; to continue with step %d, start again", result.steps_done)
   return result
 
 
@@ -97,6 +119,8 @@ def main_from_argv(
 ) -> int:
   """Trains with a command line, reports on stderr, and returns the exit code.
 
+  The code is `RESTART_CODE` if SIGTERM ended the run, and it can be started again.
+
   Args:
     argv: The arguments as in `sys.argv`, the program's name first.
     on_batch: As in `train`.
@@ -109,10 +133,17 @@ def main_from_argv(
   try:
     config = config_lib.read_config(argv)
     config_lib.validate(config)
-    connect(config)
-    failure.watch()
-    report_lib.show_on_stderr(jax.process_index())
-    train(config, on_batch=on_batch, on_step=on_step)
+    with contextlib.ExitStack() as stack:
+      preemption = None
+      if config.enable_checkpointing and config.checkpoint_dir:
+        preemption = stack.enter_context(preemption_lib.Preemption())
+      connect(config)
+      failure.watch()
+      if preemption is not None:
+        preemption.connected()
+      report_lib.show_on_stderr(jax.process_index())
+      result = train(config, on_batch=on_batch, on_step=on_step, preemption=preemption)
+    return RESTART_CODE if result.preempted else 0
   except KeyboardInterrupt:
     return _exit_code("interrupted", 130)
   except errors.MaxtextOlmoError as error:
@@ -127,7 +158,6 @@ def main_from_argv(
     return _exit_code(traceback.format_exc(), 1)
   except Exception:
     return _exit_code(traceback.format_exc(), 1)
-  return 0
 
 
 def _exit_code(message: str, code: int) -> int:
@@ -159,15 +189,20 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 def _start(
+    config: ConfigDict,
+    mesh: jax.sharding.Mesh,
     learner: model.Learner,
     checkpoints: checkpoints_lib.Checkpoints | None,
     batches: Any,
 ) -> tuple[model.State, int]:
-  """Returns the state to resume with and the next step; moves the data to its position."""
+  """Returns the state to resume from and the next step, and moves the data to that step."""
   if checkpoints is None or checkpoints.latest is None:
     if checkpoints is None:
       logging.info("no checkpoint_dir, or enable_checkpointing=False: nothing will be saved")
-    return learner.init(), getattr(batches, "step", 0)
+    state = learner.init()
+    if config.load_parameters_path:
+      state["params"] = _load_parameters(config, mesh)
+    return state, getattr(batches, "step", 0)
   state, data_state = checkpoints.restore(checkpoints.latest, learner.abstract_state)
   with resume.naming(f"Checkpoint {checkpoints.latest} in {checkpoints.directory}"):
     batches.set_state(data_state)
@@ -179,6 +214,21 @@ def _start(
       batches.position,
   )
   return state, checkpoints.latest + 1
+
+
+def _load_parameters(config: ConfigDict, mesh: jax.sharding.Mesh) -> model.Params:
+  """Returns the weights of another run's checkpoint."""
+  path = config.load_parameters_path.rstrip("/")
+  directory, _, name = path.rpartition("/")
+  step = int(name) if name.isdecimal() else None
+  other = config.copy_and_resolve_references()
+  other.checkpoint_dir = path if step is None else directory or "."
+  try:
+    step, params = evaluation.load_params(other, mesh, step)
+  except (errors.ConfigError, errors.ResumeError) as error:
+    raise type(error)(f"load_parameters_path={config.load_parameters_path}: {error}") from error
+  logging.info("the weights are those of checkpoint %d in %s", step, other.checkpoint_dir)
+  return params
 
 
 @dataclasses.dataclass
@@ -204,6 +254,7 @@ class _Run:
   run_tasks: Callable[[Any], dict[str, float]] | None
   on_batch: OnBatch | None
   on_step: OnStep | None
+  preemption: preemption_lib.Preemption | None
 
   def loop(self, state: model.State, first_step: int) -> Result:
     config = self.config
@@ -218,6 +269,9 @@ class _Run:
     last_metrics: dict[str, float] = {}
     eval_loss: float | None = None
     step = first_step - 1
+    stops = False
+    if self.preemption is not None:
+      self.preemption.begin(first_step)
     with contextlib.closing(report):
       for step in range(first_step, config.steps):
         where = getattr(self.batches, "place", {"position": self.batches.position})
@@ -241,22 +295,32 @@ class _Run:
         if pending is not None:
           last_metrics = self._finish(pending, report)
         pending = _Pending(step, metrics, tokens, waited, dict(where))
-        if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0:
+        stops = self.preemption is not None and self.preemption.should_stop(step)
+        if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0 and not stops:
           jax.block_until_ready(metrics)
           with report.paused():
             pending.extra.update(self._evaluate(state))
           eval_loss = pending.extra.get("eval_loss")
         if self.checkpoints is not None:
           self.checkpoints.check()
-          if self.checkpoints.is_due(step):
+          if stops or self.checkpoints.is_due(step):
             self.checkpoints.save(step, state, self.batches.get_state())
+        if stops:
+          break
+      if self.preemption is not None:
+        self.preemption.finish()
       if pending is not None:
         last_metrics = self._finish(pending, report, last=True)
         if self.checkpoints is not None:
           self.checkpoints.save(step, state, self.batches.get_state())
       else:
-        logging.info("nothing to do: %d of %d steps are done", first_step, config.steps)
-    return Result(step + 1, last_metrics.get("loss"), eval_loss)
+        logging.info(
+            "nothing to do: %d steps are done, and steps=%d; to train further, raise steps",
+            first_step,
+            config.steps,
+        )
+    preempted = stops and step + 1 < config.steps
+    return Result(step + 1, last_metrics.get("loss"), eval_loss, preempted)
 
   def _finish(
       self, pending: _Pending, report: report_lib.Report, last: bool = False

@@ -169,10 +169,10 @@ class ConfigTest(parameterized.TestCase):
             "  - adam_b2=1.0 must be at least 0 and less than 1.",
             "  - vocab_size=0 must be at least 1.",
             "  - head_dim=7 must be even.",
-            "  - mesh_axes=('data', 'data') and mesh_shape=(-1, -1, 0) must name and size the same"
-            " axes.",
+            "  - mesh_axes=('data', 'data') and mesh_shape=(-1, -1, 0) must have the same length,"
+            " at least 1.",
             "  - mesh_axes=('data', 'data') names an axis twice.",
-            "  - mesh_shape=(-1, -1, 0) must have positive sizes, of which one may be -1.",
+            "  - mesh_shape=(-1, -1, 0) must have positive sizes, except that one may be -1.",
             "  - process_id=2 must be at least 0 and less than num_processes=2; set both or"
             " neither.",
             "  - num_processes=2 needs coordinator_address, the host:port of process 0.",

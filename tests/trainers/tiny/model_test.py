@@ -150,9 +150,12 @@ class LearnerTest(parameterized.TestCase):
     mesh = model.make_mesh(cases.make_config(mesh_shape=shape))
     self.assertEqual(dict(mesh.shape), dict(zip(("data", "fsdp"), expected)))
 
-  @parameterized.parameters((3, 1), (-1, 3), (8, 1))
-  def test_a_mesh_that_does_not_fit_is_an_error_with_the_numbers(self, *shape):
-    with self.assertRaisesRegex(errors.ConfigError, "does not fit 4 devices .processes: 1"):
+  @parameterized.parameters(
+      ((3, 1), "needs 3 devices"), ((-1, 3), "needs a multiple of 3 devices"), ((8, 1), "needs 8")
+  )
+  def test_a_mesh_that_does_not_fit_is_an_error_with_the_numbers(self, shape, needed):
+    found = r", found 4 \(processes: 1\). mesh_shape=\(-1, 1\) fits any number"
+    with self.assertRaisesRegex(errors.ConfigError, f"{needed}.*{found}"):
       model.make_mesh(cases.make_config(mesh_shape=shape))
 
   def test_large_weights_and_their_moments_are_split_over_fsdp(self):

@@ -51,6 +51,46 @@ class TinyTest(parameterized.TestCase):
     cases.run(config, stop_after=3)
     return config
 
+  def test_a_run_starts_from_the_weights_of_another(self):
+    before = self.config(checkpoint_dir=str(self.dir / "before"), steps=6)
+    cases.run(before)
+    for path in ("before", "before/5"):
+      after = self.config(
+          checkpoint_dir=str(self.dir / f"after-{path.count('/')}"),
+          load_parameters_path=str(self.dir / path),
+          learning_rate=1e-9,
+          data_shuffle_seed=1,
+          steps=2,
+      )
+      metrics = cases.run(after).metrics
+      # It is another run: its steps, its schedule and its data begin anew.
+      self.assertEqual(sorted(metrics), [0, 1])
+      self.assertEqual(metrics[0]["learning_rate"], 0)
+      self.assertEqual(metrics[0]["position"], 0)
+      untrained = cases.run(self.config(data_shuffle_seed=1, steps=1, learning_rate=1e-9))
+      self.assertNotEqual(metrics[0]["loss"], untrained.losses[0])
+      # A resumed run has its own weights, even if the other run's are gone.
+      after.update(load_parameters_path=str(self.dir / "gone"), steps=3)
+      self.assertEqual(sorted(cases.run(after).metrics), [2])
+
+  def test_the_first_loss_is_that_of_the_other_runs_next_step(self):
+    index = cases.write_counting_corpus(self.dir / "corpus")
+    changes = {"dataset_type": "olmo_grain", "olmo_index_path": index, "steps": 4}
+    losses = cases.run(self.config(checkpoint_dir=str(self.dir / "before"), **changes)).losses
+    changes |= {"load_parameters_path": str(self.dir / "before" / "2"), "olmo_initial_position": 12}
+    self.assertEqual(cases.run(self.config(**changes)).losses, {3: losses[3]})
+
+  def test_weights_that_cannot_be_loaded_are_an_error_with_the_key(self):
+    cases.run(self.config(checkpoint_dir=str(self.dir / "before"), steps=1))
+    for path, message in (
+        ("none", "load_parameters_path=.*none: checkpoint_dir=.* is not a directory"),
+        ("before/7", "load_parameters_path=.*: .* has no checkpoint 7; the latest is 0"),
+    ):
+      with self.assertRaisesRegex(errors.ConfigError, message):
+        cases.run(self.config(load_parameters_path=str(self.dir / path)))
+    with self.assertRaisesRegex(errors.ResumeError, "load_parameters_path=.* does not match this"):
+      cases.run(self.config(load_parameters_path=str(self.dir / "before"), emb_dim=32))
+
   def test_the_loss_falls_on_what_can_be_learnt(self):
     index = cases.write_counting_corpus(self.dir / "corpus")
     changes = {"dataset_type": "olmo_grain", "olmo_index_path": index, "steps": 60}
@@ -227,7 +267,7 @@ class TinyTest(parameterized.TestCase):
       cases.run(config)
 
   def test_a_mesh_that_does_not_fit_the_devices_is_an_error(self):
-    with self.assertRaisesRegex(errors.ConfigError, r"mesh_shape=\(3, 1\) .* 4 devices"):
+    with self.assertRaisesRegex(errors.ConfigError, r"mesh_shape=\(3, 1\) .* 3 devices, found 4"):
       trainer.train(self.config(mesh_shape=(3, 1)))
 
 

@@ -1,0 +1,260 @@
+"""Checks before a run, on one process or on all of them: `maxtext-olmo doctor`.
+
+Every process checks its own host (`doctor_host`). Then the processes connect as the trainer does,
+and send what they found through the coordinator's key-value store, which works even if the devices
+do not. Process 0 compares: the same versions, code, config and index everywhere, clocks that agree,
+a checkpoint_dir that all see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from etils import epath
+from ml_collections import ConfigDict
+
+from maxtext_olmo import errors
+from maxtext_olmo.trainers import cluster
+from maxtext_olmo.trainers import doctor_host
+from maxtext_olmo.trainers.doctor_host import Finding
+from maxtext_olmo.trainers.tiny import model
+
+_REPORTS = "maxtext_olmo/doctor/report/"
+_VERDICT = "maxtext_olmo/doctor/verdict"
+_CLOCK = "maxtext_olmo/doctor/clock"
+_PROBE = "maxtext_olmo/doctor/probe"
+# Signed requests to object stores fail at five to fifteen minutes.
+_CLOCK_WARNING, _CLOCK_WRONG = 1.0, 60.0
+_SEE_GUIDE = "see docs/guides/clusters.md"
+_NAMES = {"python": "versions", "versions": "versions", "code": "code", "config": "config"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What one process has found."""
+
+  host: str
+  clock: float  # When all processes passed a barrier, by the clock of this host.
+  devices: int
+  findings: list[Finding]
+  facts: dict[str, Any]
+
+  def to_json(self) -> str:
+    """Returns the report as text."""
+    return json.dumps(dataclasses.asdict(self))
+
+  @classmethod
+  def from_json(cls, text: str) -> Report:
+    """Returns the report that `to_json` made the text of."""
+    values = json.loads(text)
+    return cls(**{**values, "findings": [Finding(**found) for found in values["findings"]]})
+
+
+def examine(
+    config: ConfigDict | None,
+    *,
+    wait_seconds: int = cluster.WAIT_SECONDS,
+    give_up: Callable[[list[Finding]], None] = lambda findings: None,
+) -> tuple[list[Finding], bool]:
+  """Returns the findings about all processes, and whether nothing is wrong.
+
+  All processes of a run call this together. The findings are complete on process 0, and empty on
+  the others, which get the verdict.
+
+  Args:
+    config: The config of the run; None checks only what needs none.
+    wait_seconds: How long to wait for other processes.
+    give_up: Called with what was found so far if the other processes do not come; the process ends
+      after that.
+  """
+  findings, facts = doctor_host.check_host(config)
+  place = (
+      ()
+      if config is None
+      else (config.coordinator_address, config.num_processes, config.process_id)
+  )
+  alone = functools.partial(_alone, findings)
+  try:
+    cluster.connect(*place, wait_seconds=wait_seconds, give_up=lambda error: give_up(alone(error)))
+  except errors.ConfigError as error:
+    return alone(error), False
+  run = cluster.coordinator()
+  findings += _check_devices(config)
+  with contextlib.ExitStack() as stack:
+    if config is not None and config.enable_checkpointing and config.checkpoint_dir:
+      directory = epath.Path(config.checkpoint_dir)
+      findings.append(_check_directory(run, directory, stack, wait_seconds))
+    if run is not None:
+      run.client.wait_at_barrier(_CLOCK, 1000 * wait_seconds)
+    clock = time.time()
+  devices = jax.local_device_count() if findings_ok(findings, "devices") else 0
+  mine = Report(socket.gethostname(), clock, devices, findings, facts)
+  return _exchange(run, mine, wait_seconds)
+
+
+def _alone(findings: list[Finding], error: errors.ConfigError) -> list[Finding]:
+  return [*findings, Finding("wrong", "processes", doctor_host.one_line(error), _SEE_GUIDE)]
+
+
+def findings_ok(findings: Sequence[Finding], check: str = "") -> bool:
+  """Returns whether nothing is wrong, or nothing of one check."""
+  return not any(found.level == "wrong" and check in ("", found.check) for found in findings)
+
+
+def _exchange(
+    run: cluster.Coordinator | None, mine: Report, wait_seconds: int
+) -> tuple[list[Finding], bool]:
+  if run is None:
+    found = list(compare([mine]))
+    return found, findings_ok(found)
+  milliseconds = 1000 * wait_seconds
+  if run.process != 0:
+    run.client.key_value_set(f"{_REPORTS}{run.process}", mine.to_json())
+    return [], run.client.blocking_key_value_get(_VERDICT, milliseconds) == "ok"
+  reports = [mine]
+  for process in range(1, run.processes):
+    text = run.client.blocking_key_value_get(f"{_REPORTS}{process}", milliseconds)
+    reports.append(Report.from_json(text))
+  found = list(compare(reports))
+  ok = findings_ok(found)
+  run.client.key_value_set(_VERDICT, "ok" if ok else "wrong")
+  return found, ok
+
+
+def compare(reports: Sequence[Report]) -> Iterator[Finding]:
+  """Yields the findings of all processes: those of process 0, then what differs elsewhere."""
+  hosts = list(dict.fromkeys(report.host for report in reports))
+  more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+  count = f"{len(reports)} of {len(reports)}" if len(reports) > 1 else "1; no cluster was found"
+  yield Finding("ok", "processes", f"{count}, on {', '.join(hosts[:8])}{more}")
+  seen = set()
+  for process, report in enumerate(reports):
+    for found in report.findings:
+      if (process == 0 or found.level != "ok") and found not in seen:
+        seen.add(found)
+        where = f"process {process} on {report.host}: " if process else ""
+        yield dataclasses.replace(found, found=where + found.found)
+  if len(reports) > 1:
+    yield from _compare_facts(reports)
+    yield _compare_devices(reports)
+    yield _compare_clocks(reports)
+
+
+def _compare_facts(reports: Sequence[Report]) -> Iterator[Finding]:
+  first = reports[0].facts
+  same = True
+  for process, report in enumerate(reports):
+    for name, expected in first.items():
+      if report.facts[name] != expected:
+        same = False
+        yield Finding(
+            "wrong",
+            _NAMES.get(name, "index"),
+            f"{name} of process {process} on {report.host} and of process 0 differ:"
+            f" {_difference(report.facts[name], expected)}",
+            "start all processes with the same code, environment, config and index",
+        )
+  if same:
+    yield Finding("ok", "hosts agree", "the same versions, code, config and index on all processes")
+
+
+def _difference(found: Any, expected: Any) -> str:
+  if not isinstance(found, dict):
+    return f"{found} and {expected}"
+  names = sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n))
+  return "; ".join(f"{n}: {found.get(n)!r} and {expected.get(n)!r}" for n in names)
+
+
+def _compare_devices(reports: Sequence[Report]) -> Finding:
+  counts = sorted({report.devices for report in reports})
+  if len(counts) == 1:
+    return Finding("ok", "devices", f"{counts[0]} on each process")
+  return Finding(
+      "warning",
+      "devices",
+      f"between {counts[0]} and {counts[-1]} per process",
+      "check the hosts with fewer devices, unless this is intended",
+  )
+
+
+def _compare_clocks(reports: Sequence[Report]) -> Finding:
+  clocks = [report.clock for report in reports]
+  skew = max(clocks) - min(clocks)
+  level: doctor_host.Level = "ok"
+  if skew > _CLOCK_WARNING:
+    level = "wrong" if skew > _CLOCK_WRONG else "warning"
+  slowest = reports[clocks.index(min(clocks))].host
+  fastest = reports[clocks.index(max(clocks))].host
+  return Finding(
+      level,
+      "clock",
+      f"hosts agree within {skew:.2g} s"
+      if level == "ok"
+      else f"{fastest} is {skew:.1f} s ahead of" f" {slowest}",
+      "" if level == "ok" else "synchronize the clocks (chrony or systemd-timesyncd)",
+  )
+
+
+def _check_devices(config: ConfigDict | None) -> Iterator[Finding]:
+  try:
+    cluster.check_processes()
+    kinds = ", ".join(sorted({device.device_kind for device in jax.devices()}))
+    yield Finding("ok", "devices", f"{jax.device_count()} in total ({kinds})")
+    if unused := doctor_host.unused_accelerators(jax.default_backend()):
+      yield Finding(
+          "warning",
+          "devices",
+          f"JAX computes on the CPU, but this host has {', '.join(unused)}",
+          "install JAX for this hardware, such as jax[cuda13] or jax[tpu]",
+      )
+    if config is not None:
+      model.make_mesh(config)
+  except (RuntimeError, errors.ConfigError) as error:
+    yield Finding("wrong", "devices", doctor_host.one_line(error), _SEE_GUIDE)
+
+
+def _check_directory(
+    run: cluster.Coordinator | None,
+    directory: epath.Path,
+    stack: contextlib.ExitStack,
+    wait_seconds: int,
+) -> Finding:
+  """Checks that process 0 can write to a directory, and that the others see what it writes."""
+  wrong = ""
+  if run is None or run.process == 0:
+    name = f".doctor-{uuid.uuid4().hex}"
+    try:
+      if not directory.exists():
+        directory.mkdir(parents=True)
+        stack.callback(_remove, directory)
+      (directory / name).write_text("Written by `maxtext-olmo doctor`, and removed immediately.")
+      stack.callback(_remove, directory / name)
+    except (OSError, ValueError) as error:
+      wrong = f"{directory} cannot be written to: {error}"
+    if run is not None:
+      run.client.key_value_set(_PROBE, name)
+  else:
+    name = run.client.blocking_key_value_get(_PROBE, 1000 * wait_seconds)
+    if not (directory / name).exists():
+      wrong = f"{directory} does not have what process 0 has written there"
+  if wrong:
+    remedy = "choose a directory that all hosts share and that the run may write to"
+    return Finding("wrong", "checkpoint_dir", wrong, remedy)
+  return Finding("ok", "checkpoint_dir", f"{directory} can be written to")
+
+
+def _remove(path: epath.Path) -> None:
+  with contextlib.suppress(OSError):
+    if path.is_dir():
+      path.rmdir()
+    else:
+      path.unlink()

@@ -1,0 +1,238 @@
+"""Checks of one host before a run: packages, descriptors, index, storage, code and config.
+
+A check returns a finding, and does not raise for what it looks for. `doctor` compares hosts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import xxhash
+from ml_collections import ConfigDict
+
+import maxtext_olmo
+from maxtext_olmo import config as data_keys
+from maxtext_olmo import english
+from maxtext_olmo import errors
+from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.corpus import paths as paths_lib
+from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.trainers.tiny import config as config_lib
+
+Level = Literal["ok", "warning", "wrong"]
+
+_PACKAGES = ("jax", "jaxlib", "numpy", "grain", "orbax-checkpoint", "optax", "obstore")
+# The share of descriptors that the library uses for token files; the rest is for everything else.
+_SHARE_OF_DESCRIPTORS = 0.75
+_MOST_OBJECTS = 8  # Objects in stores that are read; each takes two requests.
+_SAMPLE_BYTES = 4096
+# A run waits longer for a store; a check before the run need not.
+PATIENCE_SECONDS = 10.0
+ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/kfd")
+# Keys that differ between the processes of a run.
+_OWN_KEYS = frozenset({"process_id", "num_processes", "coordinator_address"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """The result of a check: what was found and, unless it is ok, what to do."""
+
+  level: Level
+  check: str
+  found: str
+  remedy: str = ""
+
+
+def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]]:
+  """Makes all checks that involve no other process and no device.
+
+  Args:
+    config: The config of the run; without one, its index and storage are not checked.
+
+  Returns:
+    The findings, and what must be the same on all hosts: JSON values by name.
+  """
+  code = _digest_of_code()
+  found = [_check_versions(), _describe_code(code)]
+  values = {} if config is None else {k: v for k, v in config.items() if k not in _OWN_KEYS}
+  indexes: dict[str, str] = {}
+  if config is not None:
+    found.append(_check_config(config))
+    if found[-1].level == "ok":
+      found += _check_corpus(config, indexes)
+  facts = {
+      "python": platform.python_version(),
+      "versions": _versions(),
+      "code": code,
+      "config": {name: json.loads(json.dumps(v, default=repr)) for name, v in values.items()},
+      "indexes": indexes,
+  }
+  return found, facts
+
+
+def one_line(error: Exception) -> str:
+  """Returns the text of an error on one line, for a table."""
+  return " ".join(line.strip() for line in str(error).splitlines())
+
+
+def unused_accelerators(platform_name: str) -> list[str]:
+  """Returns the devices of accelerators on this host, if JAX computes on the CPU instead."""
+  if platform_name != "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
+    return []
+  return sorted(path for pattern in ACCELERATORS for path in glob.glob(pattern))
+
+
+def _check_versions() -> Finding:
+  versions = _versions()
+  listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+  wrong = list(_outside_bounds(versions))
+  return Finding(
+      "warning" if wrong else "ok",
+      "versions",
+      f"Python {platform.python_version()}, {listed}" + "".join(f"; {text}" for text in wrong),
+      "install the versions that docs/guides/versions.md lists" if wrong else "",
+  )
+
+
+def _versions() -> dict[str, str]:
+  found = {"maxtext_olmo": maxtext_olmo.__version__}
+  for name in _PACKAGES:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return found
+
+
+def _outside_bounds(versions: dict[str, str]) -> Iterator[str]:
+  """Yields a sentence for each package whose version this package does not allow."""
+  try:
+    required = importlib.metadata.requires("maxtext-olmo") or []
+  except importlib.metadata.PackageNotFoundError:  # A checkout that is not installed.
+    return
+  for text in required:
+    match = re.match(r"([\w-]+)(?:\[[^]]*\])?\s*([^;]*)$", text)  # Without those for some Pythons.
+    if match is None or match[1] not in versions:
+      continue
+    for operator, bound in re.findall(r"(>=|<)\s*([\d.]+)", match[2]):
+      version = versions[match[1]]
+      low = _numbers(version) < _numbers(bound)
+      if low == (operator == ">="):
+        yield f"{match[1]} {version} is not {operator}{bound}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+  return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _describe_code(digest: str) -> Finding:
+  folder = os.path.dirname(os.path.abspath(maxtext_olmo.__file__))
+  return Finding("ok", "code", f"{folder}, digest {digest}, run by {sys.executable}")
+
+
+def _digest_of_code() -> str:
+  """Returns a digest of all Python files of this package."""
+  folder = pathlib.Path(maxtext_olmo.__file__).resolve().parent
+  digest = xxhash.xxh3_64()
+  for path in sorted(folder.rglob("*.py")):
+    digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+  return digest.hexdigest()
+
+
+def _check_config(config: ConfigDict) -> Finding:
+  try:
+    config_lib.validate(config)
+  except errors.ConfigError as error:
+    return Finding("wrong", "config", one_line(error), "correct these keys")
+  return Finding("ok", "config", f"valid, dataset_type={config.dataset_type}")
+
+
+def _check_corpus(config: ConfigDict, fingerprints: dict[str, str]) -> Iterator[Finding]:
+  """Yields the findings about the corpus; adds the fingerprint of each index."""
+  options = data_keys.Options.read(config_lib.for_data(config))
+  storage = open_storage(
+      dataclasses.replace(
+          options.store_options, patience=PATIENCE_SECONDS, first_patience=PATIENCE_SECONDS
+      )
+  )
+  files = 0
+  for path in _index_paths(config):
+    try:
+      index = index_builder.load_index(path, storage=storage)
+    except errors.CorpusError as error:
+      fingerprints[path] = "unreadable"
+      yield Finding("wrong", "index", one_line(error), "make the index readable on every host")
+      continue
+    fingerprints[path] = index.fingerprint
+    files += len(index.files)
+    yield Finding(
+        "ok",
+        "index",
+        f"{path}: {english.count(len(index.files), 'file')},"
+        f" {english.count(index.total_instances, 'instance')}, fingerprint {index.fingerprint}",
+    )
+    try:
+      verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
+      read = _read_samples(
+          token_files.TokenFiles.of_index(index, path_remap=options.path_remap, storage=storage)
+      )
+    except errors.CorpusError as error:
+      yield Finding(
+          "wrong",
+          "storage",
+          one_line(error),
+          "mount or copy the corpus on this host; for a bucket, check credentials and network"
+          " (`maxtext-olmo storage test`)",
+      )
+      continue
+    yield Finding("ok", "storage", f"all local files have the right size; read {read}")
+  yield _check_descriptors(files)
+
+
+def _index_paths(config: ConfigDict) -> list[str]:
+  """Returns the indexes that a run reads, each once."""
+  if config.dataset_type == "synthetic":
+    return []
+  stages = [dict(stage).get("olmo_index_path", "") for stage in config.olmo_stages]
+  paths = [config.olmo_index_path, config.olmo_eval_index_path, *stages]
+  return list(dict.fromkeys(path for path in paths if path))
+
+
+def _read_samples(files: token_files.TokenFiles) -> str:
+  """Reads the beginning of a local file and of several objects in stores."""
+  remote = [path for path in files.paths if paths_lib.is_url(path)]
+  local = [path for path in files.paths if not paths_lib.is_url(path)]
+  step = max(1, len(remote) // _MOST_OBJECTS)
+  chosen = [*local[:1], *remote[::step][:_MOST_OBJECTS]]
+  for path in chosen:
+    files.storage.read(path, 0, min(_SAMPLE_BYTES, files.storage.size(path)))
+  return f"the beginning of {english.count(len(chosen), 'file')}"
+
+
+def _check_descriptors(files: int) -> Finding:
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  has = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
+  found = f"{has} file descriptors for {english.count(files, 'file')} of the corpus"
+  if soft != resource.RLIM_INFINITY and files > _SHARE_OF_DESCRIPTORS * soft:
+    most = "unlimited" if hard == resource.RLIM_INFINITY else hard
+    needed = int(files / _SHARE_OF_DESCRIPTORS) + 1
+    return Finding(
+        "warning",
+        "descriptors",
+        f"{found}: files are closed and opened again all the time, which is slow",
+        f"ulimit -n {needed} before the start (the hard limit is {most})",
+    )
+  return Finding("ok", "descriptors", found)

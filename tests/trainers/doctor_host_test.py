@@ -1,0 +1,125 @@
+"""Tests of maxtext_olmo.trainers.doctor_host: what the checks of one host find."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pathlib
+import resource
+from unittest import mock
+
+from absl.testing import absltest
+
+from maxtext_olmo.trainers import doctor_host
+from tests import corpora
+from tests.trainers.tiny import train_cases
+
+
+class DoctorHostTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+    self.index_path, _ = corpora.write_corpus(self.dir, sequence_length=16)
+
+  def config(self, **changes):
+    values = {"dataset_type": "olmo_grain", "olmo_index_path": self.index_path, **changes}
+    return train_cases.make_config(vocab_size=100, **values)
+
+  def levels(self, config) -> dict[str, str]:
+    return {found.check: found.level for found in doctor_host.check_host(config)[0]}
+
+  def finding(self, config, check: str) -> doctor_host.Finding:
+    return next(f for f in doctor_host.check_host(config)[0] if f.check == check)
+
+  def test_a_host_in_order_is_ok_everywhere(self):
+    expected = ("versions", "code", "config", "index", "storage", "descriptors")
+    self.assertEqual(self.levels(self.config()), dict.fromkeys(expected, "ok"))
+
+  def test_without_a_config_the_rest_is_checked(self):
+    self.assertEqual(set(self.levels(None)), {"versions", "code"})
+
+  def test_a_run_on_synthetic_data_has_no_index(self):
+    self.assertNotIn("index", self.levels(train_cases.make_config()))
+
+  def test_an_invalid_config_is_wrong_and_names_the_keys(self):
+    found = self.finding(self.config(head_dim=3), "config")
+    self.assertEqual(found.level, "wrong")
+    self.assertIn("head_dim=3 must be even", found.found)
+
+  def test_an_index_that_cannot_be_read_is_wrong(self):
+    pathlib.Path(self.index_path).write_text("not an index")
+    found, facts = doctor_host.check_host(self.config())
+    self.assertEqual([f.level for f in found if f.check == "index"], ["wrong"])
+    self.assertEqual(facts["indexes"], {self.index_path: "unreadable"})
+
+  def test_the_index_of_the_evaluation_and_those_of_stages_are_checked_too(self):
+    other, _ = corpora.write_corpus(self.dir / "other", sequence_length=16, seed=9)
+    config = self.config(
+        olmo_eval_index_path=other,
+        eval_interval=5,
+        olmo_stages=({"from_step": 3, "olmo_index_path": other},),
+    )
+    self.assertEqual(list(doctor_host.check_host(config)[1]["indexes"]), [self.index_path, other])
+
+  def test_a_file_of_another_size_is_wrong(self):
+    path = next((self.dir / "data").iterdir())
+    os.truncate(path, 2)
+    found = self.finding(self.config(), "storage")
+    self.assertEqual(found.level, "wrong")
+    self.assertIn(path.name, found.found)
+
+  def test_a_store_that_cannot_be_reached_is_wrong(self):
+    config = self.config(
+        olmo_path_remap_from=str(self.dir / "data"),
+        olmo_path_remap_to="s3://bucket/data",
+        olmo_storage_endpoint="http://127.0.0.1:1",
+        olmo_storage_anonymous=True,
+    )
+    with mock.patch.object(doctor_host, "PATIENCE_SECONDS", 0.5):
+      self.assertEqual(self.levels(config)["storage"], "wrong")
+
+  def test_too_few_descriptors_are_a_warning_with_the_number_to_set(self):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    index_path, _ = corpora.write_corpus(
+        self.dir / "many", tokens_per_file=(16,) * 400, sequence_length=16
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, limits[1]))
+    found = self.finding(self.config(olmo_index_path=index_path), "descriptors")
+    self.assertEqual(found.level, "warning")
+    self.assertIn("500 file descriptors for 400 files", found.found)
+    self.assertIn("ulimit -n 534", found.remedy)
+
+  def test_a_version_outside_the_bounds_is_a_warning(self):
+    bounds = ["jax<0.1,>=0.0.1", "numpy>=99", "rich>=1", 'grain>=9; python_version >= "3.99"']
+    with mock.patch.object(importlib.metadata, "requires", return_value=bounds):
+      found = self.finding(None, "versions")
+    self.assertEqual(found.level, "warning")
+    self.assertRegex(found.found, r"; jax \S+ is not <0.1; numpy \S+ is not >=99$")
+
+  def test_a_checkout_that_is_not_installed_has_no_bounds(self):
+    error = importlib.metadata.PackageNotFoundError()
+    with mock.patch.object(importlib.metadata, "requires", side_effect=error):
+      self.assertEqual(self.finding(None, "versions").level, "ok")
+
+  def test_facts_do_not_depend_on_the_place_of_a_process(self):
+    first = doctor_host.check_host(self.config(process_id=0, num_processes=1))[1]
+    second = doctor_host.check_host(self.config())[1]
+    self.assertEqual(first, second)
+    other = doctor_host.check_host(self.config(learning_rate=0.5))[1]
+    self.assertNotEqual(first["config"], other["config"])
+
+  def test_accelerators_that_jax_does_not_use_are_found(self):
+    (self.dir / "nvidia0").touch()
+    pattern = str(self.dir / "nvidia[0-9]*")
+    with mock.patch.object(doctor_host, "ACCELERATORS", (pattern,)):
+      with mock.patch.dict(os.environ, {"JAX_PLATFORMS": ""}):
+        self.assertEqual(doctor_host.unused_accelerators("cpu"), [str(self.dir / "nvidia0")])
+        self.assertEmpty(doctor_host.unused_accelerators("gpu"))
+      with mock.patch.dict(os.environ, {"JAX_PLATFORMS": "cpu"}):
+        self.assertEmpty(doctor_host.unused_accelerators("cpu"))
+
+
+if __name__ == "__main__":
+  absltest.main()
