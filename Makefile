@@ -22,6 +22,12 @@ BROWSER_VENV ?= .venv-browser
 # Object stores to run on loopback, and readers to compare with, on top of the packages in VENV.
 CLOUD_VENV ?= .venv-cloud
 
+# dolma's tool, which makes corpora from text, to compare with.
+DOLMA_VENV ?= .venv-dolma
+
+# Dask and, if there is a wheel, Ray, on top of the packages in VENV.
+FLEET_VENV ?= .venv-fleet
+
 # Sphinx, Jupyter and the tools that build and check a release, on top of the packages in VENV.
 DOCS_VENV ?= .venv-docs
 
@@ -30,8 +36,8 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 LOWEST_VENV ?= .venv-lowest-$(PYTHON_VERSION)
 NEWEST_VENV ?= .venv-newest-$(PYTHON_VERSION)
 
-.PHONY: help install demo test test-fast test-kill test-hostile test-peers test-maxtext test-browser test-cloud test-cloud-long test-lowest test-newest docs dist lint format bench bench-peers bench-startup bench-order \
-  bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext bench-cloud pictures screenshots clean
+.PHONY: help install environments demo recipe test test-fast test-kill test-hostile test-peers test-maxtext test-browser test-cloud test-cloud-long test-cluster test-fleet test-lowest test-newest docs dist lint format bench bench-peers bench-startup bench-order \
+  bench-packing bench-lmeval bench-calls bench-inspect bench-maxtext bench-cloud bench-fleet bench-scale pictures screenshots clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,7 +53,7 @@ $(VENV)/.installed-train: setup.cfg pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.installed-train
 	@echo "Installing what the tests need (PyTorch for lm-eval is most of it): up to 1.5 GB."
-	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,fast,cloud,eval,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[train,tokenizers,chat,zstd,parquet,fast,cloud,eval,test]'
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.installed
@@ -81,11 +87,22 @@ $(MAXTEXT_VENV)-%/.installed: $(MAXTEXT_VENV)/.installed
 
 install: $(VENV)/.installed ## Make the virtual environment.
 
+environments: $(addsuffix /.installed,$(LOWEST_VENV) $(PEERS) $(BROWSER_VENV) $(CLOUD_VENV) $(FLEET_VENV) $(DOCS_VENV) $(if $(PYTHON312),$(MAXTEXT_VENV))) $(VENV)/.installed-lint ## Make all virtual environments; with -j 2, two at a time.
+
+ifneq ($(filter environments,$(MAKECMDGOALS)),)
+# One after another: each builds the package in this directory.
+$(PEERS)/.installed: | $(VENV)/.installed-lint
+$(MAXTEXT_VENV)/.installed: | $(PEERS)/.installed
+endif
+
 demo: $(VENV)/.installed-train ## Make a corpus, train on 2 processes, kill one, resume on 1, compare.
 	$(BIN)/python -m maxtext_olmo demo
 
+recipe: $(VENV)/.installed ## Train a miniature of OLMo 3 through all stages, kill it in each, resume, compare.
+	PYTHONPATH=. $(BIN)/python -m tests.recipe
+
 test: $(VENV)/.installed ## Run all tests.
-	$(BIN)/python tests/run.py -j $(JOBS) --leave-out tests/cloud
+	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV)/programs $(BIN)/python tests/run.py --share -j $(JOBS) --leave-out tests/cloud --leave-out tests/cluster --leave-out tests/fleet
 
 # Compiled programs are kept: compiling them again takes half of the time.
 test-fast: $(VENV)/.installed ## Run the tests that start no process, in a few shared interpreters.
@@ -97,22 +114,21 @@ test-kill: $(VENV)/.installed ## Kill a run at 50 random points, and count what 
 test-hostile: $(VENV)/.installed ## Try bad files, values, faults, full disks, kills and threads; end with a table.
 	$(BIN)/python -m tests.hostile -j $(JOBS)
 
-test-peers: $(PEERS)/.installed ## Compare fresh random streams and resumes with the real OLMo-core.
-	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_check.py
-	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/packed_check.py
-	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python tests/peers/olmo_core_run_check.py
+test-peers: $(PEERS)/.installed ## Compare fresh random rows of all kinds, resumes and averages with the real OLMo-core; end with a table.
+	PYTHONPATH=. JAX_PLATFORMS=cpu $(PEERS)/bin/python -m tests.peers
 
 ifeq ($(PYTHON312),)
 test-maxtext:
 	@echo "test-maxtext: skipped, because MaxText needs Python 3.12 and none was found; set PYTHON312=/path/to/python3.12."
 else
+# Tests of the data path that also run with MaxText's versions of its dependencies.
+MAXTEXT_LOADER ?= tests/input_pipeline tests/order tests/rows/steps_test.py tests/devices/expand_test.py \
+  $(addprefix tests/loader/,laws_test.py olmo_grain_test.py resume_test.py checkpoint_item_test.py)
 # Compiled bytecode and compiled programs are kept: without them most of the time goes into making them again.
 test-maxtext: $(MAXTEXT_VENV)/.installed $(MAXTEXT_OTHER_VENVS:%=%/.installed) ## Run the tests inside the real MaxText trainer, on Python 3.12.
 	env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$(MAXTEXT_VENV)/programs \
 	  $(MAXTEXT_BIN)/python tests/run.py -j $(JOBS) tests/trainers/maxtext tests/cli/maxtext_test.py \
-	  tests/benchmarks/maxtext_loader_test.py \
-	  tests/input_pipeline tests/order tests/rows/steps_test.py tests/devices/expand_test.py \
-	  $(addprefix tests/loader/,laws_test.py olmo_grain_test.py resume_test.py checkpoint_item_test.py)
+	  tests/benchmarks/maxtext_loader_test.py $(MAXTEXT_LOADER)
 	for venv in $(MAXTEXT_OTHER_VENVS); do \
 	  env -u PYTHONDONTWRITEBYTECODE MAXTEXT_TEST_CACHE=$(CURDIR)/$$venv/programs $$venv/bin/python tests/run.py -j $(JOBS) \
 	    $(addprefix tests/trainers/maxtext/,adapter_test.py checkpoints_test.py) || exit 1; \
@@ -127,12 +143,12 @@ $(BROWSER_VENV)/.installed: $(VENV)/.installed
 	  > $$($(BROWSER_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
 	@touch $@
 
-test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium, which it installs where it may.
+test-browser: $(BROWSER_VENV)/.installed ## Open a report in headless Chromium; installs it if it can.
 	@command -v chromium chromedriver > /dev/null || { [ $$(id -u) = 0 ] && command -v apt-get > /dev/null \
 	  && apt-get install --yes --quiet chromium chromium-driver > /dev/null; } \
 	  || echo "test-browser: install chromium and chromedriver, without which the tests are skipped."
 	$(BROWSER_VENV)/bin/python tests/run.py -j 1 tests/inspection/report_test.py tests/inspection/browser_test.py \
-	  tests/cli/report_test.py tests/inspection/serve_browser_test.py
+	  tests/cli/report_test.py tests/inspection/serve_browser_test.py tests/inspection/stats_page_test.py tests/cli/stats_test.py
 
 $(CLOUD_VENV)/.installed: $(VENV)/.installed
 	$(BIN)/python -m venv $(CLOUD_VENV)
@@ -152,11 +168,31 @@ cloud-servers: $(CLOUD_VENV)/.installed
 	  || npm install --prefix $(CLOUD_VENV)/npm --no-audit --no-fund --loglevel=error azurite > /dev/null \
 	  || echo "test-cloud: npm could not install azurite, without which its tests are skipped."
 
-test-cloud: cloud-servers ## Read from object stores on loopback, with faults; installs the servers where it may.
+test-cloud: cloud-servers ## Read from object stores on loopback, with faults; installs the servers if it can.
 	$(CLOUD_VENV)/bin/python tests/run.py -j $(JOBS) tests/cloud
 
 test-cloud-long: cloud-servers ## The same with bursts of 30 s and outages of 45 s and 10 minutes.
 	CLOUD_TIME_FACTOR=1 $(CLOUD_VENV)/bin/python tests/run.py -j 1 --hang-seconds 3600 tests/cloud
+
+test-cluster: $(VENV)/.installed ## Train on hosts in network namespaces that die, lose the network or are slow; needs root.
+	@command -v ip > /dev/null || { [ $$(id -u) = 0 ] && command -v apt-get > /dev/null \
+	  && apt-get install --yes --quiet --no-install-recommends iproute2 > /dev/null; } \
+	  || echo "test-cluster: install iproute2, without which the tests are skipped."
+	$(BIN)/python tests/run.py -j 1 tests/cluster
+
+$(FLEET_VENV)/.installed: $(VENV)/.installed
+	$(BIN)/python -m venv $(FLEET_VENV)
+	$(FLEET_VENV)/bin/python -m pip install --quiet $$($(BIN)/python -c 'import configparser; \
+	  c = configparser.ConfigParser(); c.read("setup.cfg"); print(c["options.extras_require"]["fleet"])')
+	$(FLEET_VENV)/bin/python -m pip install --quiet --only-binary :all: ray \
+	  || echo "test-fleet: there is no wheel of Ray for this Python, without which its tests are skipped."
+	@# Its own packages come first, then those of VENV with all that their .pth files add.
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$($(FLEET_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maxtext_olmo.pth
+	@touch $@
+
+test-fleet: $(FLEET_VENV)/.installed ## Work over a corpus on processes, Dask and Ray; kill workers, drivers and all.
+	$(FLEET_VENV)/bin/python tests/run.py -j $(JOBS) tests/fleet tests/corpus/work/engines_test.py
 
 # uv installs the floors of setup.cfg itself; the packages that these need in turn are the newest.
 $(LOWEST_VENV)/.installed: RESOLUTION = lowest-direct
@@ -165,7 +201,7 @@ $(LOWEST_VENV)/.installed $(NEWEST_VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet uv
 	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --resolution $(RESOLUTION) -r setup.cfg \
-	  --extra train --extra tokenizers --extra fast --extra cloud --extra eval --extra report
+	  --extra train --extra tokenizers --extra chat --extra zstd --extra parquet --extra fast --extra cloud --extra eval --extra report
 	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python hypothesis packaging
 	@touch $@
 
@@ -215,8 +251,11 @@ bench: $(VENV)/.installed ## Throughput compared with yardsticks and other loade
 
 bench-peers: $(PEERS)/.installed-bench $(MAXTEXT_VENV)/.installed ## Install the loaders that `make bench` compares with.
 
-bench-startup: $(VENV)/.installed ## Time and memory from nothing to the first batch at the size of the real mix.
+bench-startup: $(VENV)/.installed ## Time and memory up to the first batch, with as many instances as the real mix.
 	$(BIN)/python tests/benchmarks/startup.py
+
+bench-scale: $(VENV)/.installed ## Cost of a host in fleets of up to 4,096 hosts, and with up to 10^12 instances.
+	$(BIN)/python tests/benchmarks/scale.py
 
 bench-order: $(VENV)/.installed ## Time to the first id, ids per second and memory of each order.
 	$(BIN)/python tests/benchmarks/order.py
@@ -236,6 +275,17 @@ bench-inspect: $(BROWSER_VENV)/.installed ## Time of inspecting a step, searchin
 bench-cloud: cloud-servers ## Read from an object store on loopback, compared with other readers; MosaicML's needs `make bench-peers`.
 	PYTHONPATH=. $(CLOUD_VENV)/bin/python tests/benchmarks/cloud.py --peers $(PEERS)
 
+# With uv: pip tries hundreds of versions of what dolma needs.
+$(DOLMA_VENV)/.installed:
+	$(PYTHON) -m venv $(DOLMA_VENV)
+	$(DOLMA_VENV)/bin/python -m pip install --quiet uv
+	$(DOLMA_VENV)/bin/uv pip install --quiet --python $(DOLMA_VENV)/bin/python dolma \
+	  || echo "bench-fleet: dolma cannot be installed on Python $(PYTHON_VERSION), and is left out."
+	@touch $@
+
+bench-fleet: $(VENV)/.installed $(DOLMA_VENV)/.installed ## Verify, index documents and tokenize, compared with reading and with tokenizers alone, and with dolma.
+	PYTHONPATH=. $(BIN)/python tests/benchmarks/fleet.py --dolma $(DOLMA_VENV)
+
 bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader and this one.
 	PYTHONPATH=. $(MAXTEXT_BIN)/python tests/benchmarks/maxtext_loader.py
 
@@ -246,4 +296,4 @@ screenshots: $(BROWSER_VENV)/.installed ## Take the screenshots of the guides, i
 	PYTHONPATH=. $(BROWSER_VENV)/bin/python docs/screenshots.py
 
 clean: ## Remove the virtual environments and caches.
-	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(CLOUD_VENV) $(DOCS_VENV) .venv-lowest-* .venv-newest-* .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(PEERS) $(MAXTEXT_VENV) $(MAXTEXT_VENV)-* $(BROWSER_VENV) $(CLOUD_VENV) $(DOLMA_VENV) $(FLEET_VENV) $(DOCS_VENV) .venv-lowest-* .venv-newest-* .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -45,6 +45,7 @@ html_theme = "sphinx_book_theme"
 html_title = "maxtext_olmo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_copy_source = False
 html_context = {"default_mode": "auto"}
 html_show_copyright = False

@@ -61,7 +61,7 @@ _ROW = ((3, 1, 6), (0, 9, 5), (7, 17, 3))
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-  """The rows of one packing: for each token the document it is of, counted from 1; 0 is padding."""
+  """The rows of one packing: the document of each token, counted from 1; 0 is padding."""
 
   title: str
   rows: list[list[int]]
@@ -85,7 +85,7 @@ def panels(documents: int, length: int) -> list[Panel]:
 
   rng = np.random.default_rng(5)
   lengths = np.clip(rng.lognormal(5.6, 0.9, documents), 1, length).astype(int)
-  # Each token says which document it is of, so the packers themselves say where documents went.
+  # Each token is the number of its document, so the packed rows show where documents went.
   records = [records_lib.record_of({"inputs": [i + 1] * n}) for i, n in enumerate(lengths.tolist())]
   found = [
       Panel(
@@ -147,7 +147,7 @@ def _draw_panel(panel: Panel, x: int, y: int, length: int) -> list[str]:
 
 
 def _colour(document: int) -> str:
-  """Neighbours in number are far apart in hue."""
+  """Returns a colour; consecutive numbers have very different hues."""
   if not document:
     return _PADDING
   hue = document * 0.61803398875 % 1

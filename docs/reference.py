@@ -1,7 +1,7 @@
 """Writes the reference pages of the site from the code: public names, commands, and the glossary.
 
 `conf.py` calls `expand` on each page as Sphinx reads it. A line `<!-- public names -->`,
-`<!-- commands -->` or `<!-- glossary -->` is replaced by Markdown that says what the code says.
+`<!-- commands -->` or `<!-- glossary -->` is replaced by Markdown that is generated from the code.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CONCEPTS = pathlib.Path(__file__).resolve().parent / "guides" / "concepts.md"
 _SECTIONS = (
     (
         "Batches for a trainer",
-        "One call makes the iterators of a run; `DataIterator` is what they can do.",
+        "One call makes the iterators of a run; `DataIterator` is their interface.",
         ("loader.registry", "config", "trainers.tiny.config", "order.status", "rows.explain"),
     ),
     (
         "Corpus and index",
-        "Which token files there are, and where their instances and documents lie.",
+        "Which token files there are, and where their instances and documents are.",
         (
             "corpus.index_builder",
             "corpus.index",

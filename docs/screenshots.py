@@ -1,7 +1,7 @@
 """Takes the screenshots of the guides (`make screenshots`).
 
 A small model is trained on Python's documentation strings and a document of garbage, which makes
-its loss jump; then it resumes with another batch size and passes over some steps. The report of
+its loss jump; then it resumes with another batch size and skips some steps. The report of
 that run, and the pages that `inspect --serve` shows of it, are opened in headless Chromium.
 """
 

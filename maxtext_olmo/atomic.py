@@ -1,11 +1,11 @@
 """Functions that write files, atomically or line by line, with errors that name the file.
 
-A reader never sees a half-written file, and a killed writer leaves the old file unchanged: the
-bytes go to a temporary file in the same directory, are synced to disk, and only then is that file
-renamed. Only regular files are replaced or appended to.
+With an atomic write, a reader never sees a half-written file, and a killed writer leaves the old
+file unchanged: the bytes are written to a temporary file in the same directory and synced to disk
+before the temporary file is renamed to the final path.
 
-An error of the operating system (no space, no permission, a read-only mount) becomes a
-`WriteError`.
+Only regular files are replaced or appended to. An error from the operating system (no space, no
+permission, a read-only mount) becomes a `WriteError`.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def move(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
 
 
 class LineWriter:
-  """Appends whole lines to a text file, each passed to the operating system without buffering.
+  """Appends whole lines to a text file, without buffering them in this process.
 
   Creates the file's directory if it is missing.
   """
@@ -128,7 +128,7 @@ def _free_space(path: str) -> str:
 
 
 def _check_regular(path: str) -> None:
-  """Raises unless `path` is a regular file or a new name."""
+  """Raises unless `path` is a regular file or does not exist."""
   try:
     mode = os.stat(path).st_mode
   except FileNotFoundError:
@@ -140,8 +140,8 @@ def _check_regular(path: str) -> None:
 
 
 def _sync_directory(directory: str) -> None:
-  """Makes the rename itself survive a power cut, where the file system supports it."""
-  # Mounted object stores reject fsync on a directory; the rename has taken effect anyway.
+  """Syncs a directory, so that a rename in it survives a power cut."""
+  # Mounted object stores reject fsync on a directory, but there the rename is already complete.
   with contextlib.suppress(OSError):
     descriptor = os.open(directory, os.O_RDONLY)
     try:

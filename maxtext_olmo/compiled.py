@@ -1,4 +1,4 @@
-"""Functions compiled in the background after enough work; a slower version serves until then."""
+"""Compiles functions with numba in the background; callers use NumPy until the code is ready."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from absl import logging
 
@@ -17,9 +17,10 @@ class Background(Generic[F]):
   """Compiles a function in a separate thread; safe to use with threads and forks.
 
   Args:
-    build: Compiles the function or loads it from a cache; returns None where that is impossible.
-    after: Amount of work after which compiling is worth a second of another core.
-    what: Name of the function in messages: "<what> stays with NumPy: ...".
+    build: Compiles the function or loads it from a cache; returns None if that is impossible.
+    after: Amount of work after which compiling starts. Compiling occupies another core for about a
+      second, which is not worth it for less work.
+    what: Name of the function in log messages, such as "The repetition filter".
   """
 
   def __init__(self, build: Callable[[], F | None], *, after: int, what: str):
@@ -37,8 +38,8 @@ class Background(Generic[F]):
   def get(self, work: int) -> F | None:
     """Returns the compiled function if it is ready; starts compiling after enough work.
 
-    The first call never starts it: a process with a single task, such as showing one step, ends
-    before the compiled function is ready.
+    The first call never starts compiling: a process that calls the function only once, such as a
+    command that shows one step, would end before the compiled function is ready.
 
     Args:
       work: Amount of work about to be done, in the unit of `after`.
@@ -50,7 +51,7 @@ class Background(Generic[F]):
     return self.ready
 
   def wait(self) -> bool:
-    """Compiles now and waits for the result; returns False where compiling is impossible."""
+    """Compiles now and waits for the result; returns False if compiling is impossible."""
     self._start()
     if self._thread is not None:
       self._thread.join()
@@ -66,7 +67,7 @@ class Background(Generic[F]):
       try:
         thread.start()
       except RuntimeError as error:
-        logging.warning("%s stays with NumPy: no thread to compile in: %s", self._what, error)
+        logging.warning("%s continues to use NumPy: cannot start a thread: %s", self._what, error)
       else:
         self._thread = thread
 
@@ -76,12 +77,12 @@ class Background(Generic[F]):
       self.ready = self._build()
     except ModuleNotFoundError as error:
       logging.info(
-          "%s stays with NumPy: %s; `pip install numba` makes it several times faster",
+          "%s continues to use NumPy: %s; `pip install numba` makes it several times faster",
           self._what,
           error,
       )
-    except Exception as error:  # Whatever fails in numba, NumPy gives the same results.
-      logging.warning("%s stays with NumPy: numba failed: %r", self._what, error)
+    except Exception as error:  # Any failure in numba is harmless: NumPy gives the same results.
+      logging.warning("%s continues to use NumPy: numba failed: %r", self._what, error)
     finally:
       self._is_compiling = False
 
@@ -92,12 +93,22 @@ class Background(Generic[F]):
     self._began = self._began or not may_begin
 
 
+def jit(function: Callable) -> Any:
+  """Compiles a function with numba when it is first called, without the interpreter's lock."""
+  import numba
+
+  try:
+    return numba.njit(nogil=True, cache=True)(function)
+  except RuntimeError:  # The package is installed in a place where numba cannot store its cache.
+    return numba.njit(nogil=True)(function)
+
+
 _ALL: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-  # The child inherits code that is compiled, but not a thread that is still compiling. That thread
-  # may have held locks in numba, and compiling anything would wait for them forever.
+  # A forked child inherits compiled functions, but not a thread that is still compiling. If that
+  # thread held locks in numba, the child never gets them, and compiling would wait forever.
   backgrounds = list(_ALL)
   is_compiling = any(background._is_compiling for background in backgrounds)
   for background in backgrounds:

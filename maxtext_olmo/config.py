@@ -19,12 +19,14 @@ from typing import Any, NoReturn
 
 from ml_collections import ConfigDict
 
+from maxtext_olmo import config_checks
 from maxtext_olmo import config_key
 from maxtext_olmo import config_stages
 from maxtext_olmo import config_table
 from maxtext_olmo import errors
 from maxtext_olmo.config_key import DATASET_TYPES as DATASET_TYPES
 from maxtext_olmo.config_key import GRAIN
+from maxtext_olmo.config_key import PADDED
 from maxtext_olmo.config_key import read_values
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.order import permutations
@@ -40,8 +42,8 @@ def defaults() -> dict[str, Any]:
 def get_config() -> ConfigDict:
   """Returns a config with every data key at its default, for a trainer of your own.
 
-  It is locked, so that a misspelt key is an error. The embedded trainer has further keys; its
-  configs begin with `get_trainer_config`.
+  The config is locked, so that a misspelt key is an error. The embedded trainer has further keys;
+  its configs begin with `get_trainer_config`.
 
   >>> import maxtext_olmo
   >>> config = maxtext_olmo.get_config()
@@ -83,7 +85,8 @@ class Options(types.SimpleNamespace):
   def read(cls, config: Any) -> Options:
     """Reads the keys of a config, with defaults for those that are missing or None.
 
-    Index files and the like are from then on read as the olmo_storage_* keys say.
+    Also makes the olmo_storage_* keys the defaults of this process, so that index files and other
+    small files are read with the same options as the tokens.
 
     Raises:
       ConfigError: The config is invalid. The message lists every problem.
@@ -105,7 +108,7 @@ class Options(types.SimpleNamespace):
     values["global_batch_size_to_train_on"] = values["global_batch_size_to_train_on"] or load
     values["global_batch_size_to_eval_on"] = values["global_batch_size_to_eval_on"] or load_eval
     options = cls(**values)
-    found = [*problems.values(), *config_key.problems(options, defaults())]
+    found = [*problems.values(), *config_checks.problems(options, defaults())]
     if name in (GRAIN, config_key.DOCUMENTS):
       found += config_stages.problems(options)
     if found:
@@ -117,11 +120,11 @@ class Options(types.SimpleNamespace):
     raise AttributeError(f"Options cannot be changed; replace({name}=...) returns a changed copy.")
 
   def replace(self, **changes: Any) -> Options:
-    """Returns a copy with some values changed, unchecked."""
+    """Returns a copy with some values changed; the new values are not checked."""
     return Options(**{**vars(self), **changes})
 
   def run_options(self) -> dict[str, str]:
-    """Returns the values that all processes of a run must share, as text."""
+    """Returns, as text, the values of all keys that must be the same in all processes of a run."""
     return {
         key.name: repr(getattr(self, key.name)) for key in config_table.KEYS if not key.per_host
     }
@@ -157,14 +160,14 @@ class Options(types.SimpleNamespace):
 
   @property
   def path_remap(self) -> dict[str, str]:
-    """The path prefixes of token files to replace, each with its replacement."""
+    """A dict from the path prefix to replace in token files to its replacement; may be empty."""
     if not self.olmo_path_remap_from:
       return {}
     return {self.olmo_path_remap_from: self.olmo_path_remap_to}
 
   @property
   def store_options(self) -> stores.StoreOptions:
-    """How object stores are reached."""
+    """The options for connecting to object stores."""
     return stores.StoreOptions(
         endpoint=self.olmo_storage_endpoint,
         region=self.olmo_storage_region,
@@ -173,9 +176,17 @@ class Options(types.SimpleNamespace):
 
   @property
   def random_access_documents(self) -> bool:
-    """Whether each row of documents can be computed from its position; otherwise rows stream."""
+    """Whether each row of documents can be computed from its position alone.
+
+    If not, rows are only available as a stream: each row depends on the rows before it.
+    """
     one_per_row = self.olmo_packing == "none" and self.olmo_long_documents != "split"
     return bool(self.olmo_shard == "batch" and (self.olmo_packing == "planned" or one_per_row))
+
+  @property
+  def documents_rule(self) -> str:
+    """The rule that finds the documents and their names: one of `documents.RULES`."""
+    return str(self.olmo_boundaries) if self.dataset_type == PADDED else "auto"
 
   @property
   def resumes_whole_batches(self) -> bool:
@@ -184,7 +195,7 @@ class Options(types.SimpleNamespace):
 
 
 def _unread_keys(config: Any, dataset_type: str, reads: Collection[str]) -> dict[str, str]:
-  """Returns an error message for each key that is set but would have no effect, by key."""
+  """Returns a dict from each key that is set but would have no effect to an error message."""
   return {
       key.name: (
           f"{key.name}={config_key.show(getattr(config, key.name))} would have no effect, because"

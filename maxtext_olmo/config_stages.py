@@ -1,4 +1,4 @@
-"""The value of `olmo_stages`: how it is read and checked.
+"""Reads and checks the value of `olmo_stages`, such as:
 
     ({"from_step": 1000, "olmo_mixture": {"code": 0.6, "web": 0.4}, "olmo_mixture_unit": "weights"},
      {"from_tokens": 10**12, "olmo_index_path": "mid.json", "data_shuffle_seed": 7})
@@ -61,7 +61,7 @@ def _problems(stages: Sequence[Stage]) -> Iterator[str]:
     name = f"olmo_stages: stage {number}"
     given = [key for key in BEGINNINGS if key in stage]
     if len(given) != 1:
-      yield f"{name} needs one of {' and '.join(BEGINNINGS)}."
+      yield f"{name} needs exactly one of {' and '.join(BEGINNINGS)}."
     for key, value in stage.items():
       if key not in _KEYS:
         yield f"{name} sets {config_key.show(key)}; a stage may set {', '.join(_KEYS)}."
@@ -75,7 +75,7 @@ def _problems(stages: Sequence[Stage]) -> Iterator[str]:
       if problem:
         yield f"{name}: {key}={config_key.show(value)} {problem}."
     if set(stage) == set(given):
-      yield f"{name} sets only where it begins. Set what changes there, or remove the stage."
+      yield f"{name} sets only where it begins. Set the keys that change, or remove the stage."
   for beginning in BEGINNINGS:
     firsts = [stage[beginning] for stage in stages if type(stage.get(beginning)) is int]
     if any(a >= b for a, b in zip(firsts, firsts[1:])):
@@ -105,13 +105,13 @@ def problems(options: Any) -> Iterator[str]:
     if options.olmo_eval_instances and cls.foreign:
       yield (
           f"olmo_stages: stage {number}: olmo_eval_instances={options.olmo_eval_instances} cannot"
-          f" be held out of the {order} order, which is exact over the whole corpus; evaluate on"
+          f" be held out of the {order} order, which always covers the whole corpus; evaluate on"
           " olmo_eval_index_path."
       )
     if stage.get("leave_out_seen") and cls.drops_tails:
       yield (
           f"olmo_stages: stage {number}: leave_out_seen does not work with olmo_order={order!r},"
-          " which lets no batch span epochs; use feistel or sequential."
+          " whose batches never span epochs; use feistel or sequential."
       )
 
 
@@ -123,7 +123,8 @@ def _problems_of_documents(number: int, order: str, stage: Stage) -> Iterator[st
     )
   if stage.get("leave_out_seen"):
     yield (
-        f"olmo_stages: stage {number}: leave_out_seen needs dataset_type=olmo_grain: other stages"
-        " pack documents into other rows, so a row cannot be told to be seen. Remove it, or give"
-        " the stage an index of files that the run has not read."
+        f"olmo_stages: stage {number}: leave_out_seen needs dataset_type=olmo_grain: each stage"
+        " packs documents into different rows, so the rows seen in earlier stages do not exist in"
+        " this one. Remove leave_out_seen, or give the stage an index of files that the run has not"
+        " read."
     )

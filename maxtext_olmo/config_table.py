@@ -1,7 +1,7 @@
 """`KEYS`, the table of all keys of the data path.
 
 Each key has a name, a default, a help text, a check, and the dataset types that read it. To add a
-key, add it here; `config_key.problems` finds values that cannot work together. Trainers build their
+key, add it here; `config_checks` finds values that cannot work together. Trainers build their
 configs from this table, and the configuration guide prints it.
 """
 
@@ -54,7 +54,7 @@ _UNKNOWN_SCHEME = f"must be a path, or begin with {', '.join(f'{s}://' for s in 
 def _is_file(path: str) -> str:
   if not path or os.path.isfile(path):
     return ""
-  if urls.is_url(path):  # Looked for when it is opened.
+  if urls.is_url(path):  # Its existence is checked when it is opened.
     return "" if path.split("://")[0] in urls.SCHEMES else _UNKNOWN_SCHEME
   return "is not a regular file" if os.path.exists(path) else "does not exist"
 
@@ -71,7 +71,7 @@ def _is_spool_directory(path: str) -> str:
 
 def _is_local_directory(path: str) -> str:
   if urls.is_url(path):
-    return "is a URL, but the cache of orders is read at random and must be on a local disk"
+    return "is a URL, but stored orders are read at random places and must be on a local disk"
   return _is_directory(path)
 
 
@@ -85,7 +85,7 @@ def _fits_int32(vocab_size: int) -> str:
 
 
 def _read_mesh_axes(value: Any) -> Any:
-  """Returns the value as it is: mesh axes per dimension, each a name, a list of names, or None."""
+  """Checks the axes of each dimension: a name, a list of names, or None. Returns them unchanged."""
   dimensions = [value] if isinstance(value, str) else list(value)
   for axes in dimensions:
     for name in axes if isinstance(axes, (list, tuple)) else [axes]:
@@ -113,7 +113,7 @@ _FACTORS = Kind(
     lambda value: tuple((read_whole_number(first), read_number(factor)) for first, factor in value),
 )
 KEYS: tuple[Key, ...] = (
-    # MaxText's names.
+    # Keys with the names that MaxText uses.
     Key("dataset_type", GRAIN,
         "Source of the batches: olmo_grain (windows of an OLMo corpus), olmo_documents (its"
         " documents, packed or one per row), olmo_packed and olmo_padded (its documents, packed or"
@@ -157,12 +157,9 @@ KEYS: tuple[Key, ...] = (
         "Whether initial_step=-1 looks for a checkpoint in checkpoint_dir."),
     Key("checkpoint_dir", "", "Directory of the run's checkpoints.", _is_directory, per_host=True),
     Key("initial_step", -1,
-        "Steps done before this start. -1: those of the latest committed checkpoint, or 0 if there"
-        " is none.",
+        "First step of this start: the number of steps already done. -1: the step after the latest"
+        " committed checkpoint, or 0 if there is none.",
         at_least(-1, 2**32)),
-    Key("olmo_dataset_type", "",
-        "In MaxText, whose own dataset_type must be olmo_grain, the dataset type to use instead,"
-        " such as olmo_packed.", one_of("", *DATASET_TYPES), read_by=("MaxText",)),
     # The corpus.
     Key("olmo_index_path", "", "Index file, written by `maxtext-olmo index build`.", _is_file,
         read_by=_CORPUS, per_host=True),
@@ -193,12 +190,14 @@ KEYS: tuple[Key, ...] = (
         "Instances held out of training for evaluation, the same ones in every run.", at_least(0),
         read_by=(GRAIN,)),
     Key("olmo_spool_dir", "",
-        "Directory on a local disk for what coming steps will read from an object store. It"
-        " outlasts outages and is used again after a restart. Empty: none.", _is_spool_directory,
-        read_by=_CORPUS, per_host=True),
+        "Directory on a local disk in which a run stores, in advance, what its next steps will read"
+        " from an object store. The run can then continue during an outage. A restarted run uses"
+        " the directory again. Empty: no spool.",
+        _is_spool_directory, read_by=_CORPUS, per_host=True),
     Key("olmo_spool_gib", 16.0,
-        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour of 2 million"
-        " tokens per second takes 27.", at_least(0.0625, 2**20), read_by=_CORPUS, per_host=True),
+        "Size of olmo_spool_dir in GiB, for all processes of a host together. An hour at 2 million"
+        " tokens per second takes 27 GiB.", at_least(0.0625, 2**20), read_by=_CORPUS,
+        per_host=True),
     # The order.
     Key("olmo_order", "feistel",
         f"Order of the instances: {', '.join(ORDERS)}. For olmo_documents: feistel or sequential.",
@@ -215,7 +214,7 @@ KEYS: tuple[Key, ...] = (
         "Epochs to train for; padding completes the last batch. 0: unlimited.", at_least(0, 10**6),
         read_by=_CORPUS),
     Key("olmo_initial_position", -1,
-        "Samples consumed before this start. -1: computed from initial_step.",
+        "Position at which to start: the samples already consumed. -1: computed from initial_step.",
         at_least(-1)),
     Key("olmo_consumed_path", "",
         "Bitmap of the instances consumed before this run; the first epoch omits them.", _is_file,
@@ -224,7 +223,7 @@ KEYS: tuple[Key, ...] = (
         "Amount to read of each label or label pattern, such as {'wiki': 2.0, 'web-*': 0.5}. Empty:"
         " the corpus as it is.", kind=config_stages.MIXTURE, read_by=_MIXED),
     Key("olmo_mixture_unit", "epochs",
-        f"Unit of the numbers in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
+        f"Unit of the amounts in olmo_mixture: {', '.join(mixture.UNITS)} per pass.",
         one_of(*mixture.UNITS), read_by=_MIXED),
     Key("olmo_stages", (),
         "Later stages of the run: dicts with from_step (or from_tokens) and the keys that change"
@@ -247,62 +246,65 @@ KEYS: tuple[Key, ...] = (
         "Exclude rows with long repetitions from the loss, as OLMo-core does.", kind=BOOLEAN,
         read_by=_CORPUS,
         default_by_type={GRAIN: True, DOCUMENTS: False, PACKED: False, PADDED: False}),
-    Key("olmo_ngram_min_period", 1, "Tokens of the shortest n-gram whose repetition is filtered.",
+    Key("olmo_ngram_min_period", 1, "Tokens in the shortest n-gram whose repetition is filtered.",
         at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
-    Key("olmo_ngram_max_period", 13, "Tokens of the longest n-gram whose repetition is filtered.",
+    Key("olmo_ngram_max_period", 13, "Tokens in the longest n-gram whose repetition is filtered.",
         at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
     Key("olmo_ngram_max_count", 32,
-        "Number of times in a row that an n-gram may not reach. Fewer than 3 acts as 3.",
+        "A row is masked if an n-gram repeats this often in succession. Values below 3 act as 3.",
         at_least(1, _LONGEST_PERIOD), read_by=_CORPUS),
     Key("olmo_document_mask", False,
         "Restart segment ids and positions at each document, so that attention stays within it."
         " Needs olmo_eos_id. olmo_documents always does this.", read_by=_SEGMENTED),
     Key("olmo_label_masks", (),
-        "Files that say which tokens count in the loss, one byte per token, or patterns for them,"
-        " such as masks/*.npy. The n-th file belongs to the n-th token file.",
+        "Mask files, or patterns such as masks/*.npy. A mask file has one byte per token, which"
+        " says whether the token counts in the loss. The n-th file belongs to the n-th token file.",
         kind=TEXTS, read_by=_LIKE_OLMO_CORE, per_host=True),
     Key("olmo_label_masks_seed", -1,
-        "The --source-permutation-seed with which the index was built: the mask files are shuffled"
-        " in the same way. -1: not shuffled.", at_least(-1), read_by=_LIKE_OLMO_CORE),
+        "The --source-permutation-seed with which the index was built, to shuffle the mask files in"
+        " the same way. -1: not shuffled.", at_least(-1), read_by=_LIKE_OLMO_CORE),
     Key("olmo_skip", (),
         "(first, end) pairs of steps or samples to skip; the end is exclusive.",
         kind=_RANGES, read_by=_CORPUS),
     Key("olmo_skip_unit", skips.UNITS[0],
-        "Unit of olmo_skip: 'steps', as the run logged them, or 'samples', as positions.",
+        "Unit of olmo_skip: 'steps' as the run logged them, or 'samples', given as positions.",
         one_of(*skips.UNITS), read_by=_CORPUS),
     Key("olmo_skip_mode", skips.MODES[0],
         "What to do with skipped samples: 'drop' continues with the samples after them, 'mask'"
         " delivers them without loss.",
         one_of(*skips.MODES), read_by=_CORPUS),
     Key("olmo_exclude", "",
-        "File that lists documents, files, byte ranges, rows or labels on which no loss is taken.",
+        "File that lists documents, files, byte ranges, rows or labels to leave out of the loss.",
         _is_file, read_by=_CORPUS, per_host=True),
     Key("olmo_eos_id", -1, "Token that ends each document. -1: unknown.", at_least(-1),
         read_by=_CORPUS),
     Key("olmo_bos_id", -1,
-        "Token that begins each document. If set, an EOS ends a document only before a BOS. -1:"
-        " none.", at_least(-1), read_by=_SEGMENTED),
+        "Token that begins each document. If set, an EOS ends a document only if a BOS follows."
+        " -1: none.", at_least(-1), read_by=_SEGMENTED),
     Key("olmo_pad_id", -1, "Token that fills rows after their documents. -1: unknown.",
         at_least(-1), read_by=_FILLED),
     Key("olmo_boundaries", "eos",
-        "Where the boundaries of documents come from: 'eos', the tokens, or 'csv', the .csv.gz file"
-        " next to each token file, as OLMo-core reads it for remote files.",
+        "Source of the document boundaries: 'eos' scans the tokens; 'csv' reads the .csv.gz file"
+        " next to each token file, as OLMo-core does for remote files.",
         one_of(*document_spans.SOURCES), read_by=_FILLED),
     Key("olmo_documents_path", "",
-        "Document index. Empty: the file INDEX.documents next to the index.",
+        "Document index. Empty: the file INDEX.documents next to the index, or, for olmo_padded,"
+        " INDEX.documents.eos or .csv.",
         read_by=(DOCUMENTS, PADDED), per_host=True),
     Key("olmo_packing", "planned",
         f"How documents are packed into rows: {', '.join(packing.PACKINGS)}; 'none' gives each"
         " document a row of its own.", one_of(*PACKINGS), read_by=(DOCUMENTS,)),
     Key("olmo_packing_bins", 0,
-        "Rows packed at a time. 0: 1024 for 'planned', otherwise the batch size of one host.",
+        "Rows packed at a time. 0: 1024 for 'planned'; otherwise the global batch size, or that of"
+        " one host for olmo_shard='slice'.",
         at_least(0, 2**20), read_by=(DOCUMENTS,)),
     Key("olmo_source_group_size", 1, "Consecutive files whose documents are packed together.",
         at_least(1, 2**20), read_by=(PACKED,)),
     Key("olmo_packing_ties", "avx512",
-        "Order in which equally long documents are packed, which OLMo-core leaves to NumPy's sort:"
-        " that of CPUs with 'avx512' (emulated), 'avx2' or neither ('scalar'), 'stable', or"
-        " 'cache', from a run's own files.", one_of(*PACKING_TIES), read_by=(PACKED,)),
+        "Order in which equally long documents are packed. In OLMo-core, it depends on how NumPy"
+        " sorts on the CPU: 'avx512' (emulated), 'avx2', or 'scalar' for CPUs with neither. 'cache'"
+        " uses the order that a run has stored; 'stable' is the order of the files.",
+        one_of(*PACKING_TIES), read_by=(PACKED,)),
     Key("olmo_packing_cache_dir", "",
         "The work_dir of a run of OLMo-core, for olmo_packing_ties='cache'.", _is_directory,
         read_by=(PACKED,), per_host=True),
@@ -316,7 +318,7 @@ KEYS: tuple[Key, ...] = (
         one_of(*packing.LONG_DOCUMENTS), kind=TEXT, read_by=(DOCUMENTS, PACKED),
         default_by_type={DOCUMENTS: "split", PACKED: "truncate"}),
     Key("olmo_shift", "left",
-        "'left' shifts the targets; 'right' shifts the inputs and puts an EOS before them.",
+        "'left' shifts the targets left; 'right' shifts the inputs right and puts an EOS first.",
         one_of("left", "right"), read_by=(DOCUMENTS,)),
     Key("olmo_shard", "batch",
         "How documents are divided among hosts. 'batch': global batches are the same for any number"

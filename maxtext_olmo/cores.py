@@ -4,8 +4,8 @@
     cgroup quota        350 ms of CPU time per 100 ms: 3.5 cores
     available_cores()   4
 
-`os.cpu_count()` and the affinity mask of a container often show all cores of its host, and threads
-beyond the quota only wait for the next period.
+In a container, `os.cpu_count()` and the affinity mask often show all cores of the host. Threads
+beyond the quota would only wait for the next period.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def cgroup_quota(root: pathlib.Path, membership: pathlib.Path) -> float | None:
 
 def _quotas(mount: pathlib.Path, path: str, quota_of) -> list[float]:
   """Returns the quotas of a cgroup and all its ancestors, as far as they are visible."""
-  # Without a cgroup namespace, the path in a container is that of the host, and only the mount's
-  # root exists here: it is the container's own cgroup.
+  # Without a cgroup namespace, the path in a container is the host's path. Only the root of the
+  # mount exists here, which is the container's own cgroup.
   parts = pathlib.PurePosixPath(path).parts[1:]
   found = [quota_of(mount.joinpath(*parts[:depth])) for depth in range(len(parts) + 1)]
   return [quota for quota in found if quota is not None]

@@ -1,10 +1,10 @@
-"""Words of messages that depend on a number."""
+"""Singular and plural nouns for messages."""
 
 from __future__ import annotations
 
 
 def count(number: int, noun: str) -> str:
-  """Returns a number and a noun, which is in the singular for 1.
+  """Returns a count followed by its noun, which is singular for 1 and otherwise plural.
 
   >>> count(1, "file"), count(1200, "file"), count(0, "more row")
   ('1 file', '1,200 files', '0 more rows')

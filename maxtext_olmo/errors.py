@@ -1,4 +1,4 @@
-"""The exceptions of this library, by kind.
+"""The exceptions of this library.
 
 Each message says what happened, where, what was expected and found, and what to do. Each exception
 takes one argument, its message, so that it survives pickling on its way out of a worker process.
@@ -57,7 +57,7 @@ class WriteError(MaxtextOlmoError, OSError):
 class WorkerError(MaxtextOlmoError, RuntimeError):
   """A worker process that prepares batches has died.
 
-  Code that catches RuntimeError catches it, too; after it, `next()` starts the workers again.
+  It is also a RuntimeError. After it is raised, `next()` starts the workers again.
 
   >>> issubclass(WorkerError, RuntimeError)
   True

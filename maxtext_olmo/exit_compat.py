@@ -1,17 +1,19 @@
-"""The exit of the interpreter, whose hooks have no stable API, in one place.
+"""The only module that uses Python's private hook for the beginning of the interpreter's exit.
 
-    1. functions of `threading._register_atexit`: the thread pools' own joins their threads
-    2. all other threads that are not daemons are joined
-    3. functions of `atexit`
+The interpreter exits in three phases:
 
-A thread of a pool that waits for something must be told before 1, but Python has no public hook so
-early. `tests/exit_compat_test.py` says what stops working without the private one.
+    1. It calls the functions of `threading._register_atexit`. One of them joins pool threads.
+    2. It joins all other threads that are not daemons.
+    3. It calls the functions of `atexit`.
+
+A pool thread that is waiting must be told to stop before phase 1 joins it, but no public hook runs
+that early. `tests/exit_compat_test.py` says what fails without the private hook.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - what is registered last runs first
+import concurrent.futures.thread  # noqa: F401 - registers its hook; later hooks run before it
 import threading
 from collections.abc import Callable
 
@@ -19,8 +21,8 @@ from collections.abc import Callable
 def call_before_pools_are_joined(function: Callable[[], object]) -> None:
   """Calls a function when the interpreter begins to exit, before it joins the threads of pools.
 
-  Without Python's private hook, the function is called by `atexit`: too late for a thread of a
-  pool, so the process exits only when such threads end by themselves.
+  Without Python's private hook, `atexit` calls the function. That is too late for pool threads, so
+  the process exits only when these threads end by themselves.
   """
   register = getattr(threading, "_register_atexit", atexit.register)
   register(function)

@@ -1,11 +1,11 @@
-"""The names of Grain that have no stable API, in one place.
+"""The only module that imports names from Grain that have no stable API.
 
-Everything that this package takes from `grain.experimental`, or from behind an underscore, is named
-here and nowhere else, so that a new release of Grain breaks one file. `tests/grain_compat_test.py`
-says for each name what stops working without it.
+These are names in `grain.experimental` and names that begin with an underscore. A new release of
+Grain can therefore break one file at most. `tests/grain_compat_test.py` says for each name what
+stops working without it.
 
-Classes that extend Grain's datasets also define or read `_element_spec`, `_parent` and `_parents`,
-which are part of how Grain is extended.
+There is one exception: subclasses of Grain's datasets in other modules define or read
+`_element_spec`, `_parent` and `_parents`, because Grain is extended through these names.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from grain.experimental import ShapeDtypeStruct as ShapeDtypeStruct
 from grain.experimental import ThreadPrefetchIterDataset as ThreadPrefetchIterDataset
 from grain.experimental import get_element_spec as get_element_spec
 
-# Raises ValueError if an iterator is closed; not a function, to save a call in each step.
+# Raises ValueError if an iterator is closed. An alias saves a function call in each step.
 assert_not_closed: Callable[[Any], None] = grain.DatasetIterator._assert_not_closed
 
 
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
-  """Returns where `MapDataset.shuffle` puts an index of `[0, max_index]`."""
+  """Returns the index of the element that `MapDataset.shuffle` puts at place `index`.
+
+  Both are from 0 to `max_index`.
+  """
   from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
 
   return index_shuffle_module.index_shuffle(index, max_index, seed, rounds)

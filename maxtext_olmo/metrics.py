@@ -1,13 +1,16 @@
 """Loading metrics, and a warning when the trainer keeps waiting for its batches.
 
-Each batch adds the cost of its stages: order, reads, filter (with the vocabulary check) and
-transfer to the devices. Most of that runs in parallel with the trainer. The trainer only loses the
-time that it waits in `next`.
+The metrics add up the time that batches take in each stage: order, reads, filter (with the
+vocabulary check) and transfer to the devices. Most of this work runs in parallel with the trainer,
+which loses only the time that it waits in `next`.
 
 The watchdog warns once, and only after warm-up. The first steps wait for compilation and cold
-caches, and a single long wait may be an accident, so it evaluates 20 later steps together:
+caches, and a single long wait may be an accident, so the watchdog looks at 20 later steps together:
 
-    first batch | 20 steps and 10 s: ignored | 20 steps, of which more than a tenth waiting: warn
+    first batch | 20 steps and 10 s: ignored | 20 steps with more than 10 % waiting: warn
+
+Waits of at most 10 ms per step are ignored: they matter only if steps are as short as those of a
+toy model.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ _WARM_UP_STEPS = 20
 _WARM_UP_SECONDS = 10.0
 _WINDOW_STEPS = 20
 _TOLERATED_SHARE = 0.1
+_TOLERATED_SECONDS = 0.01  # Per step.
 
 
 @dataclasses.dataclass
@@ -41,11 +45,11 @@ class Metrics:
   bytes_read: int = 0
   reads: int = 0
   bytes_to_device: int = 0
-  queue_depth: int = 0  # Iterators that send batches ahead report it themselves.
+  queue_depth: int = 0  # Iterators that send batches to devices in advance report their own value.
   _watchdog: _Watchdog = dataclasses.field(default_factory=lambda: _Watchdog())
 
   def watch_store(self, describe: Callable[[], str]) -> None:
-    """Sets a function that says in a sentence how the object store performs, for warnings."""
+    """Sets the function that warnings call for a sentence on how fast the store answers."""
     self._watchdog.describe_store = describe
 
   def made(self, **costs: float) -> None:
@@ -55,12 +59,12 @@ class Metrics:
       setattr(self, name, total + type(total)(cost))
 
   def served(self, *, step: int, asked_at: float, served_at: float | None = None) -> None:
-    """Counts a batch handed to the trainer, and warns once if waits persist.
+    """Counts a batch that the trainer received, and warns once if the trainer keeps waiting.
 
     Args:
       step: Step of the batch.
-      asked_at: Time at which the trainer requested it, from `time.perf_counter`.
-      served_at: Time at which the trainer received it, from the same clock; now by default.
+      asked_at: Time at which the trainer requested the batch, from `time.perf_counter`.
+      served_at: Time at which the trainer received the batch, from the same clock; now by default.
     """
     served_at = time.perf_counter() if served_at is None else served_at
     self.batches += 1
@@ -99,7 +103,7 @@ class _Watchdog:
       return
     (began_at, _, before), *steps = self._recent
     elapsed, waited = served_at - began_at, sum(wait for _, wait, _ in steps)
-    if waited > _TOLERATED_SHARE * elapsed:
+    if waited > max(_TOLERATED_SHARE * elapsed, _TOLERATED_SECONDS * _WINDOW_STEPS):
       self._warned = True
       costs = [now - then for now, then in zip(costs, before)]
       _warn(step, elapsed, waited, costs, self.describe_store)
@@ -117,14 +121,14 @@ def _warn(
   largest = max(each, key=lambda name: each[name])
   store = describe_store() if largest == "read" else ""
   logging.warning(
-      "The trainer waits for data: over the last %d steps (to step %d), %.0f %% of the time, or"
-      " %.0f ms per step.%s%s See iterator.metrics(), and docs/guides/performance.md for what"
-      " helps. This warning is not repeated.",
+      "The trainer waits for data: over the last %d steps (to step %d), it waited %.0f %% of the"
+      " time, or %.0f ms per step.%s%s See iterator.metrics(), and docs/guides/performance.md for"
+      " what helps. This warning is not repeated.",
       _WINDOW_STEPS,
       step,
       100 * waited / elapsed,
       1e3 * waited / _WINDOW_STEPS,
-      # Not every pipeline measures its stages.
+      # Some pipelines do not measure the cost of their stages.
       f" The largest cost of a batch is {largest} ({listed})." if any(costs) else "",
       f" {store}" if store else "",
   )

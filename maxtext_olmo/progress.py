@@ -1,6 +1,7 @@
 """A progress bar on stderr, for work that may take a long time."""
 
 import contextlib
+import datetime
 import sys
 import threading
 import time
@@ -11,17 +12,23 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextlib.contextmanager
 def progress_bar(
-    description: str, total: int | None, *, enabled: bool, unit: str = "files"
+    description: str,
+    total: int | None,
+    *,
+    enabled: bool,
+    unit: str = "files",
+    interval: float = _SECONDS_BETWEEN_LINES,
 ) -> Iterator[Callable[[int], None]]:
   """Yields a function to call with the amount of work just done, from any thread.
 
-  Shows a bar on a terminal, and otherwise prints a line every 10 seconds.
+  Shows a bar on a terminal, and otherwise prints lines. Both show the rate and the remaining time.
 
   Args:
     description: Text before the bar.
     total: Total amount of work, or None if it is unknown.
     enabled: Whether to show anything.
-    unit: Unit of the work; "bytes" are shown as KB, MB, GB.
+    unit: Unit of the work; "bytes" are shown as KB, MB, GB on a terminal.
+    interval: Seconds between two lines, if stderr is not a terminal.
   """
   if not enabled:
     yield _ignore
@@ -29,7 +36,7 @@ def progress_bar(
     with _bar(description, total, unit) as advance:
       yield advance
   else:
-    yield _lines(description, total, unit, _SECONDS_BETWEEN_LINES)
+    yield _lines(description, total, unit, interval)
 
 
 def _ignore(amount: int) -> None:
@@ -59,16 +66,24 @@ def _lines(
 ) -> Callable[[int], None]:
   lock = threading.Lock()
   done = 0
-  next_line = time.monotonic() + interval
+  began = time.monotonic()
+  next_line = began + interval
 
   def advance(amount: int) -> None:
     nonlocal done, next_line
     with lock:
       done += amount
-      if time.monotonic() < next_line:
+      now = time.monotonic()
+      if now < next_line:
         return
-      next_line = time.monotonic() + interval
+      next_line = now + interval
+      rate = done / max(now - began, 1e-9)
       share = f" of {total:,} {unit} ({done / total:.0%})" if total else f" {unit}"
-      sys.stderr.write(f"{description}: {done:,}{share}\n")
+      left = f", {_duration((total - done) / rate)} left" if total and rate else ""
+      sys.stderr.write(f"{description}: {done:,}{share}, {rate:,.0f} per second{left}\n")
 
   return advance
+
+
+def _duration(seconds: float) -> str:
+  return str(datetime.timedelta(seconds=round(max(0.0, seconds))))

@@ -1,4 +1,4 @@
-"""Schemas of saved states; a state that does not match raises a ResumeError that says where.
+"""Checks a saved state against a schema. A mismatch raises a ResumeError that says where it is.
 
 Count(1)          a whole number of at least 1 (and below 2**62)
 str, bool, int    a value of that type
@@ -7,7 +7,7 @@ object            anything
 Maybe(x)          x, or null, or missing
 [x]               a list of x
 (x, y)            a list of two items
-{"name": x}       an object with that member; it may have others, from other releases
+{"name": x}       an object with this member; it may have more, written by other releases
 
 check({"step": 5, "anchor": [0, -1]}, {"step": Count(), "anchor": (Count(), Count())})
     → The data state is damaged: 'anchor[1]' is -1, expected a whole number of at least 0. …
@@ -45,7 +45,7 @@ def damaged(what: str) -> errors.ResumeError:
 
 
 def show(value: Any) -> str:
-  """Returns a short text for any value."""
+  """Returns a short text for any value, even for one whose `repr` fails."""
   try:
     return reprlib.repr(value)
   except (ValueError, RecursionError):  # For example, an integer of thousands of digits.

@@ -82,7 +82,9 @@ class BackgroundTest(absltest.TestCase):
     background = compiled.Background(build, after=1, what="It")
     with self.assertLogs(level="WARNING") as logs:
       self.assertFalse(background.wait())
-    self.assertIn("It stays with NumPy: numba failed: ValueError('no such thing')", logs.output[0])
+    self.assertIn(
+        "It continues to use NumPy: numba failed: ValueError('no such thing')", logs.output[0]
+    )
     self.assertIsNone(background.get(5))
     self.assertEqual(tried, [1])
 

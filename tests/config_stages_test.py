@@ -27,7 +27,7 @@ class StagesKeyTest(absltest.TestCase):
         ({"from_step": 1.5, "data_shuffle_seed": 1}, "stage 2: from_step=1.5 should be a whole"),
         ({"from_step": 4, "olmo_mixture": {"a": "b"}}, "stage 2: olmo_mixture=.* should be a dict"),
         ({"from_step": 4, "leave_out_seen": 1}, "stage 2: leave_out_seen=1 should be true or"),
-        ({"from_step": 4, "from_tokens": 4}, "stage 2 needs one of from_step and from_tokens"),
+        ({"from_step": 4, "from_tokens": 4}, "stage 2 needs exactly one of from_step"),
         ({"from_step": 4, "olmo_mixture_unit": "x"}, "stage 2: olmo_mixture_unit='x' must be one"),
         ({"from_step": 3, "data_shuffle_seed": 1}, r"from_step must increase .* \[3, 3\]"),
     ):

@@ -30,7 +30,7 @@ _NAMES = {
     "get_element_spec": ("the element specs of our datasets", ()),
 }
 # The only modules that may use private names of these packages.
-_ALLOWED = {"grain_compat.py": "grain", "trainers/cluster.py": "jax", "trainers/failure.py": "jax"}
+_ALLOWED = {"grain_compat.py": "grain", "trainers/cluster.py": "jax"}
 
 
 class NamesTest(parameterized.TestCase):

@@ -22,8 +22,8 @@ class MemoryStorage:
   def __reduce__(self) -> tuple:
     return type(self), (self.files,)
 
-  def wants_concurrency(self, paths: Sequence[str]) -> bool:
-    return True
+  def wants_concurrency(self, paths: Sequence[str]) -> int:
+    return 16
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
     pass

@@ -50,7 +50,7 @@ class MetricsTest(parameterized.TestCase):
       _serve(sums, [0.25] * 100)
     self.assertLen(logs.output, 1)
     self.assertIn(
-        "over the last 20 steps (to step 40), 20 % of the time, or 250 ms", logs.output[0]
+        "over the last 20 steps (to step 40), it waited 20 % of the time, or 250 ms", logs.output[0]
     )
     self.assertIn("The largest cost of a batch is read (order 1.0 ms, read 20.0 ms", logs.output[0])
 
@@ -74,6 +74,7 @@ class MetricsTest(parameterized.TestCase):
       ("warm_up_by_time", [0.02] * 100, 0.01),
       ("single_waits", [0.0] * 30 + [1.5] + [0.0] * 30 + [1.5], 1.0),
       ("short_waits", [0.05] * 100, 1.0),
+      ("waits_of_milliseconds", [0.002] * 3000, 0.004),
   )
   def test_it_does_not_warn_about(self, waits, step_seconds):
     with self.assertNoLogs(level="WARNING"):

@@ -24,12 +24,16 @@ class ProgressTest(parameterized.TestCase):
       advance(2)
     self.assertEqual(stderr.getvalue(), "")
 
-  @parameterized.parameters((4, "Work: 3 of 4 files (75%)\n"), (None, "Work: 3 files\n"))
-  def test_a_log_file_gets_lines(self, total, line):
+  @parameterized.parameters(
+      (4, r"Work: 3 of 4 files \(75%\), [0-9,]+ per second, 0:00:00 left\n"),
+      (None, r"Work: 3 files, [0-9,]+ per second\n"),
+  )
+  def test_a_log_file_gets_lines_with_the_rate_and_the_remaining_time(self, total, line):
     stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr):
-      progress._lines("Work", total, "files", interval=0.0)(3)
-    self.assertEqual(stderr.getvalue(), line)
+    shown = contextlib.redirect_stderr(stderr)
+    with shown, progress.progress_bar("Work", total, enabled=True, interval=0.0) as advance:
+      advance(3)
+    self.assertRegex(stderr.getvalue(), f"^{line}$")
 
   def test_a_log_file_gets_no_line_before_its_time(self):
     stderr = io.StringIO()

@@ -2,12 +2,14 @@
 
 python tests/run.py                     all of them, a process each
 python tests/run.py tests/order -j 4    those below a folder, four at a time
-python tests/run.py --fast              those that start no process, in a few shared interpreters
+python tests/run.py --share             all; those that start no process share a few interpreters
+python tests/run.py --fast              only those that start no process, in shared interpreters
 
 A test file that starts processes (subprocesses, Grain's workers, `tests.distributed`) has a line
-`STARTS_PROCESSES = True`, and `--fast` leaves it out. A file without that line fails under `--fast`
-if it starts a process. Files share an interpreter if they set the same number of CPU devices with
-`jax.config.update("jax_num_cpu_devices", …)`; a file that sets none gets one device.
+`STARTS_PROCESSES = True`, and always runs in a process of its own. A file without that line fails
+in a shared interpreter if it starts a process. Files share an interpreter if they set the same
+number of CPU devices with `jax.config.update("jax_num_cpu_devices", …)`; a file that sets none gets
+one device.
 
 A file that does not end within `--hang-seconds` is stopped with a traceback of all its threads, and
 fails, so that one hang neither hides the other results nor uses up the time of CI.
@@ -18,6 +20,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -256,9 +259,12 @@ def main() -> int:
   parser.add_argument("paths", nargs="*", default=["tests"], help="test files or folders")
   parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, help="files at a time")
   parser.add_argument(
-      "--fast",
+      "--share",
       action="store_true",
-      help="run the files that start no process, in as many shared interpreters as jobs",
+      help="first run the files that start no process, in as many shared interpreters as jobs",
+  )
+  parser.add_argument(
+      "--fast", action="store_true", help="like --share, but leave out files that start processes"
   )
   parser.add_argument(
       "--leave-out", action="append", default=[], help="folder of files not to run; may be repeated"
@@ -275,12 +281,18 @@ def main() -> int:
     files += sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
   left_out = [pathlib.Path(path) for path in args.leave_out]
   files = [path for path in files if not any(path.is_relative_to(folder) for folder in left_out)]
+  shared: list[pathlib.Path] = []
+  alone = files
+  if args.fast or args.share:
+    alone = [path for path in files if _STARTS_PROCESSES.search(path.read_text())]
+    shared = [path for path in files if path not in alone]
   if args.fast:
-    chosen = [path for path in files if not _STARTS_PROCESSES.search(path.read_text())]
-    print(f"{len(files) - len(chosen)} of {len(files)} test files start processes: left out.")
-    outcomes = _SharedRun(chosen, args.hang_seconds).outcomes(args.jobs)
-  else:
-    outcomes = _run_each_alone(files, args.jobs, args.hang_seconds)
+    print(f"{len(alone)} of {len(files)} test files start processes: left out.")
+    alone = []
+  outcomes = itertools.chain(
+      _SharedRun(shared, args.hang_seconds).outcomes(args.jobs),
+      _run_each_alone(alone, args.jobs, args.hang_seconds),
+  )
   done: list[Outcome] = []
   for outcome in outcomes:
     done.append(outcome)

@@ -45,6 +45,8 @@ _CALLS = {
     "from_pretrained",
     "load_dataset",
 }
+# Its unpickler finds no class and no function, so it only makes plain values.
+_ALLOWED = {"loader/olmo_core_checkpoint.py": {"pickle"}}
 # Where modules are imported by a name that is not written there, and where the name comes from.
 _IMPORTS = {
     "__init__.py": "the table of public names",
@@ -79,6 +81,7 @@ class SourceTest(absltest.TestCase):
           imported = {(node.module or "").split(".")[0]}
         else:
           continue
+        imported -= _ALLOWED.get(name, set())
         found += [f"{name}:{node.lineno} imports {module}" for module in imported & _MODULES]
       for owner, called, node in _calls(tree):
         keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}

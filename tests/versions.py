@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 _SETUP = pathlib.Path(__file__).resolve().parent.parent / "setup.cfg"
-EXTRAS = ("train", "tokenizers", "fast", "cloud", "eval", "report")
+EXTRAS = ("train", "tokenizers", "chat", "zstd", "parquet", "fast", "cloud", "eval", "report")
 
 
 def requirements() -> list[Requirement]:

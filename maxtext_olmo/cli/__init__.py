@@ -1,4 +1,4 @@
-"""The commands of `maxtext-olmo`, and their shared code: parsers, runs and tables."""
+"""The commands of `maxtext-olmo`, and shared code for options, finding runs, and tables."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import errors
+from maxtext_olmo.cli.work_options import add_work_options as add_work_options
+from maxtext_olmo.cli.work_options import has_work_options as has_work_options
+from maxtext_olmo.cli.work_options import report_part as report_part
+from maxtext_olmo.cli.work_options import work_options as work_options
 
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.storage import stores
@@ -23,11 +27,14 @@ _NARROWEST = 8
 _TEXT_COLUMNS = (
     "label",
     "path",
+    "check",
     "checksum",
     "level",
     "finding",
     "figure",
+    "limit",
     "reason",
+    "remedy",
     "setting",
     "value",
 )
@@ -75,7 +82,7 @@ def add_option(
     parser: The parser of a command.
     usage: The name, and a placeholder for its value: `INDEX`, `--steps N`, `--overwrite`.
     help: The description of the argument.
-    otherwise: What happens without it, if the default does not show that.
+    otherwise: What happens without the option, if the default does not say so.
     aliases: Other names of an option.
     settings: Further arguments of `ArgumentParser.add_argument`; a default that is an int implies
       the type.
@@ -123,7 +130,7 @@ def add_storage_options(option: Callable[..., None]) -> None:
 
 
 def store_options(args: argparse.Namespace) -> stores.StoreOptions:
-  """Returns how object stores are reached, by the options of `add_storage_options`."""
+  """Returns the settings of object stores that the options of `add_storage_options` give."""
   from maxtext_olmo.corpus.storage import stores as stores_lib
 
   return stores_lib.StoreOptions(
@@ -143,7 +150,8 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
 
   Args:
     path: A checkpoint, a directory with checkpoints, or a config file.
-    args: The options of `add_run_options`, and `rest`, the keys to change: `--config.KEY=VALUE`.
+    args: The options of `add_run_options`; `rest` has the keys to change, as
+      `--config.KEY=VALUE`.
   """
   from maxtext_olmo.inspection import run as run_lib
 
@@ -223,11 +231,11 @@ def print_table(
     rows: Iterable[Sequence[Any]],
     style: Callable[[Sequence[Any]], str] = lambda row: "",
 ) -> None:
-  """Prints a table as wide as the terminal, or in full to a pipe or a file.
+  """Prints a table that fits the terminal; output to a pipe or a file is not folded.
 
   Args:
-    columns: The headings. Numbers, in all columns but those of text, are aligned to the right.
-    rows: The cells of each row: texts, whole numbers, or None for an empty cell.
+    columns: The headings. All columns except text columns are aligned to the right.
+    rows: The cells of each row: text, whole numbers, or None for an empty cell.
     style: Returns the style of a row, such as "bold".
   """
   rows = list(rows)
@@ -244,7 +252,7 @@ def print_table(
         column, justify="left" if column in _TEXT_COLUMNS else "right", overflow="fold"
     )
   for row in rows:
-    # Brackets in a path or a label are not markup.
+    # As `Text`, because brackets in a path or a label are not markup.
     table.add_row(*map(rich.text.Text, map(_cell, row)), style=style(row))
   rich.console.Console(highlight=False).print(table)
 
@@ -254,17 +262,32 @@ def _cell(value: Any) -> str:
 
 
 def plain(text: str) -> str:
-  """Returns a name of a corpus on one line, without what a terminal would obey."""
+  """Returns a name from a corpus on one line, with unprintable characters escaped."""
   return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def announce_base(files: Iterable[str], shown: Iterable[str]) -> Mapping[str, str]:
+  """Prints the base directory of a corpus, and maps files to their names relative to it.
+
+  Args:
+    files: Paths of all files of the corpus, so that no name refers to two files.
+    shown: Paths of the files that a table shows.
+  """
+  from maxtext_olmo.corpus import paths
+
+  base, names = paths.shorten(files, shown)
+  if any(name != path for path, name in names.items()):
+    print(f"Paths are relative to {plain(base)}.")
+  return names
+
+
 def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-  """Prints a table as rich does, but without styles: rich needs a second for a thousand rows."""
+  """Prints a table as rich does, without styles; rich would take a second per thousand rows."""
   from rich import cells
 
   texts = [list(columns), *([_cell(value) for value in row] for row in rows)]
   widths = [max(map(cells.cell_len, column)) for column in zip(*texts)]
-  if sys.stdout.isatty():  # The widest columns are folded, until the table fits.
+  if sys.stdout.isatty():  # Fold the widest columns until the table fits.
     left = shutil.get_terminal_size().columns - 3 * len(widths) - 1
     while sum(widths) > left and max(widths) > _NARROWEST:
       widths[widths.index(max(widths))] -= 1

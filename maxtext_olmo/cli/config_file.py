@@ -12,17 +12,18 @@ from maxtext_olmo import errors
 
 STEP_NOTE = (
     "initial_step stays at its default of -1, so that a restart finds the checkpoints of the new"
-    " run; set it to count steps from another number."
+    " run. If olmo_initial_position is set, the first step is the one at that position, and `steps`"
+    " includes the steps before it."
 )
 _DIRECTORY_NOTE = (
-    "Set checkpoint_dir: without it, no checkpoints are saved, and a restart begins anew."
+    "Set checkpoint_dir: without it, no checkpoints are saved, and a restart begins at step 0."
 )
 
 
 def check(path: str) -> None:
-  """Raises ConfigError if a config cannot be written to a path."""
+  """Raises ConfigError if a file exists at `path`, or if its ending is not that of a config."""
   if os.path.exists(path):
-    raise errors.ConfigError(f"{path} exists already; choose another name, or remove it.")
+    raise errors.ConfigError(f"{path} exists already; choose another name, or remove the file.")
   if os.path.splitext(path)[1] not in (".py", ".yml", ".yaml", ".json"):
     raise errors.ConfigError(f"{path}: a config is a .py, .yml, .yaml or .json file.")
 
@@ -33,8 +34,8 @@ def write(path: str, values: dict[str, Any], comment: str, title: str) -> None:
   Args:
     path: Path of the file, which must not exist; its ending decides the format.
     values: Keys and values.
-    comment: Text for the reader; JSON has no room for it.
-    title: First line of a Python file, a sentence.
+    comment: Text for the reader; omitted from JSON, which has no comments.
+    title: A sentence for the first line of a Python file.
   """
   check(path)
   ending = os.path.splitext(path)[1]
@@ -44,7 +45,7 @@ def write(path: str, values: dict[str, Any], comment: str, title: str) -> None:
   elif ending == ".py":
     command = f"    maxtext-olmo train --config={path} --config.checkpoint_dir=DIRECTORY"
     docstring = "\n".join([title, "", command, "", _DIRECTORY_NOTE, "", *lines, ""])
-    escaped = docstring.replace("\\", "\\\\").replace('"', '\\"')  # Paths may have any character.
+    escaped = docstring.replace("\\", "\\\\").replace('"', '\\"')  # Paths may contain both.
     text = (
         f'"""{escaped}"""\n\nimport maxtext_olmo\n\n\ndef get_config():\n'
         "  config = maxtext_olmo.get_trainer_config()\n"

@@ -1,8 +1,9 @@
-"""`maxtext-olmo demo`: a corpus, a run, a kill, a resume, and the proof that nothing was lost.
+"""`maxtext-olmo demo`: kills a training run, resumes it, and shows that no data was lost.
 
-It runs `python -m maxtext_olmo.cli.demo --config=…`: the tiny trainer, which also records a digest
-of every row that each process trains on, in the directory `MAXTEXT_OLMO_DEMO_LEDGER`. With
-`MAXTEXT_OLMO_DEMO_PAUSE` set to a step, it pauses there, so that it can be killed.
+The demo trains with `python -m maxtext_olmo.cli.demo --config=…`. This runs the tiny trainer, and
+also records a digest of every row that a process trains on, in the directory named by the variable
+`MAXTEXT_OLMO_DEMO_LEDGER`. If `MAXTEXT_OLMO_DEMO_PAUSE` is set to a step, the trainer pauses at
+that step, so that it can be killed there.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
   kill_at = random.Random(time.time_ns()).randint(_CHECKPOINT_PERIOD + 2, args.steps - 6)
   chapter(
       f"Train on 2 processes; one of them is killed at step {kill_at}",
-      "Each process reads the rows that its device holds. A checkpoint has the model and one small"
-      " file for the data: a position, and the identity of the stream.",
+      "Each process reads the rows that its device holds. A checkpoint contains the model and one"
+      " small file for the data: a position, and the identity of the stream.",
   )
   flags = _flags(index_path, vocab_size, args.steps)
   _train(console, root / "interrupted", flags, processes=2, kill_at=kill_at)
@@ -104,11 +105,11 @@ def run(args: argparse.Namespace) -> int:
   _train(console, root / "untouched", flags, processes=1)
   chapter(
       "Compare",
-      "Every process recorded a digest of each row that it trained on, and process 0 the loss of"
-      " each step.",
+      "Every process recorded a digest of each row that it trained on. Process 0 also recorded the"
+      " loss of each step.",
   )
   same = _compare(console, root, args.steps, kill_at)
-  console.print(f"\nAll of this took {time.monotonic() - began:.0f} s; it is in [bold]{root}[/].")
+  console.print(f"\nThis took {time.monotonic() - began:.0f} s. All files are in [bold]{root}[/].")
   return 0 if same else 1
 
 
@@ -136,7 +137,7 @@ def docstrings(limit_files: int = 700) -> dict[str, list[str]]:
 
 
 def _make_corpus(console: Any, root: pathlib.Path) -> tuple[pathlib.Path, int]:
-  """Writes token files, a manifest and an index; returns the index's path and the vocabulary."""
+  """Writes token files, a manifest and an index; returns the index's path and vocabulary size."""
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.corpus import manifest as manifest_lib
   from maxtext_olmo.corpus import tokenize
@@ -190,7 +191,7 @@ def _train(
     processes: int,
     kill_at: int | None = None,
 ) -> None:
-  """Runs the trainer on two devices in total, and kills a process once it has reached a step."""
+  """Runs the trainer on two devices in total; kills a process at step `kill_at`, if given."""
   from maxtext_olmo.trainers import launch
 
   ledger = directory / f"ledger-{processes}-processes"
@@ -234,7 +235,7 @@ def _wait_for_step(
 
   while started.running:
     stand = len(read_ledger(ledger).get(step, {})) == _BATCH
-    # A checkpoint is written in the background, and the steps of this model are short.
+    # Steps are short, so a checkpoint in the background may not be written yet.
     if stand and resume.latest_committed_step(checkpoints) is not None:
       return
     time.sleep(0.05)
@@ -247,7 +248,11 @@ def _losses(metrics: pathlib.Path) -> dict[int, float]:
 
 
 def _compare(console: Any, root: pathlib.Path, steps: int, kill_at: int) -> bool:
-  """Prints both runs side by side; returns whether they agree and the first was really resumed."""
+  """Prints both runs side by side.
+
+  Returns:
+    Whether the runs agree, and the interrupted run really resumed from a checkpoint.
+  """
   from rich.table import Table
 
   before = read_ledger(root / "interrupted" / "ledger-2-processes")
@@ -279,8 +284,8 @@ def _compare(console: Any, root: pathlib.Path, steps: int, kill_at: int) -> bool
   rows = [digest for step in range(steps) for digest in expected[step].values()]
   again = len(set(before) & set(after))
   console.print(
-      f"  killed at step {kill_at}; the last checkpoint was of step {resumed_at - 1}, so step"
-      f" {resumed_at} came next; steps trained twice, because the kill undid them: {again}\n"
+      f"  killed at step {kill_at}; the last checkpoint was saved after step {resumed_at - 1}, so"
+      f" the run resumed with step {resumed_at}; steps lost by the kill, trained again: {again}\n"
       f"  {len(rows)} rows in {steps} batches: {_agreement(differing)}, row by row;"
       f" {len(set(rows))} distinct\n"
       f"  losses agree {f'to {max(off):.1e}, which is rounding' if max(off) else 'exactly'}"
@@ -298,13 +303,14 @@ def _differing_rows(
     after: dict[int, str] | None,
     kept: bool,
 ) -> int:
-  """Returns the rows of a step that differ from the uninterrupted run.
+  """Returns the number of rows of a step that differ from the uninterrupted run.
 
   Args:
     expected: The digest of each row in the uninterrupted run.
-    before: The digests of the killed run; it may lack rows of a process that was killed here.
+    before: The digests of the killed run. Rows may be missing if a process was killed at this step.
     after: The digests of the resumed run, if it reached this step.
-    kept: Whether the resumed checkpoint includes the step, so that the killed run counts.
+    kept: Whether the checkpoint from which the run resumed includes the step. If so, `before` is
+      compared, otherwise `after`.
   """
   counting = before if kept else (after or {})
   wrong = {row for row, digest in expected.items() if counting.get(row) != digest}
@@ -313,7 +319,7 @@ def _differing_rows(
 
 
 class _Output:
-  """Prints the processes' lines until the kill; the launcher reports what follows it."""
+  """Prints the processes' lines until the kill; the launcher reports what happens after it."""
 
   def __init__(self, console: Any):
     self._console = console

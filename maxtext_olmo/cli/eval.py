@@ -1,4 +1,4 @@
-"""`maxtext-olmo eval`: evaluates a checkpoint on harness tasks, and its perplexity on corpora."""
+"""`maxtext-olmo eval`: evaluates a checkpoint on lm-eval tasks, or its perplexity on corpora."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--averaging HOW",
-      "how --ppl averages: `exact` scores every token once; `olmo_core` gives the figures of"
-      " OLMo-core's in-loop evaluation, on its rows (of --max-length tokens) and with its divisor",
+      "how --ppl averages: `exact` scores every token once; `olmo_core` reproduces OLMo-core's"
+      " in-loop evaluation, with the same rows (of --max-length tokens) and the same divisor",
       default="exact",
   )
   option(
       "--olmo-core-batch ROWS",
       "rows of OLMo-core's evaluation batch over all its ranks; with --averaging=olmo_core, rows"
       " that do not fill a batch are left out",
-      otherwise="1, which leaves out none",
+      otherwise="1, so no rows are left out",
       default=1,
   )
   option(
       "--tokenizer T",
       "`bytes`, a tokenizer.json, a directory with one, or `hf:NAME` on the Hugging Face Hub",
-      otherwise="eval_tokenizer",
+      otherwise="the key eval_tokenizer; --ppl prints bits per byte only if olmo_eos_id is its EOS",
   )
   option("--step N", "step of the checkpoint to evaluate", otherwise="the latest", type=int)
   option("--batch-size N", "rows per batch, over all processes", default=64)
@@ -95,13 +95,13 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--packing WHEN",
-      "pack several requests into a row: `on`, `off`, or `auto`, which tests that scores stay the"
-      " same",
+      "pack several requests into a row: `on`, `off`, or `auto`, which packs only if a test shows"
+      " that scores stay the same",
       default="auto",
   )
   option(
       "--limit N",
-      "documents per task, and per label of each --ppl; below 1, a share of them",
+      "maximum documents per task, and per label of each --ppl; below 1, a share of them",
       otherwise="all",
       type=float,
   )
@@ -115,7 +115,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option(
       "--cache FILE",
-      "file of finished requests, with which a killed evaluation resumes",
+      "file that stores finished requests, so that a killed evaluation can resume",
       otherwise="no cache",
   )
   option("--processes N", "run in N processes on this machine", default=1)
@@ -160,7 +160,7 @@ def _check(args: argparse.Namespace) -> None:
     )
   if args.averaging == "olmo_core" and args.limit:
     raise errors.ConfigError(
-        "--averaging=olmo_core evaluates the documents that OLMo-core does; remove --limit."
+        "--averaging=olmo_core evaluates the same documents as OLMo-core; remove --limit."
     )
   if args.averaging != "olmo_core" and args.olmo_core_batch != 1:
     raise errors.ConfigError("--olmo-core-batch needs --averaging=olmo_core.")
@@ -183,25 +183,31 @@ def _on_processes(args: argparse.Namespace) -> int:
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
-  """Returns the results of the command line's tasks and corpora, on each process."""
+  """Evaluates the tasks and corpora of the command line; returns the results on each process."""
+  import jax
+
   from maxtext_olmo.corpus import index_builder as index_lib
   from maxtext_olmo.evaluation import perplexity
   from maxtext_olmo.evaluation import scoring
   from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
+  from maxtext_olmo.trainers import cluster
   from maxtext_olmo.trainers.tiny import config as config_lib
   from maxtext_olmo.trainers.tiny import evaluation
   from maxtext_olmo.trainers.tiny import model
   from maxtext_olmo.trainers.tiny import report
   from maxtext_olmo.trainers.tiny import trainer
 
-  report.show_on_stderr(int(os.environ.get("JAX_PROCESS_ID", "0")))
+  report.show_on_stderr(0)
   config_file = [f"--config={args.config}"] if args.config else []
   config = config_lib.read_config(["maxtext-olmo eval", *config_file, *args.rest])
   # Look up names first, so that a wrong one fails before the slow part.
   tasks = evaluation.Tasks(args.tasks.split(","), args.task_dir) if args.tasks else None
   indexes = {path: index_lib.load_index(path) for path in args.ppl}
   tokenizer = tokenizer_lib.load_eval_tokenizer(args.tokenizer or config.eval_tokenizer)
+  corpus_tokenizer: Any = _corpus_tokenizer(args, config, tokenizer) if indexes else None
   trainer.connect(config)
+  report.show_on_stderr(jax.process_index())
+  cluster.check_processes()
   mesh = model.make_mesh(config)
   step, params = evaluation.load_params(config, mesh, args.step)
   options: dict[str, Any] = {
@@ -235,7 +241,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             scorer,
             params,
             index,
-            tokenizer,
+            corpus_tokenizer,
             path_remap=remap if config.olmo_path_remap_from else None,
             limit=limit,
             olmo_core=rule,
@@ -244,6 +250,21 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
         for path, index in indexes.items()
     }
   return results
+
+
+def _corpus_tokenizer(args: argparse.Namespace, config: Any, tokenizer: Any) -> Any:
+  """Returns the tokenizer of the corpora, with the EOS that the run was trained on."""
+  from maxtext_olmo.evaluation import perplexity
+
+  if config.olmo_eos_id in (-1, tokenizer.eos_id):
+    return tokenizer
+  if args.tokenizer or config.eval_tokenizer != "bytes":
+    raise errors.ConfigError(
+        f"The tokenizer {args.tokenizer or config.eval_tokenizer} has the EOS {tokenizer.eos_id},"
+        f" but the documents of this run end with olmo_eos_id={config.olmo_eos_id}. Give the"
+        " tokenizer of the corpus, or set --config.olmo_eos_id."
+    )
+  return perplexity.UnknownTokenizer(config.olmo_eos_id)
 
 
 def _report(results: dict[str, Any]) -> None:
@@ -265,7 +286,7 @@ def _how_it_was_scored(config: dict[str, Any]) -> str:
   return (
       f"Scored in rows of {', '.join(map(str, lengths))} tokens:"
       f" {len(lengths)} shape{'s' if len(lengths) > 1 else ''} compiled,"
-      f" {config['padding_share']:.1%} of the tokens run were padding."
+      f" {config['padding_share']:.1%} of the processed tokens were padding."
   )
 
 
@@ -283,10 +304,10 @@ def _report_perplexity(path: str, labels: dict[str, Any]) -> None:
               label,
               score.documents,
               score.tokens,
-              score.bytes,
+              score.bytes or "unknown",
               f"{score.cross_entropy:.4f}",
               f"{score.perplexity:.4f}",
-              f"{score.bits_per_byte:.4f}",
+              f"{score.bits_per_byte:.4f}" if score.bytes else "unknown",
           )
           for label, score in scores.items()
       ],

@@ -7,7 +7,7 @@ import collections
 import contextlib
 import fnmatch
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maxtext_olmo import cli
@@ -18,12 +18,13 @@ from maxtext_olmo.cli import spikes
 _DESCRIPTION = """\
 Shows what a run has seen and will see, without replaying it and without a log.
 
-PATH names a run: a checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText),
-the directory above one, or a config file (.py, .yml, .json). With a second run, the two are
-compared. Nothing is written next to the run, and no accelerator is used.
+PATH names a run: a checkpoint, a directory of checkpoints (of any trainer), the directory above
+it, or a config file (.py, .yml, .json). With a second run, the two are compared. Nothing is written
+next to the run, and no accelerator is used. --find scans the corpus piece by piece, also on several
+machines; a search that is killed continues where it stopped.
 
-The config is the one kept next to the checkpoints. --config=FILE replaces it, and
---config.KEY=VALUE changes it, for example if the corpus is mounted elsewhere.
+The config is the one saved next to the checkpoints. --config=FILE replaces it, and
+--config.KEY=VALUE changes single keys, for example if the corpus is mounted elsewhere.
 """
 
 _EPILOG = """\
@@ -81,7 +82,7 @@ def add_parser(subparsers: Any) -> None:
       otherwise="`bytes` if the index names it",
       default="",
   )
-  option("--read N", "maximum rows to read in a search, for the filter's verdict", default=1000)
+  option("--read N", "maximum rows to read in a search, to apply the filter to them", default=1000)
   option(
       "--serve",
       "serve pages about the run on 127.0.0.1, for a browser, until Ctrl-C",
@@ -89,6 +90,7 @@ def add_parser(subparsers: Any) -> None:
       action="store_true",
   )
   option("--json", "print all details as JSON", otherwise="text", action="store_true")
+  cli.add_work_options(option)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,15 +123,17 @@ def _check(args: argparse.Namespace) -> None:
   asked = (args.other, args.step, args.row, args.steps, args.find, args.document, args.file)
   if args.losses and any(value is not None for value in asked):
     raise errors.ConfigError(
-        "--losses chooses the steps itself: give --losses, or --step, --steps, --find, --document,"
-        " --file or a second run."
+        "--losses chooses the steps itself: remove --losses, or remove --step, --steps, --find,"
+        " --document, --file and the second run."
     )
   if args.row is not None and args.step is None:
     raise errors.ConfigError("--row needs --step, the step of the row.")
   if bool(args.file) != (args.byte is not None):
-    raise errors.ConfigError("--file and --byte need each other; give both.")
+    raise errors.ConfigError("--file and --byte work only together; give both.")
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
+  if args.find is None and cli.has_work_options(args):
+    raise errors.ConfigError("--workers, --part and the options after them belong to --find.")
   if args.read < 0:
     raise errors.ConfigError(f"--read={args.read} must be 0 or more.")
   shown = (*asked, args.losses)
@@ -155,17 +159,25 @@ def _show_steps(args: argparse.Namespace, found: Any) -> int:
       _print_overview(iterator.explain(step) for step in steps)
       return 0
     for step in steps:
-      _print_step(args, iterator.explain(step), iterator.step, tokenizer)
+      _print_step(args, iterator.explain(step), iterator, tokenizer)
   return 0
 
 
 def _show_visits(args: argparse.Namespace, found: Any) -> int:
   """Shows the steps that have a text, a document or a byte; returns 1 if there are none."""
   from maxtext_olmo.inspection import run as run_lib
+  from maxtext_olmo.inspection import search
   from maxtext_olmo.inspection import visits as visits_lib
 
   with run_lib.open_iterator(found) as iterator:
-    targets = _targets(args, iterator)
+    if args.find is not None:
+      outcome, options = _search(args, found, iterator)
+      if options.part is not None:
+        return cli.report_part(outcome, options)
+      targets = search.hits_of(outcome)
+      outcome.discard()
+    else:
+      targets = _targets(args, iterator)
     all_visits, left = [], args.read
     for target in targets:
       all_visits.append(visits_lib.find_visits(iterator, target, args.until, left))
@@ -173,7 +185,8 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
   if args.json:
     print(json.dumps([visits.to_json() for visits in all_visits], indent=1))
   elif not targets:
-    print("The corpus does not have this text.")
+    part = "" if args.label == "*" else f"--label={args.label} part of the "
+    print(f"This text does not occur in the {part}corpus.")
   else:
     for visits in all_visits:
       _print_visits(visits)
@@ -187,25 +200,39 @@ def _show_visits(args: argparse.Namespace, found: Any) -> int:
 
 
 def _targets(args: argparse.Namespace, iterator: Any) -> list[Any]:
-  """Returns the token ranges that the command line asks about."""
+  """Returns the token ranges of the document or the byte that the command line asks about."""
   from maxtext_olmo.inspection import search
-  from maxtext_olmo.inspection import text as text_lib
   from maxtext_olmo.inspection import visits as visits_lib
 
   if args.document is not None:
     numbers = visits_lib.find_documents(iterator, args.document)
     return [visits_lib.document_range(iterator, number) for number in numbers]
-  if iterator.provenance is None:
-    raise errors.ConfigError("This run does not read files, so it cannot be searched.")
-  index = iterator.provenance.index
-  if args.file:
-    number = search.file_number(iterator.files, args.file)
-    return [search.range_of_byte(iterator.files, index, number, args.byte)]
+  index = _index_of(iterator)
+  number = search.file_number(iterator.files, args.file)
+  return [search.range_of_byte(iterator.files, index, number, args.byte)]
+
+
+def _search(args: argparse.Namespace, found: Any, iterator: Any) -> tuple[Any, Any]:
+  """Looks for a text; returns the results of the pieces, and how the work was done."""
+  from maxtext_olmo.inspection import search
+  from maxtext_olmo.inspection import text as text_lib
+
+  index = _index_of(iterator)
   tokenizer = text_lib.tokenizer_of(index, args.tokenizer)
   only = [i for i, f in enumerate(index.files) if fnmatch.fnmatchcase(f.label, args.label)]
   if not only:
     raise errors.ConfigError(f"--label={args.label} matches no label of the corpus.")
-  return search.find_text(args.find, tokenizer, index, iterator.files, only=only, progress=True)
+  options = cli.work_options(args, found.config["olmo_index_path"])
+  outcome = search.find_in_pieces(
+      args.find, tokenizer, index, iterator.files, options, only=only, progress=True
+  )
+  return outcome, options
+
+
+def _index_of(iterator: Any) -> Any:
+  if iterator.provenance is None:
+    raise errors.ConfigError("This run does not read files, so it cannot be searched.")
+  return iterator.provenance.index
 
 
 def _print_visits(visits: Any) -> None:
@@ -303,17 +330,20 @@ def _print_overview(explanations: Iterable[Any]) -> None:
   cli.print_table(("step", "position", "epoch", *heads), rows)
 
 
-def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, tokenizer: Any) -> None:
+def _print_step(args: argparse.Namespace, explanation: Any, iterator: Any, tokenizer: Any) -> None:
   """Prints the rows of a step."""
   from maxtext_olmo.inspection import text as text_lib
 
-  when = "seen" if explanation.step < next_step else "to come"
+  when = "seen" if explanation.step < iterator.step else "to come"
   print(
       f"step {explanation.step:,} ({when}): {len(explanation.rows):,} rows of"
       f" {explanation.sequence_length:,} tokens from position {explanation.position:,}, repetition"
       f" filter {'on' if explanation.ngram_filter else 'off'}"
   )
   rows = _rows(explanation, args.row)
+  names: Mapping[str, str] = {}
+  if iterator.files is not None:
+    names = cli.announce_base(iterator.files.paths, [p.file for row in rows for p in row.parts])
   table = []
   for row in rows:
     for part in row.parts or [None]:
@@ -326,7 +356,7 @@ def _print_step(args: argparse.Namespace, explanation: Any, next_step: int, toke
           (
               *own,
               "padding" if part is None else part.label,
-              "" if part is None else part.file,
+              "" if part is None else names.get(part.file, part.file),
               "" if part is None or part.first_byte is None else _bytes(part),
               "" if part is None else _documents(part),
               kept,
@@ -352,7 +382,7 @@ def _bytes(part: Any) -> str:
 
 
 def _documents(part: Any) -> str:
-  """Returns the documents of a part; `…` marks one that continues outside it."""
+  """Returns the documents of a part; `…` marks a document that continues outside the part."""
   names = [
       ("" if span.first == 0 else "…") + str(span.document) + ("" if _ends(span) else "…")
       for span in part.documents

@@ -1,8 +1,8 @@
 """The `maxtext-olmo` command.
 
 Each command is a module of this package whose `add_parser(subparsers)` calls `cli.add_command`. To
-add a command, add its name to `COMMANDS`. A module imports heavy packages only when it runs, so
-that `--help` is fast.
+add a command, add its name to `COMMANDS`. A module imports heavy packages only when its command
+runs, so that `--help` is fast.
 
 Exit codes: 0, success; 1, the command found a problem or no result; 2, the command failed.
 """
@@ -23,8 +23,10 @@ COMMANDS = (
     "index",
     "verify",
     "storage",
+    "stats",
     "plan",
     "report",
+    "doctor",
     "train",
     "inspect",
     "eval",
@@ -37,7 +39,7 @@ COMMANDS = (
 _PASSED_ON = (["train"], ["maxtext", "train"], ["maxtext", "sft"], ["maxtext", "dataloader"])
 
 # These commands accept keys of the trainer's config in addition to their own options.
-_TAKE_KEYS = frozenset({"eval", "inspect", "plan", "report"})
+_TAKE_KEYS = (["doctor"], ["eval"], ["inspect"], ["plan"], ["report"], ["index", "pack"])
 
 _DESCRIPTION = """\
 The OLMo data path for JAX trainers.
@@ -55,9 +57,9 @@ From text to a training run:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a command; prints errors that the user can fix as one line on stderr."""
+  """Runs a command; an error that the user can fix is printed as one line on stderr."""
   argv = list(sys.argv[1:] if argv is None else argv)
-  # Whatever repeats an argument, as messages do, must not repeat the credentials in a URL.
+  # Messages may repeat arguments, so arguments must not contain the credentials of URLs.
   argv = [urls.clean_text(word) for word in argv]
   parser = make_parser()
   own, rest = _split_arguments(argv)
@@ -112,9 +114,9 @@ def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
     end = first + len(command)
     if argv[first:end] == command and argv[end : end + 1] not in (["-h"], ["--help"]):
       return argv[:end], argv[end:]
-  if not {*argv[first : first + 1]} & _TAKE_KEYS:
+  if not any(argv[first : first + len(command)] == command for command in _TAKE_KEYS):
     return argv, []
-  # The keys of the trainer's config are not options of ours.
+  # Keys of the trainer's config are not options of the command.
   keys = [word for word in argv if word.startswith("--config.")]
   return [word for word in argv if word not in keys], keys
 

@@ -1,4 +1,4 @@
-"""`maxtext-olmo maxtext`: runs MaxText's trainers on our data, and migrates from its loader."""
+"""`maxtext-olmo maxtext`: runs MaxText on this package's data, and migrates runs of MaxText."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
   from maxtext_olmo.trainers.maxtext.migrate import Migration
 
 _DESCRIPTION = """\
-Runs unmodified MaxText on batches of this package, and migrates runs from MaxText's own olmo_grain
-loader.
+Runs unmodified MaxText on batches of this package, and migrates runs that used MaxText's own
+olmo_grain loader.
 
   train CONFIG.yml key=value ...        MaxText's pre-training; all arguments go to MaxText
   sft CONFIG.yml key=value ...          its supervised fine-tuning, which needs google-tunix
@@ -38,12 +38,12 @@ examples:
   a run on one host with 8 devices, never restarted:
     maxtext-olmo maxtext migrate --run-config run.yml --devices 8 \\
         --checkpoint-dir out/run/checkpoints
-  one whose settings were on the command line of MaxText, which migrate cannot see otherwise:
+  a run with settings on MaxText's command line; give them again, as migrate cannot find them:
     maxtext-olmo maxtext migrate --run-config base.yml --devices 8 \\
         --checkpoint-dir out/run/checkpoints (the run's own arguments)
-  on 4 hosts with 16 devices, restarted from checkpoint 500 on 4 hosts and from 900 on 2:
+  a run on 4 hosts with 16 devices, restarted from checkpoint 500 on 4 hosts and from 900 on 2:
     ... --hosts 4 --devices 16 --restart 500 --restart 900,hosts=2,devices=8
-  with the logs of its starts, in order:
+  a run with a log of each start, in order:
     ... --log start1.log --log start2.log
 then:
   maxtext-olmo maxtext train run-migrated.yml (the run's own arguments)
@@ -78,9 +78,9 @@ def _add_migrate(commands: Any) -> None:
       _migrate,
       help="continue a run that MaxText's own loader began",
       description=(
-          "Reconstructs what the model in a checkpoint was trained on, with the repetitions"
-          " and gaps of MaxText's own loader. Writes a config that continues training with the"
-          " remaining instances of this epoch, each once, and then with whole epochs."
+          "Reconstructs which instances the model in a checkpoint was trained on, including the"
+          " repetitions and gaps of MaxText's own loader. Writes a config that continues training"
+          " with the remaining instances of this epoch, each once, and then with whole epochs."
       ),
       epilog=_MIGRATE_EPILOG,
   )
@@ -107,7 +107,7 @@ def _add_migrate(commands: Any) -> None:
   )
   option(
       "--log FILE",
-      "a log of the run, which has its starts, hosts and batch size; repeat for each, in order",
+      "a log of the run, to read its starts, hosts and batch size from; repeat for each, in order",
       otherwise="none",
       action="append",
       default=[],
@@ -160,8 +160,8 @@ def _report(done: Migration) -> str:
       f"  rows trained on         {found.num_rows:>14,}",
       f"  instances of the corpus {done.num_instances:>14,}",
       f"  distinct instances seen {found.num_distinct:>14,}",
-      f"  rows repeated           {found.num_repeated:>14,}   not yet due in an exact loader",
-      f"  instances missed        {found.num_missing:>14,}   already due in an exact loader",
+      f"  rows repeated           {found.num_repeated:>14,}   0 with an exact loader",
+      f"  instances missed        {found.num_missing:>14,}   0 with an exact loader",
       f"  whole epochs, by volume {found.num_epochs:>14,}",
       f"  left in this epoch      {done.num_remaining:>14,}   each once, then the next epoch",
       "",

@@ -1,4 +1,4 @@
-"""`maxtext-olmo olmo-core import`: takes over a run of OLMo-core by its own config."""
+"""`maxtext-olmo olmo-core import`: imports an OLMo-core run from its own config."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ _DESCRIPTION = """\
 Reads the sections `dataset` and `data_loader` of OLMo-core's config.json, builds the index of the
 run's token files, and writes a config with which this library yields the same rows in the same
 order. With a state, the run continues exactly where it stopped, and the fingerprint of its data is
-compared.
+checked.
 
-Prints what was understood. A field that is not known is an error, because it may change the data.
+Prints the settings that it found. An unknown field is an error, because it may change the data.
 
-STATE is a JSON file with the loader's `state_dict()`, or with a trainer's that has a `data_loader`.
-To make it from a checkpoint, where torch is installed:
-  python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
-      weights_only=False)['data_loader']))" > state.json
+STATE is a checkpoint folder, its train/rank0.pt (torch is not needed), or a JSON file with the
+loader's `state_dict()`.
 """
 
 _EPILOG = """\
 examples:
-  maxtext-olmo olmo-core import step1000/config.json --base /data/ai2-llm --output run.py
-  maxtext-olmo olmo-core import step1000/config.json --state state.json --base /data/ai2-llm \\
+  maxtext-olmo olmo-core import step1000 --base /data/ai2-llm --output run.py
+  maxtext-olmo olmo-core import step1000 --state step1000 --base /data/ai2-llm \\
       --mix-file OLMo-mix-0925-official.txt --output continue.py
 """
 
 
 def add_parser(subparsers: Any) -> None:
   """Adds `olmo-core import`."""
-  group = subparsers.add_parser("olmo-core", help="take over a run of OLMo-core by its config.json")
+  group = subparsers.add_parser("olmo-core", help="import an OLMo-core run from its config.json")
   option = cli.add_command(
       group.add_subparsers(title="commands", metavar="COMMAND", required=True),
       "import",
@@ -42,13 +40,17 @@ def add_parser(subparsers: Any) -> None:
       description=_DESCRIPTION,
       epilog=_EPILOG,
   )
-  option("CONFIG", "the run's config.json, from a checkpoint folder")
-  option("--state STATE", "the loader's state, a JSON file", otherwise="the run begins anew")
+  option("CONFIG", "a checkpoint folder of the run, or its config.json")
+  option(
+      "--state STATE",
+      "the loader's state: a checkpoint folder or a file",
+      otherwise="the run begins at step 0",
+  )
   option(
       "--base DIR_OR_URL",
-      "where the token files are on this machine, in place of mix_base_dir or of the directory that"
-      " all paths have in common",
-      otherwise="as the config says",
+      "directory or URL of the token files; it replaces mix_base_dir, or the directory that all"
+      " paths have in common",
+      otherwise="the paths as in CONFIG",
   )
   option(
       "--mix-file FILE",
@@ -69,7 +71,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run_import(args: argparse.Namespace) -> int:
-  """Writes the config and prints what was understood."""
+  """Writes the config and prints the settings that were found."""
   from maxtext_olmo.loader import olmo_core_run
 
   config_file.check(args.output)
@@ -88,7 +90,7 @@ def run_import(args: argparse.Namespace) -> int:
       if (value := getattr(reached, name))
   }
   comment = "\n".join(f"{what}: {value}" for what, value in imported.understood)
-  title = f"The rows of the OLMo-core run of {os.path.basename(args.config)}."
+  title = f"The rows of the OLMo-core run of {args.config}."
   config_file.write(args.output, values, f"{comment}\n\n{config_file.STEP_NOTE}", title)
   cli.print_table(("setting", "value"), imported.understood)
   print(f"Wrote {args.output}.")

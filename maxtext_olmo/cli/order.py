@@ -1,9 +1,8 @@
-"""`maxtext-olmo order`: continues an OLMo-core run, and measures how well the orders mix."""
+"""`maxtext-olmo order`: continues an OLMo-core run, and measures how well orders mix."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from typing import Any
@@ -18,10 +17,9 @@ _IMPORT_DESCRIPTION = """\
 Reads the state of OLMo-core's data loader and prints a config with which this library continues
 exactly where that run stopped.
 
-STATE is a JSON file with the loader's `state_dict()`, or with a trainer's that has a `data_loader`.
-To make it from a checkpoint, where torch is installed:
-  python -c "import json, torch; print(json.dumps(torch.load('step1000/train/rank0.pt',
-      weights_only=False)['data_loader']))" > state.json
+STATE is a checkpoint folder, its train/rank0.pt (torch is not needed), or a JSON file with the
+loader's `state_dict()`. If the folder has a config.json, use `maxtext-olmo olmo-core import`
+instead: it needs fewer options.
 """
 
 _IMPORT_EPILOG = """\
@@ -34,7 +32,7 @@ example:
 def add_parser(subparsers: Any) -> None:
   """Adds `order import-olmo-core` and `order stats`."""
   group = subparsers.add_parser(
-      "order", help="continue an OLMo-core run; measure how well the orders mix"
+      "order", help="measure how well orders mix; continue an OLMo-core run without its config"
   )
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   option = cli.add_command(
@@ -45,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
       description=_IMPORT_DESCRIPTION,
       epilog=_IMPORT_EPILOG,
   )
-  option("STATE", "the loader's state, a JSON file")
+  option("STATE", "the loader's state: a checkpoint folder or a file")
   option("--index INDEX", "the index of the run's files", required=True)
   option(
       "--sequence-length S",
@@ -99,11 +97,12 @@ def add_parser(subparsers: Any) -> None:
 def run_import(args: argparse.Namespace) -> int:
   """Prints or writes the config."""
   from maxtext_olmo.corpus import index_builder as index_lib
+  from maxtext_olmo.loader import olmo_core_checkpoint
   from maxtext_olmo.loader import olmo_core_import
   from maxtext_olmo.order import epochs as epochs_lib
   from maxtext_olmo.order import schedule
 
-  state = olmo_core_import.LoaderState.from_json(_read_json(args.state), args.state)
+  state = olmo_core_import.LoaderState.from_json(*olmo_core_checkpoint.read_state(args.state))
   index = index_lib.load_index(args.index)
   length = args.sequence_length or state.sequence_length
   if index.max_target_sequence_length is not None:
@@ -115,8 +114,8 @@ def run_import(args: argparse.Namespace) -> int:
   )
   if rows is None:
     raise errors.ConfigError(
-        "The state does not determine the batch size, because no batch, or batches of several"
-        " sizes, were processed in this epoch. Set --batch-size."
+        "The state does not determine the batch size, because the run has processed no batch in"
+        " this epoch, or batches of several sizes. Set --batch-size."
     )
   values = {
       "dataset_type": "olmo_grain",
@@ -163,16 +162,6 @@ def run_stats(args: argparse.Namespace) -> int:
   return 0
 
 
-def _read_json(path: str) -> Any:
-  from maxtext_olmo.corpus import storage
-
-  text = storage.open_storage().read(path)
-  try:
-    return json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise errors.ResumeError(f"{path} is not JSON: {error}.") from error
-
-
 def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
   from maxtext_olmo.loader import olmo_core_fingerprint
 
@@ -180,7 +169,7 @@ def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
   if all(value is None for value in (*ids, args.bos_id)):
     return "The fingerprint was not checked; give --vocab-size, --pad-id and --eos-id to check it."
   if any(value is None for value in ids):
-    raise errors.ConfigError("--vocab-size, --pad-id and --eos-id need each other; give all three.")
+    raise errors.ConfigError("--vocab-size, --pad-id and --eos-id work only together; give all.")
   tokenizer = olmo_core_fingerprint.TokenizerIds(*ids, args.bos_id)
   found = state.check_dataset(
       *(
@@ -188,4 +177,4 @@ def _check_fingerprint(args: argparse.Namespace, state: Any, index: Any) -> str:
           for release in olmo_core_fingerprint.RELEASES
       )
   )
-  return f"The index is the run's corpus: both have OLMo-core's fingerprint {found}."
+  return f"The index lists the run's corpus: both have the OLMo-core fingerprint {found}."

@@ -8,12 +8,12 @@ from maxtext_olmo.cli import spikes
 
 _DESCRIPTION = """\
 Writes one HTML file about a run: its sources over all past and future steps, epochs per label,
-changes, and the identity of the stream. With --losses, also the loss, its spikes, how their data
-differs, and the rows to look at first, with their text if the tokenizer is known. The file opens
-without a server and without network access. Needs the extra `report`.
+changes, and the identity of the stream. With --losses, the file also shows the loss, its spikes,
+how the data of the spikes differs, and the rows to look at first, with their text if the tokenizer
+is known. The file opens without a server and without network access. Needs the extra `report`.
 
-PATH is a checkpoint, a directory of checkpoints (of the embedded trainer or of MaxText) or the one
-above it, or a config file (.py, .yml, .json, with --config.KEY=VALUE as in training).
+PATH is a checkpoint, a directory of checkpoints (of any trainer), the directory above it, or a
+config file (.py, .yml, .json, with --config.KEY=VALUE as in training).
 """
 
 _EPILOG = """\
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
   found = cli.find_run(args.path, args)
   losses = findings = None
   if args.losses:
-    losses, findings = spikes.examine(
+    losses, findings, _ = spikes.examine(
         args, found, lambda index: text.tokenizer_if_known(index, args.tokenizer)
     )
   with run_plan.open_plan(found, args.steps) as plan:

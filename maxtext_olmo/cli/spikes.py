@@ -1,10 +1,10 @@
-"""The `--losses` option of `maxtext-olmo inspect`: loss spikes, and how their data differs."""
+"""The `--losses` option of `inspect` and `report`: loss spikes, and how their data differs."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from maxtext_olmo import cli
@@ -39,7 +39,7 @@ def add_options(option: Callable[..., None]) -> None:
 
 
 def check_options(args: argparse.Namespace) -> None:
-  """Raises ConfigError for invalid numbers."""
+  """Raises ConfigError for values that are not positive."""
   for name in ("spikes", "rows"):
     if getattr(args, name) < 1:
       raise errors.ConfigError(f"--{name} must be 1 or more.")
@@ -48,7 +48,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def examine(args: argparse.Namespace, found: Any, tokenizer: Callable[[Any], Any]) -> Any:
-  """Returns the losses that the command line names, and the findings about their spikes.
+  """Returns the losses of `--losses`, the findings about their spikes, and the paths of all files.
 
   Args:
     found: The run.
@@ -61,7 +61,7 @@ def examine(args: argparse.Namespace, found: Any, tokenizer: Callable[[Any], Any
   losses = losses_lib.read_losses(args.losses, name=args.loss_name)
   with run_lib.open_iterator(found) as iterator:
     index = None if iterator.provenance is None else iterator.provenance.index
-    return losses, spikes_lib.examine(
+    findings = spikes_lib.examine(
         iterator,
         losses,
         threshold=args.threshold,
@@ -70,6 +70,7 @@ def examine(args: argparse.Namespace, found: Any, tokenizer: Callable[[Any], Any
         tokenizer=tokenizer(index),
         progress=True,
     )
+    return losses, findings, () if iterator.files is None else iterator.files.paths
 
 
 def show(args: argparse.Namespace, found: Any) -> int:
@@ -79,7 +80,7 @@ def show(args: argparse.Namespace, found: Any) -> int:
   def tokenizer(index: Any) -> Any:
     return text_lib.tokenizer_of(index, args.tokenizer) if args.text else None
 
-  _, findings = examine(args, found, tokenizer)
+  _, findings, files = examine(args, found, tokenizer)
   if args.json:
     print(json.dumps(findings.to_json(), indent=1))
     return 0
@@ -87,8 +88,12 @@ def show(args: argparse.Namespace, found: Any) -> int:
   if findings.together is None:
     return 0
   _print_spikes(findings)
-  _print_contrast(findings.together.contrast, len(findings.each))
-  _print_suspects(findings.together.shown)
+  contrast, suspects = findings.together.contrast, findings.together.shown
+  print()
+  shown = [source.source[1] for source in (*contrast.files, *contrast.documents)]
+  names = cli.announce_base(files, [*shown, *(suspect.place[0] for suspect in suspects)])
+  _print_contrast(contrast, len(findings.each), names)
+  _print_suspects(suspects, names)
   return 0
 
 
@@ -116,11 +121,11 @@ def _print_spikes(findings: Any) -> None:
   cli.print_table(heads, rows)
 
 
-def _print_contrast(contrast: Any, spikes: int) -> None:
+def _print_contrast(contrast: Any, spikes: int, names: Mapping[str, str]) -> None:
   from maxtext_olmo.inspection import figures as figures_lib
 
   print(
-      f"\n{'All spikes together' if spikes > 1 else 'This spike'}: {contrast.notable:,} of"
+      f"{'All spikes together' if spikes > 1 else 'This spike'}: {contrast.notable:,} of"
       f" {len(contrast.rows):,} rows in {len(contrast.steps):,} steps stand out from those of"
       f" {len(contrast.calm_steps):,} calm steps nearby."
   )
@@ -146,7 +151,7 @@ def _print_contrast(contrast: Any, spikes: int) -> None:
   ):
     table = [
         (
-            *source.source,
+            *(names.get(part, part) for part in source.source),
             f"{source.share:.2%}",
             f"{source.usual_share:.2%}" if len(heads) < 3 else None,
             source.notable,
@@ -160,14 +165,31 @@ def _print_contrast(contrast: Any, spikes: int) -> None:
       print(f"{len(sources) - _SOURCES:,} more with lower scores (--json has all).")
 
 
-def _print_suspects(suspects: Any) -> None:
+def _name_documents(suspects: Any) -> list[str]:
+  """Returns one line for each named document to which a row is attributed."""
+  from maxtext_olmo.inspection import text as text_lib
+
+  lines = []
+  for suspect in suspects:
+    for part in suspect.row.parts:
+      for span in part.documents:
+        if span.name and (part.file, span.document) == (suspect.score.file, suspect.score.document):
+          name = text_lib.describe_name(span.name, span.source, span.line)
+          lines.append(f"document {span.document}{name}")
+  return list(dict.fromkeys(lines))
+
+
+def _print_suspects(suspects: Any, names: Mapping[str, str]) -> None:
   print("\nRows to look at first:")
   table = []
   for suspect in suspects:
     score = suspect.score
-    cells = (score.step, score.row, score.label, *suspect.place)
+    path, *where = suspect.place
+    cells = (score.step, score.row, score.label, names.get(path, path), *where)
     table.append((*cells, f"{score.score:.1f}", score.reason))
   cli.print_table(("step", "row", "label", "path", "bytes", "document", "score", "reason"), table)
+  for line in _name_documents(suspects):
+    print(line)
   for suspect in suspects:
     if suspect.text:
       print(f"\n══ step {suspect.score.step}, row {suspect.score.row} ══")

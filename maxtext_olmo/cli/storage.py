@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Reads random ranges, each as long as a row, from a bucket or a web server: first one at a time, then
-more and more at once, and finally large pieces. Says whether that feeds a host that trains on a
-given number of tokens per second, and what the requests of an epoch cost. Reads only; sends at most
---requests requests within about --seconds seconds.
+more and more at once, and finally large pieces. Prints whether the store is fast enough for a host
+that trains on a given number of tokens per second, and what the requests of an epoch cost. Writes
+nothing to the store. Makes at most --requests row-sized reads, within about --seconds seconds.
 """
 
 _EPILOG = """\
@@ -28,7 +28,7 @@ examples:
   maxtext-olmo storage test https://olmo-data.org/some/part-00-00000.npy
 """
 
-# A host that reads only just as fast as it trains waits at every hiccup of the store.
+# A store that is only just fast enough makes the host wait whenever a request is slow.
 _MARGIN = 1.5
 _MOST_FILES = 64
 
@@ -37,7 +37,7 @@ class _Target(NamedTuple):
   paths: list[str]
   row_bytes: int
   row_tokens: int
-  rows: int | None  # In an epoch; None for those of one file.
+  rows: int | None  # Rows per epoch; None for as many as the file holds.
 
 
 def add_parser(subparsers: Any) -> None:
@@ -55,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
   option(
       "--tokens-per-second N",
       "tokens per second that this host trains on, such as 2e6",
-      otherwise="say how many it could",
+      otherwise="print the rate that the store is fast enough for",
       type=float,
   )
   option(
@@ -67,12 +67,12 @@ def add_parser(subparsers: Any) -> None:
   option("--bytes-per-token B", "size of a token", otherwise="that of the index, or 4", type=int)
   option(
       "--tokens N",
-      "tokens in an epoch, for its price",
+      "tokens in an epoch, to compute its price",
       otherwise="those of the index, or of the file",
       type=float,
   )
   option("--price-per-million DOLLARS", "price of a million GET requests", default=0.4, type=float)
-  option("--requests N", "number of reads, at most", default=10_000)
+  option("--requests N", "maximum number of row-sized reads", default=10_000)
   option("--seconds T", "seconds after which no read is started", default=20.0, type=float)
   cli.add_storage_options(option)
 
@@ -127,7 +127,7 @@ def _find_target(args: argparse.Namespace, storage: Any) -> _Target:
     )
   index = index_builder.load_index(url, storage=storage)
   tokens = args.sequence_length or index.sequence_length
-  # Spread over the corpus: a store may keep the files of a label apart from the others.
+  # Choose files from all over the corpus, because a store may keep labels in different places.
   step = max(1, len(index.files) // _MOST_FILES)
   paths = [
       path
@@ -161,16 +161,16 @@ def _print_rates(found: "Measurement") -> None:
   large = found.large
   print(
       f"large reads, {large.parallelism} in flight: {large.bytes_per_second / 1e6:,.0f} MB/s\n"
-      f"{found.requests:,} requests were sent, {found.retries:,} of them again after a failure"
+      f"{found.requests:,} requests were sent; {found.retries:,} of them repeated a failed one"
   )
 
 
 def _print_verdict(found: "Measurement", target: _Target, wanted: float | None) -> bool:
-  """Prints whether the store is fast enough; returns it."""
+  """Prints whether the store is fast enough, and returns the verdict."""
   best = found.best
   possible = best.reads_per_second * target.row_tokens
   if wanted is None:
-    print(f"feeds up to {possible / _MARGIN:,.0f} tokens/s on this host (with a margin of half)")
+    print(f"fast enough for {possible / _MARGIN:,.0f} tokens/s on this host, with a margin of 50%")
     return True
   reads = wanted / target.row_tokens
   in_flight = max(1, round(reads * found.rates[0].median))
@@ -182,7 +182,7 @@ def _print_verdict(found: "Measurement", target: _Target, wanted: float | None) 
     print(f"fast enough: {need}")
     return True
   if possible >= wanted:
-    print(f"TOO SLOW: {need}; half as much again is needed, for the hiccups of a store")
+    print(f"TOO SLOW: {need}; a margin of 50% is needed, because some requests are slow")
     return False
   print(f"TOO SLOW: {need}. Train closer to the bucket, or copy the corpus (`corpus copy`)")
   return False

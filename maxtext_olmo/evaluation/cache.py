@@ -1,9 +1,9 @@
-"""A cache file of finished requests, with which a killed evaluation resumes.
+"""A cache file of finished requests, from which a killed evaluation resumes.
 
 Process 0 appends a line per request, `{"key": ..., "result": ...}`, as soon as the result is known.
 The key is a hash of the request and of everything else that decides the result, including the
-weights of the model. So one file can serve many checkpoints and never returns a result of the wrong
-one.
+weights of the model. So many checkpoints can share a file, and none of them gets the results of a
+different checkpoint.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from maxtext_olmo.devices import collectives
 
 
 class RequestCache:
-  """A cache of finished requests; all processes create it together, and call `lookup` together.
+  """A cache of finished requests. All processes must create it together and call `lookup` together.
 
   Args:
-    path: Path of the cache file; None keeps nothing.
+    path: Path of the cache file; None disables the cache.
   """
 
   def __init__(self, path: str | os.PathLike[str] | None):
@@ -56,7 +56,7 @@ class RequestCache:
       ) from error
 
   def lookup(self, keys: Sequence[str]) -> dict[str, Any]:
-    """Returns the cached results by key; process 0 reads them for all processes."""
+    """Returns the results that are cached, by key; process 0 looks them up for all processes."""
     if not self._path:
       return {}
     return collectives.from_process_0(
@@ -90,7 +90,8 @@ def make_key(*parts: Any) -> str:
 def fingerprint(params: Any) -> str:
   """Returns a hash of all weights, which does not depend on their layout on devices.
 
-  Wrapping integers can be added in any order, so each device sums the weights that it holds.
+  A sum of integers that wrap around on overflow does not depend on the order of addition. So each
+  device can add up its own weights, however they are sharded.
   """
   leaves = jax.tree_util.tree_leaves_with_path(params)
   sums = jax.jit(lambda arrays: [_checksum(array) for array in arrays])([a for _, a in leaves])
@@ -117,7 +118,8 @@ def _checksum(array: jax.Array) -> jax.Array:
   place = jnp.zeros(bits.shape, jnp.uint32)
   for axis, size in enumerate(bits.shape):
     place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-  # One factor per place, so that swapped values change the sum; odd factors lose no information.
+  # Each element has its own factor, so that swapping two elements changes the sum. The factors are
+  # odd, because multiplying by an even number would lose information.
   weight = (place * jnp.uint32(2654435761)) ^ (place >> 13) | jnp.uint32(1)
   mixed = (bits ^ (bits >> 16)) * jnp.uint32(0x45D9F3B)
   return jnp.stack([jnp.sum(bits * weight), jnp.sum(mixed * (weight ^ jnp.uint32(0x9E3779B8)))])

@@ -1,4 +1,4 @@
-"""Grain datasets that turn rows of any length into batches of few shapes, the same on every host.
+"""Grain datasets that turn rows of any length into batches of a few shapes, the same on all hosts.
 
 Rows are sorted by length over all requests, cut into global batches, and then divided among hosts:
 
@@ -7,7 +7,7 @@ Rows are sorted by length over all requests, cut into global batches, and then d
     host 0 of 2                9 9       5 5       3 3
     host 1 of 2                    9 9       5 5       3 3
 
-Every host knows all lengths, so all agree on the shape of each step without communication.
+Every host knows all lengths, so hosts agree on the shape of each step without communication.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Sample = dict[str, Any]
 
 
 class CompleteLLMIndexedBatch(grain.transforms.Map):
-  """Completes rows to the fields of an `LLMIndexedBatch`; "idx" is the number of their request.
+  """Adds the missing fields of an `LLMIndexedBatch` to rows; "idx" is the index of the request.
 
-  A row is one document, whatever tokens it holds: positions are consecutive, and there is no border
-  inside, unless the element has these fields already.
+  By default, a row is one document, whatever tokens it holds: positions are consecutive, and there
+  is no document border inside the row. Fields that the row already has are kept.
 
   >>> made = CompleteLLMIndexedBatch().map(
   ...     {"inputs": np.array([[1, 2]]), "targets": np.array([[1, 2]]), "idx": np.array(0)})
@@ -44,7 +44,7 @@ class CompleteLLMIndexedBatch(grain.transforms.Map):
 
   @staticmethod
   def map(item: Sample) -> Sample:
-    """Converts an incomplete dict to one with all fields; requests then count from 1."""
+    """Returns a dict with all fields; `document_idx` is the index of the request plus 1."""
     made = {name: value for name, value in item.items() if name != "idx"}
     rows, length = made["inputs"].shape
     numbers = np.asarray(item["idx"], np.int32) + np.int32(1)
@@ -57,7 +57,7 @@ class CompleteLLMIndexedBatch(grain.transforms.Map):
 
 
 def empty_llm_indexed_sample() -> Sample:
-  """Returns a filler row: one token of padding, with request number 0, which means no request.
+  """Returns a filler row: one token of padding, with `document_idx` 0, which means no request.
 
   >>> {name: (array.shape, array.dtype.name) for name, array in empty_llm_indexed_sample().items()
   ...  if name in ("inputs", "document_idx")}
@@ -84,10 +84,10 @@ def token_length(item: Sample) -> int:
 
 
 class _Wrapped(grain.MapDataset[T], Generic[T]):
-  """A dataset that wraps another; `_get` returns the element at an index below the length.
+  """A base class of datasets that wrap another dataset; subclasses implement `_get`.
 
   As in all Grain datasets, `dataset[index]` takes the index modulo the length, so that the dataset
-  repeats.
+  repeats. `_get` is called with an index below the length.
   """
 
   def __init__(self, dataset: grain.MapDataset[T]):
@@ -111,11 +111,11 @@ class _Wrapped(grain.MapDataset[T], Generic[T]):
 
   @abc.abstractmethod
   def _get(self, index: int) -> Any:
-    """Returns the element at an index from 0 to below the length."""
+    """Returns the element at an index in [0, length)."""
 
 
 class PadBatchDataset(_Wrapped[T]):
-  """Appends elements until all batches are full.
+  """Appends padding elements until all batches are full.
 
   Args:
     dataset: The dataset to pad.
@@ -156,7 +156,7 @@ def _pad_batch_multiple(
   """Pads arrays along one axis to a common length, and concatenates them along axis 0.
 
   Args:
-    batch: Arrays of the same rank; scalars are stacked, and arrays without that axis are only
+    batch: Arrays of the same rank; scalars are stacked, and arrays without the axis to pad are only
       concatenated.
     multiple_of: The common length is rounded up to a multiple of this.
     axis: The axis to pad, usually the sequence axis.
@@ -181,13 +181,13 @@ def _pad_batch_multiple(
 
 
 class PadSequenceInBatchDataset(_Wrapped[Sample]):
-  """Pads each element to the longest of its batch, rounded up, without making the batch.
+  """Pads each element to the longest length in its batch, rounded up, without making the batch.
 
   The elements can then be distributed to several hosts. Elements are flat dicts; arrays with two
   axes are padded at the end of the second axis, and other values are unchanged.
 
   Args:
-    dataset: The dataset to pad; each `batch_size` elements form a batch, the last may have fewer.
+    dataset: The dataset to pad. Every `batch_size` elements form a batch; the last may be smaller.
     batch_size: The global batch size.
     multiple_of: The padded length is rounded up to a multiple of this.
     pad_value: The value to pad with.
@@ -227,7 +227,7 @@ class PadSequenceInBatchDataset(_Wrapped[Sample]):
 
   @property
   def _element_spec(self) -> Any:
-    """The spec of the wrapped dataset, with unknown lengths where they differ between batches."""
+    """The spec of the wrapped dataset, with None for sequence lengths, which differ by batch."""
     return {
         name: grain_compat.ShapeDtypeStruct((spec.shape[0], None), spec.dtype)
         if len(spec.shape) == 2
@@ -251,7 +251,7 @@ class SortedDataset(_Wrapped[T]):
   Args:
     dataset: The dataset to sort; each element is read once for its key, and again on access.
     key: Returns the sort key of an element.
-    reverse: Whether the largest comes first.
+    reverse: Whether the largest key comes first.
 
   >>> SortedDataset(grain.MapDataset.source([3, 1, 2]), lambda x: x)[0]
   1
@@ -275,10 +275,10 @@ class SortedDataset(_Wrapped[T]):
 
 
 class MultihostSortedRemapDataset(_Wrapped[T]):
-  """Reorders a sorted dataset so that contiguous slices give each host its rows of global batches.
+  """Reorders a sorted dataset so that each host can read its rows of all batches as one slice.
 
-  Slices of a sorted dataset are sorted too, but then the batches of a step have different lengths
-  on each host:
+  Without reordering, the slices of the hosts would be sorted too, but in the same step, each host
+  would have a batch of a different length:
 
       dataset                       1 2 3 4 5 6 7 8
       slices of two hosts           1 2 3 4        5 6 7 8
@@ -287,7 +287,7 @@ class MultihostSortedRemapDataset(_Wrapped[T]):
 
   Args:
     dataset: A sorted dataset whose length is a multiple of the global batch size.
-    global_batch_size: Rows of a batch over all hosts.
+    global_batch_size: Rows per batch, over all hosts.
     dataloader_host_count: The number of hosts that share a batch.
 
   >>> ds = MultihostSortedRemapDataset(
@@ -324,7 +324,7 @@ class MultihostSortedRemapDataset(_Wrapped[T]):
 
 
 def round_up(number: int, multiple: int) -> int:
-  """Returns a number rounded up to a multiple."""
+  """Returns `number` rounded up to a multiple of `multiple`."""
   return -(-number // multiple) * multiple
 
 

@@ -1,9 +1,9 @@
 """Generates text token by token, greedily or by sampling at a temperature.
 
-Each step runs the model on the whole texts so far. This is slower than a cache of keys and values,
-but it needs only the model's logits, so it works with every model.
+Each step runs the model on each text from its beginning. This is slower than with a key-value
+cache, but it needs only the model's logits, so it works with every model.
 
-The tokens sampled for a request depend on the seed, the request's number and the step, but not on
+The tokens sampled for a request depend on the seed, the request's index and the step, but not on
 the batch or the number of processes.
 """
 
@@ -28,15 +28,15 @@ from maxtext_olmo.rows import batch as batch_lib
 
 _MAX_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _KNOWN = (*_MAX_TOKENS, "until", "do_sample", "temperature", "num_beams")
-# Values that only ask for the default behaviour.
+# Values with which an unsupported option has no effect.
 _WITHOUT_EFFECT = {"top_p": (None, 1, 1.0), "top_k": (None, 0, -1), "num_beams": (None, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-  """The settings with which a text is continued."""
+  """Settings for the continuation of a text."""
 
-  until: tuple[str, ...]  # Ends before the first of these, or at EOS.
+  until: tuple[str, ...]  # The text ends before the first occurrence of any of these, or at EOS.
   max_tokens: int
   temperature: float  # 0: greedy.
 
@@ -44,7 +44,7 @@ class Generation:
   def read(
       cls, arguments: Mapping[str, Any], *, default_tokens: int, max_length: int | None
   ) -> Generation:
-    """Reads the generation arguments of a harness task."""
+    """Parses the generation arguments of a request; raises ConfigError for unsupported ones."""
     until = arguments.get("until") or ()
     temperature = float(arguments.get("temperature") or 0.0)
     if not arguments.get("do_sample", temperature != 0):
@@ -72,8 +72,8 @@ class Generation:
     # Sampling options have no effect on greedy decoding.
     if unknown and (self.temperature > 0 or "num_beams" in unknown):
       raise errors.ConfigError(
-          f"generate_until does not support {unknown}, only until, max_gen_toks, do_sample and"
-          " temperature. Change generation_kwargs in the task's YAML."
+          f"generate_until does not support {unknown}. It supports 'until', 'max_gen_toks',"
+          " 'do_sample' and 'temperature'. Change generation_kwargs in the task's YAML."
       )
     if self.max_tokens < 1 or self.temperature < 0:
       raise errors.ConfigError(
@@ -108,10 +108,10 @@ class Generator:
   def generate(
       self, params: Any, contexts: Mapping[int, str], generation: Generation
   ) -> Iterator[tuple[int, str]]:
-    """Yields the number of each request and its continuation, as they are finished.
+    """Yields the index and the continuation of each request, as soon as the request is finished.
 
     Args:
-      contexts: The contexts, by the number of the request.
+      contexts: The context of each request, keyed by the request's index.
     """
     prompts = dict(zip(contexts, self._encode(list(contexts.values()), generation)))
     numbers = sorted(prompts, key=lambda number: -len(prompts[number]))
@@ -154,7 +154,7 @@ class Generator:
         return
 
   def _text(self, made: Sequence[int], until: Sequence[str]) -> str | None:
-    """Returns the finished text; None if it continues."""
+    """Returns the generated text if it has reached EOS or a stop string; otherwise None."""
     if made[-1] == self._tokenizer.eos_id:
       return _cut(self._tokenizer.decode(np.array(made[:-1])), until)
     text = self._tokenizer.decode(np.array(made)) if until else ""
@@ -163,7 +163,7 @@ class Generator:
   def _my_part(
       self, numbers: Sequence[int], texts: Sequence[Sequence[int]]
   ) -> batch_lib.LLMIndexedBatch:
-    # The last token of a row is only a target, which is not needed here.
+    # The last token of a row is only a target. Nothing is scored here, so it can be any token.
     rows = [requests_lib.Row(np.array([*t, 0]), 0, n) for n, t in zip(numbers, texts)]
     length = self._scorer.padded_length(max(map(len, texts)))
     step = packing.Step(length, tuple((place,) for place in range(len(rows))))
@@ -183,5 +183,5 @@ class Generator:
 
 
 def _cut(text: str, until: Sequence[str]) -> str:
-  """Returns the text before the first stop sequence."""
+  """Returns the part of a text before the first stop string."""
   return text[: min((text.find(stop) for stop in until if stop in text), default=len(text))]

@@ -34,9 +34,9 @@ Keep = Callable[[int, Any], None]
 class JaxLM(LM):
   """Runs harness requests on a model over a mesh, on one process or on several.
 
-  In a job with several processes, each process creates one over the global mesh and makes the same
-  harness call. Every process gets all requests and all results, and process 0 should report them.
-  The rows are split over the mesh internally; to the harness, each process is rank 0 of 1.
+  In a job with several processes, each creates a `JaxLM` over the global mesh and makes the same
+  harness call. Every process gets all requests and all results, but only process 0 should report
+  them. `JaxLM` itself splits the rows over the mesh; to the harness, each process is rank 0 of 1.
 
   >>> import types
   >>> import numpy as np
@@ -48,28 +48,28 @@ class JaxLM(LM):
   >>> round(score, 3), greedy  # Five bytes, each with a probability of 1 / 512.
   (-31.192, False)
 
-  `lm_eval.simple_evaluate(lm, tasks=["arc_easy"])` runs the tasks of the harness on it.
+  `lm_eval.simple_evaluate(lm, tasks=["arc_easy"])` runs a task of the harness on this model.
 
   Args:
-    apply: Maps parameters and an `LLMIndexedBatch` to logits (rows, tokens, vocabulary). The model
-      must use `inputs_position` and mask by `inputs_segmentation` as in training (0 is padding), or
-      be causal.
-    params: The parameters on the mesh; may be replaced between evaluations.
-    tokenizer: A tokenizer from `load_eval_tokenizer`, or its argument.
+    apply: Maps parameters and an `LLMIndexedBatch` to logits (rows, tokens, vocabulary). A model
+      that is not causal must use `inputs_position` and mask by `inputs_segmentation`, as in
+      training (0 is padding).
+    params: The parameters on the mesh. You may set the attribute `params` between evaluations.
+    tokenizer: A tokenizer from `load_eval_tokenizer`, or the `spec` to load it from.
     mesh: The mesh that holds the batches.
-    batch_size: Rows of a batch, over all processes.
+    batch_size: Rows per batch, over all processes.
     max_length: The maximum number of input tokens; None for no limit, as for recurrent models.
-    truncation: How a longer context is handled: `left` drops its beginning, `error` raises.
+    truncation: Handling of longer requests: `left` drops the beginning of the context, `error`
+      raises.
     padding_multiple: All lengths are rounded up to a multiple of this.
     data_sharding: Sharding of a batch; by default its rows are split over all mesh axes.
-    packing: Whether a row may hold several requests, as segments. `auto` packs if the model then
-      gives the same scores as for single requests, which is tested in each call; True skips the
-      test.
-    cache_file: File of finished requests, with which a killed evaluation resumes.
+    packing: Whether a row may hold several requests, as segments. `auto` packs if packing does not
+      change the model's scores, which is tested in each call; True packs without a test.
+    cache_file: File of finished requests, from which a killed evaluation resumes.
     name: Name of the model, which is part of the cache's keys. Include anything besides the
       parameters that changes the logits.
     max_gen_toks: The maximum number of tokens to generate if a task does not set it.
-    seed: Seed for generation at a temperature.
+    seed: Seed for sampling, if a task generates at a temperature above 0.
     progress: Whether process 0 shows progress.
   """
 
@@ -128,7 +128,7 @@ class JaxLM(LM):
 
   @property
   def batch_size(self) -> int:
-    """The number of rows of a batch."""
+    """The number of rows per batch, over all processes."""
     return self._scorer.batch_size
 
   @property
@@ -153,12 +153,12 @@ class JaxLM(LM):
 
   @property
   def padding_share(self) -> float:
-    """The share of padding in the tokens that the model was run on to score requests."""
+    """The share of padding among the tokens that the model has processed to score requests."""
     run = self._scorer.tokens_run
     return 1 - self._scorer.tokens_scored / run if run else 0.0
 
   def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
-    """Returns the log-probability of each continuation, and whether it is the greedy one.
+    """Returns the log-probability of each continuation, and whether it is the greedy continuation.
 
     An empty continuation has probability 1 and is greedy.
     """
@@ -167,22 +167,22 @@ class JaxLM(LM):
     return [(float(logprob), bool(is_greedy)) for logprob, is_greedy in found]
 
   def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
-    """Returns the log-probability of each text, with every token scored once; 0 if empty."""
+    """Returns the log-probability of each text, with every token scored once; 0 for empty texts."""
     arguments = [request.args for request in requests]
     found = self._answer("loglikelihood_rolling", arguments, self._score)
     return [float(logprob) for logprob, _ in found]
 
   def generate_until(self, requests: Sequence[Instance]) -> list[str]:
-    """Returns a continuation of each context, by the request's generation arguments."""
+    """Returns a continuation of each context, with the generation arguments of its request."""
     arguments = [request.args for request in requests]
-    # Read all before running any, so that an unsupported request fails at once.
+    # Read all before running any, so that an unsupported request fails immediately.
     generations = [
         generate_lib.Generation.read(
             options, default_tokens=self.max_gen_toks, max_length=self._scorer.max_length
         )
         for _, options in arguments
     ]
-    # Repeated requests get different samples, so these are neither cached nor shared.
+    # Repeated requests get different samples, so samples are neither cached nor shared.
     drawn = {place for place, made in enumerate(generations) if made.temperature > 0}
 
     def run(requests: dict[int, Arguments], keep: Keep) -> None:
@@ -202,13 +202,13 @@ class JaxLM(LM):
       run: Callable[[dict[int, Arguments], Keep], None],
       drawn: Collection[int] = (),
   ) -> list[Any]:
-    """Returns the results of all requests, in order, from the cache or by running each once.
+    """Returns the results of all requests, in order; runs only requests that are not in the cache.
 
     Args:
-      kind: The name of the method.
+      kind: The name of the harness method.
       arguments: The arguments of each request.
-      run: Runs requests, by their numbers, and passes each result to a function.
-      drawn: The numbers of requests whose results are sampled.
+      run: Runs requests, keyed by index, and passes each index and its result to a callback.
+      drawn: The indices of requests whose results are sampled.
     """
     if not arguments:
       return []
@@ -265,7 +265,7 @@ class JaxLM(LM):
           keep(places[score.request], totals[score.request])
 
   def _identity(self) -> str:
-    """Returns everything except the request that decides a result."""
+    """Returns a hash of everything that decides a result, apart from the request."""
     return cache_lib.make_key(
         cache_lib.fingerprint(self.params),
         self.name,
@@ -275,7 +275,8 @@ class JaxLM(LM):
         self._scorer.max_length,
         self.truncation,
         self.max_gen_toks,
-        # `auto` has tested that packing does not change the scores; True has not.
+        # With `auto`, a test has shown that packing does not change the scores. With True, there
+        # was no test.
         self._scorer.packing is True,
     )
 

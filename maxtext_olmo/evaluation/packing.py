@@ -1,29 +1,29 @@
 """Plans which requests are scored in which row of which batch, for all requests at once.
 
-A single request per row leaves the rest of the row empty, and compiling only a few row lengths
-leaves even more of it empty. A model that keeps segments apart, as packed training requires, can
-score several requests in a row:
+If each row holds a single request, the rest of the row is padding, and the fewer row lengths are
+compiled, the more padding there is. A model that keeps segments apart, as packed training requires,
+can score several requests in one row:
 
     inputs_segmentation    1 1 1 1 1 2 2 2 3 3 . .      three requests, two tokens of padding
     inputs_position        0 1 2 3 4 0 1 2 0 1 . .
 
 The longest request opens a batch: `batch_size` empty rows, each a few times as long as the request.
-Each following request goes to the open row that it fills best, or opens another batch if it fits
-none. So short requests fill the gaps that long ones leave, and only the last batch, whose rows are
+Each following request goes to the open row that it fills best, or opens a new batch if it fits into
+none. So short requests fill the gaps after long requests, and only the last batch, whose rows are
 short, has rows without a request.
 
 Several row lengths are tried, as well as one request per row, and the cheapest plan is used. Every
 host knows all lengths, so all hosts compute the same plan.
 
-Each batch is padded to one of a few lengths, because each length costs a compilation. Rounding up
-to a multiple gives as many shapes as there are multiples; powers of two give few shapes, but a
-quarter of the tokens becomes padding. Here all lengths are known before the first batch, so the
-best few can be chosen. Five batches, a multiple of 16, and at most two shapes:
+Each batch is padded to one of a few lengths, because each length costs a compilation. Rounding each
+length up to a multiple of 16 would give many shapes. Powers of two would give few shapes, but make
+a quarter of all tokens padding. Here all lengths are known before the first batch, so the best few
+can be chosen. For example, with five batches, multiples of 16, and at most two shapes:
 
     longest row of the batch    130   70   66   33   20
     rounded up                  144   80   80   48   32
-    two shapes                  144   80   80   80   80     112 tokens of padding per row, or
-                                144  144  144   48   48     144: so the first
+    two shapes                  144   80   80   80   80     80 tokens more than rounded up (chosen)
+                                144  144  144   48   48     144 tokens more
 
 Every host chooses from the same lengths, so all hosts make the same choice.
 """
@@ -49,13 +49,13 @@ def plan_lengths(
     max_shapes: int = MAX_SHAPES,
     known: Collection[int] = (),
 ) -> list[int]:
-  """Returns the padded length of each batch, with the least padding for a number of shapes.
+  """Returns the padded length of each batch, chosen for the least padding with few shapes.
 
   Args:
     longest: The length of the longest row of each batch.
     multiple: All lengths are multiples of this.
-    max_shapes: The maximum number of lengths, including those in `known`. Once they are used up, a
-      batch that is longer than all of them gets a power of two times `multiple`.
+    max_shapes: The maximum number of lengths, including `known`. If `known` already has that many,
+      a batch that is longer than all of them is padded to a power of two times `multiple`.
     known: Lengths that are already compiled and therefore free.
 
   >>> plan_lengths([130, 70, 66, 33, 20], 16, max_shapes=2)
@@ -92,10 +92,12 @@ def _choose(
   """Returns all free lengths and at most `budget` others, chosen for the least padding."""
   places = np.searchsorted(candidates, rounded)
   weights = np.bincount(places, minlength=len(candidates))
-  # Cumulative sums over the first j candidates: the batches, and their tokens.
+  # count[j], tokens[j]: the number of batches whose length is one of the first j candidates, and
+  # the sum of their lengths.
   count = np.concatenate([[0], np.cumsum(weights)])
   tokens = np.concatenate([[0], np.cumsum(weights * candidates)])
-  # least[j, k]: the least padding of the first j candidates with k compilations, the j-th chosen.
+  # least[j, k]: the least padding for the first j candidates, if the j-th is chosen and k lengths
+  # are compiled.
   impossible = np.iinfo(np.int64).max // 4
   least = np.full((len(candidates) + 1, budget + 1), impossible, np.int64)
   before = np.zeros((len(candidates) + 1, budget + 1), np.int64)
@@ -107,7 +109,7 @@ def _choose(
       totals = least[:j, k - bought] + padding
       before[j, k] = np.argmin(totals)
       least[j, k] = totals[before[j, k]]
-  used = int(np.flatnonzero(weights)[-1]) + 1  # Up to the longest that some batch needs.
+  used = int(np.flatnonzero(weights)[-1]) + 1  # The longest choice must fit the longest batch.
   ends = [(int(least[j].min()), j) for j in range(used, len(candidates) + 1)]
   j = min(ends)[1]
   k = int(np.argmin(least[j]))
@@ -119,26 +121,29 @@ def _choose(
   return chosen
 
 
-# Rows may always have this many tokens, however short the longest request is. Otherwise no row is
-# longer than the longest request, so packing needs no more memory than one request per row does.
+# Rows may have this many tokens even if all requests are shorter. Apart from that, no row is longer
+# than the longest request, so packing needs no more memory than one request per row.
 _ALWAYS_ALLOWED = 256
-# Rows are this many times as long as the request that opens them...
+# Plans to try: rows are this many times as long as the request that opens them.
 _TIMES = (1, 2, 4)
-# ...rounded up to one of a series, each half of the one before, that begins at this share of the
-# longest row.
+# Each plan rounds row lengths up to the next length of a series, and several series are tried. A
+# series consists of the longest row, this share of it, half of that share, a quarter, and so on.
 _SERIES = (0.5, 0.75, 0.875)
 # Extra room, so that all remaining requests are likely to fit into one batch.
 _ROOM = 1.02
-# In rows of this many tokens, attention costs as much as the rest of the model: six times its
-# width.
+# The row length at which attention costs as much as the rest of the model: six times the width of
+# the model, which is assumed to be 2048.
 _ATTENTION = 6 * 2048
-# The cost that a shape must save to be worth its compilation.
+# The share of the cost that a new shape must save to be worth its compilation.
 _PER_SHAPE = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A global batch: the row length, and the requests in each row; empty last rows are omitted."""
+  """A global batch: its row length, and the indices of the requests in each row.
+
+  Empty rows are omitted.
+  """
 
   length: int
   rows: tuple[tuple[int, ...], ...]
@@ -162,14 +167,14 @@ def plan_steps(
   """Plans all batches, the longest first; each request is in exactly one row.
 
   Args:
-    lengths: Tokens of each request.
-    batch_size: Rows of a batch.
+    lengths: Number of tokens of each request.
+    batch_size: Rows per batch.
     multiple: All row lengths are multiples of this, except `max_length`.
     pack: Whether several requests may share a row.
     max_length: The maximum row length.
-    known: Lengths that are already compiled. The plan uses at most `MAX_SHAPES` lengths in all, if
-      that is enough for one request per row.
-    overhead: Extra runs of the shortest batch that packing costs.
+    known: Lengths that are already compiled. Together with these, the plan uses at most
+      `MAX_SHAPES` lengths, or one more if the longest request fits into none of them.
+    overhead: Number of test runs, each of the shortest batch, to add to the cost of a packed plan.
 
   >>> for step in plan_steps([16, 9, 8, 7, 4, 3, 1], 2, 8, pack=True, max_length=16):
   ...   print(step)
@@ -197,13 +202,13 @@ def plan_steps(
 def step_batch(
     step: Step, rows: Sequence[requests_lib.Row], first: int, count: int
 ) -> batch.LLMIndexedBatch:
-  """Makes the arrays of some rows of a step.
+  """Returns the arrays of `count` rows of a step.
 
   `document_idx` and `sequence_idx` are those of the first request in a row.
 
   Args:
-    rows: The rows that the request numbers of the step refer to.
-    first: The first row of the step to make; rows after its last are empty.
+    rows: The rows to score, one per request. `step.rows` contains indices of this list.
+    first: The first row of the step to make; rows past the end of the step are empty.
     count: The number of rows to make.
   """
   shape = (count, step.length)
@@ -232,13 +237,13 @@ def step_batch(
       targets_segmentation=made["mask"],
       document_idx=document_idx,
       sequence_idx=sequence_idx,
-      # Every row begins with a border, even without a request.
+      # Every row begins with a border, even an empty row.
       _document_borders=np.diff(segments, axis=1, prepend=-1) != 0,
   )
 
 
 def row_starts(step: Step, rows: Sequence[requests_lib.Row]) -> tuple[list[int], list[int]]:
-  """Returns the requests of a step, row by row, and the flat index where each begins."""
+  """Returns the requests of a step, row by row, and where each begins in the flattened batch."""
   numbers, starts = [], []
   for place, members in enumerate(step.rows):
     begin = place * step.length
@@ -270,7 +275,7 @@ def _one_per_row(
 def _all_series(
     longest: int, multiple: int, max_length: int | None, known: Collection[int]
 ) -> Iterable[list[int]]:
-  """Returns series of row lengths to choose from; the last of each holds the longest request."""
+  """Yields series of row lengths; the longest request fits into the last length of each series."""
   if longest <= max(known, default=0):
     yield sorted(known)
   top = max(round_up(max(longest, 1), multiple), round_up(_ALWAYS_ALLOWED, multiple))
@@ -293,7 +298,7 @@ def _pack(
     times: int,
 ) -> list[Step]:
   # As in `rows.packing.best_fit`: rows with equal room are on one stack, and bit r of `room` says
-  # whether some row has room for r tokens.
+  # whether some row has room for exactly r tokens.
   waiting: list[list[list[int]]] = [[] for _ in range(series[-1] + 1)]
   room = 0
   left = sum(lengths)

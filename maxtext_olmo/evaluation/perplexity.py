@@ -3,20 +3,22 @@
 Documents end with EOS, as in OLMo's token files, and are scored independently:
 
     file          5 6 7 E 8 9 E            two documents
-    rows          E 5 6 7 E                the first, after the EOS that precedes it in training
+    rows          E 5 6 7 E                each document follows an EOS, as in training
                   E 8 9 E
 
-So every token of a file is scored once, including its EOS and the tail after its last whole
-instance. Documents longer than the model's limit are scored in windows (`requests`).
+So every token of a file is scored once, including each EOS and the last tokens of a file, which
+training leaves out if they do not fill an instance. Documents longer than the model's limit are
+scored in windows (`requests`).
 
-OLMo-core evaluates differently in its training loop, and its curves can only be continued by doing
-the same (`OlmoCoreRule`). With rows of 4 tokens:
+OLMo-core evaluates differently in its training loop. To continue its loss curves, use its rule
+(`OlmoCoreRule`). With rows of 4 tokens:
 
-    file          5 6 7 8 9 E 8 9 E 6 7    the tail 6 7 has no EOS and is left out
-    rows          5 6 7 8                  3 losses, divided by 4: the first token has none
+    file          5 6 7 8 9 E 8 9 E 6 7    the last tokens, 6 7, have no EOS and are left out
+    rows          5 6 7 8                  3 losses (the first token has none), divided by 4
                   8 9 E .                  2 losses, divided by 3
 
-Its rows are shuffled with seed 0 as epoch 1, and those that do not fill a batch are left out.
+OLMo-core shuffles these rows with seed 0 and epoch 1. If the last rows do not fill a batch, it
+drops them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from maxtext_olmo.evaluation import scoring
 from maxtext_olmo.evaluation import tokenizer as tokenizer_lib
 from maxtext_olmo.order import stored
 
-_EVAL_SEED, _EVAL_EPOCH = 0, 1  # Of OLMo-core's evaluation, before every pass.
+_EVAL_SEED, _EVAL_EPOCH = 0, 1  # OLMo-core's evaluation starts every pass with these.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +51,15 @@ class OlmoCoreRule:
 
   Attributes:
     row_length: Tokens per row; the rest of a longer document is left out.
-    batch_rows: Rows of a batch over all ranks; rows that do not fill one are left out.
+    batch_rows: Rows per batch, over all ranks. If the last rows do not fill a batch, they are left
+      out.
   """
 
   row_length: int
   batch_rows: int
 
   def chosen(self, num_rows: int) -> np.ndarray:
-    """Returns the rows that are evaluated, in OLMo-core's order.
+    """Returns the indices of the rows that OLMo-core evaluates, in its order.
 
     >>> OlmoCoreRule(row_length=8, batch_rows=2).chosen(5).tolist()
     [4, 1, 3, 0]
@@ -75,7 +78,7 @@ class LabelScore:
   """The scores of a model on the documents of a label."""
 
   documents: int = 0
-  tokens: int = 0  # The number that the sum of losses is divided by.
+  tokens: int = 0  # The number by which the sum of losses is divided.
   bytes: int = 0  # UTF-8 bytes of the text.
   logprob: float = 0.0  # Sum over all tokens, in nats.
 
@@ -101,14 +104,31 @@ class LabelScore:
   def to_json_dict(self) -> dict[str, Any]:
     """Returns all figures as a JSON-able dict."""
     derived = ("cross_entropy", "perplexity", "bits_per_byte")
-    return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in derived}}
+    figures = {name: getattr(self, name) for name in derived}
+    known = {name: None if math.isnan(value) else value for name, value in figures.items()}
+    return {**dataclasses.asdict(self), **known}
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownTokenizer:
+  """Stands in for a tokenizer if only its EOS is known. It cannot count the bytes of a text.
+
+  >>> UnknownTokenizer(eos_id=100257).byte_count(np.array([5, 6]))
+  0
+  """
+
+  eos_id: int
+
+  def byte_count(self, unused_ids: np.ndarray) -> int:
+    """Returns 0, so that bits per byte are unknown."""
+    return 0
 
 
 def score_index(
     scorer: scoring.Scorer,
     params: Any,
     index: index_lib.OlmoNpyIndex,
-    tokenizer: tokenizer_lib.EvalTokenizer,
+    tokenizer: tokenizer_lib.EvalTokenizer | UnknownTokenizer,
     *,
     path_remap: Mapping[str, str] | None = None,
     storage: Storage | None = None,
@@ -116,14 +136,14 @@ def score_index(
     olmo_core: OlmoCoreRule | None = None,
     progress: bool = False,
 ) -> dict[str, LabelScore]:
-  """Returns the score of each label, in the order of the index; all processes must call it.
+  """Returns the score of each label, in the order of the index; all processes must call this.
 
   Args:
-    path_remap: Path prefixes to replace, each with its replacement on this machine.
+    path_remap: Path prefixes, mapped to their replacements on this machine.
     storage: Storage to read the files from; by default, local files.
-    limit: The number of documents to score per label, the first ones; below 1, the share of the
-      documents of each file. None scores all.
-    olmo_core: OLMo-core's rule, to get its figures; None scores every token once.
+    limit: How many documents of each label to score, starting with the first. A value below 1 is
+      the share of each file's documents to score. None scores all documents.
+    olmo_core: OLMo-core's rule, to reproduce its figures; None scores every token once.
     progress: Whether process 0 shows a progress bar.
   """
   files = TokenFiles.of_index(index, path_remap=path_remap, storage=storage)
@@ -169,7 +189,8 @@ def score_index(
       for number in olmo_core.chosen(len(all_rows)).tolist():
         add_as_olmo_core(*all_rows[number])
 
-  # A file that is missing on one process stops all processes; otherwise the others would wait.
+  # A file that is missing on one process must stop all processes; otherwise the rest would wait
+  # forever.
   collectives.run_on_all_processes(read, "reading the corpus")
   with progress_lib.progress_bar("scoring", len(rows), enabled=show, unit="rows") as advance:
     for scores in scorer.scores(params, rows):
@@ -182,7 +203,7 @@ def score_index(
 def _documents(
     files: TokenFiles, file_id: int, n_tokens: int, *, eos_id: int, vocab_size: int
 ) -> list[np.ndarray]:
-  """Returns the documents of a file, each with its EOS; the last may have none."""
+  """Returns the documents of a file, each with its EOS; the last document may have none."""
   size = n_tokens * files.dtype.itemsize
   data = files.storage.read(files.paths[file_id], int(files.data_offsets[file_id]), size)
   tokens = np.frombuffer(data, files.dtype)
@@ -191,8 +212,8 @@ def _documents(
     place = int(outside[0])
     raise errors.CorpusError(
         f"Token id {tokens[place]} in {files.where(file_id, place)}, is outside the model's"
-        f" vocabulary of {vocab_size}. Either the model was trained with another tokenizer, or the"
-        f" dtype of the file is not {files.dtype.name}."
+        f" vocabulary of {vocab_size}. Either the model was trained with a different tokenizer, or"
+        f" the dtype of the file is not {files.dtype.name}."
     )
   ends = np.flatnonzero(tokens == eos_id) + 1
   return [part for part in np.split(tokens, ends) if len(part)]

@@ -1,8 +1,8 @@
-"""Requests of lm-evaluation-harness as global batches, for an evaluation loop of your own.
+"""Turns requests of lm-evaluation-harness into global batches, for your own evaluation loop.
 
-Rows of all requests are sorted by length, padded to a few different lengths, and distributed over
-the hosts, with one request per row. `JaxLM` does the same for the harness itself, but packs several
-requests into a row. Both use the plans of `packing`.
+Each request becomes one row. The rows are sorted by length, padded to a few different lengths, and
+distributed over the hosts. `JaxLM` does the same for the harness itself, but packs several requests
+into a row. Both use the plans of `packing`.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ def lmeval_preprocessing_pipeline(
     padding_multiple: int = 128,
     use_thread_prefetch: bool = False,
 ) -> multihost.MultiHostDataLoadIterator:
-  """Makes batches of `loglikelihood` and `loglikelihood_rolling` requests, without a length limit.
+  """Returns an iterator over batches of `loglikelihood` and `loglikelihood_rolling` requests.
 
   Every host passes the same requests and gets its rows of each global batch, as an
-  `LLMIndexedBatch`. `document_idx` is the number of the request, from 1; 0 is a padding row.
-  `targets_segmentation` is 1 where a token is scored; a request with nothing to score has no row.
-  Models with a length limit use `HFTokenizeLogLikelihoodRolling`, or `JaxLM`.
+  `LLMIndexedBatch`. `document_idx` counts the requests from 1; 0 marks a padding row.
+  `targets_segmentation` is 1 for each token to score. A request with nothing to score has no row.
+  Rows can have any length. For models with a length limit, use `HFTokenizeLogLikelihoodRolling` or
+  `JaxLM`.
 
   Args:
-    dataloading_host_index: Number of this host, such as `jax.process_index()`.
+    dataloading_host_index: Index of this host, such as `jax.process_index()`.
     dataloading_host_count: Number of hosts that load data, such as `jax.process_count()`.
     global_mesh: The mesh to shard the batches over.
     dataset: The requests; anything with a length and `__getitem__`.
-    global_batch_size: Rows of a batch, over all hosts.
+    global_batch_size: Rows per batch, over all hosts.
     tokenizer_path: `bytes`, a tokenizer.json, a directory with one, or `hf:NAME` on the Hub.
     hf_access_token: Access token for a private tokenizer on the Hub.
     tokenizer_cache_dir: Directory that caches tokenizers from the Hub.
@@ -91,7 +92,7 @@ def lmeval_preprocessing_pipeline(
       eos_token_id=eos_token_id,
       bos_token_id=bos_token_id,
   )
-  arguments = [dataset[i].args for i in range(len(dataset))]
+  arguments = [_arguments(dataset[i], i) for i in range(len(dataset))]
   rows = requests_lib.request_rows(tokenizer, arguments)
   batches = local_batches(
       rows,
@@ -119,6 +120,17 @@ def lmeval_preprocessing_pipeline(
   )
 
 
+def _arguments(request: Any, number: int) -> Any:
+  """Returns the arguments of a request."""
+  if not hasattr(request, "args"):
+    raise errors.ConfigError(
+        f"Request {number} is a {type(request).__name__}: expected a request of the harness"
+        " (lm_eval.api.instance.Instance), or any object with `args`, a tuple of one text or of a"
+        " context and its continuation."
+    )
+  return request.args
+
+
 def local_batches(
     rows: Sequence[requests_lib.Row],
     global_batch_size: int,
@@ -131,8 +143,8 @@ def local_batches(
   if not 0 <= host < host_count or global_batch_size < 1 or padding_multiple < 1:
     raise errors.ConfigError(
         f"Host {host} of {host_count}, global_batch_size={global_batch_size} and"
-        f" padding_multiple={padding_multiple}: hosts count from 0, and all others must be"
-        " positive."
+        f" padding_multiple={padding_multiple}: the host must be from 0 to the number of hosts - 1,"
+        " and all other values must be positive."
     )
   if global_batch_size % host_count:
     raise errors.ConfigError(
@@ -165,7 +177,8 @@ def host_share(mesh: Mesh, data_sharding: PartitionSpec | None) -> tuple[int, in
   shares = sorted({tuple(sorted(shards)) for shards in held.values()})
   if sum(len(share) for share in shares) != len({shard for share in shares for shard in share}):
     raise errors.ConfigError(
-        f"With data_sharding {data_sharding} on the mesh {dict(mesh.shape)}, some processes share"
-        " only a part of their rows. Put whole processes along the axes that split the batch."
+        f"With data_sharding {data_sharding} on the mesh {dict(mesh.shape)}, the rows of some"
+        " processes overlap only in part. Arrange the mesh so that any two processes hold either"
+        " the same rows or no common rows."
     )
   return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)

@@ -1,4 +1,4 @@
-"""Converts requests of lm-evaluation-harness to rows of tokens, of which some are scored.
+"""Converts requests of lm-evaluation-harness to rows of tokens, and marks the tokens to score.
 
 Context and continuation are tokenized together and then split:
 
@@ -6,8 +6,8 @@ Context and continuation are tokenized together and then split:
                           enc("The cat sat") = 7 21 5, enc("The cat") = 7 21, so 5 is scored
     ("", "sat")           context is the prefix token (BOS, or EOS if there is no BOS)
 
-A model that takes at most L tokens gets a long text in windows that score each token once; the last
-window has as much context as fits. Here "p" is the prefix token and L = 4:
+If a model takes at most L tokens, a longer text is split into windows that score each token once.
+The last window has as much context as fits. Here "p" is the prefix token and L = 4:
 
     tokens     0 1 2 3 4 5 6 7 8 9         inputs  p 0 1 2    3 4 5 6    5 6 7 8
                                            scored  0 1 2 3    4 5 6 7        8 9
@@ -32,12 +32,12 @@ TRUNCATIONS = ("left", "error")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-  """A sequence to score: its inputs are all tokens but the last, and its last few are scored."""
+  """A sequence whose last `scored` tokens are scored; its inputs are all tokens but the last."""
 
   tokens: np.ndarray
   scored: int
-  request: int  # Number of the request, from 0.
-  sequence: int = 0  # Number of the window of the request, from 0.
+  request: int  # Index of the request.
+  sequence: int = 0  # Index of the row among the rows of its request.
 
   @property
   def length(self) -> int:
@@ -46,7 +46,7 @@ class Row:
 
 
 class ParseLMEval(grain.transforms.Map):
-  """Splits an LMEval request into a prefix and a text; a request of one argument has no prefix.
+  """Splits a harness request into a prefix and a text; with a single argument, the prefix is empty.
 
   Args:
     request_name: Key of the request in the item; all other keys are kept.
@@ -64,7 +64,7 @@ class ParseLMEval(grain.transforms.Map):
     self.request_name = request_name
 
   def map(self, item: dict[str, Any]) -> dict[str, Any]:
-    """Maps a single request to a dictionary of prefix and text."""
+    """Returns the item with "prefix" and "text" in place of the request."""
     parsed = {name: value for name, value in item.items() if name != self.request_name}
     arguments = item[self.request_name].args
     parsed["prefix"], parsed["text"] = ("", *arguments) if len(arguments) == 1 else arguments[:2]
@@ -81,8 +81,8 @@ def encode_requests(
 
   Args:
     arguments: (text,) or (context, continuation) of each request, as the harness gives them.
-    add_bos: Whether the prefix token precedes a text without context. Otherwise the context of
-      such a text is its first token, which is not scored; an empty text has none.
+    add_bos: Whether the prefix token precedes a text without context. Otherwise, the first token
+      of such a text serves as its context and is not scored; an empty text has no context.
   """
   prefix = np.array([tokenizer.prefix_id] if add_bos else [], np.int64)
   moved = [_move_spaces(*pair) if len(pair) > 1 else ("", *pair) for pair in arguments]
@@ -106,7 +106,7 @@ def encode_requests(
       found.append((context if len(context) else prefix, whole[len(context) :]))
     else:
       ids = next(bare)
-      # A text that already begins with the prefix token needs no other.
+      # A text that already begins with the prefix token needs no second one.
       begins = len(ids) > 0 and ids[0] == tokenizer.prefix_id
       found.append((ids[:1], ids[1:]) if begins else (prefix, ids))
   return [(head, tail) if len(head) else (tail[:1], tail[1:]) for head, tail in found]
@@ -121,13 +121,13 @@ def request_rows(
     add_bos: bool = True,
     add_eos: bool = False,
 ) -> list[Row]:
-  """Returns the rows of some requests; none for a request with nothing to score.
+  """Returns the rows of requests; a request with nothing to score has no row.
 
   Args:
     arguments: (text,) or (context, continuation) of each request, as the harness gives them.
     max_length: The maximum number of input tokens.
-    truncation: How a longer context is handled: `left` drops its beginning, but never tokens of the
-      continuation; `error` raises.
+    truncation: Handling of longer requests: `left` drops the beginning of the context, but never
+      tokens of the continuation; `error` raises.
     add_bos: As in `encode_requests`.
     add_eos: Whether EOS is appended to each text or continuation, and scored.
   """
@@ -163,10 +163,10 @@ def request_rows(
 def windows(
     tokens: np.ndarray, scored: int, max_length: int | None, *, request: int
 ) -> Iterator[Row]:
-  """Returns rows that together score each of the last `scored` tokens once.
+  """Yields rows that together score each of the last `scored` tokens once.
 
-  The first window begins as early as fits. Each window but the last is full; the last ends with the
-  text and has as much context as fits.
+  Each window but the last scores `max_length` tokens, after a single token of context. The last
+  window ends with the text and has as much context as fits.
 
   >>> [(row.tokens.tolist(), row.scored) for row in windows(np.arange(7), 6, 4, request=0)]
   [([0, 1, 2, 3, 4], 4), ([2, 3, 4, 5, 6], 2)]
@@ -177,7 +177,7 @@ def windows(
   end = len(tokens) - scored
   if not 0 < end:
     raise ValueError(
-        f"{scored} of {len(tokens)} tokens cannot be scored: each needs one before it."
+        f"{scored} of {len(tokens)} tokens cannot be scored: each scored token needs one before it."
     )
   limit = len(tokens) if max_length is None else max_length
   sequence = 0
@@ -188,7 +188,10 @@ def windows(
 
 
 def row_arrays(row: Row) -> dict[str, Any]:
-  """Returns the arrays of a row, (1, n) int32, with the key "idx" for `CompleteLLMIndexedBatch`."""
+  """Returns the (1, n) int32 arrays of a row, and under "idx" the index of its request.
+
+  `CompleteLLMIndexedBatch` expects such a dict.
+  """
   tokens = np.asarray(row.tokens).astype(np.int32)[None]
   ones = np.ones((1, row.length), np.int32)
   mask = ones.copy()
@@ -219,11 +222,11 @@ class HFTokenizeLogLikelihoodRolling(grain.transforms.Map):
 
   Args:
     tokenizer_path: Tokenizer, as in `load_eval_tokenizer`.
-    max_length: Tokens of a row.
+    max_length: Tokens per row.
     batch_size: The number of rows is rounded up to a multiple of this.
     hf_access_token: Access token for a private tokenizer on the Hub.
     tokenizer_cache_dir: Directory that caches tokenizers from the Hub.
-    add_bos_token: Whether BOS precedes a text without context. Otherwise the first token of such a
+    add_bos_token: Whether BOS precedes a text without context. Otherwise, the first token of such a
       text is not scored.
     add_eos_token: Whether EOS is appended to each text, and scored.
     bos_token_id: Token that precedes a text without context, instead of the tokenizer's BOS or EOS.
@@ -283,7 +286,7 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
 
 
 def _encode_once(tokenizer: tokenizer_lib.EvalTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
-  """Encodes equal texts, such as the context of all choices of a question, once."""
+  """Encodes texts; equal texts, such as the shared context of several choices, only once."""
   distinct = list(dict.fromkeys(texts))
   found = dict(zip(distinct, tokenizer.encode(distinct)))
   return [found[text] for text in texts]

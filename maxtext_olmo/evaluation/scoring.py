@@ -1,8 +1,8 @@
 """Runs a model over rows of tokens and gives every process the log-probabilities of scored tokens.
 
-Results leave the devices per token and are summed in float64: in float32, the sum over a long text
-would be wrong in the fourth digit. Every process knows which token belongs to which request
-(`packing`).
+The devices return one result per token, and the results are summed in float64: in float32, the sum
+over a long text would be wrong in the fourth digit. Every process knows from the plan (`packing`)
+which token belongs to which request.
 
 A test run shows whether a model keeps the requests of a row apart. Three batches of the same shape
 are made from one of the batches to score:
@@ -13,8 +13,9 @@ are made from one of the batches to score:
                B B B . . . . .
                C C . . . . . .
 
-The first comparison detects models that attend across segments, in any precision, because no sum
-changes its order. The second detects models that count positions from the beginning of the row.
+The first comparison detects models that attend across segments. It can be exact in any precision,
+because the order of additions does not change. The second comparison detects models that count
+positions from the beginning of the row, not of the segment.
 """
 
 from __future__ import annotations
@@ -43,23 +44,25 @@ from maxtext_olmo.rows import batch as batch_lib
 
 RUNS = 3
 
-# Tolerances of a token's log-probability. Equal sums should give equal results, but some kernels do
-# not guarantee that.
+# Tolerances for the log-probability of a token. For the first comparison: the same additions in the
+# same order should give the same result, but some kernels do not guarantee this.
 _SAME = 1e-5
-# In float32.
+# For the second comparison: rounding errors in float32.
 _ROUNDING = 1e-4
-# In half precision, single tokens differ by more than that, but their root mean square does not.
+# The same in half precision. Single tokens may change by more, so this is a limit for the root mean
+# square over all tokens.
 _HALF_ROUNDING = 0.05
 _HALF = re.compile(r"\b(b?f16|f8\w*)\[")
 
-# The log-probability of every token of some requests, all of which have all their tokens scored.
+# A function that runs a step and returns an array for each request: the log-probabilities of all
+# its tokens.
 Run = Callable[[packing_lib.Step, Sequence[requests_lib.Row]], list[np.ndarray]]
 
 
 def computes_in_half_precision(program: object, platform: str) -> bool:
   """Returns whether a traced program rounds anywhere to less than float32.
 
-  Devices other than CPUs do so even in products of float32 matrices, by default.
+  By default, devices other than CPUs do so even when they multiply float32 matrices.
 
   >>> import jax
   >>> computes_in_half_precision(jax.make_jaxpr(lambda x: x.astype("bfloat16"))(1.0), "cpu")
@@ -77,12 +80,12 @@ def why_not_shared(
     vocab_size: int,
     half_precision: bool,
 ) -> str:
-  """Returns why requests cannot share rows with this model; empty if they can.
+  """Returns why this model cannot score several requests in one row; empty if it can.
 
   Args:
     run: Runs the model on a step.
-    steps: The planned steps, of which some have shared rows.
-    rows: The rows that the request numbers of the steps refer to.
+    steps: The planned steps; some of them have several requests in a row.
+    rows: The rows to score, one per request. The steps contain indices of this list.
   """
   planned = min((step for step in steps if step.is_packed), key=lambda step: step.length)
   step, rows = _by_itself(planned, rows)
@@ -96,11 +99,11 @@ def why_not_shared(
   changed = run(step, others)
   off = np.concatenate([_difference(shared[number], changed[number]) for number in sorted(kept)])
   if np.isnan(off).any():
-    return "returns NaN, so that nothing can be compared"
+    return "returns NaN, so nothing can be compared"
   if not off.max() <= _SAME:
     return f"mixes the requests of a row: the others change a token's score by {off.max():.2g}"
 
-  # The last requests of a row are the farthest from its beginning.
+  # The last requests of a row come first here, because they are the farthest from its beginning.
   several = sorted((members for members in step.rows if len(members) > 1), key=len, reverse=True)
   some = [number for members in several for number in reversed(members)][:batch_size]
   alone = run(packing_lib.Step(step.length, tuple((number,) for number in some)), rows)
@@ -119,7 +122,7 @@ def why_not_shared(
 def _by_itself(
     step: packing_lib.Step, rows: Sequence[requests_lib.Row]
 ) -> tuple[packing_lib.Step, list[requests_lib.Row]]:
-  """Returns a step and its rows, renumbered from 0, with every token scored."""
+  """Returns a step and only the rows that it needs, with new indices and every token scored."""
   numbers = [number for members in step.rows for number in members]
   new = {number: place for place, number in enumerate(numbers)}
   made = [
@@ -159,12 +162,12 @@ class Scorer:
   Args:
     apply: Maps parameters and a batch to logits (rows, tokens, vocabulary).
     mesh: The mesh that holds the batches.
-    batch_size: Rows of a batch, over all processes.
+    batch_size: Rows per batch, over all processes.
     padding_multiple: All lengths are rounded up to a multiple of this.
     max_length: The maximum number of input tokens; no batch is longer, including padding.
     data_sharding: Sharding of a batch; by default its rows are split over all mesh axes.
-    packing: Whether several rows may become segments of one. `auto` packs if the model then gives
-      the same scores as for single rows, which is tested each time that rows are scored.
+    packing: Whether several rows may become segments of one row. `auto` packs if packing does not
+      change the model's scores, which is tested in each call of `scores`.
   """
 
   def __init__(
@@ -188,13 +191,13 @@ class Scorer:
     self.max_length = max_length
     self.data_sharding = data_sharding
     self.packing = packing if packing == "auto" else bool(packing)
-    self.lengths: set[int] = set()  # Each is a compiled shape.
+    self.lengths: set[int] = set()  # The row lengths for which the model has been compiled.
     self.tokens_run = 0  # Including padding.
     self.tokens_scored = 0  # Only the tokens of the rows.
     self._apply = apply
     self._host, self._host_count = pipeline_lib.host_share(mesh, data_sharding)
     self._step = jax.jit(self._score, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    # Fails now, rather than after tokenization, if a batch does not divide over the devices.
+    # If a batch does not divide over the devices, this fails now, not only after tokenization.
     self.place(batch_lib.LLMIndexedBatch.get_sample(self._local_rows(), padding_multiple))
 
   def vocab_size(self, params: Params) -> int:
@@ -215,19 +218,19 @@ class Scorer:
       yield _read(*pending, rows)
 
   def run(self, params: Params, local: batch_lib.LLMIndexedBatch) -> dict[str, jax.Array]:
-    """Starts a step on this process's rows of a batch; all processes get the same results."""
+    """Starts a step on the devices. Each process passes its own rows, and gets all results."""
     batch = self.place(local)
     self.lengths.add(batch.inputs.shape[1])
     self.tokens_run += batch.inputs.size
     return self._step(params, batch)
 
   def padded_length(self, length: int) -> int:
-    """Returns the padded length of a growing batch; there are few lengths, however it grows."""
+    """Returns the padded length of a growing batch; it doubles, so few lengths are compiled."""
     longest = packing_lib.power_of_two(length, self.padding_multiple)
     return longest if self.max_length is None else max(length, min(longest, self.max_length))
 
   def place(self, local: batch_lib.LLMIndexedBatch) -> batch_lib.LLMIndexedBatch:
-    """Returns the global arrays of a batch, of which this process provides its rows."""
+    """Returns the global arrays of a batch; each process provides its own rows."""
     return global_batch.get_next_batch_sharded(
         iter([local]), self.mesh, data_sharding=self.data_sharding
     )
@@ -235,7 +238,7 @@ class Scorer:
   def my_part(
       self, step: packing_lib.Step, rows: Sequence[requests_lib.Row]
   ) -> batch_lib.LLMIndexedBatch:
-    """Makes this process's rows of a step."""
+    """Returns this process's rows of a step."""
     count = self._local_rows()
     return packing_lib.step_batch(step, rows, self._host * count, count)
 
@@ -263,8 +266,8 @@ class Scorer:
         known=self.lengths,
         overhead=RUNS if is_tried else 0,
     )
-    # Tested each time, because it depends on the weights: a model may learn to attend across
-    # segments.
+    # The test runs each time, because its result depends on the weights: a model may learn to
+    # attend across segments.
     if is_tried and any(step.is_packed for step in steps):
       reason = self._why_not_shared(params, steps, rows)
       if reason:
@@ -319,7 +322,7 @@ def _read(
     rows: Sequence[requests_lib.Row],
 ) -> list[Score]:
   numbers, starts = packing_lib.row_starts(step, rows)
-  # Tokens that are not scored, including padding, add nothing to the preceding row.
+  # Tokens that are not scored, including padding, add nothing to the sum of the row before them.
   sums = np.add.reduceat(np.asarray(results["logprobs"], np.float64).reshape(-1), starts)
   greedy = np.logical_and.reduceat(np.asarray(results["hits"]).reshape(-1), starts)
   return [

@@ -1,7 +1,7 @@
 """Tokenizers for evaluation: bytes, a `tokenizer.json`, a Hugging Face directory, or `hf:NAME`.
 
-Besides ids and text, evaluation needs the token that precedes a text: BOS if the tokenizer has one,
-otherwise EOS, which is what the model saw before each document of its training.
+Evaluation also needs the token that precedes a text: BOS if the tokenizer has one, otherwise EOS,
+which the model saw before each document in training.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class EvalTokenizer:
 
   Args:
     tokenizer: `ByteTokenizer`, `HuggingFaceTokenizer`, or any object with their methods.
-    bos: Token with which the tokenizer begins texts, if any.
-    bos_token_id: Token that precedes a text without context; by default BOS, or EOS if there is
-      no BOS.
-    eos_token_id: Token that ends a text; by default the tokenizer's EOS.
+    bos: Text of the tokenizer's BOS; None if it has no BOS.
+    bos_token_id: Id of the token that precedes a text without context; by default BOS, or EOS if
+      there is no BOS.
+    eos_token_id: Id of the token that ends a text; by default the tokenizer's EOS.
   """
 
   def __init__(
@@ -49,7 +49,7 @@ class EvalTokenizer:
     self.prefix_id: int = self.eos_id if bos_token_id is None else bos_token_id
 
   def encode(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[np.ndarray]:
-    """Returns the ids of each text; a text that already begins with BOS gets no second one.
+    """Returns the ids of each text; a text that already begins with BOS gets no second BOS.
 
     Args:
       special_tokens: Whether to include the special tokens that the tokenizer adds to a text.

@@ -1,8 +1,8 @@
 """This host's batches of a Grain LLM pipeline: mixing, schedule, prefetching, and the data's end.
 
-If all members are random access, the rows of step k follow from k alone, and worker processes make
-whole batches. Otherwise rows are taken one after the other, and worker processes read the documents
-that they are made of.
+If all datasets of the mix are random access, the rows of step k depend only on k, and worker
+processes make whole batches. Otherwise, rows are taken one after another, and worker processes only
+read the documents.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from maxtext_olmo.order import interleave
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import prefetch
 
-# A plan of up to this many documents is counted at construction, which takes seconds.
+# The rows of a plan of up to this many documents are counted at construction, which takes a few
+# seconds.
 COUNTED_AT_ONCE = 1_000_000
 
 
@@ -38,9 +39,9 @@ COUNTED_AT_ONCE = 1_000_000
 class Batches:
   """The batches that the arguments of `make_grain_multihost_iterator` define.
 
-  Schedules here count the rows that this host's batches take: from the stream that all hosts share
-  or, if each host has a share of the documents, from its own stream. `ahead` is 0 if nothing is
-  prefetched.
+  Except for `global_schedule`, schedules count rows of the stream that this host reads. That is the
+  stream that all hosts share (`shard="batch"`), or the host's own stream (`shard="slice"`). `ahead`
+  is the size of the prefetch buffer; 0 disables prefetching.
   """
 
   datasets: list[grain.IterDataset]
@@ -69,7 +70,7 @@ class Batches:
 
   @functools.cached_property
   def info(self) -> row_dataset.RowInfo:
-    """The properties of all members together."""
+    """The properties of the mix as a whole."""
     each = self._infos
     for name in ("shard", "length"):
       values = {getattr(info, name) for info in each}
@@ -95,7 +96,7 @@ class Batches:
 
   @functools.cached_property
   def rows(self) -> rows_by_position.RowsByPosition | None:
-    """The rows, mixed, if they are random access."""
+    """The rows of the mix; None if they are not random access."""
     sources: list[Any] = [getattr(dataset, "rows", None) for dataset in self.datasets]
     if None in sources:
       return None
@@ -118,13 +119,14 @@ class Batches:
       if size % self.hosts:
         raise ConfigError(
             f"A batch of {size} rows (from step {step} on) does not divide over {self.hosts} hosts."
+            f" Choose a multiple of {self.hosts}."
         )
       stages.append((step, size // self.hosts))
     return schedule_lib.BatchSchedule(tuple(stages))
 
   @functools.cached_property
   def _mine(self) -> dict[int, np.ndarray]:
-    """The rows of a batch that this host holds, for each size of the schedule."""
+    """The rows of a batch that this host holds, for each batch size of the schedule."""
     rows_spec = jax.sharding.PartitionSpec(*self.spec[:1])
     sizes = self.global_schedule.sizes
     layouts = [layout_lib.BatchLayout(self.mesh, rows_spec, size, 1) for size in sizes]
@@ -156,20 +158,20 @@ class Batches:
 
   @property
   def tail(self) -> Callable[[], Any] | None:
-    """Makes an empty batch, which is then padded; None if all hosts end at the same step."""
+    """A function that makes a batch without rows, to be padded; None if no host ends early."""
     if self.rows is not None or not self._own_rows or self.info.endless:
       return None
     return lambda: records_lib.collate(records_lib.stack([], 0, self.info.length), self.batch_class)
 
   @functools.cached_property
   def settled(self) -> bool:
-    """True if the length of an epoch is known now, and hence on all hosts, or never will be.
+    """True if the length of an epoch is already known on all hosts, or never will be.
 
-    Only then do epochs end by it; otherwise only the data ends them.
+    Otherwise, some hosts may learn the length before others, so epochs end only with the data.
     """
     if self.rows is None:
       return True
-    # Hosts that pack their own documents have epochs of unequal length, so only the data ends them.
+    # If each host packs its own documents, their epochs differ in length and end with the data.
     return self.rows.settle(COUNTED_AT_ONCE) and not (self.info.packed and self._own_rows)
 
   def num_steps(self, schedule: schedule_lib.BatchSchedule) -> int | None:
@@ -195,8 +197,8 @@ class Batches:
   def epoch_steps(self, schedule: schedule_lib.BatchSchedule, first: int) -> int | None:
     """Returns the number of steps of an epoch that begins with step `first`, up to the data's end.
 
-    For rows that are packed or filtered as they stream, it is the largest possible number. None if
-    even that is not known.
+    For rows that are packed or filtered as they stream, this is an upper bound. Returns None if not
+    even a bound is known.
     """
     count: int | None = None
     if self.lengths is None:
@@ -208,7 +210,7 @@ class Batches:
       count = max(int(n / (w / total)) for n, w in zip(self.lengths, self.weights))
     if count is None:
       return None
-    # Counted in rows of all hosts, of which each host has a fixed share.
+    # `count` is the number of rows of all hosts. A schedule of one host counts only its share.
     scale = 1 if self.info.shard == "batch" else self.hosts
     end = schedule.start(first) * scale + count
     end = end // scale if self.drop_remainder else -(-end // scale)
@@ -222,18 +224,18 @@ class Batches:
       return "it was made without dataset_lengths."
     if self.rows is None:
       return (
-          "how many rows documents make is known only once they are split. packing='planned' knows"
-          " it; otherwise count steps yourself."
+          "the number of rows that the documents make is known only once they are split."
+          " packing='planned' counts the rows in advance; otherwise count steps yourself."
       )
     if self.info.endless:
-      return "the data has no end, and is too large to count its epochs before the first batch."
-    return "the packing plan is still being counted; ask again later."
+      return "the data has no end and has too many documents to count an epoch's rows in advance."
+    return "the rows of the packing plan are still being counted; ask again later."
 
   def check(self, saved: grain_state.GrainState) -> None:
     """Raises ResumeError if a state belongs to another stream."""
     info, was = self.info, saved.identity
     if isinstance(was, str):
-      # The state of random-access rows is the same on all hosts, so any host's may be read.
+      # The state of random-access rows is the same on all hosts, so any host's state is valid.
       known = info.version_1 if self.rows is not None else (info.version_1[info.host],)
       if was in known:
         return

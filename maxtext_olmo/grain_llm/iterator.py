@@ -1,8 +1,8 @@
 """The iterator that the `make_grain_llm_*` functions return: global batches, epochs, and a state.
 
-The state is that of `devices.grain_state`, with the rows taken as `position`. Its identity names
-the stream of the whole run, so it is the same on all hosts. If rows are random access, a run may
-resume from the position with another batch size.
+The state has the format of `devices.grain_state`; its `position` is the number of rows taken. Its
+identity describes the stream of the whole run, and is the same on all hosts. If rows are random
+access, a run may resume from the position with a different batch size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     self._batches = batches
     self._schedule = batches.schedule
     self._metrics = metrics_lib.Metrics()
-    length = self._epoch_length(0)  # May count a plan, so that the loader knows its end.
+    length = self._epoch_length(0)  # This may count the rows of a plan, which `loader` needs.
     super().__init__(
         batches.loader(self._schedule),
         batches.mesh,
@@ -58,7 +58,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     return batch
 
   def metrics(self) -> dict[str, float]:
-    """Returns `batches` and `wait_seconds`; these pipelines do not measure the stages."""
+    """Returns `batches` and `wait_seconds`; these pipelines measure nothing else."""
     found = self._metrics.snapshot()
     return {name: found[name] for name in ("batches", "wait_seconds")}
 
@@ -109,18 +109,20 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     if saved.identity is None or saved.position is None:
       raise ResumeError(
           "The state has no identity or no position: it was not saved by this kind of iterator."
+          " Resume with the one that saved it."
       )
     self._batches.check(saved)
     schedule = self._batches.schedule
     if schedule.start(saved.step) != saved.position and self._batches.rows is not None:
       schedule = schedule.anchored(saved.step, saved.position)
-      # The epoch with the old batch sizes ends here, at the end of one of its batches.
+      # The batch sizes have changed, so the epoch with the old batch sizes ends here.
       saved = dataclasses.replace(saved, epoch_start=saved.step)
     with self._lock:
       self._use(schedule)
       length = self._epoch_length(saved.epoch_start)
       if length is not None and saved.step - saved.epoch_start > length:
-        # It was saved in an epoch that had no length then, so the next one begins here.
+        # When the state was saved, the length of the epoch was not known, so the run went past the
+        # end of the epoch. The next epoch begins here.
         saved = dataclasses.replace(saved, epoch_start=saved.step)
         length = self._epoch_length(saved.step)
       self._move_to(saved)
@@ -139,7 +141,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
     return dataclasses.replace(super()._state(), identity=dict(self._batches.info.identity))
 
   def _epoch_length(self, first: int) -> int | None:
-    """Returns the number of steps after which an epoch that begins with step `first` ends."""
+    """Returns the number of steps of an epoch that begins with step `first`; None if unknown."""
     if not self._batches.settled:
       return None
     return self._batches.epoch_steps(self._schedule, first)
@@ -149,7 +151,7 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
       self._batches.rows.count_ahead(self.position)
 
   def _use(self, schedule: schedule_lib.BatchSchedule) -> None:
-    """Loads batches by another schedule."""
+    """Switches to the batches of the given schedule, if it is not in use already."""
     if schedule != self._schedule:
       self._close_loader()
       self._schedule = schedule
@@ -158,7 +160,8 @@ class LLMIterator(multihost.MultiHostDataLoadIterator):
 
   def _close_loader(self) -> None:
     super()._close()
-    # Ends Grain's threads now, not at interpreter exit, when the modules they use may be gone.
+    # Dropping the iterator ends Grain's threads now. At interpreter exit, the modules that they use
+    # may be gone.
     self.local_iterator = _Closed()
 
 

@@ -1,10 +1,10 @@
-"""The Grain LLM iterators: documents from any source as packed or padded rows, mixed, in batches.
+"""The Grain LLM iterators: batches of packed or padded rows from any sources of documents.
 
     make_grain_llm_dataset          documents → rows, on this host           `RowDataset`
-    make_grain_multihost_iterator   rows of one or more → global batches     `LLMIterator`
+    make_grain_multihost_iterator   rows of all datasets → global batches    `LLMIterator`
     make_grain_llm_iterator         both in one
 
-Rows that are random access (padded ones, and those packed by a plan) stay so through mixing and
+Random-access rows (padded rows, and rows packed by a plan) stay random access after mixing and
 batching: a batch is a function of its step, and the state is one number. For rows that Grain packs
 as they stream, worker processes read the documents but one process packs them, so the number of
 workers does not change these rows either.
@@ -72,7 +72,7 @@ def make_grain_llm_dataset(
     long_documents: str = "error",
     packing_counts_path: str | None = None,
 ) -> row_dataset.RowDataset:
-  """Makes rows of a language model from a random-access dataset of documents, one at a time.
+  """Makes a dataset of rows for a language model from a random-access dataset of documents.
 
   >>> rows = make_grain_llm_dataset(
   ...     0, 1, [{"inputs": [5, 6, 0]}, {"inputs": [7, 0]}], global_batch_size=2,
@@ -82,33 +82,34 @@ def make_grain_llm_dataset(
   [[5, 6, 0, 0], [7, 0, 0, 0]]
 
   Args:
-    dataloading_host_index: Index of this host, as `jax.process_index()`.
-    dataloading_host_count: Number of hosts that load data, as `jax.process_count()`.
+    dataloading_host_index: Index of this host, such as `jax.process_index()`.
+    dataloading_host_count: Number of hosts that load data, such as `jax.process_count()`.
     dataset: Anything with `__len__` and `__getitem__` whose elements (after `operations`) have
       token ids under `inputs`.
-    global_batch_size: Number of rows of a batch over all hosts.
+    global_batch_size: Number of rows in a batch, over all hosts.
     max_target_length: Number of tokens per row.
-    shuffle: Whether documents are in random order, a different one in each epoch.
+    shuffle: Whether documents come in a random order, which differs in each epoch.
     data_shuffle_seed: Seed of that order.
     num_epochs: Number of epochs; None repeats without end, and 0 is one pass. Batches may span the
       end of an epoch.
     operations: Grain transforms to apply to each element first.
-    grain_packing: Whether several documents share a row; first-fit, unless `packing` is given.
-    grain_packing_bin_count: Number of rows that are filled at a time; by default as many as a
-      host's batch has (with a plan, 1024).
+    grain_packing: Whether to pack several documents into a row: first-fit, unless `packing` is set.
+    grain_packing_bin_count: Number of rows that are filled at the same time. The default is 1024
+      for `packing="planned"`. Otherwise it is the number of rows in this host's batch or, with
+      `shard="batch"`, in the global batch.
     shift: Whether targets and inputs are offset from each other by one.
-    shift_target: Whether the targets move left; otherwise the inputs move right, with an
-      `eod_token_id` before them.
+    shift_target: Whether to shift targets left; otherwise, inputs are shifted right, and an EOD
+      is put before them.
     eod_token_id: Token that ends a document.
     apply_padding: Whether rows that are not packed are padded to `max_target_length`.
-    packing: `first_fit`, `best_fit`, `concat_then_split` or `planned`; the last is random access.
-    shard: `slice` gives each host its share of the documents. `batch` lets all hosts share one
-      stream, of which each takes its rows of a batch, so that the global batch does not depend on
-      the number of hosts.
+    packing: `first_fit`, `best_fit`, `concat_then_split`, or `planned` for random access.
+    shard: `slice` gives each host its own share of the documents. With `batch`, all hosts share one
+      stream, and each takes its rows of every batch, so the global batch does not depend on the
+      number of hosts.
     long_documents: Handling of documents longer than a row: `error`, `truncate`, or `split` them
       into pieces.
-    packing_counts_path: File in which a plan stores its row counts, so that a resume need not count
-      again; None stores none.
+    packing_counts_path: File in which a plan stores its row counts, so that a resumed run need not
+      count again; None for no file.
   """
   if grain_packing and packing is None:
     packing = "first_fit"
@@ -122,13 +123,15 @@ def make_grain_llm_dataset(
     )
   if num_epochs is not None and num_epochs < 0:
     raise ConfigError(f"num_epochs={num_epochs} must not be negative; None repeats without end.")
-  workers.parse_grain_flags()  # For a `mp_prefetch` of the caller's.
+  workers.parse_grain_flags()  # The caller may use `mp_prefetch`, which reads the flags.
   documents = dataset if isinstance(dataset, grain.MapDataset) else grain.MapDataset.source(dataset)
   if not len(documents):
     raise ConfigError("The dataset is empty: there is nothing to make rows of.")
   if grain_packing_bin_count is None:
-    local = max(1, global_batch_size // dataloading_host_count)
-    grain_packing_bin_count = 1024 if packing == "planned" else local
+    # A stream that all hosts share must not depend on the number of hosts.
+    sharing = dataloading_host_count if shard == "slice" else 1
+    rows = max(1, global_batch_size // sharing)
+    grain_packing_bin_count = 1024 if packing == "planned" else rows
   LOGGER.info(
       "Rows of %d tokens from %d documents, packing %s, shard %s",
       max_target_length,
@@ -189,34 +192,35 @@ def make_grain_multihost_iterator(
   [[[5, 6, 0, 0], [7, 0, 0, 0]]]
 
   Args:
-    grain_datasets: Rows from `make_grain_llm_dataset`, or any dataset of Grain whose elements are
-      dicts of arrays; one dataset or a list of them.
-    dataset_lengths: Number of rows of each dataset in an epoch, over all hosts. An epoch of the mix
-      ends when each has been seen once. For rows that are packed as they stream, the number of
-      documents: a pass over the iterator then has at most as many batches as they could fill, and
-      the next pass continues there. None lets a pass last as long as the data.
+    grain_datasets: One dataset or a list of datasets: rows from `make_grain_llm_dataset`, or any
+      Grain dataset whose elements are dicts of arrays.
+    dataset_lengths: Number of rows in an epoch of each dataset, over all hosts. An epoch of the mix
+      ends when every dataset has been seen once. For rows that are packed as they stream, give the
+      number of documents: a pass over the iterator then has at most as many batches as the
+      documents could fill, and the next pass continues there. With None, a pass lasts until the
+      end of the data.
     global_mesh: Mesh to shard over.
-    global_batch_size: Number of rows of a batch over all hosts.
+    global_batch_size: Number of rows in a batch, over all hosts.
     dataloading_host_count: Number of hosts that load data.
-    dataset_weights: Shares of the mix; equal by default.
+    dataset_weights: Weight of each dataset in the mix; equal by default.
     worker_count: Number of processes that prepare batches; 0 prepares them in this process.
     worker_buffer_size: Number of batches that each worker prepares in advance.
-    drop_remainder: Whether the very last batch of all epochs together is dropped if it is not full;
-      otherwise it is filled with rows of padding.
-    batch_class: Class of a batch: `LLMBatch`, another data class with such fields, or `dict`.
-    reset_after_epoch: Whether each epoch starts with the first row again; otherwise it continues
-      where the last one stopped.
+    drop_remainder: Whether to drop the last batch of the last epoch if it is not full; otherwise,
+      it is filled with padding rows.
+    batch_class: Class of a batch: `LLMBatch`, a data class with some of its fields, or `dict`.
+    reset_after_epoch: Whether each epoch starts with the first row again; otherwise, it continues
+      where the previous epoch stopped.
     use_thread_prefetch: Whether threads prepare batches, instead of processes.
     batch_rampup_factors: Maps a step to the factor by which the batch size is multiplied from that
       step on; factors do not accumulate.
-    when_exhausted: `stop` ends the mix with its first member that ends; `repeat` starts such a
-      member again, until each has ended once.
+    when_exhausted: `stop` ends the mix as soon as one dataset ends. `repeat` starts such a dataset
+      again, until each dataset has ended once.
     pad_shapes: Whether arrays are padded to the largest shape that any host has for a batch.
-    data_sharding: Mesh axes of rows (and of tokens), as a `PartitionSpec` or a config's list; all
-      axes by default.
+    data_sharding: Mesh axes over which rows (and tokens) are split, as a `PartitionSpec` or a
+      config's list. By default, rows are split over all axes.
   """
   _check_choice("when_exhausted", when_exhausted, ("stop", "repeat"))
-  # A single dataset is iterable too, but over its rows, which may never end.
+  # A single dataset is put into a list, because iterating over it would give its rows.
   if isinstance(grain_datasets, (grain.MapDataset, grain.IterDataset)):
     grain_datasets = [grain_datasets]
   if isinstance(dataset_lengths, numbers.Integral):
@@ -251,7 +255,7 @@ def make_grain_multihost_iterator(
       repeat=when_exhausted == "repeat",
       spec=layout.partition_spec(global_mesh, data_sharding),
   )
-  # Rows without a common length are padded to the longest row of each host, which may differ.
+  # Rows without a fixed length are padded to the longest row on each host, so hosts may differ.
   pad_shapes = pad_shapes or (batches.info.length is None and dataloading_host_count > 1)
   return iterator_lib.LLMIterator(
       batches, reset_after_epoch=reset_after_epoch, pad_shapes=pad_shapes
@@ -344,10 +348,16 @@ def make_grain_llm_iterator(
 def rampup_schedule(
     batch_size: int, factors: Mapping[int, float] | None
 ) -> schedule_lib.BatchSchedule:
-  """Returns a schedule of the batch size times the factor of the last boundary reached."""
+  """Returns a schedule in which each factor applies from its step until the next factor's step."""
+  if factors is not None and not isinstance(factors, Mapping):
+    raise ConfigError(
+        f"batch_rampup_factors={factors!r}: expected a dict of steps and factors, such as"
+        " {1000: 2.0}. (Only olmo_batch_rampup_factors in a config takes a list of pairs.)"
+    )
   stages = {0: batch_size}
   for step, factor in sorted((factors or {}).items()):
-    size = math.floor(batch_size * factor + 1e-6)  # Factors such as 488 / 56 are not exact.
+    # The float of a factor such as 488 / 56 may be slightly too small.
+    size = math.floor(batch_size * factor + 1e-6)
     if step < 0 or size < 1:
       raise ConfigError(
           f"batch_rampup_factors={dict(factors or {})}: from step {step} on, a batch would have"

@@ -1,8 +1,8 @@
-"""Turns records of tokens into rows of a language model: fit, pad or pack, shift, segment.
+"""Turns records of tokens into rows for a language model: fit, pad or pack, shift, segment.
 
 No function here changes its input. A record has `inputs` (token ids). It may have `targets`
-(otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 for tokens
-that do not count. With EOD = 99, written E, the record 1 2 E 4 5 in a row of 7 becomes
+(otherwise the inputs are predicted) and, for each of the two, a segmentation that is 0 for masked
+tokens. With EOD = 99, written E, the record 1 2 E 4 5 in a row of 7 becomes
 
                             shifted left (targets)    shifted right (inputs)
     inputs                  1 2 E 4 5 0 0             E 1 2 E 4 5 0
@@ -44,7 +44,7 @@ def record_of(element: Mapping[str, Any]) -> Record:
     found = sorted(element) if isinstance(element, Mapping) else type(element).__name__
     raise CorpusError(
         f"A record needs token ids under 'inputs', found {found}. TokenFeatures('column') takes"
-        " them from another column."
+        " them from a different column."
     )
   record = {"inputs": _int32("inputs", element["inputs"])}
   record["targets"] = (
@@ -63,7 +63,7 @@ def record_of(element: Mapping[str, Any]) -> Record:
 def fit(record: Record, length: int, long_documents: str) -> list[Record]:
   """Returns the record in pieces of at most `length` tokens.
 
-  A longer record is cut (`truncate`), divided (`split`), or an error.
+  A longer record is cut (`truncate`), divided (`split`), or raises CorpusError (`error`).
   """
   size = len(record["inputs"])
   if size <= length:
@@ -83,7 +83,7 @@ def fit(record: Record, length: int, long_documents: str) -> list[Record]:
 
 
 def padded(record: Record, length: int | None) -> Record:
-  """Returns the six arrays of a row, padded with 0 to `length` (None: as long as the record)."""
+  """Returns the six arrays of a row, padded with 0 to `length`; None does not pad."""
   size = len(record["inputs"])
   row = {}
   for side in SIDES:
@@ -148,7 +148,7 @@ def to_row(
 
 
 class SplitDocuments(grain_compat.FlatMapTransform):
-  """Divides or cuts documents that are longer than a row."""
+  """Splits or truncates documents that are longer than a row."""
 
   max_fan_out = 1 << 20
 
@@ -170,19 +170,19 @@ def pack_stream(
     seed: int,
     masks: tuple[str, ...] = (),
 ) -> grain.IterDataset:
-  """Returns rows of documents, packed by Grain, as the six arrays of a row before the shift.
+  """Returns a stream of rows that Grain packs from documents: six arrays per row, not yet shifted.
 
   Args:
     documents: Records, none longer than `length` unless the packing is concat_then_split.
     packing: One of `packing.STREAMING`.
     length: Tokens per row.
-    bins: Rows that are filled at a time.
+    bins: Rows that are filled at the same time.
     shuffle: Whether rows that were filled together come in random order.
     seed: The seed of that order.
-    masks: The sides whose records have a segmentation of their own.
+    masks: The sides for which records have their own segmentation.
   """
   lengths = dict.fromkeys((*SIDES, *(f"{side}_mask" for side in masks)), length)
-  # An empty document would take a segment number and hold nothing.
+  # An empty document would use up a segment number without holding a token.
   documents = documents.filter(lambda record: len(record["inputs"]) > 0)
   documents = documents.map(functools.partial(_name_masks, masks=masks))
   if packing == "concat_then_split":
@@ -199,13 +199,13 @@ def pack_stream(
 
 
 def _name_masks(record: Record, masks: tuple[str, ...]) -> Record:
-  """Renames the segmentations that records have, so that Grain packs them as it packs tokens."""
+  """Renames the segmentations of a record, so that Grain packs them like tokens."""
   tokens = {side: record[side] for side in SIDES}
   return tokens | {f"{side}_mask": record[f"{side}_segmentation"] for side in masks}
 
 
 def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
-  """Renames Grain's segments and positions to ours; what a record masks stays masked."""
+  """Renames Grain's segments and positions; tokens that a record masks stay masked."""
   row = {}
   for side in SIDES:
     segments = packed[f"{side}_segment_ids"]
@@ -219,7 +219,7 @@ def _name_arrays(packed: Record, masks: tuple[str, ...]) -> Record:
 
 def row_spec(shape: tuple[int | None, ...]) -> dict[str, grain_compat.ShapeDtypeStruct]:
   """Returns the shape and dtype of the arrays of a row or batch; None is a size that varies."""
-  # Grain's type: that of JAX 0.12 refuses None.
+  # This is Grain's type, because the type of JAX 0.12 refuses None.
   return {name: grain_compat.ShapeDtypeStruct(shape, np.int32) for name in NAMES}
 
 
@@ -235,7 +235,8 @@ def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
     if length is not None and len(shape) == 1:
       if shape[0] > length:
         raise CorpusError(
-            f"A row has {shape[0]} tokens, expected {length}; leave apply_padding on, or cut it."
+            f"A row has {shape[0]} tokens, expected {length}; leave apply_padding on, or truncate"
+            " the row."
         )
       shape = (length,)
     batch[name] = np.zeros((size, *shape), arrays[0].dtype)
@@ -246,7 +247,7 @@ def stack(rows: Sequence[Record], size: int, length: int | None) -> Record:
 
 
 class TokenFeatures(grain.transforms.Map):
-  """Takes the `inputs` of a record from another column.
+  """Takes the `inputs` of a record from a column with a different name.
 
   >>> TokenFeatures("ids").map({"ids": [5, 6]})
   {'inputs': array([5, 6], dtype=int32)}
@@ -267,7 +268,7 @@ class TokenFeatures(grain.transforms.Map):
 class AddEndOfDocument(grain.transforms.Map):
   """Appends an EOD to a document that does not end with one.
 
-  With `max_length`, a document of that length or more is truncated to it and gets no EOD.
+  With `max_length`, a document of at least that length is truncated to it and gets no EOD.
 
   >>> AddEndOfDocument(0).map({"inputs": [5, 6]})["inputs"].tolist()
   [5, 6, 0]
@@ -308,7 +309,7 @@ def _int32(name: str, values: Any) -> np.ndarray:
 
 
 def collate(arrays: dict[str, np.ndarray], batch_class: type) -> Any:
-  """Makes a batch of a class from arrays, dropping those that are not its fields."""
+  """Makes a batch of a class from arrays; drops arrays that are not fields of the class."""
   if batch_class is dict:
     return arrays
   names = {field.name for field in dataclasses.fields(batch_class)}

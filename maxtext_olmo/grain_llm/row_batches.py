@@ -22,8 +22,8 @@ class Batching:
 
   Attributes:
     schedule: Schedule, which says where each step starts and how many rows it takes.
-    mine: For each batch size, the rows of the batch that this host holds, ascending; rows at or
-      past the batch size are padding.
+    mine: For each batch size, the rows of the batch that this host holds, in ascending order. Row
+      numbers at or above the batch size are padding.
     length: Tokens per row; None pads to the longest row of a batch.
     drop_remainder: Whether a last batch that is not full is dropped; otherwise it is padded.
   """

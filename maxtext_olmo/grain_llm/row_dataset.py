@@ -1,8 +1,8 @@
 """The dataset that `make_grain_llm_dataset` returns, and how its rows are made.
 
 `RowDataset` is an `IterDataset` of rows. If its rows are random access (padded, or packed by a
-plan), it also has them as `rows`, so that batches and mixtures need not stream. If they are packed
-as they come, `open` returns the stream, read by any number of worker processes.
+plan), the attribute `rows` gives them by position, so that batches and mixtures need not stream. If
+rows are packed as they stream, `open` returns the stream, for any number of worker processes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class RowInfo:
 
   Attributes:
     length: Number of tokens per row; None if rows are not padded.
-    shard: `slice` if each host has its own rows, `batch` if all hosts share one stream, of which
-      each takes its rows of a batch.
-    packed: Whether the number of rows does not follow from the number of documents, because rows
-      are packed, split or filtered.
+    shard: `slice` if each host has its own rows, `batch` if all hosts share one stream and each
+      takes its rows of every batch.
+    packed: Whether rows are packed, split or filtered, so that the number of documents does not
+      determine the number of rows.
     split: Whether a document may make more than one row.
     endless: Whether the rows have no end.
     host_rows: Number of rows of each host until the end; empty if unknown or without end.
@@ -60,16 +60,16 @@ class RowInfo:
 
 
 class RowDataset(grain.IterDataset[Record]):
-  """Rows, one at a time, for `make_grain_multihost_iterator` or further transformations of Grain.
+  """Rows, one at a time, for `make_grain_multihost_iterator` or further Grain transformations.
 
   `mp_prefetch` gives the same rows, in the same order, with any number of workers. If rows are
-  packed as they come, each worker packs all of them, and keeps its own.
+  packed as they stream, each worker packs all rows and keeps its own.
 
   Args:
     info: Properties of the rows.
     rows: The rows, if they are random access.
-    open_stream: Otherwise, a function that opens the stream, given the number of workers and of
-      elements to prefetch.
+    open_stream: Function that opens the stream, for rows without random access. Its arguments are
+      the number of workers and the number of elements to prefetch.
   """
 
   def __init__(
@@ -86,13 +86,13 @@ class RowDataset(grain.IterDataset[Record]):
     self._slice: builtins.slice | None = None
 
   def open(self, workers: int = 0, ahead: int = 1) -> grain.IterDataset:
-    """Returns the rows as a stream, the same for any number of processes that read documents."""
+    """Returns the rows as a stream, which is the same for any number of worker processes."""
     if self._open_stream is not None:
       return self._open_stream(workers, ahead)
     return prefetch.PrefetchedDataset(self.rows, workers=workers, ahead=ahead)
 
   def slice(self, sl: builtins.slice) -> grain.IterDataset:
-    """Returns a slice of the rows, as for a list; places count from the first row."""
+    """Returns a slice of the rows, like that of a list; indices count from the first row."""
     if self.rows is not None:
       return prefetch.PrefetchedDataset(self.rows.slice(sl))
     whole = RowDataset(self.info, open_stream=self._open_stream)
@@ -163,7 +163,7 @@ class RowMaker:
     if not share and (epochs is None or self.packing == "planned"):
       raise ConfigError(
           f"Host {self.host} of {self.hosts} has no document to make rows of: there are only"
-          f" {len(self.documents)}. Use fewer hosts, or shard='batch'."
+          f" {len(self.documents)} documents. Use fewer hosts, or shard='batch'."
       )
     rows: rows_by_position.RowsByPosition | None = None
     if self.packing == "planned":
@@ -236,7 +236,7 @@ class RowMaker:
     }
 
   def _identity_of_version_1(self, host: int) -> str:
-    """Returns the name of a host's rows in states of version 1 and in the counts of a plan."""
+    """Returns a text that identifies a host's rows, in states of version 1 and in stored counts."""
     fields = [
         self._what,
         f"{self.order} {self.seed}",
@@ -300,7 +300,7 @@ class RowMaker:
   def _masks(self) -> tuple[str, ...]:
     """Returns the sides for which records have their own segmentation.
 
-    The first record that is not filtered out decides for all.
+    The first record that is not filtered out decides for all records.
     """
     records = self.documents.seed(self.seed).apply(self.operations)
     for number in range(len(records)):

@@ -24,6 +24,7 @@ from maxtext_olmo.grain_llm.records import Record
 from maxtext_olmo.order import base
 from maxtext_olmo.order import interleave
 from maxtext_olmo.rows import planned
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 from maxtext_olmo.rows import segments as segments_lib
 
@@ -41,7 +42,7 @@ class RowsByPosition(grain.MapDataset[Record]):
 
   @property
   def num_rows(self) -> int | None:
-    """The total number of rows; None if there is no end, or if it has not been counted yet."""
+    """The total number of rows; None if there is no end, or if rows are not counted yet."""
     raise NotImplementedError
 
   @property
@@ -58,10 +59,10 @@ class RowsByPosition(grain.MapDataset[Record]):
     return self.endless or position < (self.num_rows or 0)
 
   def count_ahead(self, position: int) -> None:
-    """Starts counting the rows that a resume near a position would have to count, in background."""
+    """Starts to count, in the background, the rows that a resume near a position needs."""
 
   def settle(self, limit: int) -> bool:
-    """Counts the rows if that means packing at most `limit` documents; returns whether it did."""
+    """Counts the rows if at most `limit` documents are packed; returns whether they are counted."""
     del limit
     return True
 
@@ -84,7 +85,7 @@ class RowsByPosition(grain.MapDataset[Record]):
 
 
 class OrderedDataset(grain.MapDataset[Any]):
-  """A dataset in the order of each epoch, for `num_epochs` epochs; None for no end."""
+  """The elements of a dataset in the order of each epoch; `num_epochs=None` repeats without end."""
 
   def __init__(self, parent: grain.MapDataset, order: base.Order, num_epochs: int | None):
     super().__init__(parent)
@@ -107,7 +108,7 @@ class OrderedDataset(grain.MapDataset[Any]):
 
 
 class MapRows(RowsByPosition):
-  """The rows of a `MapDataset` of rows, `epoch_rows` of them in an epoch."""
+  """The rows of a `MapDataset`, with `epoch_rows` rows per epoch."""
 
   def __init__(self, dataset: grain.MapDataset, epoch_rows: int, row_length: int | None = None):
     super().__init__(dataset)
@@ -142,19 +143,19 @@ class RecordParts:
     return {} if element is None else records_lib.record_of(element)
 
   def lengths(self, document_ids: np.ndarray) -> np.ndarray:
-    """Returns the number of tokens of each record; 0 for those that were filtered out."""
+    """Returns the number of tokens of each record; 0 for records that were filtered out."""
     return self._lengths[document_ids]
 
 
 class PlannedRecords(RowsByPosition):
-  """Documents packed by a plan, shifted; the segments of a row number its documents.
+  """Shifted rows of documents that are packed by a plan; each document in a row is a segment.
 
   Args:
     source: Source of the documents.
     plan: Packing plan, which says which parts make up which row.
     length: Number of tokens per row.
     shift: Direction in which rows are shifted (`records.shifted`).
-    eod_token_id: First input, if inputs are shifted.
+    eod_token_id: First token of the inputs, if inputs are shifted.
     num_epochs: Number of epochs until the end; None for no end.
   """
 
@@ -175,7 +176,7 @@ class PlannedRecords(RowsByPosition):
     self._shift = shift
     self._eod_token_id = eod_token_id
     rows = planned.PlannedRows(plan, length, fingerprint="")
-    self._stream = row_source.RowSequence(rows, name="", seed=0, num_epochs=num_epochs)
+    self._stream = row_sequence.RowSequence(rows, name="", seed=0, num_epochs=num_epochs)
     self.endless = self._stream.endless
 
   @property
@@ -243,8 +244,8 @@ class MixedRecords(RowsByPosition):
   Args:
     sources: Members of the mix.
     weights: Shares of the members.
-    repeat: Whether a member that ends starts again, until each has ended once; otherwise the mix
-      ends with the first member that ends.
+    repeat: Whether a member that ends starts again, until each member has ended once; otherwise,
+      the mix ends as soon as one member ends.
   """
 
   def __init__(

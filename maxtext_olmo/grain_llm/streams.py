@@ -1,6 +1,6 @@
 """Batches and slices of rows that are only available as a stream.
 
-The state of each of these datasets is its own count and the state of the stream.
+The state of each of these datasets consists of a count and the state of the stream.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _StreamBatchesIterator(grain.DatasetIterator[Record]):
     self._step += 1
     length = batching.length
     if length is None:
-      # Of all rows, not only this host's, so that hosts that share a batch agree on its length.
+      # All rows count, not only this host's, so that hosts that share a batch agree on its length.
       length = max(len(row["inputs"]) for row in rows)
     mine = batching.mine[size]
     kept = [rows[i] for i in mine.tolist() if i < len(rows)]
@@ -82,7 +82,7 @@ class SlicedStream(grain.IterDataset[Record]):
 
   Args:
     rows: Stream of rows.
-    sl: Places of the rows, counted from the first row, ascending.
+    sl: Indices of the rows, in ascending order, counted from the first row.
   """
 
   def __init__(self, rows: grain.IterDataset, sl: slice):
@@ -134,6 +134,6 @@ def _read_state(state: Any, kind: str, count: str) -> dict[str, Any]:
   if not isinstance(state, dict) or set(state) != {count, "rows"}:
     raise ResumeError(
         f"Expected the state of {kind}, with {count!r} and 'rows', found {state!r}: it was saved by"
-        " another kind of pipeline."
+        " another kind of pipeline. Resume with that one."
     )
   return grain_state.from_json(state)

@@ -1,5 +1,4 @@
-"""The names of `maxtext.input_pipeline.olmo_data_grain`: source, sampler, transforms and data
-loader."""
+"""The names of `maxtext.input_pipeline.olmo_data_grain`: source, sampler, transforms, loader."""
 
 from maxtext_olmo.corpus.source import OlmoNpyDataSource
 from maxtext_olmo.loader.olmo_grain import make_olmo_grain_data_loader

@@ -1,4 +1,4 @@
-"""The changes during a run: batch size, skips, stages, and what its history records at restarts."""
+"""Finds the changes during a run: batch sizes, skips, stages, and changes made at restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maxtext_olmo.rows import content as content_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stretch:
-  """Steps of a run with one stream and one schedule.
+  """A range of steps of a run with the same stream and schedule.
 
   Attributes:
     first: The first step.
@@ -35,7 +35,7 @@ class Stretch:
 
 
 class Change(NamedTuple):
-  """A change during a run: the first step with it, and its description."""
+  """A change during a run: its first step and its description."""
 
   step: int
   text: str
@@ -46,12 +46,12 @@ def find_changes(
     timeline: timeline_lib.Timeline | None = None,
     names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> tuple[Change, ...]:
-  """Returns the changes during a run, by step.
+  """Returns the changes during a run, in the order of steps.
 
   Args:
     stretches: The stretches of the run.
     timeline: The history, which records what changed at restarts.
-    names: The file of each digest of exclusions, as far as it is known.
+    names: Maps the digest of an exclusion list to its file, for lists whose files are known.
   """
   found: list[Change] = []
   for stretch in stretches:
@@ -63,7 +63,7 @@ def find_changes(
 
 
 def _stage_changes(stretch: Stretch) -> Iterable[Change]:
-  """Yields the steps at which stages begin."""
+  """Yields a change for each stage that begins in a stretch."""
   schedule = stretch.schedule
   for before, stage in itertools.pairwise(getattr(stretch.stream, "stages", ())):
     if stage.position >= schedule.anchor_position:
@@ -75,7 +75,7 @@ def _stage_changes(stretch: Stretch) -> Iterable[Change]:
 def schedule_changes(
     schedule: schedule_lib.BatchSchedule, first: int, end: int
 ) -> Iterable[Change]:
-  """Yields the changes of the batch size after the first step, and the skips."""
+  """Yields the batch size changes after the first step, and the skips."""
   size = schedule.size(first)
   for boundary, _ in schedule.stages:
     step = boundary
@@ -83,7 +83,7 @@ def schedule_changes(
       if boundary < schedule.anchor_position:
         continue
       step = schedule.step_at(boundary)
-      # A stage begins with the first step that starts at or after its position.
+      # A batch size applies from the first step that starts at or after the boundary.
       step += schedule.start(step) < boundary
     if first < step < end and schedule.size(step) != size:
       yield Change(step, f"batch size {size:,} → {schedule.size(step):,}")
@@ -106,7 +106,7 @@ def _differences(
     if was.identity.get(name) != now.identity.get(name):
       name = "corpus" if name == "fingerprint" else name
       mixed = name == "order" and "mixture" in f"{was.identity.get(name)}{now.identity.get(name)}"
-      yield f"another {'mixture' if mixed else name}"
+      yield f"a different {'mixture' if mixed else name}"
   if was.stages[1:] != now.stages[1:]:
-    yield "another plan of stages"
+    yield "olmo_stages changed"
   yield from content_lib.describe_changes(was.content, now.content, names)

@@ -24,9 +24,9 @@ class Comparison:
   """A comparison of the streams of two runs.
 
   Attributes:
-    same_until: The first step at which they differ; None if all past and future steps are equal.
+    same_until: The first step at which the runs differ; None if they never differ.
     compared: The number of steps that were compared.
-    differences: Descriptions of the differences from that step on.
+    differences: Descriptions of the differences at the step `same_until`.
   """
 
   same_until: int | None
@@ -40,7 +40,7 @@ class Comparison:
   def lines(self) -> list[str]:
     """Returns the comparison as lines of text."""
     if self.same_until is None:
-      return [f"The same stream: {self.compared:,} steps compared, and what comes after them."]
+      return [f"The same stream: all {self.compared:,} steps so far, and all later ones."]
     first = f"They differ from step {self.same_until:,} on; every step before it is the same."
     if self.same_until == 0:
       first = "They differ from the first step on."
@@ -76,7 +76,7 @@ def compare(a: run_lib.Run, b: run_lib.Run) -> Comparison:
 
 
 def _last_change(entry: timeline_lib.Entry) -> int:
-  """Returns the last step at which an entry changes its batch size, its stage or its skips."""
+  """Returns the last step at which an entry changes anything: batch size, stage or skip."""
   schedule = entry.schedule
   positions = [stage.position for stage in entry.stages] + [skip.end for skip in entry.skips]
   sizes = [first for first, _ in schedule.stages]
@@ -89,7 +89,7 @@ def _last_change(entry: timeline_lib.Entry) -> int:
 def _first_difference(
     one: timeline_lib.Entry, other: timeline_lib.Entry, first: int, last: int
 ) -> int | None:
-  """Returns the first of some steps at which two entries give different rows, or None."""
+  """Returns the first step in a range whose rows or masks differ between two entries, or None."""
   stages = _first_stage_difference(one, other)
   if stages is not None and stages < last:
     last = max(first, stages)
@@ -118,7 +118,7 @@ def _first_difference(
 
 
 def _first_stage_difference(one: timeline_lib.Entry, other: timeline_lib.Entry) -> int | None:
-  """Returns the first step that two entries take from different stages; None if there is none."""
+  """Returns the first step for which two entries have different stages; None if there is none."""
   for a, b in itertools.zip_longest(one.stages[1:], other.stages[1:]):
     if a is None or b is None or (a.position, a.settings) != (b.position, b.settings):
       steps = [
@@ -133,7 +133,7 @@ def _first_stage_difference(one: timeline_lib.Entry, other: timeline_lib.Entry) 
 def _samples(
     schedule: schedule_lib.BatchSchedule, step: int, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the first and last position, and the size, of some steps."""
+  """Returns the first position, the last position and the size of each of `count` steps."""
   starts, sizes = schedule.block(step, count)
   return schedule.skips.positions(starts), schedule.skips.positions(starts + sizes - 1), sizes
 
@@ -141,7 +141,7 @@ def _samples(
 def _masked_steps(
     samples: tuple[np.ndarray, np.ndarray, np.ndarray], masked: Sequence[skips_lib.Skips]
 ) -> list[int]:
-  """Returns which of some steps may have masked rows, given their `_samples`."""
+  """Returns the steps that may have masked rows, as indices of the arrays of `_samples`."""
   firsts, lasts, _ = samples
   found = np.zeros(len(firsts), np.bool_)
   for first, end in (*masked[0].ranges, *masked[1].ranges):
@@ -176,7 +176,7 @@ def _between(one: timeline_lib.Entry, other: timeline_lib.Entry, step: int) -> l
 
 
 def _different(values: Iterable[dict[str, Any]]) -> list[str]:
-  """Returns a line for each name whose values in two runs differ."""
+  """Returns a line for each name whose value differs between two runs."""
   one, other = values
   lines = []
   for name in dict.fromkeys([*one, *other]):

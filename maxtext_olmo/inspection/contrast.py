@@ -1,10 +1,10 @@
-"""Compares the steps of a loss spike with the steps around them.
+"""Compares the steps of a loss spike with calm steps nearby.
 
-The figures (see `figures`) of each row of a spike are compared with those of the usual rows, which
-are the rows of calm steps before it. A row of several documents is attributed to the one whose
-tokens are furthest from the usual. Files, labels and documents are ranked by the scores of their
+The rows of the calm steps are the usual rows. Each row of a spike is scored by how far its figures
+(see `figures`) are from those of the usual rows. A row with several documents is attributed to the
+document whose tokens are least usual. Files, labels and documents are ranked by the scores of their
 rows, so that a bad file comes first even if each step holds few of its rows. Rows without loss
-cannot raise the loss and are not scored.
+cannot raise the loss, so they are not scored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from maxtext_olmo.inspection import figures as figures_lib
 from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import spike_detection
 
-_MOST_STEPS = 16  # Maximum number of steps of a spike.
+_MOST_STEPS = 16  # Maximum number of steps of a spike that are read.
 _CALM_STEPS = (4, 64)  # Minimum and maximum number of calm steps.
 _CALM_ROWS = 512  # Beyond the minimum, calm steps are read until there are this many rows.
 
@@ -32,14 +32,14 @@ class RowScore:
   """A row of a spike.
 
   Attributes:
-    step: The step that holds it.
-    row: Its place in the global batch.
+    step: The step that holds the row.
+    row: The index of the row in the global batch.
     label: The label of `file`.
     file: The file that the row is attributed to.
     document: The document in the file; -1 if unknown.
     score: How far the row stands out from the usual rows.
     why: The name of the figure that stands out most.
-    found: The value of that figure.
+    found: The value of that figure in this row.
     usual: The median of that figure over the usual rows.
   """
 
@@ -66,10 +66,10 @@ class SourceScore:
 
   Attributes:
     source: `(label,)`, `(label, file)` or `(label, file, document)`.
-    notable: Rows that stand out and are attributed to this source.
+    notable: The number of rows that stand out and are attributed to this source.
     share: The source's share of the tokens of the spike.
     usual_share: The source's share of the tokens of the calm steps.
-    score: The sum of the rows' scores, each minus what chance explains.
+    score: The sum of the scores of the `notable` rows, each minus `NOTABLE`.
   """
 
   source: tuple[Any, ...]
@@ -85,7 +85,7 @@ class Contrast:
 
   Attributes:
     steps: The steps of the spike.
-    calm_steps: The steps to which the spike is compared.
+    calm_steps: The steps with which the spike is compared.
     rows: All rows with loss, the highest score first.
     without_loss: The number of rows without loss.
     figures: The score of each figure.
@@ -148,19 +148,22 @@ def _to_depth(
 def steps_to_compare(
     losses: losses_lib.Losses, spike: spike_detection.Spike, spikes: Iterable[spike_detection.Spike]
 ) -> tuple[list[int], list[int]]:
-  """Returns the steps of a spike, and calm steps before it, or after it if there are too few.
+  """Returns the steps of a spike, and the calm steps to compare them with.
 
-  The update of a step affects the loss of the next step, and a loss that is not logged at every
-  step may be the mean since the last logged step. So the steps of a spike begin after the last calm
-  step that was logged, or with that step if it immediately precedes the spike.
+  The steps of a spike include those before it that may have caused it. If every step is logged,
+  that is the step before the spike, because the update of a step affects the loss of the next one.
+  If not every step is logged, a logged loss may be the mean since the previous logged step, so all
+  steps since then are included.
+
+  The calm steps come before the spike or, if there are too few, after it.
 
   Args:
-    spikes: All spikes; none of their steps counts as calm.
+    spikes: All spikes of the run; none of their steps counts as calm.
   """
   steps = losses.steps
   loud = np.zeros(len(steps), np.bool_)
   for other in spikes:
-    loud |= (steps >= other.first) & (steps <= other.last)
+    loud[np.searchsorted(steps, other.first) : np.searchsorted(steps, other.last, "right")] = True
   first, peak = np.searchsorted(steps, [spike.first, spike.peak]).tolist()
   last = int(np.searchsorted(steps, spike.last))
 
@@ -190,13 +193,13 @@ def contrast(
     *,
     eos_id: int = -1,
 ) -> Contrast:
-  """Compares the rows of some steps with those of calm steps.
+  """Compares the rows of a spike with the rows of calm steps.
 
   Args:
     read: Returns the rows of a step.
     steps: The steps of a spike.
     calm_steps: The calm steps, the nearest first; reading stops once there are enough rows.
-    eos_id: The token that ends a document; negative if unknown.
+    eos_id: The id of the token that ends a document; negative if unknown.
   """
   calm: list[figures_lib.StepRows] = []
   for step in calm_steps:
@@ -252,7 +255,7 @@ def contrast(
 
 
 def merge(contrasts: Sequence[Contrast]) -> Contrast:
-  """Combines the comparisons of several spikes, each with the steps around it."""
+  """Combines the comparisons of several spikes, each with its own calm steps, into one."""
   rows: dict[tuple[int, int], RowScore] = {}
   for row in sorted((row for one in contrasts for row in one.rows), key=lambda row: -row.score):
     rows.setdefault((row.step, row.row), row)

@@ -2,12 +2,13 @@
 
 The method depends on the stream:
 
-    mixture, sequential order     exactly, from a closed form of the position
-    shuffle of a whole corpus     on average, and exactly at the ends of epochs
-    packed documents              on average; a mixture of them exactly, in rows
+    mixture, sequential order      exactly, from a closed form of the position
+    shuffle of a whole corpus      on average, and exactly at the ends of epochs
+    packed documents               on average
+    mixture of packed documents    exactly, in whole rows
 
-If a count is an average, `tally` examines the rows at some positions: all of them if there are few,
-otherwise a sample.
+If a count is only an average, a `Counter` can also count individual rows: all rows of a range if
+there are few (`tally`), otherwise a sample of them (`sample`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from maxtext_olmo.order import stream as stream_lib
 from maxtext_olmo.rows import mixture as mixed_rows
 from maxtext_olmo.rows import parts as parts_lib
 from maxtext_olmo.rows import planned
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 
 _WINDOWS_FOR_MEAN = 8
 _FEW_ROWS = 1 << 14  # Packing this many rows of documents takes about a second.
 
-# For each label, the sum of its tokens per row over some rows, and the sum of their squares.
+# For each label, two sums over some rows: of the label's share of each row, and of the squares of
+# these shares.
 Tally = tuple[np.ndarray, np.ndarray]
 
 
@@ -43,11 +46,12 @@ class Counter:
     labels: The labels.
     available: The tokens of each label that training may see (float64).
     row_length: Tokens per row.
-    num_positions: The number of rows of the stream; None if it has no end.
-    before: Returns the tokens of each label before some positions (positions, labels).
-    tally: Counts the rows at some positions; None if `before` is exact.
-    sample: Counts rows near some positions, as many as can be read cheaply.
-    rows_per_call: About how many rows one call of `sample` reads for each position.
+    num_positions: The number of rows of the stream; None if it is endless.
+    before: Returns the tokens of each label before each of some positions (positions, labels).
+    tally: Returns the `Tally` of the rows at some positions; None if `before` is exact.
+    sample: Like `tally`, but may count nearby rows instead if that is faster; also returns the
+      number of rows that it counted.
+    rows_per_call: The approximate number of rows that `sample` counts for each position.
     enumerable: Streams of at most this many rows are counted row by row.
   """
 
@@ -64,7 +68,7 @@ class Counter:
 
 def make_counter(stream: Any, index: index_lib.OlmoNpyIndex) -> Counter:
   """Returns the counter of a stream over a corpus."""
-  if isinstance(stream, row_source.RowSequence):
+  if isinstance(stream, row_sequence.RowSequence):
     if isinstance(stream.source, mixed_rows.MixedRows):
       return _mixed_documents(stream.source, index)
     return _documents(stream, index)
@@ -97,7 +101,7 @@ def _mixture(
 
 
 def _staged(stream: staged_stream.StagedStream) -> Counter:
-  """Returns the counter of a stream with stages: the sum over its stages."""
+  """Returns the counter of a stream with stages, which adds up the counts of its stages."""
   numbers = range(len(stream.stages))
   counters = [make_counter(stream.stream(number), stream.index(number)) for number in numbers]
   labels = tuple(dict.fromkeys(label for counter in counters for label in counter.labels))
@@ -114,7 +118,7 @@ def _staged(stream: staged_stream.StagedStream) -> Counter:
     return counts
 
   def count(positions: np.ndarray, *, few: bool) -> Tally:
-    """Counts the rows at positions or, if these are not few, rows near them, scaled to as many."""
+    """Counts the rows at all positions if `few`; otherwise, counts a sample and scales it up."""
     sums, squares = np.zeros((2, len(labels)))
     stage_of = np.array([stream.number_at(position) for position in positions.tolist()])
     for number in np.unique(stage_of).tolist():
@@ -152,13 +156,13 @@ def _staged(stream: staged_stream.StagedStream) -> Counter:
 
 
 def _tally_closed_form(counter: Counter, positions: np.ndarray) -> Tally:
-  """Counts the rows at some positions, given the exact counts before each position."""
+  """Returns the `Tally` of the rows at some positions, computed from the exact `before`."""
   shares = (counter.before(positions + 1) - counter.before(positions)) / counter.row_length
   return shares.sum(axis=0), (shares**2).sum(axis=0)
 
 
 def _with_tally(counter: Counter, tally: Callable[[np.ndarray], Tally]) -> Counter:
-  """Returns a counter of averages that looks at the rows themselves where there are few."""
+  """Returns a counter that uses `tally` to count all rows of a range, or a sample of them."""
   return dataclasses.replace(
       counter,
       tally=tally,
@@ -191,7 +195,7 @@ def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counte
   numbers = {label: number for number, label in enumerate(labels)}
   label_of = np.array([numbers.get(entry.label, 0) for entry in index.files])
   ends = np.cumsum([entry.n_instances for entry in index.files]) // index.chunk_size
-  # The training instances of each file, and of all files before it.
+  # The number of training instances before each file, and in all files.
   starts = stream.split.train_windows_before(np.concatenate([[0], ends])) * index.chunk_size
   sizes = np.diff(starts)
   one_hot = np.zeros((len(index.files), len(labels)))
@@ -210,7 +214,8 @@ def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counte
     extents = [len(index.files)] * len(epochs.parts)
   totals = by_file[extents]
   lengths = np.array([length for _, _, length in epochs.parts], np.float64)
-  # The first epoch may be the rest of one that another loader began: the same shares, fewer rows.
+  # If a different loader has consumed the beginning of the first epoch, that epoch has fewer rows.
+  # Assume that the rest has the same shares as the whole.
   totals = totals * (lengths / totals.sum(axis=1))[:, None]
   sequential = isinstance(stream.order, permutations.SequentialOrder)
 
@@ -237,7 +242,7 @@ def _windows(stream: stream_lib.Stream, index: index_lib.OlmoNpyIndex) -> Counte
   return _with_tally(counter, tally)
 
 
-def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) -> Counter:
+def _documents(stream: row_sequence.RowSequence, index: index_lib.OlmoNpyIndex) -> Counter:
   labels, available = _labels_and_tokens(index)
   numbers = {label: number for number, label in enumerate(labels)}
   label_of = np.array([numbers[entry.label] for entry in index.files])
@@ -255,10 +260,11 @@ def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) ->
   plan = stream.source.plan if isinstance(stream.source, planned.PlannedRows) else None
   if plan is None:
     if stream.epochs is None:
-      raise TypeError(f"{stream.name}: rows without a number are not counted by label")
+      raise TypeError(f"{stream.name}: rows without known epochs cannot be counted by label")
     rows, end = float(stream.epochs.length(0)), stream.num_positions
   else:
-    # Counting all rows of a plan means packing all documents; a few windows give an estimate.
+    # To count all rows of a plan, all documents would have to be packed. So estimate the number
+    # from a few packing windows.
     few = min(plan.num_windows, _WINDOWS_FOR_MEAN)
     rows = sum(plan.window(0, i).num_rows for i in range(few)) * plan.num_windows / few
     end = None
@@ -273,7 +279,8 @@ def _documents(stream: row_source.RowSequence, index: index_lib.OlmoNpyIndex) ->
   def sample(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     if plan is None:
       return (*tally(positions), len(positions))
-    # The window at about this fraction of the epoch, found without counting those before it.
+    # For each position, take the packing window at about the same fraction of the epoch, so that
+    # no earlier windows have to be counted.
     epochs, places = np.divmod(positions, rows)
     windows = (places / rows * plan.num_windows).astype(np.int64)
     tables = [plan.window(int(e), w) for e, w in zip(epochs.tolist(), windows.tolist())]

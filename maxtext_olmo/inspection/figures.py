@@ -1,16 +1,17 @@
 """Figures (statistics) of rows, and their distance from the figures of usual rows.
 
-    rarity        mean surprise of its tokens, in bits, under the token counts of the usual rows
-    distinct      share of its tokens that differ from each other
+    rarity        mean surprise of the tokens, in bits, given the token counts of the usual rows
+    distinct      number of distinct tokens divided by the number of tokens
     repetition    whether the repetition filter rejects the row, or would if it were on
     ends          number of documents that end in the row
-    length        mean length of its documents, if there is a document index
+    length        mean length of the documents, if there is a document index
     padding       share of the row that is padding
-    duplicates    share of its tokens in documents of which the compared steps hold a copy from
-                  elsewhere in the corpus; a document seen again in a later epoch is none
+    duplicates    share of the tokens in documents of which the compared steps also read a copy at a
+                  different place in the corpus; the same place in a later epoch does not count
 
 Each figure of a row has a score: its distance from the median of the usual rows, in units of their
-spread. The score of a row is the largest of these, and the figure it comes from says why.
+spread. The score of a row is the largest score of its figures, and the figure with that score shows
+why the row stands out.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _WORDS = {
     "padding": ("padding", "{:.1%}"),
     "duplicates": ("tokens in duplicates", "{:.0%}"),
 }
-# Chance explains scores up to this, even among hundreds of rows.
+# Scores up to this may occur by chance among hundreds of rows.
 NOTABLE = 4.0
-# The minimum spread of each figure, for figures that hardly differ among usual rows; counts are
+# The minimum spread of each figure, because some figures hardly vary among usual rows. Counts are
 # compared by their base-2 logarithms.
 _FLOORS = np.array([0.1, 0.01, 0.1, 0.5, 0.5, 0.02, 0.1])
 _COUNTS = np.array([name in ("ends", "length") for name in FIGURES])
-_SHORT = 16  # Documents of fewer tokens are alike by chance.
+_SHORT = 16  # Shorter documents may be equal by chance.
 
 
 def describe(figure: str, found: float, usual: float) -> tuple[str, str, str]:
@@ -53,16 +54,16 @@ def describe(figure: str, found: float, usual: float) -> tuple[str, str, str]:
 
 
 class Piece(NamedTuple):
-  """The tokens of a document, or of a file, in a row.
+  """The tokens of a row that come from one document, or from one file.
 
   Attributes:
     label: The label of the file.
-    file: Its path.
+    file: The path of the file.
     document: The number of the document; -1 if unknown.
     column: The column of the row where the tokens begin.
     size: The number of tokens.
-    length: Tokens of the whole document; 0 if unknown.
-    first: The first of the tokens in the file.
+    length: The number of tokens of the whole document; 0 if unknown.
+    first: The index of the first token in the file.
   """
 
   label: str
@@ -75,12 +76,12 @@ class Piece(NamedTuple):
 
 
 class HashedDocument(NamedTuple):
-  """A document, or as much of it as a row holds.
+  """The hash of a document, or of the part of a document that a row holds.
 
   Attributes:
-    key: A hash of its tokens; None for a short document.
+    key: A hash of the tokens; None for a short document.
     size: The number of tokens.
-    place: Where it is in the corpus: the file, and the first token in it.
+    place: The place in the corpus: the file, and the index of the first token in the file.
   """
 
   key: int | None
@@ -93,8 +94,8 @@ class StepRows(NamedTuple):
 
   Attributes:
     tokens: The tokens of each row, without padding.
-    width: Tokens of a row, including padding.
-    trained: Whether each row takes loss.
+    width: The number of tokens in a row, including padding.
+    trained: Whether each row contributes to the loss.
     pieces: The pieces of each row; empty for a padding row.
   """
 
@@ -106,13 +107,13 @@ class StepRows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class FigureScore:
-  """A figure of the rows of a spike.
+  """One figure over all rows of a spike.
 
   Attributes:
     name: One of `FIGURES`.
-    found: Its mean over the rows of the spike.
-    usual: Its mean over the usual rows.
-    notable: The number of rows that stand out by this figure.
+    found: The mean of the figure over the rows of the spike.
+    usual: The mean of the figure over the usual rows.
+    notable: The number of rows whose value of this figure stands out.
     score: The difference of the means, in standard errors.
   """
 
@@ -125,10 +126,10 @@ class FigureScore:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Measured:
-  """The rows of a step that take loss.
+  """The figures of the rows of a step that contribute to the loss.
 
   Attributes:
-    places: The rows' places in the global batch.
+    places: The index of each row in the global batch.
     figures: The rows' figures except `duplicates`, which depends on other steps.
     documents: The documents in each row.
     pieces: The pieces of each row.
@@ -150,7 +151,7 @@ class Measured:
     return np.column_stack([self.figures, np.array(shares, np.float64)])
 
   def furthest_piece(self, number: int, usual: float) -> Piece:
-    """Returns the piece of a row whose surprise, for its size, is furthest from the usual."""
+    """Returns the piece of a row whose surprise is least usual; longer pieces count more."""
     pieces = self.pieces[number]
     distances = [
         abs(surprise - usual) * math.sqrt(piece.size)
@@ -160,11 +161,11 @@ class Measured:
 
 
 def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
-  """Measures the rows of a step that take loss.
+  """Returns the figures of those rows of a step that contribute to the loss.
 
   Args:
     surprise: The result of `token_surprise`.
-    eos_id: The token that ends a document; negative if unknown.
+    eos_id: The id of the token that ends a document; negative if unknown.
   """
   places = [i for i, row in enumerate(rows.tokens) if len(row) and rows.trained[i]]
   figures = np.zeros((len(places), len(FIGURES) - 1))
@@ -192,7 +193,7 @@ def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
   """Returns whether the repetition filter keeps each row."""
   verdicts = np.ones(len(rows), np.bool_)
   lengths = np.array([len(row) for row in rows])
-  for length in np.unique(lengths).tolist():  # Few lengths: full rows, and those with padding.
+  for length in np.unique(lengths).tolist():  # Full rows share one length; padded rows differ.
     same = np.flatnonzero(lengths == length).tolist()
     verdicts[same] = repetition.clean_rows(np.stack([rows[i] for i in same]))
   return verdicts
@@ -215,21 +216,21 @@ def _hash_documents(
 
 
 def count_copies(steps: Iterable[Measured]) -> dict[int | None, int]:
-  """Returns the number of places in the corpus where each hash of a document occurs."""
+  """Returns, for each hash, from how many places in the corpus the steps read such a document."""
   documents = (document for step in steps for row in step.documents for document in row)
   places = {(document.key, document.place) for document in documents}
   return collections.Counter(key for key, _ in places if key is not None)
 
 
 def token_surprise(steps: Iterable[StepRows]) -> np.ndarray:
-  """Returns the surprise of each token id in bits; the last item is for all higher ids."""
+  """Returns the surprise of each token id in bits; the last item applies to all higher ids."""
   counts = np.zeros(1, np.int64)
   for rows in steps:
     own = np.bincount(np.concatenate([np.zeros(0, np.int64), *rows.tokens]).astype(np.int64))
     longer, shorter = (own, counts) if len(own) > len(counts) else (counts, own)
     longer[: len(shorter)] += shorter
     counts = longer
-  # Add 1/2 to every count; all tokens that were never seen together count as one token.
+  # Add 1/2 to every count. The appended count stands for all ids above the highest one seen.
   smoothed = np.append(counts, 0) + 0.5
   return -np.log2(smoothed / smoothed.sum())
 
@@ -241,9 +242,9 @@ class Scale:
   Attributes:
     median: The median of each figure.
     below: The spread of each figure below its median.
-    above: The spread above it.
-    mean: The mean.
-    deviation: The standard deviation.
+    above: The spread of each figure above its median.
+    mean: The mean of each figure.
+    deviation: The standard deviation of each figure.
   """
 
   median: np.ndarray
@@ -254,14 +255,14 @@ class Scale:
 
   @classmethod
   def of(cls, usual: np.ndarray) -> Scale:
-    """Returns the scale of some rows' figures (rows, figures)."""
+    """Returns the distribution of the figures of usual rows, an array of shape (rows, figures)."""
     if not len(usual):
       usual = np.zeros((1, len(FIGURES)))
     scaled = _scaled(usual)
     low, median, high = np.quantile(scaled, (0.05, 0.5, 0.95), axis=0)
     spread = np.maximum(1.4826 * np.median(np.abs(scaled - median), axis=0), _FLOORS)
-    # Figures have a long tail, mostly on one side, which the median absolute deviation misses. So
-    # use percentiles: 5 % of a normal distribution lie beyond 1.645 deviations on either side.
+    # Most figures have a long tail on one side. The median absolute deviation misses it, so use
+    # percentiles too: 5 % of a normal distribution lie beyond 1.645 deviations on each side.
     return cls(
         np.median(usual, axis=0),
         np.maximum(spread, (median - low) / 1.645),
@@ -276,7 +277,7 @@ class Scale:
     return np.where(distance < 0, -distance / self.below, distance / self.above)
 
   def figure_scores(self, figures: np.ndarray) -> tuple[FigureScore, ...]:
-    """Returns the scores of the figures of all rows of a spike."""
+    """Returns the score of each figure over all rows of a spike."""
     notable = (self.scores(figures) > NOTABLE).sum(axis=0)
     means = figures.mean(axis=0) if len(figures) else self.mean
     errors = self.deviation / math.sqrt(max(1, len(figures)))

@@ -43,8 +43,8 @@ def draw_svg(
   """Returns the picture of a run's sources, as text.
 
   Args:
-    sources: The labels' shares over the run; the largest labels are drawn separately, the others
-      together.
+    sources: The tokens of each label over the run. The largest labels are drawn separately, all
+      others as one.
     changes: The changes during the run, marked by dashed lines.
     title: The title above the picture.
     step: The number of steps done, marked by a line unless it is 0.
@@ -109,12 +109,12 @@ def draw_svg(
 
 
 def _shortened(name: str) -> str:
-  """Returns a name that fits the legend: its end, because labels differ there."""
+  """Returns a name that fits into the legend. Its end is kept, because many labels differ there."""
   return name if len(name) <= 24 else f"{name[:10]}…{name[-13:]}"
 
 
 def _staircase(x: np.ndarray, y: np.ndarray) -> list[tuple[float, float]]:
-  """Returns the corners of a line that is level over each bin."""
+  """Returns the corners of a line that is constant within each bin."""
   left, right = zip(x[:-1].tolist(), y.tolist()), zip(x[1:].tolist(), y.tolist())
   return [point for pair in zip(left, right) for point in pair]
 

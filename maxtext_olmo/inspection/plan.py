@@ -1,7 +1,7 @@
-"""The plan of a run: its stretches from the first step that is known to the last.
+"""The plan of a run: its stretches, from the first known step to the last step.
 
-The history of a run records which schedule was in force at which step; its last entry applies to
-all future steps.
+A stretch is a range of steps with one stream and one schedule. The history of a run records which
+schedule was in force at which step; its last entry applies to all future steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Plan:
     stretches: The stretches, from the first known step to the last step of the run.
     history: The history, which records what changed at restarts.
     step: The number of steps done.
-    names: The file of each digest of exclusions, as far as it is known.
+    names: Maps the digest of an exclusion list to its file, for lists whose files are known.
   """
 
   stretches: tuple[changes_lib.Stretch, ...]
@@ -34,7 +34,7 @@ class Plan:
 
   @property
   def identity(self) -> dict[str, Any]:
-    """The identity of the stream at the end of the run, which decides the row at each position."""
+    """The identity of the stream at the end of the run; it determines the row at each position."""
     last = self.stretches[-1]
     return {**last.stream.identity(), "sequence_length": last.stream.sequence_length}
 
@@ -43,13 +43,13 @@ class Plan:
     return sources.count_sources(self.stretches, **settings)
 
   def find_changes(self) -> tuple[changes_lib.Change, ...]:
-    """Returns what changes during the run, by step."""
+    """Returns the changes during the run, in the order of steps."""
     changes = changes_lib.find_changes(self.stretches, self.history, self.names)
     found = [*changes, *self._masked()]
     return tuple(sorted(dict.fromkeys(found)))
 
   def _masked(self) -> Iterator[changes_lib.Change]:
-    """Yields the steps at which the run delivers samples without loss."""
+    """Yields a change for each range of samples that the run delivers without loss."""
     if self.history is None:
       return
     entry = self.history.present

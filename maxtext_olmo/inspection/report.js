@@ -1,7 +1,6 @@
 // Draws the plots of a report with BokehJS, and answers the filter box, the pointer and the keyboard.
 "use strict";
 
-const data = JSON.parse(document.getElementById("data").textContent);
 const floats = (text) =>
   new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
 const edges = data.edges;
@@ -12,7 +11,6 @@ const epochs = floats(data.epochs); // (bins + 1, labels)
 const share = (bin, label) => shares[bin * labels.length + label];
 const epoch = (edge, label) => epochs[edge * labels.length + label];
 const number = new Intl.NumberFormat("en");
-const figures = {};
 
 // The labels that the filter shows; the largest have an area of their own, the others share one.
 let chosen = labels.map((_, i) => i);
@@ -49,7 +47,7 @@ function find(name) {
   throw new Error(`no renderer ${name}`);
 }
 
-// A filter is words of which a label has one, each with * and ? as in a pattern.
+// A filter is a list of words, in which * and ? are wildcards. A label passes if it contains one.
 function filter(text) {
   const words = text.toLowerCase().split(/[\s,]+/).filter(Boolean);
   const tests = words.map((word) => new RegExp(
@@ -62,7 +60,7 @@ function filter(text) {
   const rest = chosen.length - (data.slots - 1);
   document.getElementById("count").textContent =
     `${number.format(chosen.length)} of ${number.format(labels.length)} labels`
-    + (rest > 0 ? `; the ${number.format(rest)} smallest together are grey` : "");
+    + (rest > 0 ? `; the ${number.format(rest)} smallest are combined in grey` : "");
   drawSources();
   readOut();
 }
@@ -92,7 +90,7 @@ function readOut() {
     ...here.map(([step, text]) => `step ${number.format(step)}: ${text}`)].join(" · ");
 }
 
-// The drawn loss that is nearest to a step, if it is in the same bin or at the same step.
+// Returns the drawn loss that is nearest to a step; null if it is a bin's width away or more.
 function lossNear(step, width) {
   if (!figures.loss) return null;
   const { x, y } = find("losses").data_source.data;
@@ -100,24 +98,6 @@ function lossNear(step, width) {
   for (let i = 1; i < x.length; i++) if (Math.abs(x[i] - step) < Math.abs(x[best] - step)) best = i;
   if (x.length === 0 || Math.abs(x[best] - step) >= width) return null;
   return [x[best], `loss ${y[best].toPrecision(4)}`];
-}
-
-function restyle(dark) {
-  const [text, line] = dark ? ["#e4e6ea", "#3a3e45"] : ["#1c1e21", "#d5d8dc"];
-  for (const figure of Object.values(figures)) {
-    figure.title.text_color = text;
-    figure.outline_line_color = line;
-    for (const axis of [...figure.below, ...figure.left]) {
-      Object.assign(axis, { axis_label_text_color: text, major_label_text_color: text,
-        axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null });
-    }
-    for (const item of figure.center) {
-      if (item.type === "Grid") item.grid_line_color = line;
-      else if (item.name === "change") item.line_color = text;
-      else if (item.name === "cursor") item.line_color = text;
-      else if (item.name === "number") item.text_color = text;
-    }
-  }
 }
 
 function zoom(factor, shift) {
@@ -162,9 +142,8 @@ const keys = {
 };
 
 async function start() {
-  await Bokeh.embed.embed_item(data.plots);
-  for (const figure of Bokeh.documents[0].roots()[0].children) {
-    figures[figure.name] = figure;
+  await embedPlots();
+  for (const figure of Object.values(figures)) {
     figure.on_event("mousemove", (event) => { cursor = Math.round(event.x); readOut(); });
     figure.on_event("mouseleave", () => { cursor = null; readOut(); });
   }
@@ -179,16 +158,7 @@ async function start() {
     event.preventDefault();
     act(event);
   });
-  const dark = matchMedia("screen and (prefers-color-scheme: dark)");
-  dark.addEventListener("change", () => restyle(dark.matches));
-  addEventListener("beforeprint", () => {
-    restyle(false);
-    // Now, because the next frame comes after the page has been printed.
-    for (const view of [...Bokeh.index.roots][0].child_views) view.paint();
-    for (const details of document.querySelectorAll("details")) details.open = true;
-  });
-  addEventListener("afterprint", () => restyle(dark.matches));
-  restyle(dark.matches);
+  followColourScheme();
   document.body.dataset.drawn = "yes";
 }
 

@@ -1,36 +1,32 @@
 """The report of a run: one HTML file that needs no server and no network.
 
-The page shows the sources over the run, epochs per label, changes, losses with their spikes and the
-rows to look at, and the identity of the stream. Bokeh draws the plots; its script is part of the
-file. Corpora contain live HTML and scripts, so all text is escaped, and a content security policy
-allows only the two scripts of the page, which it names by their hashes.
+The page shows the sources over the run, the epochs of each label, the changes, the losses with
+their spikes and suspect rows, and the identity of the stream. Bokeh draws the plots; its script is
+part of the file (see `report_page`).
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import hashlib
 import html
-import importlib.resources
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from maxtext_olmo import english
-from maxtext_olmo import errors
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import losses as losses_lib
 from maxtext_olmo.inspection import picture
 from maxtext_olmo.inspection import plan as plan_lib
+from maxtext_olmo.inspection import report_page
 from maxtext_olmo.inspection import sources as sources_lib
 from maxtext_olmo.inspection import spike_section
 from maxtext_olmo.inspection import spikes as spikes_lib
 
 _SLOTS = 25  # Areas: one for each of the largest labels, and one for all others.
-_VALUES = 200_000  # The most values of a series, over all labels and bins.
+_VALUES = 200_000  # Maximum number of values in a series, over all labels and bins.
 _LOSSES = 2000
 _MARKED_SPIKES = 1000
 _NUMBERED_CHANGES = 30
@@ -71,26 +67,6 @@ def make_page(
       "other": picture.OTHER_COLOUR,
       "plots": _plots(thin, changes, plan.step, losses, findings),
   }
-  # A < inside a script element could end the element.
-  text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-  nonce = hashlib.sha256(text.encode()).hexdigest()[:32]
-  # BokehJS makes <style> elements, which the policy allows only with the page's own nonce.
-  allow_styles = (
-      "const make = document.createElement.bind(document);"
-      "document.createElement = (name, options) => {"
-      " const made = make(name, options);"
-      f' if (name === "style") made.nonce = "{nonce}";'
-      " return made; };"
-  )
-  scripts = [f"{allow_styles}\n{_bokeh_script()}", _resource("report.js")]
-  hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
-  policy = (
-      f"default-src 'none'; script-src {hashes}; style-src 'nonce-{nonce}'; img-src data:;"
-      " base-uri 'none'; form-action 'none'"
-  )
-  swatches = "".join(
-      f".c{i} {{ background: {colour} }} " for i, colour in enumerate(picture.COLOURS)
-  )
   body = [
       f"<h1>{html.escape(title)}</h1>",
       f"<p>{html.escape(_summary(plan, sources))}</p>",
@@ -100,7 +76,7 @@ def make_page(
       ' <span id="count" class="grey"></span></p>',
       '<p id="readout" class="screen" aria-live="polite"></p>',
       '<div id="plots"></div>',
-      '<p class="grey screen">Drag to zoom. <kbd>←</kbd> <kbd>→</kbd> read a step,'
+      '<p class="grey screen">Drag to zoom. <kbd>←</kbd> <kbd>→</kbd> select a step,'
       " <kbd>+</kbd> <kbd>-</kbd> zoom, <kbd>0</kbd> shows all, <kbd>shift</kbd> with an arrow"
       " moves, <kbd>/</kbd> filters, <kbd>n</kbd> <kbd>p</kbd> go through the spikes.</p>",
       *_sources_section(sources, order),
@@ -108,31 +84,7 @@ def make_page(
       *(spike_section.make_section(findings) if findings is not None else ()),
       *_identity_section(plan),
   ]
-  return (
-      '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-      f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
-      '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-      f"<title>{html.escape(title)}</title>\n"
-      f'<style nonce="{nonce}">{_resource("report.css")}{swatches}</style></head>\n<body>\n'
-      + "\n".join(body)
-      + f'\n<script type="application/json" id="data">{text}</script>\n'
-      + "\n".join(f"<script>{script}</script>" for script in scripts)
-      + "\n</body></html>\n"
-  )
-
-
-def _bokeh_script() -> str:
-  from bokeh import resources
-
-  return "\n".join(resources.Resources(mode="inline", components=["bokeh"], minified=True).js_raw)
-
-
-def _resource(name: str) -> str:
-  return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _sha256(script: str) -> str:
-  return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+  return report_page.make_page(title, body, data, "report.js")
 
 
 def _float32(values: np.ndarray) -> str:
@@ -161,16 +113,13 @@ def _plots(
     losses: losses_lib.Losses | None,
     findings: spikes_lib.Findings | None,
 ) -> Any:
-  """Returns the plots as BokehJS reads them; the page's script fills in the series of labels."""
-  try:
-    from bokeh import layouts
-    from bokeh import models
-    from bokeh import plotting
-    from bokeh.embed import json_item
-  except ImportError as error:
-    raise errors.ConfigError(
-        "A report needs Bokeh. Install it with `pip install bokeh`."
-    ) from error
+  """Returns the plots as JSON for BokehJS; the page's script fills in the series of the labels."""
+  report_page.check_bokeh()
+  from bokeh import layouts
+  from bokeh import models
+  from bokeh import plotting
+  from bokeh.embed import json_item
+
   first, last = int(sources.edges[0]), int(sources.edges[-1])
   steps = models.Range1d(first, last, bounds=(first, last))
 
@@ -187,7 +136,7 @@ def _plots(
         min_border_left=60,
         **settings,
     )
-    # Transparent, to show the page's background.
+    # Make the plots transparent, so that the page's background shows.
     figure.background_fill_color = figure.border_fill_color = None
     figure.toolbar.logo = None
     figure.toolbar.autohide = True
@@ -208,7 +157,7 @@ def _plots(
   shares = new("shares", "Share of each label in the batches, by step", 300, y_range=(0.0, 1.08))
   shares.yaxis.formatter = models.NumeralTickFormatter(format="0%")
   shares.yaxis.ticker = [0, 0.25, 0.5, 0.75, 1]
-  # BokehJS 3.9 hangs on an area without points.
+  # Begin with two points, because BokehJS 3.9 hangs on an area without points.
   flat = {f"y{i}": [0, 0] for i in range(_SLOTS + 1)}
   areas = models.ColumnDataSource({"x": [first, last], **flat})
   epochs = new("epochs", "Epochs of each label, by step", 220)
@@ -237,7 +186,7 @@ def _plots(
 
 
 def _extremes(losses: losses_lib.Losses) -> np.ndarray:
-  """Returns which losses to draw: all, or the lowest and the highest of each bin."""
+  """Returns the indices of the losses to draw: all, or the lowest and the highest of each bin."""
   finite = np.flatnonzero(np.isfinite(losses.values))
   if len(finite) <= 2 * _LOSSES:
     return finite

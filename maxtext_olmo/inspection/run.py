@@ -1,12 +1,12 @@
-"""A run to inspect: its checkpoint's data state, its config, and an iterator that explains it.
+"""A run to inspect: its config, the data state of a checkpoint, and an iterator at that state.
 
-A path names a run: a checkpoint, the directory of its checkpoints (or the one above, as MaxText has
-it), or a config file:
+A run is named by a path: a checkpoint, the directory of its checkpoints, the parent of that
+directory (as in MaxText), or a config file:
 
     checkpoints/99            the state of that checkpoint
-    checkpoints               the state of the latest committed one
+    checkpoints               the state of the latest committed checkpoint
     output/run_name           the same, in output/run_name/checkpoints
-    config.json               the state in its checkpoint_dir; if there is none, a run not yet begun
+    config.json               the state in its checkpoint_dir, or else the start of the run
 
 Inspection is read-only: nothing is written next to the run.
 """
@@ -38,14 +38,14 @@ _BELOW = ("checkpoints", "checkpoint")
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run, as known from its files.
+  """A run, as far as its files describe it.
 
   Attributes:
     path: The path that named the run.
-    config: The data config, by key; None if unknown.
+    config: The data config as a dict; None if unknown.
     checkpoint_dir: Directory of the checkpoints; empty if there is none.
-    label: The checkpoint to inspect; None if there is none.
-    state: The data state in that checkpoint.
+    label: The label (step) of the checkpoint to inspect; None if there is no checkpoint.
+    state: The data state of that checkpoint; None if there is none.
     steps: The number of steps of the whole run; None if unknown.
   """
 
@@ -67,9 +67,9 @@ def find_run(
   """Returns the run that a path names.
 
   Args:
-    path: A checkpoint, a directory with checkpoints, or the directory above.
+    path: A checkpoint, a directory with checkpoints, or the parent of such a directory.
     config: The run's data config; by default, the one kept next to its checkpoints.
-    label: The checkpoint; by default the one that the path names, or the latest.
+    label: The label of the checkpoint; by default, the one that the path names, or the latest.
   """
   directory = epath.Path(path if "://" in path else os.path.abspath(path))
   if not directory.exists():
@@ -126,7 +126,7 @@ def open_iterator(run: Run) -> Iterator[iterator_lib.BatchIterator]:
   if run.config is None:
     raise errors.ConfigError(
         f"The config of {run.path} is unknown: its directory has no olmo_run/config.json, perhaps"
-        " because an earlier release wrote it. Give a config file with --config."
+        " because the run used an earlier release. Give a config file with --config."
     )
   values: dict[str, Any] = {
       **run.config,
@@ -150,19 +150,21 @@ def open_iterator(run: Run) -> Iterator[iterator_lib.BatchIterator]:
     if run.state is not None:
       train.set_state(run.state)
     elif run.label is not None:
-      # For a run that has progressed, the starting point in the config does not matter.
+      # Without a data state, the run is at the step of the checkpoint or, if that comes later, at
+      # the step where the config starts the run.
       train.go_to(max(_steps_done(epath.Path(run.checkpoint_dir), run.label), train.step))
     yield train
 
 
 def _steps_done(directory: epath.Path, label: int) -> int:
-  """Returns the number of steps that the model in a checkpoint has done."""
-  # Tunix, which fine-tunes for MaxText, counts from 1, and names its items differently.
+  """Returns the number of steps that had been done when a checkpoint was saved."""
+  # Tunix, which MaxText uses for fine-tuning, labels checkpoints with the number of steps done. Its
+  # checkpoints have an item `model_params`.
   return label if (directory / str(label) / "model_params").exists() else label + 1
 
 
 def exclusion_names(run: Run, iterator: iterator_lib.BatchIterator) -> dict[str, str]:
-  """Returns the file of olmo_exclude by the digest that the history records."""
+  """Returns the path in olmo_exclude, keyed by the digest of the exclusions; empty if unknown."""
   digest = iterator.history.present.content.get("exclude")
   path = (run.config or {}).get("olmo_exclude")
   return {str(digest): str(path)} if digest and path else {}

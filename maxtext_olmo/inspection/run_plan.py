@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from maxtext_olmo import config as config_lib
@@ -15,6 +15,7 @@ from maxtext_olmo.config_key import GRAIN
 from maxtext_olmo.config_key import PACKED
 from maxtext_olmo.config_key import PADDED
 from maxtext_olmo.corpus import index as index_lib
+from maxtext_olmo.corpus import joined as joined_lib
 from maxtext_olmo.inspection import changes as changes_lib
 from maxtext_olmo.inspection import plan as plan_lib
 from maxtext_olmo.inspection import run as run_lib
@@ -24,18 +25,22 @@ from maxtext_olmo.loader import olmo_grain
 from maxtext_olmo.loader import olmo_packed
 from maxtext_olmo.loader import olmo_padded
 from maxtext_olmo.loader import stage_config
+from maxtext_olmo.loader import stages as stages_lib
 from maxtext_olmo.loader import state as state_lib
 from maxtext_olmo.order import staged_stream
 from maxtext_olmo.order import timeline as timeline_lib
+from maxtext_olmo.rows import row_source
+from maxtext_olmo.rows import staged
 from maxtext_olmo.rows import steps as steps_lib
 
 
 @contextlib.contextmanager
 def open_plan(run: run_lib.Run, steps: int | None = None) -> Iterator[plan_lib.Plan]:
-  """Yields the plan of a run, which can be counted until the context ends.
+  """Yields the plan of a run. Its sources can be counted until the context ends.
 
   Args:
-    run: The run. With a checkpoint, its history and token files are opened, otherwise its index.
+    run: The run. If it has a checkpoint, its history and token files are opened, otherwise its
+      index.
     steps: The number of steps of the run; by default from its config, or up to the end of the
       current epoch.
 
@@ -57,7 +62,7 @@ def open_plan(run: run_lib.Run, steps: int | None = None) -> Iterator[plan_lib.P
 
 
 def _until_end_of_epoch(plan: plan_lib.Plan) -> plan_lib.Plan:
-  """Returns a plan that continues to the end of the stream, or of the next step's epoch."""
+  """Extends a plan to the end of the stream, or to the end of the epoch of the next step."""
   last = plan.stretches[-1]
   end = last.stream.num_positions
   if end is None:
@@ -98,27 +103,60 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
   Raises:
     ConfigError: The rows have no labels, or cannot be addressed by position.
   """
+  opened = open_run(options)
+  start = opened.start
+  return plan_lib.Plan((changes_lib.Stretch(0, steps, start.schedule, start.stream, opened.index),))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedRun:
+  """A run that has not begun: its corpus, and which rows each step takes.
+
+  Attributes:
+    index: The corpus that the run begins with.
+    start: The schedule, which maps steps to positions, and the stream, which maps these to rows.
+    files: The index of the files that parts refer to: those of all stages.
+    make_rows: Returns the row source, which maps rows to parts.
+  """
+
+  index: index_lib.OlmoNpyIndex
+  start: state_lib.Start
+  files: index_lib.OlmoNpyIndex
+  make_rows: Callable[[], row_source.RowSource]
+
+
+def open_run(options: config_lib.Options) -> OpenedRun:
+  """Opens a run as its trainer does, from its beginning; with olmo_grain, opens no token file.
+
+  Raises:
+    ConfigError: The rows have no labels, or cannot be addressed by position.
+  """
   index: index_lib.OlmoNpyIndex
   stream: Any
-  policy = None
+  policy: stages_lib.StagePolicy | None = None
+  make_rows: Callable[[], row_source.RowSource]
   if options.dataset_type == GRAIN:
     index = olmo_grain.load_index(options.olmo_index_path, options)
     policy = stage_config.policy_of(
         options, index, lambda path: olmo_grain.load_index(path, options)
     )
     stream = policy.stream(policy.beginning)
+    make_rows = lambda: olmo_grain.window_rows(index, options)  # noqa: E731
   elif options.dataset_type == DOCUMENTS and options.random_access_documents:
     source = olmo_documents.open_documents(
         options.olmo_index_path, options.olmo_documents_path, options
     )
     index, policy = source.index, olmo_documents.stage_policy(options, source)
     stream = policy.stream(policy.beginning)
+    make_rows = lambda: stream.source  # noqa: E731
   elif options.dataset_type == PACKED:
-    opened = olmo_packed.open_rows(options, options.olmo_index_path)
-    index, stream = opened.index, olmo_packed.train_stream(options, opened.rows)
+    packed = olmo_packed.open_rows(options, options.olmo_index_path)
+    index, stream = packed.index, olmo_packed.train_stream(options, packed.rows)
+    make_rows = lambda: packed.rows  # noqa: E731
   elif options.dataset_type == PADDED:
     rows, _, index = olmo_padded.open_rows(options.olmo_index_path, options)
     stream = olmo_padded.train_stream(options, rows)
+    make_rows = lambda: rows  # noqa: E731
   else:
     raise errors.ConfigError(
         f"dataset_type={options.dataset_type!r} has no plan: its rows have no labels, or are packed"
@@ -130,7 +168,15 @@ def plan_of_options(options: config_lib.Options, steps: int) -> plan_lib.Plan:
   start = state_lib.steered(
       start, options.skips, policy, () if policy is None else policy.beginning, 0
   )
-  return plan_lib.Plan((changes_lib.Stretch(0, steps, start.schedule, start.stream, index),))
+  joined = joined_lib.join([index, *(policy.corpora.others.values() if policy else ())])
+  if len(joined.indexes) == 1 and options.dataset_type != DOCUMENTS:
+    return OpenedRun(index, start, index, make_rows)
+
+  def make_staged() -> row_source.RowSource:
+    rows = make_rows()
+    return staged.StagedRows(rows, joined, rows.segment_rule).for_stream(start.stream)
+
+  return OpenedRun(index, start, joined.index, make_staged)
 
 
 def plan_of_iterator(
@@ -138,7 +184,7 @@ def plan_of_iterator(
 ) -> plan_lib.Plan:
   """Returns the plan of a run that an iterator has resumed.
 
-  The plan omits steps that belong to another stream than the iterator's.
+  The plan omits steps whose stream differs from the iterator's.
 
   Args:
     iterator: An iterator at the step that the run has reached.

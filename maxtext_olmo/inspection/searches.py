@@ -1,8 +1,8 @@
 """Background searches for text, so that a server can answer other requests meanwhile.
 
-A search runs in a thread of its own, and the client polls for its result. A search ends when it has
-not been polled for a while, or when another one begins, so that a page that was closed does not
-keep a machine scanning terabytes.
+A search runs in its own thread, and the client polls for its result. The search is stopped if
+nobody has polled it for a while, or if a new search begins. So after a page is closed, the machine
+does not continue to scan terabytes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from maxtext_olmo.loader import iterator as iterator_lib
 
 _MOST_HITS = 1000
 _LOCATED = 20  # Hits whose steps are looked up.
-_MOST_READ = 20  # Rows per hit that are read for the filter's verdict.
+_MOST_READ = 20  # Rows per hit that are read to learn whether the repetition filter keeps them.
 _KEPT = 16  # Finished searches to keep.
 
 
 class _StoppedError(Exception):
-  """Ends the threads of a search."""
+  """Raised in the thread of a search to end it."""
 
 
 def corpus_of(
@@ -116,7 +116,7 @@ class Search:
   def summary(self) -> str:
     """Returns a sentence that says how often the text occurs."""
     if not self.hits:
-      return "The corpus does not have this text."
+      return "This text does not occur in the corpus."
     if len(self.hits) >= _MOST_HITS:
       return f"The search stopped after {len(self.hits):,} occurrences; give a longer text."
     return f"{len(self.hits):,} occurrences ({self.total / 1e9:,.2f} GB scanned)."
@@ -134,7 +134,7 @@ class Searches:
   Args:
     iterator: An iterator at the state of the run.
     tokenizer: The tokenizer of the corpus.
-    until_step: The step up to which to look; None for the end of the next epoch.
+    until_step: The step at which searches stop; None for the end of the next epoch.
     patience: Seconds without a poll after which a search ends.
   """
 
@@ -153,7 +153,7 @@ class Searches:
     self._lock = threading.Lock()
 
   def get(self, text: str, label: str = "*") -> Search:
-    """Returns the search for a text in some labels, and starts it if there is none yet.
+    """Returns the search for a text in all labels that match a pattern; starts it if needed.
 
     A search that failed is returned once; the next call starts it again.
     """

@@ -1,12 +1,12 @@
-"""A local HTTP server for one user that shows what a run has seen and will see.
+"""A local single-user HTTP server that shows what a run has seen and will see.
 
 It listens on 127.0.0.1 only and writes nothing. Every URL path begins with a random token, which
-other users of the machine do not know. Requests with another host name are refused, because a web
-page can make its own name point to 127.0.0.1. There are no scripts, and the content security policy
-allows none:
+other users of the machine do not know. Requests for any other host name are refused, because a
+malicious web site can make its own name point to 127.0.0.1 (DNS rebinding). Pages have no scripts,
+and the content security policy allows none. A request looks like this:
 
     GET /2Nf…Q/row?step=5&row=3      Host: 127.0.0.1:40123
-         token  page                 127.0.0.1 or localhost; any port, which a tunnel may change
+         token  page                 127.0.0.1 or localhost; any port, since a tunnel may change it
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo.inspection import markup
 from maxtext_olmo.inspection import views
 
 _HOSTS = ("127.0.0.1", "localhost")
-_SECONDS = 30  # Timeout of a connection that sends nothing.
+_SECONDS = 30  # A connection that sends nothing is closed after this time.
 
 
 def _headers() -> dict[str, str]:
   """Returns the headers of every response."""
-  digest = base64.b64encode(hashlib.sha256(views.style().encode()).digest()).decode()
+  digest = base64.b64encode(hashlib.sha256(markup.style().encode()).digest()).decode()
   return {
       "Content-Type": "text/html; charset=utf-8",
       "Content-Security-Policy": (
@@ -103,7 +104,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     elif not isinstance(error, (errors.MaxtextOlmoError, ValueError)):
       logging.exception("A page could not be made.")
       status, text = HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}"
-    self._send(status, views.make_message(f"{status.value} {status.phrase}", text))
+    self._send(status, markup.make_message(f"{status.value} {status.phrase}", text))
 
   def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
     """Refuses a request that is malformed, or that has a method other than GET."""
@@ -118,8 +119,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Logs nothing, because URLs contain the token."""
 
   def _refuse(self, status: HTTPStatus, text: str) -> None:
-    """Refuses a request, with a page without forms."""
-    page = views.make_message(f"{status.value} {status.phrase}", text, forms=False)
+    """Refuses a request by sending a page without forms."""
+    page = markup.make_message(f"{status.value} {status.phrase}", text, forms=False)
     self._send(status, page)
 
   def _send(self, status: HTTPStatus, page: str) -> None:

@@ -1,13 +1,13 @@
 """The sources of a run over its steps: the tokens of each label that it has seen and will see.
 
-A run is a list of stretches, each with one stream and one schedule. Its steps, past and to come,
-are divided into at most a few thousand bins, and `count_sources` counts the tokens of each label in
+A run is a list of stretches, each with one stream and one schedule. Its past and future steps are
+divided into at most a few thousand bins, and `count_sources` counts the tokens of each label in
 each bin:
 
-    edges      0        700       1400      2100         steps
-    tokens        web 70 %  web 70 %  web 40 %           of the steps in between
+    edges      0        700       1400      2100         the steps between which the bins lie
+    tokens        web 70 %  web 70 %  web 40 %           the tokens in each bin, by label
                   code 30 % code 30 % code 60 %
-    seen       0        1.0 B     2.0 B     3.0 B        tokens before an edge, over all labels
+    seen       0        1.0 B     2.0 B     3.0 B        the tokens before each edge (all labels)
 
 Counts are exact for mixtures and for corpus order. For a shuffle of a whole corpus, all rows are
 counted if there are few; otherwise the shares of a bin come from a sample, and `error` is their
@@ -32,8 +32,8 @@ from maxtext_olmo.rows import steps as steps_lib
 BINS = 2000
 _SAMPLED_BINS = 500
 _SAMPLED_ROWS = 1 << 21
-_SAMPLED_CALLS = 256  # For documents, where each call packs a window.
-_CONFIDENCE = 1.96  # Standard deviations on either side that 95 % of estimates are within.
+_SAMPLED_CALLS = 256  # The limit for packed documents, because each call packs a whole window.
+_CONFIDENCE = 1.96  # 95 % of estimates are within this many standard deviations.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,12 +43,12 @@ class Sources:
   Attributes:
     labels: The labels that the run reads.
     available: The tokens of each label that training may see.
-    edges: The steps between bins, from the first step to the one after the last.
+    edges: The steps at which bins begin, and the step after the last bin.
     tokens: The tokens of each label in each bin (bins, labels); sampled unless `exact`.
     seen: The tokens of each label before each edge (bins + 1, labels).
     rows: The rows that the run took before each edge.
-    complete: For each label, the step after which all of it has been seen once, which may be after
-      the end of the run; None if that never happens.
+    complete: For each label, the step after which all its tokens have been seen once. This may be a
+      step after the end of the run; None if there is no such step.
     exact: Whether all counts are exact.
     error: The margin of error of a label's share in a bin, at 95 % confidence.
   """
@@ -79,9 +79,9 @@ class Sources:
     if self.exact:
       return "All figures are exact."
     return (
-        f"The share of a label over time is sampled, within {self.error:.1%} of a batch at 95 %"
-        " confidence. Tokens seen and epochs are averages over shuffles, exact at the ends of"
-        " epochs."
+        "The share of each label over time is estimated from a sample, with a margin of error of"
+        f" {self.error:.1%} at 95 % confidence. Tokens seen and epochs are averages over shuffles,"
+        " exact at the ends of epochs."
     )
 
 
@@ -89,7 +89,7 @@ def count_sources(stretches: Sequence[changes_lib.Stretch], *, bins: int = BINS)
   """Counts the tokens of each label over the steps of a run.
 
   Args:
-    stretches: The stretches of the run, in order; earlier steps are not counted.
+    stretches: The stretches of the run, in order. Steps before the first stretch are not counted.
     bins: The approximate maximum number of bins.
 
   Raises:
@@ -124,7 +124,8 @@ def count_sources(stretches: Sequence[changes_lib.Stretch], *, bins: int = BINS)
     seen[-1][:, own] += np.cumsum(part.seen, axis=0)
     rows.append(rows[-1][-1] + np.cumsum(part.rows))
     missing = available[own] - consumed[own]
-    # After the end of the run, only averages are known: those since the beginning of the run.
+    # Steps after the end of the run are estimated with averages since its beginning. `missing` is
+    # exact, so make up for the difference between the average and the exact counts so far.
     beyond = (averaged - consumed)[own] if part is counted[-1] else None
     found = part.steps_of(missing, beyond)
     for column, step, tokens_left in zip(own, found, missing.tolist()):
@@ -146,12 +147,12 @@ def count_sources(stretches: Sequence[changes_lib.Stretch], *, bins: int = BINS)
 
 
 class _CountedStretch:
-  """The counts of one stretch, for its own labels and from its own beginning.
+  """Counts the tokens of one stretch, of its own labels only, from its first step on.
 
   Attributes:
-    edges: The steps between its bins.
+    edges: The steps at which its bins begin, and the step after the last bin.
     tokens: The tokens of each label in each bin.
-    seen: The same; but where `tokens` is sampled, the average over shuffles.
+    seen: Like `tokens`, but the average over shuffles if `tokens` is sampled.
     rows: The rows of each bin.
   """
 
@@ -177,7 +178,7 @@ class _CountedStretch:
       self.tokens = np.stack([self._tally(firsts, ends) for firsts, ends in taken])
       self.seen = self.tokens
       return
-    # The position that ends one bin begins the next.
+    # A bin usually begins where the previous one ends, so evaluate each position once.
     flat = np.concatenate([np.concatenate(pair) for pair in taken])
     positions, places = np.unique(flat, return_inverse=True)
     before = counter.before(positions)
@@ -230,7 +231,7 @@ class _CountedStretch:
     return self.averaged(steps)
 
   def averaged(self, steps: Iterable[int]) -> np.ndarray:
-    """Returns the same as `consumed`, but the average over shuffles."""
+    """Returns what `consumed` would be on average over all shuffles."""
     ends = [self._position(step) for step in (self.stretch.first, *steps)]
     before = self.counter.before(np.array(ends))
     return before[1:] - before[0]
@@ -240,12 +241,12 @@ class _CountedStretch:
     return self._consumed[number] + self._tally_all(int(self.edges[number]), step)
 
   def _tally_all(self, first: int, end: int) -> np.ndarray:
-    """Returns the tokens of each label in the rows of some steps, including skipped rows."""
+    """Returns the tokens of each label in steps `first` to `end`, including skipped rows."""
     return self._tally(*(np.array([self._position(step)]) for step in (first, end)))
 
   @functools.cached_property
   def _counts_rows(self) -> bool:
-    """Whether consumed tokens are counted row by row, as long as no epoch's tail is dropped."""
+    """Whether consumed tokens are counted row by row; never if epochs may drop their last rows."""
     return self._enumerated and self.stretch.schedule.epochs is None
 
   @functools.cached_property
@@ -260,20 +261,22 @@ class _CountedStretch:
     return np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
 
   def steps_of(self, tokens: np.ndarray, beyond: np.ndarray | None) -> list[int | None]:
-    """Returns, for each label, the step after which a number of its tokens has been consumed.
+    """Returns, for each label, the step after which a given number of its tokens is consumed.
+
+    The step is None for a label that never reaches its number of tokens.
 
     Args:
       tokens: The number of tokens of each label.
-      beyond: What to add to the averages that are used after the end of the stretch; None if only
-        the stretch is searched. The result is None for a label that has fewer tokens.
+      beyond: Added to the averages that are used for steps after the end of the stretch. If None,
+        only the stretch is searched.
     """
-    tokens = tokens - 0.5  # Averages are not whole numbers.
+    tokens = tokens - 0.5  # Averages are fractions, and may fall just short of the number.
     edges, consumed = self.edges.tolist(), self._consumed
     last = min(steps_lib.end_step(self.stretch.schedule, self.counter.num_positions), 1 << 50)
     while beyond is not None and edges[-1] < last and (consumed[-1] < tokens).any():
       edges.append(min(2 * edges[-1], last))
       consumed = np.concatenate([consumed, self.averaged(edges[-1:]) + beyond])
-    # Bisection: the tokens consumed before step `low` are too few, those before `high` are enough.
+    # Bisect: the tokens consumed before step `low` are too few, those before `high` are enough.
     numbers = np.array([np.searchsorted(c, t) for c, t in zip(consumed.T, tokens)])
     low = np.array([edges[max(0, number - 1)] for number in numbers])
     high = np.array([*edges, edges[-1]])[numbers]
@@ -281,9 +284,12 @@ class _CountedStretch:
       middle = (low + high)[apart] // 2
       steps, places = np.unique(middle, return_inverse=True)
       inside = int(np.searchsorted(steps, self.stretch.end, side="right"))
-      counts = [self.consumed([step])[0] for step in steps[:inside].tolist()]
-      counts += [self.averaged([step])[0] + beyond for step in steps[inside:].tolist()]
-      enough = np.stack(counts)[places, apart] >= tokens[apart]
+      counts = []
+      if inside:
+        counts.append(self.consumed(steps[:inside].tolist()))
+      if inside < len(steps):
+        counts.append(self.averaged(steps[inside:].tolist()) + beyond)
+      enough = np.concatenate(counts)[places, apart] >= tokens[apart]
       high[apart] = np.where(enough, middle, high[apart])
       low[apart] = np.where(enough, low[apart], middle)
     return [
@@ -295,7 +301,7 @@ class _CountedStretch:
 def _taken(
     schedule: schedule_lib.BatchSchedule, first: int, end: int, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the first positions and the ends of the position ranges that some steps take."""
+  """Returns the starts and the ends of the position ranges that some steps take."""
   if end <= first:
     return np.zeros(0, np.int64), np.zeros(0, np.int64)
   starts, sizes = schedule.block(int(first), int(end - first))

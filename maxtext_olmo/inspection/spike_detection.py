@@ -1,9 +1,10 @@
-"""The steps at which the loss of a run jumps.
+"""Finds the steps at which the loss of a run jumps.
 
-A spike is a step whose loss stands out from the steps before it: its robust z-score, the distance
-from a line through their medians in units of the median absolute deviation from that line, exceeds
-a threshold. Medians keep one spike from hiding the next. Spiking steps that are adjacent, or nearly
-so, form one spike:
+A step spikes if its robust z-score exceeds a threshold. The score compares the loss of the step
+with a window of losses before it. A line through the medians of both halves of the window gives the
+usual loss. The score is the distance from the usual loss, in units of the median absolute deviation
+of the window from that line. Medians keep one spike from hiding the next. Spiking steps that are
+adjacent, or nearly so, form one spike:
 
     loss    2.1  2.0  2.1  6.3  4.8  2.2  2.0
     spike                  ---------             steps 3 to 4, the highest at step 3
@@ -20,12 +21,13 @@ from maxtext_olmo.inspection import losses as losses_lib
 
 WINDOW = 100
 THRESHOLD = 6.0
-# Steps that spike with at most this many calm steps in between belong together.
+# Spiking steps with at most this many calm steps in between form one spike.
 _CALM = 2
 _LEAST_HISTORY = 8
-# For early steps, whose usual window contains the initial fall of the loss.
+# Windows for early steps, because a full window would contain the initial fall of the loss.
 _SHORT_WINDOWS = (8, 16, 32, 64)
-# A window of n losses has its spread multiplied by 1 + _UNSURE / n: few losses may agree by chance.
+# The spread of n losses is multiplied by 1 + _UNSURE / n, because a few losses may be close to each
+# other by chance.
 _UNSURE = 24
 _CHUNK = 1 << 14
 _LINES = 1 << 17
@@ -40,7 +42,7 @@ class Spike:
     last: The last step.
     peak: The step with the highest score.
     loss: The loss at the peak.
-    usual: The loss expected from the steps before.
+    usual: The loss expected from the preceding steps.
     score: The robust z-score at the peak.
   """
 
@@ -58,8 +60,9 @@ def find_spikes(
   """Returns the spikes of a run, the highest score first.
 
   Args:
-    window: The number of logged steps before a step that define its usual loss.
-    threshold: The lowest robust z-score of a spike; losses that are not finite always exceed it.
+    window: How many preceding logged steps determine the usual loss of a step.
+    threshold: A step spikes if its robust z-score is higher than this. Losses that are not finite
+      have an infinite score.
   """
   usual, scores = _scores(losses.values, window)
   places = np.flatnonzero(scores > threshold)
@@ -90,18 +93,18 @@ def highest_score(losses: losses_lib.Losses) -> tuple[float, int] | None:
 
 
 def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the usual loss at each step, and the robust z-score; 0 for the first few.
+  """Returns the usual loss and the robust z-score of each step; the first few scores are 0.
 
-  The usual loss continues the line through the medians of both halves of the window, so that early
-  steps, whose losses fall fast, do not hide a spike. Steps near the beginning are also compared
-  with the last half of the losses before them; the higher score counts.
+  The usual loss continues the line through the medians of both halves of the window, so that the
+  fast initial fall of the loss does not hide a spike. Steps near the beginning are also compared
+  with a shorter window, of a size from `_SHORT_WINDOWS`; the higher score counts.
   """
   usual, scores = np.zeros(len(values)), np.zeros(len(values))
   if len(values) <= _LEAST_HISTORY:
     return usual, scores
   padded = np.concatenate([np.full(window, np.nan), np.where(np.isfinite(values), values, np.nan)])
   before = np.lib.stride_tricks.sliding_window_view(padded, window)
-  # In a long log, a few neighbouring steps share a line.
+  # To save time in a long log, a few neighbouring steps share a line.
   every = 1 + len(values) // _LINES
   firsts = np.arange(_LEAST_HISTORY, len(values), every)
   lines = [
@@ -127,20 +130,24 @@ def _scores(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _score(values: np.ndarray, usual: np.ndarray, spread: np.ndarray) -> np.ndarray:
-  """Returns the robust z-score of each loss; infinity for those that are not finite."""
-  # losses_lib.Losses that were logged with few digits may all be equal.
+  """Returns the robust z-score of each loss; infinity for a loss that is not finite."""
+  # The spread needs a minimum, because losses that were logged with few digits may all be equal.
   spread = np.maximum(spread, 1e-3 * np.abs(usual) + 1e-12)
   finite = np.isfinite(values)
   return np.where(finite, (np.where(finite, values, 0.0) - usual) / spread, math.inf)
 
 
 def _lines(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the line through each window: its value after the window, its slope, and the spread."""
+  """Returns the line through each window: its value after the window, its slope, and its spread.
+
+  The spread is that of the losses around the line.
+  """
   window = known.shape[1]
   half = window // 2
   distance = np.arange(window) - window
   older, newer = _median(known[:, :half]), _median(known[:, half:])
-  # A window that is not full has no slope; losses that were not finite leave gaps.
+  # The slope is 0 if losses are missing in the older half of the window, because the run has just
+  # begun or because some losses are not finite.
   slope = np.where(np.isnan(known[:, :half]).any(axis=1), 0.0, (newer - older) / (window / 2))
   slope = np.nan_to_num(slope)
   level = np.where(np.isnan(newer), np.nan_to_num(older), newer - slope * distance[half:].mean())
@@ -151,7 +158,7 @@ def _lines(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _median(values: np.ndarray) -> np.ndarray:
   """Returns the median of each row without its NaNs; NaN for a row of only NaNs."""
   if not np.isnan(values).any():
-    return np.median(values, axis=1)  # Several times faster.
+    return np.median(values, axis=1)  # Several times faster than `nanmedian`.
   found = np.full(len(values), np.nan)
   some = ~np.isnan(values).all(axis=1)
   found[some] = np.nanmedian(values[some], axis=1)

@@ -1,4 +1,4 @@
-"""The section of a report on loss spikes: how they differ, and the rows to look at."""
+"""The report's section on loss spikes: how their data differs from the usual, and suspect rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _contrast(contrast: contrast_lib.Contrast, spikes: int) -> Iterable[str]:
   if contrast.without_loss:
     yield f" Left out: {english.count(contrast.without_loss, 'more row')} without loss."
   if not contrast.notable:
-    yield " The data looks like that of the steps around it."
+    yield " The data looks like that of the calm steps."
   yield "</p>"
   rows = [
       ("", *figures_lib.describe(figure.name, figure.found, figure.usual), f"{figure.notable:,}")
@@ -131,14 +131,14 @@ def _heading(spike: spike_detection.Spike) -> str:
 
 
 class _Text:
-  """Counts the text that still fits on the page; notes rows that lack text without a tokenizer."""
+  """Tracks how many bytes of text still fit on the page, and whether any row has no text."""
 
   def __init__(self) -> None:
     self.left = _TEXT_BYTES
     self.missing = False
 
   def fit(self, text: str, characters: int) -> str:
-    """Returns as much of a text as fits, as HTML."""
+    """Returns up to `characters` of a text as HTML, or nothing if they no longer fit."""
     escaped = html.escape(text[: max(0, characters)])
     if len(escaped.encode()) > self.left:
       return ""

@@ -2,9 +2,9 @@
 
     losses ──▶ spikes ──▶ steps of each spike, calm steps before it ──▶ contrast ──▶ rows, files, …
 
-Only these steps are read, one at a time. Each spike is compared with the steps around it, because a
-mixture may change during a run. Then the comparisons are combined, so that a bad file that causes
-many spikes comes first.
+Only these steps are read, one at a time. Each spike is compared with calm steps near it, because
+the mixture may change during a run. Then the comparisons are combined, so that a bad file that
+causes many spikes is ranked first.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Suspect:
 
   @property
   def place(self) -> tuple[str, str, str]:
-    """The file, the bytes of it and the document that the row is attributed to, as text."""
+    """The file, the byte range and the document that the row is attributed to, as text."""
     score = self.score
     part = next((p for p in self.row.parts if p.file == score.file), self.row.parts[0])
     where = "" if part.first_byte is None else f"{part.first_byte}-{part.end_byte}"
@@ -70,7 +70,7 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class Examined:
-  """One spike or several combined, compared with the steps around them.
+  """A spike, or several spikes combined, compared with calm steps nearby.
 
   Attributes:
     spikes: The spikes.
@@ -113,10 +113,10 @@ class Findings:
     name: The name of the loss in the log.
     logged: The number of steps with a loss.
     spikes: All spikes, the highest score first.
-    threshold: The lowest score of a spike.
+    threshold: The score above which a loss counts as a spike.
     highest: The highest score and its step; None if there are too few losses.
     together: All examined spikes combined; None if there is none.
-    each: Each examined spike, the highest first.
+    each: Each examined spike, the highest score first.
   """
 
   name: str
@@ -129,7 +129,7 @@ class Findings:
 
   @property
   def summary(self) -> str:
-    """The number of spikes as text; if there is none, with the highest score."""
+    """The number of spikes as text, with the highest score if there are no spikes."""
     count = len(self.spikes)
     spikes = english.count(count, "spike") if count else "no spike"
     text = f"{spikes} (robust z-score above {self.threshold:g})."
@@ -172,14 +172,14 @@ def examine(
   Args:
     iterator: An iterator at the state of the run.
     losses: The losses that the trainer logged.
-    threshold: The lowest robust z-score of a spike.
-    most_spikes: The number of spikes to examine, the highest first.
-    most_rows: The number of suspects of each spike, and of all spikes combined.
+    threshold: The robust z-score above which a loss counts as a spike.
+    most_spikes: The maximum number of spikes to examine, the highest score first.
+    most_rows: The maximum number of suspects for each spike, and for all spikes combined.
     tokenizer: Tokenizer that decodes the suspects; None omits their text.
     progress: Whether to show progress on stderr.
 
   Raises:
-    ConfigError: The run does not have the logged steps, or has other positions for them.
+    ConfigError: The run lacks a logged step, or the log has a different position for a step.
   """
   _check(iterator, losses, _sample(iterator, losses))
   spikes = spike_detection.find_spikes(losses, threshold=threshold)
@@ -215,9 +215,10 @@ def examine(
 
 
 def _sample(iterator: iterator_lib.BatchIterator, losses: losses_lib.Losses) -> list[int]:
-  """Returns some logged steps that the run has taken, from the first to the last.
+  """Returns a sample of the logged steps whose positions to check, including the last.
 
-  Later steps in the log may be from before a return to a checkpoint.
+  If the run was restarted, logged steps after its current step are left out, because they may have
+  been logged before the run went back to a checkpoint.
   """
   first, *others = (entry.step for entry in iterator.history.entries)
   end = iterator.step if others else math.inf
@@ -235,12 +236,11 @@ def _check(
       continue
     schedule = iterator.history.at(step).schedule
     position = state_lib.position_after(iterator.stream, schedule, step)
-    if np.float32(logged) != np.float32(position):  # As precise as in the event files.
+    if np.float32(logged) != np.float32(position):  # Event files store float32.
       raise errors.ConfigError(
-          f"The log says that step {step:,} began at position {logged:,}; in this run it begins at"
-          f" position {position:,}. The log belongs to another run, or to steps that were repeated"
-          " after a return to a checkpoint. Give the checkpoint or the config that belongs to the"
-          " log."
+          f"Step {step:,} begins at position {logged:,} in the log, but at position {position:,} in"
+          " this run. The log belongs to another run, or to steps that were later repeated from an"
+          " earlier checkpoint. Give the checkpoint or the config that belongs to the log."
       )
 
 
@@ -255,7 +255,7 @@ def _explain(iterator: iterator_lib.BatchIterator, step: int) -> explain.StepExp
 
 
 def _eos_id(iterator: iterator_lib.BatchIterator) -> int:
-  """Returns the token that ends a document; -1 if it is not known."""
+  """Returns the id of the token that ends a document; -1 if unknown."""
   eos_id = iterator.source.segment_rule.eos_id
   provenance = iterator.provenance
   if eos_id < 0 and provenance is not None:
@@ -292,7 +292,7 @@ _Row = tuple[explain.RowExplanation, tuple[tuple[str, str], ...]]
 def _read_rows(
     iterator: iterator_lib.BatchIterator, rows: Iterable[contrast_lib.RowScore], tokenizer: Any
 ) -> dict[tuple[int, int], _Row]:
-  """Returns some rows of a run and their text, by step and row."""
+  """Returns some rows of a run and their text, keyed by step and row."""
   wanted: dict[int, set[int]] = collections.defaultdict(set)
   for score in rows:
     wanted[score.step].add(score.row)

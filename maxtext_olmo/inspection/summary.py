@@ -31,7 +31,8 @@ class Change:
   Attributes:
     step: The first step.
     position: The position of that step.
-    what: Descriptions: all settings for the first entry, then differences from the previous entry.
+    what: For the first entry of the history, a description of each setting; for a later entry, of
+      each setting that changed.
   """
 
   step: int
@@ -45,20 +46,20 @@ class Summary:
 
   Attributes:
     path: The path that named the run.
-    checkpoint: The checkpoint from which the state was read; None without one.
-    step: Steps done, which is the number of the next step.
-    position: The position of the next sample, which includes skipped samples.
-    tokens: Tokens consumed, without those of skipped samples.
-    skipped: Samples before the position that olmo_skip left out.
-    stage: The stage of the next sample, from 0; None if there are no stages, or if unknown.
+    checkpoint: The checkpoint from which the state was read; None if there is none.
+    step: The number of steps done, which is also the index of the next step.
+    position: The position of the next sample; skipped samples count too.
+    tokens: Tokens consumed, excluding skipped samples.
+    skipped: The number of samples before `position` that olmo_skip left out.
+    stage: The stage of the next sample, counted from 0; None if unknown or without stages.
     epoch: The epoch of the next sample, counted from the beginning of its stage; None if unknown.
     place: The place of the next sample in that epoch.
     epoch_length: Samples in that epoch; None if not counted yet.
-    history: The settings in force from each step at which they changed.
-    identity: The identity of the stream, which decides the row at each position.
-    next_rows: The first rows of the next step.
-    resume: What would happen on a resume with the present config.
-    corpus: Whether the corpus is still the one that was trained on.
+    history: The settings at the first known step, and all later changes.
+    identity: The identity of the stream; it determines the row at each position.
+    next_rows: The numbers of the first few rows of the next step.
+    resume: What would happen if the run resumed with the present config, as text.
+    corpus: Whether the corpus is still the one that was trained on, as text.
   """
 
   path: str
@@ -158,7 +159,7 @@ def _summary(
       identity=history.present.identity,
       next_rows=rows,
       resume=_resume(run, step, history, iterator),
-      corpus=_corpus(run, history, _first_index(iterator)),
+      corpus=_corpus(run, history, _first_index(iterator), iterator.stream.identity()),
       stage=stage,
   )
 
@@ -175,7 +176,7 @@ def _resume(
   where = f"step {iterator.step:,} at position {iterator.position:,}"
   text = f"continues with {where}, batches of {size:,}"
   if run.state is None:
-    return f"{text}; the checkpoint has no data state, so the step alone decides"
+    return f"{text}; the checkpoint has no data state, so only its step determines the position"
   if iterator.history.present.step >= step and not iterator.history.present.same_as(
       history.present
   ):
@@ -186,13 +187,13 @@ def _resume(
 
 
 def _first_index(iterator: iterator_lib.BatchIterator) -> index_lib.OlmoNpyIndex | None:
-  """Returns the index that a run began with, without the files of other stages."""
+  """Returns the index of a run's first stage, without the files of other stages."""
   named = iterator.provenance
   return None if named is None else named.documented or named.index
 
 
 def _index(run: run_lib.Run) -> index_lib.OlmoNpyIndex | None:
-  """Returns the index of a run, as far as it can be read."""
+  """Returns the index of a run; None if it cannot be read."""
   try:
     return index_builder.load_index((run.config or {})["olmo_index_path"])
   except (KeyError, errors.CorpusError):
@@ -200,25 +201,41 @@ def _index(run: run_lib.Run) -> index_lib.OlmoNpyIndex | None:
 
 
 def _corpus(
-    run: run_lib.Run, history: timeline_lib.Timeline, index: index_lib.OlmoNpyIndex | None
+    run: run_lib.Run,
+    history: timeline_lib.Timeline,
+    index: index_lib.OlmoNpyIndex | None,
+    identity: Mapping[str, Any] | None = None,
 ) -> str:
+  """Returns a text that says whether the corpus is the one that a run was trained on.
+
+  Args:
+    run: The run.
+    history: The history of the run.
+    index: The corpus as it is now.
+    identity: The identity of the stream over this corpus; None if it cannot be opened.
+  """
   if index is None:
     return "not compared: there is no index"
   was = str(history.present.identity.get("fingerprint", ""))
+  is_now = str((identity or {}).get("fingerprint", index.fingerprint))
+  if identity is None and was.startswith("packed-"):
+    return "not compared: the packed rows cannot be opened"
   policy = corpus_change.CorpusPolicy(index, "no", run.checkpoint_dir)
   changes = policy.changes(was) if run.checkpoint_dir else None
   if changes:
     return "has changed: " + "; ".join(changes)
-  if was != index.fingerprint:
-    return f"has changed: its fingerprint was {was}, it is {index.fingerprint}"
+  if was != is_now:
+    return f"has changed: its fingerprint was {was} and is now {is_now}"
   return (
-      f"is the one trained on: {english.count(len(index.files), 'file')} of the sizes in the index"
+      f"is the one trained on: {english.count(len(index.files), 'file')} with the sizes in the"
+      " index"
   )
 
 
 def _tokens(history: timeline_lib.Timeline, position: int) -> int:
-  """Returns the tokens consumed up to a position of the last entry."""
-  # A change of the sequence length converts the position, so it is in the unit of the last entry.
+  """Returns the number of tokens consumed before a position of the last entry."""
+  # When the sequence length changes, the position is converted, so it always counts samples of the
+  # length in the last entry.
   return (position - _skipped(history, position)) * history.present.sequence_length
 
 
@@ -295,7 +312,7 @@ def _differences(
   found += [text for text in planned if text not in was_planned]
   found += [f"no longer {text}" for text in was_planned if text not in planned]
   if not found and before.stages != after.stages:
-    found.append("the history says what the mixture is")
+    found.append("the history now records the mixture")
   if not found:
     found.append(f"batches are counted from step {after.step:,}, position {after.position:,}")
   return found

@@ -1,4 +1,4 @@
-"""The text of rows, with the boundaries of documents marked, safe to print to a terminal."""
+"""Decodes rows to text that is safe to print to a terminal, with a heading for each document."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ def tokenizer_of(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
 
   Args:
     index: The corpus.
-    spec: `bytes`, or the path of a tokenizer.json; by default `bytes` if the index says so.
+    spec: `bytes`, or the path of a tokenizer.json. It may be empty if the index names `bytes`.
+
+  Raises:
+    ConfigError: `spec` is empty, and the index does not name `bytes`.
   """
   named = "" if index is None else index.tokenizer
   if not spec and named != tokenizer_lib.ByteTokenizer.name:
     raise errors.ConfigError(
-        f"Text needs the tokenizer of the corpus, {named!r}: give --tokenizer with the path of its"
-        " tokenizer.json."
+        f"To show text, the tokenizer of the corpus, {named!r}, is needed. Give the path of its"
+        " tokenizer.json with --tokenizer."
     )
   return tokenizer_lib.load_tokenizer(spec or named)
 
 
 def tokenizer_if_known(index: index_lib.OlmoNpyIndex | None, spec: str = "") -> Any:
-  """Returns the tokenizer of a corpus; None if none is given and the index does not name it."""
+  """Like `tokenizer_of`, but returns None instead of raising if the tokenizer is unknown."""
   known = index is not None and index.tokenizer == tokenizer_lib.ByteTokenizer.name
   return tokenizer_of(index, spec) if spec or known else None
 
 
 def printable(text: str) -> str:
-  """Returns text with control characters escaped, because a terminal would obey them."""
+  """Returns text with control characters escaped, because a terminal would interpret them."""
   return "".join(
       char if char in "\n\t" or unicodedata.category(char)[0] != "C" else _escape(char)
       for char in text
@@ -82,17 +85,17 @@ def describe_span(span: explain.DocumentSpan) -> str:
 
 
 def describe_epoch(found: Any) -> str:
-  """Returns the epoch of a row or a visit, with its stage if it is not the first."""
+  """Returns the epoch of a row or a visit as text, with the stage unless it is the first."""
   return f"{found.epoch} (stage {found.stage})" if found.stage else str(found.epoch)
 
 
 def describe_verdict(kept: bool | None, excluded: int, tokens: int) -> str:
-  """Returns whether tokens are in the loss; empty if unknown.
+  """Returns a word that says whether some tokens of a row are in the loss; empty if unknown.
 
   Args:
-    kept: Whether their row is kept; None if unknown.
-    excluded: Number of the tokens that are excluded from the loss.
-    tokens: Number of all of them.
+    kept: Whether the row of the tokens is in the loss; None if unknown.
+    excluded: The number of these tokens that are excluded from the loss.
+    tokens: The number of these tokens.
   """
   if kept is None:
     return ""

@@ -1,4 +1,4 @@
-"""Finds the steps of a run that hold a token range, by the inverse of its order."""
+"""Finds the steps of a run that hold a token range, by inverting the order of the run."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from maxtext_olmo.order import staged_stream
 from maxtext_olmo.rows import explain
 from maxtext_olmo.rows import row_source
 
-# Rows that are read to learn the filter's verdict; reading them takes a second or two.
+# Maximum number of rows to read in order to learn whether the repetition filter keeps them. Reading
+# this many takes a second or two.
 MOST_READ = 1000
 _BLOCK = 4096  # Positions whose parts are computed at once.
 
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-  """A row of the run that holds tokens of a range.
+  """A row of the run that holds tokens of the range that is searched for.
 
   Attributes:
     epoch: The epoch, counted from 0 at the beginning of the stage.
     position: The position in the run.
     step: The step that takes the row; None if no batch takes it, because olmo_skip skips it or it
       is in the dropped tail of an epoch.
-    row: The row of that step.
+    row: The index of the row in that step; None if there is no step.
     seen: Whether the run has done the step.
     columns: The first and the last column of the row that hold tokens of the range.
     tokens: The number of tokens of the range that the row holds.
     kept: Whether the row as a whole is in the loss: neither rejected by the repetition filter nor
       masked by olmo_skip. None if the row was not read, or no step takes it.
-    stage: The stage, from 0; 0 in a run without stages.
+    stage: The stage, counted from 0; always 0 in a run without stages.
     excluded: The number of `tokens` that olmo_exclude leaves out of the loss; 0 if the row was not
       read.
     skipped: Whether olmo_skip leaves the row out of the run.
@@ -60,7 +61,7 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class Visits:
-  """All visits to a range of tokens.
+  """All visits to a range of tokens, that is, all rows that hold tokens of the range.
 
   Attributes:
     file: The path of the file.
@@ -69,10 +70,10 @@ class Visits:
     end_byte: The byte after the range.
     tokens: The number of tokens in the range.
     documents: The documents that contain the range, if there is a document index.
-    names: The names of the documents; empty for a document without one.
-    visits: Every row that holds tokens of the range, in the order of the run.
+    names: The names of the documents; an unnamed document has an empty name.
+    visits: The visits, in the order of the run.
     until: The position at which the search stopped.
-    rows_read: The number of rows that were read for the filter's verdict.
+    rows_read: The number of rows that were read to learn whether the filter keeps them.
     reason: Why there is no visit; empty if there is one.
   """
 
@@ -90,7 +91,7 @@ class Visits:
 
   @property
   def unread(self) -> int:
-    """The number of visits whose verdict is unknown, because their rows were not read."""
+    """The number of visits for which `kept` is unknown, because their rows were not read."""
     return sum(visit.kept is None and visit.step is not None for visit in self.visits)
 
   def describe_documents(self) -> str:
@@ -107,20 +108,22 @@ class Visits:
 
 
 def describe_unseen(visit: Visit) -> str:
-  """Returns why no step takes the row of a visit without a step."""
+  """Returns why no step takes the row of a visit whose `step` is None."""
   return "skipped (olmo_skip)" if visit.skipped else "never: the tail of an epoch"
 
 
 def find_documents(iterator: iterator_lib.BatchIterator, name: str) -> list[int]:
-  """Returns the documents that have a number or a name, in the order of their numbers."""
+  """Returns the documents with a given number or name, in the order of their numbers."""
   documents = _documents(iterator)
   (found,) = documents.find_names([name])
-  # A name may consist of digits; a number longer than this cannot be a document's.
+  # Digits may be a number as well as a name; 20 digits or more are too many for a number.
   if name.isdecimal() and len(name) < 20 and int(name) < documents.num_documents:
     found = np.union1d(found, [int(name)])
   if not found.size:
     named = documents.names.named if documents.names else 0
-    hint = "" if named else " `maxtext-olmo index documents` keeps the names of boundary files."
+    hint = documents.example_of_a_name
+    if not named:
+      hint = " `maxtext-olmo index documents` takes names from boundary files."
     raise errors.ConfigError(
         f"--document={name}: no document has this number or name. The corpus has documents 0 to"
         f" {documents.num_documents - 1}, of which {named:,} have a name.{hint}"
@@ -129,7 +132,7 @@ def find_documents(iterator: iterator_lib.BatchIterator, name: str) -> list[int]
 
 
 def document_range(iterator: iterator_lib.BatchIterator, document: int) -> search.TokenRange:
-  """Returns the tokens of a document."""
+  """Returns the token range of a document."""
   documents = _documents(iterator)
   if not 0 <= document < documents.num_documents:
     raise errors.ConfigError(
@@ -161,9 +164,10 @@ def find_visits(
   Args:
     iterator: An iterator at the state of the run.
     target: The range.
-    until_step: The step up to which to look; by default, the end of the next epoch.
-    most_read: The maximum number of rows to read for the filter's verdict and the exclusions, in
-      the order of the run. Without a filter and exclusions, none are read.
+    until_step: The step at which the search stops; by default, the end of the next epoch.
+    most_read: The maximum number of rows to read, in the order of the run, to learn whether the
+      filter keeps them and which tokens are excluded. If the run has neither a filter nor
+      exclusions, no rows are read.
   """
   if iterator.provenance is None:
     raise errors.ConfigError("This run does not read files, so it cannot be searched.")
@@ -198,7 +202,7 @@ def find_visits(
 
 
 def _end(iterator: iterator_lib.BatchIterator, until_step: int | None) -> int:
-  """Returns the position up to which to look."""
+  """Returns the position at which the search stops."""
   stream, position = iterator.stream, iterator.position
   last = stream.num_positions
   if until_step is not None:
@@ -210,7 +214,9 @@ def _end(iterator: iterator_lib.BatchIterator, until_step: int | None) -> int:
   if own.epochs is not None:
     return first + own.epochs.start(own.epochs.epoch(position - first) + 2)
   count_rows = getattr(own.source, "count_rows", None)
-  if count_rows is None:  # A mixture of packed rows, whose members have their own epochs.
+  if count_rows is None:
+    # In a mixture of packed rows, each label has its own epochs. So search about as far again as
+    # the run has come.
     return 2 * position + 1000
   epoch, row = (int(found[0]) for found in own.locate(np.array([position - first])))
   return position - row + sum(count_rows(e, sys.maxsize) for e in (epoch, epoch + 1))
@@ -222,7 +228,7 @@ def _visits_at(
     epochs: np.ndarray,
     positions: np.ndarray,
 ) -> list[Visit]:
-  """Returns the visits at some positions, for the steps during which this stream was in force."""
+  """Returns the visits at some positions, except in steps when a different stream was in force."""
   found = []
   firsts, lasts, held = _columns(iterator, target, positions)
   stages = row_source.stages_of(iterator.stream, epochs)
@@ -249,7 +255,7 @@ def _visits_at(
 def _columns(
     iterator: iterator_lib.BatchIterator, target: search.TokenRange, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the first and last column of a range in each row, and its tokens there."""
+  """Returns, for each row, the first and last column of a range, and the number of its tokens."""
   parts = row_source.parts_at(iterator.source, iterator.stream, positions)
   low = np.maximum(parts.first, target.first)
   high = np.minimum(parts.first + parts.count, target.first + target.count)
@@ -269,7 +275,7 @@ def _with_verdicts(
     visits: list[Visit],
     most_read: int,
 ) -> tuple[list[Visit], int]:
-  """Returns the visits with what is in the loss, and the number of rows read for that."""
+  """Returns the visits with `kept` and `excluded` filled in, and the number of rows read."""
   by_step: dict[int, list[int]] = {}
   for number, visit in enumerate(visits):
     if visit.step is not None:
@@ -297,7 +303,7 @@ def _with_verdicts(
 def _excluded(
     iterator: iterator_lib.BatchIterator, target: search.TokenRange, row: explain.RowExplanation
 ) -> int:
-  """Returns the number of tokens of a range that are excluded from the loss in a row."""
+  """Returns how many tokens of a range in a row are excluded from the loss."""
   if not row.excluded:
     return 0
   path, found = iterator.files.paths[target.file], 0
@@ -323,7 +329,7 @@ def _reason(iterator: iterator_lib.BatchIterator, target: search.TokenRange, end
   if rows is not None and not len(rows) and not staged:
     if hasattr(source, "index"):
       return "in the tail of its file, which is shorter than an instance and never read"
-    return "cut off: its document was truncated to one row before it"
+    return "cut off: its document was truncated to one row, which ends before it"
   split = getattr(iterator.stream, "split", None) if rows is None or len(rows) else None
   if split is not None and rows is not None and (split.train_ranks(rows) < 0).all():
     return "held out for evaluation, so training never sees it"

@@ -1,14 +1,14 @@
-"""Orders, which say which instance is at which place of each epoch.
+"""Orders, which assign an instance to each place of each epoch.
 
-An order is a function: `order.ids(epoch, places)` returns the instance ids at those places, for
-whole arrays at once, and `order.locate(positions)` the epoch and place of each position of the run.
-`order.places(epoch, ids)` is the inverse of `ids`. With `chunk_size` c, the permutation is over
-chunks of c consecutive instances, which stay together and in order:
+An order is a function over arrays: `order.ids(epoch, places)` returns the instance ids at the given
+places, and `order.places(epoch, ids)` is its inverse. `order.locate(positions)` returns the epoch
+and place of each position of the run. With `chunk_size` c, the permutation is over chunks of c
+consecutive instances, which stay together and in order:
 
     chunk_size 2, 6 instances, chunks permuted to (2, 0, 1):  places 0 1 2 3 4 5 → ids 4 5 0 1 2 3
 
-So a run that halves its sequence length, and thereby doubles its instances and its chunk size,
-reads the same tokens.
+A run that halves its sequence length doubles both the number of instances and the chunk size, so it
+still reads the same tokens in the same order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Order(abc.ABC):
   name: str
   # True if a batch that would cross the end of an epoch starts at the next epoch instead.
   drops_tails = False
-  # True if another system defines the order, so that no instance may be held out of it.
+  # True if another system defines the order; no instance may then be held out.
   foreign = False
 
   def __init__(
@@ -64,12 +64,12 @@ class Order(abc.ABC):
 
   @abc.abstractmethod
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
-    """Returns the chunk numbers (int64) at the given places of an epoch's chunk order."""
+    """Returns the chunk index (int64) at each of the given places of an epoch's chunk order."""
 
   def _chunk_places(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
-    """Returns the places (int64) of chunks in an epoch's chunk order; -1 for a missing chunk.
+    """Returns the place (int64) of each chunk in an epoch's chunk order; -1 if it is not there.
 
-    This implementation scans the epoch once; an order that can be inverted should override it.
+    This implementation scans the epoch once. Orders that can compute the inverse override it.
     """
     wanted, which = np.unique(chunks, return_inverse=True)
     found = np.full(len(wanted), -1, np.int64)
@@ -86,7 +86,7 @@ class Order(abc.ABC):
     return found[which]
 
   def _within(self, epoch: int, chunks: np.ndarray) -> np.ndarray:
-    """Returns whether each chunk is in an epoch that permutes all chunks up to its length."""
+    """Returns whether each chunk index is valid, in an epoch that permutes chunks 0 to n - 1."""
     return (chunks >= 0) & (chunks < self.epochs.length(epoch) // self.chunk_size)
 
   def ids(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -119,7 +119,12 @@ class Order(abc.ABC):
     return np.where(found < 0, -1, found * self.chunk_size + rest)
 
   def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all places of instances in an epoch: indices into `ids`, and the places."""
+    """Returns all places of the given instances in an epoch.
+
+    Returns:
+      Two arrays with one element per visit: the index into `ids` of the visited instance, and the
+      place of the visit.
+    """
     places = self.places(epoch, ids)
     which = np.flatnonzero(places >= 0)
     return which, places[which]
@@ -133,7 +138,7 @@ class Order(abc.ABC):
     return self.in_epochs(*self.locate(positions))
 
   def in_epochs(self, epochs: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Returns the instance id at each place of the corresponding epoch."""
+    """Returns the instance id for each pair of an epoch and a place."""
     if epochs.size == 0:
       return places
     first, last = int(epochs.min()), int(epochs.max())
@@ -146,14 +151,14 @@ class Order(abc.ABC):
     return ids
 
   def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
-    """Returns the same order over epochs of other lengths."""
+    """Returns this order with different epoch lengths."""
     other = copy.copy(self)
     other.epochs = epochs
     other.num_instances = epochs.lengths[-1][1]
     return other
 
   def prepare(self, position: int) -> None:  # noqa: B027
-    """Prepares for workers that read from a position on; does nothing for a computed order."""
+    """Prepares the order before workers start at a position; does nothing for a computed order."""
 
   def close(self) -> None:  # noqa: B027
     """Closes open files, which are reopened when needed; does nothing for a computed order."""

@@ -1,19 +1,20 @@
-"""A bitmap file of the instances that a run has trained on, and the order of the remaining ones.
+"""A bitmap file of the instances that a run has trained on, and an order of the other instances.
 
-A run that comes from another loader may have seen any subset of an epoch. One bit per instance
-records it. The bits stay on disk, and a small table after them makes it cheap to find the k-th
-clear bit:
+A run that another loader began may have seen any subset of an epoch. The file records the subset
+with one bit per instance. The bits stay on disk, and a small table after them makes it cheap to
+find the k-th clear bit:
 
     bits     1 1 0 1 | 0 0 1 1 | 1 0 0 0        blocks of 4 here, of 4096 in the file
     table    0         1         3              clear bits before each block
-    select(4): block 2, which has 3 clear bits before it, and there the second one: instance 10
+    select(4): 3 clear bits precede block 2, so rank 4 is the second clear bit of block 2, bit 10
 
 The table of a billion instances takes 2 MB, and a lookup reads one block.
 
-The file, little-endian: 8 bytes of magic, then as 64-bit numbers the format, the instances and the
-clear bits; the SHA-256 of what follows the header; the SHA-256 of the corpus's fingerprint; 32 zero
-bytes; the words of bits; the table. Opening the file compares every number of the header with the
-index or with the bits, so a damaged header is detected too.
+The file is little-endian. Its header has 8 bytes of magic; the format version, the number of
+instances and the number of clear bits, as 64-bit integers; the SHA-256 of everything after the
+header; the SHA-256 of the corpus's fingerprint; and 32 zero bytes. The bits and the table follow.
+Opening the file compares every header field with the index or the bits, so a damaged header is
+detected too.
 
 `RemainderOrder` is the rest of an epoch that another loader began, followed by the epochs of a
 plain order. Epoch 0 has only the instances that were not consumed, each once, shuffled. From epoch
@@ -67,7 +68,7 @@ def write_consumed(path: str | os.PathLike[str], consumed: np.ndarray, fingerpri
 def write_bits(
     path: str | os.PathLike[str], packed: np.ndarray, count: int, fingerprint: str
 ) -> None:
-  """Writes the bitmap of `count` instances from packed bits, the lowest bit of a byte first."""
+  """Writes the bitmap of `count` instances from bits that are packed with `bitorder="little"`."""
   words = -(-count // _WORD)
   bits = np.full(words * (_WORD // 8), 0xFF, np.uint8)
   bits[: len(packed)] = packed
@@ -88,7 +89,7 @@ def write_bits(
 
 
 class Consumed:
-  """A bitmap of consumed instances that `write_consumed` wrote, checked against a corpus."""
+  """Opens a bitmap file of consumed instances, and checks that it belongs to a corpus."""
 
   def __init__(
       self,
@@ -110,13 +111,13 @@ class Consumed:
     _, version, count, remaining, digest, corpus, zeros = _HEADER.unpack(header)
     if version != _FORMAT:
       raise errors.CorpusError(
-          f"{self._path} has format {version}; this version reads format {_FORMAT}."
+          f"{self._path} has format {version}; this version reads format {_FORMAT}. Migrate again."
       )
     if corpus != _sha256(fingerprint) or count != num_instances:
       raise errors.CorpusError(
-          f"{self._path} is the bitmap of another corpus: it has {count} instances, but this index"
-          f" has {num_instances} and the fingerprint {fingerprint}. Set olmo_consumed_path to the"
-          " file made for this index, or migrate again."
+          f"{self._path} is the bitmap of a different corpus: it has {count} instances, but this"
+          f" index has {num_instances} and the fingerprint {fingerprint}. Set olmo_consumed_path to"
+          " the file made for this index, or migrate again."
       )
     self.num_instances: int = count
     self.digest: str = digest.hex()
@@ -153,7 +154,7 @@ class Consumed:
     return file_array.FileArray(self._storage, self._path, "<u8", offset, blocks).load()
 
   def __getstate__(self) -> dict[str, Any]:
-    # A worker reads the table again; for a large corpus that is faster than pickling it.
+    # Workers read the table from the file, which is faster than pickling it for a large corpus.
     return {k: v for k, v in self.__dict__.items() if k != "_table"}
 
   def close(self) -> None:
@@ -161,7 +162,7 @@ class Consumed:
     self._storage.close()
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the instances (int64) at ranks among those not consumed, in corpus order."""
+    """Returns the unconsumed instance (int64) at each rank; ranks are in corpus order."""
     ranks = np.asarray(ranks, np.int64)
     if ranks.size == 0:
       return ranks
@@ -191,7 +192,7 @@ class Consumed:
     return (block * _WORDS_PER_BLOCK + word) * _WORD + bit
 
   def ranks(self, instances: np.ndarray) -> np.ndarray:
-    """Returns the rank of each instance among those not consumed (int64), -1 for the others."""
+    """Returns the rank (int64) of each instance among unconsumed ones; -1 if it was consumed."""
     instances = np.asarray(instances, np.int64)
     inside = (instances >= 0) & (instances < self.num_instances)
     if not inside.any():
@@ -200,7 +201,7 @@ class Consumed:
     return np.where(inside & is_clear, before, -1)
 
   def remaining_before(self, instances: np.ndarray) -> np.ndarray:
-    """Returns the number of instances before each given one that were not consumed."""
+    """Returns the number of unconsumed instances before each given instance."""
     instances = np.asarray(instances, np.int64)
     inside = instances < self.num_instances
     if not inside.any():
@@ -232,35 +233,35 @@ def _sha256(text: str) -> bytes:
 
 
 class Remaining(Protocol):
-  """The chunks that were not consumed, of a whole bitmap or a part of one."""
+  """Interface to the unconsumed chunks of a whole bitmap, or of a part of a bitmap."""
 
   num_instances: int
   num_remaining: int
   digest: str
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the chunks at the given ranks among the remaining ones."""
+    """Returns the chunks at the given ranks among the remaining chunks."""
 
   def ranks(self, instances: np.ndarray) -> np.ndarray:
-    """Returns the rank of each chunk among the remaining ones, -1 for the others."""
+    """Returns the rank of each chunk among the remaining chunks; -1 for a consumed chunk."""
 
   def close(self) -> None:
     """Closes open files, which are reopened when needed."""
 
 
 class RemainderOrder(base.Order):
-  """An order whose epoch 0 has the remaining chunks of a bitmap, followed by a plain order.
+  """An order whose epoch 0 has only unconsumed chunks, and whose later epochs follow a plain order.
 
   Args:
-    consumed: Bitmap of the chunks of the plain order that were trained on before.
-    plain: Order of the epochs after epoch 0, over the same chunks.
+    consumed: Bitmap over all chunks of the plain order. Marked chunks were trained on before.
+    plain: Order of the epochs after epoch 0.
     shuffles: Whether epoch 0 is shuffled; otherwise it is in corpus order.
   """
 
   def __init__(self, consumed: Remaining, plain: base.Order, *, shuffles: bool = True):
     count, size = plain.num_instances, plain.chunk_size
-    # An epoch has at least one place, so if nothing remains, the first epoch is the second epoch of
-    # the plain order.
+    # An epoch must have at least one place. If nothing remains, this order therefore begins with
+    # epoch 1 of the plain order.
     rest = ((0, consumed.num_remaining * size), (1, count))
     super().__init__(
         num_instances=count,
@@ -271,7 +272,7 @@ class RemainderOrder(base.Order):
     if plain.drops_tails:
       raise errors.ConfigError(
           f"olmo_order={plain.name} lets no batch span epochs, so it cannot follow the rest of an"
-          " epoch (olmo_consumed_path). Use another olmo_order."
+          " epoch (olmo_consumed_path). Use a different olmo_order."
       )
     if consumed.num_instances * size != plain.num_instances:
       raise errors.OrderError(
@@ -308,10 +309,10 @@ class RemainderOrder(base.Order):
     self._plain.close()
 
   def with_epochs(self, epochs: epochs_lib.Epochs) -> Self:
-    """Returns this order; raises ConfigError for other epochs, which its bitmap does not cover."""
+    """Returns this order if the epoch lengths are unchanged, and raises ConfigError otherwise."""
     if epochs != epochs_lib.Epochs.constant(self.num_instances):
       raise errors.ConfigError(
           "The corpus cannot be extended with olmo_consumed_path, because its bitmap belongs to the"
-          " corpus as it was before."
+          " corpus as it was before. Use the index that the bitmap was made for."
       )
     return self

@@ -18,11 +18,12 @@ class Corpora:
   """The corpora of the stages, and the settings that all stages share.
 
   Attributes:
-    base: Index of the run, whose held-out part is the same in all stages.
+    base: Index that the run began with. All stages hold out the same tokens as this index.
     others: Indexes of other stages, by fingerprint.
     held_out_instances: Number of instances of the base index that are held out.
     cache_dir: Directory of stored orders and bitmaps.
-    consumed_path: Bitmap of the instances that the first epoch of the first stage leaves out.
+    consumed_path: Path of the bitmap of instances that the run's first epoch leaves out; empty if
+      it leaves out none.
   """
 
   base: index_lib.OlmoNpyIndex
@@ -32,7 +33,7 @@ class Corpora:
   consumed_path: str = ""
 
   def index(self, stage: stages_lib.Stage) -> index_lib.OlmoNpyIndex:
-    """Returns the index of a stage, in instances of the run's length."""
+    """Returns the index of a stage, with the run's sequence length."""
     settings = stage.settings
     if settings.fingerprint == self.base.fingerprint:
       return self.base
@@ -48,10 +49,10 @@ class Corpora:
     return index.with_sequence_length(self.base.sequence_length)
 
   def chunk_size(self, stage: stages_lib.Stage, sequence_length: int) -> int:
-    """Returns the number of rows of a stage that stay together."""
+    """Returns the number of consecutive rows that stay together in a stage."""
     return self.index(stage).window // sequence_length
 
   def split(self, index: index_lib.OlmoNpyIndex) -> stream_lib.Split:
-    """Returns the split of an index."""
+    """Returns the split of an index, which holds out the same tokens as the base index does."""
     split = stream_lib.Split.of_index(self.base, self.held_out_instances)
     return seen_lib.split_like(index, self.base, split)

@@ -1,4 +1,4 @@
-"""Epochs: maps a position of the run to its epoch and place, even if epochs differ in length.
+"""Epochs, which map each position of a run to an epoch and a place. Epochs may differ in length.
 
 If files are appended to a corpus, its epochs are longer from some epoch on:
 
@@ -23,10 +23,10 @@ class Epochs:
   """Maps positions to (epoch, place) and back, by bisection over the lengths of epochs.
 
   Attributes:
-    lengths: `(first epoch, places)` pairs; the first is for epoch 0, and the last applies to all
-      later epochs.
-    cut: Epochs that end early because another stage begins. Batches that do not fit into such an
-      epoch skip it.
+    lengths: `(first epoch, places)` pairs, sorted by epoch. A pair applies from its epoch until the
+      next pair; the first pair is for epoch 0.
+    cut: Epochs that end early because the next stage begins. Such an epoch may be shorter than a
+      batch, which then skips the epoch.
   """
 
   lengths: tuple[tuple[int, int], ...]
@@ -36,13 +36,14 @@ class Epochs:
     firsts = [first for first, _ in self.lengths]
     if not firsts or firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:])):
       raise errors.OrderError(
-          f"Lengths of epochs must start at epoch 0 and ascend, got {list(self.lengths)}."
+          "Lengths of epochs must start with epoch 0 and be sorted by epoch, got"
+          f" {list(self.lengths)}."
       )
     ends = [first - 1 for first in firsts[1:]]
     if any(epoch not in firsts or epoch not in ends for epoch in self.cut):
       raise errors.OrderError(
-          f"An epoch that is cut must have its own length and must not be the last, got {self.cut}"
-          f" of {list(self.lengths)}."
+          "A cut epoch must have its own entry in the lengths and must not be the last, got the cut"
+          f" epochs {self.cut} and the lengths {list(self.lengths)}."
       )
     if any(length < 1 for _, length in self.lengths):
       raise errors.OrderError(f"An epoch must have at least one place, got {list(self.lengths)}.")
@@ -65,7 +66,7 @@ class Epochs:
 
   @property
   def shortest(self) -> int:
-    """The length of the shortest epoch, except those that are cut because a stage begins."""
+    """The length of the shortest epoch that is not cut."""
     return min(length for first, length in self.lengths if first not in self.cut)
 
   def length(self, epoch: int) -> int:

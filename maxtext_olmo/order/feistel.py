@@ -7,17 +7,18 @@ hash of the other:
     left  ← (left  + hash(right, key)) mod a        rounds 0, 2, 4
     right ← (right + hash(left,  key)) mod b        rounds 1, 3, 5
 
-Each round can be undone by subtracting the same hash, so their composition is a bijection of the
-grid. A result on one of the spare cells goes through the rounds again until it lands below n
-("cycle walking"): the orbit of x returns to x, which is below n, so the walk ends, and the result
-is a bijection of [0, n). Fewer than one id in √n walks even once.
+Each round can be undone by subtracting the same hash, so all rounds together are a bijection of the
+grid. A result that is not below n (one of the extra cells) goes through the rounds again until it
+lands below n ("cycle walking"). This walk ends, because the orbit of x returns to x, which is below
+n. So the result is a bijection of [0, n). Fewer than one number in √n needs a second pass.
 
-Up to n = 2**24, the number that a round adds is looked up in a table over the few values of the
-other half, which is faster than hashing each number and gives the same permutation. Below 2**16 the
-whole permutation is a table of at most 512 KiB, computed in a few milliseconds.
+Up to n = 2**24, each round looks up its hashes in a table with one entry per value of the other
+half. This is faster than hashing each number, and gives the same permutation. Below 2**16 the whole
+permutation is a table of at most 512 KiB, computed in a few milliseconds.
 
-For n = 10 the grid is 4 × 3; x = 7 is (2, 1). If the rounds map it to (3, 2), that is cell 11,
-outside; the rounds are applied to 11, which may give (1, 0), cell 3: so 7 maps to 3.
+For n = 10 the grid is 4 × 3, and x = 7 is the cell (2, 1). If the rounds map it to (3, 2), the
+result is 11, which is not below 10, so the rounds are applied to 11. If they map 11 to (1, 0), the
+result is 3, so 7 maps to 3.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import numpy as np
 from maxtext_olmo import errors
 
 MAX_SIZE = 1 << 40
-# Six rounds mix a large grid. On a small grid each round moves little, and more rounds are cheap.
+# Six rounds mix a large grid well. A small grid needs more rounds, which are cheap there.
 _ROUNDS_LARGE = 6
 _ROUNDS_SMALL = 16
 _SMALL = 1 << 16
@@ -45,7 +46,7 @@ _SCALE = np.uint64(43)
 
 
 def _round_keys(n: int, parts: tuple[object, ...]) -> list[np.uint64]:
-  """Hashes the parts into one 64-bit key per round, so that no arithmetic relates two keys."""
+  """Hashes the parts into one 64-bit key per round; keys of different parts are unrelated."""
   text = "\x1f".join(["maxtext_olmo feistel 1", *map(str, parts)])
   rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS_LARGE
   digest = hashlib.shake_256(text.encode("utf-8")).digest(8 * rounds)
@@ -112,7 +113,7 @@ class Bijection:
       else:
         _draw(still, self._keys[i], size, drawn, spare)
       move(moving, drawn, out=moving)
-      # A subtraction below zero wraps to a huge number, so the minimum is the remainder.
+      # A negative difference wraps to a huge uint64, so the minimum is the value modulo `size`.
       correct(moving, size, out=spare)
       np.minimum(moving, spare, out=moving)
     np.multiply(left, self._columns, out=left)
@@ -121,7 +122,7 @@ class Bijection:
 
   @functools.cached_property
   def _tables(self) -> list[np.ndarray]:
-    """For each round, the number to add to one half, by the other half; [] for a large grid."""
+    """One table per round: the hash of each value of the other half. Empty for a large grid."""
     tables: list[np.ndarray] = []
     if self._n > _LARGEST_WITH_TABLES:
       return tables
@@ -136,13 +137,14 @@ class Bijection:
 def _draw(
     still: np.ndarray, key: np.uint64, size: np.uint64, out: np.ndarray, spare: np.ndarray
 ) -> None:
-  """Draws a number in [0, size) for each of `still`, by a keyed hash."""
+  """Hashes each element of `still` with a key to a value in [0, size), which goes to `out`."""
   np.add(still, key, out=out)
   np.multiply(out, _MULTIPLIER_1, out=out)
   np.right_shift(out, _FOLD, out=spare)
   np.bitwise_xor(out, spare, out=out)
   np.multiply(out, _MULTIPLIER_2, out=out)
-  # The upper 43 bits times a size of at most 21 bits stay below 2**64: a fair draw from [0, size).
+  # The upper 43 bits times a size of at most 21 bits stay below 2**64, so nothing overflows, and
+  # the upper bits of the product are uniform over [0, size).
   np.right_shift(out, _DROP, out=out)
   np.multiply(out, size, out=out)
   np.right_shift(out, _SCALE, out=out)

@@ -1,15 +1,17 @@
-"""Interleaving by shares: the member at each position, and the index within that member.
+"""Interleaving of the members of a mixture, in proportion to their shares.
 
-A binary tree over the members decides. If the left half of a node has A of every D elements, it
-takes ⌊(m·A + D/2) / D⌋ of the node's first m elements, and the next one if that number increases:
+For each position, `Interleave` computes the member and the index within that member. A binary tree
+over the members decides. If the left half of a node has A of every D elements, it takes
+⌊(m·A + D/2) / D⌋ of the node's first m elements. So it takes element m if this count is larger for
+m + 1 than for m:
 
     counts 3 : 1      position   0  1  2  3  4  5  6  7
                       member     0  0  1  0  0  0  1  0
                       index      0  1  0  2  3  4  1  5
 
-This is integer arithmetic on the position alone: random access, nothing stored. Over each period
-(the sum of the counts) the proportions are exact, and over any range a member is off by less than
-two per level of the tree.
+This needs only integer arithmetic on the position, so access is random and nothing is stored. Over
+each period (the sum of the counts) the proportions are exact. Over any range, the number of
+elements of a member differs from its exact share by less than two per level of the tree.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 
 from maxtext_olmo import errors
 
-# Beyond it, products of two numbers below the period overflow int64.
+# With a longer period, the product of two numbers below the period overflows int64.
 _INT64_PERIOD = 1 << 31
 MAX_PERIOD = 1 << 44
 
@@ -48,7 +50,7 @@ class Interleave:
     self.period = sum(self.counts)
     self._depth = max(1, math.ceil(math.log2(len(self.counts))))
     # For each node: its total, the total of its left half, and its two children. A leaf is its own
-    # child, and all of it is its left half.
+    # child, and its left half is the whole leaf.
     self._total: list[int] = []
     self._left_total: list[int] = []
     self._children: list[tuple[int, int]] = []
@@ -72,7 +74,7 @@ class Interleave:
     return node
 
   def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the member at each position, and its index within that member (both int64)."""
+    """Returns the member at each position, and the index within that member (both int64)."""
     totals, lefts, children, members = self._arrays
     positions = np.asarray(positions, np.int64)
     periods, rest = np.divmod(positions, self.period)
@@ -103,7 +105,7 @@ class Interleave:
     return [periods * count + rest for count, rest in zip(self.counts, found)]
 
   def taken_before(self, positions: np.ndarray) -> np.ndarray:
-    """Returns the number of elements of each member before each position (positions, members)."""
+    """Returns the result of `taken` for each position, in an array (positions, members)."""
     periods, rest = np.divmod(np.asarray(positions, np.int64), self.period)
     found = np.empty((len(periods), len(self.counts)), np.int64)
     pending = [(0, rest)]
@@ -125,8 +127,9 @@ class Interleave:
   def positions_of(self, member: int, indices: np.ndarray) -> np.ndarray:
     """Returns the positions (int64) of elements of a member: the inverse of `locate`.
 
-    Follows each element from its leaf up to the root. Element i of a left half is at the first m
-    where its number of elements, ⌊(m·A + D/2) / D⌋, exceeds i, and likewise on the right.
+    Follows each element from its leaf up to the root. Element i of a left half is element m - 1 of
+    its node, where m is the smallest number for which ⌊(m·A + D/2) / D⌋ exceeds i. The right half
+    works likewise.
     """
     periods, rest = np.divmod(np.asarray(indices, np.int64), self.counts[member])
     for total, left, goes_left in reversed(self._path(member)):
@@ -139,8 +142,10 @@ class Interleave:
   def _divide(self, a: np.ndarray, b: Any, c: Any, d: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the quotients and remainders of (a·b + c) / d.
 
-    For a long period the product needs up to 88 bits. A float64 quotient is off by one at most, and
-    its remainder is small, so computing it modulo 2**64, as int64 does, is exact.
+    For a long period, a·b needs up to 88 bits, which overflows int64. The quotient is then
+    estimated in float64, where it is off by at most one. The remainder that belongs to the estimate
+    is small, so int64 arithmetic, which is modulo 2**64, computes it exactly. Its value shows
+    whether the estimate must be corrected.
     """
     if self.period < _INT64_PERIOD:
       value = a * b + c
@@ -164,7 +169,10 @@ class Interleave:
 
 
 def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int]:
-  """Returns the smallest integers in the proportion of the weights, taken as exact decimals."""
+  """Returns the smallest integers in the same proportion as the weights.
+
+  A float counts as the decimal number that it prints as: 0.1 is exactly 1/10.
+  """
   if any(not weight > 0 or weight == math.inf for weight in weights):
     raise errors.ConfigError(f"Weights must be positive and finite, got {list(weights)}.")
   exact = [
@@ -176,7 +184,7 @@ def counts_of_weights(weights: Sequence[float | fractions.Fraction]) -> list[int
   common = math.gcd(*counts)
   counts = [count // common for count in counts]
   if sum(counts) > MAX_PERIOD // 2:
-    # Shares whose period exceeds 2**43 samples are rounded.
+    # The shares are rounded to shorten a period of more than 2**43 samples.
     total = sum(counts)
     counts = [max(1, count * (MAX_PERIOD // 4) // total) for count in counts]
   return counts

@@ -34,7 +34,10 @@ UNITS = ("epochs", "weights", "tokens")
 
 
 class Ranges:
-  """A consecutive numbering (0, 1, 2, …) of the ids in several ranges."""
+  """Numbers the ids in several ranges consecutively.
+
+  The ranges [10, 12) and [20, 23) number the ids 10, 11, 20, 21 and 22 as 0, 1, 2, 3 and 4.
+  """
 
   def __init__(self, ranges: Sequence[tuple[int, int]]):
     kept = [(start, end) for start, end in ranges if end > start]
@@ -52,12 +55,12 @@ class Ranges:
     return list(zip(self._starts.tolist(), (self._starts + sizes).tolist()))
 
   def ids(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the ids of numbers in [0, len(self))."""
+    """Returns the id with each of the given numbers, which must be in [0, len(self))."""
     place = np.searchsorted(self._before, numbers, side="right") - 1
     return self._starts[place] + numbers - self._before[place]
 
   def numbers(self, ids: np.ndarray) -> np.ndarray:
-    """Returns the number of each id, -1 for an id outside the ranges; the inverse of `ids`."""
+    """Returns the number of each id, or -1 if it is outside the ranges; the inverse of `ids`."""
     if not len(self):
       return np.full(np.shape(ids), -1, np.int64)
     order = np.argsort(self._starts)
@@ -84,7 +87,7 @@ class RangesOrder(base.Order):
 
 
 class RestOfRanges:
-  """The chunks in several ranges that a bitmap marks as not consumed, by their numbers there."""
+  """The unconsumed chunks of several ranges, identified by their numbers in `Ranges`."""
 
   def __init__(self, ranges: Ranges, consumed: consumed_lib.Consumed):
     self._ranges, self._consumed = ranges, consumed
@@ -95,11 +98,11 @@ class RestOfRanges:
     self.digest = consumed.digest
 
   def select(self, ranks: np.ndarray) -> np.ndarray:
-    """Returns the numbers at the given ranks among the remaining ones."""
+    """Returns the numbers of the remaining chunks at the given ranks."""
     return self._ranges.numbers(self._consumed.select(self._left.ids(ranks)))
 
   def ranks(self, instances: np.ndarray) -> np.ndarray:
-    """Returns the rank of each number among the remaining ones, -1 for the others."""
+    """Returns the rank among the remaining chunks, given chunk numbers; -1 for a consumed chunk."""
     instances = np.asarray(instances, np.int64)
     inside = (instances >= 0) & (instances < self.num_instances)
     found = np.full(instances.shape, -1, np.int64)
@@ -120,7 +123,8 @@ class Member:
   Attributes:
     label: Name of the label.
     chunks: Train chunks of the label.
-    value: Share of the label in the mixture's unit; labels of one pattern divide its share by size.
+    value: Share of the label, in the mixture's unit. If a pattern matches several labels, its
+      weight or tokens are divided among them in proportion to their sizes.
   """
 
   label: str
@@ -129,21 +133,21 @@ class Member:
 
 
 class MixtureOrder(base.Order):
-  """An order in which an epoch is one pass of a mixture; its ids are train ranks.
+  """An order whose epochs are passes of a mixture, and whose ids are train ranks.
 
-  The length of a pass follows from the members' epochs or tokens; with weights, a pass ends when
-  every label has been seen once.
+  The length of a pass follows from the members' epochs or tokens. With weights, a pass ends when
+  every label has been seen at least once.
 
   Args:
     members: Labels of the mixture.
-    unit: Unit of their values, one of `UNITS`.
-    order: Name of the order of the chunks of each label.
+    unit: Unit of the members' values, one of `UNITS`.
+    order: Name of the order in which each label's chunks are taken.
     seed: Seed of the run.
     chunk_size: Number of instances per chunk.
     sequence_length: Number of tokens per instance.
     taken: Number of chunks of each label that earlier mixtures have taken; each label continues
-      there.
-    seen: Bitmap over all train chunks; the first epoch of each label leaves out the marked ones.
+      after them.
+    seen: Bitmap over all train chunks; the first epoch of each label leaves out marked chunks.
   """
 
   def __init__(
@@ -202,14 +206,14 @@ class MixtureOrder(base.Order):
     return ids
 
   def _members_of(self, chunks: np.ndarray) -> np.ndarray:
-    """Returns the member that each train chunk belongs to; -1 for none."""
+    """Returns the index of the member that each train chunk belongs to; -1 if it has none."""
     starts, ends, members = self._ranges
     at = np.maximum(np.searchsorted(starts, chunks, side="right") - 1, 0)
     return np.where((chunks >= starts[at]) & (chunks < ends[at]), members[at], -1)
 
   @functools.cached_property
   def _ranges(self) -> np.ndarray:
-    """The firsts, ends and members of all ranges of chunks, sorted by first chunk."""
+    """The first chunk, end and member of each range of chunks, sorted by first chunk."""
     rows = [(*r, number) for number, m in enumerate(self.members) for r in m.chunks.bounds]
     return np.array(sorted(rows), np.int64).T
 
@@ -217,17 +221,17 @@ class MixtureOrder(base.Order):
     """Returns the first place of each instance in a pass; -1 if the pass does not have it."""
     which, places = self._visits(epoch, ids)
     first = np.full(len(ids), -1, np.int64)
-    first[which[::-1]] = places[::-1]  # In reverse, so that the first of several places remains.
+    first[which[::-1]] = places[::-1]  # In reverse, so that the first place is assigned last.
     return first
 
   def visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all places of instances in a pass: indices into `ids`, and the places."""
+    """Returns all places of the given instances in a pass, as `Order.visits` does."""
     which, places = self._visits(epoch, ids)
     by_id = np.argsort(which, kind="stable")
     return which[by_id], places[by_id]
 
   def _visits(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the visits grouped by label; those of one instance ascend."""
+    """Returns the same visits, grouped by label. The places of each instance ascend."""
     chunks, rest = np.divmod(np.asarray(ids, np.int64), self.chunk_size)
     length = self.num_instances // self.chunk_size
     firsts, ends = (self.interleave.taken((epoch + i) * length) for i in (0, 1))
@@ -253,7 +257,7 @@ class MixtureOrder(base.Order):
     return which.astype(np.int64), places.astype(np.int64)
 
   def taken(self, chunks: int) -> dict[str, int]:
-    """Returns the chunks taken of each label after `chunks` chunks, plus earlier mixtures."""
+    """Counts each label's chunks in earlier mixtures and the first `chunks` chunks of this one."""
     here = self.interleave.taken(chunks)
     return {m.label: n + before for m, n, before in zip(self.members, here, self._taken)}
 
@@ -264,7 +268,7 @@ class MixtureOrder(base.Order):
 
 
 def is_mixture(name: str) -> bool:
-  """Returns whether the name of an order is that of a mixture."""
+  """Returns whether an order with this name is a mixture."""
   return " mixture " in name
 
 
@@ -287,11 +291,11 @@ def mixture_stream(
     index: Index of the corpus.
     mixture: Value for each label or pattern of labels.
     unit: Unit of the values, one of `UNITS`.
-    order: Name of the order of the instances of each label.
+    order: Name of the order in which each label's instances are taken.
     seed: Seed of the run.
     held_out_instances: Number of instances to hold out, if no `split` is given.
     num_epochs: Number of passes of the mixture; None for an endless stream.
-    split: Split of the corpus; by default, `held_out_instances` of the index are held out.
+    split: Split of the corpus; by default, one that holds out `held_out_instances` instances.
     taken: Number of chunks of each label that earlier mixtures have taken.
     seen: Bitmap of the train chunks that the first epoch of each label leaves out.
   """
@@ -334,12 +338,13 @@ def make_members(
 def share_values(
     mixture: Mapping[str, float], sizes: Mapping[str, int], unit: str
 ) -> dict[str, fractions.Fraction]:
-  """Returns the share of each label that has one, in the mixture's unit.
+  """Returns the share of each label that the mixture uses, in the mixture's unit.
 
   Args:
     mixture: Value for each label or pattern of labels.
-    sizes: Size of each label.
-    unit: One of `UNITS`; the labels of a pattern divide its weight or tokens by size.
+    sizes: Number of chunks of each label.
+    unit: One of `UNITS`. The weight or tokens of a pattern are divided among its labels in
+      proportion to their size.
   """
   if unit not in UNITS:
     raise errors.ConfigError(
@@ -363,7 +368,7 @@ def share_values(
 
 
 def labels_of(mixture: Mapping[str, float], labels: Mapping[str, int]) -> dict[str, list[str]]:
-  """Returns the labels of each name: the label itself, or the labels that match it best."""
+  """Returns the labels that each name selects, by the precedence described in this module."""
   bad = {name: value for name, value in mixture.items() if not 0 < value < float("inf")}
   if not mixture or bad:
     raise errors.ConfigError(

@@ -1,4 +1,4 @@
-"""Orders by name, and the computed orders: `feistel`, the default, and `sequential`."""
+"""All orders by name, and the two computed orders: `feistel` (the default) and `sequential`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FeistelOrder(base.Order):
 
   name = "feistel"
 
-  # The last two epochs; a batch and its prefetched successors span no more. The dict is replaced
-  # and never modified, so threads need no lock.
+  # The bijections of two epochs, by epoch: a batch and its prefetched successors span at most two.
+  # The dict is replaced and never modified, so threads need no lock.
   _bijections: Mapping[int, feistel.Bijection] = {}
 
   def _chunks(self, epoch: int, places: np.ndarray) -> np.ndarray:
@@ -70,7 +70,7 @@ def order_names() -> tuple[str, ...]:
 
 
 def order_class(name: str) -> type[base.Order]:
-  """Returns the order class with a name."""
+  """Returns the class of the order with the given name."""
   if name not in _ORDERS:
     raise errors.ConfigError(
         f"olmo_order={name!r} is not a known order; choose from {', '.join(order_names())}."
@@ -97,8 +97,8 @@ def make_order(
     num_instances: Number of instances per epoch.
     seed: Seed of the shuffle.
     chunk_size: Number of consecutive instances that stay together.
-    cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
-      default.
+    cache_dir: Directory for the stored orders, `olmo_core` and `maxtext`; by default, one in the
+      user's cache directory.
   """
   order = order_class(name)(num_instances=num_instances, seed=seed, chunk_size=chunk_size)
   if isinstance(order, stored.StoredOrder) and cache_dir:

@@ -1,15 +1,15 @@
-"""`OlmoIndexSampler`: the order as a sampler for `grain.DataLoader`.
+"""`OlmoIndexSampler`, which makes an order usable as a sampler of `grain.DataLoader`.
 
 Grain asks a sampler for one record after another, by an index that counts this host's records. By
-itself, the sampler gives each host one contiguous block of the shuffled epoch. Given the batch size
-and the number of workers of the loader, it serves global batches instead: Grain's worker w of W
-takes every W-th index and batches its records, and the loader takes batches from the workers in
-turn, so index i is
+default, the sampler gives each host one contiguous block of the shuffled epoch. Given the loader's
+batch size B and number of workers W, it serves global batches instead. Grain's worker w takes every
+W-th index and batches its records, and the loader takes batches from the workers in turn. So index
+i is
 
     worker w = i mod W, its record m = i div W → row m mod B of this host's batch (m div B) · W + w
 
-That row of that batch is the same sample of the run for any W and, because this host's rows follow
-those of the hosts before it, for any number of hosts.
+A host's rows of a global batch follow those of the hosts before it. So each row of each global
+batch is the same sample for any number of workers and any number of hosts.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class OlmoIndexSampler:
   Args:
     total_instances: Number of instances in the corpus.
     seed: Seed of the shuffle.
-    shard_index: Index of this host among those that load data.
+    shard_index: Index of this host among the hosts that load data.
     shard_count: Number of hosts that load data.
     shuffle: Whether to shuffle; otherwise instances are in corpus order.
     initial_step: Number of records that this host has taken already; the stream continues after
       them.
-    order: One of `order_names()`; `olmo_core` needs `batch_size`, since its epochs end with whole
-      batches.
+    order: One of `order_names()`. `olmo_core` needs `batch_size`, because none of its batches
+      crosses the end of an epoch.
     batch_size: Number of rows of a batch on this host. If set, hosts share global batches;
-      otherwise each has a block of the epoch.
+      otherwise each host has a block of the epoch.
     worker_count: Number of workers of the `grain.DataLoader` that batches the records.
     chunk_size: Number of instances that the order keeps together (`OlmoNpyIndex.chunk_size`).
-    cache_dir: Directory of the arrays of `olmo_core` and `maxtext`; the user's cache directory by
-      default.
+    cache_dir: Directory for the stored orders, `olmo_core` and `maxtext`; by default, one in the
+      user's cache directory.
   """
 
   def __init__(
@@ -95,7 +95,8 @@ class OlmoIndexSampler:
     self._order = self._make_order(self._seed)
     if self._order.drops_tails and batch_size is None:
       raise errors.ConfigError(
-          f"The {order} order needs batch_size, because its epochs end with whole global batches."
+          f"The {order} order needs batch_size, because none of its batches crosses the end of an"
+          " epoch."
       )
     self._schedule = None
     if batch_size is not None:
@@ -120,7 +121,7 @@ class OlmoIndexSampler:
 
   @property
   def num_local_instances_per_epoch(self) -> int:
-    """Number of instances in this host's block of an epoch; a remainder is in no block."""
+    """Number of instances in this host's block of an epoch; hosts do not use the remainder."""
     return self._total // self._shard_count
 
   def shuffled_global_indices(self, *, seed: int, epoch: int) -> np.ndarray:
@@ -138,7 +139,7 @@ class OlmoIndexSampler:
     return self.shard_indices(seed=self._seed, epoch=epoch)
 
   def __len__(self) -> int:
-    # Grain probes a sampler without a length by bisection up to sys.maxsize. The stream has no end.
+    # The stream has no end. Without a length, Grain would search for one, up to sys.maxsize.
     return sys.maxsize
 
   def __getitem__(self, index: int) -> grain.RecordMetadata:
@@ -174,7 +175,8 @@ class OlmoIndexSampler:
     return {**self.__dict__, "_block": None}
 
   def __repr__(self) -> str:
-    # Grain compares this text on restore. It omits initial_step, which does not change the samples.
+    # Grain compares this text on restore. It omits initial_step, which changes only where the
+    # stream starts.
     return (
         f"OlmoIndexSampler(total_instances={self._total}, seed={self._seed},"
         f" shard_index={self._shard_index}, shard_count={self._shard_count},"

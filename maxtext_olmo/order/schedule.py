@@ -1,4 +1,4 @@
-"""Batch schedules, which say how many samples each step takes and where it starts.
+"""Batch schedules, which say how many samples each step takes, and at which position it starts.
 
 A schedule is a list of stages, each a first step and a batch size:
 
@@ -7,28 +7,27 @@ A schedule is a list of stages, each a first step and a batch size:
                                         start     0  4  8  12  20
 
 Stages may begin at positions instead of steps (`by_position`); such a stage begins with the first
-step that starts at or after its position. An anchor ties one step to a position: a run that changes
-its batch size at a position where the new schedule has no step boundary continues from that
-position, and its later steps are counted from there.
+step that starts at or after its position. An anchor ties one step to a position. A run needs one if
+it changes its batch size at a position where the new schedule has no step boundary: it continues
+from that position, and counts its later steps from there.
 
-If `epochs` are given, no batch crosses the end of an epoch. The remaining places are skipped, and
-still count:
+If `epochs` are given, no batch crosses the end of an epoch. The places that remain at its end are
+skipped, but positions still count them:
 
     BatchSchedule(((0, 4),), epochs=Epochs.constant(10))     step       0  1  2   3   4
                                                              start      0  4  10  14  20
                                                              position   0  4  8   14  18
 
-`position` is the number of samples that the steps before have consumed. It stays before the tail,
-since a run that continues with smaller batches can still use the tail.
+`position` is the number of samples that earlier steps have consumed. It does not include the tail
+that the next step skips, because a run that continues with smaller batches can still use the tail.
 
-If samples are skipped (`skips`), batches take the samples around them, and positions still include
-them:
+If samples are skipped (`skips`), no batch takes them, but positions still count them:
 
     BatchSchedule(((0, 4),), skips=Skips(((4, 7),)))     step       0  1  2   3
                                                          start      0  7  11  15
                                                          position   0  4  11  15
 
-Internally, runs of steps count the samples that are not skipped.
+Internally, `_Run` describes consecutive steps of equal size and counts only unskipped samples.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class BatchSchedule:
 
   Attributes:
     stages: `(first step, batch size)` pairs; the first stage begins at step 0.
-    anchor_step: Step whose position is known.
-    anchor_position: Position of that step; earlier steps belong to another schedule.
+    anchor_step: First step of the schedule; earlier steps belong to a previous schedule.
+    anchor_position: Position at which that step starts.
     by_position: Whether stages begin at positions instead of steps.
     epochs: Epochs whose ends no batch crosses; None if batches may span epochs.
     skips: Positions that no batch takes.
@@ -96,7 +95,7 @@ class BatchSchedule:
         raise errors.ConfigError(
             f"A batch of {self.sizes[-1]} rows does not fit into an epoch of {shortest}"
             f" instances{skipped}, and this order lets no batch span epochs. Make the batch"
-            " smaller, or use another olmo_order."
+            " smaller, or use a different olmo_order."
         )
 
   @classmethod
@@ -108,7 +107,7 @@ class BatchSchedule:
   def from_tokens(cls, stages: Iterable[tuple[int, int]], *, sequence_length: int) -> BatchSchedule:
     """Makes a schedule from `(tokens, batch size)` pairs.
 
-    A size applies from the first step that starts at or after its number of tokens.
+    A batch size takes effect at the first step that starts after at least `tokens` tokens.
     """
     return cls(
         tuple((-(-tokens // sequence_length), size) for tokens, size in stages), by_position=True
@@ -147,11 +146,11 @@ class BatchSchedule:
     return cls.from_tokens(stages, sequence_length=sequence_length)
 
   def within(self, epochs: epochs_lib.Epochs | None) -> BatchSchedule:
-    """Returns the same schedule, with batches that do not cross the ends of epochs."""
+    """Returns this schedule with batches that do not cross the ends of the given epochs."""
     return dataclasses.replace(self, epochs=epochs)
 
   def skipping(self, skips: skips_lib.Skips) -> BatchSchedule:
-    """Returns the same schedule, with batches that take no skipped position."""
+    """Returns this schedule with batches that leave out the given positions."""
     return dataclasses.replace(self, skips=skips)
 
   @property
@@ -177,15 +176,15 @@ class BatchSchedule:
     return self.skips.positions(np.arange(first, first + self.size(step)))
 
   def position(self, step: int) -> int:
-    """Returns the number of places consumed before a step; below `start` if it skips some."""
+    """Returns where the previous step ended; less than `start` if this step skips places."""
     return self.skips.consumed(self._run_of_step(step).position(step))
 
   def step_at(self, position: int) -> int:
-    """Returns the step that takes the sample at a position, or the next one if it is skipped."""
+    """Returns the step that takes the sample at a position, or the next step if none takes it."""
     if position < self.anchor_position:
       raise errors.OrderError(
           f"Position {position} lies before position {self.anchor_position}, where this schedule"
-          " begins; earlier positions had another schedule."
+          " begins; earlier positions followed a previous schedule."
       )
     number = self.skips.number(position)
     run = self._runs[
@@ -225,7 +224,7 @@ class BatchSchedule:
     if step < self.anchor_step:
       raise errors.OrderError(
           f"Step {step} lies before step {self.anchor_step}, where this schedule begins at position"
-          f" {self.anchor_position}; earlier steps had another schedule."
+          f" {self.anchor_position}; earlier steps followed a previous schedule."
       )
     return self._runs[bisect.bisect_right(self._runs, step, key=lambda run: run.first_step) - 1]
 
@@ -242,7 +241,7 @@ class BatchSchedule:
       ends = []
       if stage + 1 < len(self.stages):
         first = firsts[stage + 1]
-        # By position, a stage begins once the steps before it have consumed that many samples.
+        # With `by_position`, a stage begins once earlier steps have consumed that many samples.
         ends.append(run.first_from(first - run.size) + 1 if self.by_position else first)
       if end_of_part is not None:
         ends.append(run.first_from(end_of_part))
@@ -252,7 +251,10 @@ class BatchSchedule:
       position = run.position(step)
 
   def _run_from(self, step: int, position: int, size: int) -> tuple[_Run, int | None]:
-    """Returns the run that begins with a step, and the position where the epoch length changes."""
+    """Returns the run that begins with a step, and the position where the epoch length changes.
+
+    The position is None if the epoch length never changes again.
+    """
     epochs = self._counted_epochs
     if epochs is None:
       return _Run(step, position, position, size, 0, _NEVER), None
@@ -294,7 +296,7 @@ class _Run:
     first_start: Start of the first step.
     size: Number of samples per step.
     epoch_start: Start of the epoch that contains `first_start`.
-    epoch_length: Length of that epoch and of those that follow.
+    epoch_length: Length of that epoch and of later epochs.
   """
 
   first_step: int

@@ -1,16 +1,14 @@
-"""A bitmap of what a run has seen, over the train chunks of a corpus.
+"""A bitmap of the train chunks of a corpus that a run has seen.
 
-    stage 0   index A, file x   windows of 8    seen   [0, 8) [16, 24)     tokens of file x
-    stage 1   index B, file x   windows of 12          ^^^^^^^^^^^^^^^^
-                                                0..11  12..23  24..35
-                                                seen   seen    left
+    stage 0    index A, file x, windows of 8     seen: tokens [0, 8) and [16, 24) of the file
+    stage 1    index B, file x, windows of 12    [0, 12) seen    [12, 24) seen    [24, 36) not seen
 
-A window of the new corpus counts as seen if it contains any token that was seen. Files of two
-indexes are the same if their full paths, sizes and data offsets are equal. Samples that a run
-skips, and those in the tails that an order drops, count as seen.
+A window of the new corpus counts as seen if it contains any token that was seen. A file of one
+index is the same as a file of another index if their full paths, sizes and data offsets are equal.
+Samples that a run skips, or that an order drops at the end of an epoch, count as seen.
 
-The bitmap is a function of the stages alone. It is a file in the directory of stored orders, named
-after a digest of these stages, and is built once per host.
+The bitmap depends only on the stages. It is a file in the directory of stored orders, named after a
+digest of the stages, and is built once per host.
 """
 
 from __future__ import annotations
@@ -39,21 +37,22 @@ _BLOCK = 1 << 20
 
 
 class SharedFiles:
-  """Maps windows of one index to the windows of another that share tokens with them."""
+  """Maps windows of one index to the windows of another index that share tokens with them."""
 
   def __init__(self, one: index_lib.OlmoNpyIndex, other: index_lib.OlmoNpyIndex):
     there: dict[tuple[str, int, int], list[int]] = {}
     for number, key in enumerate(joined.file_keys(other)):
       there.setdefault(key, []).append(number)
     targets = [there.get(key, []) for key in joined.file_keys(one)]
-    # An index may list a file several times; -1 stands for none.
+    # The other index may list a file several times. Each row has one target per file of the first
+    # index; -1 stands for no target.
     self._targets = np.array(list(itertools.zip_longest(*targets, fillvalue=-1)), np.int64)
     self._starts, _ = _windows_of_files(one)
     self._other_starts, self._other_counts = _windows_of_files(other)
     self._window, self._other_window = one.window, other.window
 
   def overlapping(self, windows: np.ndarray) -> np.ndarray:
-    """Returns the windows of the other index that overlap the given ones; some occur twice."""
+    """Returns the windows of the other index that overlap the given windows, with duplicates."""
     files = np.searchsorted(self._starts, windows, side="right") - 1
     first = (windows - self._starts[files]) * self._window
     low = first // self._other_window
@@ -69,12 +68,12 @@ class SharedFiles:
 
   @property
   def digest(self) -> str:
-    """A digest of which files are the same."""
+    """A digest that identifies the files that both indexes have."""
     return hashlib.sha256(self._targets.tobytes()).hexdigest()
 
 
 def _windows_of_files(index: index_lib.OlmoNpyIndex) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the first window of each file, and its number of windows."""
+  """Returns the first window and the number of windows of each file."""
   starts = np.array([entry.instance_offset for entry in index.files], np.int64)
   counts = np.array([entry.n_instances for entry in index.files], np.int64)
   return starts // index.chunk_size, counts // index.chunk_size
@@ -83,7 +82,7 @@ def _windows_of_files(index: index_lib.OlmoNpyIndex) -> tuple[np.ndarray, np.nda
 def split_like(
     index: index_lib.OlmoNpyIndex, base: index_lib.OlmoNpyIndex, base_split: stream_lib.Split
 ) -> stream_lib.Split:
-  """Returns the split of an index that holds out the same tokens as the split of another."""
+  """Makes a split of `index` in which the tokens that `base_split` holds out are held out too."""
   if index.fingerprint == base.fingerprint:
     return base_split
   windows = np.zeros(0, np.int64)
@@ -110,8 +109,8 @@ class Part:
   Attributes:
     index: Index of the stage's corpus.
     stream: Stream of the stage.
-    length: Number of positions of the stream that the run takes.
-    consumed_path: Bitmap of the instances consumed before the stage; empty if there is none.
+    length: Number of positions that the run takes from the stream.
+    consumed_path: Path of the bitmap of instances consumed before the stage; empty if none were.
   """
 
   index: index_lib.OlmoNpyIndex
@@ -121,15 +120,15 @@ class Part:
 
   @property
   def num_windows(self) -> int:
-    """Approximate number of windows to mark."""
+    """Approximate number of windows to mark as seen."""
     return min(self.length // self.index.chunk_size, self.index.num_windows)
 
   def windows(self) -> Iterator[np.ndarray]:
-    """Yields the windows that were taken, in blocks; some may occur twice."""
+    """Yields the windows that were taken, in blocks; a window may occur more than once."""
     size = self.index.chunk_size
     chunks = -(-self.length // size)
     order = self.stream.order
-    # A complete epoch of a plain order contains every train window.
+    # A complete epoch of a plain order contains every train window, so the order is not needed.
     plain = not isinstance(order, mixture_lib.MixtureOrder)
     if plain and self.length >= order.epochs.start(len(order.epochs.lengths)):
       for first in range(0, order.num_instances, _BLOCK * size):
@@ -152,14 +151,14 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SeenFile:
-  """The bitmap of what was seen before a stage.
+  """The bitmap file of the train chunks that were seen before a stage.
 
   Attributes:
     directory: Directory of the file.
-    key: Everything that decides the bits, as JSON-able values.
+    key: JSON-able value that includes everything that determines the bits.
     index: Index of the stage's corpus.
     split: Split of that corpus; the bits are for train windows.
-    parts: Returns what the run has taken from earlier stages.
+    parts: Function that returns the samples that the run has taken, one `Part` per earlier stage.
   """
 
   directory: str
@@ -179,14 +178,14 @@ class SeenFile:
 
   @property
   def num_chunks(self) -> int:
-    """The number of bits."""
+    """The number of train chunks, each of which has a bit."""
     return self.split.num_train // self.split.chunk_size
 
   def open(self, stop: threading.Event | None = None) -> consumed_lib.Consumed:
-    """Opens the bitmap, and builds it first if it is missing or damaged.
+    """Opens the bitmap, after building it if it is missing or damaged.
 
     Args:
-      stop: Event that stops building, with an InterruptedError.
+      stop: Event that stops the build, which then raises InterruptedError.
     """
     found = self._find()
     if found is not None:
@@ -199,7 +198,7 @@ class SeenFile:
     if found is None:
       raise errors.OrderError(
           f"{self.path} does not read back as it was written: its disk is damaged, or another"
-          " program changes the file. Choose another olmo_order_cache_dir."
+          " program changes the file. Choose a different olmo_order_cache_dir."
       )
     return found
 
@@ -217,9 +216,9 @@ class SeenFile:
     bits = np.zeros(-(-self.num_chunks // 8), np.uint8)
     parts, size = self.parts(), self.split.chunk_size
     total = sum(part.num_windows for part in parts)
-    # A small bitmap is built too fast to be worth a message.
+    # A small bitmap is built too fast to need a progress bar.
     with progress.progress_bar(
-        "Marking what the run has seen", total, enabled=total > _BLOCK, unit="windows"
+        "Marking windows the run has seen", total, enabled=total > _BLOCK, unit="windows"
     ) as advance:
       for part in parts:
         shared = None
@@ -227,7 +226,7 @@ class SeenFile:
           shared = SharedFiles(part.index, self.index)
         for windows in part.windows():
           if stop is not None and stop.is_set():
-            raise InterruptedError("The bitmap of what was seen is no longer needed.")
+            raise InterruptedError("The bitmap of seen samples is no longer needed.")
           count = len(windows)
           if shared is not None:
             windows = shared.overlapping(windows)

@@ -1,14 +1,14 @@
 """Skipped samples: ranges of positions that no batch takes.
 
-A run that skips bad data continues with the next sample. Positions still include the skipped
-samples, so a skip repeats nothing and moves no other sample to another position. A schedule counts
-only the remaining samples, by their numbers:
+A run that skips bad data continues with the next sample. Positions still count the skipped samples,
+so a skip changes neither the position nor the order of the other samples. A schedule numbers only
+the remaining samples:
 
     skipped [4, 7)     position   0  1  2  3  4  5  6  7  8  9
                        number     0  1  2  3  .  .  .  4  5  6
 
-`Skip` is one range with the request that it came from. A request in steps is converted to positions
-once, with the schedule in force when it is first made, and the run's history keeps the result.
+A `Skip` is one range, with the request that it came from. A request in steps is converted to
+positions once, with the schedule in force at that time, and the run's history keeps the result.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Skip(NamedTuple):
   """A range of positions to skip.
 
   Attributes:
-    request: Text of the request, such as `steps 41180:41220`; the same request is never converted
-      twice.
+    request: Text of the request, such as `steps 41180:41220`. On resume, a request that is in the
+      run's history is not converted to positions again.
     first: First position.
-    end: Position after the last.
-    mode: 'drop' removes the samples from the stream, 'mask' delivers them without loss.
+    end: Position after the last one.
+    mode: 'drop' removes the samples from the stream; 'mask' delivers them, but they carry no loss.
   """
 
   request: str
@@ -45,7 +45,7 @@ class Skip(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Skips:
-  """Maps positions to the numbers of samples that are not skipped, and back.
+  """Converts between positions and sample numbers, which count only the samples not skipped.
 
   Attributes:
     ranges: `(first, end)` pairs of positions, ascending and with gaps between them.
@@ -55,7 +55,7 @@ class Skips:
 
   @classmethod
   def of(cls, ranges: Iterable[tuple[int, int]]) -> Skips:
-    """Makes skips from ranges in any order, which may overlap."""
+    """Makes skips from ranges, which may be unsorted and may overlap."""
     merged: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
       if not 0 <= first < end:
@@ -82,7 +82,7 @@ class Skips:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
   def positions(self, numbers: np.ndarray) -> np.ndarray:
-    """Returns the positions of samples, given their numbers; negative numbers are kept."""
+    """Returns the positions of samples, given their numbers; negative numbers are unchanged."""
     if not self.ranges:
       return numbers
     skipped = self._skipped[np.searchsorted(self._numbers, numbers, side="right")]
@@ -90,17 +90,17 @@ class Skips:
     return positions
 
   def position(self, number: int) -> int:
-    """Returns the position of a sample."""
+    """Returns the position of a sample, given its number."""
     return int(self.positions(np.array([number]))[0]) if self.ranges else number
 
   def consumed(self, number: int) -> int:
-    """Returns the position after `number` samples; does not include a skip that begins there."""
+    """Returns the position after `number` samples, before any skip that begins there."""
     if not self.ranges:
       return number
     return number + int(self._skipped[np.searchsorted(self._numbers, number, side="left")])
 
   def number(self, position: int) -> int:
-    """Returns the number of samples before a position that are not skipped."""
+    """Returns the number of unskipped samples before a position."""
     if not self.ranges:
       return position
     begun = int(np.searchsorted(self._firsts, position, side="left"))
@@ -117,7 +117,7 @@ class Skips:
 
   @functools.cached_property
   def _numbers(self) -> np.ndarray:
-    """The number of the sample after each range."""
+    """The sample number of the first sample after each range."""
     numbers: np.ndarray = self._firsts - self._skipped[:-1]
     return numbers
 
@@ -126,8 +126,8 @@ class Requests(NamedTuple):
   """The skips that a config asks for.
 
   Attributes:
-    ranges: `(first, end)` pairs; the end is not skipped.
-    unit: 'steps', as the run logged them, or 'samples'.
+    ranges: `(first, end)` pairs; `end` itself is not skipped.
+    unit: 'steps', as numbered in the run's log, or 'samples'.
     mode: Mode of all ranges, as in `Skip`.
   """
 
@@ -144,10 +144,10 @@ class Requests(NamedTuple):
     """Returns all skips of the run, past and future, sorted by position.
 
     Args:
-      recorded: Skips in the run's history. Those that the run has reached are kept; later ones are
-        kept only if they are still requested.
+      recorded: Skips in the run's history. Those that begin before `position` are kept; later ones
+        are kept only if they are still requested.
       position: Position at which the run resumes.
-      to_positions: Converts a range of steps to positions.
+      to_positions: Function that converts a range of steps to positions.
 
     Raises:
       ResumeError: The run has already passed the beginning of a new range.
@@ -167,10 +167,11 @@ class Requests(NamedTuple):
           ) from error
         skip = Skip(request, *bounds)
         if skip.first < position:
+          before = f"step {first:,}" if self.unit == "steps" else f"position {first:,}"
           raise errors.ResumeError(
-              f"olmo_skip: {request} begins at position {skip.first}, which this run has already"
-              f" passed: it resumes at position {position}. Resume from an earlier checkpoint, or"
-              " remove the range."
+              f"olmo_skip: {request} begins at position {skip.first:,}, which this run has already"
+              f" passed: it resumes at position {position:,}. Resume from a checkpoint before"
+              f" {before}, or remove the range."
           )
       if skip.first >= position:
         found.append(skip._replace(mode=self.mode))

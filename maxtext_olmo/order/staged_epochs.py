@@ -1,10 +1,10 @@
-"""The epochs of a run with stages whose ends no batch crosses.
+"""The epochs that batches must not cross, in a run with stages.
 
-Only some orders keep batches within epochs. The stages of other orders count as one epoch, which
-ends where a stage of the first kind begins:
+Only some orders, such as `olmo_core`, keep batches within epochs. Consecutive stages with other
+orders count as one long epoch, which ends when a stage with an order like `olmo_core` begins:
 
     stage                 feistel, 100 positions    olmo_core, epochs of 40, 100 positions
-    epochs for batches    100                       40  40  20 (cut, as the next stage begins)
+    epochs for batches    100                       40  40  20 (cut, because the next stage begins)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from maxtext_olmo.order import corpora as corpora_lib
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import stages as stages_lib
 
-# Length of the epoch that stands for stages whose batches may span epochs, if no stage follows.
+# Length of the last epoch, if batches may span epochs in the last stage.
 _ENDLESS = 1 << 61
 
 

@@ -1,11 +1,11 @@
 """The stream of a run with stages: at each position, the stream of the stage in force.
 
-    stage             0: positions 0 … 3999       1: positions 4000 … 7999      2: 8000 …
-    its own epochs    0  1  2 (cut short)         0  1                          0  1  2  …
-    their numbers     0  1  2                     2**32  2**32 + 1              2 * 2**32  …
+    stage               0: positions 0 … 3999     1: positions 4000 … 7999      2: 8000 …
+    epoch in stage      0  1  2 (cut short)       0  1                          0  1  2  …
+    epoch in the run    0  1  2                   2**32  2**32 + 1              2 * 2**32  …
 
-The number of an epoch says which stage it belongs to. It does not depend on how many epochs the
-earlier stages had, for which their corpora would be needed.
+The number of an epoch in the run encodes its stage. It does not depend on how many epochs earlier
+stages have, because counting those would require the corpora of the earlier stages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StagedStream(abc.ABC):
     self._connect()
 
   def _connect(self) -> None:
-    """Creates the members that belong to one process and are not pickled."""
+    """Creates the attributes that belong to one process and are not pickled."""
     self._lock = threading.RLock()
 
   def __getstate__(self) -> dict[str, Any]:
@@ -113,11 +113,11 @@ class StagedStream(abc.ABC):
     return bisect.bisect_right(self._firsts, position) - 1
 
   def stage_of_epoch(self, epoch: int) -> tuple[int, int]:
-    """Returns the number of the stage of an epoch of the run, and the stage's own epoch."""
+    """Returns the stage of an epoch of the run, and the epoch's number within that stage."""
     return divmod(epoch, _EPOCHS_PER_STAGE)
 
   def first_epoch(self, number: int) -> int:
-    """Returns the epoch of the run with which a stage begins."""
+    """Returns the number that the first epoch of a stage has in the run."""
     return number * _EPOCHS_PER_STAGE
 
   def stream(self, number: int) -> Any:
@@ -160,7 +160,12 @@ class StagedStream(abc.ABC):
     return np.where(there, found + self._firsts[number], -1)
 
   def visits(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all positions of rows in an epoch: indices into `rows`, and the positions."""
+    """Returns all positions of the given rows in an epoch.
+
+    Returns:
+      Two arrays with one element per visit: the index into `rows` of the visited row, and the
+      position of the visit.
+    """
     number, own_epoch = self.stage_of_epoch(epoch)
     which, found = self.stream(number).visits(own_epoch, rows)
     end = self.length(number)
@@ -169,12 +174,12 @@ class StagedStream(abc.ABC):
     return which, found + self._firsts[number]
 
   def prepare(self, position: int) -> None:
-    """Prepares the order of a position's epoch before workers start that read from there."""
+    """Prepares the order for the epoch of a position, before workers start to read there."""
     number = self.number_at(position)
     self.stream(number).prepare(position - self._firsts[number])
 
   def look_ahead(self, position: int) -> None:
-    """Lets the stage of a position prepare, in the background, what a resume near it would need."""
+    """Starts background work of the stage at a position, such as counting rows in advance."""
     number = self.number_at(position)
     self.stream(number).look_ahead(position - self._firsts[number])
 
@@ -189,13 +194,13 @@ class StagedStream(abc.ABC):
 
 
 class Place(NamedTuple):
-  """The place of a position.
+  """The stage, epoch and place of a position.
 
   Attributes:
     stage: Number of the stage; None without stages.
     epoch: Epoch, counted from the beginning of the stage.
     place: Place in that epoch.
-    length: Number of places of that epoch, or of its part before the next stage; None if they have
+    length: Number of places of that epoch before its end or the next stage; None if the places have
       not been counted.
   """
 
@@ -206,7 +211,7 @@ class Place(NamedTuple):
 
 
 def place_of(stream: Any, position: int) -> Place:
-  """Returns the place of a position of a stream, with or without stages."""
+  """Returns the stage, epoch and place of a position of a stream, which may have no stages."""
   stage, own, first = stage_at(stream, position)
   epoch, place = (int(found[0]) for found in own.locate(np.array([position - first])))
   if own.epochs is None:

@@ -1,8 +1,10 @@
 """Windows of a corpus over the stages of a run.
 
-A stage may leave out what the run has seen, which takes a bitmap that may take a while to build;
-`look_ahead` builds it in the background before the stage begins. Mixtures with the same corpus,
-order and seed share the streams of their labels, each of which continues where it was.
+A stage may leave out the samples that the run has seen. This needs a bitmap, which may take a while
+to build, so `look_ahead` builds it in the background before the stage begins.
+
+Mixtures with the same corpus, order and seed share one stream per label: in a later mixture, the
+stream of a label continues where the earlier mixture left it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from maxtext_olmo.order import stages as stages_lib
 from maxtext_olmo.order import stored
 from maxtext_olmo.order import stream as stream_lib
 
-# Building a bitmap starts when this share of the run before its stage remains.
+# The bitmap of a stage is built when this fraction of the positions before the stage remains.
 _AHEAD = 0.1
 
 
@@ -111,7 +113,10 @@ class StagedWindows(staged_stream.StagedStream):
       raise errors.ConfigError(f"{self.stages[number].name}: {error}") from error
 
   def _continued(self, number: int) -> list[int]:
-    """Returns the earlier stages whose labels continue in a stage, since its bitmap was built."""
+    """Returns the earlier stages whose label streams a stage continues.
+
+    If some of them have a bitmap, the result begins with the last that has one.
+    """
     mine = self.stages[number].settings
     if not mine.mixture or mine.leave_out_seen:
       return []
@@ -119,12 +124,12 @@ class StagedWindows(staged_stream.StagedStream):
     for earlier in range(number):
       settings = self.stages[earlier].settings
       if settings.mixture and settings.shares_labels == mine.shares_labels:
-        # What the bitmap leaves out includes what was taken before it.
+        # A stage's bitmap covers the samples of all stages before it, so these are not needed.
         found = [earlier] if settings.leave_out_seen else [*found, earlier]
     return found
 
   def _taken_before(self, number: int) -> dict[str, int]:
-    """Returns the number of chunks that earlier mixtures have taken of each label of a stage."""
+    """Returns, for each label of a stage, the number of chunks that earlier mixtures have taken."""
     taken: dict[str, int] = {}
     for earlier in self._continued(number):
       order = self.stream(earlier).order
@@ -132,14 +137,14 @@ class StagedWindows(staged_stream.StagedStream):
     return taken
 
   def _bitmap_of(self, number: int) -> int | None:
-    """Returns the stage before which the first epoch of a stage leaves out what was seen."""
+    """Returns the stage (the same or an earlier one) whose bitmap a stage uses; None for none."""
     for candidate in (number, *self._continued(number)[:1]):
       if self.stages[candidate].settings.leave_out_seen:
         return candidate
     return None
 
   def _seen(self, number: int) -> seen_lib.SeenFile:
-    """Returns the bitmap of what was seen before a stage."""
+    """Returns the bitmap of the chunks that were seen before a stage."""
     index = self.index(number)
     split = self.corpora.split(index)
 
@@ -164,7 +169,8 @@ class StagedWindows(staged_stream.StagedStream):
         "sequence_length": self.sequence_length,
         "split": self.stream(0).split.identity(),
         "consumed": consumed,
-        # Directories are no part of a fingerprint, so which files are the same may change.
+        # Moving files changes which files two indexes share, but not the fingerprints, so the
+        # shared files are part of the key.
         "shared": [
             seen_lib.SharedFiles(self.index(earlier), index).digest
             for earlier in range(number)
@@ -189,15 +195,16 @@ class StagedWindows(staged_stream.StagedStream):
 
   def _build(self, number: int) -> None:
     try:
-      # The lock of this stream is not taken while the file's is held, which would be a deadlock.
+      # The earlier streams are opened first, because taking the lock of this stream while holding
+      # the lock of the file would deadlock.
       for earlier in range(number):
         self.stream(earlier)
-      # Without the lock of this stream, because batches are located in the meantime.
+      # The bitmap is built without the lock of this stream, which other threads need meanwhile.
       self._seen(self._bitmap_of(number)).open(self._stop)  # type: ignore[arg-type]
       self.stream(number)
     except InterruptedError:
       pass
-    except errors.MaxtextOlmoError as error:  # It is raised again when the stage begins.
+    except errors.MaxtextOlmoError as error:  # The error is raised again when the stage begins.
       self._unprepared.add(number)
       logging.warning("%s cannot be prepared: %s", self.stages[number].name, error)
     finally:

@@ -5,13 +5,15 @@
     within stage     0 … 3999                      0 … 3999               0 …
 
 Positions count the samples of the whole run, and each stage is a separate stream that begins at its
-first position. Epochs are numbered over the run: those of a stage follow those of the stages before
-it, and an epoch that a new stage cuts short keeps its number.
+first position. Each stage counts its epochs from 0, and may end in the middle of an epoch.
 
 Mixtures with the same corpus, order and seed share the streams of their labels: each label
-continues where earlier stages left it, which a closed form computes. With `leave_out_seen`, the
-first epoch of a stage (for a mixture, of each label) leaves out what the run has seen in any
-earlier stage, using a bitmap (`seen`).
+continues where earlier stages left it. That place is computed by a formula, without reading the
+earlier stages.
+
+With `leave_out_seen`, the first epoch of a stage leaves out the samples that the run has seen in
+any earlier stage, which a bitmap records (`seen`). In a mixture, the first epoch of each label
+leaves them out.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ class Settings:
     seed: Seed of the order.
     fingerprint: Fingerprint of the corpus.
     index_path: Path of the index; ignored in comparisons.
-    mixture: `(label or pattern, value)` pairs, sorted by name; empty for the corpus as it is.
+    mixture: `(label or pattern, value)` pairs, sorted by name; empty without a mixture.
     unit: Unit of the values.
-    leave_out_seen: Whether the first epoch leaves out what the run has seen.
+    leave_out_seen: Whether the first epoch leaves out samples that the run has seen.
     documents: Checksum of the documents that rows are made of; empty for windows.
   """
 
@@ -68,7 +70,7 @@ class Settings:
 
   @property
   def drops_tails(self) -> bool:
-    """Whether no batch of the stage spans two epochs."""
+    """True if no batch of the stage may span two epochs."""
     return not self.mixture and permutations.order_class(self.order).drops_tails
 
   def differences(self, other: Settings) -> list[str]:
@@ -100,22 +102,22 @@ class Settings:
       shares = ", ".join(f"{name}={value:g}" for name, value in self.mixture)
       what = f"mixture by {self.unit} ({shares}), {what}"
     if self.leave_out_seen:
-      what += ", without what was seen"
+      what += ", without samples already seen"
     return what if self.fingerprint == before.fingerprint else f"index {self.index_path}, {what}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """A stage, as the history of a run keeps it.
+  """A stage, as recorded in the history of a run.
 
   Attributes:
     position: First position of the stage in the run.
-    request: Text of the request, such as `step 1000`; the same request is never converted twice.
-      Empty for the stage that a run begins with.
+    request: Text of the request, such as `step 1000`. On resume, a request that is in the run's
+      history is not converted to a position again. Empty for the stage that a run begins with.
     settings: Settings that decide its rows.
-    shared: `(fingerprint, digest)` pairs: for each earlier index that decides which rows the stage
-      leaves out, a digest of the files that it shares with the stage's index. Full paths decide
-      this, and they are no part of a fingerprint.
+    shared: `(fingerprint, digest)` pairs, one for each earlier index that affects which rows the
+      stage leaves out. The digest identifies the files that the earlier index shares with the
+      stage's index. Files are matched by full path, which a fingerprint does not include.
   """
 
   position: int
@@ -146,12 +148,16 @@ class Stage:
     """Returns the stage from a dict that `to_json` made and that matches `SCHEMA`."""
     mixture = values.get("mixture") or {}
     if not all(type(value) in (int, float) and 0 < value < 2**64 for value in mixture.values()):
-      raise schema.damaged(f"the mixture of a stage is {schema.show(mixture)}")
+      raise schema.damaged(
+          f"the mixture of a stage is {schema.show(mixture)}, expected positive numbers"
+      )
     if values["order"] not in permutations.order_names():
-      raise schema.damaged(f"a stage has the order {schema.show(values['order'])}")
+      raise schema.damaged(f"a stage has the unknown order {schema.show(values['order'])}")
     shared = values.get("shared") or {}
     if not all(isinstance(digest, str) for digest in shared.values()):
-      raise schema.damaged(f"the shared files of a stage are {schema.show(shared)}")
+      raise schema.damaged(
+          f"the shared files of a stage are {schema.show(shared)}, expected a digest for each"
+      )
     names = ("order", "seed", "fingerprint", "index_path", "unit", "leave_out_seen")
     return cls(
         position=values["position"],

@@ -4,8 +4,8 @@ They are computed over a hundred blocks of a thousand consecutive positions, spr
 
     displacement     the mean distance of an instance from its place in the corpus
     correlation      between the ids at positions 1, 2 and 8 apart
-    files            the number of 950 files, of very different sizes, in a batch of 500
-    chi-square       ids in 256 equal ranges, over all blocks
+    files            how many of 950 files, of very different sizes, occur in a batch of 500
+    chi-square       how evenly the ids fall into 256 equal ranges, over all blocks
     block chi-square the same within single blocks, summed
     all orders of 5  the frequency of each of the 120 permutations of 5 instances, over seeds
 
@@ -81,7 +81,7 @@ def measure(ids: Ids, n: int) -> dict[str, float]:
 
 
 def small_orders(ids: Callable[[int], np.ndarray]) -> float:
-  """Returns a statistic of how evenly seeds give all permutations of a few instances."""
+  """Returns a statistic of how evenly seeds produce all permutations of a few instances."""
   places = {order: i for i, order in enumerate(itertools.permutations(range(_SMALL)))}
   counts = np.zeros(len(places))
   for seed in range(_SMALL_SEEDS):
@@ -95,7 +95,7 @@ def _order(name: str, n: int, seed: int, cache: str | None = None) -> Ids:
 
 
 def _orders(n: int, seed: int, cache: str | None) -> dict[str, Ids]:
-  """Returns the orders to compare; without a cache, only the computed ones."""
+  """Returns the orders to compare; without a cache, only computed orders."""
   found = {"feistel": _order("feistel", n, seed)}
   if cache is not None:
     found["olmo_core"] = _order("olmo_core", n, seed, cache)
@@ -143,7 +143,10 @@ def _range_of(share: np.ndarray) -> np.ndarray:
 
 
 def _chi_square(counts: np.ndarray, population: int | None = None) -> float:
-  """Returns a chi-square as a standard normal number (Wilson and Hilferty's cube root)."""
+  """Returns the chi-square statistic of counts as a standard normal value.
+
+  The conversion is Wilson and Hilferty's cube-root approximation.
+  """
   expected = counts.sum() / len(counts)
   freedom = len(counts) - 1
   value = float(((counts - expected) ** 2).sum() / expected)

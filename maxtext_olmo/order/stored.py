@@ -1,25 +1,24 @@
 """The orders of OLMo-core and MaxText, which can only be computed as whole arrays.
 
-`olmo_core` is the order of `NumpyFSLDataLoader` of OLMo-core 3, bit for bit: seed and epoch are
-added, chunks of `max_target_sequence_length` stay together, and no batch crosses the end of an
-epoch. `maxtext` is the order of MaxText's `olmo_grain` documentation, which that loader serves on
-one host only.
+`olmo_core` is the order of `NumpyFSLDataLoader` of OLMo-core 3, bit for bit: each epoch is shuffled
+with the seed plus the epoch, chunks of `max_target_sequence_length` tokens stay together, and no
+batch crosses the end of an epoch. `maxtext` is the order that MaxText documents for `olmo_grain`;
+MaxText's own loader follows it on one host only.
 
-The arrays are files that all processes of a host read, so an order can be pickled to workers and
-takes no memory in them:
+Each array is a file that all processes of a host read. Workers therefore need no copy of it:
 
     4096 bytes   a line of JSON, padded: kind, size, seed, epoch, and the checksum of the rest
     4 · n bytes  the permutation, uint32, little endian
 
 A file is built once per host, when it is first needed: the first process holds a lock and builds
 it, and the others wait. It is written under a temporary name and renamed, so it is either complete
-or absent; a file that does not match its name (wrong size, header or checksum) is rebuilt. The
-checksum is computed when the file is new or has changed: a mark next to it names the file that was
-verified by inode, size and times. Building takes the memory of one array; reading takes only that
-of the places read.
+or absent. A file that does not match its name (wrong size, header or checksum) is rebuilt. The
+checksum is computed only if the file is new or has changed: a small file next to it, the mark,
+records the inode, size and times of the file that was verified. Building a file takes the memory of
+one array. Reading takes memory only for the places that are read.
 
 Both orders use NumPy's current shuffle. NumPy guarantees the raw 64-bit outputs of PCG64 for all
-versions, but not the result of `Generator.shuffle`, which is:
+versions, but not the result of `Generator.shuffle`, which currently works like this:
 
     u32()    the low half of a raw output first, then its high half
     for i = n-1 … 1:  j = u32() & (2**bitlength(i) - 1), drawn again until j <= i;  swap a[i], a[j]
@@ -53,14 +52,14 @@ from maxtext_olmo.order import base
 
 MAX_SIZE = (1 << 32) - 1
 _RAW_BLOCK = 1 << 17
-# The numbers 0 to 20 shuffled with seed 34521: small enough to check every time, and drawn with
+# The numbers 0 to 20, shuffled with seed 34521. This is small enough to check every time, and uses
 # masks of all lengths up to 5 bits.
 _CHECK_SEED = 34521
 _CHECK = (20, 8, 0, 6, 17, 15, 3, 19, 9, 2, 11, 12, 7, 1, 16, 4, 5, 18, 13, 14, 10)
 
 
 def shuffled(n: int, seed: int) -> np.ndarray:
-  """Returns the numbers 0 to n - 1 as uint32, shuffled in place with a seed."""
+  """Returns the numbers 0 to n - 1 as uint32, shuffled with a seed."""
   if not 1 <= n < MAX_SIZE:
     raise errors.OrderError(f"A stored order must have 1 to 2**32 - 2 places, got {n}.")
   if tuple(_with_numpy(len(_CHECK), _CHECK_SEED).tolist()) == _CHECK:
@@ -81,7 +80,7 @@ def _with_numpy(n: int, seed: int) -> np.ndarray:
 
 
 def with_python(n: int, seed: int) -> np.ndarray:
-  """Returns the same array as `shuffled`, computed in Python, so correct with any NumPy."""
+  """Computes the same array as `shuffled` in Python, so that it is correct with any NumPy."""
   numbers = np.arange(n, dtype=np.uint32)
   cells, raw = numbers.data, np.random.PCG64(seed)
   halves: Iterator[int] = iter(())
@@ -111,8 +110,8 @@ _LOG_FROM = 50_000_000
 _PIECE_BYTES = 4 << 20
 _MARK_BYTES = 1 << 10
 
-# Inode, size, and times of the last modification and change, which identify a file that was
-# verified and has not changed.
+# The inode, the size, and the times of the last modification and change of a file. If all four are
+# equal, the file is the one that was verified.
 FileId = tuple[int, int, int, int]
 
 
@@ -159,7 +158,7 @@ class OrderFile:
     """Opens the permutation, and builds the file first if it is missing or wrong.
 
     Args:
-      trusted: Id that an earlier `open`, perhaps in a parent process, returned; the checksum of
+      trusted: File id that an earlier `open` returned, perhaps in a parent process. The checksum of
         that file is not computed again.
 
     Returns:
@@ -177,7 +176,7 @@ class OrderFile:
     if found is None:
       raise errors.OrderError(
           f"{self.path} does not read back as it was written: the disk is damaged, or another"
-          " program changes the file. Choose another olmo_order_cache_dir."
+          " program changes the file. Choose a different olmo_order_cache_dir."
       )
     return found
 
@@ -188,7 +187,7 @@ class OrderFile:
       stat = os.stat(self.path)
       header = json.loads(storage.read(self.path, 0, HEADER_BYTES))
     except (OSError, errors.CorpusError, ValueError, RecursionError):
-      return None  # The file does not exist, or is not an order file, which `_build` replaces.
+      return None  # The file is missing, or is not an order file; `_build` replaces it.
     if stat.st_size != HEADER_BYTES + 4 * self.n or not isinstance(header, dict):
       return None
     checksum = header.get("checksum")
@@ -236,12 +235,12 @@ class OrderFile:
 
 @dataclasses.dataclass(frozen=True)
 class _Mark:
-  """A small file that names the file whose checksum was verified."""
+  """A small file that identifies the file whose checksum was verified."""
 
   path: str
 
   def names(self, file: FileId) -> bool:
-    """Returns whether this file was verified."""
+    """Returns whether the mark identifies the given file."""
     try:
       with open(self.path, "rb", opener=_open_at_once) as mark:
         return mark.read(_MARK_BYTES) == self._content(file)
@@ -259,7 +258,7 @@ class _Mark:
 
 @contextlib.contextmanager
 def building(path: str) -> Iterator[None]:
-  """Holds the lock of a file of the cache; a process that dies releases it."""
+  """Holds the lock of a cache file; the lock is released even if the process dies."""
   directory = os.path.dirname(path)
   try:
     os.makedirs(directory, exist_ok=True)
@@ -281,7 +280,7 @@ def building(path: str) -> Iterator[None]:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-  # Non-blocking, because opening a FIFO would wait for a reader; this way it fails.
+  # Without O_NONBLOCK, opening a path that is a FIFO would wait for its other end.
   return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
@@ -293,7 +292,7 @@ def _checksum(pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def _pieces(storage: LocalStorage, path: str, size: int) -> Iterator[memoryview]:
-  """Yields what follows the header of an order file, in one buffer: an order may have gigabytes."""
+  """Yields the content of an order file after its header, in pieces that share one buffer."""
   buffer, nothing = np.empty(_PIECE_BYTES, np.uint8), np.zeros(1, np.int64)
   for offset in range(HEADER_BYTES, size, _PIECE_BYTES):
     count = min(_PIECE_BYTES, size - offset)
@@ -356,7 +355,7 @@ class StoredOrder(base.Order):
 
 
 class OlmoCoreOrder(StoredOrder):
-  """The order of OLMo-core's fixed-length loader; epoch 1 there is epoch 0 here."""
+  """The order of OLMo-core's fixed-length loader; OLMo-core's epoch 1 is epoch 0 here."""
 
   name = "olmo_core"
   drops_tails = True

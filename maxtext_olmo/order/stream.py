@@ -1,13 +1,13 @@
-"""Streams, which say which instance is at each position of a run.
+"""Streams, which assign an instance to each position of a run.
 
 A stream combines an order (position → rank) and a split (rank → instance id), and knows where it
 ends. A checkpoint records its identity: two streams with the same identity have the same instance
 at every position.
 
-A split says which instances training may see. The held-out set is chosen over windows (of
-`max_target_sequence_length` tokens if the index has one, otherwise one instance each) by a keyed
-permutation. Its key, and the number of windows it was made for, are stored in the index, so files
-appended later do not change it. Training ranks count the other instances in corpus order:
+A split says which instances training may see. A keyed permutation of windows chooses the held-out
+set. A window has `max_target_sequence_length` tokens if the index sets that, and is otherwise one
+instance. The permutation's key and number of windows are stored in the index, so files appended
+later do not change the held-out set. Training ranks count the other instances in corpus order:
 
     8 windows, held out {2, 5}:   train rank  0 1 2 3 4 5   →  instance  0 1 3 4 6 7
 """
@@ -31,14 +31,14 @@ from maxtext_olmo.order import permutations
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """The train and held-out instances of a corpus; memory grows with the held-out set alone.
+  """The train and held-out instances of a corpus; its memory grows only with the held-out set.
 
   Attributes:
     num_windows: Number of windows in the corpus.
     chunk_size: Number of instances per window.
     num_held_out: Number of windows that training never sees.
-    key: Key of the permutation that chooses them.
-    keyed_windows: Number of windows, from the first, that the permutation chooses from.
+    key: Key of the permutation that chooses the held-out windows.
+    keyed_windows: Number of windows, from the start of the corpus, that the permutation covers.
     listed: The held-out windows, if the split of another corpus determines them.
   """
 
@@ -56,8 +56,8 @@ class Split:
     if held_out_instances < 0 or windows >= index.num_windows or windows > index.split_windows:
       raise errors.ConfigError(
           f"olmo_eval_instances={held_out_instances} cannot be held out of"
-          f" {index.total_instances} instances; at least one must remain for training"
-          f" (the split was made over {index.split_windows} windows of {index.chunk_size})."
+          f" {index.total_instances} instances; at least one must remain for training (the split"
+          f" was made over {index.split_windows} windows of {index.chunk_size} instances)."
       )
     return cls(
         num_windows=index.num_windows,
@@ -79,7 +79,7 @@ class Split:
 
   @functools.cached_property
   def _held_out(self) -> np.ndarray:
-    """The held-out windows in evaluation order, which is random over the corpus."""
+    """The held-out windows in evaluation order: random, or as in `listed` if that is set."""
     if self.listed is not None:
       return np.array(self.listed, np.int64)
     choose = feistel.Bijection(max(self.keyed_windows, 1), "split", self.key)
@@ -131,7 +131,7 @@ class Split:
     return windows - self._find_held_out(windows)[0]
 
   def _find_held_out(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of held-out windows before each window, and whether it is one itself."""
+    """Returns the number of held-out windows before each window, and whether it is held out."""
     ascending, _ = self._ranked
     before = np.searchsorted(ascending, windows)
     if not len(ascending):
@@ -144,7 +144,7 @@ class Split:
     return self._held_out[window] * self.chunk_size + rest
 
   def identity(self) -> str:
-    """Returns a text that identifies the split, for a checkpoint to compare."""
+    """Returns a text that identifies the split; a resume compares it with the checkpoint's."""
     if self.num_held_out == 0:
       return "none"
     if self.listed is not None:
@@ -152,7 +152,7 @@ class Split:
     return f"{self.num_held_out} of {self.keyed_windows} windows, key {self.key}"
 
 
-Extent = tuple[int, int, str]  # first epoch, files, fingerprint
+Extent = tuple[int, int, str]  # First epoch, number of files, fingerprint.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,12 +162,12 @@ class Stream:
   Attributes:
     fingerprint: Fingerprint of the corpus.
     sequence_length: Number of tokens per instance.
-    order: Order of the ranks of this stream's part of the split.
+    order: Order of the train ranks, or of the held-out ranks if `held_out` is set.
     split: Split of the corpus into training and held-out instances.
     held_out: Whether this stream reads the held-out part.
     num_epochs: Number of epochs until the stream ends; None for an endless stream.
-    history: Extents of a corpus that was extended during the run: `(first epoch, files,
-      fingerprint)` of each, the current one last. Empty if it was never extended.
+    history: Extents of the corpus, each `(first epoch, files, fingerprint)`, with the current
+      extent last. Empty if the corpus was never extended during the run.
   """
 
   fingerprint: str
@@ -190,7 +190,7 @@ class Stream:
 
   def with_history(self, index: index_lib.OlmoNpyIndex, history: Sequence[Extent]) -> Stream:
     """Returns the stream over a corpus that grew during the run; the held-out part is unchanged."""
-    if not history:  # The order has its own epoch lengths; those of a mixture are not the corpus's.
+    if not history:  # Then the order keeps its own epoch lengths, such as those of a mixture.
       return dataclasses.replace(self, history=())
     lengths = []
     for first_epoch, num_files, _ in history:
@@ -226,7 +226,7 @@ class Stream:
     return epochs, self._instances(self.order.in_epochs(epochs, places))
 
   def prepare(self, position: int) -> None:
-    """Prepares the order of a position's epoch before workers start that read from there."""
+    """Prepares the order for the epoch of a position, before workers start to read there."""
     self.order.prepare(position)
 
   def close(self) -> None:
@@ -248,7 +248,12 @@ class Stream:
     return np.where(places < 0, -1, places + self.epochs.start(epoch))
 
   def visits(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns all positions of instances in an epoch: indices into `rows`, and the positions."""
+    """Returns all positions of the given instances in an epoch.
+
+    Returns:
+      Two arrays with one element per visit: the index into `rows` of the visited instance, and the
+      position of the visit.
+    """
     which, places = self.order.visits(epoch, self._ranks(rows))
     return which, places + self.epochs.start(epoch)
 
@@ -290,8 +295,8 @@ def train_stream(
     held_out_instances: Number of instances to hold out, if no `split` is given.
     num_epochs: Number of epochs until the end; None for an endless stream.
     cache_dir: Directory of stored orders.
-    consumed_path: Bitmap of the instances that the first epoch leaves out.
-    split: Split of the corpus; by default, `held_out_instances` of the index are held out.
+    consumed_path: Path of the bitmap of instances that the first epoch leaves out.
+    split: Split of the corpus; by default, one that holds out `held_out_instances` instances.
     seen: Bitmap of the train chunks that the first epoch leaves out.
   """
   split = split or Split.of_index(index, held_out_instances)
@@ -324,8 +329,8 @@ def eval_stream(index: index_lib.OlmoNpyIndex, *, held_out_instances: int | None
 
   Args:
     index: Index of the corpus.
-    held_out_instances: Number of held-out instances, which the stream reads; None reads the whole
-      corpus.
+    held_out_instances: Number of held-out instances; the stream reads only these. None reads the
+      whole corpus.
   """
   held_out = held_out_instances is not None
   split = Split.of_index(index, held_out_instances or 0)

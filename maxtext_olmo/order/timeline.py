@@ -1,7 +1,7 @@
 """The timeline of a run: its settings at each step, so that any past step can be located.
 
 A run may change its batch size, corpus, mixture or filter. Each change takes effect at a step and a
-position, and the timeline keeps an entry for each of them:
+position, and the timeline keeps one entry per change:
 
     step 0, position 0              batches of 512, corpus A, filter on
     step 2000, position 1024000     batches of 1024, corpus A, filter on
@@ -26,7 +26,7 @@ from maxtext_olmo.order import skips as skips_lib
 from maxtext_olmo.order import stages as stages_lib
 
 _COUNT = schema.Count()
-# An entry as JSON.
+# The JSON schema of an entry.
 SCHEMA: dict[str, Any] = {
     "step": _COUNT,
     "position": _COUNT,
@@ -58,9 +58,9 @@ class Entry:
     identity: Values that decide which row is at which position.
     content: Values that decide how the tokens of a row are processed.
     extents: `(first epoch, files, fingerprint)` of each extent of a corpus that has grown.
-    skips: Skips of the run, before and after this step; the schedule leaves these samples out.
-    stages: Stages of the run, before and after this step; empty for a run without stages, which its
-      identity describes completely.
+    skips: Skips of the run, before and after this step; the schedule leaves out those to drop.
+    stages: Stages of the run, before and after this step. Empty for a run without stages; its
+      identity then describes it completely.
   """
 
   step: int
@@ -105,11 +105,11 @@ class Entry:
     epochs = schedule.get("epochs")
     skips = tuple(skips_lib.Skip(*skip) for skip in values.get("skips") or ())
     if any(skip.mode not in skips_lib.MODES for skip in skips):
-      raise schema.damaged(f"its history skips in a mode other than {skips_lib.MODES}")
+      raise schema.damaged(f"its history has a skip with a mode other than {skips_lib.MODES}")
     stages = tuple(stages_lib.Stage.from_json(stage) for stage in values.get("stages") or ())
     firsts = [stage.position for stage in stages]
     if stages and (firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:]))):
-      raise schema.damaged(f"its stages begin at the positions {firsts}")
+      raise schema.damaged(f"its stages begin at the positions {firsts}, which must ascend from 0")
     if stages and stages[0].settings.fingerprint != values["identity"].get("fingerprint"):
       raise schema.damaged("the corpus of its first stage is not the corpus of the run")
     if stages and stages[0].settings.leave_out_seen:
@@ -154,7 +154,7 @@ class Timeline:
     return self.entries[-1]
 
   def at(self, step: int) -> Entry:
-    """Returns the entry in force at a step; raises OrderError before the first known entry."""
+    """Returns the entry in force at a step; raises OrderError if the step precedes all entries."""
     if step < 0:
       raise errors.OrderError(f"Steps count from 0, got {step}.")
     for entry in reversed(self.entries):
@@ -169,8 +169,9 @@ class Timeline:
   def steps_at(self, position: int) -> list[int]:
     """Returns the steps, past or future, that take the sample at a position.
 
-    There is no such step if the sample is in the tail of an epoch that no batch takes, or before
-    the recorded history. There are several if a resume went back, as with OLMo-core.
+    There is no such step if no batch takes the sample, because it is in the dropped tail of an
+    epoch, or if the position precedes the recorded history. There are several steps if a resume
+    repeated samples, as resuming in OLMo-core does.
     """
     found = []
     for entry, later in itertools.zip_longest(self.entries, self.entries[1:]):
@@ -184,12 +185,12 @@ class Timeline:
     return found
 
   def until(self, step: int) -> Timeline | None:
-    """Returns the timeline up to a step; None if it does not reach back that far."""
+    """Returns the timeline up to a step; None if the timeline begins after that step."""
     kept = tuple(entry for entry in self.entries if entry.step <= step)
     return Timeline(kept) if kept else None
 
   def changed(self, entry: Entry) -> Timeline:
-    """Returns the timeline with a new entry, which replaces those at or after its step."""
+    """Returns the timeline with a new entry, which replaces entries at or after its step."""
     kept = tuple(old for old in self.entries if old.step < entry.step)
     if kept and kept[-1].same_as(entry):
       return Timeline(kept)
@@ -208,7 +209,9 @@ class Timeline:
     entries = tuple(Entry.from_json(value) for value in values)
     steps = [entry.step for entry in entries]
     if not entries or any(a >= b for a, b in zip(steps, steps[1:])):
-      raise schema.damaged(f"the entries of its history begin at the steps {steps}")
+      raise schema.damaged(
+          f"the entries of its history begin at the steps {steps}, expected ascending steps"
+      )
     return cls(entries)
 
 

@@ -91,20 +91,28 @@ def open_maxtext(spec: Spec) -> child.Loader:
 
 
 def open_olmo_core(spec: Spec) -> child.Loader:
-  """Opens OLMo-core's fixed-length dataset and loader."""
+  """Opens OLMo-core's dataset of windows, or of packed documents, and its loader."""
   from olmo_core.data import collator as collator_lib
   from olmo_core.data import data_loader
   from olmo_core.data import numpy_dataset
 
   filter_ = numpy_dataset.InstanceFilterConfig() if spec["filter"] else None
-  ids = dict(pad_token_id=0, vocab_size=spec["vocab_size"])
-  dataset = numpy_dataset.NumpyFSLDataset(
+  ids = dict(pad_token_id=spec["pad_id"], vocab_size=spec["vocab_size"])
+  kind: Any = numpy_dataset.NumpyFSLDataset
+  how: dict[str, Any] = {}
+  if spec["group_size"]:
+    kind = numpy_dataset.NumpyPackedFSLDataset
+    how = dict(source_group_size=spec["group_size"], generate_doc_lengths=True)
+  if spec["masks"]:
+    how["label_mask_paths"] = [path.replace(".npy", ".mask") for path in spec["files"]]
+  dataset = kind(
       *spec["files"],
       sequence_length=spec["length"],
       eos_token_id=spec["eos_id"],
       dtype=np.uint32,
       include_instance_metadata=False,
       instance_filter_config=filter_,
+      **how,
       **ids,
   )
   dataset.work_dir = os.path.join(spec["directory"], "olmo_core")
@@ -115,7 +123,7 @@ def open_olmo_core(spec: Spec) -> child.Loader:
       collator=collator_lib.DataCollator(**ids),
       work_dir=dataset.work_dir,
       num_workers=spec["workers"],
-      prefetch_factor=_PREFETCH,
+      prefetch_factor=_PREFETCH if spec["workers"] else None,
   )
 
   def start() -> Any:

@@ -59,6 +59,7 @@ class EvalTest(absltest.TestCase):
     self.assertEqual(code, 0, err)
     for word in ("wiki", "code", "all", "perplexity", "bits per byte"):
       self.assertIn(word, out)
+    self.assertNotIn("unknown", out)
     with open(path, encoding="utf-8") as file:
       results = json.load(file)
     self.assertEqual(results["checkpoint"], 1)
@@ -120,6 +121,21 @@ class EvalTest(absltest.TestCase):
     self.assertEqual(code, 0)
     self.assertIn("There were no requests to score.", again)
     self.assertEqual(again.split("There were no requests")[0], out.split("Scored in")[0])
+
+  def test_documents_end_with_the_eos_of_the_run(self):
+    path = self.folder + "/eos.json"
+    flags = (f"--ppl={self.index_path}", f"--config.olmo_eos_id={ord('e')}")
+    code, out, err = self.run_command(*flags, f"--output={path}", "--max-length=128")
+    self.assertEqual(code, 0, err)
+    self.assertIn("unknown", out)
+    with open(path, encoding="utf-8") as file:
+      score = json.load(file)["perplexity"][self.index_path]["wiki"]
+    texts = [reference.text(i) for i in range(6)]
+    self.assertEqual(score["documents"], sum(text.count("e") for text in texts) + 1)
+    self.assertEqual((score["bytes"], score["bits_per_byte"]), (0, None))
+    code, _, err = self.run_command(*flags, "--tokenizer=bytes")
+    self.assertEqual(code, 2)
+    self.assertIn("bytes has the EOS 256, but the documents of this run end with", err)
 
   @needs_harness
   def test_figures_are_the_same_with_and_without_packing(self):

@@ -222,7 +222,15 @@ class DocumentsTest(absltest.TestCase):
     self.assertIn(f"Wrote {self.path}.documents: ", out)
     code, out, _ = self.run_command("--eos-id", "0", "--verify")
     self.assertEqual(code, 0)
-    self.assertIn("is whole", out)
+    self.assertIn("is intact", out)
+
+  def test_documents_of_padded_rows_have_a_file_of_their_own(self):
+    flags = ("--eos-id", "0", "--boundaries", "eos")
+    _, out, _ = self.run_command(*flags)
+    self.assertIn(f"Wrote {self.path}.documents.eos: ", out)
+    code, out, _ = self.run_command(*flags, "--verify")
+    self.assertEqual(code, 0)
+    self.assertIn("is intact", out)
 
   def test_damage_and_wrong_places_are_one_line_on_stderr(self):
     code, _, err = self.run_command("--eos-id", "0", "--verify")

@@ -1,6 +1,7 @@
 """Tests of `maxtext-olmo inspect`."""
 
 import json
+import os
 import pathlib
 import tempfile
 import unittest
@@ -51,6 +52,10 @@ class InspectTest(absltest.TestCase):
     out = self.inspect(_run.checkpoints, "--step", 7)
     self.assertIn("step 7 (seen): 6 rows of 32 tokens from position 32", out)
     self.assertIn("step 15 (to come)", self.inspect(_run.checkpoints, "--step", 15))
+    base = os.path.dirname(values["rows"][0]["parts"][0]["file"])
+    self.assertIn(f"\nPaths are relative to {base}.\n", out)
+    self.assertRegex(out, r"│ (web|wiki)\.npy +│")
+    self.assertEqual(out.count(base), 1)
 
   def test_text_is_that_of_the_batch_and_harmless(self):
     with run_lib.open_iterator(run_lib.find_run(_run.checkpoints)) as iterator:
@@ -129,7 +134,18 @@ class InspectTest(absltest.TestCase):
     unread = self.inspect(_run.checkpoints, "--document", document, "--read", 1)
     self.assertIn("rows were not read, so it is unknown whether they are in the loss", unread)
     nothing = ("--find", "harbour seal", "--label", "wiki")
-    self.assertIn("does not have this text", self.inspect(_run.checkpoints, *nothing, code=1))
+    said = self.inspect(_run.checkpoints, *nothing, code=1)
+    self.assertIn("This text does not occur in the --label=wiki part of the corpus", said)
+
+  def test_a_search_in_parts_finds_what_one_command_finds(self):
+    search = (_run.checkpoints, "--find", "harbour seal")
+    results = ("--results", self.create_tempdir().full_path)
+    for part in (1, 0):
+      out = self.inspect(*search, *results, "--part", part, "--of", 2)
+      self.assertIn(f"part {part} of 2: 1 piece of 1 done", out)
+    merged = self.inspect(*search, *results, "--merge", "--json")
+    self.assertEqual(merged, self.inspect(*search, "--json"))
+    self.assertFalse(os.path.exists(f"{_run.index_path}.work"))
 
   def test_a_search_says_which_rows_are_skipped(self):
     (found,) = json.loads(self.inspect(_run.checkpoints, "--find", "harbour seal", "--json"))
@@ -189,6 +205,7 @@ class InspectTest(absltest.TestCase):
         (("--document", 1, "--read", -1), "--read=-1 must be 0 or more"),
         (("--find", "a", "--label", "x"), "matches no label"),
         (("--step", 1, "--row", 9), "has rows 0 to 3"),
+        (("--step", 1, "--workers", 2), "belong to --find"),
         (("--config", "/nowhere.py"), "does not exist"),
     ):
       self.assertIn(message, self.inspect(_run.checkpoints, *argv, code=2))

@@ -82,7 +82,7 @@ class ImportTest(parameterized.TestCase):
     self.content["dataset"]["tokenizer"]["bos_token_id"] = 3
     code, _, err = self.import_run(f"--state={self.folder}/state.json")
     self.assertEqual(code, 2)
-    self.assertIn("the run had bos_token_id=None, this dataset has bos_token_id=3", err)
+    self.assertIn("the run had bos_token_id=None, but this dataset has bos_token_id=3", err)
     self.assertFalse((self.folder / "run.py").exists())
 
 

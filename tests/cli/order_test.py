@@ -75,11 +75,11 @@ class ImportTest(parameterized.TestCase):
     self.assertEqual(code, 0)
     self.assertIn("olmo_initial_position=40\n", out)
     self.assertIn("data_shuffle_seed=34521\n", out)
-    self.assertIn(f"OLMo-core's fingerprint {self.corpus['fingerprint']}", out)
+    self.assertIn(f"OLMo-core fingerprint {self.corpus['fingerprint']}", out)
     code, _, err = self.run_import(*ids[:-1], 3)
     self.assertEqual(code, 2)
-    self.assertIn("the run had eos_token_id=0, this dataset has eos_token_id=3", err)
-    self.assertIn("need each other", self.run_import("--vocab-size", 5)[2])
+    self.assertIn("the run had eos_token_id=0, but this dataset has eos_token_id=3", err)
+    self.assertIn("work only together", self.run_import("--vocab-size", 5)[2])
     self.assertIn("was not checked", self.run_import()[1])
 
   def test_another_sequence_length_continues_at_the_same_token(self):

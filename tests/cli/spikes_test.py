@@ -119,6 +119,8 @@ class SpikesTest(absltest.TestCase):
     self.assertIn("'loss' of 70 steps has 1 spike (robust z-score above 6).", out)
     self.assertIn("This spike: 1 of 8 rows in 2 steps stand out", out)
     self.assertEqual(out.count("══ step "), 1)
+    self.assertEqual(out.count(str(self.directory)), 2)  # The log, and the directory of all paths.
+    self.assertIn(f"Paths are relative to {self.directory}.", out)
     self.assertIn("</pre><script>document.body", out)
 
   def test_losses_without_a_spike_are_reported(self):
@@ -141,7 +143,7 @@ class SpikesTest(absltest.TestCase):
     folder = self.create_tempdir().full_path
     for argv, message in (
         (("--losses", empty), "expected records with a `step` and a `loss`; found grad_norm"),
-        (("--losses", self.log, "--loss-name", "x_loss"), "has no 'x_loss' with a step. Found:"),
+        (("--losses", self.log, "--loss-name", "x_loss"), "both a step and 'x_loss'. Found:"),
         (("--losses", folder), "without event files of TensorBoard"),
         (("--losses", self.directory / "none.jsonl"), "none.jsonl does not exist."),
         (("--losses", self.log, "--step", 3), "--losses chooses the steps itself"),

@@ -25,7 +25,7 @@ class StorageTestTest(absltest.TestCase):
     code, out, err = self.run_test(self.url, "--sequence-length", "100", "--price-per-million", "5")
     self.assertEqual((code, err), (0, ""))
     self.assertRegex(out, r"first request \d+ ms; then reads of 400 bytes:\n")
-    self.assertRegex(out, r"feeds up to [\d,]+ tokens/s on this host")
+    self.assertRegex(out, r"fast enough for [\d,]+ tokens/s on this host")
     self.assertIn("an epoch of 100 rows: 100 requests, $0.00 at $5 per million", out)
     self.assertLess(len(self.server.requests), 120)
 

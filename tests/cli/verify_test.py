@@ -18,6 +18,7 @@ class VerifyTest(parameterized.TestCase):
     super().setUp()
     self.dir = pathlib.Path(self.create_tempdir().full_path)
     self.index, _ = corpora.write_corpus(self.dir)
+    self.work = f"{self.index}.work"
     self.data = self.dir / "data"
     for path in self.data.iterdir():
       corpora.end_documents(path)
@@ -32,7 +33,7 @@ class VerifyTest(parameterized.TestCase):
         "4 files, 1,004 tokens\n"
         "checked: sizes, data offsets, dtype (from samples), ids (vocab_size 100), EOS (id 0)\n"
         "documents: 13 documents, median about 100 tokens, longest 100; 0 of 4 files do not end"
-        " with the EOS, 0.0% of the tokens come after the last one\n"
+        " with the EOS, 0.0% of the tokens come after the last EOS\n"
         "not checked: checksums: the index has none\n"
         "ok: 0 errors, 0 warnings\n",
     )
@@ -76,6 +77,51 @@ class VerifyTest(parameterized.TestCase):
     self.assertStartsWith(
         err, "error: Cannot read the index /no/index.json: No such file or directory."
     )
+
+  def test_after_an_error_only_changed_files_are_read_again(self):
+    path = self.data / "part-000.npy"
+    content = path.read_bytes()
+    path.unlink()
+    args = ("verify", self.index, "--vocab-size", 100)
+    code, out, _ = runner.run(*args)
+    self.assertEqual(code, 1)
+    self.assertIn(f"results: kept in {self.index}.work, so", out)
+    kept = {path.name: path.stat().st_mtime_ns for path in pathlib.Path(self.work).glob("*/*")}
+    self.assertLen(kept, 4)
+    path.write_bytes(content)
+    code, out, _ = runner.run(*args)
+    self.assertEqual(code, 0)
+    self.assertFalse(os.path.exists(self.work))
+
+  def test_parts_are_merged_into_the_same_report(self):
+    args = ("verify", self.index, "--vocab-size", 100, "--eos-id", 0)
+    code, expected, _ = runner.run(*args)
+    self.assertEqual(code, 0)
+    code, _, err = runner.run(*args, "--merge")
+    self.assertEqual(code, 2)
+    self.assertRegex(err, "4 of 4 items have no result yet:")
+    for part, lines in (
+        (0, "part 0 of 2: 2 pieces of 2 done, 0 of them before this run\n"),
+        (1, "part 1 of 2: 2 pieces of 2 done, 0 of them before this run\n"),
+        (1, "part 1 of 2: 2 pieces of 2 done, 2 of them before this run\n"),
+    ):
+      code, out, _ = runner.run(*args, "--part", part, "--of", 2)
+      self.assertEqual(code, 0)
+      self.assertStartsWith(out, lines)
+    code, out, _ = runner.run(*args, "--merge")
+    self.assertEqual((code, out), (0, expected))
+    self.assertFalse(os.path.exists(self.work))
+
+  @parameterized.parameters(
+      (("--part", 0), "--part and --of belong together"),
+      (("--part", 2, "--of", 2), "--part must be at least 0 and below --of"),
+      (("--processes", "--dask", "local"), "Choose one of"),
+      (("--workers", 0), "workers must be at least 1, got 0"),
+  )
+  def test_impossible_options_exit_with_2(self, options, message):
+    code, _, err = runner.run("verify", self.index, *options)
+    self.assertEqual(code, 2)
+    self.assertIn(message, err)
 
   def test_impossible_numbers_exit_with_2(self):
     code, _, err = runner.run("verify", self.index, "--vocab-size", 0)

@@ -136,6 +136,12 @@ class LMEvalTest(parameterized.TestCase):
     (batch,) = pipeline([("ab",)], eos_token_id=9)
     self.assertEqual(int(batch.inputs[0, 0]), 9)
 
+  def test_a_plain_tuple_is_not_a_request(self):
+    with self.assertRaisesRegex(errors.ConfigError, "Request 0 is a tuple: .* with `args`"):
+      pipeline_lib.lmeval_preprocessing_pipeline(
+          0, 1, pipeline_cases.make_mesh(), [("a", "b")], 4, "bytes", worker_count=0
+      )
+
   def test_impossible_hosts_and_sizes_are_errors(self):
     for kwargs, message in (
         ({"host": 2, "host_count": 2}, "Host 2 of 2"),

@@ -24,7 +24,7 @@ from maxtext_olmo.devices import multihost
 from maxtext_olmo.grain_llm import batches as batches_lib
 from maxtext_olmo.grain_llm import pipeline as pipeline_lib
 from maxtext_olmo.rows import batch as batch_lib
-from maxtext_olmo.rows import packing
+from maxtext_olmo.rows import packing as packing_lib
 from tests import corpora
 from tests import distributed
 
@@ -173,6 +173,21 @@ class ShardTest(parameterized.TestCase):
     found = [list(pipeline_lib.shard_grain_dataset(dataset, host, hosts)) for host in range(hosts)]
     self.assertEqual(found, expected)
 
+  @parameterized.parameters(*packing_lib.PACKINGS)
+  def test_rows_of_a_shared_stream_do_not_depend_on_the_number_of_hosts(self, packing):
+    documents = [{"inputs": [1 + i] * (3 + 7 * i % 29)} for i in range(200)]
+
+    def rows(hosts):
+      dataset = pipeline_lib.make_grain_llm_dataset(
+          hosts - 1, hosts, documents, 8, 32, True, 0, 1, packing=packing, shard="batch"
+      )
+      return [row["inputs"].tolist() for row in dataset]
+
+    alone = rows(1)
+    self.assertGreater(len(alone), 16)
+    for hosts in (2, 4):
+      self.assertEqual(rows(hosts), alone)
+
   def test_a_host_that_does_not_exist_is_an_error(self):
     with self.assertRaisesRegex(errors.ConfigError, "no host 2 of 2"):
       pipeline_lib.shard_grain_dataset(grain.MapDataset.range(4), 2, 2)
@@ -194,7 +209,7 @@ class RowsTest(LLMCase):
 
   def test_packed_rows_are_shifted_after_they_are_packed(self):
     documents = [{"inputs": [1, 2, E]}, {"inputs": [4, 5, E]}]
-    for name in packing.PACKINGS:
+    for name in packing_lib.PACKINGS:
       kwargs = {"max_target_length": 7, "global_batch_size": 1, "num_epochs": 1, "packing": name}
       kwargs["shuffle"] = False
       (left,) = _take(self.make(documents, drop_remainder=False, **kwargs))
@@ -208,7 +223,7 @@ class RowsTest(LLMCase):
       self.assertEqual(right["targets"].tolist(), [[1, 2, E, 4, 5, E, 0]])
       self.assertEqual(right["inputs_segmentation"].tolist(), [[1, 1, 1, 2, 2, 2, 0]])
 
-  @parameterized.product(name=(None, *packing.PACKINGS), shard=("slice", "batch"))
+  @parameterized.product(name=(None, *packing_lib.PACKINGS), shard=("slice", "batch"))
   def test_every_token_comes_once_per_epoch(self, name, shard):
     documents = _documents()
     iterator = self.make(
@@ -248,7 +263,7 @@ class RowsTest(LLMCase):
       self.assertEqual(batch["inputs"][0, :3].tolist(), [E, 5, 6])
     self.assertEqual(json.dumps([v.tolist() for v in documents[0].values()]), before)
 
-  @parameterized.parameters(None, *packing.PACKINGS)
+  @parameterized.parameters(None, *packing_lib.PACKINGS)
   def test_long_documents_are_cut_divided_or_refused(self, name):
     documents = [{"inputs": np.arange(100, 140)}, {"inputs": np.arange(200, 203)}]
     kwargs = {"packing": name, "num_epochs": 1, "drop_remainder": False, "shift": False}
@@ -265,7 +280,7 @@ class RowsTest(LLMCase):
     kwargs = {"num_epochs": 1, "shuffle": False, "drop_remainder": False, "global_batch_size": 2}
     (rows,) = _take(self.make(documents, **kwargs))
     self.assertEqual(rows["inputs_segmentation"].max(axis=1).tolist(), [0, 1])
-    for name in packing.PACKINGS:
+    for name in packing_lib.PACKINGS:
       (rows,) = _take(self.make(documents, packing=name, **kwargs))
       self.assertEqual(rows["inputs_segmentation"][:, :2].tolist(), [[1, 1], [0, 0]])
 
@@ -282,7 +297,7 @@ class RowsTest(LLMCase):
         maxtext_olmo.TokenFeatures("ids"),
         maxtext_olmo.AddEndOfDocument(E),
     ]
-    for name in (None, *packing.PACKINGS):
+    for name in (None, *packing_lib.PACKINGS):
       iterator = self.make(
           documents,
           operations=operations,
@@ -293,7 +308,7 @@ class RowsTest(LLMCase):
       )
       self.assertEqual(_tokens(_take(iterator)), _expected(kept))
 
-  @parameterized.parameters(None, *packing.PACKINGS)
+  @parameterized.parameters(None, *packing_lib.PACKINGS)
   def test_records_may_mask_what_is_not_scored(self, name):
     documents = [
         {"inputs": [1, 2, 3, E], "targets_segmentation": [0, 0, 1, 1]},
@@ -382,7 +397,7 @@ class SourcesTest(LLMCase):
       )
       self.assertEqual(_tokens(_take(iterator)), _expected(documents))
 
-  @parameterized.parameters(None, *packing.PACKINGS)
+  @parameterized.parameters(None, *packing_lib.PACKINGS)
   def test_the_documents_of_a_corpus_are_a_source(self, name):
     index_path, _ = corpora.write_corpus(self.create_tempdir().full_path)
     index = index_lib.load_index(index_path)
@@ -453,7 +468,7 @@ class EpochsTest(LLMCase):
     self.assert_batches_equal([_arrays(batch) for batch in on], first)
     self.assertFalse((next(iter(on))["inputs"] == first[0]["inputs"]).all())
 
-  @parameterized.parameters(*packing.STREAMING)
+  @parameterized.parameters(*packing_lib.STREAMING)
   def test_a_pass_over_endless_packed_rows_is_as_long_as_their_documents_could_make_it(self, name):
     # Rows hold about two documents each, so a pass of 37 // 4 batches is more than an epoch.
     iterator = self.make(packing=name)
@@ -465,7 +480,7 @@ class EpochsTest(LLMCase):
     ramped = self.make(packing=name, batch_rampup_factors={2: 2.0}, drop_remainder=False)
     self.assertEqual([len(list(ramped)), len(list(ramped))], [6, 5])
 
-  @parameterized.parameters(*packing.STREAMING)
+  @parameterized.parameters(*packing_lib.STREAMING)
   def test_packed_epochs_are_divided_into_passes_without_loss(self, name):
     documents = [{"inputs": np.full(L, number)} for number in range(1, 13)]  # A row each.
     iterator = self.make(documents, packing=name, num_epochs=3, shift=False)
@@ -485,7 +500,7 @@ class EpochsTest(LLMCase):
     self.assertLen(list(iterator), 9)
 
   def test_the_number_of_rows_of_split_documents_is_not_guessed(self):
-    for name in (None, *packing.STREAMING):
+    for name in (None, *packing_lib.STREAMING):
       with self.assertRaisesRegex(TypeError, "known only once they are split"):
         len(self.make(packing=name, long_documents="split"))
 
@@ -537,7 +552,7 @@ class EpochsTest(LLMCase):
     flat = np.concatenate([b["inputs"] for b in batches])
     plain = np.concatenate([b["inputs"] for b in _take(self.make(), 7)])
     np.testing.assert_array_equal(flat, plain)
-    for factors in ({1: 0.0}, {-1: 2.0}, {1: 0.1}):
+    for factors in ({1: 0.0}, {-1: 2.0}, {1: 0.1}, ((2, 2.0),)):
       with self.assertRaisesRegex(errors.ConfigError, "batch_rampup_factors"):
         _make(batch_rampup_factors=factors)
 

@@ -12,6 +12,7 @@ import json
 import pathlib
 from collections.abc import Iterator
 
+from tests import chats
 from tests.hostile import cases
 from tests.hostile import damage
 from tests.hostile import fixture
@@ -40,6 +41,8 @@ _COMMANDS: dict[str, list[str]] = {
     "verify": ["index.json", "--vocab-size", "100", "--eos-id", "0"],
     "plan": ["index.json", "--batch-size", "4"],
     "corpus make": ["text", "--output", "made"],
+    "corpus make-sft": ["chats.jsonl", "--output", "made", "--tokenizer", "tokenizer", "--workers",
+                        "1"],
     "order stats": ["--instances", "1000"],
     "order import-olmo-core": ["state.json", "--index", "index.json"],
     "olmo-core import": ["config.json", "--base", "data", "--output", "new.py"],
@@ -87,6 +90,11 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         _FIRST: _INPUTS, "--output": _OUTPUTS, "--tokens-per-file": _NUMBERS,
         "--tokenizer": _INPUTS,
     },
+    "corpus make-sft": {
+        _FIRST: _INPUTS, "--output": _OUTPUTS, "--tokenizer": _INPUTS, "--chat-template": _INPUTS,
+        "--max-tokens": _NUMBERS, "--max-bad-rows": _NUMBERS, "--tokens-per-file": _NUMBERS,
+        "--workers": _NUMBERS, "--messages-field": _WORDS,
+    },
     "order stats": {"--instances": _NUMBERS, "--largest-stored": _NUMBERS, "--seed": _NUMBERS},
     "order import-olmo-core": {
         _FIRST: _INPUTS, "--index": _INPUTS, "--batch-size": _NUMBERS, "--write": _OUTPUTS,
@@ -112,7 +120,6 @@ _ACCEPTED: dict[tuple[str, str, str], str] = {
     ("index build", "--source-permutation-seed", "-1"): _ANY_SEED,
     ("index build", "--source-permutation-seed", "0"): _ANY_SEED,
     ("index documents", "--eos-id", "0"): "a token",
-    ("index documents", "--workers", "0"): "one for each core",
     ("index documents", "--output", ""): "next to the index",
     ("verify", "--eos-id", "0"): "a token",
     ("plan", "--steps", "9" * 30): "any number of steps",
@@ -130,6 +137,12 @@ _ACCEPTED: dict[tuple[str, str, str], str] = {
     ("order stats", "--largest-stored", "0"): "no stored order is measured",
     ("order stats", "--largest-stored", "9" * 30): "all stored orders are measured",
     ("corpus make", "--tokens-per-file", "9" * 30): "one file",
+    ("corpus make-sft", "--output", "directory"): "an empty directory",
+    ("corpus make-sft", "--max-bad-rows", "0"): "no row may be bad",
+    ("corpus make-sft", "--max-bad-rows", "9" * 30): "any number of rows may be bad",
+    ("corpus make-sft", "--max-tokens", "9" * 30): "no conversation is longer",
+    ("corpus make-sft", "--tokens-per-file", "9" * 30): "one file",
+    ("corpus make-sft", "--workers", "9" * 30): "more workers than chunks are not started",
     ("index build", "--output", "loop"): "the link is replaced by the index",
     ("index mixture", "--global-batch-size", "9" * 30): "one step, which the files do not fill",
     ("index mixture", "--workers", "9" * 30): _CAPPED,
@@ -170,6 +183,9 @@ def _attempt(folder: pathlib.Path, command: str, option: str, value: str) -> Non
   }  # fmt: skip
   for name, text in files.items():
     (folder / name).write_text(text)
+  if command == "corpus make-sft":
+    chats.write_tokenizer(folder / "tokenizer")
+    chats.write_chats(folder / "chats.jsonl", chats.sums(3))
   for name in ("directory", "fifo", "loop", "dangling", "device-zero", "device-full"):
     damage.put_in_place(folder / name, name)
   argv = list(_COMMANDS[command])

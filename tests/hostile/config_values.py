@@ -121,8 +121,7 @@ _OF_KEY = {
     "olmo_order": config_table.ORDERS, "olmo_packing": config_table.PACKINGS,
     "olmo_skip": _PAIRS, "olmo_exclude": _PATHS, "olmo_label_masks": _MASKS,
     "olmo_packing_ties": config_table.PACKING_TIES, "olmo_boundaries": document_spans.SOURCES,
-    "olmo_long_documents": packing.LONG_DOCUMENTS, "olmo_dataset_type": config_lib.DATASET_TYPES,
-    "olmo_packed_segments": ("rescan", "documents"),
+    "olmo_long_documents": packing.LONG_DOCUMENTS, "olmo_packed_segments": ("rescan", "documents"),
 }  # fmt: skip
 
 Accepts = Callable[[Any], bool]
@@ -239,7 +238,6 @@ _RULES: dict[str, Accepts] = {
     "olmo_packing_ties": _text(*config_table.PACKING_TIES[:-1]),  # Not 'cache' without a directory.
     "olmo_packing_cache_dir": lambda value: False,  # None of these has cache files.
     "olmo_packed_segments": _text("rescan", "documents"),
-    "olmo_dataset_type": _text(""),  # For MaxText alone.
     "olmo_long_documents": _text(*packing.LONG_DOCUMENTS),
     "olmo_shift": _text("left", "right"),
     "olmo_shard": _text("batch", "slice"),
@@ -276,8 +274,7 @@ def all_cases() -> Iterator[cases.Case]:
   """Yields each value of each key, for each dataset type that reads the key."""
   for dataset_type in _BASES:
     for key in config_table.KEYS:
-      # A key of MaxText alone is refused elsewhere.
-      if dataset_type not in (("olmo_grain",) if key.read_by == ("MaxText",) else key.read_by):
+      if dataset_type not in key.read_by:
         continue
       values = list(_values(key).items())
       if dataset_type in ("olmo_packed", "olmo_padded") and "olmo_grain" in key.read_by:

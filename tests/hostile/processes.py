@@ -21,7 +21,7 @@ import maxtext_olmo
 from maxtext_olmo.corpus import source as source_lib
 from tests.hostile import cases
 from tests.hostile import fixture
-from tests.trainers.tiny import kill_test
+from tests.trainers.tiny import ledger
 
 _CYCLES = 200
 _THREADS = 8
@@ -56,7 +56,7 @@ def all_cases() -> Iterator[cases.Case]:
 # Kills.
 
 
-class _Kills(kill_test.KillTest):
+class _Kills(ledger.LedgerTestCase):
   """Rounds of a run that is killed; `check_ledger` then compares what it was trained on."""
 
   number = signal.SIGKILL

@@ -7,9 +7,12 @@ import pathlib
 
 from absl.testing import absltest
 
+from maxtext_olmo.corpus import stats
 from maxtext_olmo.inspection import picture
+from maxtext_olmo.inspection import stats_page
 from tests.inspection import chromium
 from tests.inspection import pages
+from tests.inspection import stats_page_test
 
 STARTS_PROCESSES = True
 
@@ -38,11 +41,11 @@ class BrowserTest(absltest.TestCase):
       self.driver.get_log(log)  # What an earlier test has left there.
     self.open_page("light")
 
-  def open_page(self, scheme):
+  def open_page(self, scheme, page=None):
     from selenium.webdriver.support.ui import WebDriverWait
 
     chromium.prefer(self.driver, scheme)
-    self.driver.get(self.page.as_uri())
+    self.driver.get((page or self.page).as_uri())
     drawn = "return document.body.dataset.drawn === 'yes' && Bokeh.documents[0].is_idle"
     WebDriverWait(self.driver, _WAIT).until(lambda driver: driver.execute_script(drawn))
 
@@ -68,12 +71,36 @@ class BrowserTest(absltest.TestCase):
     colours = self.colours()
     for colour in picture.COLOURS[:2]:
       self.assertGreater(colours.get(_rgb(colour), 0), 5_000, colour)
+    self.assert_quiet(self.page)
+
+  def assert_quiet(self, page):
+    """Checks that a page has made no request, and that the browser has nothing to complain of."""
     messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
     asked = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     urls = {params["request"]["url"] for params in asked}
-    self.assertEqual({u for u in urls if not u.startswith("data:")} - {self.page.as_uri()}, set())
+    self.assertEqual({u for u in urls if not u.startswith("data:")} - {page.as_uri()}, set())
     bad = [e for e in self.driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
     self.assertEmpty(bad, bad)
+
+  def test_the_page_of_statistics_draws_filters_and_makes_no_request(self):
+    labels = [stats_page_test.make_stats(name) for name in ("web", pages.LABEL)]
+    page = self.directory / "stats.html"
+    page.write_text(stats_page.make_page(labels, stats.add_up(labels), title="Statistics"))
+    self.driver.get_log("performance")
+    self.open_page("light", page)
+    colours = self.colours()
+    self.assertGreater(colours.get(_rgb(picture.COLOURS[1]), 0), 100)
+    self.assert_quiet(page)
+    self.assertIsNone(self.run_script("return document.body.dataset.attacked"))
+    self.run_script(
+        "const box = document.getElementById('filter'); box.value = 'WEB';"
+        "box.dispatchEvent(new Event('input'))"
+    )
+    visible = (
+        "return [...document.querySelectorAll('tr[data-label]')]"
+        ".filter((r) => !r.hidden).map((r) => r.dataset.label)"
+    )
+    self.assertEqual(self.run_script(visible), ["web"])
 
   @absltest.skipUnless(os.environ.get("SCREENSHOTS"), "SCREENSHOTS names no directory")
   def test_screenshots_are_saved(self):

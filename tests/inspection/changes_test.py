@@ -49,9 +49,9 @@ class ChangesTest(absltest.TestCase):
         found,
         (
             (5, "batch size 4 → 6"),
-            (7, "another mixture"),
+            (7, "a different mixture"),
             (7, "batch size 6 → 4"),
-            (9, "another mixture"),
+            (9, "a different mixture"),
             (9, "olmo_exclude: none → bad.jsonl"),
             (9, "repetition filter: on → off"),
         ),

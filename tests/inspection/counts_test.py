@@ -11,6 +11,7 @@ from maxtext_olmo.order import permutations
 from maxtext_olmo.order import schedule as schedule_lib
 from maxtext_olmo.rows import document_rows
 from maxtext_olmo.rows import mixture
+from maxtext_olmo.rows import row_sequence
 from maxtext_olmo.rows import row_source
 from tests.rows import document_corpus
 
@@ -25,10 +26,10 @@ class DocumentsTest(parameterized.TestCase):
   def stream(self, packing, num_epochs=None):
     if packing == "planned":
       rows = self.corpus.planned()
-      return row_source.RowSequence(rows, name="t", seed=0, num_epochs=num_epochs)
+      return row_sequence.RowSequence(rows, name="t", seed=0, num_epochs=num_epochs)
     order = permutations.FeistelOrder(num_instances=self.corpus.documents.num_documents, seed=0)
     rows = document_rows.DocumentRows(self.corpus.documents, 32, "truncate")
-    return row_source.RowSequence(rows, name="t", seed=0, num_epochs=num_epochs, order=order)
+    return row_sequence.RowSequence(rows, name="t", seed=0, num_epochs=num_epochs, order=order)
 
   def by_label(self, stream, positions):
     parts = row_source.parts_at(stream.source, stream, positions)
@@ -69,11 +70,11 @@ class DocumentsTest(parameterized.TestCase):
 
   def test_a_mixture_of_documents_is_exact_in_rows(self):
     members = [
-        row_source.RowSequence(self.corpus.planned(seed=seed), name=label, seed=0)
+        row_sequence.RowSequence(self.corpus.planned(seed=seed), name=label, seed=0)
         for seed, label in enumerate(("label-0", "label-1"))
     ]
     rows = mixture.MixedRows(members, (2, 1))
-    stream = row_source.RowSequence(rows, name="t", seed=0)
+    stream = row_sequence.RowSequence(rows, name="t", seed=0)
     schedule = schedule_lib.BatchSchedule.constant(3)
     counted = sources.count_sources([changes_lib.Stretch(0, 50, schedule, stream, self.index)])
     self.assertTrue(counted.exact)

@@ -55,6 +55,24 @@ class ReadLossesTest(parameterized.TestCase):
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     self.assert_read(path)
 
+  def test_a_bad_line_far_into_the_log_is_named(self):
+    path = self.folder / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(2500)]
+    lines[1700] = ""
+    path.write_text("\n".join(lines))
+    self.assertLen(losses_lib.read_losses(str(path)).steps, 2499)
+    for bad in ("{", '{"step": 1}, {"step": 2}', "[", "]"):
+      lines[2200] = bad
+      path.write_text("\n".join(lines))
+      with self.assertRaisesRegex(errors.ConfigError, "Line 2201 of .* is not JSON"):
+        losses_lib.read_losses(str(path))
+
+  def test_values_that_are_no_steps_are_passed_over(self):
+    path = self.folder / "metrics.jsonl"
+    values = (-1, 1.5, 1 << 63, 10**400, True, "x", None, 7, 8.0, "9")
+    path.write_text("\n".join(json.dumps({"step": value, "loss": 1.0}) for value in values))
+    self.assertEqual(losses_lib.read_losses(str(path)).steps.tolist(), [7, 8, 9])
+
   def test_csv(self):
     path = self.folder / "metrics.csv"
     with path.open("w", newline="") as file:
@@ -93,7 +111,7 @@ class ReadLossesTest(parameterized.TestCase):
     ):
       losses_lib.read_losses(str(path))
     with self.assertRaisesRegex(
-        errors.ConfigError, "has no 'c_loss' with a step. Found: a_loss, b_loss"
+        errors.ConfigError, "both a step and 'c_loss'. Found: a_loss, b_loss"
     ):
       losses_lib.read_losses(str(path), name="c_loss")
 

@@ -38,7 +38,7 @@ class ReportTest(absltest.TestCase):
     for word in ("unsafe", "http", "*"):
       self.assertNotIn(word, policy)
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    self.assertLen(scripts, 2)
+    self.assertLen(scripts, 3)
     for script in scripts:
       digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
       self.assertIn(f"&#x27;sha256-{digest}&#x27;", policy)

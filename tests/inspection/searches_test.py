@@ -61,7 +61,7 @@ class SearchesTest(absltest.TestCase):
   def test_labels_without_the_text_give_no_hits(self):
     found = self.make().get("harbour seal", "wiki")
     found.wait()
-    self.assertEqual(found.summary(), "The corpus does not have this text.")
+    self.assertEqual(found.summary(), "This text does not occur in the corpus.")
 
   def test_a_search_for_what_is_everywhere_stops_early(self):
     found = self.make().get("x")

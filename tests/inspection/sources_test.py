@@ -178,7 +178,7 @@ class SourcesTest(parameterized.TestCase):
     counted = sources.count_sources([changes_lib.Stretch(0, 1_400_000, schedule, stream, index)])
     self.assertFalse(counted.exact)
     self.assertBetween(counted.error, 0.001, 0.02)
-    self.assertIn("sampled", counted.note)
+    self.assertIn("estimated from a sample", counted.note)
     off = np.abs(counted.shares - np.array([1, 2, 3]) / 6)
     self.assertLess(float((off > counted.error).mean()), 0.05)
     np.testing.assert_allclose(counted.epochs[-1], 1_400_000 * 512 / index.total_instances)

@@ -80,7 +80,7 @@ class SpikeSectionTest(absltest.TestCase):
 
   def test_if_nothing_stands_out_it_says_so(self):
     page = self.section(many_findings(1, "text", score=1.0))
-    self.assertIn("looks like that of the steps around it", page)
+    self.assertIn("looks like that of the calm steps", page)
     self.assertEqual(page.count('class="row"'), 3)
 
   def test_losses_without_a_spike_are_reported(self):

@@ -41,6 +41,19 @@ class SummaryTest(absltest.TestCase):
     self.assertIn("15 steps, 60 samples, 1,920 tokens", text)
     self.assertIn("from step 5 (position 20)", text)
 
+  def test_packed_rows_of_the_same_corpus_have_not_changed(self):
+    values = {"dataset_type": "olmo_packed", "olmo_pad_id": 257, "checkpoint_dir": ""}
+    kept = ("olmo_index_path", "max_target_length", "global_batch_size_to_load", "vocab_size")
+    config = {name: _run.config[name] for name in kept if name in _run.config}
+    config |= {**values, "olmo_eos_id": 256, "olmo_order_cache_dir": str(_run.directory)}
+    with run_lib.open_iterator(run_lib.Run("a", config)) as iterator:
+      state = iterator.get_state()
+    told = summary.summarize(run_lib.Run("a", config, state=state))
+    self.assertIn("is the one trained on: 2 files", told.corpus)
+    self.assertNotIn("refused", told.resume)
+    changed = run_lib.Run("a", {**config, "olmo_source_group_size": 2}, state=state)
+    self.assertStartsWith(summary.summarize(changed).corpus, "not compared: the packed rows")
+
   def test_a_resume_with_another_batch_size_says_what_changes(self):
     config = {**_run.config, "global_batch_size_to_load": 8}
     told = summary.summarize(run_lib.find_run(_run.checkpoints, config=config))

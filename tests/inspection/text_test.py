@@ -56,7 +56,7 @@ class TextTest(absltest.TestCase):
   def test_the_tokenizer_of_the_index_is_used_if_it_is_bytes(self):
     path, _ = corpora.write_corpus(self.create_tempdir().full_path)
     index = index_lib.load_index(path)
-    with self.assertRaisesRegex(errors.ConfigError, "'test': give --tokenizer"):
+    with self.assertRaisesRegex(errors.ConfigError, r"'test', is needed\. Give .*--tokenizer"):
       text.tokenizer_of(index)
     self.assertEqual(text.tokenizer_of(index, "bytes").name, "bytes")
 

@@ -69,7 +69,7 @@ class ConsumedTest(parameterized.TestCase):
 
   def test_the_bitmap_of_another_corpus_is_refused(self):
     path = self._file(np.zeros(10, bool), "sha256:b")
-    with self.assertRaisesRegex(errors.CorpusError, "another corpus"):
+    with self.assertRaisesRegex(errors.CorpusError, "a different corpus"):
       self._open(path, 10)
     with self.assertRaisesRegex(errors.CorpusError, "it has 10 instances, but this index has 11"):
       self._open(self._file(np.zeros(10, bool)), 11)

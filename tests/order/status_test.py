@@ -22,6 +22,11 @@ class RunStatusTest(absltest.TestCase):
   def test_without_an_epoch_the_text_names_none(self):
     self.assertNotIn("epoch", str(self.status(epoch=None)))
 
+  def test_skipped_samples_are_not_counted_as_done(self):
+    text = str(self.status(skipped=1))
+    self.assertIn("9,599 samples, 2,457,600 tokens (1 sample skipped)\n", text)
+    self.assertIn("next: step 1,200, position 9,600", text)
+
 
 if __name__ == "__main__":
   absltest.main()
