@@ -13,6 +13,10 @@ one device.
 
 A file that does not end within `--hang-seconds` is stopped with a traceback of all its threads, and
 fails, so that one hang neither hides the other results nor uses up the time of CI.
+
+With `--retries 1` or TEST_RETRIES=1, as in CI, files that fail run once more when all others are
+done, each alone on the machine. One that then passes does not fail the run, but its failure is
+printed, and the summary lists it as unstable: it is a defect of the test or of the product.
 """
 
 import argparse
@@ -275,6 +279,12 @@ def main() -> int:
       default=900,
       help="stop a file after this many seconds (default: %(default)s)",
   )
+  parser.add_argument(
+      "--retries",
+      type=int,
+      default=int(os.environ.get("TEST_RETRIES", 0)),
+      help="how often to run a file again that failed (default: TEST_RETRIES, or %(default)s)",
+  )
   args = parser.parse_args()
   files: list[pathlib.Path] = []
   for path in map(pathlib.Path, args.paths):
@@ -293,22 +303,41 @@ def main() -> int:
       _SharedRun(shared, args.hang_seconds).outcomes(args.jobs),
       _run_each_alone(alone, args.jobs, args.hang_seconds),
   )
-  done: list[Outcome] = []
-  for outcome in outcomes:
-    done.append(outcome)
-    word = "FAILED" if outcome.num_failed else "ok"
-    print(f"{word:>6}  {outcome.ran:4d} tests {outcome.seconds:6.1f} s  {outcome.path}", flush=True)
-    if outcome.num_failed:
-      print(outcome.output, flush=True)
+  done = {outcome.path: outcome for outcome in map(_show, outcomes)}
+  unstable: list[pathlib.Path] = []
+  for path in [path for path, outcome in done.items() if outcome.num_failed]:
+    for _ in range(args.retries):
+      print(f"Running {path} again, alone.", flush=True)
+      done[path] = _show(_run_alone(path, args.hang_seconds))
+      if not done[path].num_failed:
+        unstable.append(path)
+        break
+  _summarize(list(done.values()), unstable)
+  passed = sum(outcome.num_passed for outcome in done.values())
+  failed = sum(outcome.num_failed for outcome in done.values())
+  skipped = sum(outcome.skipped for outcome in done.values())
+  print(f"\n{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+  return 1 if failed or not passed else 0
+
+
+def _show(outcome: Outcome) -> Outcome:
+  """Prints the outcome of a file, with its output if it failed."""
+  word = "FAILED" if outcome.num_failed else "ok"
+  print(f"{word:>6}  {outcome.ran:4d} tests {outcome.seconds:6.1f} s  {outcome.path}", flush=True)
+  if outcome.num_failed:
+    print(outcome.output, flush=True)
+  return outcome
+
+
+def _summarize(done: Sequence[Outcome], unstable: Sequence[pathlib.Path]) -> None:
   slowest = sorted(done, key=lambda outcome: -outcome.seconds)[:_NUM_SLOWEST]
   print(f"\nThe {len(slowest)} slowest files:")
   for outcome in slowest:
     print(f"{outcome.seconds:8.1f} s  {outcome.path}")
-  passed = sum(outcome.num_passed for outcome in done)
-  failed = sum(outcome.num_failed for outcome in done)
-  skipped = sum(outcome.skipped for outcome in done)
-  print(f"\n{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-  return 1 if failed or not passed else 0
+  if unstable:
+    print("\nUNSTABLE, as they failed once and then passed alone:")
+    for path in unstable:
+      print(f"  {path}")
 
 
 if __name__ == "__main__":

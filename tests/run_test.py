@@ -1,5 +1,6 @@
 """Tests of the test runner, on small test files of their own."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -42,6 +43,7 @@ class RunTest(parameterized.TestCase):
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "TEST_RETRIES": "0"},
     )
     self.assertEqual(done.stderr, "")
     return done.returncode, done.stdout
@@ -86,6 +88,25 @@ class RunTest(parameterized.TestCase):
     self.assertRegex(output, r"ok +1 tests .*good_test\.py")
     self.assertIn("as it should", output)
     self.assertEndsWith(output, "\n2 passed, 1 failed\n")
+
+  @parameterized.named_parameters(*_ALONE_AND_SHARED)
+  def test_a_retry_lists_a_file_that_then_passes_and_fails_one_that_does_not(self, *options):
+    marker = str(self.folder / "marker")
+    second = f"def test_second(self): os.path.exists({marker!r}) or (open({marker!r}, 'x'), 1 / 0)"
+    self.write("unstable", second)
+    self.write("bad", _FAILS)
+    code, output = self.run_tests(*options, "--retries", "1")
+    self.assertEqual(code, 1)
+    self.assertIn("ZeroDivisionError", output)
+    listed = output[output.index("UNSTABLE") :]
+    self.assertIn("unstable_test.py", listed)
+    self.assertNotIn("bad_test.py", listed)
+    self.assertEndsWith(output, "\n1 passed, 1 failed\n")
+    (self.folder / "bad_test.py").unlink()
+    (self.folder / "marker").unlink()
+    self.assertEqual(self.run_tests(*options, "--retries", "1")[0], 0)
+    (self.folder / "marker").unlink()
+    self.assertEqual(self.run_tests(*options)[0], 1)
 
   @parameterized.named_parameters(*_ALONE_AND_SHARED)
   def test_a_file_without_tests_has_failed(self, *options):
