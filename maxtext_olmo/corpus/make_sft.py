@@ -312,7 +312,7 @@ def _pool(settings: Settings, workers: int) -> Iterator[_Encode]:
     pool.shutdown(cancel_futures=True)
 
 
-_settings: Settings | None = None  # Set only in worker processes.
+_settings: Settings  # Set by `_start_worker`, in worker processes only.
 
 
 def _start_worker(settings: Settings) -> None:
@@ -330,7 +330,6 @@ def _start_worker(settings: Settings) -> None:
 
 
 def _work(chunk: _Chunk) -> _Encoded:
-  assert _settings is not None
   return _encode_chunk(chunk, _settings)
 
 

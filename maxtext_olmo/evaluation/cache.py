@@ -2,7 +2,7 @@
 
 Process 0 appends a line per request, `{"key": ..., "result": ...}`, as soon as the result is known.
 The key is a hash of the request and of everything else that decides the result, including the
-weights of the model. So many checkpoints can share a file, and none of them gets the results of a
+weights of the model. Several checkpoints can share a file, and none of them gets the results of a
 different checkpoint.
 """
 
