@@ -56,6 +56,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "windows_document_mask": {"olmo_document_mask": True, "olmo_eos_id": 0},
     "planned": _DOCUMENTS,
     "planned_mixture": {**_DOCUMENTS, **_MIXTURE},
+    "planned_stages": {**_DOCUMENTS, **_MIXTURE, "olmo_stages": _STAGES[:1]},
     "one_document": {**_DOCUMENTS, "olmo_packing": "none", "olmo_long_documents": "truncate"},
     "packed": _PACKED,
     "packed_olmo_core": {
