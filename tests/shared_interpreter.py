@@ -28,7 +28,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy.testing  # noqa: F401  NumPy 2.0 runs lscpu at this import, which the guard would refuse.
+
+# NumPy 2.0 runs lscpu at this import, which the guard would refuse.
+import numpy.testing  # noqa: F401
 from absl import flags
 from absl import logging as absl_logging
 from absl.testing import absltest

@@ -1,6 +1,7 @@
 """`maxtext-olmo verify`: checks that a corpus matches its index."""
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
@@ -63,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import verify
 
   options = cli.work_options(args, args.index)
+  if not options.merge:
+    # A file that could not be read may be readable by now.
+    options = dataclasses.replace(options, retry_failed=True)
   index = index_lib.load_index(args.index, base=args.base)
   outcome = verify.check_pieces(
       index,
@@ -95,7 +99,10 @@ def _print_report(report: "VerifyReport", results: str) -> None:
   for reason in report.unchecked:
     print(f"not checked: {reason}")
   if not report.ok:
-    print(f"results: kept in {results}, so that the next run reads only files that have changed")
+    print(
+        f"results: kept in {results}, so that the next run reads only files that have"
+        " changed or could not be read"
+    )
   counts = ", ".join(
       f"{len(findings)} {word}{'' if len(findings) == 1 else 's'}"
       for word, findings in (("error", report.errors), ("warning", report.warnings))

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from maxtext_olmo.corpus import publish
 from maxtext_olmo.corpus import text_files
 from maxtext_olmo.corpus import tokenize
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus.work import engines
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.progress import progress_bar
@@ -294,7 +294,8 @@ def _pool(settings: Settings, workers: int) -> Iterator[_Encode]:
         collections.deque()
     )
     for chunk in chunks:
-      pending.append((source(chunk), pool.submit(_work, chunk)))
+      with engines.interrupts_blocked():  # The pool starts its processes here.
+        pending.append((source(chunk), pool.submit(_work, chunk)))
       if len(pending) >= workers * _CHUNKS_PER_WORKER:
         path, future = pending.popleft()
         yield path, future.result()
@@ -318,7 +319,6 @@ _settings: Settings  # Set by `_start_worker`, in worker processes only.
 def _start_worker(settings: Settings) -> None:
   global _settings
   _settings = settings
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
   parent = multiprocessing.parent_process()
 
   def end_with_parent() -> None:

@@ -190,7 +190,9 @@ def make_report(
     vocab_size: int | None = None,
     eos_id: int | None = None,
 ) -> VerifyReport:
-  """Joins the results of all pieces; raises CorpusError if pieces failed or are missing.
+  """Joins the results of all pieces; raises CorpusError if pieces are missing.
+
+  A file of which a piece failed could not be read, which is a finding.
 
   Args:
     index: Index of the corpus.
@@ -198,8 +200,8 @@ def make_report(
     vocab_size: The vocabulary size that it was given.
     eos_id: The EOS that it was given.
   """
-  outcome.check("The corpus cannot be verified")
-  files = list(_files_of(outcome))
+  dataclasses.replace(outcome, failures=()).check("The corpus cannot be verified")
+  files = _files_of(outcome)
   findings = [finding for file in files for finding in _file_findings(file, vocab_size)]
   documents = DocumentLengths.total([file.lengths for file in files if file.lengths is not None])
   findings += _eos_findings(eos_id, files, documents)
@@ -234,11 +236,17 @@ def _check_size(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> None:
     raise CorpusError(f"{path}: expected {expected} bytes, found {found}")
 
 
-def _files_of(outcome: run_lib.Outcome) -> Iterator[FileCheck]:
-  """Yields what was found in each file, in file order."""
-  for _, group in itertools.groupby(outcome, key=lambda pair: pair[0].file):
+def _files_of(outcome: run_lib.Outcome) -> list[FileCheck]:
+  """Returns what was found in each file, in file order."""
+  found: dict[int, FileCheck] = {}
+  for file, group in itertools.groupby(outcome, key=lambda pair: pair[0].file):
     pairs = list(group)
-    yield verify_work.join_pieces(pairs[0][0].source, [result for _, result in pairs])
+    found[file] = verify_work.join_pieces(pairs[0][0].source, [result for _, result in pairs])
+  for failure in outcome.failures:
+    item = failure.item
+    if item.file not in found or found[item.file].broken is None:
+      found[item.file] = FileCheck(item.source, broken=failure.reason)
+  return [found[file] for file in sorted(found)]
 
 
 def _file_findings(file: FileCheck, vocab_size: int | None) -> Iterator[Finding]:

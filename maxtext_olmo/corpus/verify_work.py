@@ -17,7 +17,6 @@ from maxtext_olmo.corpus import dtype_guess
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.document_lengths import DocumentLengths
-from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.corpus.token_scan import TokenScan
 from maxtext_olmo.corpus.work import identity
 from maxtext_olmo.corpus.work import reading
@@ -26,7 +25,6 @@ from maxtext_olmo.corpus.work.pieces import PIECE_BYTES
 from maxtext_olmo.corpus.work.pieces import Piece
 from maxtext_olmo.corpus.work.pieces import SourceFile
 from maxtext_olmo.corpus.work.pieces import cut
-from maxtext_olmo.errors import CorpusError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,47 +60,44 @@ class VerifyWork(run.Work):
   def __call__(self, item: Piece) -> dict[str, Any]:
     """Returns what was found in a piece.
 
-    `broken` says why the file cannot be checked any further. Otherwise there are `bad` (the number
-    of bad ids), `first_bad` (the place and value of the first one), `digest` (the checksum), and
-    the lengths of documents; the last three only if they were asked for.
+    `broken` says in what the file as a whole differs from the index; its tokens are not checked
+    then, which would add noise. Otherwise there are `bad` (the number of bad ids), `first_bad` (the
+    place and value of the first one), `digest` (the checksum), and the lengths of documents; the
+    last three only if they were asked for. A file that cannot be read is not a result: its pieces
+    fail, and are checked again by the next run.
     """
-    try:
-      reading.expect(self.files, item)
-      self._check_size(item.source)
-      if item.is_first:
-        self._check_file(item.source)
-      if self._reads_tokens or item.source.checksum is not None:
-        return {"broken": None, **self._read(item)}
-      return {"broken": None, "bad": 0}
-    except CorpusError as error:
-      # A file that is broken as a whole gives one finding; checking its tokens would add noise.
-      return {"broken": reason(error)}
+    broken = self._difference(item)
+    if broken is not None:
+      return {"broken": broken}
+    reading.expect(self.files, item)
+    if self._reads_tokens or item.source.checksum is not None:
+      return {"broken": None, **self._read(item)}
+    return {"broken": None, "bad": 0}
 
-  def _check_size(self, source: SourceFile) -> None:
-    found = self.files.size(source.path)
-    if found != source.size:
-      raise CorpusError(f"{source.path}: expected {source.size} bytes, found {found}")
-
-  def _check_file(self, source: SourceFile) -> None:
-    path = source.path
+  def _difference(self, item: Piece) -> str | None:
+    """Returns in what a file differs from the index, apart from its tokens."""
+    source, path = item.source, item.source.path
+    size = self.files.size(path)
+    if size != source.size:
+      return f"expected {source.size} bytes, found {size}"
+    if not item.is_first:
+      return None
     if source.etag is not None and urls.is_url(path):
       found = identity.object_tag(self.files, path)
       if found is not None and found.strip('"') != source.etag.strip('"'):
-        raise CorpusError(
-            f"{path}: the store's ETag is {found}, but the index says {source.etag}: the object was"
+        return (
+            f"the store's ETag is {found}, but the index says {source.etag}: the object was"
             " replaced"
         )
-    info = scan.scan_file(path, source.token_dtype, self.files)
-    if info.data_offset != source.data_offset:
-      raise CorpusError(
-          f"{path}: the tokens begin at byte {info.data_offset}, but the index says"
-          f" {source.data_offset}"
-      )
+    offset = scan.scan_file(path, source.token_dtype, self.files).data_offset
+    if offset != source.data_offset:
+      return f"the tokens begin at byte {offset}, but the index says {source.data_offset}"
     if other := dtype_guess.likelier_dtype(self.files, source):
-      raise CorpusError(
-          f"{path}: the data look like {other}, but the index says {source.dtype}. Build the index"
-          f" again with `--dtype {other}`."
+      return (
+          f"the data look like {other}, but the index says {source.dtype}. Build the index again"
+          f" with `--dtype {other}`."
       )
+    return None
 
   def _read(self, piece: Piece) -> dict[str, Any]:
     """Reads a piece once, and does all that needs its tokens."""

@@ -281,7 +281,8 @@ def _limit(
     else:
       give_up(error)
     logging.flush()
-    os._exit(2)
+    # Not 2, which means that a restart does not help: a host may only be slow to come back.
+    os._exit(1)
 
   timer = threading.Timer(seconds, end)
   timer.daemon = True

@@ -145,15 +145,29 @@ class Preemption:
         run.client.key_value_set(f"{_REQUESTS}{run.process}", "", allow_overwrite=True)
       elif not run.client.key_value_dir_get(_REQUESTS):
         return
-      with self._lock:
-        self._publish(run)
-        while len(found := run.client.key_value_dir_get(_PASSED)) < run.processes:
-          if self._closing.wait(_EXCHANGE_SECONDS):
-            return
-        self._stop_after = max(int(step) for _, step in found) + 1
-      logging.info("all processes stop after step %d", self._stop_after)
     except Exception as error:  # If the coordinator is gone, JAX ends this process.
-      logging.warning("The processes could not agree on a last step: %s", error)
+      logging.warning("The coordinator could not be asked whether to stop: %s", error)
+      return
+    # No step begins before all processes have agreed: another one may already have counted on the
+    # step that this one has published.
+    with self._lock:
+      while (last := self._last_step(run)) is None:
+        if self._closing.wait(_EXCHANGE_SECONDS):
+          return
+      self._stop_after = last
+    logging.info("all processes stop after step %d", last)
+
+  def _last_step(self, run: cluster.Coordinator) -> int | None:
+    """Returns the step after which all processes stop; None if it is not known yet."""
+    try:
+      self._publish(run)
+      found = run.client.key_value_dir_get(_PASSED)
+    except Exception as error:
+      logging.warning("The processes could not agree on a last step yet: %s", error)
+      return None
+    if len(found) < run.processes:
+      return None
+    return max(int(step) for _, step in found) + 1
 
   def _publish(self, run: cluster.Coordinator) -> None:
     run.client.key_value_set(f"{_PASSED}{run.process}", str(self._passed), allow_overwrite=True)

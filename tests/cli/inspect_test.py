@@ -142,7 +142,7 @@ class InspectTest(absltest.TestCase):
     results = ("--results", self.create_tempdir().full_path)
     for part in (1, 0):
       out = self.inspect(*search, *results, "--part", part, "--of", 2)
-      self.assertIn(f"part {part} of 2: 1 piece of 1 done", out)
+      self.assertIn(f"part {part} of 2: 1 item of 1 done", out)
     merged = self.inspect(*search, *results, "--merge", "--json")
     self.assertEqual(merged, self.inspect(*search, "--json"))
     self.assertFalse(os.path.exists(f"{_run.index_path}.work"))

@@ -59,7 +59,7 @@ class StatsTest(absltest.TestCase):
           *("--part", part, "--of", "2"),
       )
       self.assertEqual(code, 0, err)
-      self.assertIn(f"part {part} of 2: 2 pieces of 2 done", out)
+      self.assertIn(f"part {part} of 2: 2 items of 2 done", out)
     merged = self.run_json("--merge", "--results", results)
     self.assertEqual(merged, self.run_json())
     self.assertFalse(os.path.exists(f"{self.path}.work"))

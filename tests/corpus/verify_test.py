@@ -18,6 +18,7 @@ from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 from tests import corpora
 from tests import object_server
+from tests.cli import runner
 
 
 class VerifyTestCase(parameterized.TestCase):
@@ -331,7 +332,8 @@ class VerifyCorpusTest(VerifyTestCase):
     self.assertEqual(reports[0], verify.verify_corpus(self.index, **settings))
     self.assertRegex(reports[0].errors[1].message, "token 100 .byte 200. is 999.*; 2 more in")
 
-  def test_an_object_that_was_replaced_is_found_by_its_etag(self):
+  def _serve_files(self):
+    """Returns a server of the files, and an index of what it serves."""
     names = sorted(path.name for path in self.data.iterdir())
     server = self.enter_context(
         object_server.ObjectServer({f"b/{n}": (self.data / n).read_bytes() for n in names})
@@ -341,6 +343,24 @@ class VerifyCorpusTest(VerifyTestCase):
     index = index_lib.build_index(
         [(name, "l") for name in names], 8, tokenizer="t", dtype="uint16", base="s3://b"
     )
+    return server, index
+
+  def test_a_file_that_could_not_be_read_is_read_again_by_a_later_run(self):
+    server, index = self._serve_files()
+    index.save(path := str(self.dir / "remote.json"))
+    args = ("verify", path, "--vocab-size", 100, "--anonymous", "--region", "here")
+    args += ("--endpoint", server.url)
+    server.faults = lambda _, path: "403" if path.endswith("part-002.npy") else ""
+    code, out, _ = runner.run(*args)
+    self.assertEqual(code, 1)
+    self.assertRegex(out, "part-002.npy.*403")
+    self.assertIn("NOT OK: 1 error", out)
+    server.faults = lambda *_: ""
+    code, out, _ = runner.run(*args)
+    self.assertEqual(code, 0, out)
+
+  def test_an_object_that_was_replaced_is_found_by_its_etag(self):
+    server, index = self._serve_files()
     report = verify.verify_corpus(index)
     self.assertEqual((report.findings, report.checks[-1]), ((), "ETags of 4 objects"))
     data = bytearray(server.objects["b/part-000.npy"])

@@ -89,9 +89,9 @@ class MakeTest(absltest.TestCase):
 
   def test_a_killed_driver_costs_only_the_units_in_hand(self):
     done = set()
-    for workers in (4, 2):
+    for workers in (2, 1):
       process = self.start(self.out, "--workers", workers)
-      self.wait_for_units(process, len(done) + 2)
+      self.wait_for_units(process, len(done) + 1)
       os.killpg(process.pid, signal.SIGKILL)
       process.communicate()
       self.assertLessEqual(done, self.finished())
@@ -121,12 +121,15 @@ class MakeTest(absltest.TestCase):
     self.check_corpus()
 
   def test_a_command_killed_while_it_writes_continues(self):
-    process = self.start(self.out, "--workers", 2)
-    while not list(self.out.rglob("part-00001.npy")):
-      self.assertIsNone(process.poll(), "The command ended before it could be killed.")
-      time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    complete = True
+    while complete:  # On a busy machine, the kill may come too late.
+      shutil.rmtree(self.out, ignore_errors=True)
+      process = self.start(self.out, "--workers", 2)
+      while process.poll() is None and not list(self.out.rglob("part-00001.npy")):
+        time.sleep(0.001)
+      os.killpg(process.pid, signal.SIGKILL)
+      process.communicate()
+      complete = (self.out / "mix.txt").exists()
     self.run_command(self.out, "--workers", 3)
     self.check_corpus()
     self.assertEmpty(list(self.out.glob(".*")))

@@ -157,19 +157,19 @@ class ClusterTest(parameterized.TestCase):
     first, second = _start(_explicit(0, 2, port)), _start(_explicit(1, 2, port))
     third = _start(_explicit(2, 3, port), wait_seconds=20)
     # JAX aborts it, unless the run has already ended, and nobody answers.
-    self.assertIn(self.outcomes([third])[0][0], (-signal.SIGABRT, 2))
+    self.assertIn(self.outcomes([third])[0][0], (-signal.SIGABRT, 1))
     self.assertEqual(self.outcomes([first, second]), [(0, "0 of 2"), (0, "1 of 2")])
 
   def test_a_process_whose_peers_do_not_come_gives_up(self):
-    task = _start(_explicit(0, 2, distributed.free_port()), wait_seconds=3)
+    task = _start(_explicit(0, 2, distributed.free_port()), wait_seconds=10)
     code, text = self.outcomes([task])[0]
-    self.assertEqual(code, 2, text)
-    self.assertRegex(text, "waited 3 s .* of 2, .* process 0 answers at .* not all processes have")
+    self.assertEqual(code, 1, text)
+    self.assertRegex(text, "waited 10 s .* of 2, .* process 0 answers at .* not all processes have")
 
   def test_a_process_that_cannot_reach_process_0_says_so(self):
-    task = _start(_explicit(1, 2, distributed.free_port()), wait_seconds=3)
+    task = _start(_explicit(1, 2, distributed.free_port()), wait_seconds=10)
     code, text = self.outcomes([task])[0]
-    self.assertEqual(code, 2, text)
+    self.assertEqual(code, 1, text)
     self.assertRegex(text, r"process 0 does not answer at 127.0.0.1:\d+ .*refused")
 
   def test_a_run_that_is_connected_otherwise_must_have_the_expected_number(self):

@@ -21,7 +21,7 @@ STARTS_PROCESSES = True
 
 def _report(**changes: Any) -> doctor.Report:
   facts = {"python": "3", "versions": {"jax": "1"}, "code": "c", "config": {}, "indexes": {}}
-  return dataclasses.replace(doctor.Report("a", 100.0, 1, [], facts), **changes)
+  return dataclasses.replace(doctor.Report("a", [100.0, 200.0], 1, [], facts), **changes)
 
 
 class CompareTest(absltest.TestCase):
@@ -35,8 +35,10 @@ class CompareTest(absltest.TestCase):
 
   def test_clocks_that_differ_are_a_warning_and_then_wrong(self):
     for skew, level in ((0.5, "ok"), (3.0, "warning"), (100.0, "wrong")):
-      self.assertEqual(self.levels(_report(), _report(clock=100 + skew))["clock"], level)
-    found = list(doctor.compare([_report(), _report(host="b", clock=90.0)]))
+      self.assertEqual(
+          self.levels(_report(), _report(clocks=[100 + skew, 203 + skew]))["clock"], level
+      )
+    found = list(doctor.compare([_report(), _report(host="b", clocks=[80.0, 190.0])]))
     self.assertIn("a is 10.0 s ahead of b", str(found))
 
   def test_another_number_of_devices_is_a_warning(self):

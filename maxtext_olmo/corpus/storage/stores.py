@@ -8,11 +8,14 @@ that exist only in the parent. The function `obstore` raises an error in such a 
 from __future__ import annotations
 
 import base64
+import contextlib
+import contextvars
 import dataclasses
 import os
 import threading
 import types
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
 from maxtext_olmo.corpus import urls
@@ -50,6 +53,9 @@ class StoreOptions:
 
 _lock = threading.Lock()
 _default = StoreOptions()
+_in_this_block: contextvars.ContextVar[StoreOptions | None] = contextvars.ContextVar(
+    "store options of this block", default=None
+)
 _stores: dict[Any, Any] = {}
 _obstore: types.ModuleType | None = None  # None before the first use, and in a forked child.
 _process: int | None = None  # The process that first used obstore; a forked child inherits it.
@@ -57,7 +63,7 @@ _process: int | None = None  # The process that first used obstore; a forked chi
 
 def default_options() -> StoreOptions:
   """Returns the options for storages that are opened without options."""
-  return _default
+  return _in_this_block.get() or _default
 
 
 def use_by_default(options: StoreOptions) -> None:
@@ -68,6 +74,19 @@ def use_by_default(options: StoreOptions) -> None:
   """
   global _default
   _default = options
+
+
+@contextlib.contextmanager
+def use_in_block(options: StoreOptions) -> Iterator[None]:
+  """Replaces the default options for what the block does in this thread.
+
+  A worker of a cluster may do tasks of several drivers at the same time, each with its own store.
+  """
+  token = _in_this_block.set(options)
+  try:
+    yield
+  finally:
+    _in_this_block.reset(token)
 
 
 def obstore() -> types.ModuleType:

@@ -114,7 +114,8 @@ class _Processes:
     )
 
   def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-    return self._pool.submit(function, *args)
+    with interrupts_blocked():  # The pool starts its processes here.
+      return self._pool.submit(function, *args)
 
   def parallelism(self) -> int:
     return self._workers
@@ -131,9 +132,21 @@ class _Processes:
     self._pool.shutdown(cancel_futures=True)
 
 
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+  """Blocks Ctrl-C for good in processes that are started in the block: their parent handles it.
+
+  This process gets a Ctrl-C of that time after the block.
+  """
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_worker(reader: connection.Connection) -> None:
   """Ends this process when its parent dies, even by a signal, or closes the other end of a pipe."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles Ctrl-C.
   parent = multiprocessing.parent_process()
 
   def wait() -> None:

@@ -50,6 +50,11 @@ class WorkOptions:
       )
     if self.part is not None and self.merge:
       raise ConfigError("Choose one of --part and --merge: a merge needs the results of all parts.")
+    if self.merge and self.retry_failed:
+      raise ConfigError(
+          "Choose one of --merge and --retry-failed: a merge does nothing itself. Run the parts, or"
+          " the command without --merge, with --retry-failed first."
+      )
     if not self.results and (self.in_other_processes or self.part is not None or self.merge):
       raise ConfigError("Results that several processes share need a directory or URL (--results).")
 

@@ -128,8 +128,9 @@ def run_work(
   options = WorkOptions() if options is None else options
   results = _open_results(work, options, fingerprint)
   run = _Run(work, items, options, results)
-  if not options.merge and run.todo:
-    total = sum(item.weight for item in run.todo)
+  todo = run.todo()
+  if not options.merge and todo:
+    total = sum(item.weight for item in todo)
     if run.reused:
       logging.info(
           "%s: %d of %s were done before.",
@@ -141,10 +142,10 @@ def run_work(
         progress_bar(
             description, total, enabled=progress, unit=unit, interval=_SECONDS_BETWEEN_LINES
         ) as advance,
-        engines.open_engine(options, len(run.todo)) as engine,
+        engines.open_engine(options, len(todo)) as engine,
     ):
       try:
-        _Loop(run, engine, advance).run()
+        _Loop(run, engine, advance).run(todo)
       finally:
         # A storage notices that a file was replaced when it opens the file again.
         work.files.close()
@@ -186,10 +187,10 @@ class _Run:
     self._find_results(retry_failed=options.retry_failed)
     self.reused = len(self.done)
 
-  @property
   def todo(self) -> list[Item]:
-    """The items that are neither done nor failed."""
-    return [item for item in self.items if item.key not in self.done | self.failed]
+    """Returns the items that are neither done nor failed."""
+    known = self.done.keys() | self.failed.keys()
+    return [item for item in self.items if item.key not in known]
 
   def _find_results(self, *, retry_failed: bool) -> None:
     there, again = self.results.names(), []
@@ -220,6 +221,10 @@ class _Run:
     failure = Failure(item, f"{item}: {reason}")
     self.note(item, tasks.record_failure(self.results, failure, self.identities[item.key]))
 
+  def forget(self, items: Sequence[Item]) -> None:
+    """Removes the records of failed items, so that the next run does them again."""
+    self.results.remove([self.failed.pop(item.key) for item in items])
+
   def outcome(self) -> Outcome:
     """Returns the outcome of the run so far."""
     failed = [item for item in self.items if item.key in self.failed]
@@ -228,7 +233,7 @@ class _Run:
         items=self.items,
         done=self.done,
         failures=tuple(map(Failure.from_record, failed, records)),
-        missing=tuple(self.todo),
+        missing=tuple(self.todo()),
         results=self.results,
         reused=self.reused,
     )
@@ -244,12 +249,12 @@ class _Loop:
     self._stop = threading.Event()
     self._context = None if engine.in_process else tasks.make_context(run.work, run.results)
     self._in_hand: dict[concurrent.futures.Future[tasks.Done], Item] = {}
-    self._deaths = 0
+    self._lost: list[Item] = []  # The last items, if workers died during all of them.
     self._known_parallelism, self._ask_again = 0, 0.0
 
-  def run(self) -> None:
+  def run(self, items: Sequence[Item]) -> None:
     """Does all items; leaves no task running if it raises."""
-    waiting = collections.deque(self._run.todo)
+    waiting = collections.deque(items)
     try:
       while waiting or self._in_hand:
         try:
@@ -300,8 +305,10 @@ class _Loop:
     finished, _ = concurrent.futures.wait(
         self._in_hand, _SECONDS_BETWEEN_LINES, concurrent.futures.FIRST_COMPLETED
     )
-    if not finished and not self._engine.parallelism():
-      logging.warning("The cluster has no workers: waiting for some.")
+    if not finished:
+      self._advance(0)  # A log gets a line a minute, even if an item takes longer.
+      if not self._engine.parallelism():
+        logging.warning("The cluster has no workers: waiting for some.")
     for future in finished:
       self._take(future)
 
@@ -321,7 +328,7 @@ class _Loop:
       self._fail(item, f"{type(error).__name__}: {error}")
     else:
       self._run.note(item, done)
-      self._deaths = 0
+      self._lost.clear()
     del self._in_hand[future]
     self._advance(item.weight)
 
@@ -342,10 +349,11 @@ class _Loop:
   def _fail(self, item: Item, reason: str) -> None:
     """Records an item that workers died of; raises WorkerError if they die of any item."""
     self._run.fail(item, reason)
-    self._deaths += 1
-    if self._deaths >= _MOST_DEATHS:
+    self._lost.append(item)
+    if len(self._lost) >= _MOST_DEATHS:
+      self._run.forget(self._lost)  # The workers are at fault, not the items.
       raise WorkerError(
-          f"{self._deaths} items in a row got no answer from a worker. The last one: {item}:"
+          f"{len(self._lost)} items in a row got no answer from a worker. The last one: {item}:"
           f" {reason}. Check the memory of the workers, that this package is installed where they"
           ' run, and that a script that starts them has an `if __name__ == "__main__"` block.'
       )

@@ -128,7 +128,7 @@ class Failure(NamedTuple):
     system = cause if isinstance(cause, OSError) and not isinstance(cause, CorpusError) else None
     if isinstance(error, CorpusError) and system is not None and system.filename is not None:
       text = f"{system.filename}: {reason(error)}"
-    elif isinstance(error, CorpusError | ConfigError):
+    elif isinstance(error, CorpusError):
       text = str(error)
     else:
       text = f"{item}: {type(error).__name__}: {error}"
@@ -171,8 +171,10 @@ def do_item(
       _check_inputs(work, item, identity)
     except (concurrent.futures.CancelledError, WriteError):
       raise
+    except ConfigError as error:  # Such as a missing package or another tokenizer on this machine.
+      return Done("unusable", str(error))
     except Exception as error:
-      if not isinstance(error, CorpusError | ConfigError):
+      if not isinstance(error, CorpusError):
         logging.error("%s: %s", item, "".join(traceback.format_exception(error)))
       return record_failure(results, Failure.of(item, error), identity)
     name = results_lib.result_name(item.key, identity)
@@ -236,6 +238,9 @@ def make_context(work: Work, results: results_lib.Results) -> Context:
   )
 
 
+# More than the number of drivers that are likely to share a worker at the same time.
+_MOST_CONTEXTS = 16
+
 _contexts: dict[str, Context] = {}
 
 
@@ -251,6 +256,8 @@ def do_item_elsewhere(context: Context, item: Item, identity: str) -> Done:
           " machines.",
       )
     urls.remember(context.secrets)
-    stores.use_by_default(context.store_options)
     kept = _contexts.setdefault(context.id, context)
-  return do_item(kept.work, kept.results, item, identity)
+    if len(_contexts) > _MOST_CONTEXTS:
+      _contexts.pop(next(iter(_contexts)), None)  # The oldest one; its tasks still hold it.
+  with stores.use_in_block(kept.store_options):
+    return do_item(kept.work, kept.results, item, identity)

@@ -188,7 +188,9 @@ def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tupl
   if tunix is None:
     _unplaced.add(train)
   else:
-    checkpoints_lib.place(train, config, label=tunix.label, step=tunix.step)  # type: ignore[arg-type]
+    checkpoints_lib.place(
+        train, config, label=tunix.label, step=tunix.step  # type: ignore[arg-type]
+    )
   return train, evaluation
 
 

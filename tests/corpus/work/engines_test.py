@@ -72,8 +72,19 @@ class EnginesTest(parameterized.TestCase):
     )
 
   def test_workers_that_always_die_stop_the_run(self):
+    killing = tuple(piece.key for piece in self.pieces)
     with self.assertRaisesRegex(WorkerError, "4 items in a row got no answer"):
-      self.run_work(killing=tuple(piece.key for piece in self.pieces))
+      self.run_work(killing=killing)
+    # The items are not to blame: a later run with workers that live does them.
+    open(os.path.join(self.trace, "fixed"), "w").close()
+    outcome = self.run_work(killing=killing)
+    self.assertEqual(sample_work.values(outcome), self.expected)
+
+  def test_processes_leave_interrupts_to_their_parent(self):
+    with engines.open_engine(self.options, 1) as engine:
+      blocked = engine.submit(signal.pthread_sigmask, signal.SIG_BLOCK, set()).result()
+    self.assertIn(signal.SIGINT, blocked)
+    self.assertNotIn(signal.SIGINT, signal.pthread_sigmask(signal.SIG_BLOCK, set()))
 
   def test_threads_are_the_default(self):
     with engines.open_engine(WorkOptions(workers=3), 2) as engine:

@@ -20,6 +20,7 @@ class WorkOptionsTest(parameterized.TestCase):
       ({"part": (3, 3)}, "got --part 3 --of 3. Parts are counted from 0"),
       ({"part": (-1, 3)}, "got --part -1"),
       ({"part": (0, 3), "merge": True}, "Choose one of --part and --merge"),
+      ({"retry_failed": True, "merge": True}, "Choose one of --merge and --retry-failed"),
       ({"results": "", "merge": True}, r"need a directory or URL \(--results\)"),
       ({"results": "", "processes": True}, r"need a directory or URL \(--results\)"),
   )

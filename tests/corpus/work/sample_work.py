@@ -30,7 +30,7 @@ class SumWork(run.Work):
     scale: Factor of the sum.
     trace: Directory in which each call leaves a file.
     failing: Keys of pieces that fail, as long as the file `trace/fixed` does not exist.
-    killing: Keys of pieces that kill their worker.
+    killing: Keys of pieces that kill their worker, likewise.
     waiting: Keys of pieces that wait until the file `trace/open` exists.
   """
 
@@ -47,9 +47,10 @@ class SumWork(run.Work):
     if self.trace:
       name = f"{item.key}@{os.getpid()}@{uuid.uuid4().hex}"
       pathlib.Path(self.trace, name).touch()
-    if item.key in self.killing:
+    fixed = os.path.exists(os.path.join(self.trace, "fixed"))
+    if item.key in self.killing and not fixed:
       os.kill(os.getpid(), signal.SIGKILL)
-    if item.key in self.failing and not os.path.exists(os.path.join(self.trace, "fixed")):
+    if item.key in self.failing and not fixed:
       raise CorpusError(f"{item.key} fails on purpose.")
     while item.key in self.waiting and not os.path.exists(os.path.join(self.trace, "open")):
       time.sleep(0.01)

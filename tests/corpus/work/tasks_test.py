@@ -9,11 +9,13 @@ import numpy as np
 from absl.testing import absltest
 
 from maxtext_olmo.corpus.storage import LocalStorage
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.corpus.work import identity
 from maxtext_olmo.corpus.work import results as results_lib
 from maxtext_olmo.corpus.work import tasks
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import MissingFileError
+from tests import object_server
 from tests.corpus.work import sample_work
 from tests.corpus.work.sample_work import SumWork
 
@@ -37,6 +39,14 @@ class BuggyWork(tasks.Work):
 
   def __call__(self, item):
     return {}[item.key]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnusableWork(BuggyWork):
+  """Needs a package that is not installed."""
+
+  def __call__(self, item):
+    raise ConfigError("Install the package.")
 
 
 class TasksTest(absltest.TestCase):
@@ -90,6 +100,26 @@ class TasksTest(absltest.TestCase):
       self.assertEqual(result["sum"], self.do(SumWork(scale=3))[1]["sum"])
     # The second copy was not used: it has opened no storage.
     self.assertNotIn("files", vars(arrived.work))
+
+  def test_tasks_of_two_drivers_write_to_the_store_of_their_own_driver(self):
+    contexts, servers = [], []
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    for scale in (1, 2):
+      servers.append(self.enter_context(object_server.ObjectServer()))
+      stores.use_by_default(stores.StoreOptions(servers[-1].url, "here", anonymous=True))
+      results = results_lib.ResultFiles("s3://b/r", f"w{scale}")
+      contexts.append(tasks.make_context(SumWork(scale=scale), results))
+    stores.use_by_default(stores.StoreOptions())
+    for context in (*contexts, *contexts):  # Each twice: the worker keeps both.
+      done = tasks.do_item_elsewhere(context, self.piece, self.identity)
+      self.assertEqual(done.status, "ok")
+    for scale, server in zip((1, 2), servers):
+      self.assertEqual([name.split("/")[2] for name in server.objects], [f"w{scale}"])
+
+  def test_a_machine_that_is_set_up_wrongly_stops_the_work_without_failing_the_item(self):
+    done = tasks.do_item(UnusableWork(), self.results, self.piece, self.identity)
+    self.assertEqual(done, tasks.Done("unusable", "Install the package."))
+    self.assertEmpty(self.results.names())
 
   def test_a_worker_with_another_version_of_the_work_stops_it(self):
     context = tasks.make_context(SumWork(), self.results)
