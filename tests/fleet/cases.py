@@ -72,7 +72,7 @@ class FleetTestCase(parameterized.TestCase):
           stderr=log,
           start_new_session=True,
       )
-    self.addCleanup(_kill_group, process)
+    self.addCleanup(kill_group, process)
     return process
 
   def finish(self, process: subprocess.Popen[bytes], job: dict[str, Any]) -> dict[str, Any]:
@@ -139,12 +139,12 @@ class DaskCluster:
         yield cls(_address(file), started)
       finally:
         for process in started:
-          _kill_group(process)
+          kill_group(process)
 
   def kill(self) -> None:
     """Kills the scheduler and all workers at once."""
     for process in self.processes:
-      _kill_group(process)
+      kill_group(process)
 
 
 def _address(file: str) -> str:
@@ -154,7 +154,8 @@ def _address(file: str) -> str:
     return ""
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+  """Kills a process and all others of its group."""
   with contextlib.suppress(ProcessLookupError):
     os.killpg(process.pid, signal.SIGKILL)
   process.wait()

@@ -26,7 +26,7 @@ class FailuresTest(cases.FleetTestCase):
       return {"ray": "local"}
     return {"workers": 2, "processes": name == "processes"}
 
-  @parameterized.parameters("threads", "processes", "dask")
+  @parameterized.parameters("threads", "processes", "dask", "ray")
   def test_an_item_that_fails_for_ever_is_tried_once_and_reported_each_time(self, name):
     options, key = self._engine(name), self.pieces[5].key
     for _ in range(2):
@@ -47,7 +47,7 @@ class FailuresTest(cases.FleetTestCase):
     self.assertLen(found["values"], len(self.pieces) - 1)
     self.assertLess(sample_work.calls(self.trace)[key], 8)
 
-  @parameterized.parameters("threads", "processes", "dask")
+  @parameterized.parameters("threads", "processes", "dask", "ray")
   def test_a_full_disk_stops_the_run_and_loses_nothing(self, name):
     options = self._engine(name)
     pathlib.Path(self.results).mkdir()

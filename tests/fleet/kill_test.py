@@ -75,6 +75,21 @@ class KillTest(cases.FleetTestCase):
     address = self.dask_cluster().address
     self._kill_driver({"dask": address}, {"dask": address}, lambda process: process.kill())
 
+  @unittest.skipUnless(cases.HAS_RAY, "needs Ray")
+  def test_driver_and_workers_of_ray_are_killed_and_threads_complete(self):
+    self._kill_driver({"ray": "local"}, {"workers": 3}, cases.kill_group)
+
+  @unittest.skipUnless(cases.HAS_DASK, "needs Dask")
+  def test_the_scheduler_of_dask_is_killed_and_processes_complete(self):
+    cluster = self.dask_cluster()
+
+    def kill_scheduler(process):
+      cases.kill_group(cluster.processes[0])
+      self.assertNotEqual(process.wait(), 0)
+
+    then = {"processes": True, "workers": 2}
+    self._kill_driver({"dask": cluster.address}, then, kill_scheduler)
+
   @unittest.skipUnless(cases.HAS_DASK, "needs Dask")
   def test_driver_scheduler_and_workers_of_dask_are_killed_and_threads_complete(self):
     cluster = self.dask_cluster()
