@@ -69,7 +69,7 @@ class StatsTest(absltest.TestCase):
         "stats", self.path, "--eos-id", "0", "--merge", "--results", f"{self.folder}/none"
     )
     self.assertEqual(code, 2)
-    self.assertIn("4 of 4 items have no result yet", err)
+    self.assertIn("4 of 4 pieces have no result yet", err)
 
   def test_a_page_is_written(self):
     page = pathlib.Path(self.folder, "stats.html")

@@ -70,7 +70,7 @@ class Outcome:
       if result is None:
         raise CorpusError(
             f"The result for {item} was damaged or removed. Run the command again, which does this"
-            " item again."
+            " piece again."
         )
       yield item, result
 
@@ -79,16 +79,21 @@ class Outcome:
     if self.failures:
       errors = [failure.error for failure in self.failures]
       raise scan.kind_of(errors)(
-          f"{what} ({len(errors)} of {len(self.items)} items failed):\n{scan.list_errors(errors)}\n"
+          f"{what} ({len(errors):,} of {len(self.items):,} pieces failed):\n"
+          f"{scan.list_errors(errors)}\n"
           "Everything else is done and is not done again. Fix the problem and run the command again"
           " with --retry-failed."
       )
     if self.missing:
-      shown = "\n".join(f"  {item}" for item in self.missing[:10])
+      errors = [CorpusError(str(item)) for item in self.missing]
+      files = self.results if isinstance(self.results, results_lib.ResultFiles) else None
+      where = f" in {files.place}" if files else ""
       raise CorpusError(
-          f"{what}: {len(self.missing)} of {len(self.items)} items have no result yet:\n{shown}\n"
+          f"{what}: {len(self.missing):,} of {len(self.items):,} pieces have no result yet"
+          f"{where}:\n{scan.list_errors(errors)}\n"
           "Wait for the parts that still run, or run the command without --part and --merge, which"
-          " does what is missing."
+          " does what is missing. If all parts have finished, check that they had the same options,"
+          " the same --results and the same files as this command."
       )
 
   def discard(self) -> None:
@@ -135,11 +140,15 @@ def run_work(
           "%s: %d of %s were done before.",
           description,
           run.reused,
-          english.count(len(run.items), "item"),
+          english.count(len(run.items), "piece"),
       )
     with (
         progress_bar(
-            description, total, enabled=progress, unit=unit, interval=_SECONDS_BETWEEN_LINES
+            run.describe(description),
+            total,
+            enabled=progress,
+            unit=unit,
+            interval=_SECONDS_BETWEEN_LINES,
         ) as advance,
         engines.open_engine(options, len(run.todo)) as engine,
     ):
@@ -191,6 +200,12 @@ class _Run:
     """The items that are neither done nor failed."""
     return [item for item in self.items if item.key not in self.done | self.failed]
 
+  def describe(self, description: str) -> str:
+    """Returns the text before the progress bar, with what an earlier run has left to do."""
+    if not self.reused:
+      return description
+    return f"{description} ({len(self.todo):,} of {len(self.items):,} pieces are left)"
+
   def _find_results(self, *, retry_failed: bool) -> None:
     there, again = self.results.names(), []
     for key, identity in self.identities.items():
@@ -210,7 +225,7 @@ class _Run:
     if done.status in ("unwritable", "unusable"):
       kind = WriteError if done.status == "unwritable" else WorkerError
       raise kind(
-          f"{done.text} {len(self.done)} of {english.count(len(self.items), 'item')} are done, and"
+          f"{done.text} {len(self.done):,} of {len(self.items):,} pieces are done, and"
           " are not done again."
       )
     (self.done if done.status == "ok" else self.failed)[item.key] = done.text
@@ -250,6 +265,7 @@ class _Loop:
   def run(self) -> None:
     """Does all items; leaves no task running if it raises."""
     waiting = collections.deque(self._run.todo)
+    self._warn_if_idle()
     try:
       while waiting or self._in_hand:
         try:
@@ -259,8 +275,8 @@ class _Loop:
           suspects = list(self._in_hand.values())
           self._in_hand.clear()
           logging.warning(
-              "A worker process died. %s that were in hand are done again.",
-              english.count(len(suspects), "item"),
+              "A worker process died. The %s in hand are done again.",
+              english.count(len(suspects), "piece"),
           )
           self._engine.restart()
           self._do_one_by_one(suspects)
@@ -284,6 +300,10 @@ class _Loop:
       self._ask_again = time.monotonic() + 1
     return self._known_parallelism
 
+  def _warn_if_idle(self) -> None:
+    if not self._engine.parallelism():
+      logging.warning("The cluster has no workers yet: start some, or wait for them.")
+
   def _submit(self, item: Item) -> concurrent.futures.Future[tasks.Done]:
     identity = self._run.identities[item.key]
     if self._context is None:
@@ -300,8 +320,8 @@ class _Loop:
     finished, _ = concurrent.futures.wait(
         self._in_hand, _SECONDS_BETWEEN_LINES, concurrent.futures.FIRST_COMPLETED
     )
-    if not finished and not self._engine.parallelism():
-      logging.warning("The cluster has no workers: waiting for some.")
+    if not finished:
+      self._warn_if_idle()
     for future in finished:
       self._take(future)
 
@@ -345,7 +365,7 @@ class _Loop:
     self._deaths += 1
     if self._deaths >= _MOST_DEATHS:
       raise WorkerError(
-          f"{self._deaths} items in a row got no answer from a worker. The last one: {item}:"
+          f"{self._deaths} pieces in a row got no answer from a worker. The last one: {item}:"
           f" {reason}. Check the memory of the workers, that this package is installed where they"
           ' run, and that a script that starts them has an `if __name__ == "__main__"` block.'
       )

@@ -72,7 +72,7 @@ class EnginesTest(parameterized.TestCase):
     )
 
   def test_workers_that_always_die_stop_the_run(self):
-    with self.assertRaisesRegex(WorkerError, "4 items in a row got no answer"):
+    with self.assertRaisesRegex(WorkerError, "4 pieces in a row got no answer"):
       self.run_work(killing=tuple(piece.key for piece in self.pieces))
 
   def test_threads_are_the_default(self):
