@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from maxtext_olmo import cli
+from maxtext_olmo import english
 
 _DESCRIPTION = """\
 Checks what a run needs, before it starts: versions, devices, the processes of the run, file
@@ -17,7 +18,8 @@ Start it like the run, on one process or on all of them, such as with srun; proc
 line is ok, a warning, or wrong, and says what to do.
 
 CONFIG is the config file of the run: a Python file, a config of this package by name, or a YAML or
-JSON file, such as MaxText's. --config.KEY=VALUE changes keys, as in training.
+JSON file, such as MaxText's. --config=FILE means the same. --config.KEY=VALUE changes keys, as in
+training.
 """
 
 _EPILOG = """\
@@ -43,6 +45,12 @@ def add_parser(subparsers: Any) -> None:
       allow_abbrev=False,
   )
   option("CONFIG", "config file of the run", nargs="?")
+  option(
+      "--config FILE",
+      "the same as CONFIG, so that the arguments of `train` can be used as they are",
+      otherwise="CONFIG",
+      dest="config_flag",
+  )
   option("--wait SECONDS", "how long to wait for the other processes", default=300)
 
 
@@ -74,19 +82,24 @@ def _print(findings: Sequence[Any], ok: bool) -> None:
       [(found.level, found.check, found.found, found.remedy) for found in findings],
       style=lambda row: _COLOURS[row[0]],
   )
-  counts = [f"{sum(f.level == level for f in findings)} {level}" for level in _COLOURS]
+  n_ok, n_warnings, n_wrong = (sum(f.level == level for f in findings) for level in _COLOURS)
+  counts = (f"{n_ok} ok", english.count(n_warnings, "warning"), f"{n_wrong} wrong")
   print(f"{'ok' if ok else 'NOT OK'}: {', '.join(counts)}")
 
 
 def _read_config(args: argparse.Namespace) -> Any:
-  """Returns the trainer's config; None without CONFIG and keys."""
+  """Returns the trainer's config; None without a config file and keys."""
+  from maxtext_olmo.errors import ConfigError
   from maxtext_olmo.trainers.tiny import config as config_lib
 
-  if args.config is None and not args.rest:
+  if args.config and args.config_flag:
+    raise ConfigError("Give one config file: CONFIG or --config=FILE.")
+  file = args.config or args.config_flag
+  if file is None and not args.rest:
     return None
-  if args.config and not args.config.endswith((".yml", ".yaml", ".json")):
-    return config_lib.read_config(["maxtext-olmo doctor", f"--config={args.config}", *args.rest])
+  if file and not file.endswith((".yml", ".yaml", ".json")):
+    return config_lib.read_config(["maxtext-olmo doctor", f"--config={file}", *args.rest])
   config = config_lib.read_config(["maxtext-olmo doctor", *args.rest])
-  if args.config:
-    config.update(cli.read_config(args.config, args.rest)[0])
+  if file:
+    config.update(cli.read_config(file, args.rest)[0])
   return config

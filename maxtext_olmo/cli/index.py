@@ -260,7 +260,7 @@ def run_documents(args: argparse.Namespace) -> int:
   middle, long = np.percentile(sample, [50, 99]) if count else (0, 0)
   print(
       f"{english.count(count, 'document')}, {english.count(documents.num_tokens, 'token')};"
-      f" the median length is {middle:,.0f}, and 99 % have at most {long:,.0f}."
+      f" the median length is {middle:,.0f}, and 99% have at most {long:,.0f}."
   )
   if by_csv := documents.num_boundary_files:
     print(

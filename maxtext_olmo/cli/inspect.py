@@ -133,7 +133,10 @@ def _check(args: argparse.Namespace) -> None:
   if args.step is not None and args.steps:
     raise errors.ConfigError("Give --step or --steps, not both.")
   if args.find is None and cli.has_work_options(args):
-    raise errors.ConfigError("--workers, --part and the options after them belong to --find.")
+    raise errors.ConfigError(
+        "--workers, --processes, --dask, --ray, --results, --part, --of, --merge and --retry-failed"
+        " work only with --find."
+    )
   if args.read < 0:
     raise errors.ConfigError(f"--read={args.read} must be 0 or more.")
   shown = (*asked, args.losses)

@@ -118,7 +118,7 @@ def report_part(outcome: Outcome, options: WorkOptions) -> int:
   """Prints what a command with --part has done; returns its exit code."""
   part, parts = options.part or (0, 1)
   print(
-      f"part {part} of {parts}: {english.count(len(outcome.done), 'item')} of"
+      f"part {part} of {parts}: {english.count(len(outcome.done), 'piece')} of"
       f" {len(outcome.items):,} done, {outcome.reused:,} of them before this run"
   )
   for failure in outcome.failures:

@@ -72,7 +72,10 @@ class TextUnit:
     first = self.slices[0]
     others = len(self.slices) - 1
     more = f" and {english.count(others, 'more file')}" if others else ""
-    return f"{first.path} from {first.first}{more}"
+    if not first.first:
+      return f"{first.path}{more}"
+    unit = "row group" if first.path.endswith(text_files.PARQUET) else "byte"
+    return f"{first.path} from {unit} {first.first:,}{more}"
 
   @property
   def key(self) -> str:

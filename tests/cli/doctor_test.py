@@ -21,7 +21,12 @@ class DoctorTest(absltest.TestCase):
     code, out, err = runner.run("doctor", *self.keys)
     self.assertEqual(code, 0, out + err)
     self.assertRegex(out, r"\n│ ok +│ index +│ \S+index.json: 4 files")
-    self.assertRegex(out, r"\nok: \d+ ok, \d+ warning, 0 wrong\n$")
+    self.assertRegex(out, r"\nok: \d+ ok, \d+ warnings?, 0 wrong\n$")
+
+  def test_the_arguments_of_train_are_accepted(self):
+    code, out, err = runner.run("doctor", "--config=tiny", *self.keys)
+    self.assertEqual(code, 0, out + err)
+    self.assertRegex(out, r"\n│ ok +│ config +│ valid, dataset_type=olmo_grain")
 
   def test_without_a_config_the_host_is_checked(self):
     code, out, err = runner.run("doctor")
@@ -45,7 +50,7 @@ class DoctorTest(absltest.TestCase):
     self.assertRegex(out, r"wrong +│ config +│ .*olmo_index_path.*/no.json")
 
   def test_errors_of_the_command_line_have_code_2(self):
-    for words in (["/no.py"], ["--wait=0"], ["--config.stpes=3"]):
+    for words in (["/no.py"], ["--wait=0"], ["--config.stpes=3"], ["tiny", "--config=tiny"]):
       code, out, err = runner.run("doctor", *words)
       self.assertEqual(code, 2, out)
       self.assertRegex(err, r"(?m)^error: ")

@@ -142,7 +142,7 @@ class InspectTest(absltest.TestCase):
     results = ("--results", self.create_tempdir().full_path)
     for part in (1, 0):
       out = self.inspect(*search, *results, "--part", part, "--of", 2)
-      self.assertIn(f"part {part} of 2: 1 item of 1 done", out)
+      self.assertIn(f"part {part} of 2: 1 piece of 1 done", out)
     merged = self.inspect(*search, *results, "--merge", "--json")
     self.assertEqual(merged, self.inspect(*search, "--json"))
     self.assertFalse(os.path.exists(f"{_run.index_path}.work"))
@@ -205,7 +205,7 @@ class InspectTest(absltest.TestCase):
         (("--document", 1, "--read", -1), "--read=-1 must be 0 or more"),
         (("--find", "a", "--label", "x"), "matches no label"),
         (("--step", 1, "--row", 9), "has rows 0 to 3"),
-        (("--step", 1, "--workers", 2), "belong to --find"),
+        (("--step", 1, "--workers", 2), "--merge and --retry-failed work only with --find"),
         (("--config", "/nowhere.py"), "does not exist"),
     ):
       self.assertIn(message, self.inspect(_run.checkpoints, *argv, code=2))

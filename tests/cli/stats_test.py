@@ -59,7 +59,7 @@ class StatsTest(absltest.TestCase):
           *("--part", part, "--of", "2"),
       )
       self.assertEqual(code, 0, err)
-      self.assertIn(f"part {part} of 2: 2 items of 2 done", out)
+      self.assertIn(f"part {part} of 2: 2 pieces of 2 done", out)
     merged = self.run_json("--merge", "--results", results)
     self.assertEqual(merged, self.run_json())
     self.assertFalse(os.path.exists(f"{self.path}.work"))
@@ -69,7 +69,7 @@ class StatsTest(absltest.TestCase):
         "stats", self.path, "--eos-id", "0", "--merge", "--results", f"{self.folder}/none"
     )
     self.assertEqual(code, 2)
-    self.assertIn("4 of 4 items have no result yet", err)
+    self.assertIn("4 of 4 pieces have no result yet", err)
 
   def test_a_page_is_written(self):
     page = pathlib.Path(self.folder, "stats.html")

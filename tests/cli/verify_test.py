@@ -99,11 +99,11 @@ class VerifyTest(parameterized.TestCase):
     self.assertEqual(code, 0)
     code, _, err = runner.run(*args, "--merge")
     self.assertEqual(code, 2)
-    self.assertRegex(err, "4 of 4 items have no result yet:")
+    self.assertRegex(err, "4 of 4 pieces have no result yet in .*index.json.work/verify-")
     for part, lines in (
-        (0, "part 0 of 2: 2 items of 2 done, 0 of them before this run\n"),
-        (1, "part 1 of 2: 2 items of 2 done, 0 of them before this run\n"),
-        (1, "part 1 of 2: 2 items of 2 done, 2 of them before this run\n"),
+        (0, "part 0 of 2: 2 pieces of 2 done, 0 of them before this run\n"),
+        (1, "part 1 of 2: 2 pieces of 2 done, 0 of them before this run\n"),
+        (1, "part 1 of 2: 2 pieces of 2 done, 2 of them before this run\n"),
     ):
       code, out, _ = runner.run(*args, "--part", part, "--of", 2)
       self.assertEqual(code, 0)

@@ -199,7 +199,7 @@ class MakeFromFilesTest(parameterized.TestCase):
     for part in (0, 2):
       options = options_lib.WorkOptions(results=results, part=(part, 3))
       self.assertIsNone(make.make_from_files(files, out, settings, options))
-    with self.assertRaisesRegex(CorpusError, "items have no result yet"):
+    with self.assertRaisesRegex(CorpusError, "pieces have no result yet"):
       make.make_from_files(files, out, settings, merge)
     options = options_lib.WorkOptions(results=results, part=(1, 3))
     self.assertIsNone(make.make_from_files(files, out, settings, options))

@@ -1,10 +1,13 @@
 """Each engine gives, bit for bit, what one thread gives."""
 
+import socket
 import unittest
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo.corpus.work import ray_engine
+from maxtext_olmo.errors import ConfigError
 from tests.corpus.work import sample_work
 from tests.fleet import cases
 
@@ -34,6 +37,17 @@ class EnginesTest(cases.FleetTestCase):
   def test_ray(self):
     # Each work starts a Ray cluster of its own, which takes seconds.
     self._check_all({"ray": "local"}, ("sum", "documents"))
+
+  @unittest.skipUnless(cases.HAS_RAY, "needs Ray")
+  def test_a_wrong_address_of_ray_is_refused_at_once(self):
+    with socket.socket() as unused:
+      unused.bind(("127.0.0.1", 0))
+      address = f"127.0.0.1:{unused.getsockname()[1]}"  # Bound, but nothing listens.
+      with (
+          self.assertRaisesRegex(ConfigError, f"a Ray cluster at '{address}': .*--ray auto"),
+          ray_engine.open_ray(address),
+      ):
+        self.fail("the engine was opened")
 
   def test_parts_without_an_engine(self):
     jobs = [self.job("sum", {"part": [i, 3], "workers": 1}) for i in range(3)]

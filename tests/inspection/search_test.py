@@ -99,7 +99,7 @@ class SearchTest(absltest.TestCase):
     index, files = self.corpus(["abab"])
     options = options_lib.WorkOptions(results=str(self.directory / "results"), merge=True)
     outcome = search.find_in_pieces("ab", tokenizer_lib.ByteTokenizer(), index, files, options)
-    with self.assertRaisesRegex(errors.CorpusError, "cannot be searched: 1 of 1 items have no"):
+    with self.assertRaisesRegex(errors.CorpusError, "cannot be searched: 1 of 1 pieces have no"):
       search.hits_of(outcome)
 
   def test_text_is_found_where_its_edges_are_tokenized_differently(self):

@@ -70,7 +70,7 @@ class Outcome:
       if result is None:
         raise CorpusError(
             f"The result for {item} was damaged or removed. Run the command again, which does this"
-            " item again."
+            " piece again."
         )
       yield item, result
 
@@ -79,16 +79,21 @@ class Outcome:
     if self.failures:
       errors = [failure.error for failure in self.failures]
       raise scan.kind_of(errors)(
-          f"{what} ({len(errors)} of {len(self.items)} items failed):\n{scan.list_errors(errors)}\n"
+          f"{what} ({len(errors):,} of {len(self.items):,} pieces failed):\n"
+          f"{scan.list_errors(errors)}\n"
           "Everything else is done and is not done again. Fix the problem and run the command again"
           " with --retry-failed."
       )
     if self.missing:
-      shown = "\n".join(f"  {item}" for item in self.missing[:10])
+      errors = [CorpusError(str(item)) for item in self.missing]
+      files = self.results if isinstance(self.results, results_lib.ResultFiles) else None
+      where = f" in {files.place}" if files else ""
       raise CorpusError(
-          f"{what}: {len(self.missing)} of {len(self.items)} items have no result yet:\n{shown}\n"
+          f"{what}: {len(self.missing):,} of {len(self.items):,} pieces have no result yet"
+          f"{where}:\n{scan.list_errors(errors)}\n"
           "Wait for the parts that still run, or run the command without --part and --merge, which"
-          " does what is missing."
+          " does what is missing. If all parts have finished, check that they had the same options,"
+          " the same --results and the same files as this command."
       )
 
   def discard(self) -> None:
@@ -136,11 +141,15 @@ def run_work(
           "%s: %d of %s were done before.",
           description,
           run.reused,
-          english.count(len(run.items), "item"),
+          english.count(len(run.items), "piece"),
       )
     with (
         progress_bar(
-            description, total, enabled=progress, unit=unit, interval=_SECONDS_BETWEEN_LINES
+            run.describe(description, len(todo)),
+            total,
+            enabled=progress,
+            unit=unit,
+            interval=_SECONDS_BETWEEN_LINES,
         ) as advance,
         engines.open_engine(options, len(todo)) as engine,
     ):
@@ -192,6 +201,12 @@ class _Run:
     known = self.done.keys() | self.failed.keys()
     return [item for item in self.items if item.key not in known]
 
+  def describe(self, description: str, left: int) -> str:
+    """Returns the text before the progress bar, with what an earlier run has left to do."""
+    if not self.reused:
+      return description
+    return f"{description} ({left:,} of {len(self.items):,} pieces are left)"
+
   def _find_results(self, *, retry_failed: bool) -> None:
     there, again = self.results.names(), []
     for key, identity in self.identities.items():
@@ -211,7 +226,7 @@ class _Run:
     if done.status in ("unwritable", "unusable"):
       kind = WriteError if done.status == "unwritable" else WorkerError
       raise kind(
-          f"{done.text} {len(self.done)} of {english.count(len(self.items), 'item')} are done, and"
+          f"{done.text} {len(self.done):,} of {len(self.items):,} pieces are done, and"
           " are not done again."
       )
     (self.done if done.status == "ok" else self.failed)[item.key] = done.text
@@ -255,6 +270,7 @@ class _Loop:
   def run(self, items: Sequence[Item]) -> None:
     """Does all items; leaves no task running if it raises."""
     waiting = collections.deque(items)
+    self._warn_if_idle()
     try:
       while waiting or self._in_hand:
         try:
@@ -264,8 +280,8 @@ class _Loop:
           suspects = list(self._in_hand.values())
           self._in_hand.clear()
           logging.warning(
-              "A worker process died. %s that were in hand are done again.",
-              english.count(len(suspects), "item"),
+              "A worker process died. The %s in hand are done again.",
+              english.count(len(suspects), "piece"),
           )
           self._engine.restart()
           self._do_one_by_one(suspects)
@@ -289,6 +305,10 @@ class _Loop:
       self._ask_again = time.monotonic() + 1
     return self._known_parallelism
 
+  def _warn_if_idle(self) -> None:
+    if not self._engine.parallelism():
+      logging.warning("The cluster has no workers yet: start some, or wait for them.")
+
   def _submit(self, item: Item) -> concurrent.futures.Future[tasks.Done]:
     identity = self._run.identities[item.key]
     if self._context is None:
@@ -307,8 +327,7 @@ class _Loop:
     )
     if not finished:
       self._advance(0)  # A log gets a line a minute, even if an item takes longer.
-      if not self._engine.parallelism():
-        logging.warning("The cluster has no workers: waiting for some.")
+      self._warn_if_idle()
     for future in finished:
       self._take(future)
 
@@ -353,7 +372,7 @@ class _Loop:
     if len(self._lost) >= _MOST_DEATHS:
       self._run.forget(self._lost)  # The workers are at fault, not the items.
       raise WorkerError(
-          f"{len(self._lost)} items in a row got no answer from a worker. The last one: {item}:"
+          f"{len(self._lost)} pieces in a row got no answer from a worker. The last one: {item}:"
           f" {reason}. Check the memory of the workers, that this package is installed where they"
           ' run, and that a script that starts them has an `if __name__ == "__main__"` block.'
       )

@@ -137,7 +137,11 @@ def read_config(argv: Sequence[str]) -> ConfigDict:
     raise errors.ConfigError(f"The config file is not Python: {error}.") from error
   except OSError as error:
     said = str(error).splitlines()[-1].strip()
-    raise errors.ConfigError(f"The config file cannot be loaded: {said}") from error
+    shipped = ", ".join(sorted(path.stem for path in SHIPPED.glob("[a-z]*.py")))
+    raise errors.ConfigError(
+        f"The config file cannot be loaded: {said}. Give the path of a Python file, or the name of"
+        f" a config of this package: {shipped}."
+    ) from error
   except errors.ConfigError:
     raise
   except (flags.Error, TypeError, ValueError) as error:

@@ -100,7 +100,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(self.calls(), len(self.pieces))
     with self.assertRaisesRegex(
         CorpusError,
-        rf"Sums are wrong \(1 of 10 items failed\):\n  {key} fails on purpose.\n.*--retry-failed",
+        rf"Sums are wrong \(1 of 10 pieces failed\):\n  {key} fails on purpose.\n.*--retry-failed",
     ):
       outcome.check("Sums are wrong")
     self.assertLen(self.run_work(work, retry_failed=True).failures, 1)
@@ -128,7 +128,8 @@ class RunTest(parameterized.TestCase):
     for part in (2, 0):
       outcome = self.run_work(part=(part, 3))
       self.assertEqual(list(outcome.items), self.pieces[part::3])
-    with self.assertRaisesRegex(CorpusError, "3 of 10 items have no result yet:\n  tokens 512 to"):
+    message = "3 of 10 pieces have no result yet in .*x.work/.*:\n  tokens 512 to"
+    with self.assertRaisesRegex(CorpusError, message):
       self.run_work(merge=True).check("Sums are wrong")
     self.run_work(part=(1, 3))
     merged = self.run_work(merge=True)
@@ -156,7 +157,7 @@ class RunTest(parameterized.TestCase):
 
   def test_a_result_that_cannot_be_written_stops_the_run(self):
     os.symlink("/no/such/directory", self.options.results)
-    with self.assertRaisesRegex(WriteError, "x.work.*0 of 10 items are done, and are not done aga"):
+    with self.assertRaisesRegex(WriteError, "x.work.*0 of 10 pieces are done, and are not done"):
       self.run_work()
     self.assertLess(self.calls(), 8)  # Those in hand when the first result was refused.
     os.unlink(self.options.results)
