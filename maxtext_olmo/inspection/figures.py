@@ -178,7 +178,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
     lengths = [piece.length for piece in pieces if piece.length]
     figures[number] = (
         bits.mean(),
-        len(np.unique(tokens)) / len(tokens),
+        _count_distinct(tokens) / len(tokens),
         not clean[number],
         len(ends),
         np.mean(lengths) if lengths else 0,
@@ -187,6 +187,11 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
     documents.append(_hash_documents(tokens, ends, pieces))
     surprises.append([float(bits[p.column : p.column + p.size].mean()) for p in pieces])
   return Measured(places, figures, documents, [rows.pieces[i] for i in places], surprises)
+
+
+def _count_distinct(tokens: np.ndarray) -> int:
+  ordered = np.sort(tokens)  # 20 times faster than `np.unique`, which hashes since NumPy 2.3.
+  return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def _clean(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -226,7 +231,9 @@ def token_surprise(steps: Iterable[StepRows]) -> np.ndarray:
   """Returns the surprise of each token id in bits; the last item applies to all higher ids."""
   counts = np.zeros(1, np.int64)
   for rows in steps:
-    own = np.bincount(np.concatenate([np.zeros(0, np.int64), *rows.tokens]).astype(np.int64))
+    # Convert the ids while they are joined: a step is large, so each copy of it takes time.
+    empty = np.zeros(0, np.int64)
+    own = np.bincount(np.concatenate([empty, *rows.tokens], dtype=np.int64, casting="unsafe"))
     longer, shorter = (own, counts) if len(own) > len(counts) else (counts, own)
     longer[: len(shorter)] += shorter
     counts = longer

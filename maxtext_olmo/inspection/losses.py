@@ -80,7 +80,7 @@ def read_losses(path: str, *, name: str = "", storage: Storage | None = None) ->
 
 
 def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
-  found: dict[str, dict[int, float]] = {}
+  found: dict[str, tuple[list[int], list[float]]] = {}  # The steps and values of each loss.
   positions: dict[int, int] = {}
   others: set[str] = set()
   forms: dict[tuple[Any, ...], _Form] = {}  # A cache, keyed by the names of a record's fields.
@@ -97,8 +97,9 @@ def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
       number = _number(record[key])
       if number is not None:
         if key not in found:
-          found[key] = {}
-        found[key][step] = number
+          found[key] = [], []
+        found[key][0].append(step)
+        found[key][1].append(number)
     if form.position is not None:
       position = _whole_number(record[form.position])
       if position is not None:
@@ -110,9 +111,9 @@ def _losses(path: str, records: Iterable[dict], name: str) -> Losses:
         f"{path} has no record with both a step and {name!r}. Found:"
         f" {has or 'no numbers with a step'}."
     )
-  steps = np.array(sorted(found[name]), np.int64)
-  values = np.array([found[name][step] for step in steps.tolist()])
-  return Losses(steps, values, name, positions)
+  # Reversed, because the last value of a step counts, and `unique` returns the first place.
+  steps, places = np.unique(np.array(found[name][0], np.int64)[::-1], return_index=True)
+  return Losses(steps, np.array(found[name][1])[::-1][places], name, positions)
 
 
 class _Form(NamedTuple):

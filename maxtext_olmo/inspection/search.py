@@ -120,15 +120,19 @@ class FindWork(run_lib.Work):
     end = min(piece.end + overlap * width, last)
     tail, place, left = np.zeros(0, source.token_dtype), piece.first, piece.weight
     for chunk in reading.read_range(self.files, source.path, piece.start, end):
-      tokens = np.concatenate([tail, chunk.view(source.token_dtype)])
-      first = place - len(tail)
-      place = first + len(tokens)
-      tail = tokens[max(0, len(tokens) - overlap) :]
+      tokens = chunk.view(source.token_dtype)
+      # An occurrence that crosses into this chunk is in these few tokens; the rest is not copied.
+      border, first = np.concatenate([tail, tokens[:overlap]]), place - len(tail)
+      known = border if len(tokens) < overlap else tokens
+      tail = known[max(0, len(known) - overlap) :].copy()
       advance(min(left, len(chunk)))
       left -= min(left, len(chunk))
       for query in queries:
-        for at in _occurrences(tokens, query.tokens).tolist():
+        for at in _occurrences(border, query.tokens).tolist():
           yield first + at, query
+        for at in _occurrences(tokens, query.tokens).tolist():
+          yield place + at, query
+      place += len(tokens)
 
 
 def find_text(
@@ -264,13 +268,10 @@ def _occurrences(tokens: np.ndarray, wanted: tuple[int, ...]) -> np.ndarray:
   starts = len(tokens) - len(wanted) + 1
   if starts < 1:
     return np.zeros(0, np.int64)
-  # High ids are rare tokens, so compare the two highest first: few places have both.
-  rarest = sorted(range(len(wanted)), key=lambda i: -wanted[i])
-  found = tokens[rarest[0] : rarest[0] + starts] == wanted[rarest[0]]
-  for i in rarest[1:2]:
-    found &= tokens[i : i + starts] == wanted[i]
-  at = np.flatnonzero(found)
-  for i in rarest[2:]:
+  # High ids are rare tokens, so find the highest first and compare the others only there.
+  first, *others = sorted(range(len(wanted)), key=lambda i: -wanted[i])
+  at = np.flatnonzero(tokens[first : first + starts] == wanted[first])
+  for i in others:
     at = at[tokens[at + i] == wanted[i]]
   return at
 

@@ -183,7 +183,10 @@ def examine(
   """
   _check(iterator, losses, _sample(iterator, losses))
   spikes = spike_detection.find_spikes(losses, threshold=threshold)
-  highest = spike_detection.highest_score(losses)
+  if spikes:
+    highest: tuple[float, int] | None = spikes[0].score, spikes[0].peak
+  else:
+    highest = spike_detection.highest_score(losses)
   about = (losses.name, len(losses.steps), tuple(spikes), threshold, highest)
   examined = spikes[:most_spikes]
   if not examined:
