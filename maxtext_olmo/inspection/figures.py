@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import concurrent.futures
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
+from maxtext_olmo.cores import available_cores
 from maxtext_olmo.rows import repetition
 
 FIGURES = ("rarity", "distinct", "repetition", "ends", "length", "padding", "duplicates")
@@ -168,6 +170,25 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
     eos_id: The id of the token that ends a document; negative if unknown.
   """
   places = [i for i, row in enumerate(rows.tokens) if len(row) and rows.trained[i]]
+  cores = available_cores()
+  size = max(1, -(-len(places) // cores))
+  blocks = [places[start : start + size] for start in range(0, len(places), size)]
+  # In threads, because NumPy does most of the work without the interpreter lock.
+  with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+    measured = list(pool.map(lambda block: _measure_block(rows, block, surprise, eos_id), blocks))
+  return Measured(
+      places,
+      np.concatenate([np.zeros((0, len(FIGURES) - 1)), *(block.figures for block in measured)]),
+      [row for block in measured for row in block.documents],
+      [row for block in measured for row in block.pieces],
+      [row for block in measured for row in block.surprises],
+  )
+
+
+def _measure_block(
+    rows: StepRows, places: list[int], surprise: np.ndarray, eos_id: int
+) -> Measured:
+  """Returns the figures of some rows of a step."""
   figures = np.zeros((len(places), len(FIGURES) - 1))
   clean = _clean([rows.tokens[place] for place in places])
   documents, surprises = [], []
@@ -190,7 +211,7 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
 
 
 def _count_distinct(tokens: np.ndarray) -> int:
-  ordered = np.sort(tokens)  # 20 times faster than `np.unique`, which hashes since NumPy 2.3.
+  ordered = np.sort(tokens)  # Many times faster than `np.unique`, which hashes in newer NumPys.
   return 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
