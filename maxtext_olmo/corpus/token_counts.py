@@ -40,7 +40,7 @@ class TokenCounts:
       dtype: Unsigned dtype of the tokens.
       eos_id: Token whose places are collected, which the dtype can hold; None collects none.
     """
-    self._dtype = np.dtype(dtype)
+    self._compiled = _compiled(np.dtype(dtype).str)
     self._scan = TokenScan(dtype, eos_id)
     # The count of an id is the sum of both. Entries take no memory until they are used.
     size = min(int(np.iinfo(dtype).max) + 1, MOST_IDS)
@@ -74,12 +74,17 @@ class TokenCounts:
     if not len(tokens):
       return
     self._num_ids = max(self._num_ids, top + 1)
-    kernel = _compiled(self._dtype.str).get(len(tokens))
+    kernel = self._compiled.get(len(tokens))
     if kernel is not None:
       kernel(tokens, self._low, self._high)
     else:
       found = np.bincount(tokens.astype(np.int64, copy=False))
       self._high[: len(found)] += found.astype(np.uint32)
+
+
+def compile_now(dtype: np.dtype) -> bool:
+  """Compiles the loop for a dtype, and waits for it; returns False if that is impossible."""
+  return _compiled(np.dtype(dtype).str).wait()
 
 
 @functools.cache

@@ -42,6 +42,7 @@ class TokenScan:
     # Comparing with an id that the dtype cannot hold would find nothing, slowly.
     wanted = eos_id is not None and 0 <= eos_id <= np.iinfo(dtype).max
     self._eos: Any = self._dtype.type(eos_id) if wanted else None
+    self._compiled = _compiled(self._dtype.str)
     self._matches = np.zeros(0, bool)
     self._ends = np.empty(0, np.int64)
     self._num_ends = 0
@@ -55,7 +56,7 @@ class TokenScan:
 
   def add(self, tokens: np.ndarray) -> None:
     """Scans the next tokens."""
-    kernel = _compiled(self._dtype.str).get(len(tokens))
+    kernel = self._compiled.get(len(tokens))
     if self._eos is not None and kernel is not None:
       self._make_room(len(tokens))
       top, self._num_ends = kernel(tokens, self._eos, self._ends, self._num_ends, self.count)
