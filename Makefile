@@ -283,7 +283,7 @@ $(DOLMA_VENV)/.installed:
 	  || echo "bench-fleet: dolma cannot be installed on Python $(PYTHON_VERSION), and is left out."
 	@touch $@
 
-bench-fleet: $(VENV)/.installed $(DOLMA_VENV)/.installed ## Verify, index documents and tokenize, compared with reading and with tokenizers alone, and with dolma.
+bench-fleet: $(VENV)/.installed $(DOLMA_VENV)/.installed ## Verify, index documents, count and tokenize, compared with reading and with tokenizers alone, and with dolma.
 	PYTHONPATH=. $(BIN)/python tests/benchmarks/fleet.py --dolma $(DOLMA_VENV)
 
 bench-maxtext: $(MAXTEXT_VENV)/.installed ## Count and time MaxText's own loader and this one.

@@ -131,7 +131,9 @@ class DocumentWork(run.Work):
     hasher = _DocumentHasher(self._begins_document(piece))
     scan = TokenScan(piece.source.token_dtype, self.eos_id)
     for tokens in reading.read_tokens(self.files, piece):
-      hasher.add(tokens, scan.add(tokens))
+      before, known = scan.count, len(scan.ends)
+      scan.add(tokens)
+      hasher.add(tokens, scan.ends[known:] - before)
     ends = _small(scan.ends)
     if hasher.is_open:
       rest = Piece(piece.source, piece.first + piece.count, 0)

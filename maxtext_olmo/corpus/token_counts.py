@@ -1,23 +1,24 @@
-"""Counts how often each token id occurs, and finds the ends of documents, in one pass.
+"""Counts how often each token id occurs, and finds the ends of documents.
 
-With numba (extra `[fast]`), one compiled loop does both; NumPy gives the same results until it is
-ready.
+A chunk of tokens that is in the processor's cache is scanned (`token_scan`), which also finds its
+highest id, and then counted without any checks. With numba (extra `[fast]`), a compiled loop
+counts; NumPy gives the same results until it is ready.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from maxtext_olmo import compiled
+from maxtext_olmo.corpus.token_scan import TokenScan
 
 # No tokenizer has more ids. Damaged files have, and a table of all of them would not fit in memory.
 MOST_IDS = 1 << 22
 _COMPILE_AFTER_TOKENS = 1 << 24
-_Kernel = Callable[[np.ndarray, np.ndarray, Any, bool, np.ndarray, int, int], int]
+_Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 class TokenCounts:
@@ -29,7 +30,7 @@ class TokenCounts:
   ([0, 1, 0, 2], [1])
 
   Attributes:
-    count: Number of tokens counted.
+    outside: Number of tokens whose id is `MOST_IDS` or more.
   """
 
   def __init__(self, dtype: np.dtype, eos_id: int | None = None):
@@ -39,58 +40,51 @@ class TokenCounts:
       dtype: Unsigned dtype of the tokens.
       eos_id: Token whose places are collected, which the dtype can hold; None collects none.
     """
-    self._dtype = np.dtype(dtype)
-    self._eos = self._dtype.type(eos_id or 0)
-    self._finds_ends = eos_id is not None
-    # The last entry counts all higher ids. Entries take no memory until they are used.
-    self._table = np.zeros(min(int(np.iinfo(dtype).max), MOST_IDS - 1) + 2, np.uint32)
-    self._ends = np.empty(0, np.int64)
-    self._num_ends = 0
-    self.count = 0
+    self._compiled = _compiled(np.dtype(dtype).str)
+    self._scan = TokenScan(dtype, eos_id)
+    # The count of an id is the sum of both. Entries take no memory until they are used.
+    size = min(int(np.iinfo(dtype).max) + 1, MOST_IDS)
+    self._low, self._high = np.zeros(size, np.uint8), np.zeros(size, np.uint32)
+    self._num_ids = 0
+    self.outside = 0
+
+  @property
+  def count(self) -> int:
+    """Number of tokens counted."""
+    return self._scan.count
 
   @property
   def ids(self) -> np.ndarray:
     """The count of each id, up to the highest that occurs (uint32)."""
-    return np.trim_zeros(self._table[:-1], "b")
-
-  @property
-  def outside(self) -> int:
-    """Number of tokens whose id is `MOST_IDS` or more."""
-    return int(self._table[-1])
+    return self._high[: self._num_ids] + self._low[: self._num_ids]
 
   @property
   def ends(self) -> np.ndarray:
     """Places of the EOS, counted from the first token (int64)."""
-    return self._ends[: self._num_ends]
+    return self._scan.ends
 
   def add(self, tokens: np.ndarray) -> None:
     """Counts the next tokens."""
-    kernel = _compiled(self._dtype.str).get(len(tokens))
+    self._scan.add(tokens)
+    top = self._scan.top
+    if top >= MOST_IDS:
+      inside = tokens[tokens < MOST_IDS]
+      self.outside += len(tokens) - len(inside)
+      tokens, top = inside, int(inside.max(initial=0))
+    if not len(tokens):
+      return
+    self._num_ids = max(self._num_ids, top + 1)
+    kernel = self._compiled.get(len(tokens))
     if kernel is not None:
-      self._make_room(len(tokens) if self._finds_ends else 0)
-      self._num_ends = kernel(
-          tokens,
-          self._table,
-          self._eos,
-          self._finds_ends,
-          self._ends,
-          self._num_ends,
-          self.count,
-      )
+      kernel(tokens, self._low, self._high)
     else:
-      clipped = np.minimum(tokens, MOST_IDS) if len(self._table) > MOST_IDS else tokens
-      found = np.bincount(clipped.astype(np.int64, copy=False))
-      self._table[: len(found)] += found.astype(np.uint32)
-      if self._finds_ends:
-        places = np.flatnonzero(tokens == self._eos) + self.count
-        self._make_room(len(places))
-        self._ends[self._num_ends : self._num_ends + len(places)] = places
-        self._num_ends += len(places)
-    self.count += len(tokens)
+      found = np.bincount(tokens.astype(np.int64, copy=False))
+      self._high[: len(found)] += found.astype(np.uint32)
 
-  def _make_room(self, more: int) -> None:
-    if self._num_ends + more > len(self._ends):
-      self._ends = np.concatenate([self.ends, np.empty(self._num_ends + 2 * more, np.int64)])
+
+def compile_now(dtype: np.dtype) -> bool:
+  """Compiles the loop for a dtype, and waits for it; returns False if that is impossible."""
+  return _compiled(np.dtype(dtype).str).wait()
 
 
 @functools.cache

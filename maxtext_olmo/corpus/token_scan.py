@@ -20,7 +20,7 @@ from maxtext_olmo import compiled
 
 _GROUP = 8
 _COMPILE_AFTER_TOKENS = 1 << 26  # Compiling takes a second, in which NumPy scans more than this.
-_Kernel = Callable[[np.ndarray, Any, np.ndarray], tuple[Any, int]]
+_Kernel = Callable[[np.ndarray, Any, np.ndarray, int, int], tuple[Any, int]]
 
 
 class TokenScan:
@@ -42,34 +42,37 @@ class TokenScan:
     # Comparing with an id that the dtype cannot hold would find nothing, slowly.
     wanted = eos_id is not None and 0 <= eos_id <= np.iinfo(dtype).max
     self._eos: Any = self._dtype.type(eos_id) if wanted else None
+    self._compiled = _compiled(self._dtype.str)
     self._matches = np.zeros(0, bool)
-    self._places = np.zeros(0, np.int64)
-    self._ends: list[np.ndarray] = []
+    self._ends = np.empty(0, np.int64)
+    self._num_ends = 0
     self.count = 0
     self.top = 0
 
   @property
   def ends(self) -> np.ndarray:
     """Places of the EOS, counted from the first token that was scanned (int64)."""
-    return np.concatenate([np.zeros(0, np.int64), *self._ends])
+    return self._ends[: self._num_ends]
 
-  def add(self, tokens: np.ndarray) -> np.ndarray:
-    """Scans the next tokens, and returns the places of the EOS in these (int64)."""
-    kernel = _compiled(self._dtype.str).get(len(tokens))
-    if self._eos is None:
-      found = np.zeros(0, np.int64)
-      self.top = int(tokens.max(initial=0))
-    elif kernel is not None:
-      if len(self._places) < len(tokens):
-        self._places = np.empty(len(tokens), np.int64)
-      top, count = kernel(tokens, self._eos, self._places)
-      found, self.top = self._places[:count].copy(), int(top)
+  def add(self, tokens: np.ndarray) -> None:
+    """Scans the next tokens."""
+    kernel = self._compiled.get(len(tokens))
+    if self._eos is not None and kernel is not None:
+      self._make_room(len(tokens))
+      top, self._num_ends = kernel(tokens, self._eos, self._ends, self._num_ends, self.count)
+      self.top = int(top)
     else:
-      found = self._find(tokens)
       self.top = int(tokens.max(initial=0))
-    self._ends.append(found + self.count)
+      if self._eos is not None:
+        found = self._find(tokens)
+        self._make_room(len(found))
+        self._ends[self._num_ends : self._num_ends + len(found)] = found + self.count
+        self._num_ends += len(found)
     self.count += len(tokens)
-    return found
+
+  def _make_room(self, more: int) -> None:
+    if self._num_ends + more > len(self._ends):
+      self._ends = np.concatenate([self.ends, np.empty(self._num_ends + 2 * more, np.int64)])
 
   def _find(self, tokens: np.ndarray) -> np.ndarray:
     size = -(-len(tokens) // _GROUP) * _GROUP

@@ -4,6 +4,7 @@ A tokenizer is downloaded only if its name begins with `hf:`, as in `hf:gpt2` or
 misspelt path is therefore never looked up on the Hugging Face Hub.
 """
 
+import array
 import contextlib
 import dataclasses
 import functools
@@ -103,7 +104,8 @@ class HuggingFaceTokenizer:
     """
     # Without the offsets of tokens in the text, which would take a third of the time.
     encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
-    return [np.array(encoding.ids, np.int64) for encoding in encodings]
+    # Several times as fast as `np.array` of a list.
+    return [np.array(array.array("I", encoding.ids), np.int64) for encoding in encodings]
 
   def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the ids of a text, and the bounds [first, end) of each token, in characters.

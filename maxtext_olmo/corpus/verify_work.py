@@ -104,7 +104,7 @@ class VerifyWork(run.Work):
     source, dtype = piece.source, piece.source.token_dtype
     digest = _new_hash(piece)
     scanned = TokenScan(dtype, self.eos_id)
-    bad, first_bad = 0, None
+    reads_tokens, bad, first_bad = self._reads_tokens, 0, None
     if digest is not None and piece.is_first and source.data_offset:
       digest.update(self.files.read(source.path, 0, source.data_offset))
     # An incomplete token at the end of the file counts for the checksum only.
@@ -112,12 +112,14 @@ class VerifyWork(run.Work):
     for chunk in reading.read_range(self.files, source.path, piece.start, end):
       if digest is not None:
         digest.update(chunk)
-      if not self._reads_tokens:
+      if not reads_tokens:
         continue
-      tokens = chunk[: len(chunk) // dtype.itemsize * dtype.itemsize].view(dtype)
-      place = piece.first + scanned.count
+      if rest := len(chunk) % dtype.itemsize:
+        chunk = chunk[:-rest]
+      tokens = chunk.view(dtype)
       scanned.add(tokens)
       if self.vocab_size is not None and scanned.top >= self.vocab_size:
+        place = piece.first + scanned.count - len(tokens)
         places = np.flatnonzero(tokens >= self.vocab_size)
         bad += len(places)
         first_bad = first_bad or [place + int(places[0]), int(tokens[places[0]])]

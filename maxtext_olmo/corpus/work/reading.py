@@ -44,8 +44,10 @@ def read_range(storage: Storage, path: str, start: int, end: int) -> Iterator[np
   Raises:
     CorpusError: The file cannot be read, or ends before `end`.
   """
+  stop: threading.Event | None = getattr(_thread, "stop", None)
   for chunk in _chunks(storage, path, start, end):
-    raise_if_stopped()
+    if stop is not None and stop.is_set():
+      raise concurrent.futures.CancelledError
     yield chunk
 
 
