@@ -106,9 +106,10 @@ def _compare(
 ) -> dict[str, list[dict[str, float]]]:
   """Lets the readers take turns; returns what each took in each round."""
   found: dict[str, list[dict[str, float]]] = {name: [] for name in readers}
-  for _ in range(rounds):
-    for name, python in readers.items():
-      found[name].append(_run(python, {**job, "reader": name}))
+  for number in range(rounds):
+    # Every other round is in reverse order, so that no reader always follows the same one.
+    for name in list(readers)[:: -1 if number % 2 else 1]:
+      found[name].append(_run(readers[name], {**job, "reader": name}))
   return found
 
 

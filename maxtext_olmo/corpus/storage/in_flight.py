@@ -9,7 +9,8 @@ future, and a read of many ranges wakes its caller only once, at its end:
 
 By Little's law, the number of requests in flight is the request rate times the latency. At low
 latency, a few threads reach the highest rate that a process can handle, and more threads would only
-compete for the GIL. The limit therefore follows the measured latency.
+compete for the GIL. The limit therefore follows the measured latency. When it falls, surplus
+threads end, because reads take more CPU time in a process with hundreds of threads, even idle ones.
 
 Threads send requests without taking a lock: a thread that waits for the GIL while it holds a lock
 blocks all others. Operations on deques and iterators are atomic, so no lock is needed.
@@ -56,7 +57,8 @@ class InFlight:
     self._queue: collections.deque[tuple[_Read, Any]] = collections.deque()
     self._running = 0
     self._latencies: list[float] = []
-    self._pool = concurrent.futures.ThreadPoolExecutor(MOST_THREADS, "olmo-get")
+    self._pool = _new_pool()
+    self._most_running = 0  # Since `_pool` was created, so it has about as many threads.
     self._closed = False
 
   def run(self, send: Callable[[Any], None], requests: Sequence[Any]) -> None:
@@ -71,6 +73,7 @@ class InFlight:
         for _ in range(min(self.limit - self._running, len(requests))):
           self._pool.submit(self._work)
           self._running += 1
+          self._most_running = max(self._most_running, self._running)
       except RuntimeError as error:  # The interpreter is exiting, or no thread can be started.
         if not self._running:  # Otherwise, the threads already running send the requests.
           read.error = error
@@ -140,6 +143,14 @@ class InFlight:
       if latencies:  # Otherwise, another thread has just updated the limit.
         wanted = round(MOST_PER_SECOND * _SHORTEST_TO_TYPICAL * min(latencies))
         self.limit = min(max(wanted, _FEWEST), MOST_THREADS)
+        if self._most_running > 2 * self.limit and not self._closed:
+          # The threads of the old pool end when they have nothing to do.
+          self._pool.shutdown(wait=False)
+          self._pool, self._most_running = _new_pool(), 0
+
+
+def _new_pool() -> concurrent.futures.ThreadPoolExecutor:
+  return concurrent.futures.ThreadPoolExecutor(MOST_THREADS, "olmo-get")
 
 
 class _Read:

@@ -57,6 +57,35 @@ def plan_requests(
   """
   order = np.lexsort((offsets, sources))
   order = order[sizes[order] > 0]
+  if not len(order):
+    return []
+  if not _need_joining(sources[order], offsets[order], sizes[order], most_bytes):
+    order.sort()
+    columns = (sources[order], offsets[order], sizes[order], places[order])
+    return [
+        Request(source, offset, offset + size, [Copy(offset, size, place)])
+        for source, offset, size, place in zip(*(column.tolist() for column in columns))
+    ]
+  return _join(order, sources, offsets, sizes, places, most_bytes)
+
+
+def _need_joining(
+    sources: np.ndarray, offsets: np.ndarray, sizes: np.ndarray, most_bytes: int
+) -> bool:
+  """Returns whether any of the sorted ranges touch or are too long for one request."""
+  touch = (sources[1:] == sources[:-1]) & (offsets[1:] <= offsets[:-1] + sizes[:-1])
+  return bool(touch.any() or sizes.max() > most_bytes)
+
+
+def _join(
+    order: np.ndarray,
+    sources: np.ndarray,
+    offsets: np.ndarray,
+    sizes: np.ndarray,
+    places: np.ndarray,
+    most_bytes: int,
+) -> list[Request]:
+  """Joins ranges that touch, and splits those that are too long; `order` sorts the ranges."""
   ranges = zip(
       order.tolist(),
       sources[order].tolist(),

@@ -49,6 +49,9 @@ class Identity(NamedTuple):
     return None if not self.tag or self.tag.startswith(_NO_ETAG) else self.tag
 
 
+_UNKNOWN = Identity()
+
+
 class _Answer(NamedTuple):
   identity: Identity
   data: Any  # A buffer.
@@ -120,7 +123,7 @@ class RemoteStorage:
     def ask() -> _Answer:
       found = stores.obstore().list_with_delimiter(target.store, target.key or None)
       objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found["objects"]}
-      return _Answer(Identity(), None, objects)
+      return _Answer(_UNKNOWN, None, objects)
 
     return dict(self._requests.send(target, lambda: f"list {target.url}", ask).objects)
 
@@ -131,7 +134,7 @@ class RemoteStorage:
     def ask() -> _Answer:
       found = stores.obstore().list(target.store, target.key or None).collect()
       objects = {f"{target.name}/{meta['path']}": _identity(meta) for meta in found}
-      return _Answer(Identity(), None, objects)
+      return _Answer(_UNKNOWN, None, objects)
 
     return list(self._requests.send(target, lambda: f"list {target.url}", ask).objects)
 
@@ -186,7 +189,7 @@ class RemoteStorage:
         yield from (data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes))
         return
     else:
-      first, end = _Answer(Identity(), None), offset + size
+      first, end = _Answer(_UNKNOWN, None), offset + size
     step = min(piece_bytes, ranges.MOST_BYTES)
     bounds = iter([(start, min(start + step, end)) for start in range(offset, end, step)])
     coming: collections.deque[concurrent.futures.Future[_Answer]] = collections.deque()
@@ -245,7 +248,7 @@ class RemoteStorage:
 
     def read(request: ranges.Request) -> None:
       answer = self._get_known(paths[request.source], request.start, request.end)
-      data = memoryview(answer).cast("B")
+      data = memoryview(answer)
       for start, size, place in request.copies:
         octets[place : place + size] = data[start - request.start : start - request.start + size]
 
@@ -268,7 +271,7 @@ class RemoteStorage:
 
   def _get_known(self, path: str, start: int, end: int) -> Any:
     """Returns a range of an object; raises if the object at this path was replaced."""
-    target, known = self._requests.locate(path), self._known.get(path, Identity())
+    target, known = self._requests.locate(path), self._known.get(path, _UNKNOWN)
     answer = self._get(target, start, end, known)
     if known.size is None or not known.tag:
       # Meanwhile, another thread may have seen a different object.
@@ -279,7 +282,7 @@ class RemoteStorage:
   def _note_identity(self, path: str, found: Identity) -> Identity:
     """Adds the size and tag that were found to what is known of an object; returns the result."""
     with self._lock:
-      first = self._known.get(path, Identity())
+      first = self._known.get(path, _UNKNOWN)
       known = Identity(found.size if first.size is None else first.size, first.tag or found.tag)
       self._known[path] = known
     return known

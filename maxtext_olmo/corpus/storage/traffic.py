@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import math
 import threading
@@ -9,9 +10,8 @@ import time
 from typing import Any
 
 # Latencies are counted in buckets from 0.1 ms to 160 s, each 25% wider than the one before.
-_SHORTEST = 1e-4
-_GROWTH = math.log(1.25)
-_CLASSES = 64
+_SHORTEST, _GROWTH = 1e-4, 1.25
+_BOUNDS = [_SHORTEST * math.pow(_GROWTH, place) for place in range(1, 64)]
 _LONGEST_LOG = 1024
 _BEGAN = (1, 0.0, 0)
 
@@ -33,7 +33,7 @@ class Traffic:
     # no lock, so threads do not wait for each other.
     self._log: collections.deque[tuple[int, float, int]] = collections.deque()
     self._requests = self._retries = self._throttled = self._bytes = self._in_flight = 0
-    self._latencies = [0] * _CLASSES
+    self._latencies = [0] * (len(_BOUNDS) + 1)
     self._failing: dict[str, tuple[float, str]] = {}  # store → (since, reason)
 
   def began(self) -> None:
@@ -59,8 +59,7 @@ class Traffic:
         continue
       self._in_flight -= 1
       self._bytes += size
-      place = int(math.log(max(seconds, _SHORTEST) / _SHORTEST) / _GROWTH)
-      self._latencies[min(place, _CLASSES - 1)] += 1
+      self._latencies[bisect.bisect(_BOUNDS, seconds)] += 1
 
   def failed(self, *, retried: bool, throttled: bool) -> None:
     """Counts a request that failed."""
@@ -118,5 +117,5 @@ def _percentile(latencies: list[int], share: float) -> float:
   for place, count in enumerate(latencies):
     seen += count
     if count and seen >= wanted:
-      return _SHORTEST * math.exp((place + 0.5) * _GROWTH)
+      return _SHORTEST * math.pow(_GROWTH, place + 0.5)
   return 0.0

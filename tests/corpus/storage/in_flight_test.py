@@ -53,6 +53,19 @@ class InFlightTest(absltest.TestCase):
     self.threads.run(lambda _: time.sleep(0.05), range(600))
     self.assertEqual(self.threads.limit, 256)
 
+  def test_threads_end_when_the_limit_falls(self):
+    before = set(threading.enumerate())
+
+    def count():
+      return len(set(threading.enumerate()) - before)
+
+    together = threading.Barrier(256)  # Passed only if 256 threads are running.
+    self.threads.run(lambda _: together.wait(), range(256))
+    deadline = time.monotonic() + 60
+    while self.threads.limit > 64 or count() > 128:
+      self.assertLess(time.monotonic(), deadline, f"{count()} threads, limit {self.threads.limit}")
+      self.threads.run(lambda _: None, range(1000))
+
   def test_close_gives_up_what_was_not_sent(self):
     began, end, raised = threading.Event(), threading.Event(), []
 
