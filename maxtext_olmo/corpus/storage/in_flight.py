@@ -10,7 +10,7 @@ future, and a read of many ranges wakes its caller only once, at its end:
 By Little's law, the number of requests in flight is the request rate times the latency. At low
 latency, a few threads reach the highest rate that a process can handle, and more threads would only
 compete for the GIL. The limit therefore follows the measured latency. When it falls, surplus
-threads end, because reads take more CPU time in a process with hundreds of threads, even idle ones.
+threads end: idle ones take memory and, in most measurements, CPU time from the others.
 
 Threads send requests without taking a lock: a thread that waits for the GIL while it holds a lock
 blocks all others. Operations on deques and iterators are atomic, so no lock is needed.
