@@ -1,4 +1,4 @@
-"""`maxtext-olmo index build`, `show` and `documents`; see also `index_mixture` and `index_pack`."""
+"""`maxtext-olmo index build`, `show` and `documents`; the other commands are in `index_*`."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
 from maxtext_olmo import english
+from maxtext_olmo.cli import index_checksums
 from maxtext_olmo.cli import index_mixture
 from maxtext_olmo.cli import index_pack
 from maxtext_olmo.corpus import urls
@@ -24,12 +25,13 @@ example:
 
 
 def add_parser(subparsers: Any) -> None:
-  """Adds `index build`, `index mixture`, `index show` and `index documents`."""
+  """Adds `index` and its commands."""
   group = subparsers.add_parser("index", help="build an index of token files, or show one")
   commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
   _add_build(commands)
   index_mixture.add_parser(commands)
   index_pack.add_parser(commands)
+  index_checksums.add_parser(commands)
   option = cli.add_command(
       commands,
       "show",
@@ -106,7 +108,8 @@ def _add_build(commands: Any) -> None:
   option(
       "--checksums",
       "record a checksum of each file for `verify`; reads all data. xxh3-pieces is the one that"
-      " `verify` checks piece by piece, on many machines at the same time",
+      " `verify` checks piece by piece, on many machines at the same time; `index checksums` adds"
+      " it later, on many machines too",
       otherwise="none",
       choices=("xxh3", "sha256", "xxh3-pieces"),
   )

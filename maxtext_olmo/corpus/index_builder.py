@@ -106,11 +106,6 @@ def build_index(
     wanted = token_dtype(dtype)
     known = scan_objects.scan_objects(full, wanted, storage, npy_headers=npy_headers, **settings)
     infos = scan.scan_files(full, wanted, storage, known=known, **settings)
-  sums: Sequence[str | None] = [None] * len(full)
-  if checksums is not None:
-    sizes = [info.size_bytes for info in infos]
-    sums = scan.checksum_files(full, sizes, checksums, storage, workers=workers, progress=progress)
-
   unplaced = [
       OlmoNpyFileEntry(
           path=paths.relative_to(base, path),
@@ -120,10 +115,9 @@ def build_index(
           instance_offset=0,
           size_bytes=info.size_bytes,
           data_offset=info.data_offset,
-          checksum=checksum,
           etag=info.etag,
       )
-      for path, (_, label), info, checksum in zip(full, given, infos, sums)
+      for path, (_, label), info in zip(full, given, infos)
   ]
   index = make_index(
       unplaced,
@@ -133,6 +127,13 @@ def build_index(
       base=base,
       max_target_sequence_length=max_target_sequence_length,
   )
+  if checksums is not None:
+    # Imported here, because starting a run needs an index, but nothing that computes checksums.
+    from maxtext_olmo.corpus import checksum_files
+
+    index = checksum_files.add_checksums(
+        index, checksums, workers=workers, progress=progress, storage=storage
+    )
   return index if extends is None else keep_split(index, extends)
 
 

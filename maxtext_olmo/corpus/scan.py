@@ -1,7 +1,6 @@
-"""Scans many files in parallel: sizes and headers with one small read each, checksums in one pass.
+"""Scans many files in parallel: sizes and headers, with one small read each.
 
-Uses threads, because the time is spent waiting for a disk or a mount, or hashing without the
-interpreter lock.
+Uses threads, because the time is spent waiting for a disk or a mount.
 """
 
 import concurrent.futures
@@ -13,8 +12,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from maxtext_olmo.cores import available_cores
-from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import npy_header
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.storage import reason
@@ -169,29 +166,3 @@ def scan_files(
 
     results, errors = map_files(scan, len(full_paths), workers=workers)
   return all_or_error(results, errors, "Token files cannot be indexed")
-
-
-def checksum_files(
-    full_paths: Sequence[str],
-    sizes: Sequence[int],
-    algorithm: str,
-    storage: Storage,
-    *,
-    workers: int | None,
-    progress: bool,
-) -> list[str]:
-  """Returns the checksum of each file as `algorithm:hex`; reads files in pieces."""
-  algorithm = checksums.full_name(algorithm)
-  with progress_bar("Checksums", sum(sizes), enabled=progress, unit="bytes") as advance:
-
-    def checksum(i: int) -> str:
-      digest = checksums.new_hash(algorithm)
-      for piece in storage.pieces(full_paths[i], piece_bytes=CHUNK_BYTES):
-        digest.update(piece)
-        advance(len(piece))
-      return f"{algorithm}:{digest.hexdigest()}"
-
-    # Hashing needs a core per thread; more threads than cores only compete for the disk.
-    workers = min(available_cores(), DEFAULT_WORKERS if workers is None else workers)
-    results, errors = map_files(checksum, len(full_paths), workers=workers, block=1)
-  return all_or_error(results, errors, "Token files cannot be read")

@@ -147,6 +147,7 @@ def check_pieces(
     vocab_size: int | None = None,
     eos_id: int | None = None,
     path_remap: Mapping[str, str] | None = None,
+    description: str = "Verifying",
     progress: bool = False,
     storage: Storage | None = None,
     piece_bytes: int = pieces_lib.PIECE_BYTES,
@@ -159,6 +160,7 @@ def check_pieces(
     vocab_size: Token ids must be below this; None does not check ids.
     eos_id: Id that ends documents; None does not check the EOS.
     path_remap: prefix → replacement, for paths that begin differently on this machine.
+    description: Text before the progress bar.
     progress: Whether to show a progress bar.
     storage: Storage that holds the files; `open_storage()` by default.
     piece_bytes: Size of a piece in bytes, for files without a checksum.
@@ -178,7 +180,7 @@ def check_pieces(
       options,
       # The checksums decide what is computed, and are not part of the fingerprint.
       fingerprint=f"{index.fingerprint} {index.annotations}",
-      description="Verifying",
+      description=description,
       progress=progress,
   )
 
@@ -201,7 +203,7 @@ def make_report(
     eos_id: The EOS that it was given.
   """
   dataclasses.replace(outcome, failures=()).check("The corpus cannot be verified")
-  files = _files_of(outcome)
+  files = files_of(outcome)
   findings = [finding for file in files for finding in _file_findings(file, vocab_size)]
   documents = DocumentLengths.total([file.lengths for file in files if file.lengths is not None])
   findings += _eos_findings(eos_id, files, documents)
@@ -236,7 +238,7 @@ def _check_size(index: OlmoNpyIndex, files: TokenFiles, file_id: int) -> None:
     raise CorpusError(f"{path}: expected {expected} bytes, found {found}")
 
 
-def _files_of(outcome: run_lib.Outcome) -> list[FileCheck]:
+def files_of(outcome: run_lib.Outcome) -> list[FileCheck]:
   """Returns what was found in each file, in file order."""
   found: dict[int, FileCheck] = {}
   for file, group in itertools.groupby(outcome, key=lambda pair: pair[0].file):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,20 +195,23 @@ def examine(
   _check(iterator, losses, (step for steps, _ in to_compare for step in steps))
   eos_id = _eos_id(iterator)
   contrasts = []
+  loss_tokens: dict[int, int] = {}  # by step
+
+  def read(step: int) -> figures_lib.StepRows:
+    explanation = _explain(iterator, step)
+    loss_tokens[step] = sum(row.loss_tokens for row in explanation.rows)
+    return _step_rows(explanation)
+
   with progress_lib.progress_bar(
       "comparing steps", len(examined), enabled=progress, unit="spikes"
   ) as advance:
     for steps, calm_steps in to_compare:
       known = [step for step in calm_steps if step >= iterator.history.entries[0].step]
-      contrasts.append(
-          contrast_lib.contrast(
-              lambda step: _step_rows(_explain(iterator, step)), steps, known, eos_id=eos_id
-          )
-      )
+      contrasts.append(contrast_lib.contrast(read, steps, known, eos_id=eos_id))
       advance(1)
   merged = contrast_lib.merge(contrasts)
   wanted = [one.rows[:most_rows] for one in (merged, *contrasts)]
-  rows = _read_rows(iterator, (row for rows in wanted for row in rows), tokenizer)
+  rows = _read_rows(iterator, (row for rows in wanted for row in rows), loss_tokens, tokenizer)
   groups = [tuple(examined), *((spike,) for spike in examined)]
   together, *each = (
       Examined(group, one, tuple(Suspect(row, *rows[row.step, row.row]) for row in own))
@@ -293,20 +296,26 @@ _Row = tuple[explain.RowExplanation, tuple[tuple[str, str], ...]]
 
 
 def _read_rows(
-    iterator: iterator_lib.BatchIterator, rows: Iterable[contrast_lib.RowScore], tokenizer: Any
+    iterator: iterator_lib.BatchIterator,
+    rows: Iterable[contrast_lib.RowScore],
+    loss_tokens: Mapping[int, int],
+    tokenizer: Any,
 ) -> dict[tuple[int, int], _Row]:
-  """Returns some rows of a run and their text, keyed by step and row."""
+  """Returns some rows of a run and their text, keyed by step and row.
+
+  Args:
+    loss_tokens: step → number of tokens of the whole step that are in the loss.
+  """
   wanted: dict[int, set[int]] = collections.defaultdict(set)
   for score in rows:
     wanted[score.step].add(score.row)
   found: dict[tuple[int, int], _Row] = {}
   for step, numbers in wanted.items():
-    explanation = iterator.explain(step)
-    for number in numbers:
-      row = explanation.rows[number]
-      row = dataclasses.replace(row, tokens=row.tokens.copy())  # Not a view of the whole batch.
+    for row in iterator.explain(step, sorted(numbers)).rows:
+      share = row.loss_tokens / max(1, loss_tokens[step])
+      row = dataclasses.replace(row, loss_share=share)
       text = () if tokenizer is None else tuple(text_lib.pieces(row, tokenizer))
-      found[step, number] = row, text
+      found[step, row.row] = row, text
   return found
 
 

@@ -1,13 +1,11 @@
 """Tests of scanning many files at once."""
 
-import hashlib
 import io
 import os
 import pathlib
 import threading
 
 import numpy as np
-import xxhash
 from absl.testing import absltest
 from absl.testing import parameterized
 
@@ -119,28 +117,6 @@ class ScanTest(parameterized.TestCase):
         CorpusError, "^gs://b/x is a URL, but LocalStorage reads local files only"
     ):
       scan.scan_file("gs://b/x", _U4, _LOCAL)
-
-  @parameterized.parameters("sha256", "xxh3")
-  def test_checksums_are_of_the_whole_file(self, algorithm):
-    contents = [b"", b"abc", os.urandom(scan.CHUNK_BYTES + 3)]
-    for i, content in enumerate(contents):
-      (self.dir / str(i)).write_bytes(content)
-    own = hashlib.sha256 if algorithm == "sha256" else xxhash.xxh3_128
-    found = scan.checksum_files(
-        [str(self.dir / str(i)) for i in range(3)],
-        [len(content) for content in contents],
-        algorithm,
-        _LOCAL,
-        workers=None,
-        progress=False,
-    )
-    self.assertEqual(found, [f"{algorithm}:{own(content).hexdigest()}" for content in contents])
-
-  def test_an_unknown_checksum_is_an_error_before_anything_is_read(self):
-    with self.assertRaisesRegex(
-        ConfigError, "Unknown checksum 'md5': it must be one of xxh3, sha256"
-    ):
-      scan.checksum_files(["/no/such"], [1], "md5", _LOCAL, workers=None, progress=False)
 
   def test_a_directory_is_not_a_token_file(self):
     with self.assertRaisesRegex(CorpusError, "is not a regular file"):

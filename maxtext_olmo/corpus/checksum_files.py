@@ -1,0 +1,99 @@
+"""Computes the checksums of a corpus piece by piece, on one machine or on many.
+
+    outcome = sum_pieces(index, "xxh3-pieces", options)
+    index = with_checksums(index, "xxh3-pieces", outcome)
+
+The work is that of `verify`, which computes a checksum to compare it with the one in the index.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from maxtext_olmo.cores import available_cores
+from maxtext_olmo.corpus import checksums
+from maxtext_olmo.corpus import scan
+from maxtext_olmo.corpus import verify
+from maxtext_olmo.corpus.index import OlmoNpyIndex
+from maxtext_olmo.corpus.storage import Storage
+from maxtext_olmo.corpus.work.options import WorkOptions
+from maxtext_olmo.corpus.work.run import Outcome
+from maxtext_olmo.errors import CorpusError
+
+_FAILED = "Checksums cannot be computed"
+
+
+def sum_pieces(
+    index: OlmoNpyIndex,
+    algorithm: str,
+    options: WorkOptions,
+    *,
+    path_remap: Mapping[str, str] | None = None,
+    progress: bool = False,
+    storage: Storage | None = None,
+) -> Outcome:
+  """Computes the checksums of the pieces of all files, or of a part of them.
+
+  Args:
+    index: Index of the corpus; checksums that it has are ignored.
+    algorithm: "xxh3", "sha256" or "xxh3-pieces"; only the last one divides files among workers.
+    options: How the work is done.
+    path_remap: prefix → replacement, for paths that begin differently on this machine.
+    progress: Whether to show a progress bar.
+    storage: Storage that holds the files; `open_storage()` by default.
+  """
+  name = checksums.full_name(algorithm)
+  return verify.check_pieces(
+      _with(index, [f"{name}:"] * len(index.files)),
+      options,
+      path_remap=path_remap,
+      description="Checksums",
+      progress=progress,
+      storage=storage,
+  )
+
+
+def with_checksums(index: OlmoNpyIndex, algorithm: str, outcome: Outcome) -> OlmoNpyIndex:
+  """Returns the index with the checksums that `sum_pieces` computed.
+
+  Raises:
+    CorpusError: A file could not be read or does not match the index, or results are missing.
+  """
+  outcome.check(_FAILED)
+  files = verify.files_of(outcome)
+  if broken := [file for file in files if file.broken is not None]:
+    errors = [CorpusError(f"{file.source.path}: {file.broken}") for file in broken]
+    raise CorpusError(
+        f"{_FAILED} ({len(errors)} of {len(files)} files):\n{scan.list_errors(errors)}"
+    )
+  name = checksums.full_name(algorithm)
+  return _with(index, [f"{name}:{file.digest}" for file in files])
+
+
+def add_checksums(
+    index: OlmoNpyIndex,
+    algorithm: str,
+    *,
+    workers: int | None = None,
+    progress: bool = False,
+    storage: Storage | None = None,
+) -> OlmoNpyIndex:
+  """Returns the index with checksums, which threads of this process compute.
+
+  Args:
+    index: Index of the corpus.
+    algorithm: "xxh3", "sha256" or "xxh3-pieces".
+    workers: Largest number of threads; hashing needs a core per thread, so there are never more.
+    progress: Whether to show a progress bar.
+    storage: Storage that holds the files; `open_storage()` by default.
+  """
+  cores = available_cores()
+  options = WorkOptions(workers=cores if workers is None else min(workers, cores))
+  outcome = sum_pieces(index, algorithm, options, progress=progress, storage=storage)
+  return with_checksums(index, algorithm, outcome)
+
+
+def _with(index: OlmoNpyIndex, sums: list[str]) -> OlmoNpyIndex:
+  files = (dataclasses.replace(entry, checksum=s) for entry, s in zip(index.files, sums))
+  return dataclasses.replace(index, files=tuple(files))
