@@ -157,14 +157,16 @@ class _Job:
       items: Sequence[tasks.Item],
       options: options_lib.WorkOptions,
       description: str,
+      unit: str = "bytes",
   ) -> run_lib.Outcome:
-    """Does the items that have no result yet."""
+    """Does the items that have no result yet; `unit` is the unit of their weights."""
     return run_lib.run_work(
         work,
         items,
         _for_items(options, len(items)),
         fingerprint=self.target,
         description=description,
+        unit=unit,
         progress=self.progress,
     )
 
@@ -343,10 +345,10 @@ def _assemble(
   options = dataclasses.replace(job.options, merge=False, retry_failed=True)
   if urls.is_url(directory):
     corpus.remove_manifest()
-  outcome = job.run(work, groups, options, "Writing")
+  outcome = job.run(work, groups, options, "Writing", "tokens")
   if outcome.reused and not _is_complete(outcome, directory, itemsize):
     outcome.discard()  # The parts of an earlier run were removed.
-    outcome = job.run(work, groups, options, "Writing")
+    outcome = job.run(work, groups, options, "Writing", "tokens")
   outcome.check("Some files were not written")
   written = set()
   for group, result in outcome:
