@@ -276,7 +276,7 @@ def run_copy(args: argparse.Namespace) -> int:
       progress=True,
   )
   mix = copy_lib.write_manifest(chosen, output)
-  again = f", {summary.skipped:,} were there already" if summary.skipped else ""
+  again = f", {summary.skipped:,} were already there" if summary.skipped else ""
   print(
       f"Copied {summary.copied:,} of {english.count(len(files), 'file')}, {summary.bytes:,} bytes"
       f"{again}.\n"

@@ -14,8 +14,8 @@ Checks what a run needs, before it starts: versions, devices, the processes of t
 descriptors, clocks, the index, the storage of the corpus, checkpoint_dir, and that all hosts have
 the same config and code. Trains nothing, and changes nothing.
 
-Start it like the run, on one process or on all of them, such as with srun; process 0 prints. Each
-line is ok, a warning, or wrong, and says what to do.
+Start it the way you start the run, in one process or in all of them, for example with srun; process
+0 prints the findings. Each line is ok, a warning, or wrong, and says what to do.
 
 CONFIG is the config file of the run: a Python file, a config of this package by name, or a YAML or
 JSON file, such as MaxText's. --config=FILE means the same. --config.KEY=VALUE changes keys, as in

@@ -56,8 +56,8 @@ def _add_build(commands: Any) -> None:
       help="build the index of the files of a mix",
       description=(
           "Checks each file of a mix once and writes the index that training reads. Local files"
-          " take a stat and a small read; of objects in a store, only sizes and ETags are asked"
-          " for."
+          " take a stat and a small read; for objects in a store, only sizes and ETags are"
+          " requested."
       ),
       epilog=_BUILD_EPILOG,
   )
@@ -107,9 +107,9 @@ def _add_build(commands: Any) -> None:
   )
   option(
       "--checksums",
-      "record a checksum of each file for `verify`; reads all data. xxh3-pieces is the one that"
-      " `verify` checks piece by piece, on many machines at the same time; `index checksums` adds"
-      " it later, on many machines too",
+      "record a checksum of each file for `verify`; reads all data. `verify` can check xxh3-pieces"
+      " piece by piece, on many machines at the same time; `index checksums` can add it later, also"
+      " on many machines",
       otherwise="none",
       choices=("xxh3", "sha256", "xxh3-pieces"),
   )
@@ -123,7 +123,7 @@ def _add_build(commands: Any) -> None:
   option(
       "--npy-headers",
       "look for .npy headers in objects of a store, with a small read of each",
-      otherwise="no byte of them is read; headers of local files are always found",
+      otherwise="objects are not read; headers of local files are always found",
       action="store_true",
   )
   cli.add_storage_options(option)
@@ -145,7 +145,7 @@ def _add_documents(commands: Any) -> None:
   option("--eos-id ID", "the token that ends a document", required=True, type=int)
   option(
       "--boundaries RULE",
-      "'auto' prefers boundary files; 'eos' and 'csv' are those of dataset_type=olmo_padded",
+      "'auto' prefers boundary files; 'eos' and 'csv' are the rules of dataset_type=olmo_padded",
       default="auto",
       choices=("auto", "eos", "csv"),
   )
@@ -267,7 +267,7 @@ def run_documents(args: argparse.Namespace) -> int:
   )
   if by_csv := documents.num_boundary_files:
     print(
-        f"Boundary files (csv.gz) gave the documents of {by_csv:,} of"
+        f"Boundary files (csv.gz) list the documents of {by_csv:,} of"
         f" {english.count(documents.num_files, 'file')}."
     )
   named = documents.names.named if documents.names else 0

@@ -25,9 +25,9 @@ def add_parser(commands: Any) -> None:
       run,
       help="add checksums of the files to an index, for `verify`",
       description=(
-          "Reads all files of an index and writes the index again with a checksum of each file,"
-          " which `verify` compares. The fingerprint of the index does not change, so runs that use"
-          " it are not affected. `index build --checksums` does the same on one machine."
+          "Reads all files of an index and writes the index again, with a checksum of each file for"
+          " `verify` to check. The fingerprint of the index does not change, so runs that use it"
+          " are not affected. `index build --checksums` does the same on one machine."
       ),
       epilog=_EPILOG,
   )

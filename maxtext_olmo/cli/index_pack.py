@@ -12,7 +12,7 @@ from maxtext_olmo import errors
 
 _DESCRIPTION = """\
 Packs the documents of a run with dataset_type=olmo_packed, and writes the plan of its rows to the
-place where the run looks for it. Without this, the first start of the run packs them, on one
+place where the run looks for it. Otherwise, the run packs them when it first starts, on one
 machine. --part, --dask and --ray use several machines.
 
 CONFIG is the config file of the run (.py, .yml, .json, with --config.KEY=VALUE as in training).
@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
       commands,
       "pack",
       run,
-      help="pack the documents of a run, as its first start would",
+      help="pack the documents of a run before it first starts",
       description=_DESCRIPTION,
       epilog=_EPILOG,
       allow_abbrev=False,
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
   index = index_builder.load_index(index_path)
   path = olmo_packed.plan_path(options, index, index_path, rule)
   if os.path.exists(path):
-    print(f"{path} is there already: nothing to do.")
+    print(f"{path} already exists: nothing to do.")
     return 0
   with atomic.write_errors(path):
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

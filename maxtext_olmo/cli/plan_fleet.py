@@ -1,4 +1,4 @@
-"""`maxtext-olmo plan --hosts`: shows what the data path needs on many hosts, and what breaks."""
+"""`maxtext-olmo plan --hosts`: what the data path needs on many hosts, and what breaks first."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace, options: Any, steps: int | None) -> int:
   if args.svg or args.html:
     raise ConfigError("--svg and --html draw the shares of labels; leave out --hosts.")
   if args.tokens_per_second is None:
-    raise ConfigError("--hosts needs --tokens-per-second, of all hosts together.")
+    raise ConfigError("--hosts needs --tokens-per-second, the total of all hosts.")
   for name in ("latency_ms", "outage_minutes"):
     if not getattr(args, name) >= 0:
       raise ConfigError(f"--{name.replace('_', '-')} must not be negative.")

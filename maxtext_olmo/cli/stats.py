@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Reads all tokens of a corpus once, and prints for each label: tokens, documents and their lengths,
 the number of distinct ids, and the entropy of the ids. Low entropy means repetitive text. --json
-also has the histogram of document lengths and the count of each id.
+also includes the histogram of document lengths and the count of each id.
 
-Large corpora are counted piece by piece. A run that is killed continues where it stopped; --part,
---dask and --ray use several machines.
+Large corpora are counted piece by piece. If the command is killed, run it again: it continues where
+it stopped. --part, --dask and --ray use several machines.
 """
 
 _EPILOG = """\

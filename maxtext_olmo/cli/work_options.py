@@ -58,20 +58,21 @@ def add_work_options(option: Callable[..., None], *, threads: bool = True) -> No
   )
   option(
       "--part I",
-      "do only every N-th piece, from piece I on, and leave the results for --merge; counts from 0",
+      "process only every N-th piece, starting with piece I (counted from 0), and leave the results"
+      " for --merge",
       otherwise="all pieces",
       type=int,
   )
   option("--of N", "number of parts, each done by a command with --part", otherwise="1", type=int)
   option(
       "--merge",
-      "read nothing, and use the results that the parts have left",
+      "read no data, and merge the results of the parts",
       otherwise="off",
       action="store_true",
   )
   option(
       "--retry-failed",
-      "do pieces again that failed in an earlier run",
+      "retry pieces that failed in an earlier run",
       otherwise="they are only listed",
       action="store_true",
   )
@@ -94,7 +95,7 @@ def work_options(args: argparse.Namespace, path: str) -> WorkOptions:
   from maxtext_olmo.corpus.work import options as options_lib
 
   if (args.part is None) != (args.of is None):
-    raise ConfigError("--part and --of belong together: --part I --of N, I from 0 to N - 1.")
+    raise ConfigError("Use --part and --of together: --part I --of N, with I from 0 to N - 1.")
   results = args.results or options_lib.default_results(path)
   options = options_lib.WorkOptions(
       workers=args.workers,

@@ -1,12 +1,12 @@
-"""Assembles the parts of a corpus from tokenized units: the second of the two works that make one.
+"""Assembles the parts of a corpus from tokenized units: the second of the two steps of making one.
 
     units    ├── u0 ──┼── u1 ──┼── u2 ──┼── u3 ──┼── u4 ──┤
     parts    ├─ part-00000 ─┼─ part-00001 ─┼─ part-00002 ─┤
     groups   ├────────────── g0 ───────────┼───── g1 ─────┤
 
 A part ends with the document that fills it, as if one process had written all documents in order.
-So the parts depend neither on how the text was divided into units, nor on who tokenized them. A
-group of parts is assembled by one worker.
+So the parts depend neither on how the text was divided into units, nor on which worker tokenized
+them. A group of parts is assembled by one worker.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PartGroup:
 
   @property
   def inputs(self) -> tuple[str, ...]:
-    """No files: the names of the units say what they contain."""
+    """No files: the names of the units identify their contents."""
     return ()
 
 

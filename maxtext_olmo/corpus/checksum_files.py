@@ -36,7 +36,7 @@ def sum_pieces(
   """Computes the checksums of the pieces of all files, or of a part of them.
 
   Args:
-    index: Index of the corpus; checksums that it has are ignored.
+    index: Index of the corpus; checksums that it already has are ignored.
     algorithm: "xxh3", "sha256" or "xxh3-pieces"; only the last one divides files among workers.
     options: How the work is done.
     path_remap: prefix → replacement, for paths that begin differently on this machine.
@@ -79,12 +79,12 @@ def add_checksums(
     progress: bool = False,
     storage: Storage | None = None,
 ) -> OlmoNpyIndex:
-  """Returns the index with checksums, which threads of this process compute.
+  """Returns the index with checksums, computed by threads of this process.
 
   Args:
     index: Index of the corpus.
     algorithm: "xxh3", "sha256" or "xxh3-pieces".
-    workers: Largest number of threads; hashing needs a core per thread, so there are never more.
+    workers: Maximum number of threads; there are never more than cores, which hashing keeps busy.
     progress: Whether to show a progress bar.
     storage: Storage that holds the files; `open_storage()` by default.
   """

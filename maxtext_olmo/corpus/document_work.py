@@ -1,13 +1,13 @@
 """Finds the documents of one piece of a token file, or of a whole file that has a boundary file.
 
-A piece gives the places of its EOS. Its first document may have begun in the piece before, and its
-last one may end in the next; `join_file` joins them:
+The result of a piece lists the places of the EOS in it. Its first document may have begun in an
+earlier piece, and its last one may end in a later one; `join_file` joins them:
 
     tokens    5  6  0  7 | 8  0  9  9 | 9  0
     piece     0            1            2
     ends      2            1            1         places in the piece
     hashes    of 5 6 0     of 9 9 9 0   none      of the documents that begin in the piece,
-              and 7 8 0                           which reads beyond the piece if one ends there
+              and 7 8 0                           wherever they end
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _DocumentHasher:
 
   def __init__(self, begins: bool):
     self._digests: list[bytes] = []
-    self._skips = not begins  # The document at hand began before the first chunk.
+    self._skips = not begins  # The current document began before the first chunk.
     self._partial: Any = None
     self.is_open = False
 
@@ -230,7 +230,7 @@ def join_file(
   """Joins the results of a file's items, and writes them to temporary files.
 
   Args:
-    folder: Directory for the temporary files. Those of the names are `document_names`' own.
+    folder: Directory for the temporary files. `document_names` manages those that hold the names.
     source: The token file.
     results: The items of the file and their results, in order.
     tail: Whether tokens after the last EOS are a document.

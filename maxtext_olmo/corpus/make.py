@@ -3,9 +3,9 @@
     files ─ plan ─► units ─ tokenize ─► token files of units ─ assemble ─► parts ─ publish ─► corpus
                     (`text_units`)      (`tokenize_units`)                 (`assemble_parts`)
 
-The corpus depends on the files and the settings alone: not on the number of workers, the engine, or
-kills. Whatever is killed, units that were tokenized stay in the results directory, and the next run
-with the same arguments continues with the rest.
+The corpus depends only on the files and the settings, not on the number of workers, the engine, or
+interruptions. If anything is killed, the units that were tokenized stay in the results directory,
+and the next run with the same arguments continues with the rest.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_from_files(
     progress: Whether to show progress bars.
 
   Returns:
-    A summary of the corpus; None if the options say to do only a part of the work.
+    A summary of the corpus; None if the options select only a part of the work.
 
   Raises:
     CorpusError: Files cannot be read, or a label has no documents.
@@ -159,7 +159,7 @@ class _Job:
       description: str,
       unit: str = "bytes",
   ) -> run_lib.Outcome:
-    """Does the items that have no result yet; `unit` is the unit of their weights."""
+    """Processes the items that have no result yet; `unit` is the unit of their weights."""
     return run_lib.run_work(
         work,
         items,
@@ -200,7 +200,7 @@ def _digest(*texts: str) -> str:
 
 
 def _for_items(options: options_lib.WorkOptions, count: int) -> options_lib.WorkOptions:
-  """Returns options with processes, but not more than there are items."""
+  """Returns options that use processes, but no more of them than there are items."""
   if options.dask or options.ray:
     return options
   workers = max(1, min(options.workers or available_cores(), count))
@@ -262,7 +262,7 @@ def _tokenize(job: _Job, units: Mapping[str, Sequence[text_units.TextUnit]]) -> 
 
 @contextlib.contextmanager
 def _tokenizer_threads(count: int | None) -> Iterator[None]:
-  """Sets the number of threads that `tokenizers` uses in each new process, unless a user has."""
+  """Sets the number of threads of `tokenizers` in each new process, unless the user has set it."""
   if count is None or _THREADS in os.environ:
     yield
     return
@@ -375,7 +375,7 @@ def _is_complete(outcome: run_lib.Outcome, directory: str, itemsize: int) -> boo
 
 
 def _remove_others(directory: str, kept: Set[str]) -> None:
-  """Removes the files that killed workers left."""
+  """Removes the files that killed workers left behind."""
   for folder, _, names in os.walk(directory):
     for name in names:
       if (path := os.path.join(folder, name)) not in kept:

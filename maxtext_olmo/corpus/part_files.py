@@ -71,7 +71,7 @@ def write_part(
   """Writes a token file and its boundary file, each atomically.
 
   Args:
-    documents: The documents. None is taken after the part is full.
+    documents: The documents. No more of them are taken once the part is full.
     path: Path or URL of the token file. A missing directory is created.
     tokens_per_file: The part is full after the document that reaches this number of tokens.
   """

@@ -43,7 +43,7 @@ class NewCorpus:
   lines: list[str] = dataclasses.field(default_factory=list)
 
   def remove_manifest(self) -> None:
-    """Removes the manifest of an existing corpus, so that it never lists a mix of old and new."""
+    """Removes the manifest of an existing corpus, so that it never lists both old and new files."""
     (writing.remove if urls.is_url(self.mix_file) else _remove_file)(self.mix_file)
 
 
@@ -63,9 +63,9 @@ def new_corpus(
     overwrite: Whether to replace an existing corpus.
     replaces: Patterns of the old corpus's files to remove, relative to `out_dir`.
     name: Name of the hidden directory in a local `out_dir`. After a kill, the next call with the
-      same name finds the files that were complete. By default, each call has its own.
-    in_place: Whether the block writes files straight to their URLs. It must call `remove_manifest`
-      before the first.
+      same name finds the files that were complete. By default, each call has a name of its own.
+    in_place: Whether the block writes files directly to their URLs. It must call `remove_manifest`
+      before it writes the first one.
 
   Raises:
     ConfigError: There is already a corpus, and `overwrite` is False.
@@ -106,10 +106,10 @@ def check_target(out_dir: str | os.PathLike[str], *, overwrite: bool) -> str:
 
 
 def check_writable(out_dir: str) -> None:
-  """Creates a missing directory, writes a file there, or an object to a bucket, and removes it.
+  """Writes and removes a test file, in a directory that is created if missing, or in a bucket.
 
   Raises:
-    WriteError: That is impossible.
+    WriteError: The file cannot be written.
   """
   if urls.is_url(out_dir):
     url = f"{out_dir.rstrip('/')}/.unfinished"

@@ -24,7 +24,7 @@ from maxtext_olmo.corpus.work import run
 from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.errors import ConfigError
 
-# A result takes 4 bytes per id of the vocabulary. With larger pieces, a large corpus has fewer.
+# A result takes 4 bytes per id of the vocabulary, so a large corpus has larger, and fewer, pieces.
 _LARGE_BYTES = 1 << 40
 _LARGE_PIECE_BYTES = 4 * pieces_lib.PIECE_BYTES
 
@@ -152,7 +152,7 @@ def make_stats(outcome: run.Outcome) -> list[Stats]:
 
 
 def add_up(parts: Iterable[Stats]) -> Stats:
-  """Returns the statistics of several labels together."""
+  """Returns the combined statistics of several labels."""
   parts = list(parts)
   ids = np.zeros(max((len(part.ids) for part in parts), default=0), np.int64)
   for part in parts:

@@ -198,7 +198,7 @@ def read_documents(
 
   Args:
     path: Path of the file.
-    separator: See `TextFormat`, as for the other arguments.
+    separator: As in `TextFormat`; so are the other arguments.
     text_field: The field that contains the text.
     id_field: The field that contains the id.
   """
@@ -213,7 +213,7 @@ def printable_path(path: str) -> str:
 
 
 def probe(path: str, form: TextFormat) -> None:
-  """Reads the beginning of a file, and raises a CorpusError if that cannot be used."""
+  """Reads the beginning of a file, and raises a CorpusError if it cannot be used."""
   if path.endswith((PARQUET, *JSON_SUFFIXES)):
     next(iter(DocumentReader(path, form)), None)
     return
@@ -281,6 +281,6 @@ def _zstd_pieces(path: str) -> Iterator[bytes]:
           raise OSError(str(error)) from error
         data = frame.unused_data if frame.eof else b""
         frame = None if frame.eof else frame
-  # The package itself does not report a file that is cut off.
+  # The package itself does not report a truncated file.
   if frame is not None:
     raise EOFError("the compressed data ends before its end marker")

@@ -6,8 +6,8 @@
 
 Hidden files are used only if they are inputs themselves.
 
-Filters select among them. A filter with a `/` is compared with the path below the input's
-directory, and any other with the name of the file; in both, `*` matches any characters.
+Filters select among the files found. A filter with a `/` is compared with the path below the
+input's directory, and any other with the name of the file; in both, `*` matches any characters.
 
     *.txt                  for all labels
     wiki=*.txt             for one label
@@ -62,11 +62,11 @@ def find_inputs(
 
   Args:
     inputs: Each `PATH` or `LABEL=PATH`: a file, a directory or a pattern.
-    include: Filters of the files to use from directories. Without a filter for its label, all files
-      of a directory are used.
-    exclude: Filters of files not to use, however they were found.
+    include: Filters for the files to use from directories. If there is no filter for its label, all
+      files of a directory are used.
+    exclude: Filters for files to leave out, however they were found.
     label: Label of inputs without one; by default, the name of the file or directory.
-    suffixes: What the names of files in a directory must end with; None for anything.
+    suffixes: Suffixes of the files to use from directories; None for all files.
 
   Raises:
     ConfigError: A filter names a label that no input has.

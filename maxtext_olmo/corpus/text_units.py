@@ -23,8 +23,8 @@ from maxtext_olmo.errors import CorpusError
 
 SMALLEST_UNIT = 2 << 20
 LARGEST_UNIT = 64 << 20
-_UNITS = 256  # Of a corpus, at least, unless they would be too small.
-_COMPRESSION = 4  # A usual ratio for text.
+_UNITS = 256  # A corpus has at least this many, unless they would be too small.
+_COMPRESSION = 4  # A typical ratio for text.
 
 
 class TextFile(NamedTuple):

@@ -1,8 +1,8 @@
 """Counts how often each token id occurs, and finds the ends of documents.
 
-A chunk of tokens that is in the processor's cache is scanned (`token_scan`), which also finds its
-highest id, and then counted without any checks. With numba (extra `[fast]`), a compiled loop
-counts; NumPy gives the same results until it is ready.
+Each chunk is scanned while it is in the processor's cache (`token_scan`), which also finds its
+highest id. It can then be counted without any checks. With numba (extra `[fast]`), a compiled loop
+does the counting; until it is ready, NumPy gives the same results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from maxtext_olmo import compiled
 from maxtext_olmo.corpus.token_scan import TokenScan
 
-# No tokenizer has more ids. Damaged files have, and a table of all of them would not fit in memory.
+# No tokenizer has more ids. Damaged files may, and a table of all of them would not fit in memory.
 MOST_IDS = 1 << 22
 _COMPILE_AFTER_TOKENS = 1 << 24
 _Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
@@ -38,7 +38,7 @@ class TokenCounts:
 
     Args:
       dtype: Unsigned dtype of the tokens.
-      eos_id: Token whose places are collected, which the dtype can hold; None collects none.
+      eos_id: Token whose places are collected; it must fit the dtype. None collects no places.
     """
     self._compiled = _compiled(np.dtype(dtype).str)
     self._scan = TokenScan(dtype, eos_id)

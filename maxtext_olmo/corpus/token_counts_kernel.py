@@ -15,10 +15,10 @@ from maxtext_olmo import compiled
 
 @compiled.jit
 def count_tokens(tokens, low, high):
-  """Counts each token in `low` (uint8), and in `high` (uint32) whenever 256 have come together.
+  """Counts each token in `low` (uint8), and adds 256 to `high` (uint32) whenever `low` overflows.
 
-  Nearly all of the time goes into stores to random places. Counters of a byte make the table of a
-  whole vocabulary so small that most of the places are in the processor's first cache.
+  Nearly all of the time goes into stores to random places. One-byte counters make the table of a
+  whole vocabulary so small that most of these places are in the processor's first-level cache.
   """
   one, zero, full = np.uint8(1), np.uint8(0), np.uint32(256)
   for i in range(len(tokens)):

@@ -1,8 +1,8 @@
 """Finds the ends of documents and the highest id, in tokens that are in the processor's cache.
 
-With numba (extra `[fast]`), one loop finds both, once it is compiled. Until then, NumPy does. It
-compares many tokens at a time, but collects the places of matches one by one; matches are rare, so
-it collects them among groups of eight tokens:
+With numba (extra `[fast]`), one loop finds both, once it is compiled. Until then, NumPy does. NumPy
+compares many tokens at a time, but collects the places of matches one by one. Matches are rare, so
+it first finds the groups of eight tokens that contain any:
 
     tokens == EOS      0 0 0 0 0 0 0 0   0 0 0 1 0 0 0 0   0 0 0 0 0 0 0 0   as bytes
     as 8-byte words    0                 not 0             0

@@ -159,7 +159,7 @@ def encode_documents(
   Args:
     texts: The documents. An empty one has no tokens, not even an EOS.
     tokenizer: The tokenizer.
-    advance: Called with the number of documents of each call.
+    advance: Called with the number of documents after each call of the tokenizer.
   """
   dtype = tokenizer_lib.dtype_for(tokenizer.vocab_size)
   eos = np.array([tokenizer.eos_id], dtype).tobytes()

@@ -1,10 +1,10 @@
-"""Tokenizes units of text files: the first of the two works that make a corpus.
+"""Tokenizes units of text files: the first of the two steps of making a corpus.
 
     units/5b1c…-07fd….npy       the tokens of the unit's documents, as in a part of a corpus
     units/5b1c…-07fd….csv.gz    length, name, slice and line of each document
 
-The line is counted from the beginning of the slice, because nobody knows the lines of the slices
-before it yet. The result of a unit says how many lines, documents and tokens each slice has.
+The line is counted from the beginning of the slice, because the number of lines in earlier slices
+is not known yet. The result of a unit says how many lines, documents and tokens each slice has.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class TokenizeUnits(tasks.Work):
   def __call__(self, unit: text_units.TextUnit) -> dict[str, Any]:
     """Tokenizes a unit; returns its file, and the fields of a `SliceResult` for each slice."""
     if multiprocessing.parent_process() is not None:
-      # The workers share the cores already.
+      # The workers already share the cores.
       os.environ.setdefault("RAYON_NUM_THREADS", "1")
     tokenizer = self.tokenizer.load()
     counts = [SliceResult() for _ in unit.slices]
     encoded = tokenize.encode_documents(self._texts(unit, counts), tokenizer)
-    # A new name each time, so that a result never belongs to the tokens of another attempt.
+    # A new name each time, so that a result never refers to the tokens of another attempt.
     file = f"{unit.key}-{uuid.uuid4().hex}.npy"
     part_files.write_part(_count(encoded, counts), f"{self.place}/{file}")
     return {"file": file, "slices": [dataclasses.astuple(one) for one in counts]}

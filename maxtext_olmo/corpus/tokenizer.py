@@ -160,7 +160,7 @@ class TokenizerSource:
   def find(
       cls, spec: str, *, name: str | None = None, eos_token: str | None = None
   ) -> "TokenizerSource":
-    """Returns the source of a tokenizer, with the digest of its present file."""
+    """Returns the source of a tokenizer, with the digest of its current file."""
     digest = _digest(spec)
     if digest and not spec.startswith(HUB):
       spec = os.path.abspath(spec)
@@ -179,8 +179,8 @@ class TokenizerSource:
 def _load_once(source: TokenizerSource) -> Tokenizer:
   if (found := _digest(source.spec)) != source.digest:
     raise ConfigError(
-        f"The tokenizer {source.spec} has the hash {found} on this host, and {source.digest} where"
-        " the work was started. Use the same file everywhere, and do not change it meanwhile."
+        f"The tokenizer {source.spec} has the hash {found} on this host, but {source.digest} where"
+        " the work was started. Use the same file everywhere, and do not change it during the work."
     )
   return load_tokenizer(source.spec, name=source.name, eos_token=source.eos_token)
 

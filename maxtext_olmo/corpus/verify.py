@@ -1,6 +1,6 @@
 """Checks that a corpus matches its index.
 
-`check_sizes` runs at every start of a run, with one stat per local file. `verify_corpus` adds the
+`check_sizes` runs whenever a run starts, with one stat per local file. `verify_corpus` adds the
 checks that read the files: dtype, ids, EOS, checksums. It reads them piece by piece, on one machine
 or on many (`verify_work`, `work`).
 """
@@ -68,7 +68,7 @@ class VerifyReport:
 
   @property
   def warnings(self) -> tuple[Finding, ...]:
-    """The findings that should be looked at."""
+    """The findings that deserve a closer look."""
     return self._of("warning")
 
   @property
@@ -194,7 +194,7 @@ def make_report(
 ) -> VerifyReport:
   """Joins the results of all pieces; raises CorpusError if pieces are missing.
 
-  A file of which a piece failed could not be read, which is a finding.
+  If a piece of a file failed, the file could not be read, which is a finding.
 
   Args:
     index: Index of the corpus.

@@ -60,11 +60,11 @@ class VerifyWork(run.Work):
   def __call__(self, item: Piece) -> dict[str, Any]:
     """Returns what was found in a piece.
 
-    `broken` says in what the file as a whole differs from the index; its tokens are not checked
-    then, which would add noise. Otherwise there are `bad` (the number of bad ids), `first_bad` (the
-    place and value of the first one), `digest` (the checksum), and the lengths of documents; the
-    last three only if they were asked for. A file that cannot be read is not a result: its pieces
-    fail, and are checked again by the next run.
+    `broken` says how the file as a whole differs from the index; its tokens are then not checked,
+    because that would only add noise. Otherwise there are `bad` (the number of bad ids),
+    `first_bad` (the place and value of the first one), `digest` (the checksum), and the lengths of
+    documents; the last three only if they were requested. A file that cannot be read has no
+    result: its pieces fail, and the next run checks them again.
     """
     broken = self._difference(item)
     if broken is not None:
@@ -75,7 +75,7 @@ class VerifyWork(run.Work):
     return {"broken": None, "bad": 0}
 
   def _difference(self, item: Piece) -> str | None:
-    """Returns in what a file differs from the index, apart from its tokens."""
+    """Returns how a file differs from the index, apart from its tokens."""
     source, path = item.source, item.source.path
     size = self.files.size(path)
     if size != source.size:
@@ -100,7 +100,7 @@ class VerifyWork(run.Work):
     return None
 
   def _read(self, piece: Piece) -> dict[str, Any]:
-    """Reads a piece once, and does all that needs its tokens."""
+    """Reads a piece once, and makes all checks that need its tokens."""
     source, dtype = piece.source, piece.source.token_dtype
     digest = _new_hash(piece)
     scanned = TokenScan(dtype, self.eos_id)
@@ -132,7 +132,7 @@ class VerifyWork(run.Work):
 
 
 def _new_hash(piece: Piece) -> checksums.Hash | None:
-  """Returns the hash for a piece: of the whole file, or the sum of a piece that others join."""
+  """Returns the hash for a piece: of the whole file, or of one piece, to be joined with others."""
   algorithm = (piece.source.checksum or "").partition(":")[0]
   if not algorithm:
     return None

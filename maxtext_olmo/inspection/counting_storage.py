@@ -14,7 +14,7 @@ from maxtext_olmo.errors import CorpusError
 
 
 class CountingStorage:
-  """Answers for the size of files, and counts reads; thread-safe.
+  """Knows the sizes of files, and counts reads; thread-safe.
 
   A range of a local file is one read. Ranges of objects are joined into requests by the code that
   joins them for a real store.
@@ -47,7 +47,7 @@ class CountingStorage:
       self.unversioned.add(path)
 
   def size(self, path: str) -> int:
-    """Returns the size of a file, and counts the question."""
+    """Returns the size of a file, and counts the call."""
     with self._lock:
       self.sizes_asked += 1
     return self._sizes[path]

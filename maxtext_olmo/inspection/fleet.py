@@ -31,7 +31,7 @@ from maxtext_olmo.rows import steps as steps_lib
 
 @dataclasses.dataclass(frozen=True)
 class HostSteps:
-  """What one host does in a step, as a mean over some steps.
+  """What one host does in a step, averaged over some steps.
 
   Attributes:
     process: The number of the host.
@@ -40,7 +40,7 @@ class HostSteps:
     reads: Reads of local files.
     requests: Requests to object stores.
     bytes: Bytes to read.
-    files: Files that a step reads from, at most.
+    files: Largest number of files that a step reads from.
     seconds: Time to find the parts of a step on this machine. Steps are computed in blocks; this
       is the share of one step.
   """
@@ -64,8 +64,8 @@ class SimulatedFleet:
     mesh: A mesh, usually of simulated devices.
     run: The run: its corpus, schedule and stream.
     rows: The row source, which maps rows to parts.
-    reader: The reader of the parts, whose storage counts.
-    storage: The storage that counts.
+    reader: The reader of the parts, which reads from `storage`.
+    storage: The storage that counts reads instead of making them.
   """
 
   options: config_lib.Options

@@ -64,7 +64,7 @@ class Limit:
 
 
 def check_limits(figures: fleet_plan.Figures, limits: Limits) -> list[Limit]:
-  """Returns the limits of a run, the one that breaks first at the beginning."""
+  """Returns the limits of a run, starting with the one that breaks first."""
   found = [*_host_limits(figures, limits)]
   if figures.remote_files:
     found += _store_limits(figures, limits)
@@ -130,8 +130,8 @@ def _store_limits(figures: fleet_plan.Figures, limits: Limits) -> Iterator[Limit
           allowed,
           "",
           "Spools are filled as fast as the store answers. If it throttles, hosts send fewer"
-          " requests, also those that the trainer waits for. Start the hosts in groups, or without"
-          " a spool until the store has scaled up.",
+          " requests, including those that the trainer waits for. Start the hosts in groups, or"
+          " without a spool until the store has scaled up.",
       )
   in_flight_needed = figures.requests_per_second * limits.latency
   yield Limit(
@@ -153,7 +153,7 @@ def _store_limits(figures: fleet_plan.Figures, limits: Limits) -> Iterator[Limit
       figures.wanted_steps_ahead,
       max(1, figures.steps_ahead),
       "",
-      "Steps are shorter than a request takes, and memory for the read-ahead is bounded. Set"
+      "A step takes less time than a request, and memory for the read-ahead is bounded. Set"
       " olmo_spool_dir, so that the next steps are on a local disk, or train closer to the bucket.",
   )
   if figures.spool_limit:
@@ -163,5 +163,5 @@ def _store_limits(figures: fleet_plan.Figures, limits: Limits) -> Iterator[Limit
         figures.spool_bytes,
         figures.spool_limit,
         "bytes",
-        f"The spool is empty before the store answers again. Set olmo_spool_gib={gib}.",
+        f"The spool runs out before the store answers again. Set olmo_spool_gib={gib}.",
     )

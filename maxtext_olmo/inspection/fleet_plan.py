@@ -62,7 +62,7 @@ class Fleet:
 
 @dataclasses.dataclass(frozen=True)
 class Figures:
-  """What a run needs. Rates are at the largest batch size; a host is the busiest one.
+  """What a run needs. Rates are for the largest batch size, figures per host for the busiest one.
 
   Attributes:
     hosts: Number of hosts.
@@ -83,20 +83,20 @@ class Figures:
     fleet_reads_per_step: Reads of local files per step, all hosts together.
     fleet_requests_per_step: Requests to stores per step, all hosts together.
     fleet_bytes_per_step: Bytes read per step, all hosts together.
-    files_per_step: Files that a step of a host reads from, at most.
+    files_per_step: Largest number of files that a step of a host reads from.
     step_seconds: Time to find the parts of a step, measured on this machine.
-    batch_bytes: Size of a host's tokens of a step in memory.
+    batch_bytes: Memory for the tokens of one step on a host.
     table_bytes: Memory of index, order and tables of parts, measured.
     batches_in_memory: Batches that are ready, being made or being sent.
     steps_ahead: Steps that the read-ahead may hold in memory.
-    wanted_steps_ahead: Steps that it holds at this latency.
+    wanted_steps_ahead: Steps that it should hold at this latency.
     order_bytes: Size of the file of a stored order, which each host needs; 0 if it is computed.
     spool_bytes: Size of a spool that bridges the outage; 0 without object stores.
     spool_limit: Size of the spool in the config; 0 without one.
     spool_steps: Steps that the configured spool holds.
     sizes_asked: `stat` calls or HEAD requests of a host at the start.
     index_requests: Requests of a host for the index.
-    versions_asked: Requests of a host for ETags that the index does not have, if it has a spool.
+    versions_asked: Requests of a host for ETags that the index lacks; 0 without a spool.
   """
 
   hosts: int

@@ -13,7 +13,7 @@ from maxtext_olmo.corpus import stats as stats_lib
 from maxtext_olmo.inspection import picture
 from maxtext_olmo.inspection import report_page
 
-_DRAWN = 12  # The largest labels are drawn.
+_DRAWN = 12  # Only this many labels, the largest, are drawn.
 _RANKS = 200
 
 
@@ -146,7 +146,7 @@ def _plots(labels: Sequence[stats_lib.Stats]) -> Any:
   drawn = [label for label in labels[:_DRAWN] if label.tokens]
   made = []
   if any(label.lengths is not None and label.lengths.documents for label in drawn):
-    figure = new("lengths", "Share of the documents by length, in tokens; a bin is an octave")
+    figure = new("lengths", "Share of documents by length in tokens, in bins of one octave")
     figure.yaxis.formatter = models.NumeralTickFormatter(format="0%")
     for label, colour in zip(drawn, picture.COLOURS):
       if label.lengths is not None and label.lengths.documents:
@@ -160,7 +160,7 @@ def _plots(labels: Sequence[stats_lib.Stats]) -> Any:
         )
     made.append(figure)
   figure = new(
-      "ids", "Share of the n-th most frequent id in the tokens, by rank n", y_axis_type="log"
+      "ids", "Share of tokens with the n-th most frequent id, by rank n", y_axis_type="log"
   )
   for label, colour in zip(drawn, picture.COLOURS):
     ranks, shares = _by_rank(label.ids)

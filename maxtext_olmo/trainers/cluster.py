@@ -26,7 +26,7 @@ from absl import logging
 from maxtext_olmo import errors
 
 WAIT_SECONDS = 300  # For the other processes, at the start.
-# JAX aborts the process if the others do not come; this module ends it before that, with a reason.
+# JAX aborts the process if the others do not connect; this module ends it first, with a reason.
 _JAX_WAITS_LONGER = 60
 _PROCESSES = "maxtext_olmo/processes"
 
@@ -80,15 +80,15 @@ def connect(
 ) -> None:
   """Connects the processes of this run; if they are already connected, only checks their number.
 
-  If the others do not come in time, the process ends: JAX cannot stop waiting for them.
+  If the others do not connect in time, the process ends: JAX cannot stop waiting for them.
 
   Args:
     address: host:port of process 0; by default `JAX_COORDINATOR_ADDRESS`.
     num_processes: The number of processes; 0 uses `JAX_NUM_PROCESSES`.
     process_id: The number of this process; -1 uses `JAX_PROCESS_ID`.
     wait_seconds: How long to wait for the other processes.
-    give_up: Called, in a thread, if the others do not come in time, before the process ends with
-      code 2; by default, logs the error.
+    give_up: Called, in a thread, if the others do not connect in time, before the process ends with
+      code 1; by default, logs the error.
 
   Raises:
     ConfigError: This is one of several tasks, or may be, and it could not connect to the others; or
@@ -103,7 +103,7 @@ def connect(
   if count is not None and this is not None and this >= count:
     raise errors.ConfigError(
         f"This is process {this}, but the run has {count} process{'es' if count > 1 else ''},"
-        f" which count from 0. To fix this, {_REMEDY}"
+        f" numbered from 0. To fix this, {_REMEDY}"
     )
   if address and count is not None:
     if count > 1:
@@ -224,7 +224,7 @@ def _detect() -> tuple[str, int] | None:
         return kind.__name__, int(kind.get_process_count())
     except Exception as error:  # JAX reads variables, or asks a metadata server or Kubernetes.
       if "KUBERNETES_SERVICE_HOST" in os.environ and _KUBERNETES_TASK not in os.environ:
-        # Most pods are not tasks of a Job, and may not ask Kubernetes anything.
+        # Most pods are not tasks of a Job, and have no permission to query Kubernetes.
         logging.info("Kubernetes does not say whether this pod belongs to a Job: %s", error)
         continue
       raise errors.ConfigError(
@@ -238,7 +238,7 @@ def _initialize(
     address: str | None, count: int | None, this: int | None, wait_seconds: int
 ) -> None:
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # JAX's own service would catch SIGTERM even while no training loop asks it (see `preemption`).
+  # JAX's own service would catch SIGTERM even when no training loop polls it (see `preemption`).
   jax.config.update("jax_enable_preemption_service", False)
   explicit = None not in (address, count, this)
   local = any(name in os.environ for name in _LOCAL_TASKS)
@@ -272,8 +272,8 @@ def _limit(
 
     address = distributed.global_state.coordinator_address or ""
     error = errors.ConfigError(
-        f"This process waited {seconds} s for the other processes of its run of {count}, so it"
-        f" stops: {_describe_coordinator(address)}. Check coordinator_address, num_processes and"
+        f"This process stops after waiting {seconds} s for the other processes of its run of"
+        f" {count}: {_describe_coordinator(address)}. Check coordinator_address, num_processes and"
         " process_id, the network between the hosts, and that all tasks have started."
     )
     if give_up is None:
@@ -299,11 +299,11 @@ def _describe_coordinator(address: str) -> str:
     socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
   except (OSError, ValueError) as error:
     return f"process 0 does not answer at {address} ({error})"
-  return f"process 0 answers at {address}, but not all processes have come"
+  return f"process 0 answers at {address}, but not all processes have connected"
 
 
 def _check_agreement(wait_seconds: int) -> None:
-  """Raises ConfigError if this process expects another number of processes than process 0."""
+  """Raises ConfigError if this process and process 0 expect different numbers of processes."""
   run = coordinator()
   if run is None:
     return
@@ -327,5 +327,5 @@ def _number(variable: str) -> int | None:
   if not text:
     return None
   if not text.isdecimal():
-    raise errors.ConfigError(f"{variable}={text!r} must be a number of processes.")
+    raise errors.ConfigError(f"{variable}={text!r} must be a whole number.")
   return int(text)

@@ -2,8 +2,8 @@
 
 Every process checks its own host (`doctor_host`). Then the processes connect as the trainer does,
 and send what they found through the coordinator's key-value store, which works even if the devices
-do not. Process 0 compares: the same versions, code, config and index everywhere, clocks that agree,
-a checkpoint_dir that all see.
+do not. Process 0 compares them: versions, code, config and index must be the same everywhere, the
+clocks must agree, and all must see the same checkpoint_dir.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _REPORTS = "maxtext_olmo/doctor/report/"
 _VERDICT = "maxtext_olmo/doctor/verdict"
 _CLOCK = "maxtext_olmo/doctor/clock/"
 _PROBE = "maxtext_olmo/doctor/probe"
-# Signed requests to object stores fail at five to fifteen minutes.
+# Signed requests to object stores fail if a clock is off by five to fifteen minutes.
 _CLOCK_WARNING, _CLOCK_WRONG = 1.0, 60.0
-# A busy host may leave a barrier late, but hardly each time.
+# A busy host may leave a barrier late, but hardly every time.
 _CLOCK_BARRIERS = 5
 _SEE_GUIDE = "see docs/guides/clusters.md"
 _NAMES = {"python": "versions", "versions": "versions", "code": "code", "config": "config"}
@@ -56,7 +56,7 @@ class Report:
 
   @classmethod
   def from_json(cls, text: str) -> Report:
-    """Returns the report that `to_json` made the text of."""
+    """Returns the report that `to_json` turned into text."""
     values = json.loads(text)
     return cls(**{**values, "findings": [Finding(**found) for found in values["findings"]]})
 
@@ -75,8 +75,8 @@ def examine(
   Args:
     config: The config of the run; None checks only what needs none.
     wait_seconds: How long to wait for other processes.
-    give_up: Called with what was found so far if the other processes do not come; the process ends
-      after that.
+    give_up: Called with what was found so far if the other processes do not connect; then the
+      process ends.
   """
   findings, facts = doctor_host.check_host(config)
   place = (
@@ -115,7 +115,7 @@ def _alone(findings: list[Finding], error: errors.ConfigError) -> list[Finding]:
 
 
 def findings_ok(findings: Sequence[Finding], check: str = "") -> bool:
-  """Returns whether nothing is wrong, or nothing of one check."""
+  """Returns whether nothing is wrong, in all checks or in one of them."""
   return not any(found.level == "wrong" and check in ("", found.check) for found in findings)
 
 
@@ -168,7 +168,7 @@ def _compare_facts(reports: Sequence[Report]) -> Iterator[Finding]:
         yield Finding(
             "wrong",
             _NAMES.get(name, "index"),
-            f"{name} of process {process} on {report.host} and of process 0 differ:"
+            f"{name}: process {process} on {report.host} and process 0 differ:"
             f" {_difference(report.facts[name], expected)}",
             "start all processes with the same code, environment, config and index",
         )
@@ -255,7 +255,7 @@ def _check_directory(
   else:
     name = run.client.blocking_key_value_get(_PROBE, 1000 * wait_seconds)
     if not (directory / name).exists():
-      wrong = f"{directory} does not have what process 0 has written there"
+      wrong = f"{directory} does not contain the file that process 0 wrote there"
   if wrong:
     remedy = "choose a directory that all hosts share and that the run may write to"
     return Finding("wrong", "checkpoint_dir", wrong, remedy)

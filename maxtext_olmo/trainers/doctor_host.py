@@ -1,6 +1,6 @@
 """Checks of one host before a run: packages, descriptors, index, storage, code and config.
 
-A check returns a finding, and does not raise for what it looks for. `doctor` compares hosts.
+A check reports what it finds, and does not raise an error for it. `doctor` compares hosts.
 """
 
 from __future__ import annotations
@@ -118,13 +118,13 @@ def _versions() -> dict[str, str]:
 
 
 def _outside_bounds(versions: dict[str, str]) -> Iterator[str]:
-  """Yields a sentence for each package whose version this package does not allow."""
+  """Yields a phrase for each package whose version this package does not allow."""
   try:
     required = importlib.metadata.requires("maxtext-olmo") or []
   except importlib.metadata.PackageNotFoundError:  # A checkout that is not installed.
     return
   for text in required:
-    match = re.match(r"([\w-]+)(?:\[[^]]*\])?\s*([^;]*)$", text)  # Without those for some Pythons.
+    match = re.match(r"([\w-]+)(?:\[[^]]*\])?\s*([^;]*)$", text)  # Not those with conditions.
     if match is None or match[1] not in versions:
       continue
     for operator, bound in re.findall(r"(>=|<)\s*([\d.]+)", match[2]):
@@ -232,7 +232,7 @@ def _check_descriptors(files: int) -> Finding:
     return Finding(
         "warning",
         "descriptors",
-        f"{found}: files are closed and opened again all the time, which is slow",
+        f"{found}: files are constantly closed and reopened, which is slow",
         f"ulimit -n {needed} before the start (the hard limit is {most})",
     )
   return Finding("ok", "descriptors", found)

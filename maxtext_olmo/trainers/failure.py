@@ -60,7 +60,7 @@ def _stop_watching() -> None:
 
 
 def add_cleanup(act: Callable[[], None]) -> None:
-  """Registers what an immediate exit has to do, since it skips `atexit` and `finally`."""
+  """Registers a function for an immediate exit to call, which skips `atexit` and `finally`."""
   _cleanups.append(act)
 
 
@@ -113,8 +113,8 @@ class _Run:
           continue
         # If the coordinator is gone, JAX ends this process.
         logging.warning(
-            "Process %d of %d no longer watches for failures of the others, because asking the"
-            " coordinator for them failed: %s",
+            "Process %d of %d no longer watches for failures of the others, because the"
+            " coordinator could not be asked for them: %s",
             self._process,
             self._processes,
             error,
@@ -149,7 +149,7 @@ class _Run:
     )
 
   def _exit(self, code: int, *, is_first: bool = False) -> NoReturn:
-    """Exits after those that must still read the error: first the others, process 0 last."""
+    """Exits, after the processes that must still read the error; process 0 exits last."""
     logging.flush()
     is_coordinator = self._process == 0
     with contextlib.suppress(Exception):

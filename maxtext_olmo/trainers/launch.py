@@ -130,7 +130,7 @@ class LocalRun:
     return outcome
 
   def terminate(self) -> None:
-    """Sends SIGTERM to the processes that are still running, which then have the grace period."""
+    """Sends SIGTERM to the processes that are still running, and starts the grace period."""
     for child in self._children:
       if child.poll() is None:
         child.send_signal(signal.SIGTERM)

@@ -223,8 +223,8 @@ class Lease:
     if self._watched is None:
       self._watched = found
       logging.warning(
-          "checkpoint_dir=%s belongs to %s. Waiting %.0f s for a sign of it; without one, this run"
-          " takes over. To take over now, delete %s.",
+          "checkpoint_dir=%s belongs to %s. Waiting %.0f s for a sign of life; without one, this"
+          " run takes over. To take over now, delete %s.",
           self._directory,
           who,
           left,

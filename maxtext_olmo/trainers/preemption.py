@@ -43,12 +43,12 @@ _ASK_SECONDS = 2.0
 _EXCHANGE_SECONDS = 0.05
 _REQUESTS = "maxtext_olmo/stop/"
 _PASSED = "maxtext_olmo/passed/"
-# Bytes in the pipe that are not numbers of signals.
+# Bytes in the pipe that are not signal numbers.
 _CLOSE, _WAKE = b"\0", b"\xff"
 
 
 class Preemption:
-  """Handles SIGTERM for the main thread of a trainer, from `with` on.
+  """Handles SIGTERM for the main thread of a trainer, inside a `with` block.
 
   The trainer calls `connected` after it has connected its processes, `begin` before its first step
   and `should_stop` after each step.
@@ -85,12 +85,12 @@ class Preemption:
     os.close(self._writer)
 
   def connected(self) -> None:
-    """Tells that the processes of the run, if there are several, are connected."""
+    """Notes that the processes of the run, if there are several, are connected."""
     self._run = cluster.coordinator()
     os.write(self._writer, _WAKE)
 
   def begin(self, first_step: int) -> None:
-    """Tells that training begins with a step."""
+    """Notes that training begins, and with which step."""
     with self._lock:
       self._passed = first_step - 1
 
@@ -102,7 +102,7 @@ class Preemption:
       return self._stop_after is not None and step >= self._stop_after
 
   def finish(self) -> None:
-    """Tells that this process has passed its last step, so others do not wait for it."""
+    """Tells the other processes that this one has passed its last step, so they need not wait."""
     with self._lock, contextlib.suppress(Exception):
       if self._run is not None and self._stop_after is None:
         self._publish(self._run)

@@ -275,7 +275,7 @@ class CorpusCopyTest(absltest.TestCase):
     copied = index_lib.load_index(self.out / "index.json")
     self.assertEqual(copied.fingerprint, index.fingerprint)
     again = self.copy(self.dir / "index.json")[1]
-    self.assertStartsWith(again, "Copied 0 of 3 files, 0 bytes, 3 were there already.\n")
+    self.assertStartsWith(again, "Copied 0 of 3 files, 0 bytes, 3 were already there.\n")
 
   def test_selections_that_are_wrong_are_errors(self):
     mix = self.dir / "data" / "mix.txt"

@@ -78,7 +78,7 @@ class IndexPackTest(absltest.TestCase):
     self.assertEqual(self.plans(), before)
     code, out, _ = runner.run("index", "pack", self.config, "--config.olmo_source_group_size=3")
     self.assertEqual(code, 0)
-    self.assertIn("is there already", out)
+    self.assertIn("already exists", out)
 
   def test_other_dataset_types_have_no_plan(self):
     code, _, err = runner.run(

@@ -85,7 +85,7 @@ class StatsTest(absltest.TestCase):
   def test_invalid_arguments_are_one_line_on_stderr(self):
     for args, message in (
         (("--top", "-1"), "--top must be 0 or more"),
-        (("--part", "1"), "--part and --of belong together"),
+        (("--part", "1"), "Use --part and --of together"),
         (("--eos-id", "65536"), "cannot occur in files of uint16"),
     ):
       code, _, err = runner.run("stats", self.path, *args)

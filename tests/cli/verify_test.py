@@ -113,7 +113,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertFalse(os.path.exists(self.work))
 
   @parameterized.parameters(
-      (("--part", 0), "--part and --of belong together"),
+      (("--part", 0), "Use --part and --of together"),
       (("--part", 2, "--of", 2), "--part must be at least 0 and below --of"),
       (("--processes", "--dask", "local"), "Choose one of"),
       (("--workers", 0), "workers must be at least 1, got 0"),

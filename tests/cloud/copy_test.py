@@ -64,7 +64,7 @@ class CopyTest(cases.BucketCase):
       process.send_signal(signal.SIGKILL)
       process.communicate()
     self.proxy.heal()
-    self.assertIn("were there already", self.copy(index, "--output", self.work, "--reread"))
+    self.assertIn("were already there", self.copy(index, "--output", self.work, "--reread"))
     self.assert_same_files(self.work)
     self.assertEmpty(list(pathlib.Path(self.work).rglob("*.part")))
 
@@ -90,7 +90,7 @@ class CopyTest(cases.BucketCase):
     options = ("--endpoint", endpoint)
     there = (self.index_path, "--output", url, *options)
     self.assertIn("Copied 4 of 4 files", self.copy(*there, "--reread", env=keys))
-    self.assertIn("0 bytes, 4 were there already", self.copy(*there, env=keys))
+    self.assertIn("0 bytes, 4 were already there", self.copy(*there, env=keys))
     # An object of the same size that is no copy is replaced.
     self.touch("part-002.npy")
     self.assertIn("Copied 1 of 4 files", self.copy(*there, env=keys))

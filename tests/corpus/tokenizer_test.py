@@ -111,7 +111,7 @@ class TokenizerSourceTest(absltest.TestCase):
     source = tokenizer_lib.TokenizerSource.find(path)
     write_tokenizer(pathlib.Path(path), "</s>")
     self.assertNotEqual(tokenizer_lib.TokenizerSource.find(path), source)
-    with self.assertRaisesRegex(ConfigError, r"words\.json has the hash .* on this host, and "):
+    with self.assertRaisesRegex(ConfigError, r"words\.json has the hash .* on this host, but "):
       source.load()
 
 

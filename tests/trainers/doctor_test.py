@@ -53,7 +53,7 @@ class CompareTest(absltest.TestCase):
   def test_only_the_keys_that_differ_are_named(self):
     facts = [{**_report().facts, "config": {"steps": n, "seed": 1}} for n in (5, 6)]
     found = list(doctor.compare([_report(facts=facts[0]), _report(facts=facts[1])]))
-    self.assertIn("config of process 1 on a and of process 0 differ: steps: 6 and 5", str(found))
+    self.assertIn("config: process 1 on a and process 0 differ: steps: 6 and 5", str(found))
     self.assertNotIn("seed", str(found))
 
   def test_reports_survive_json(self):
@@ -134,16 +134,14 @@ class DoctorTest(absltest.TestCase):
     )
     self.assertEqual([code for code, _ in outcomes], [1, 1], outcomes)
     text = outcomes[0][1]
-    self.assertRegex(
-        text, r"wrong.*config of process 1 on \S+ and of process 0 differ: .*olmo_index"
-    )
-    self.assertRegex(text, r"wrong.*indexes of process 1")
-    self.assertRegex(text, r"wrong.*does not have what process 0 has written there")
+    self.assertRegex(text, r"wrong.*config: process 1 on \S+ and process 0 differ: .*olmo_index")
+    self.assertRegex(text, r"wrong.*indexes: process 1")
+    self.assertRegex(text, r"wrong.*does not contain the file that process 0 wrote there")
 
   def test_a_process_whose_peers_do_not_come_is_wrong(self):
     (outcome,) = self.run_on(["--wait=3"], env={"JAX_NUM_PROCESSES": "2"})
     self.assertEqual(outcome[0], 1, outcome)
-    self.assertRegex(outcome[1], "wrong.*processes.*waited 3 s for the other processes")
+    self.assertRegex(outcome[1], "wrong.*processes.*waiting 3 s for the other processes")
 
   def test_a_task_that_cannot_reach_the_others_is_wrong(self):
     slurm = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}

@@ -5,7 +5,7 @@
     result    JSON values and arrays, one small file per item (`results`)
     engine    what calls the function: threads, processes, Dask or Ray (`engines`)
 
-The state of the work lies in the result files and nowhere else. Any later run, on any engine and
-with any number of workers, does only the items that have no result yet. A worker, a driver or a
-machine that is killed costs the items it was working on.
+The result files are the only state of the work. Any later run, on any engine and with any number of
+workers, processes only the items that have no result yet. If a worker, a driver or a machine is
+killed, only the items it was working on are lost.
 """

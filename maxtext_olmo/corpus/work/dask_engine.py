@@ -1,4 +1,4 @@
-"""Dask as an engine: a scheduler that runs already, or a cluster on this machine.
+"""Dask as an engine: a scheduler that is already running, or a cluster on this machine.
 
 This is the only module that imports Dask (extra `[fleet]`).
 """
@@ -26,7 +26,7 @@ class DaskEngine:
 
   def __init__(self, client: Any):
     self._client = client
-    # Tasks write files, so equal tasks must not share a result, as pure functions do.
+    # Tasks write files, so equal tasks must not share a result, as calls of a pure function could.
     self._executor = client.get_executor(pure=False)
 
   def submit(self, function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
@@ -35,7 +35,7 @@ class DaskEngine:
     return found
 
   def parallelism(self) -> int:
-    """Returns the number of threads of all workers that the cluster has now."""
+    """Returns the current number of threads of all workers in the cluster."""
     return sum(self._client.nthreads().values())
 
   def restart(self) -> None:
@@ -59,8 +59,8 @@ def open_dask(address: str, workers: int) -> Iterator[DaskEngine]:
     import distributed
   except ImportError as error:
     raise ConfigError(
-        "--dask needs Dask, which is not installed. In the checkout of this project, run"
-        " `pip install -e '.[fleet]'`, on all machines."
+        "--dask needs Dask, which is not installed. On all machines, run"
+        " `pip install -e '.[fleet]'` in the checkout of this project."
     ) from error
   with contextlib.ExitStack() as stack:
     if address == "local":

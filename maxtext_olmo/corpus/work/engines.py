@@ -1,8 +1,8 @@
-"""Engines: what does the items of a work, behind `concurrent.futures.Executor`.
+"""Engines: pools of workers that process items, submitted as in `concurrent.futures.Executor`.
 
 threads      the default on one machine; no start-up, nothing is pickled
-processes    started anew, never forked; a pool that breaks is replaced
-Dask, Ray    clusters (`dask_engine`, `ray_engine`), imported only if they are asked for
+processes    spawned, never forked; a pool that breaks is replaced
+Dask, Ray    clusters (`dask_engine`, `ray_engine`), imported only on request
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Engine(Protocol):
     """Calls a function in a worker."""
 
   def parallelism(self) -> int:
-    """Returns the number of tasks that run at the same time now; it may change."""
+    """Returns how many tasks can currently run at the same time; the number may change."""
 
   def restart(self) -> None:
     """Replaces workers after a `BrokenExecutor` error."""
@@ -46,7 +46,7 @@ def open_engine(options: WorkOptions, num_items: int) -> Iterator[Engine]:
 
   Args:
     options: How the work is done.
-    num_items: Number of items to do; more workers than that are not started.
+    num_items: Number of items to process; no more workers than this are started.
   """
   workers = available_cores() if options.workers is None else options.workers
   workers = max(1, min(workers, num_items))
@@ -97,7 +97,7 @@ class _Threads:
 
 
 class _Processes:
-  """Processes of this machine; they end when this process dies."""
+  """Processes on this machine, which end when this process dies."""
 
   in_process = False
 
@@ -134,9 +134,9 @@ class _Processes:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-  """Blocks Ctrl-C for good in processes that are started in the block: their parent handles it.
+  """Permanently blocks Ctrl-C in processes that are started in the block: their parent handles it.
 
-  This process gets a Ctrl-C of that time after the block.
+  If Ctrl-C is pressed during the block, this process receives it afterwards.
   """
   before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
   try:

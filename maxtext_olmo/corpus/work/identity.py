@@ -1,4 +1,4 @@
-"""Identities of files: short texts that change when a file is replaced.
+"""Identities of files: short strings that change when a file is replaced.
 
 A result is named after the identities of the files that it was computed from. If one of them has
 changed since, the name differs, and the item is done again.
@@ -26,10 +26,10 @@ _DIGITS = 12
 
 
 def file_identity(storage: Storage, path: str) -> str:
-  """Returns the size and the time of the last change of a file, or the size and ETag of an object.
+  """Returns the size and modification time of a file, or the size and ETag of an object.
 
   Raises:
-    CorpusError: The file may exist, but its identity cannot be found out.
+    CorpusError: The file may exist, but its identity cannot be determined.
   """
   if isinstance(storage, StorageRouter):
     storage = storage.remote if urls.is_url(path) else storage.local
@@ -47,7 +47,7 @@ def file_identity(storage: Storage, path: str) -> str:
 
 
 def object_tag(storage: Storage, path: str) -> str | None:
-  """Returns the ETag that a store has for an object now; None if it is unknown, or for a file."""
+  """Returns the current ETag of an object in a store; None if it is unknown, or for a file."""
   if isinstance(storage, StorageRouter) and urls.is_url(path):
     storage = storage.remote
   return storage.identity(path).etag if isinstance(storage, RemoteStorage) else None
@@ -56,7 +56,7 @@ def object_tag(storage: Storage, path: str) -> str | None:
 def find_identities(
     storage: Storage, paths: Iterable[str], *, workers: int | None = None
 ) -> dict[str, str | None]:
-  """Returns the identity of each file, with one request each; None if it cannot be found out."""
+  """Returns the identity of each file, with one request each; None if it cannot be determined."""
   unique = sorted(set(paths))
 
   def find(i: int) -> str:
@@ -67,7 +67,7 @@ def find_identities(
 
 
 def combined(paths: Sequence[str], identities: Mapping[str, str | None]) -> str:
-  """Returns one text of a few characters for the files that a result depends on."""
+  """Returns one short string that identifies the files that a result depends on."""
   found = [identities[path] for path in paths]
   if None in found:
     return UNKNOWN
@@ -76,5 +76,5 @@ def combined(paths: Sequence[str], identities: Mapping[str, str | None]) -> str:
 
 
 def combined_now(storage: Storage, paths: Sequence[str]) -> str:
-  """Returns `combined` for the present state of the files; raises CorpusError if unknown."""
+  """Returns `combined` for the current state of the files; raises CorpusError if unknown."""
   return combined(paths, {path: file_identity(storage, path) for path in paths})

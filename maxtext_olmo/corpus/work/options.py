@@ -24,9 +24,9 @@ class WorkOptions:
       Dask.
     ray: Address of a Ray cluster, or "auto"; "" does not use Ray.
     results: Directory or URL for the results of items; "" keeps them in the memory of this process.
-    part: (i, n) does only items i, i + n, i + 2n, …; None does all.
-    merge: Whether to do nothing, and to use the results that parts have left.
-    retry_failed: Whether to do items again that failed in an earlier run.
+    part: (i, n) processes only items i, i + n, i + 2n, …; None processes all.
+    merge: Whether to process nothing, and to use the results of the parts.
+    retry_failed: Whether to retry items that failed in an earlier run.
   """
 
   workers: int | None = None
@@ -52,8 +52,8 @@ class WorkOptions:
       raise ConfigError("Choose one of --part and --merge: a merge needs the results of all parts.")
     if self.merge and self.retry_failed:
       raise ConfigError(
-          "Choose one of --merge and --retry-failed: a merge does nothing itself. Run the parts, or"
-          " the command without --merge, with --retry-failed first."
+          "Choose one of --merge and --retry-failed: a merge processes nothing itself. First run"
+          " the parts, or the command without --merge, with --retry-failed."
       )
     if not self.results and (self.in_other_processes or self.part is not None or self.merge):
       raise ConfigError("Results that several processes share need a directory or URL (--results).")
@@ -73,7 +73,7 @@ def default_results(path: str) -> str:
   """Returns the directory for results of work whose subject or output is `path`.
 
   It is `path.work` or, if that cannot be written, a directory of this user below the system's
-  temporary directory. In both cases, a run after a killed one finds the same directory.
+  temporary directory. In both cases, the run after a killed run finds the same directory.
   """
   if not urls.is_url(path):
     directory = os.path.dirname(os.path.abspath(path))
@@ -98,5 +98,5 @@ def private_directory() -> str:
   mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
   if mine and not found.st_mode & 0o022:
     return path
-  # Somebody else made it, and could put results there.
+  # Another user created it, and could put results there.
   return tempfile.mkdtemp(prefix="maxtext-olmo-", suffix=results_lib.OWN_SUFFIX)

@@ -21,7 +21,7 @@ from maxtext_olmo.corpus.index import OlmoNpyIndex
 from maxtext_olmo.corpus.npy_header import token_dtype
 from maxtext_olmo.errors import ConfigError
 
-# A second of work, so losing a piece costs little, and handing it to a worker costs nothing.
+# A second of work: losing a piece costs little, and the cost of handing it out is negligible.
 PIECE_BYTES = 256 << 20
 
 
@@ -101,7 +101,7 @@ class Piece:
 
   @property
   def end(self) -> int:
-    """Byte offset in the file after the last token."""
+    """Byte offset in the file just past the last token."""
     return self.start + self.weight
 
   @property

@@ -1,4 +1,4 @@
-"""Ray as an engine, on a cluster that runs already or on this machine.
+"""Ray as an engine, on a cluster that is already running or on this machine.
 
 This is the only module that imports Ray, which is not a dependency: a cluster brings its own.
 """
@@ -19,7 +19,7 @@ _CONNECT_SECONDS = 30
 
 
 class RayEngine:
-  """A driver of a Ray cluster, which gives the tasks of dead workers to others."""
+  """A driver of a Ray cluster, which reassigns the tasks of dead workers."""
 
   in_process = False
 
@@ -35,7 +35,7 @@ class RayEngine:
     return found
 
   def parallelism(self) -> int:
-    """Returns the number of CPUs that the cluster has now."""
+    """Returns the current number of CPUs in the cluster."""
     return int(self._ray.cluster_resources().get("CPU", 0))
 
   def restart(self) -> None:
@@ -55,8 +55,8 @@ def open_ray(address: str) -> Iterator[RayEngine]:
     import ray
   except ImportError as error:
     raise ConfigError(
-        "--ray needs Ray, which is not installed. Install the release of your cluster, for example"
-        " with `pip install ray`."
+        "--ray needs Ray, which is not installed. Install the release that your cluster runs, for"
+        " example with `pip install ray`."
     ) from error
   _check_reachable(address)
   try:

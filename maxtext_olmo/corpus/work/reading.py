@@ -1,7 +1,7 @@
 """Reads ranges of files in chunks that fit into the processor's cache.
 
-Each thread reads into one buffer, again and again, so that the bytes of a chunk are still in the
-cache when they are hashed, compared or counted.
+Each thread always reads into the same buffer, so that the bytes of a chunk are still in the cache
+when they are hashed, compared or counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stop_with(event: threading.Event) -> None:
 
 
 def raise_if_stopped() -> None:
-  """Raises CancelledError if this thread is to end; for work that reads files by itself."""
+  """Raises CancelledError if this thread must stop; for work that reads files itself."""
   stop: threading.Event | None = getattr(_thread, "stop", None)
   if stop is not None and stop.is_set():
     raise concurrent.futures.CancelledError
@@ -39,7 +39,7 @@ def raise_if_stopped() -> None:
 def read_range(storage: Storage, path: str, start: int, end: int) -> Iterator[np.ndarray]:
   """Yields bytes [start, end) of a file in chunks (uint8) of CHUNK_BYTES; the last may be shorter.
 
-  A chunk is valid until the next one is requested: copy what has to stay.
+  A chunk is valid until the next one is requested: copy what you need to keep.
 
   Raises:
     CorpusError: The file cannot be read, or ends before `end`.

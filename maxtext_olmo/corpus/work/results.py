@@ -1,4 +1,4 @@
-"""Result files: what is known of each item of a work, in a directory or below a URL.
+"""Result files: what is known about each item of a work, in a directory or below a URL.
 
     INDEX.work/verify-1-3f2a9c01b7de-77e0aa41c39b/0-0-67108864@5b1c0d3e9f20.ok
                │      │ │            │            │            │            └ or `.failed`
@@ -8,8 +8,8 @@
                │      │ └ fingerprint of the corpus
                └ name └ version of the work
 
-A listing of the directory therefore says which items are done. A file appears whole, by a rename or
-by a single upload, and begins with its checksum. A damaged file counts as missing.
+A listing of the directory therefore shows which items are done. A file appears complete, through a
+rename or a single upload, and begins with its checksum. A damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _ARRAYS = "arrays"
 _DIGEST_BYTES = 32
 _READS_AT_ONCE = 32
-# Ends the names of directories that this library makes for results, and removes.
+# Suffix of the directories that this library creates for results, and removes.
 OWN_SUFFIX = ".work"
 
 
@@ -77,7 +77,7 @@ def encode(result: Result) -> list[bytes | memoryview]:
   }
   buffers: list[bytes | memoryview] = [json.dumps(header, default=_plain).encode() + b"\n"]
   for value in arrays.values():
-    if value.size:  # A memory view of no elements cannot be cast.
+    if value.size:  # An empty memory view cannot be cast.
       buffers.append(np.ascontiguousarray(value).data.cast("B"))
   digest = xxhash.xxh3_128()
   for buffer in buffers:
@@ -86,10 +86,10 @@ def encode(result: Result) -> list[bytes | memoryview]:
 
 
 def decode(data: bytes | mmap.mmap) -> dict[str, Any]:
-  """Returns the result that `encode` made buffers of; its arrays are views of the data.
+  """Returns the result that `encode` turned into buffers; its arrays are views of the data.
 
   Raises:
-    ValueError: The data are damaged.
+    ValueError: The data is damaged.
   """
   begin = _DIGEST_BYTES + 1
   with memoryview(data) as view:
@@ -101,7 +101,7 @@ def decode(data: bytes | mmap.mmap) -> dict[str, Any]:
   found, place = dict(header["values"]), end + 1
   for name, dtype, shape in header[_ARRAYS]:
     count = int(np.prod(shape, dtype=np.int64))
-    # NumPy finds no place in a buffer for an array of no elements at its end.
+    # NumPy does not accept the end of a buffer as the place of an empty array.
     flat = np.frombuffer(data, dtype, count, place) if count else np.zeros(0, dtype)
     found[name] = flat.reshape(shape)
     place += flat.nbytes
@@ -204,7 +204,7 @@ class ResultFiles:
     return {name for name in found if _NAME.fullmatch(name)}
 
   def write(self, name: str, result: Result) -> None:
-    """Stores a result in a file that appears whole."""
+    """Stores a result in a file that appears complete."""
     buffers = encode(result)
     if self._is_remote:
       with writing.open_output(f"{self.place}/{name}") as file:
@@ -269,7 +269,7 @@ class ResultFiles:
     if self._is_remote:
       return
     with contextlib.suppress(OSError):
-      for name in os.listdir(self.place):  # What killed writers left.
+      for name in os.listdir(self.place):  # What killed writers left behind.
         if name.startswith(".") and name.endswith(".tmp"):
           os.unlink(os.path.join(self.place, name))
     own = self.root.rstrip("/").endswith(OWN_SUFFIX)

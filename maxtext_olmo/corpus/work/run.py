@@ -1,4 +1,4 @@
-"""Does the items of a work that have no result yet, and gives all results in order.
+"""Processes the items of a work that have no result yet, and returns all results in order.
 
     outcome = run_work(work, pieces_of(index), options, fingerprint=index.fingerprint)
     outcome.check("Documents cannot be counted")
@@ -51,7 +51,7 @@ class Outcome:
     items: The items: all of them, or those of a part.
     done: Name of the result of each item that is done, by key.
     failures: Items that failed, in order.
-    missing: Items that are neither done nor failed, which only a merge can leave.
+    missing: Items that are neither done nor failed; only a merge can have any.
     results: Where the results are kept.
     reused: Number of items that were done before this run.
   """
@@ -69,8 +69,8 @@ class Outcome:
     for item, result in zip(items, found):
       if result is None:
         raise CorpusError(
-            f"The result for {item} was damaged or removed. Run the command again, which does this"
-            " piece again."
+            f"The result for {item} was damaged or removed. Run the command again to redo this"
+            " piece."
         )
       yield item, result
 
@@ -81,8 +81,8 @@ class Outcome:
       raise scan.kind_of(errors)(
           f"{what} ({len(errors):,} of {len(self.items):,} pieces failed):\n"
           f"{scan.list_errors(errors)}\n"
-          "Everything else is done and is not done again. Fix the problem and run the command again"
-          " with --retry-failed."
+          "Everything else is done and will not be repeated. Fix the problem and run the command"
+          " again with --retry-failed."
       )
     if self.missing:
       errors = [CorpusError(str(item)) for item in self.missing]
@@ -91,9 +91,9 @@ class Outcome:
       raise CorpusError(
           f"{what}: {len(self.missing):,} of {len(self.items):,} pieces have no result yet"
           f"{where}:\n{scan.list_errors(errors)}\n"
-          "Wait for the parts that still run, or run the command without --part and --merge, which"
-          " does what is missing. If all parts have finished, check that they had the same options,"
-          " the same --results and the same files as this command."
+          "Wait for the parts that are still running, or run the command without --part and --merge"
+          " to process what is missing. If all parts have finished, check that they had the same"
+          " options, the same --results and the same files as this command."
       )
 
   def discard(self) -> None:
@@ -111,24 +111,24 @@ def run_work(
     unit: str = "bytes",
     progress: bool = False,
 ) -> Outcome:
-  """Does the items that have no result yet, and returns all results.
+  """Processes the items that have no result yet, and returns all results.
 
-  An item that fails does not stop the others. It is not done again by later runs, unless its input
-  files change or `retry_failed` is set.
+  An item that fails does not stop the others. Later runs do not retry it, unless its input files
+  change or `retry_failed` is set.
 
   Args:
     work: The work.
-    items: All items of the work, in the order in which their results are merged. The same items in
-      every part and on every machine.
+    items: All items of the work, in the order in which their results are merged. They must be the
+      same in every part and on every machine.
     options: How to do it; by default, with a thread per core and results in memory.
-    fingerprint: Fingerprint of the corpus, or a hash of what the work is about.
+    fingerprint: Fingerprint of the corpus, or another text that identifies what the work is for.
     description: Text before the progress bar.
     unit: Unit of the items' weights.
     progress: Whether to show a progress bar.
 
   Raises:
     WriteError: A result cannot be written, as on a full disk. What is done stays done.
-    WorkerError: The engine fails, or its workers die whatever they do.
+    WorkerError: The engine fails, or its workers die whatever items they are given.
   """
   options = WorkOptions() if options is None else options
   results = _open_results(work, options, fingerprint)
@@ -138,7 +138,7 @@ def run_work(
     total = sum(item.weight for item in todo)
     if run.reused:
       logging.info(
-          "%s: %d of %s were done before.",
+          "%s: %d of %s already done.",
           description,
           run.reused,
           english.count(len(run.items), "piece"),
@@ -170,7 +170,7 @@ def _open_results(work: Work, options: WorkOptions, fingerprint: str) -> results
 
 
 class _Run:
-  """The items of a run, and what is known of each."""
+  """The items of a run, and what is known about each."""
 
   def __init__(
       self,
@@ -202,7 +202,7 @@ class _Run:
     return [item for item in self.items if item.key not in known]
 
   def describe(self, description: str, left: int) -> str:
-    """Returns the text before the progress bar, with what an earlier run has left to do."""
+    """Returns the text before the progress bar, which says how much an earlier run left to do."""
     if not self.reused:
       return description
     return f"{description} ({left:,} of {len(self.items):,} pieces are left)"
@@ -222,12 +222,12 @@ class _Run:
     self.results.remove(again)
 
   def note(self, item: Item, done: tasks.Done) -> None:
-    """Notes what became of an item; raises WriteError or WorkerError if no item can be done."""
+    """Records the outcome of an item; raises WriteError or WorkerError if no item can be done."""
     if done.status in ("unwritable", "unusable"):
       kind = WriteError if done.status == "unwritable" else WorkerError
       raise kind(
           f"{done.text} {len(self.done):,} of {len(self.items):,} pieces are done, and"
-          " are not done again."
+          " will not be repeated."
       )
     (self.done if done.status == "ok" else self.failed)[item.key] = done.text
 
@@ -255,7 +255,7 @@ class _Run:
 
 
 class _Loop:
-  """Gives items to an engine, a few more than it can do at a time, until all are done."""
+  """Gives items to an engine, a few more than it can process at a time, until all are done."""
 
   def __init__(self, run: _Run, engine: engines.Engine, advance: Callable[[int], None]):
     self._run = run
@@ -268,7 +268,7 @@ class _Loop:
     self._known_parallelism, self._ask_again = 0, 0.0
 
   def run(self, items: Sequence[Item]) -> None:
-    """Does all items; leaves no task running if it raises."""
+    """Processes all items; leaves no task running if it raises."""
     waiting = collections.deque(items)
     self._warn_if_idle()
     try:
@@ -280,7 +280,7 @@ class _Loop:
           suspects = list(self._in_hand.values())
           self._in_hand.clear()
           logging.warning(
-              "A worker process died. The %s in hand are done again.",
+              "A worker process died. Redoing the %s in progress.",
               english.count(len(suspects), "piece"),
           )
           self._engine.restart()
@@ -321,7 +321,7 @@ class _Loop:
     return future
 
   def _collect(self) -> None:
-    """Waits until an item is done, and notes all that are."""
+    """Waits until an item is done, and records all that are."""
     finished, _ = concurrent.futures.wait(
         self._in_hand, _SECONDS_BETWEEN_LINES, concurrent.futures.FIRST_COMPLETED
     )
@@ -332,7 +332,7 @@ class _Loop:
       self._take(future)
 
   def _take(self, future: concurrent.futures.Future[tasks.Done]) -> None:
-    """Notes what became of an item; raises BrokenExecutor, with the item in hand, if it is lost."""
+    """Records the outcome of an item; if it is lost, keeps it in hand and raises BrokenExecutor."""
     item = self._in_hand[future]
     try:
       done = future.result()
@@ -340,8 +340,8 @@ class _Loop:
       raise
     except concurrent.futures.CancelledError as error:
       raise WorkerError(
-          "The engine cancelled the work: its scheduler may have died. Run the command again, which"
-          " does what is missing."
+          "The engine cancelled the work: its scheduler may have died. Run the command again to"
+          " process what is missing."
       ) from error
     except Exception as error:  # The engine gave up on the item.
       self._fail(item, f"{type(error).__name__}: {error}")
@@ -352,7 +352,7 @@ class _Loop:
     self._advance(item.weight)
 
   def _do_one_by_one(self, items: Sequence[Item]) -> None:
-    """Does items alone, to find one that kills every worker."""
+    """Processes items one at a time, to find one that kills every worker."""
     for item in items:
       for _ in range(_TRIES_ALONE):
         try:
@@ -366,7 +366,7 @@ class _Loop:
         self._advance(item.weight)
 
   def _fail(self, item: Item, reason: str) -> None:
-    """Records an item that workers died of; raises WorkerError if they die of any item."""
+    """Records an item that killed its workers; raises WorkerError if they die on every item."""
     self._run.fail(item, reason)
     self._lost.append(item)
     if len(self._lost) >= _MOST_DEATHS:

@@ -1,4 +1,4 @@
-"""Does one item in a worker: a thread, a process, or a worker of a cluster.
+"""Processes one item in a worker: a thread, a process, or a worker of a cluster.
 
 A task writes its own result, so nothing is lost if the driver dies. It never raises: it returns the
 name of the file that it wrote, whether the item succeeded or failed.
@@ -67,7 +67,7 @@ class Work:
   storage: Storage | None = dataclasses.field(default=None, kw_only=True, repr=False, compare=False)
 
   def __call__(self, item: Any) -> results_lib.Result:
-    """Does one item."""
+    """Processes one item."""
     raise NotImplementedError
 
   def __getstate__(self) -> dict[str, Any]:
@@ -87,11 +87,11 @@ class Work:
 
 
 class Done(NamedTuple):
-  """What became of an item.
+  """The outcome of an item.
 
   Attributes:
     status: "ok" or "failed"; "unwritable" if the result cannot be written, as on a full disk;
-      "unusable" if the worker can do no item at all.
+      "unusable" if the worker cannot process any item.
     text: Name of the result file, or the error that stops the work.
   """
 
@@ -153,7 +153,7 @@ def do_item(
     identity: str,
     stop: threading.Event | None = None,
 ) -> Done:
-  """Does an item and writes its result, or a record of its failure.
+  """Processes an item and writes its result, or a record of its failure.
 
   Args:
     work: The work.
@@ -230,7 +230,7 @@ def make_context(work: Work, results: results_lib.Results) -> Context:
   """
   if type(work).__module__ == "__main__":
     raise ConfigError(
-        f"{type(work).__name__} is defined in a script, so that workers cannot import it. Move it"
+        f"{type(work).__name__} is defined in a script, so workers cannot import it. Move it"
         " to a module."
     )
   return Context(
@@ -245,7 +245,7 @@ _contexts: dict[str, Context] = {}
 
 
 def do_item_elsewhere(context: Context, item: Item, identity: str) -> Done:
-  """Does an item in another process, which keeps the work and its open storage for the next."""
+  """Processes an item in another process, which keeps the work and its storage for the next."""
   kept = _contexts.get(context.id)
   if kept is None:
     if context.work.version != context.version:

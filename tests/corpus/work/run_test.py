@@ -157,7 +157,7 @@ class RunTest(parameterized.TestCase):
 
   def test_a_result_that_cannot_be_written_stops_the_run(self):
     os.symlink("/no/such/directory", self.options.results)
-    with self.assertRaisesRegex(WriteError, "x.work.*0 of 10 pieces are done, and are not done"):
+    with self.assertRaisesRegex(WriteError, "x.work.*0 of 10 pieces are done, and will not be"):
       self.run_work()
     self.assertLess(self.calls(), 8)  # Those in hand when the first result was refused.
     os.unlink(self.options.results)
