@@ -215,7 +215,7 @@ class ClusterTest(parameterized.TestCase):
       ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, "one of 4 tasks"),
       ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "one of 2 tasks"),
       ({**_slurm(0), "JAX_COORDINATOR_ADDRESS": "localhost:1"}, "one of 2 tasks"),
-      ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two' must be a number"),
+      ({"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES='two' must be a whole number"),
       ({"JAX_NUM_PROCESSES": "2", "JAX_COORDINATOR_ADDRESS": "localhost:1"}, "could not connect"),
       # Open MPI 5, which JAX does not detect.
       ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}, "of 2 tasks"),
