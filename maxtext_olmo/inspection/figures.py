@@ -46,6 +46,7 @@ NOTABLE = 4.0
 # compared by their base-2 logarithms.
 _FLOORS = np.array([0.1, 0.01, 0.1, 0.5, 0.5, 0.02, 0.1])
 _COUNTS = np.array([name in ("ends", "length") for name in FIGURES])
+_LARGE_STEP = 1 << 20  # Tokens; starting threads takes longer than measuring a smaller step.
 _SHORT = 16  # Shorter documents may be equal by chance.
 
 
@@ -170,15 +171,17 @@ def measure(rows: StepRows, surprise: np.ndarray, eos_id: int = -1) -> Measured:
     eos_id: The id of the token that ends a document; negative if unknown.
   """
   places = [i for i, row in enumerate(rows.tokens) if len(row) and rows.trained[i]]
+  if sum(len(rows.tokens[place]) for place in places) < _LARGE_STEP:
+    return _measure_block(rows, places, surprise, eos_id)
   cores = available_cores()
-  size = max(1, -(-len(places) // cores))
+  size = -(-len(places) // cores)
   blocks = [places[start : start + size] for start in range(0, len(places), size)]
-  # In threads, because NumPy does most of the work without the interpreter lock.
+  # In threads, because NumPy does most of the work on long rows without the interpreter lock.
   with concurrent.futures.ThreadPoolExecutor(cores) as pool:
     measured = list(pool.map(lambda block: _measure_block(rows, block, surprise, eos_id), blocks))
   return Measured(
       places,
-      np.concatenate([np.zeros((0, len(FIGURES) - 1)), *(block.figures for block in measured)]),
+      np.concatenate([block.figures for block in measured]),
       [row for block in measured for row in block.documents],
       [row for block in measured for row in block.pieces],
       [row for block in measured for row in block.surprises],

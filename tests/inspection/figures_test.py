@@ -57,6 +57,25 @@ class FiguresTest(absltest.TestCase):
     found, _ = self.measure(_rows(row, other, width=40, firsts=(80, 120)))
     self.assertAlmostEqual(found[0]["duplicates"], 31 / 34)
 
+  def test_a_large_step_is_measured_in_threads_as_its_parts_are(self):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 50_000, (130, 8192)).astype(np.uint16)
+    step = _rows(*tokens.tolist(), width=8192, firsts=range(130))
+    surprise = figures.token_surprise([step])
+    whole = figures.measure(step, surprise, _EOS)
+    parts = [
+        figures.measure(
+            figures.StepRows(*(field if isinstance(field, int) else field[part] for field in step)),
+            surprise,
+            _EOS,
+        )
+        for part in (slice(0, 60), slice(60, 130))
+    ]
+    self.assertEqual(whole.places, list(range(130)))
+    np.testing.assert_array_equal(whole.figures, np.concatenate([p.figures for p in parts]))
+    for name in ("documents", "pieces", "surprises"):
+      self.assertEqual(getattr(whole, name), [row for p in parts for row in getattr(p, name)])
+
   def test_rows_without_loss_and_padding_are_left_out(self):
     _, measured = self.measure(_rows([1, 2], [], [3, 4], [5, 6], trained=[True, True, False, True]))
     self.assertEqual(measured.places, [0, 3])
