@@ -75,7 +75,7 @@ def _add_build(commands: Any) -> None:
   )
   option(
       "--allow-outside",
-      "allow files outside the base: absolute paths, and paths that leave it by" " `..`",
+      "allow files outside the base: absolute paths, and paths that leave it through `..`",
       otherwise="they are refused",
       action="store_true",
   )
@@ -108,8 +108,8 @@ def _add_build(commands: Any) -> None:
   option(
       "--checksums",
       "record a checksum of each file for `verify`; reads all data. `verify` can check xxh3-pieces"
-      " piece by piece, on many machines at the same time; `index checksums` can add it later, also"
-      " on many machines",
+      " piece by piece, on many machines at the same time; `index checksums` can add checksums"
+      " later, also on many machines",
       otherwise="none",
       choices=("xxh3", "sha256", "xxh3-pieces"),
   )
@@ -136,9 +136,10 @@ def _add_documents(commands: Any) -> None:
       run_documents,
       help="find the documents of an index, for dataset_type=olmo_documents",
       description=(
-          "Finds the documents of a corpus by their EOS, which reads all tokens once, or by dolma's"
-          " csv.gz boundary files if they are next to the token files. Writes the document index: a"
-          " file with the beginning of each document, and its name if there is a boundary file."
+          "Finds the documents of a corpus by their EOS (this reads all tokens once), or from"
+          " dolma's csv.gz boundary files if they are next to the token files. Writes the document"
+          " index: a file with the beginning of each document, and its name if there is a boundary"
+          " file."
       ),
   )
   option("INDEX", "path or URL of the index, a JSON file")
@@ -322,7 +323,7 @@ def _print_labels(index: "OlmoNpyIndex") -> None:
       f"sequence length {index.sequence_length}"
       + (f" (windows of {longest})" if longest else "")
       + f", {index.dtype}, tokenizer {index.tokenizer}\nbase"
-      f" {index.base or '(none: the paths are full)'}\n"
+      f" {index.base or '(none: the index has full paths)'}\n"
       f"fingerprint {index.fingerprint}"
   )
 

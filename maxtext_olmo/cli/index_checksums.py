@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
   option("INDEX", "the index, a JSON file")
   option(
       "--algorithm",
-      "xxh3-pieces divides large files among the workers; the others are sums of whole files",
+      "xxh3-pieces divides large files among the workers; the others are checksums of whole files",
       default="xxh3-pieces",
       choices=("xxh3", "sha256", "xxh3-pieces"),
   )

@@ -3,7 +3,7 @@
     outcome = sum_pieces(index, "xxh3-pieces", options)
     index = with_checksums(index, "xxh3-pieces", outcome)
 
-The work is that of `verify`, which computes a checksum to compare it with the one in the index.
+This is the same work as in `verify`, which computes the checksums to compare them with the index.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def add_checksums(
   Args:
     index: Index of the corpus.
     algorithm: "xxh3", "sha256" or "xxh3-pieces".
-    workers: Maximum number of threads; there are never more than cores, which hashing keeps busy.
+    workers: Maximum number of threads; at most one per core is used, because hashing keeps a core
+      busy.
     progress: Whether to show a progress bar.
     storage: Storage that holds the files; `open_storage()` by default.
   """

@@ -43,7 +43,7 @@ from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 
 _REQUESTS_AT_ONCE = 32
-_THREADS = "RAYON_NUM_THREADS"  # Of the package `tokenizers`.
+_THREADS = "RAYON_NUM_THREADS"  # Read by the package `tokenizers`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _for_items(options: options_lib.WorkOptions, count: int) -> options_lib.Work
 
 @contextlib.contextmanager
 def _without_empty_directories(results: str) -> Iterator[None]:
-  """Removes directories for results that are empty at the end."""
+  """Removes the directory for results, and those in it, if they are empty at the end."""
   try:
     yield
   finally:
@@ -375,7 +375,7 @@ def _is_complete(outcome: run_lib.Outcome, directory: str, itemsize: int) -> boo
 
 
 def _remove_others(directory: str, kept: Set[str]) -> None:
-  """Removes the files that killed workers left behind."""
+  """Removes the files left behind by workers that were killed."""
   for folder, _, names in os.walk(directory):
     for name in names:
       if (path := os.path.join(folder, name)) not in kept:

@@ -1,6 +1,6 @@
-"""The checks of `verify` that read a file, on one piece of it.
+"""Runs those checks of `verify` that read a file, on one piece of the file at a time.
 
-The first piece of a file also checks what concerns the whole file: its size, the offset of its
+The check of the first piece also covers what concerns the whole file: its size, the offset of its
 tokens and their dtype.
 """
 

@@ -1,6 +1,6 @@
 """Connects the processes of a run, so that N tasks form one run and never N runs.
 
-The first case that applies decides:
+The first case that applies is used:
 
 1.  The coordinator's address and the number of processes, in the config or in
     `JAX_COORDINATOR_ADDRESS` and `JAX_NUM_PROCESSES`.
@@ -40,7 +40,7 @@ _TASK_COUNTS = {
     "WORLD_SIZE": "RANK",
     "JAX_NUM_PROCESSES": "JAX_NUM_PROCESSES",
 }
-# Kubernetes sets it in the pods of an indexed Job, but not the number of pods.
+# Kubernetes sets this variable in the pods of an indexed Job, but none with the number of pods.
 _KUBERNETES_TASK = "JOB_COMPLETION_INDEX"
 # With these, JAX gives each task of a host its own GPU, even if the addresses are explicit.
 _LOCAL_TASKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
@@ -159,7 +159,7 @@ def _refuse_if_one_of_several(address: str, this: int | None) -> None:
   for where, tasks in _tasks_of_environment():
     if tasks > 1:
       raise errors.ConfigError(
-          f"{where}, so this is one of {tasks} tasks, but it is unknown how to reach the others,"
+          f"{where}, so this is one of {tasks} tasks, but it cannot tell how to reach the others,"
           f" and each would train alone. Start the tasks with srun or mpirun; or {_REMEDY}"
       )
   if _KUBERNETES_TASK in os.environ:
@@ -256,8 +256,8 @@ def _initialize(
     raise
   except Exception as error:  # JAX raises many types, among them those of Kubernetes' client.
     raise errors.ConfigError(
-        f"This process could not connect to the others of its run, so it stops: {error}. Check"
-        " coordinator_address, num_processes and process_id, and that all tasks have started."
+        f"This process could not connect to the other processes of its run, so it stops: {error}."
+        " Check coordinator_address, num_processes and process_id, and that all tasks have started."
     ) from error
 
 
@@ -272,8 +272,8 @@ def _limit(
 
     address = distributed.global_state.coordinator_address or ""
     error = errors.ConfigError(
-        f"This process stops after waiting {seconds} s for the other processes of its run of"
-        f" {count}: {_describe_coordinator(address)}. Check coordinator_address, num_processes and"
+        f"This process is one of {count}, and stops after waiting {seconds} s for the others:"
+        f" {_describe_coordinator(address)}. Check coordinator_address, num_processes and"
         " process_id, the network between the hosts, and that all tasks have started."
     )
     if give_up is None:
@@ -314,7 +314,7 @@ def _check_agreement(wait_seconds: int) -> None:
   if expected != run.processes:
     from jax._src import distributed
 
-    distributed.global_state.num_processes = expected  # So that `failure` waits for these.
+    distributed.global_state.num_processes = expected  # So that `failure` waits for this many.
     raise errors.ConfigError(
         f"Process {run.process} expects a run of {run.processes} processes, but process 0 expects"
         f" {expected}. Give all processes the same num_processes."

@@ -73,7 +73,7 @@ def examine(
   the others, which get the verdict.
 
   Args:
-    config: The config of the run; None checks only what needs none.
+    config: The config of the run; if it is None, only the checks that need no config are made.
     wait_seconds: How long to wait for other processes.
     give_up: Called with what was found so far if the other processes do not connect; then the
       process ends.
@@ -143,7 +143,7 @@ def compare(reports: Sequence[Report]) -> Iterator[Finding]:
   """Yields the findings of all processes: those of process 0, then what differs elsewhere."""
   hosts = list(dict.fromkeys(report.host for report in reports))
   more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
-  count = f"{len(reports)} of {len(reports)}" if len(reports) > 1 else "1; no cluster was found"
+  count = f"{len(reports)} of {len(reports)}" if len(reports) > 1 else "1 (no cluster was found)"
   yield Finding("ok", "processes", f"{count}, on {', '.join(hosts[:8])}{more}")
   seen = set()
   for process, report in enumerate(reports):

@@ -69,7 +69,7 @@ class Preemption:
 
   def __enter__(self) -> Preemption:
     wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-    # With a handler in Python, signals are written to the pipe; the thread acts on them.
+    # The handler only makes Python write the signal to the pipe; the thread acts on it.
     self._old = signal.signal(signal.SIGTERM, lambda number, frame: None), wakeup
     self._thread.start()
     return self
@@ -125,7 +125,7 @@ class Preemption:
       if not self._has_trained:
         _end_at_once(self._run, "SIGTERM before the first step was done")
       logging.warning(
-          "SIGTERM: this run saves a checkpoint after one of the next steps, and stops."
+          "SIGTERM: this run will save a checkpoint after one of the next steps, and stop."
       )
     elif now - self._first_signal > REPEAT_SECONDS:
       _end_at_once(self._run, "a second SIGTERM; the last step is not saved")

@@ -83,7 +83,7 @@ class DoctorTest(absltest.TestCase):
     (self.dir / "runs").mkdir()
     found, ok = doctor.examine(train_cases.make_config(**self.keys()))
     self.assertTrue(ok, found)
-    self.assertIn("1; no cluster was found", str(found))
+    self.assertIn("1 (no cluster was found)", str(found))
     self.assertContainsSubset(
         {"devices", "checkpoint_dir", "storage", "processes"}, {f.check for f in found}
     )

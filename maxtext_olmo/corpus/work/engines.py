@@ -146,7 +146,7 @@ def interrupts_blocked() -> Iterator[None]:
 
 
 def _start_worker(reader: connection.Connection) -> None:
-  """Ends this process when its parent dies, even by a signal, or closes the other end of a pipe."""
+  """Ends this process when its parent exits, is killed, or closes the other end of a pipe."""
   parent = multiprocessing.parent_process()
 
   def wait() -> None:

@@ -1,4 +1,4 @@
-"""Result files: what is known about each item of a work, in a directory or below a URL.
+"""Result files: what is known about each item of a `Work`, in a directory or below a URL.
 
     INDEX.work/verify-1-3f2a9c01b7de-77e0aa41c39b/0-0-67108864@5b1c0d3e9f20.ok
                │      │ │            │            │            │            └ or `.failed`
@@ -8,8 +8,9 @@
                │      │ └ fingerprint of the corpus
                └ name └ version of the work
 
-A listing of the directory therefore shows which items are done. A file appears complete, through a
-rename or a single upload, and begins with its checksum. A damaged file counts as missing.
+A listing of the directory therefore shows which items are done. A file is never visible
+half-written, because it is renamed or uploaded as a whole. It begins with its checksum, and a
+damaged file counts as missing.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def result_name(key: str, identity: str, *, failed: bool = False) -> str:
 
 
 def work_folder(fingerprint: str, name: str, version: int, settings: Mapping[str, Any]) -> str:
-  """Returns the name of the directory that holds the results of a work over a corpus."""
+  """Returns the name of the directory that holds the results of a `Work` over a corpus."""
   corpus = hashlib.sha256(fingerprint.encode()).hexdigest()[:12]
   digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
   return f"{name}-{version}-{corpus}-{digest}"
@@ -115,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 
 class Results(Protocol):
-  """A place for the results of one work over one corpus, by name."""
+  """A place for the results of one `Work` over one corpus, by name."""
 
   def names(self) -> set[str]:
     """Returns the names of all results."""
@@ -166,7 +167,7 @@ class ResultFiles:
   """Results in files below a directory or a URL; can be pickled and shared.
 
   Attributes:
-    root: Directory or URL that the results of many works share.
+    root: Directory or URL that the results of many kinds of work share.
     folder: Name of the directory of this work, from `work_folder`.
   """
 
@@ -204,7 +205,7 @@ class ResultFiles:
     return {name for name in found if _NAME.fullmatch(name)}
 
   def write(self, name: str, result: Result) -> None:
-    """Stores a result in a file that appears complete."""
+    """Stores a result in a file that is never visible half-written."""
     buffers = encode(result)
     if self._is_remote:
       with writing.open_output(f"{self.place}/{name}") as file:
@@ -269,7 +270,7 @@ class ResultFiles:
     if self._is_remote:
       return
     with contextlib.suppress(OSError):
-      for name in os.listdir(self.place):  # What killed writers left behind.
+      for name in os.listdir(self.place):  # Left behind by writers that were killed.
         if name.startswith(".") and name.endswith(".tmp"):
           os.unlink(os.path.join(self.place, name))
     own = self.root.rstrip("/").endswith(OWN_SUFFIX)

@@ -1,4 +1,4 @@
-"""Processes the items of a work that have no result yet, and returns all results in order.
+"""Processes the items of a `Work` that have no result yet, and returns all results in order.
 
     outcome = run_work(work, pieces_of(index), options, fingerprint=index.fingerprint)
     outcome.check("Documents cannot be counted")
@@ -45,7 +45,7 @@ _MOST_DEATHS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """The results of a work; iterate over it to get (item, result) in the order of the items.
+  """The results of a `Work`; iterate over it to get (item, result) in the order of the items.
 
   Attributes:
     items: The items: all of them, or those of a part.
@@ -127,8 +127,9 @@ def run_work(
     progress: Whether to show a progress bar.
 
   Raises:
-    WriteError: A result cannot be written, as on a full disk. What is done stays done.
-    WorkerError: The engine fails, or its workers die whatever items they are given.
+    WriteError: A result cannot be written, for example because the disk is full. What is done
+      stays done.
+    WorkerError: The engine fails, or its workers die no matter which items they get.
   """
   options = WorkOptions() if options is None else options
   results = _open_results(work, options, fingerprint)
@@ -156,7 +157,7 @@ def run_work(
       try:
         _Loop(run, engine, advance).run(todo)
       finally:
-        # A storage notices that a file was replaced when it opens the file again.
+        # Only when a storage opens a file again does it notice that the file was replaced.
         work.files.close()
   return run.outcome()
 
@@ -165,7 +166,7 @@ def _open_results(work: Work, options: WorkOptions, fingerprint: str) -> results
   if not options.results:
     return results_lib.MemoryResults()
   folder = results_lib.work_folder(fingerprint, work.name, work.version, work.settings)
-  # Absolute, because workers may have other working directories.
+  # Absolute, because workers may have different working directories.
   return results_lib.ResultFiles(paths_lib.absolute(options.results), folder)
 
 
@@ -182,7 +183,7 @@ class _Run:
     for item in items:
       results_lib.check_key(item.key)
     if len({item.key for item in items}) != len(items):
-      raise ValueError("Two items of a work have the same key.")
+      raise ValueError("Two items have the same key.")
     part, parts = options.part or (0, 1)
     self.work, self.results = work, results
     self.items = items[part::parts]
@@ -264,7 +265,7 @@ class _Loop:
     self._stop = threading.Event()
     self._context = None if engine.in_process else tasks.make_context(run.work, run.results)
     self._in_hand: dict[concurrent.futures.Future[tasks.Done], Item] = {}
-    self._lost: list[Item] = []  # The last items, if workers died during all of them.
+    self._lost: list[Item] = []  # Consecutive items during which workers died.
     self._known_parallelism, self._ask_again = 0, 0.0
 
   def run(self, items: Sequence[Item]) -> None:
@@ -292,7 +293,8 @@ class _Loop:
       raise
 
   def _fill(self, waiting: collections.deque[Item]) -> None:
-    # A worker finds its next item waiting; a cluster that grows sees that there is more to do.
+    # More items than can run, so that a worker finds its next one waiting, and a cluster that can
+    # grow sees that there is more to do.
     room = 2 * self._parallelism() + 2
     while waiting and len(self._in_hand) < room:
       self._submit(waiting[0])
@@ -373,6 +375,7 @@ class _Loop:
       self._run.forget(self._lost)  # The workers are at fault, not the items.
       raise WorkerError(
           f"{len(self._lost)} pieces in a row got no answer from a worker. The last one: {item}:"
-          f" {reason}. Check the memory of the workers, that this package is installed where they"
-          ' run, and that a script that starts them has an `if __name__ == "__main__"` block.'
+          f" {reason}. Check that the workers have enough memory, that this package is installed"
+          ' where they run, and that a script that starts them has an `if __name__ == "__main__"`'
+          " block."
       )

@@ -90,8 +90,8 @@ class Done(NamedTuple):
   """The outcome of an item.
 
   Attributes:
-    status: "ok" or "failed"; "unwritable" if the result cannot be written, as on a full disk;
-      "unusable" if the worker cannot process any item.
+    status: "ok" or "failed"; "unwritable" if the result cannot be written, for example because the
+      disk is full; "unusable" if the worker cannot process any item.
     text: Name of the result file, or the error that stops the work.
   """
 
@@ -159,8 +159,8 @@ def do_item(
     work: The work.
     results: Where results are kept.
     item: The item.
-    identity: Identity of the item's inputs; they must have it before and after the item is done.
-    stop: Ends the work early when it is set, without a result; only for threads.
+    identity: Identity of the item's inputs, which must not change while the item is processed.
+    stop: Event that ends the work early, without a result, when it is set; only for threads.
   """
   if stop is not None:
     reading.stop_with(stop)
@@ -171,7 +171,7 @@ def do_item(
       _check_inputs(work, item, identity)
     except (concurrent.futures.CancelledError, WriteError):
       raise
-    except ConfigError as error:  # Such as a missing package or another tokenizer on this machine.
+    except ConfigError as error:  # Such as a missing package or a different tokenizer here.
       return Done("unusable", str(error))
     except Exception as error:
       if not isinstance(error, CorpusError):
@@ -203,7 +203,7 @@ def _check_inputs(work: Work, item: Item, identity: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What tasks in other processes need; the first one that reaches a process is kept there.
+  """What the tasks of a run need in other processes; each process keeps the first copy it gets.
 
   Attributes:
     id: Random text, the same for all tasks of a run.
@@ -245,7 +245,7 @@ _contexts: dict[str, Context] = {}
 
 
 def do_item_elsewhere(context: Context, item: Item, identity: str) -> Done:
-  """Processes an item in another process, which keeps the work and its storage for the next."""
+  """Processes an item in another process, which keeps the work and its storage for later items."""
   kept = _contexts.get(context.id)
   if kept is None:
     if context.work.version != context.version:
