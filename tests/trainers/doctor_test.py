@@ -141,7 +141,7 @@ class DoctorTest(absltest.TestCase):
   def test_a_process_whose_peers_do_not_come_is_wrong(self):
     (outcome,) = self.run_on(["--wait=3"], env={"JAX_NUM_PROCESSES": "2"})
     self.assertEqual(outcome[0], 1, outcome)
-    self.assertRegex(outcome[1], "wrong.*processes.*waiting 3 s for the other processes")
+    self.assertRegex(outcome[1], "wrong.*processes.*waiting 3 s for the others")
 
   def test_a_task_that_cannot_reach_the_others_is_wrong(self):
     slurm = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
