@@ -164,7 +164,9 @@ class ClusterTest(parameterized.TestCase):
     task = _start(_explicit(0, 2, distributed.free_port()), wait_seconds=10)
     code, text = self.outcomes([task])[0]
     self.assertEqual(code, 1, text)
-    self.assertRegex(text, "one of 2, .* waiting 10 s .* process 0 answers at .* not all processes have")
+    self.assertRegex(
+        text, "one of 2, .* waiting 10 s .* process 0 answers at .* not all processes have"
+    )
 
   def test_a_process_that_cannot_reach_process_0_says_so(self):
     task = _start(_explicit(1, 2, distributed.free_port()), wait_seconds=10)
