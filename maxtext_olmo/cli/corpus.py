@@ -200,6 +200,14 @@ def _add_copy(commands: Any) -> None:
   )
   option("--workers N", "files to copy at a time", default=8)
   cli.add_storage_options(option)
+  option("--output-endpoint URL", "server to write to", otherwise="that of --endpoint")
+  option("--output-region NAME", "region of the bucket to write to", otherwise="that of --region")
+  option(
+      "--output-anonymous",
+      "write without credentials",
+      otherwise="the credentials of the environment are used, even with --anonymous",
+      action="store_true",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -259,13 +267,23 @@ def run_copy(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import paths as paths_lib
   from maxtext_olmo.corpus import urls
   from maxtext_olmo.corpus.storage import open_storage
+  from maxtext_olmo.corpus.storage import stores
 
-  storage = open_storage()
+  source = stores.default_options()
+  storage = open_storage(source)
   files, base, details = _source_files(args, storage)
   if args.files_per_label is not None and args.files_per_label < 1:
     raise ConfigError(f"--files-per-label must be at least 1, got {args.files_per_label}.")
   chosen = copy_lib.select(files, labels=args.label, patterns=args.file, first=args.files_per_label)
   output = urls.without_secrets(args.output)
+  # From here on, only `storage` accesses the source; everything else accesses the output.
+  stores.use_by_default(
+      stores.StoreOptions(
+          endpoint=source.endpoint if args.output_endpoint is None else args.output_endpoint,
+          region=source.region if args.output_region is None else args.output_region,
+          anonymous=args.output_anonymous,
+      )
+  )
   summary = copy_lib.copy_files(
       copy_lib.with_sidecars(chosen) if args.sidecars else chosen,
       base,

@@ -1,6 +1,7 @@
 """`maxtext-olmo storage test`: measures how fast an object store can be read from this host."""
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maxtext_olmo import cli
@@ -81,11 +82,12 @@ def run_test(args: argparse.Namespace) -> int:
   """Measures a store and prints a table and a verdict."""
   from maxtext_olmo.corpus.storage import measure as measure_lib
   from maxtext_olmo.corpus.storage import open_storage
+  from maxtext_olmo.corpus.storage import stores
 
   for name in ("requests", "seconds", "sequence_length", "bytes_per_token", "tokens_per_second"):
     if (value := getattr(args, name)) is not None and not value > 0:
       raise ConfigError(f"--{name.replace('_', '-')} must be positive, got {value}.")
-  storage = open_storage()
+  storage = open_storage(dataclasses.replace(stores.default_options(), slow_start=False))
   target = _find_target(args, storage)
   found = measure_lib.measure(
       storage.remote,

@@ -22,6 +22,7 @@ from maxtext_olmo.corpus import copy_targets
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.storage import StorageRouter
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -149,7 +150,8 @@ def copy_files(
     files: Files to copy.
     base: Directory or URL that the paths are relative to.
     output: Directory or URL to copy them to.
-    storage: Storage to read from.
+    storage: Storage to read from. The copies are written, and read again, with the default options
+      of this process, which may differ.
     workers: Number of files to copy at a time.
     reread: Whether to read each copy again, including those of earlier runs, and compare its
       checksum with that of the source. Only a directory records the checksums of earlier runs.
@@ -170,7 +172,7 @@ def copy_files(
   known = [file.size for file in unique]
   total = None if None in known else sum(size or 0 for size in known)
   with progress_bar("copying", total, enabled=progress, unit="bytes") as advance:
-    job = _Job(base, storage, target, reread, advance)
+    job = _Job(base, storage, open_storage(), target, reread, advance)
     results, errors = scan.map_files(
         lambda i: job.copy(unique[i]), len(unique), workers=workers, block=1
     )
@@ -193,6 +195,7 @@ def write_manifest(files: Sequence[SourceFile], output: str) -> str:
 class _Job:
   base: str
   storage: StorageRouter
+  copies: StorageRouter
   target: copy_targets.Target
   reread: bool
   advance: Callable[[int], None]
@@ -257,7 +260,7 @@ class _Job:
       return 0
     digest = checksums.new_hash("xxh3")
     full = paths_lib.join(self.target.base, path)
-    for piece in self.storage.pieces(full, piece_bytes=copy_targets.PIECE_BYTES):
+    for piece in self.copies.pieces(full, piece_bytes=copy_targets.PIECE_BYTES):
       digest.update(piece)
     if (found := f"xxh3:{digest.hexdigest()}") != checksum:
       self.target.remove(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -16,6 +17,7 @@ from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import failures
 from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import CorpusError
 
 PIECE_BYTES = 8 << 20
@@ -182,10 +184,17 @@ class Bucket:
   def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
     """Uploads a copy, in parts if it is large; the object becomes visible once it is complete."""
     store, key = self._open(path)
-    pieces = read(0) if size else iter([b""])
+    pieces = _in_a_thread(read(0)) if size else iter([b""])
     attributes = {_METADATA: _source_key(size, tag)}
     try:
-      stores.obstore().put(store, key, pieces, attributes=attributes, chunk_size=PIECE_BYTES)
+      stores.obstore().put(
+          store,
+          key,
+          pieces,
+          attributes=attributes,
+          chunk_size=PIECE_BYTES,
+          max_concurrency=stores.UPLOADS_AT_ONCE,
+      )
       found = stores.obstore().head(store, key)["size"]
     except CorpusError:
       raise
@@ -207,12 +216,20 @@ class Bucket:
       stores.obstore().delete(store, key)
 
   def _open(self, path: str) -> tuple[Any, str]:
-    url = f"{self.base}/{path}"
-    store = stores.open_store(url, stores.default_options(), writing=True)
-    return store, urls.store_key(urls.split(url))
+    return writing.open_target(f"{self.base}/{path}")
 
   def _explained(self, error: Exception, verb: str, path: str) -> CorpusError:
     return failures.explain(error, f"{verb} {self.base}/{path}").error
+
+
+def _in_a_thread(pieces: Iterator[bytes]) -> Iterator[bytes]:
+  """Yields the pieces, each of which is read in another thread.
+
+  obstore asks for the next piece inside its event loop, where reading from a store would panic.
+  """
+  with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    while (piece := pool.submit(next, pieces, None).result()) is not None:
+      yield piece
 
 
 def _source_key(size: int, tag: str) -> str:

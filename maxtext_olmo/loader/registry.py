@@ -17,6 +17,7 @@ import jax
 
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import pace
 from maxtext_olmo.devices import collectives
 from maxtext_olmo.order import status
 from maxtext_olmo.rows import explain as explain_lib
@@ -215,13 +216,16 @@ def create_data_iterator(
   name = config_lib.read_value(config, "dataset_type")
   wants_eval = config_lib.read_value(config, "eval_interval") > 0
   dataset_type, built_in = _find(name)
+  workers = 0
   if built_in:
     # A problem on one host, such as a missing path, must stop all hosts.
-    collectives.run_on_all_processes(
+    options = collectives.run_on_all_processes(
         lambda: config_lib.Options.read(config), "reading the configuration"
     )
+    workers = options.grain_worker_count
   else:
     config_lib.check_all_read(config, name, dataset_type.reads)
+  pace.share_with(jax.process_count() * max(1, workers))
   if not wants_eval:
     made = (dataset_type.make_train(config, mesh), None)
   elif dataset_type.make_both is not None:

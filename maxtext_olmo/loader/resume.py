@@ -199,13 +199,23 @@ class IteratorRestore(ocp.args.CheckpointArgs):
 
 
 def latest_committed_step(checkpoint_dir: str | os.PathLike[str]) -> int | None:
-  """Returns the largest step with a committed checkpoint, or None."""
-  return max(committed_steps(checkpoint_dir), default=None)
+  """Returns the largest step with a committed checkpoint, or None.
+
+  Raises:
+    ResumeError: It is unknown whether a later checkpoint is complete.
+  """
+  steps = sorted(_steps_in(checkpoint_dir), key=lambda path: int(path.name), reverse=True)
+  return next((int(path.name) for path in steps if is_committed(path)), None)
 
 
 def committed_steps(checkpoint_dir: str | os.PathLike[str]) -> list[int]:
-  """Returns the steps with a committed checkpoint."""
-  return [int(path.name) for path in _steps_in(checkpoint_dir) if is_committed(path)]
+  """Returns the steps that are known to have a committed checkpoint."""
+  found = []
+  for path in _steps_in(checkpoint_dir):
+    with contextlib.suppress(errors.ResumeError):
+      if is_committed(path):
+        found.append(int(path.name))
+  return found
 
 
 def _steps_in(checkpoint_dir: str | os.PathLike[str]) -> list[epath.Path]:
@@ -225,7 +235,11 @@ def is_step(path: epath.Path) -> bool:
 
 
 def is_committed(path: epath.Path) -> bool:
-  """Returns whether a save is complete; how Orbax marks this depends on the storage."""
+  """Returns whether a save is complete; how Orbax marks this depends on the storage.
+
+  Raises:
+    ResumeError: This is unknown, because the metadata cannot be read.
+  """
   # If Orbax writes in place, it creates the metadata first and adds the commit time at the end.
   return (path / "commit_success.txt").exists() or bool(
       _metadata(path).get("commit_timestamp_nsecs")
@@ -233,11 +247,25 @@ def is_committed(path: epath.Path) -> bool:
 
 
 def _metadata(path: epath.Path) -> dict[str, Any]:
-  """Returns Orbax's metadata of a checkpoint; empty if it cannot be read."""
+  """Returns Orbax's metadata of a checkpoint; empty if it is missing or incomplete.
+
+  Raises:
+    ResumeError: It is there, but cannot be read. If this counted as missing, a transient error of a
+      store would let a run resume from an older checkpoint.
+  """
+  file = path / "_CHECKPOINT_METADATA"
   try:
-    metadata = json.loads(run_files.read(path / "_CHECKPOINT_METADATA", _LARGEST_FILE).decode())
-  except (OSError, ValueError, RecursionError):
+    # The listing decides: in some stores, a file that cannot be accessed does not seem to exist.
+    if file.name not in [found.name for found in path.iterdir()]:
+      return {}
+    metadata = json.loads(run_files.read(file, _LARGEST_FILE).decode())
+  except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
     return {}
+  except OSError as error:
+    raise errors.ResumeError(
+        f"{file} cannot be read ({error}), so it is unknown whether this checkpoint is complete. If"
+        f" the error is transient, start the run again. {_REMEDY}"
+    ) from error
   return metadata if isinstance(metadata, dict) else {}
 
 

@@ -3,7 +3,7 @@
 Prints ratios to a plain obstore loop with the largest parallelism of this package, at no latency
 (straight from nginx) and at a round trip of 50 ms (through `delay.c`, a relay that takes a few
 percent of a core; a proxy in Python would be the bottleneck). At no latency, this package uses
-fewer threads, so a plain loop with 16 is measured too. Readers take turns for several rounds, each
+fewer threads, so a plain loop with 32 is measured too. Readers take turns for several rounds, each
 in a process of its own, and the median counts. Then: the first batch in round trips, and how long a
 trainer waits.
 """
@@ -176,7 +176,7 @@ def main() -> None:
         f"rows of {4 * _LENGTH:,} bytes, batches of {_BATCH}, {_PARALLELISM} reads in flight,"
         f" {args.rounds} rounds of {args.seconds:g} s"
     )
-    few = {} if args.only else {"obstore, 16": sys.executable}
+    few = {} if args.only else {"obstore, 32": sys.executable}
     found = _compare(readers | few, {**job, "endpoint": nginx.url}, args.rounds)
     _print_comparison("no latency", found)
     relay = stack.enter_context(_relay(directory, nginx.port, _ROUND_TRIP))

@@ -203,7 +203,7 @@ def _in_batches(job: Job, start: Callable[[tuple[str, int], np.ndarray], Any]) -
 READERS = {
     "ours": read_ours,
     "obstore": read_obstore,
-    "obstore, 16": lambda job: read_obstore({**job, "parallelism": 16}),
+    "obstore, 32": lambda job: read_obstore({**job, "parallelism": 32}),
     "tensorstore": read_tensorstore,
     "s3fs": read_s3fs,
     "mosaic": read_mosaic,

@@ -8,9 +8,11 @@ import sys
 import time
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from tests import distributed
 from tests.cloud import cases
+from tests.cloud import proxy as proxy_lib
 from tests.cloud import servers
 
 STARTS_PROCESSES = True
@@ -52,13 +54,15 @@ class CopyTest(cases.BucketCase):
   def test_killed_copies_continue(self):
     index = self.remote_index()
     self.proxy.set(bandwidth=2e6)
-    first = pathlib.Path(self.work, "part-000.npy")
+    record = pathlib.Path(self.work, ".copied")
     for last in (False, False, True):
       process = self.start(index, "--output", self.work, "--workers", "1")
       before = self.copied_bytes()
-      # Twice within the first file, and then after it.
+      # Twice within the first file, and then after it has been recorded as complete.
       while process.poll() is None and not (
-          first.exists() if last else self.copied_bytes() >= before + 200_000
+          record.exists() and b"\n" in record.read_bytes()
+          if last
+          else self.copied_bytes() >= before + 200_000
       ):
         time.sleep(0.02)
       process.send_signal(signal.SIGKILL)
@@ -78,6 +82,41 @@ class CopyTest(cases.BucketCase):
       servers.create_s3_bucket(moto, "bucket")
       self.there_and_back("s3://bucket/copy", moto.url, keys)
 
+  @servers.needs("moto")
+  def test_from_a_public_bucket_to_a_private_one_on_another_server(self):
+    keys = servers.moto_environment()
+    with servers.start_moto() as moto, proxy_lib.start(moto.port) as proxy:
+      servers.create_s3_bucket(moto, "mine")
+      index = self.remote_index("s3")
+      public = ("--endpoint", self.proxy.url, "--anonymous")
+      private = ("--output", "s3://mine/copy", "--output-endpoint", proxy.url)
+      out = self.copy(index, *public, *private, "--reread", env=keys)
+      self.assertIn("4 copies by reading them again", out)
+      self.assertEqual(self.proxy.counts().signed, 0)
+      self.assertEqual(proxy.counts().signed, proxy.counts().total)
+      mix = ("s3://mine/copy/mix.txt", "--endpoint", moto.url)
+      self.copy(*mix, "--output", self.work, env=keys)
+    self.assert_same_files(self.work)
+
+  @servers.needs("moto")
+  @parameterized.parameters({"bandwidth": 0.5e6}, {"outage": "503", "only": "partNumber"})
+  def test_slow_links_and_busy_stores_delay_uploads_but_fail_none(self, **faults):
+    keys = servers.moto_environment()
+    with servers.start_moto() as moto, proxy_lib.start(moto.port) as proxy:
+      servers.create_s3_bucket(moto, "bucket")
+      proxy.set(**faults)
+      options = ("--output", "s3://bucket/copy", "--endpoint", proxy.url)
+      process = self.start(self.index_path, *options, env=keys)
+      # More refusals of each of the 4 files than obstore tolerates by default.
+      while faults.get("outage") and proxy.counts().faults.get("503", 0) < 4 * 12:
+        self.assertIsNone(process.poll())
+        time.sleep(0.05)
+      if faults.get("outage"):
+        proxy.heal()
+      out, err = process.communicate()
+      self.assertEqual(process.returncode, 0, err)
+      self.assertIn("Copied 4 of 4 files", out)
+
   @servers.needs("azurite")
   def test_from_a_disk_to_azure_and_back(self):
     keys = servers.azurite_environment()
@@ -94,7 +133,8 @@ class CopyTest(cases.BucketCase):
     # An object of the same size that is no copy is replaced.
     self.touch("part-002.npy")
     self.assertIn("Copied 1 of 4 files", self.copy(*there, env=keys))
-    out = self.copy(f"{url}/mix.txt", "--output", self.work, *options, env=keys)
+    self.copy(f"{url}/mix.txt", "--output", f"{url}/again", *options, env=keys)
+    out = self.copy(f"{url}/again/mix.txt", "--output", self.work, *options, env=keys)
     self.assertIn("Copied 4 of 4 files", out)
     self.assert_same_files(self.work)
 

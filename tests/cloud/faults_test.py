@@ -5,6 +5,7 @@ disk. The hang detection of `tests/run.py` ends a run that stops.
 """
 
 import os
+import re
 import threading
 import time
 
@@ -22,7 +23,9 @@ from tests.loader import cases as loader_cases
 STARTS_PROCESSES = True
 
 _STEPS = 30
+_OUTAGE_SECONDS = 30.0
 _FAULTS = (
+    ("latency_50_ms", {"latency": 0.05}, ""),
     ("latency_200_ms", {"latency": 0.2}, ""),
     ("one_percent_503", {"status": {503: 0.01}}, "503"),
     ("five_percent_429", {"status": {429: 0.05}}, "429"),
@@ -40,7 +43,6 @@ _FAULTS = (
 )
 # These differ little from others, and are left to `make test-cloud-long`.
 _MORE_FAULTS = (
-    ("latency_50_ms", {"latency": 0.05}, ""),
     ("one_percent_500", {"status": {500: 0.01}}, "500"),
     ("stalled_bodies_without_etag", {"stall": 0.004, "no_etag": True}, "stall"),
 )
@@ -69,7 +71,7 @@ class FaultsTest(cases.BucketCase):
     """Returns the number of requests that were repeated, as the metrics tell."""
     return iterator.metrics()["store_retries"]
 
-  @parameterized.named_parameters(*_FAULTS, *(_MORE_FAULTS if cases.TIME_FACTOR >= 1 else ()))
+  @parameterized.named_parameters(*_FAULTS, *(_MORE_FAULTS if cases.LONG else ()))
   def test_batches_are_those_of_the_disk(self, faults, counted):
     if faults.get("no_etag"):  # Such a server never sends one.
       self.proxy.set(no_etag=True)
@@ -85,16 +87,19 @@ class FaultsTest(cases.BucketCase):
       self.assertEqual(self.retries(iterator), 0)
 
   @parameterized.parameters("503", "refuse", "silent")
-  def test_an_outage_is_outlasted(self, outage):
+  def test_an_outage_is_reported_and_outlasted(self, outage):
     iterator = self.make(self.remote_path)
     got = loader_cases.take(iterator, 2)
     self.proxy.set(outage=outage)
-    end = threading.Timer(30 * cases.TIME_FACTOR, self.proxy.heal)
+    end = threading.Timer(_OUTAGE_SECONDS, self.proxy.heal)
     end.start()
     self.addCleanup(end.join)
-    got += loader_cases.take(iterator, _STEPS - 2)
+    with self.assertLogs("absl", "WARNING") as logs:
+      got += loader_cases.take(iterator, _STEPS - 2)
     self.assert_equal_batches(got, self.expected)
     self.assertGreater(self.retries(iterator), 0)
+    store = re.escape(self.proxy.url)
+    self.assertRegex("\n".join(logs.output), rf"{store} has not answered for \d+ s: .*repeated")
 
   def test_a_store_that_asks_for_fewer_requests_gets_fewer(self):
     iterator = self.make(self.remote_path)

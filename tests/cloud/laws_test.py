@@ -85,7 +85,7 @@ class LawsTest(cases.BucketCase):
   @parameterized.parameters("windows", "planned", "one_document")
   def test_batches_do_not_depend_on_worker_count(self, source):
     batches, states = self.run_of(source)
-    for workers in (1, 2) if cases.TIME_FACTOR >= 1 else (2,):
+    for workers in (1, 2) if cases.LONG else (2,):
       with workers_lib.started_quickly():
         iterator = self.iterator_of(
             source, self.remote_path, grain_worker_count=workers, grain_per_worker_buffer_size=2
@@ -97,7 +97,7 @@ class LawsTest(cases.BucketCase):
   def test_batches_do_not_depend_on_the_number_of_hosts(self):
     for source in ("windows", "planned"):
       batches, _ = self.run_of(source)
-      for processes in (1, 2) if cases.TIME_FACTOR >= 1 else (2,):
+      for processes in (1, 2) if cases.LONG else (2,):
         results = distributed.run(
             "tests.cloud.hosts_cases:take_rows",
             processes=processes,

@@ -53,7 +53,7 @@ class Faults:
     silent: Share of the requests that are never answered.
     no_etag: Whether ETags are removed from the answers.
     whole: Whether `Range` is ignored, as by a server that does not support it.
-    bandwidth: Bytes per second of all bodies together; 0 for no limit.
+    bandwidth: Bytes per second of all bodies together, in both directions; 0 for no limit.
     outage: "" for none; "refuse" resets every connection, "silent" answers nothing, "503" refuses.
     only: The faults concern requests whose path contains this text.
     seed: Seed of the random choices.
@@ -233,7 +233,7 @@ class _Server:
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
       while True:
         request = _Message(await reader.readuntil(b"\r\n\r\n"))
-        body = await reader.readexactly(int(request.get("content-length") or 0))
+        body = await self._receive(reader, int(request.get("content-length") or 0))
         self._in_flight += 1
         self._most = max(self._most, self._in_flight)
         try:
@@ -305,14 +305,14 @@ class _Server:
     status = int(answer.first.split()[1])
     length = answer.get("content-length")
     whole = await self._body(reader, answer, method, status)
-    reusable = bool(length) and answer.get("connection").lower() != "close"
-    if reusable or method == "HEAD":
+    ends = bool(length) or method == "HEAD"
+    if ends and answer.get("connection").lower() != "close":
       self._idle.append((reader, upstream))
     else:
       upstream.close()
-    left_out = ["etag"] if faults.no_etag else []
+    left_out = ["connection", *(["etag"] if faults.no_etag else [])]
     if not length and method != "HEAD":
-      left_out += ["transfer-encoding", "connection"]
+      left_out.append("transfer-encoding")
       answer.headers.append(("Content-Length", str(len(whole))))
     writer.write(answer.without(*left_out))
     if fault in ("cut", "stall") and len(whole) > 1:
@@ -334,18 +334,32 @@ class _Server:
     length = answer.get("content-length")
     return await (reader.readexactly(int(length)) if length else reader.read())
 
+  async def _receive(self, reader: asyncio.StreamReader, size: int) -> bytes:
+    bandwidth = self._faults.bandwidth
+    if not bandwidth:
+      return await reader.readexactly(size)
+    pieces = []
+    for first in range(0, size, _PIECE):
+      pieces.append(await reader.readexactly(min(_PIECE, size - first)))
+      await self._wait(len(pieces[-1]), bandwidth)
+    return b"".join(pieces)
+
   async def _send(self, writer: asyncio.StreamWriter, body: bytes, bandwidth: float) -> None:
     if not bandwidth:
       writer.write(body)
       await writer.drain()
       return
-    loop = asyncio.get_running_loop()
     for first in range(0, len(body), _PIECE):
       piece = body[first : first + _PIECE]
-      self._body_allowed = max(self._body_allowed, loop.time()) + len(piece) / bandwidth
-      await asyncio.sleep(self._body_allowed - loop.time())
+      await self._wait(len(piece), bandwidth)
       writer.write(piece)
       await writer.drain()
+
+  async def _wait(self, size: int, bandwidth: float) -> None:
+    """Waits until a piece of a body may pass."""
+    now = asyncio.get_running_loop().time()
+    self._body_allowed = max(self._body_allowed, now) + size / bandwidth
+    await asyncio.sleep(self._body_allowed - now)
 
   async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection(*self._upstream, limit=1 << 20)

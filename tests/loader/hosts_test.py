@@ -15,6 +15,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 import maxtext_olmo
+from maxtext_olmo.corpus.storage import pace
 from tests import corpora
 from tests import distributed
 from tests import shards as shards_lib
@@ -143,6 +144,7 @@ def _jobs_of_four_processes() -> dict[Any, Any]:
     jobs[source, "leg"] = hosts_cases.Serve(config, {"data": 4}, 2, state)
   for source in ("windows", "planned"):
     jobs[source, "workers"] = _on_meshes(source, ["data"], grain_worker_count=1)[source, "data"]
+  jobs["sharing"] = pace.sharing
   return jobs
 
 
@@ -213,6 +215,9 @@ class HostsTest(parameterized.TestCase):
         [(entry.step, entry.position) for entry in iterator.history.entries],
         [(0, 0), (3, 24), (8, 44), (10, 76)],
     )
+
+  def test_every_host_leaves_the_others_their_share_of_requests_to_a_store(self):
+    self.assertEqual(_results[4]["sharing"], (4, 4, 4, 4))
 
   def test_every_host_evaluates_the_same_number_of_batches_and_each_row_once(self):
     results = _results[2]["evaluate"]

@@ -11,6 +11,7 @@ from absl.testing import absltest
 import maxtext_olmo
 from maxtext_olmo import config as config_lib
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import pace
 from maxtext_olmo.loader import registry
 
 STARTS_PROCESSES = True
@@ -187,6 +188,13 @@ class RegistryTest(absltest.TestCase):
     registry.register_dataset_type("text", lambda c, m: "batches")
     with self.assertRaisesRegex(errors.ConfigError, "train iterator .* str, .*lacks __next__, get"):
       registry.create_data_iterator(_config(dataset_type="text"), self.mesh)
+
+  def test_worker_processes_share_the_requests_to_a_store(self):
+    self.addCleanup(pace.share_with, pace.sharing())
+    for workers, expected in ((0, 1), (3, 3)):
+      config = _config(dataset_type="synthetic", max_target_length=16, grain_worker_count=workers)
+      registry.create_data_iterator(config, self.mesh)[0].close()
+      self.assertEqual(pace.sharing(), expected)
 
   def test_iterators_of_this_package_meet_the_protocol(self):
     config = _config(dataset_type="synthetic", max_target_length=16, eval_interval=1)

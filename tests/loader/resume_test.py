@@ -1,6 +1,7 @@
 """Tests of where a run resumes: at a step, at a position, or from the latest checkpoint."""
 
 import json
+import os
 import pathlib
 import shutil
 from typing import Any, ClassVar
@@ -99,6 +100,29 @@ class ResumeTest(cases.LoaderCase):
     )
     self.assertEqual(resume.latest_committed_step(str(self.checkpoints)), 3)
     self.assertEqual(self.start(), (4, 32))
+
+  def test_a_checkpoint_that_cannot_be_read_is_an_error_and_not_a_resume_from_an_older_one(self):
+    self.save(3, data=ocp.args.JsonSave(self.state(4)))
+    self.save(5, data=ocp.args.JsonSave(self.state(6)))
+    metadata = self.checkpoints / "5" / "_CHECKPOINT_METADATA"
+    metadata.unlink()
+    os.symlink(metadata, metadata)  # Opening it fails, even for root.
+    with self.assertRaisesRegex(
+        errors.ResumeError, "5/_CHECKPOINT_METADATA cannot be read(.|\n)*set initial_step"
+    ):
+      self.start()
+    self.assertEqual(self.start(initial_step=6), (6, 48))
+
+  def test_an_older_checkpoint_that_cannot_be_read_does_not_matter(self):
+    self.save(3, data=ocp.args.JsonSave(self.state(4)))
+    self.save(5, data=ocp.args.JsonSave(self.state(6)))
+    metadata = self.checkpoints / "3" / "_CHECKPOINT_METADATA"
+    metadata.unlink()
+    os.symlink(metadata, metadata)
+    # Without this file, which not every version of Orbax writes, only the metadata says it.
+    (self.checkpoints / "3" / "commit_success.txt").unlink(missing_ok=True)
+    self.assertEqual(self.start(), (6, 48))
+    self.assertEqual(resume.committed_steps(str(self.checkpoints)), [5])
 
   def test_names_may_be_padded_with_zeros(self):
     self.save(3, data=ocp.args.JsonSave(self.state(4, size=2)))

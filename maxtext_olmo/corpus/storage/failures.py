@@ -34,6 +34,7 @@ _CHECK_CREDENTIALS = (
     "Check the credentials in the environment and their permissions; for a public bucket, set"
     " olmo_storage_anonymous=True (--anonymous)."
 )
+NO_CREDENTIALS = "no credentials could be obtained"
 REPLACED = (
     "The object was replaced or changed since the index was built or since this run began. Restore"
     " it, or build the index again and start a new run."
@@ -69,7 +70,7 @@ def explain(error: BaseException, what: str) -> Failure:
   status = int(found[1]) if found else 0
   answer = _answer(status, text)
   if _METADATA.search(text.split("\n")[0]):
-    return _passing(what, "no credentials could be obtained", remedy=_CHECK_CREDENTIALS)
+    return _passing(what, NO_CREDENTIALS, remedy=_CHECK_CREDENTIALS)
   if isinstance(error, FileNotFoundError):
     return _final(
         what,
@@ -132,7 +133,7 @@ def explain(error: BaseException, what: str) -> Failure:
     }
     return _passing(what, reasons.get(kind[1], "the connection failed"))
   if _CREDENTIALS.search(text):
-    return _passing(what, "no credentials could be obtained", remedy=_CHECK_CREDENTIALS)
+    return _passing(what, NO_CREDENTIALS, remedy=_CHECK_CREDENTIALS)
   first = urls.redact(text.split("\n")[0])[:300].rstrip(".")
   return _final(what, first, "Check the address, the bucket and the credentials.")
 

@@ -29,7 +29,7 @@ from typing import Any
 from maxtext_olmo.errors import CorpusError
 
 MOST_THREADS = 256
-_FEWEST = 16  # Enough to hide the delays of a fast server without many context switches.
+_FEWEST = 32  # Enough to hide the delays of a fast server without many context switches.
 MOST_PER_SECOND = 8000  # Requests per second that a process can handle.
 # The limit is computed from the shortest latency of `_WINDOW` requests, because other threads
 # hardly affect it. The typical latency is `_SHORTEST_TO_TYPICAL` times as long.

@@ -85,7 +85,8 @@ def measure(
   """Measures the speed of reading random ranges.
 
   Args:
-    storage: Storage to read from; it must have a `traffic` attribute, as RemoteStorage does.
+    storage: Storage to read from; it must have a `traffic` attribute, as RemoteStorage does. Open
+      it with `slow_start=False`, or its own slow start is measured instead of the store.
     paths: Objects to read; at least one must not be empty.
     read_bytes: Length of a read, capped at the size of the largest object.
     max_requests: Largest number of row-sized reads.

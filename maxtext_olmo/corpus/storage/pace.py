@@ -1,20 +1,38 @@
 """The pace of requests to a store: slow at first, and halved when the store throttles.
 
 A GCS bucket serves about 5,000 reads per second at first and more only after a few minutes, and all
-hosts of a run start together. So each process starts slowly and adds a little every second. When
-the store answers 429 or 503, the rate is halved, at most once per second.
+hosts of a run start together. So each process starts with its share of this rate and adds the same
+amount every second. When the store answers 429 or 503, the rate is halved, at most once per second.
 """
 
 import threading
 import time
 from collections.abc import Callable
 
-_FIRST = 1000.0  # Requests per second.
+# Initial requests per second, and the increase per second: in total for a run, and at most for each
+# process.
+RUN_FIRST = 5000
+_MOST_FIRST = 1000.0
 _LEAST = 8.0
-_MORE_PER_SECOND = 1000.0
 _BURST = 256  # Requests that may be sent at once after a pause: the rows of a batch.
 _AT_ONCE = 16  # Requests to reserve at a time while fewer are sent than the rate allows.
 _NO_LIMIT = 20000.0  # More than a single process can send.
+
+_processes = 1
+
+
+def share_with(processes: int) -> None:
+  """Sets how many processes read from the same stores, including this one.
+
+  This applies to every `Pace` that this process creates later.
+  """
+  global _processes
+  _processes = processes
+
+
+def sharing() -> int:
+  """Returns how many processes read from the same stores."""
+  return _processes
 
 
 class Pace:
@@ -26,16 +44,18 @@ class Pace:
 
   Args:
     clock: Function that returns the time in seconds.
+    slow_start: Whether to start slowly; otherwise nothing is limited until the store throttles.
 
   Attributes:
     rate: Requests per second that are allowed now.
   """
 
-  def __init__(self, clock: Callable[[], float] = time.monotonic):
+  def __init__(self, clock: Callable[[], float] = time.monotonic, *, slow_start: bool = True):
     self._clock = clock
     self._lock = threading.Lock()
-    self.rate = _FIRST
-    self._allowance = float(_BURST)
+    self._first = min(_MOST_FIRST, max(_LEAST, RUN_FIRST / _processes))
+    self.rate = self._first if slow_start else _NO_LIMIT
+    self._allowance = min(float(_BURST), max(float(_AT_ONCE), self.rate))
     self._updated = clock()
     self._slowed = float("-inf")
     # Requests that may be sent now. Threads take them without the lock, so none waits for it.
@@ -53,7 +73,7 @@ class Pace:
       passed = now - self._updated
       self._updated = now
       # A pause counts as one second at most, so that no flood of requests follows it.
-      self.rate = min(self.rate + _MORE_PER_SECOND * min(passed, 1.0), _NO_LIMIT)
+      self.rate = min(self.rate + self._first * min(passed, 1.0), _NO_LIMIT)
       self._allowance = min(self._allowance + passed * self.rate, float(_BURST)) - 1
       if self._allowance >= _AT_ONCE:
         self._allowance -= _AT_ONCE - 1

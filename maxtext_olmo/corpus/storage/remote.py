@@ -22,6 +22,7 @@ from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import base
 from maxtext_olmo.corpus.storage import failures
 from maxtext_olmo.corpus.storage import in_flight
+from maxtext_olmo.corpus.storage import pace as pace_lib
 from maxtext_olmo.corpus.storage import ranges
 from maxtext_olmo.corpus.storage import requests as requests_lib
 from maxtext_olmo.corpus.storage import stores
@@ -85,7 +86,7 @@ class RemoteStorage:
     self._in_flight: in_flight.InFlight | None = None
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _restore, (self.options, self._known, urls.all_secrets())
+    return _restore, (self.options, self._known, urls.all_secrets(), pace_lib.sharing())
 
   def __repr__(self) -> str:
     return f"{type(self).__name__}({self.options})"
@@ -304,16 +305,23 @@ class RemoteStorage:
         raise _too_short(target.url, start, end, identity)
       return _Answer(identity, data)
 
-    return self._requests.send(target, lambda: f"read bytes {start} to {end} of {target.url}", ask)
+    return self._requests.send(
+        target,
+        lambda: f"read bytes {start} to {end} of {target.url}",
+        ask,
+        known=bool(expected.tag),
+    )
 
 
 def _restore(
     options: stores.StoreOptions,
     known: Mapping[str, Identity],
     secrets: Mapping[str, urls.Secrets],
+    processes: int,
 ) -> RemoteStorage:
   """Rebuilds a pickled storage in another process, with the credentials of its URLs."""
   urls.remember(secrets)
+  pace_lib.share_with(processes)
   return RemoteStorage(options, known)
 
 

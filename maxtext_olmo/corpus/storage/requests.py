@@ -26,6 +26,9 @@ from maxtext_olmo.errors import CorpusError
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
 _WARN_AFTER, _WARN_EVERY = 5.0, 30.0
+# Seconds to wait for a store that has answered only to other processes. The address may still be
+# wrong here, so a run with many hosts must not wait for an hour.
+_KNOWN_PATIENCE = 600.0
 
 # Set when the interpreter begins to exit, so that it need not wait for requests to be repeated.
 _exiting = threading.Event()
@@ -87,13 +90,17 @@ class Requests:
       stopped, self._stop = self._stop, threading.Event()
     stopped.set()
 
-  def send(self, target: Target, what: Callable[[], str], ask: Callable[[], A]) -> A:
+  def send(
+      self, target: Target, what: Callable[[], str], ask: Callable[[], A], *, known: bool = False
+  ) -> A:
     """Sends a request, and repeats it until it is answered or there is no point in repeating it.
 
     Args:
       target: The object.
       what: Returns a description of the request, for error messages.
       ask: Function that sends the request once.
+      known: Whether the object is known to exist, so that the store must have answered before, if
+        only to another process.
     """
     pace, traffic, stop = target.pace, self.traffic, self._stop
     backoff, began = _FIRST_BACKOFF, time.monotonic()
@@ -117,10 +124,11 @@ class Requests:
       # may contain signatures.
       traffic.failed(retried=failure.repeat, throttled=failure.throttled)
       if not failure.repeat:
+        self._note_answer(target.name)  # A refusal is an answer.
         raise failure.error
       if failure.throttled:
         pace.slow_down()
-      self._note_failure(target.name, failure, time.monotonic() - began)
+      self._note_failure(target.name, failure, time.monotonic() - began, known)
       _sleep(backoff * random.uniform(0.5, 1.0), stop, what)
       backoff = min(2 * backoff, _LONGEST_BACKOFF)
 
@@ -133,16 +141,24 @@ class Requests:
       name = f"{location.scheme}://{location.host}"
       store = stores.open_store(url, self._options)
       with self._lock:
-        pace = self._paces.setdefault(name, pace_lib.Pace())
+        pace = pace_lib.Pace(slow_start=self._options.slow_start)
+        pace = self._paces.setdefault(name, pace)
       found = Target(url, store, name, urls.store_key(location), pace)
       self._targets[path] = found
     return found
 
-  def _note_failure(self, store: str, failure: failures.Failure, seconds: float) -> None:
+  def _note_failure(
+      self, store: str, failure: failures.Failure, seconds: float, known: bool
+  ) -> None:
     """Warns that a store does not answer; raises if it has been silent for too long."""
     outage = self.traffic.store_fails(store, failure.reason)
-    answered = store in self._answered
-    patience = self._options.patience if answered else self._options.first_patience
+    # That other processes had credentials does not mean that this one will get any.
+    known = known and failure.reason != failures.NO_CREDENTIALS
+    patience = self._options.first_patience
+    if store in self._answered:
+      patience = self._options.patience
+    elif known:
+      patience = max(patience, min(self._options.patience, _KNOWN_PATIENCE))
     if seconds > patience:
       raise CorpusError(f"{failure.error} Gave up after {seconds:.0f} s.")
     with self._lock:

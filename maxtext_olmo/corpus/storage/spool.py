@@ -14,6 +14,11 @@ If a new file would exceed the size limit, files that no process needs are delet
 first; if there are none, nothing is written. So a corpus that fits within the limit stays in the
 spool.
 
+Each of the n processes that fill the spool may write up to 1/n of the limit ahead, so that no
+process takes the space of another. Files that other processes have written do not count: processes
+that need the same ranges use the whole spool together. A process shows that it is running by the
+lock on an empty file (`.filler`), which the system releases however the process ends.
+
 A range is only a copy. Whatever happens to the directory, the worst consequence is another request
 to the store: damaged files are deleted, and if the disk fails, the spool is turned off.
 """
@@ -25,12 +30,14 @@ import fcntl
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from absl import logging
 
+from maxtext_olmo.corpus.storage import open_files
 from maxtext_olmo.corpus.storage import spool_file
 from maxtext_olmo.corpus.storage import spool_index
 
@@ -42,6 +49,7 @@ _FILES_PER_LIMIT = 64
 # If space is short, a claim does not keep a file that holds less than this share of its bytes.
 _SPARSE = 1 / 16
 _LOCK_NAME = "lock"
+_FILLER_SUFFIX = ".filler"
 
 
 class Spool:
@@ -75,13 +83,15 @@ class Spool:
     self._pid = os.getpid()
     self._index = spool_index.SpoolIndex(self.directory)
     self._off = False
-    self._full = False  # Whether the last new file needed the deletion of old ones.
+    self._full = False  # Whether the last new file did not fit without deleting others.
     self._claim_lock = threading.Lock()
     self._claims: dict[int, int] = {}  # The last step that needs each claimed file.
     self._renewed = time.monotonic()
     self._write_lock = threading.RLock()  # `read` never takes it, because writing may take seconds.
     self._writer: spool_file.SpoolWriter | None = None
     self._writer_number = -1
+    self._filler_path = os.path.join(self.directory, uuid.uuid4().hex[:16] + _FILLER_SUFFIX)
+    self._filler: open_files.OpenFile | None = None
     with self._turns_off():
       os.makedirs(self.directory, exist_ok=True)
 
@@ -94,7 +104,7 @@ class Spool:
 
   @property
   def full(self) -> bool:
-    """Whether the space is used up, so that a new file needs the deletion of old ones."""
+    """Whether the space is used up, or the share of it that this process may use."""
     return self._full
 
   @property
@@ -241,6 +251,10 @@ class Spool:
     """Completes the file being written and closes all files; the spool remains usable."""
     self.flush()
     self._index.close()
+    with self._write_lock, contextlib.suppress(OSError):
+      filler, self._filler = self._filler, None
+      if filler is not None:
+        os.unlink(self._filler_path)
 
   def _claim(self, number: int, step: int) -> None:
     with self._claim_lock:
@@ -252,14 +266,28 @@ class Spool:
   def _begin(self, may_delete: bool) -> None:
     """Begins a new file, if there is room for it."""
     with _locked(os.path.join(self.directory, _LOCK_NAME)):
+      if may_delete:  # This process fills the spool; others only keep what they have read anyway.
+        self._announce()
       if self._make_room(may_delete):
         self._writer = spool_file.SpoolWriter(self.directory, self._file_bytes)
         self._writer_number = self._index.begin(self._writer)
 
+  def _announce(self) -> None:
+    """Shows the other processes that this one fills the spool."""
+    if self._filler is None or not os.path.exists(self._filler_path):
+      fd = os.open(self._filler_path, os.O_RDWR | os.O_CREAT, 0o644)
+      self._filler = open_files.OpenFile(fd)
+      fcntl.flock(fd, fcntl.LOCK_EX)
+
   def _make_room(self, may_delete: bool) -> bool:
     """Deletes files that no process needs until one more file fits; returns whether it fits."""
     with self._claim_lock:
-      claimed = self._index.file_names([*self._claims])
+      numbers = [*self._claims]
+    claimed = self._index.file_names(numbers)
+    share = self.limit_bytes // max(1, _count_fillers(self.directory))
+    if self._index.written_bytes(numbers) > max(0, share - self._file_bytes):
+      self._full = True
+      return False
     total, unneeded = 0, []
     for name, size, changed in _list_files(self.directory):
       total += size
@@ -327,6 +355,20 @@ def _list_files(directory: str) -> Iterator[tuple[str, int, float]]:
             os.unlink(entry.path)
           else:
             yield entry.name, entry.stat().st_size, time.time()
+
+
+def _count_fillers(directory: str) -> int:
+  """Returns the number of processes that fill the spool; forgets those that have died."""
+  count = 0
+  with os.scandir(directory) as entries:
+    for entry in entries:
+      if entry.name.endswith(_FILLER_SUFFIX):
+        if not spool_file.is_abandoned(entry.path):
+          count += 1
+          continue
+        with contextlib.suppress(FileNotFoundError):
+          os.unlink(entry.path)
+  return count
 
 
 @contextlib.contextmanager

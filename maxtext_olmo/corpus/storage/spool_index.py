@@ -43,6 +43,7 @@ class SpoolIndex:
     self._numbers: dict[str, int] = {}  # By file name.
     self._names: dict[int, str] = {}
     self._sizes: dict[int, int] = {}
+    self._written: set[int] = set()  # The files that this process has written.
     self._open_files: collections.OrderedDict[int, open_files.OpenFile] = collections.OrderedDict()
     self._unfinished: dict[int, open_files.OpenFile] = {}
     self._scanned: float | None = None
@@ -77,6 +78,11 @@ class SpoolIndex:
     with self._lock:
       return {self._names[number] for number in numbers if number in self._names}
 
+  def written_bytes(self, numbers: list[int]) -> int:
+    """Returns the size of those of these files that this process has written and completed."""
+    with self._lock:
+      return sum(self._sizes.get(number, 0) for number in self._written.intersection(numbers))
+
   def open(self, number: int) -> open_files.OpenFile | None:
     """Opens a file; returns None if it has been deleted."""
     with self._lock:
@@ -100,6 +106,7 @@ class SpoolIndex:
     with self._lock:
       number = self._register(os.path.basename(writer.final_path))
       self._unfinished[number] = writer.file
+      self._written.add(number)
       return number
 
   def add(self, number: int, names: np.ndarray, places: np.ndarray) -> None:
@@ -122,6 +129,7 @@ class SpoolIndex:
       self._sizes.pop(number, None)
       self._open_files.pop(number, None)
       self._unfinished.pop(number, None)
+      self._written.discard(number)
       self._table.drop(number)
 
   def forget_names(self, names: list[str]) -> None:

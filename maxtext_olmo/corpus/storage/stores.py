@@ -11,6 +11,7 @@ import base64
 import contextlib
 import contextvars
 import dataclasses
+import datetime
 import os
 import threading
 import types
@@ -24,9 +25,20 @@ from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
 _CONNECT_TIMEOUT = "5s"
-_READ_TIMEOUT = "5s"  # Between two pieces of a response, so that slow connections survive.
-_TIMEOUT = "180s"
-_WRITE_RETRIES = 10
+# The read timeout limits the gap between two pieces of a response, so slow connections survive.
+_READ_TIMEOUTS = {"read_timeout": "5s", "timeout": "180s"}
+# A read timeout would include sending the body, so a write has only a timeout for the whole
+# request. On a link of 0.6 MB/s, it suffices for the parts that `corpus copy` sends at once.
+_WRITE_TIMEOUT = "240s"
+# Stores reject a signature after 15 minutes, and obstore retries a request with its original
+# signature.
+_WRITE_RETRIES = {
+    "max_retries": 10_000,  # Never reached: the time is the limit.
+    "backoff": {"max_backoff": datetime.timedelta(seconds=5)},
+    "retry_timeout": datetime.timedelta(minutes=12),
+}
+# Parts of an object to send at the same time.
+UPLOADS_AT_ONCE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +51,12 @@ class StoreOptions:
     endpoint: URL of a server that is compatible with S3, GCS or Azure; "" uses the provider's own.
     region: Region of S3 buckets; "" uses AWS_REGION, or us-east-1.
     anonymous: Whether to send requests without credentials, as for public buckets.
-    patience: Seconds of silence after which to give up on a store that has answered before.
+    patience: Seconds of silence after which to give up on a store that has answered before. For one
+      that has answered only to the process that recorded the object's ETag, at most 600.
     first_patience: Seconds after which to give up on a store that has never answered, because its
       address may be wrong.
+    slow_start: Whether to start at a low request rate and raise it gradually; measurements turn
+      this off.
   """
 
   endpoint: str = ""
@@ -49,6 +64,7 @@ class StoreOptions:
   anonymous: bool = False
   patience: float = 3600.0
   first_patience: float = 30.0
+  slow_start: bool = True
 
 
 _lock = threading.Lock()
@@ -148,14 +164,13 @@ def _open(
   address = options.endpoint or f"{location.scheme}://"
   client: dict[str, Any] = {
       "connect_timeout": _CONNECT_TIMEOUT,
-      "read_timeout": _READ_TIMEOUT,
-      "timeout": _TIMEOUT,
+      **({"timeout": _WRITE_TIMEOUT} if writing else _READ_TIMEOUTS),
   }
   if address.startswith("http://"):
     client["allow_http"] = True
   common = {
       "client_options": client,
-      "retry_config": {"max_retries": _WRITE_RETRIES if writing else 0},
+      "retry_config": _WRITE_RETRIES if writing else {"max_retries": 0},
   }
   try:
     if location.scheme in urls.HTTP:

@@ -15,9 +15,11 @@ from typing import Any, BinaryIO, cast
 
 from maxtext_olmo import atomic
 from maxtext_olmo.corpus import urls
+from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import WriteError
 
 _PART_BYTES = 16 << 20
+_answered: set[Any] = set()  # The stores that have answered this process.
 
 
 @contextlib.contextmanager
@@ -50,14 +52,48 @@ def write_file(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 def upload(source: str | os.PathLike[str], url: str) -> None:
   """Sends a local file to a store, in parts if it is large."""
+  from maxtext_olmo.corpus.storage import stores
+
   with _write_errors(url) as (obstore, store, key):
-    obstore.put(store, key, pathlib.Path(source), chunk_size=_PART_BYTES)
+    obstore.put(
+        store,
+        key,
+        pathlib.Path(source),
+        chunk_size=_PART_BYTES,
+        max_concurrency=stores.UPLOADS_AT_ONCE,
+    )
 
 
 def remove(url: str) -> None:
   """Removes an object, if it exists."""
   with _write_errors(url) as (obstore, store, key), contextlib.suppress(FileNotFoundError):
     obstore.delete(store, key)
+
+
+def open_target(url: str) -> tuple[Any, str]:
+  """Returns the store to write to, and the key of a URL in it.
+
+  obstore silently retries failed writes for minutes. So the first call for each store sends a read
+  request, which detects a wrong address within `first_patience` seconds.
+
+  Raises:
+    CorpusError: The store does not answer.
+  """
+  from maxtext_olmo.corpus.storage import remote
+  from maxtext_olmo.corpus.storage import stores
+
+  url = urls.without_secrets(url)
+  location, options = urls.split(url), stores.default_options()
+  name = (location.scheme, location.host, options)
+  if name not in _answered:
+    reader = remote.RemoteStorage(options)
+    try:
+      reader.exists(url)
+    except CorpusError:
+      if reader.traffic.outage:  # A refusal is an answer: credentials may permit only writing.
+        raise
+    _answered.add(name)
+  return stores.open_store(url, options, writing=True), urls.store_key(location)
 
 
 @contextlib.contextmanager
@@ -68,9 +104,12 @@ def _write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
 
   url = urls.without_secrets(url)
   obstore = stores.obstore()
-  store = stores.open_store(url, stores.default_options(), writing=True)
   try:
-    yield obstore, store, urls.store_key(urls.split(url))
+    store, key = open_target(url)
+  except CorpusError as error:
+    raise WriteError(str(error)) from error
+  try:
+    yield obstore, store, key
     return
   except Exception as error:
     failure = failures.explain(error, f"write {url}")

@@ -369,7 +369,14 @@ def _tidy(directory: epath.Path) -> None:
   """Removes the remains of killed saves, and moves aside what only looks like a checkpoint."""
   _remove_unfinished(directory)
   for path in list(directory.iterdir()):
-    if resume.is_step(path) and not resume.is_committed(path):
+    if not resume.is_step(path):
+      continue
+    try:
+      committed = resume.is_committed(path)
+    except errors.ResumeError as error:
+      logging.warning("%s", error)
+      continue
+    if not committed:
       names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
       aside = next(directory / name for name in names if not (directory / name).exists())
       path.rename(aside)

@@ -29,6 +29,19 @@ class PaceTest(absltest.TestCase):
     self.assertBetween(first, 1000, 2500)
     self.assertBetween(second, first, 4000)
 
+  def test_the_processes_of_a_run_share_the_rate_that_a_bucket_serves_at_first(self):
+    self.addCleanup(pace_lib.share_with, pace_lib.sharing())
+    for processes, burst in ((5, 256), (50, 100), (500, 16)):
+      pace_lib.share_with(processes)
+      self.now = 0.0
+      self.pace = pace_lib.Pace(lambda: self.now)
+      self.assertAlmostEqual(processes * self.pace.rate, 5000)
+      sent = next(n for n in range(1000) if self.pace.delay())  # At once, for the first batch.
+      self.assertEqual(sent, burst)
+      first, second = processes * (sent + self._send(1)), processes * self._send(1)
+      self.assertBetween(first, 5000, 17000)
+      self.assertBetween(second, 5000, 16000)
+
   def test_a_throttled_store_is_asked_half_as_often_once_per_second(self):
     self._send(3)
     before = self.pace.rate
@@ -38,6 +51,13 @@ class PaceTest(absltest.TestCase):
     self.now += 1.5
     self.pace.slow_down()
     self.assertAlmostEqual(self.pace.rate, before / 4)
+
+  def test_without_a_slow_start_only_a_throttled_store_is_asked_less_often(self):
+    self.pace = pace_lib.Pace(lambda: self.now, slow_start=False)
+    self.assertGreater(self._send(1), 15_000)
+    before = self.pace.rate
+    self.pace.slow_down()
+    self.assertAlmostEqual(self.pace.rate, before / 2)
 
   def test_it_never_stops(self):
     for _ in range(50):

@@ -9,6 +9,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.corpus import storage as storage_lib
+from maxtext_olmo.corpus.storage import pace as pace_lib
 from maxtext_olmo.corpus.storage import remote
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import CorpusError
@@ -18,6 +19,11 @@ from tests import object_server
 STARTS_PROCESSES = True
 
 _DATA = np.random.default_rng(0).integers(0, 256, 9 << 20, dtype=np.uint8).tobytes()
+
+
+def _sharing_in_child(storage: remote.RemoteStorage) -> int:
+  del storage  # It brings the number with it.
+  return pace_lib.sharing()
 
 
 def _read_in_child(storage: remote.RemoteStorage, url: str) -> bytes:
@@ -107,6 +113,12 @@ class ReadTest(RemoteTestCase):
       found = pool.apply(_read_in_child, (self.storage, self.url))
     self.assertEqual(found, _DATA[::-1][3:8])
 
+  def test_worker_processes_know_how_many_share_the_store(self):
+    self.addCleanup(pace_lib.share_with, pace_lib.sharing())
+    pace_lib.share_with(32)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+      self.assertEqual(pool.apply(_sharing_in_child, (self.storage,)), 32)
+
   def test_a_forked_child_is_refused(self):
     self.fill([0])
     child = os.fork()
@@ -164,6 +176,18 @@ class FaultTest(RemoteTestCase):
     self.set_faults(*["503"] * 4)
     self.assertEqual(self.fill([0], storage=storage), [_DATA[:100]])
     self.assertEqual(storage.traffic.counts()["throttled"], 4)
+
+  @parameterized.parameters(True, False)
+  def test_an_outage_at_the_start_is_waited_for_if_the_index_has_the_etag(self, has_etag):
+    storage = remote.RemoteStorage(stores.StoreOptions(first_patience=0.1))
+    storage.expect(self.url, len(_DATA), self.server.etag("b/x") if has_etag else None)
+    storage = pickle.loads(pickle.dumps(storage))  # As in a worker process.
+    self.set_faults(*["503"] * 4)
+    if has_etag:
+      self.assertEqual(self.fill([0], storage=storage), [_DATA[:100]])
+    else:
+      with self.assertRaisesRegex(CorpusError, "Gave up after"):
+        self.fill([0], storage=storage)
 
 
 class ReplacedTest(RemoteTestCase):

@@ -21,7 +21,7 @@ class RequestsTest(absltest.TestCase):
     self.requests = requests.Requests(options)
     self.target = self.requests.locate("s3://b/x")
 
-  def _send(self, *errors):
+  def _send(self, *errors, known=False):
     coming = list(errors)
 
     def ask():
@@ -29,7 +29,7 @@ class RequestsTest(absltest.TestCase):
         raise coming.pop(0)
       return _ANSWER
 
-    return self.requests.send(self.target, lambda: "read x", ask)
+    return self.requests.send(self.target, lambda: "read x", ask, known=known)
 
   def test_a_request_is_repeated_until_it_is_answered(self):
     self.assertIs(self._send(), _ANSWER)
@@ -46,6 +46,13 @@ class RequestsTest(absltest.TestCase):
       self._send(*[RuntimeError(_BUSY)] * 100)
     self.assertRegex(self.requests.traffic.outage, "^s3://b has not answered for .* HTTP 503")
 
+  def test_an_outage_is_waited_for_if_the_object_is_known(self):
+    self.assertIs(self._send(*[RuntimeError(_BUSY)] * 4, known=True), _ANSWER)
+
+  def test_a_host_without_credentials_gives_up_even_for_known_objects(self):
+    with self.assertRaisesRegex(CorpusError, "no credentials could be obtained.*Gave up after"):
+      self._send(*[RuntimeError("error in the token request")] * 100, known=True)
+
   def test_a_lasting_error_has_no_cause_that_could_show_secrets(self):
     with self.assertRaisesRegex(CorpusError, "access is denied") as caught:
       self._send(RuntimeError("https://h/x?sig=abc status code: 403"))
@@ -56,6 +63,10 @@ class RequestsTest(absltest.TestCase):
     with self.assertRaisesRegex(CorpusError, "^mine$"):
       self._send(CorpusError("mine"))
     self.assertEqual(self.requests.traffic.counts()["in_flight"], 0)
+
+  def test_a_measurement_can_do_without_the_slow_start(self):
+    fast = requests.Requests(stores.StoreOptions("http://127.0.0.1:1", "here", slow_start=False))
+    self.assertGreater(fast.locate("s3://b/x").pace.rate, 10 * self.target.pace.rate)
 
   def test_threads_share_one_target(self):
     found = []

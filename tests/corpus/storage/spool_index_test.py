@@ -93,6 +93,19 @@ class SpoolIndexTest(absltest.TestCase):
     self._find([7])
     self.assertEqual(self._find([5, 6]), [5, 6])
 
+  def test_only_complete_files_of_this_process_count_as_written(self):
+    self._write([1])
+    other = int(self.index.find(spool_test.names_of([1]))[0][0])
+    writer = spool_file.SpoolWriter(self.directory, 1 << 20)
+    own = self.index.begin(writer)
+    self.assertEqual(self.index.written_bytes([own, other]), 0)
+    size = writer.finish()
+    self.index.finish(own, size)
+    self.assertEqual(self.index.written_bytes([own, other]), size)
+    self.assertEqual(self.index.written_bytes([other]), 0)
+    self.index.forget(own)
+    self.assertEqual(self.index.written_bytes([own, other]), 0)
+
   def test_few_files_are_open_at_a_time(self):
     for number in range(80):
       self._write([number])

@@ -217,6 +217,57 @@ class SpoolTest(absltest.TestCase):
     self.assertFalse(self._put(spool, [put], 8000, may_delete=False))
     self.assertTrue(self._put(spool, [put], 8000))
 
+  def _fill(self, spool, numbers):
+    """Puts ranges ahead until there is no room; returns how many were put."""
+    for count, number in enumerate(numbers):
+      if not self._put(spool, [number], 8000, step=number):
+        return count
+    raise AssertionError("The spool never became full.")
+
+  def test_processes_with_different_ranges_have_equal_shares(self):
+    first, second = self._spool(limit=4 * _MIB), self._spool(limit=4 * _MIB)
+    for spool, number in ((first, 0), (second, 10**6)):
+      self.assertTrue(self._put(spool, [number], 8000, step=number))
+    one = self._fill(first, range(1, 10**6))
+    other = self._fill(second, range(10**6 + 1, 2 * 10**6))
+    self.assertGreater(one, 200)
+    self.assertAlmostEqual(other / one, 1, delta=0.1)
+
+  def test_a_process_that_comes_late_has_its_share_once_the_first_has_used_half_of_its_files(self):
+    first, second = self._spool(limit=4 * _MIB), self._spool(limit=4 * _MIB)
+    whole = self._fill(first, range(10**6))
+    self.assertEqual(self._fill(second, range(10**6, 2 * 10**6)), 0)
+    put = [whole, 0]
+    for step in range(whole // 2 + 20):
+      first.release(step)
+      put[0] += self._fill(first, range(put[0], 10**6))
+      put[1] += self._fill(second, range(10**6 + put[1], 2 * 10**6))
+    self.assertAlmostEqual(put[1] / (whole / 2), 1, delta=0.1)
+    self.assertAlmostEqual((put[0] - step) / (whole / 2), 1, delta=0.1)
+
+  def test_processes_with_the_same_ranges_use_the_whole_spool_together(self):
+    alone = self._fill(spool_lib.Spool(self.create_tempdir().full_path, 4 * _MIB), range(10**6))
+    spools = [self._spool(limit=4 * _MIB), self._spool(limit=4 * _MIB)]
+    ahead, turns_without_room = 0, 0
+    while turns_without_room < 2:
+      spool, other = spools
+      added = self._fill(spool, range(ahead, 10**6))
+      spool.flush()
+      for number in range(ahead, ahead + added):
+        while not other.claim(names_of([number], 8000), step=number).all():
+          time.sleep(0.01)  # Until it lists the directory again.
+      ahead += added
+      turns_without_room = 0 if added else turns_without_room + 1
+      spools.reverse()
+    self.assertGreater(ahead, 0.9 * alone)
+
+  def test_a_process_that_closed_the_spool_leaves_its_share_to_the_others(self):
+    first, second = self._spool(limit=4 * _MIB), self._spool(limit=4 * _MIB)
+    self.assertTrue(self._put(second, [10**6], 8000, step=0))
+    half = self._fill(first, range(10**6))
+    second.close()
+    self.assertGreater(self._fill(first, range(half, 10**6)), 0.8 * half)
+
   def test_ranges_that_are_too_large_are_not_kept(self):
     spool = self._spool()
     size = spool.max_range_bytes + 1
@@ -457,6 +508,27 @@ class ProcessesTest(absltest.TestCase):
       self.assertEqual(process.returncode, 0)
     self.assertBetween(largest, _MIB, limit)
     self.assertGreater(self._check_all(3200), 300)
+
+  def test_the_share_of_a_killed_process_is_free_again(self):
+    process = self._start(4 * _MIB, 10**6, 10**6)
+    while not list(pathlib.Path(self.directory).glob("*.spool")):
+      self.assertIsNone(process.poll(), "the process ended early")
+      time.sleep(0.005)
+    spool = spool_lib.Spool(self.directory, 4 * _MIB)
+
+    def fill(first):
+      numbers = range(first, 10**6)
+      return next(
+          n for n in numbers if not spool.put(names_of([n], 4000), *data_of([n], 4000), step=n)
+      )
+
+    half = fill(0)
+    self.assertLess(half * 4000, 2 * _MIB)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    for path in files_in(self.directory):
+      os.utime(path, (time.time() - 61,) * 2)
+    self.assertGreater(fill(half), 1.8 * half)
 
   def test_what_a_killed_process_completed_is_used_and_the_rest_is_removed(self):
     for delay in (0.0, 0.02, 0.05, 0.1, 0.2):

@@ -38,6 +38,18 @@ class WritingTest(absltest.TestCase):
     with self.assertRaisesRegex(WriteError, "Cannot write s3://b/x: access is denied"):
       writing.write_file("s3://b/x", b"new")
 
+  def test_a_store_that_never_answered_is_given_up_soon(self):
+    stores.use_by_default(stores.StoreOptions("http://127.0.0.1:1", "here", True, first_patience=1))
+    with self.assertRaisesRegex(WriteError, "s3://b/x: .*cannot be reached.*Gave up after"):
+      writing.write_file("s3://b/x", b"new")
+
+  def test_permission_to_write_suffices(self):
+    self.server.faults = (
+        lambda number, path: "403" if self.server.requests[number][0] == "HEAD" else ""
+    )
+    writing.write_file("s3://b/x", b"new")
+    self.assertEqual(self.server.objects, {"b/x": b"new"})
+
 
 if __name__ == "__main__":
   absltest.main()
