@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -101,6 +102,21 @@ def jit(function: Callable) -> Any:
     return numba.njit(nogil=True, cache=True)(function)
   except RuntimeError:  # The package is installed in a place where numba cannot store its cache.
     return numba.njit(nogil=True)(function)
+
+
+def declare_pread() -> Any:
+  """Returns the C library's `pread`, for functions compiled with `jit`; see `can_pread`."""
+  import numba
+
+  types: Any = numba.types  # Type checkers do not understand numba's types.
+  return types.ExternalFunction(
+      "pread", types.ssize_t(types.intc, types.voidptr, types.size_t, types.int64)
+  )
+
+
+def can_pread() -> bool:
+  """Returns whether the C library's `pread` has the signature that `declare_pread` declares."""
+  return sys.maxsize > 2**32 and sys.platform.startswith("linux")
 
 
 _ALL: weakref.WeakSet[Background] = weakref.WeakSet()

@@ -14,6 +14,7 @@ machines. The first document of a range joins what the range before it left open
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 # The histogram has eight bins for each doubling of the length, so the median is accurate to 9 %.
 _PER_OCTAVE = 8
 _BINS = 64 * _PER_OCTAVE
+_USUAL = 1 << 14
 _SHORT = 64
 _ENOUGH = 10  # Fewer documents prove nothing.
 _LONG = 10_000_000
@@ -58,7 +60,7 @@ class DocumentLengths:
     found.tokens, found.documents, found.rest = count, len(ends), count
     if len(ends):
       lengths = np.diff(ends)
-      found._bins += np.bincount(_bin(lengths), minlength=_BINS)
+      found._bins += np.bincount(_look_up_bins(lengths), minlength=_BINS)
       found.lead = int(ends[0]) + 1
       found.rest = count - 1 - int(ends[-1])
       found.longest = max(found.lead, int(lengths.max(initial=0)))
@@ -146,6 +148,22 @@ class DocumentLengths:
     if self.longest > _LONG:
       found.append("a document would be very long")
     return found
+
+
+def _look_up_bins(lengths: np.ndarray) -> np.ndarray:
+  """Returns `_bin(lengths)` of an array, three times as fast if few documents are long."""
+  table = _bins_of_usual_lengths()
+  bins = table[np.minimum(lengths, len(table) - 1)]
+  unusual = np.flatnonzero(lengths >= len(table))
+  bins[unusual] = _bin(lengths[unusual])
+  return bins
+
+
+@functools.cache
+def _bins_of_usual_lengths() -> np.ndarray:
+  bins = _bin(np.maximum(np.arange(_USUAL), 1)).astype(np.uint16)
+  bins.flags.writeable = False
+  return bins
 
 
 def _bin(lengths: np.ndarray) -> np.ndarray:

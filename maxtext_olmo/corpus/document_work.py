@@ -25,7 +25,6 @@ from maxtext_olmo import atomic
 from maxtext_olmo.corpus import boundaries
 from maxtext_olmo.corpus import document_hashes
 from maxtext_olmo.corpus import document_names
-from maxtext_olmo.corpus.storage import LocalStorage
 from maxtext_olmo.corpus.token_scan import TokenScan
 from maxtext_olmo.corpus.work import reading
 from maxtext_olmo.corpus.work import run
@@ -95,8 +94,7 @@ class DocumentWork(run.Work):
     if self.hashes:
       return self._ends_and_hashes(item)
     scan = TokenScan(item.source.token_dtype, self.eos_id)
-    for tokens in reading.read_tokens(self.files, item):
-      scan.add(tokens)
+    scan.read(self.files, item.source.path, item.start, item.end)
     return {"ends": _small(scan.ends)}
 
   def _of_boundaries(self, item: BoundaryFile) -> dict[str, Any]:
@@ -227,7 +225,7 @@ def join_file(
     *,
     tail: bool,
 ) -> FoundInFile:
-  """Joins the results of a file's items, and writes them to temporary files.
+  """Counts the documents of a file, and writes their hashes and names to temporary files.
 
   Args:
     folder: Directory for the temporary files. `document_names` manages those that hold the names.
@@ -235,44 +233,49 @@ def join_file(
     results: The items of the file and their results, in order.
     tail: Whether tokens after the last EOS are a document.
   """
-  documents, named, sources, by_boundaries = 0, 0, 0, False
-  begun = 0  # Start of the current document.
-  with (
-      atomic.write_errors(span_path(folder, source.id)),
-      open(span_path(folder, source.id), "wb") as spans,
-      open(hash_path(folder, source.id), "wb") as hashes,
-  ):
+  named, sources, by_boundaries = 0, 0, False
+  path = hash_path(folder, source.id)
+  with atomic.write_errors(path), open(path, "wb") as hashes:
 
-    def put(starts: np.ndarray, lengths: np.ndarray) -> None:
-      nonlocal documents
-      _check_lengths(lengths, source.path)
-      spans.write(_as_rows(starts, lengths))
-      documents += len(starts)
+    def kept() -> Iterator[tuple[Any, Mapping[str, Any]]]:
+      nonlocal named, sources, by_boundaries
+      for item, result in results:
+        hashes.write(result.get("hashes", np.zeros(0, "<u8")).tobytes())
+        if isinstance(item, BoundaryFile):
+          by_boundaries = True
+          named, sources = result["named"], result["sources_found"]
+          document_names.restore_columns(folder, source.id, result)
+        yield item, result
 
-    for item, result in results:
-      hashes.write(result.get("hashes", np.zeros(0, "<u8")).tobytes())
-      if isinstance(item, BoundaryFile):
-        by_boundaries = True
-        named, sources = result["named"], result["sources_found"]
-        document_names.restore_columns(folder, source.id, result)
-        for block in _blocks(result["spans"]):
-          put(block[:, 0], block[:, 1])
-        begun = source.n_tokens
-        continue
-      ends = result["ends"].astype(np.int64) + (item.first + 1)
-      starts = np.concatenate([[begun], ends[:-1]])[: len(ends)]
-      put(starts, ends - starts)
-      begun = int(ends[-1]) if len(ends) else begun
-    if tail and begun < source.n_tokens:
-      put(np.array([begun]), np.array([source.n_tokens - begun]))
+    documents = sum(len(starts) for starts, _ in file_spans(source, kept(), tail=tail))
     # The tail was hashed, whether it is a document or not.
     hashes.truncate(min(hashes.tell(), documents * document_hashes.DIGEST_BYTES))
   return FoundInFile(documents, by_boundaries, named, sources)
 
 
-def span_path(folder: str, file: int) -> str:
-  """Returns the path of the temporary file with the spans of a token file."""
-  return os.path.join(folder, str(file))
+def file_spans(
+    source: SourceFile, results: Iterable[tuple[Any, Mapping[str, Any]]], *, tail: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields the first tokens and the lengths of a file's documents, in blocks.
+
+  Args:
+    source: The token file.
+    results: The items of the file and their results, in order.
+    tail: Whether tokens after the last EOS are a document.
+  """
+  begun = 0  # Start of the current document.
+  for item, result in results:
+    if isinstance(item, BoundaryFile):
+      for block in _blocks(result["spans"]):
+        yield block[:, 0], _checked(block[:, 1], source.path)
+      begun = source.n_tokens
+      continue
+    ends = result["ends"].astype(np.int64) + (item.first + 1)
+    starts = np.concatenate([[begun], ends[:-1]])[: len(ends)]
+    yield starts, _checked(ends - starts, source.path)
+    begun = int(ends[-1]) if len(ends) else begun
+  if tail and begun < source.n_tokens:
+    yield np.array([begun]), _checked(np.array([source.n_tokens - begun]), source.path)
 
 
 def hash_path(folder: str, file: int) -> str:
@@ -280,16 +283,11 @@ def hash_path(folder: str, file: int) -> str:
   return os.path.join(folder, f"{file}.hashes")
 
 
-def read_spans(folder: str, file: int, count: int) -> Iterator[np.ndarray]:
-  """Yields blocks of rows (first token, length), one row per document of a file."""
-  if count:
-    for data in LocalStorage().pieces(span_path(folder, file)):
-      yield np.frombuffer(data, "<u8").reshape(-1, 2)
-
-
-def _check_lengths(lengths: np.ndarray, path: str) -> None:
+def _checked(lengths: np.ndarray, path: str) -> np.ndarray:
+  """Returns the lengths of documents; raises CorpusError if one is too long for the index."""
   if len(lengths) and int(lengths.max()) > np.iinfo(np.uint32).max:
     raise CorpusError(
         f"{path} has a document of {int(lengths.max())} tokens; the length must fit in 32 bits."
         " Check olmo_eos_id."
     )
+  return lengths

@@ -66,11 +66,13 @@ from maxtext_olmo.corpus.work import pieces as pieces_lib
 from maxtext_olmo.corpus.work import run as run_lib
 from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.corpus.work.pieces import Piece
+from maxtext_olmo.corpus.work.pieces import SourceFile
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
 # Files up to this size are checked completely when they are opened; larger ones only by `verify`.
 _CHECKED_AT_OPENING = 64 << 20
+_COPY_BYTES = 1 << 20
 RULES = ("auto", "eos", "csv")
 _PROBLEM = "Documents cannot be found"
 
@@ -285,11 +287,18 @@ def write_documents(
   outcome.check(_PROBLEM)
   with _temporary_directory(path) as folder:
     sources = {item.file: item.source for item in outcome.items}
-    found = [
-        document_work.join_file(folder, sources[file], results, tail=rule == "auto")
-        for file, results in itertools.groupby(outcome, key=lambda pair: pair[0].file)
-    ]
-    return _assemble(path, folder, index, eos_id, rule, found, hashes)
+    tail = rule == "auto"
+
+    def by_file() -> Iterator[tuple[SourceFile, Iterator[tuple[Any, Mapping[str, Any]]]]]:
+      for file, results in itertools.groupby(outcome, key=lambda pair: pair[0].file):
+        yield sources[file], results
+
+    def spans() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+      for source, results in by_file():
+        yield from document_work.file_spans(source, results, tail=tail)
+
+    found = [document_work.join_file(folder, *one, tail=tail) for one in by_file()]
+    return _assemble(path, folder, index, eos_id, rule, found, spans, hashes)
 
 
 @contextlib.contextmanager
@@ -311,6 +320,7 @@ def _assemble(
     eos_id: int,
     rule: str,
     found: list[FoundInFile],
+    spans: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]],
     hashes: bool,
 ) -> DocumentIndex:
   counts = [one.documents for one in found]
@@ -321,11 +331,15 @@ def _assemble(
     file.write(b" " * HEADER_BYTES)
     put, checksum = _checked_writer(file)
     put(offsets)
-    for column, dtype in ((0, "<u8"), (1, "<u4")):
-      for i, count in enumerate(counts):
-        for block in document_work.read_spans(folder, i, count):
-          tokens += int(block[:, 1].sum()) if column else 0
-          put(block[:, column].astype(dtype))
+    # Reading the results once more instead would download them again.
+    with atomic.write_errors(folder), tempfile.TemporaryFile(dir=folder) as spool:
+      for starts, lengths in spans():
+        tokens += int(lengths.sum())
+        put(starts.astype("<u8"))
+        spool.write(lengths.astype("<u4").data)
+      spool.seek(0)
+      while some := spool.read(_COPY_BYTES):
+        put(np.frombuffer(some, "<u4"))
     values: dict[str, Any] = {
         "fingerprint": index.fingerprint,
         "eos_id": eos_id,
@@ -360,7 +374,7 @@ def _checked_writer(file: BinaryIO) -> tuple[Callable[[np.ndarray], None], Calla
   digest = xxhash.xxh3_128()
 
   def put(values: np.ndarray) -> None:
-    data = values.tobytes()
+    data = np.ascontiguousarray(values).data
     digest.update(data)
     file.write(data)
 

@@ -45,8 +45,8 @@ class StatsWork(run.Work):
   def __call__(self, item: pieces_lib.Piece) -> dict[str, Any]:
     """Returns the counts of a piece."""
     counts = TokenCounts(item.source.token_dtype, self.eos_id)
-    for tokens in reading.read_tokens(self.files, item):
-      counts.add(tokens)
+    reading.expect(self.files, item)
+    counts.read(self.files, item.source.path, item.start, item.end)
     found = {"ids": counts.ids, "outside": counts.outside}
     if self.eos_id is not None:
       found |= DocumentLengths.of_ends(counts.ends, counts.count).to_result()

@@ -7,21 +7,20 @@ does the counting; until it is ready, NumPy gives the same results.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maxtext_olmo import compiled
 from maxtext_olmo.corpus.token_scan import TokenScan
+
+if TYPE_CHECKING:
+  from maxtext_olmo.corpus import token_scan_kernel
 
 # No tokenizer has more ids. Damaged files may, and a table of all of them would not fit in memory.
 MOST_IDS = 1 << 22
-_COMPILE_AFTER_TOKENS = 1 << 24
-_Kernel = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
-class TokenCounts:
+class TokenCounts(TokenScan):
   """Counts the ids of consecutive chunks of up to 2^32 tokens in all.
 
   >>> counts = TokenCounts(np.dtype("uint16"), eos_id=1)
@@ -40,33 +39,23 @@ class TokenCounts:
       dtype: Unsigned dtype of the tokens.
       eos_id: Token whose places are collected; it must fit the dtype. None collects no places.
     """
-    self._compiled = _compiled(np.dtype(dtype).str)
-    self._scan = TokenScan(dtype, eos_id)
+    super().__init__(dtype, eos_id)
     # The count of an id is the sum of both. Entries take no memory until they are used.
     size = min(int(np.iinfo(dtype).max) + 1, MOST_IDS)
-    self._low, self._high = np.zeros(size, np.uint8), np.zeros(size, np.uint32)
+    self._counters = np.zeros(size, np.uint8), np.zeros(size, np.uint32)
     self._num_ids = 0
     self.outside = 0
 
   @property
-  def count(self) -> int:
-    """Number of tokens counted."""
-    return self._scan.count
-
-  @property
   def ids(self) -> np.ndarray:
     """The count of each id, up to the highest that occurs (uint32)."""
-    return self._high[: self._num_ids] + self._low[: self._num_ids]
-
-  @property
-  def ends(self) -> np.ndarray:
-    """Places of the EOS, counted from the first token (int64)."""
-    return self._scan.ends
+    low, high = self._counters
+    return high[: self._num_ids] + low[: self._num_ids]
 
   def add(self, tokens: np.ndarray) -> None:
     """Counts the next tokens."""
-    self._scan.add(tokens)
-    top = self._scan.top
+    super().add(tokens)
+    top = self.top
     if top >= MOST_IDS:
       inside = tokens[tokens < MOST_IDS]
       self.outside += len(tokens) - len(inside)
@@ -74,24 +63,17 @@ class TokenCounts:
     if not len(tokens):
       return
     self._num_ids = max(self._num_ids, top + 1)
-    kernel = self._compiled.get(len(tokens))
-    if kernel is not None:
-      kernel(tokens, self._low, self._high)
+    kernels = self._compiled.ready
+    if kernels is not None:
+      kernels.count_tokens(tokens, *self._counters)
     else:
       found = np.bincount(tokens.astype(np.int64, copy=False))
-      self._high[: len(found)] += found.astype(np.uint32)
+      self._counters[1][: len(found)] += found.astype(np.uint32)
 
-
-def compile_now(dtype: np.dtype) -> bool:
-  """Compiles the loop for a dtype, and waits for it; returns False if that is impossible."""
-  return _compiled(np.dtype(dtype).str).wait()
-
-
-@functools.cache
-def _compiled(dtype: str) -> compiled.Background[_Kernel]:
-  def build() -> _Kernel:
-    from maxtext_olmo.corpus import token_counts_kernel
-
-    return token_counts_kernel.build(np.dtype(dtype))
-
-  return compiled.Background(build, after=_COMPILE_AFTER_TOKENS, what="Counting tokens")
+  def _read_compiled(
+      self, kernels: token_scan_kernel.Kernels, descriptor: int, start: int, size: int
+  ) -> int:
+    done = super()._read_compiled(kernels, descriptor, start, size)
+    if done:
+      self._num_ids = max(self._num_ids, self.top + 1)
+    return done

@@ -1,18 +1,21 @@
-"""The loop of `token_scan` that numba compiles (extra `[fast]`).
+"""The loops of `token_scan` and `token_counts` that numba compiles (extra `[fast]`).
 
 Importing numba takes a while, so only a builder that runs in a background thread imports this
-module.
+module. The loops are in one file, because numba's cache notices a change in the file of a compiled
+function, but not in the files of the functions that it calls.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from maxtext_olmo import compiled
 
-_BLOCK, _PART = 256, 64
+_BLOCK = 128  # Tokens that are tested together; most documents are longer, so most tests fail.
+
+_pread = compiled.declare_pread()
 
 
 @compiled.jit
@@ -26,28 +29,38 @@ def scan_tokens(tokens, eos, ends, num_ends, base):
     num_ends: Number of places in `ends`.
     base: Place of the first token.
   """
-  # Everything is cast to the tokens' type, so that a vector register holds many of them.
+  # Everything is cast to the tokens' type, so that a vector register holds many of them. The inner
+  # loops have no branches, and their indices are unsigned (an index that may be negative costs a
+  # test), so that the compiler vectorizes them.
   kind = tokens.dtype.type
-  top = kind(0)
+  one, zero = kind(1), kind(0)
+  top = zero
   whole = len(tokens) // _BLOCK * _BLOCK
-  for first in range(0, whole, _BLOCK):
-    block = tokens[first : first + _BLOCK]
-    found = kind(0)
-    for i in range(_BLOCK):  # No branches, so that the compiler can vectorize the loop.
-      top = max(top, block[i])
-      found = kind(found | kind(block[i] == eos))
-    if found == kind(0):
+  for number in range(0, whole, _BLOCK):
+    first = np.uint64(number)
+    highest, found = zero, zero
+    for i in range(_BLOCK):
+      token = tokens[first + np.uint64(i)]
+      highest = max(highest, token)
+      found = kind(found | kind(token == eos))
+    top = max(top, highest)
+    if found == zero:
       continue
-    for start in range(first, first + _BLOCK, _PART):
-      part = tokens[start : start + _PART]
-      found = kind(0)
-      for i in range(_PART):
-        found = kind(found | kind(part[i] == eos))
-      if found != kind(0):
-        for i in range(_PART):
-          if part[i] == eos:
-            ends[num_ends] = base + start + i
-            num_ends += 1
+    # If the block has one EOS, which is the usual case, the sum of the matching places is
+    # its place.
+    count, place = zero, zero
+    for i in range(_BLOCK):
+      match = kind(tokens[first + np.uint64(i)] == eos)
+      count = kind(count + match)
+      place = kind(place + kind(kind(i) & kind(zero - match)))
+    if count == one:
+      ends[num_ends] = base + number + np.int64(place)
+      num_ends += 1
+      continue
+    for i in range(number, number + _BLOCK):
+      if tokens[i] == eos:
+        ends[num_ends] = base + i
+        num_ends += 1
   for i in range(whole, len(tokens)):
     top = max(top, tokens[i])
     if tokens[i] == eos:
@@ -56,7 +69,76 @@ def scan_tokens(tokens, eos, ends, num_ends, base):
   return top, num_ends
 
 
-def build(dtype: np.dtype) -> Any:
-  """Compiles the loop for a dtype, or loads it from numba's cache."""
-  scan_tokens(np.zeros(1, dtype), dtype.type(1), np.zeros(1, np.int64), 0, 0)
-  return scan_tokens
+@compiled.jit
+def count_tokens(tokens, low, high):
+  """Counts each token in `low` (uint8), and adds 256 to `high` (uint32) whenever `low` overflows.
+
+  Nearly all of the time goes into stores to random places. One-byte counters make the table of a
+  whole vocabulary so small that most of these places are in the processor's first-level cache.
+  """
+  one, zero, full = np.uint8(1), np.uint8(0), np.uint32(256)
+  for i in range(len(tokens)):
+    token = np.uint64(tokens[i])
+    count = np.uint8(low[token] + one)
+    low[token] = count
+    if count == zero:
+      high[token] += full
+
+
+@compiled.jit
+def scan_file(descriptor, offset, size, buffer, eos, ends, num_ends, base, low, high):
+  """Reads tokens one buffer at a time, scans them and, if asked to, counts them.
+
+  Args:
+    descriptor: Descriptor of the file.
+    offset: First byte to read.
+    size: Number of bytes to read, a multiple of the size of a token.
+    buffer: Array of tokens, small enough to stay in the processor's cache.
+    eos: The EOS, of the tokens' dtype.
+    ends: Receives the places, from index `num_ends` on; has room for all tokens.
+    num_ends: Number of places in `ends`.
+    base: Place of the first token.
+    low: Counters of the tokens, as for `count_tokens`; empty if tokens are not to be counted.
+    high: Further counters, as many as in `low`.
+
+  Returns:
+    Number of bytes that were processed, less than `size` only if a read failed or was short, or
+    if there is no counter for a token; the highest id; and the number of places.
+  """
+  width = buffer.itemsize
+  top = buffer.dtype.type(0)
+  done = 0
+  while done < size:
+    count = min(len(buffer), (size - done) // width)
+    if _pread(descriptor, buffer.ctypes, count * width, offset + done) != count * width:
+      break
+    tokens = buffer[:count]
+    highest, found = scan_tokens(tokens, eos, ends, num_ends, base + done // width)
+    if len(low):
+      if np.uint64(highest) >= np.uint64(len(low)):
+        break
+      count_tokens(tokens, low, high)
+    num_ends = found
+    top = max(top, highest)
+    done += count * width
+  return done, top, num_ends
+
+
+class Kernels(NamedTuple):
+  """The compiled loops; `scan_file` is None if the platform does not support it."""
+
+  scan_tokens: Any
+  count_tokens: Any
+  scan_file: Any
+
+
+def build(dtype: np.dtype) -> Kernels:
+  """Compiles the loops for a dtype, or loads them from numba's cache."""
+  tokens, eos, ends = np.zeros(1, dtype), dtype.type(1), np.zeros(1, np.int64)
+  tables = np.zeros(1, np.uint8), np.zeros(1, np.uint32)
+  scan_tokens(tokens, eos, ends, 0, 0)
+  count_tokens(tokens, *tables)
+  if not compiled.can_pread():
+    return Kernels(scan_tokens, count_tokens, None)
+  scan_file(0, 0, 0, tokens, eos, ends, 0, 0, *tables)
+  return Kernels(scan_tokens, count_tokens, scan_file)

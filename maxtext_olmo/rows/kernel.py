@@ -11,32 +11,19 @@ function, but not in the files of the functions that it calls.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from maxtext_olmo import compiled
-
-# The type is Any, because type checkers do not understand numba's types.
-_types: Any = numba.types
 
 # Tokens that `mark_after` tests together; documents are usually longer, so most tests fail.
 _MARKED_AT_ONCE = 256
 
 
 _jit = compiled.jit
-
-_pread: Any = _types.ExternalFunction(
-    "pread", _types.ssize_t(_types.intc, _types.voidptr, _types.size_t, _types.int64)
-)
-
-
-def can_read() -> bool:
-  """Returns whether the C library's `pread` has the signature declared above."""
-  return sys.maxsize > 2**32 and sys.platform.startswith("linux")
+_pread = compiled.declare_pread()
 
 
 @_jit
@@ -206,7 +193,7 @@ def best_fit(lengths, capacity, queues, bins):
 
 def build_execute(itemsize: int) -> Callable[..., tuple[int, int]] | None:
   """Compiles `execute` for tokens of `itemsize` bytes; None if the platform does not support it."""
-  if not can_read():
+  if not compiled.can_pread():
     return None
   tokens = np.zeros((1, 2), f"u{itemsize}")
   int32, int64 = np.zeros(0, np.int32), np.zeros(0, np.int64)

@@ -39,6 +39,16 @@ class DocumentLengthsTest(parameterized.TestCase):
     median = _lengths(_file(2 * length, length, length)).median
     self.assertBetween(median, 0.9 * length - 0.5, 1.1 * length + 0.5)
 
+  @settings(deadline=None, max_examples=50)
+  @given(st.lists(st.integers(1, 100) | st.integers(16_300, 16_400) | st.integers(1, 1 << 40)))
+  def test_octaves_count_documents_of_every_length(self, lengths):
+    ends = np.cumsum([1, *lengths]) - 1
+    found = document_lengths.DocumentLengths.of_ends(ends, int(ends[-1]) + 1)
+    powers, counts = found.octaves()
+    expected = [sum(p <= length < 2 * p for length in [1, *lengths]) for p in powers.tolist()]
+    self.assertEqual(counts.tolist(), expected)
+    self.assertEqual(counts.sum(), len(lengths) + 1)
+
   def test_several_files_add_up(self):
     total = document_lengths.DocumentLengths.total(
         [_lengths(_file(100, 300)), _lengths(_file(100, rest=100)), _lengths([])]

@@ -77,9 +77,13 @@ class ReadAheadTest(parameterized.TestCase):
     storage = slow_storage.SlowStorage(0.0)
     reads = self._reads(storage)
     steps = range(stride - 1, _STEPS, stride)
-    for step in steps:
-      if step == steps[2]:
+
+    def wait_for_others():
+      if storage.calls >= 2:  # The first two steps are read when they are taken.
         storage.gather = 3
+
+    storage.on_fill = wait_for_others
+    for step in steps:
       self._check(step, reads.take(step))
     self.assertEqual(storage.calls, len(steps))
 

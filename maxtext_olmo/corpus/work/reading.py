@@ -69,7 +69,7 @@ def expect(storage: Storage, piece: Piece) -> None:
 def _chunks(storage: Storage, path: str, start: int, end: int) -> Iterator[np.ndarray]:
   if start >= end:
     return
-  buffer = _buffer()
+  buffer = thread_buffer()
   pinned = storage.pin((path,), np.zeros(1, np.int64))
   if pinned is None:
     for data in storage.pieces(path, start, end - start, _REMOTE_CHUNK_BYTES):
@@ -92,7 +92,8 @@ def _chunks(storage: Storage, path: str, start: int, end: int) -> Iterator[np.nd
     start += len(chunk)
 
 
-def _buffer() -> np.ndarray:
+def thread_buffer() -> np.ndarray:
+  """Returns the buffer of this thread, of CHUNK_BYTES (uint8)."""
   if not hasattr(_thread, "buffer"):
     _thread.buffer = np.empty(CHUNK_BYTES, np.uint8)
   buffer: np.ndarray = _thread.buffer
