@@ -38,6 +38,12 @@ def add_parser(commands: Any) -> None:
       default="xxh3-pieces",
       choices=("xxh3", "sha256", "xxh3-pieces"),
   )
+  option(
+      "--replace",
+      "replace checksums that use another algorithm or no longer match their files",
+      otherwise="stop with an error",
+      action="store_true",
+  )
   option("--output FILE", "path or URL of the index to write", otherwise="INDEX")
   cli.add_storage_options(option)
   cli.add_work_options(option)
@@ -51,10 +57,13 @@ def run(args: argparse.Namespace) -> int:
   output = args.output or args.index
   options = cli.work_options(args, output)
   index = index_builder.load_index(args.index)
-  outcome = checksum_files.sum_pieces(index, args.algorithm, options, progress=True)
+  outcome = checksum_files.sum_pieces(
+      index, args.algorithm, options, replace=args.replace, progress=True
+  )
   if options.part is not None:
     return cli.report_part(outcome, options)
-  checksum_files.with_checksums(index, args.algorithm, outcome).save(output)
+  summed = checksum_files.with_checksums(index, args.algorithm, outcome, replace=args.replace)
+  summed.save(output)
   outcome.discard()
   print(f"Wrote {output}, with checksums of {english.count(len(index.files), 'file')}.")
   return 0

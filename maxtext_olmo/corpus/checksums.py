@@ -62,6 +62,12 @@ def join_pieces(digests: Iterable[str]) -> str:
   return xxhash.xxh3_128_hexdigest(b"".join(map(bytes.fromhex, digests)))
 
 
+def split_pieces(sums: str) -> list[str]:
+  """Returns the xxh3 sums (hex) of pieces that an index records as one text."""
+  width = 2 * xxhash.xxh3_128().digest_size
+  return [sums[i : i + width] for i in range(0, len(sums), width)]
+
+
 class _PiecesHash:
   """Computes the checksum of pieces from the bytes of a file, in order."""
 

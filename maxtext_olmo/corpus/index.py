@@ -47,11 +47,13 @@ class OlmoNpyFileEntry:
     instance_offset: Id of the file's first instance.
     size_bytes: Size of the whole file, including a header and an incomplete token at the end.
     data_offset: Number of bytes before the first token.
-    checksum: `xxh3:<hex>` or `sha256:<hex>` of the whole file; None if it was not computed.
+    checksum: `<algorithm>:<hex>` of the file (see `checksums`); None if it was not computed.
     etag: ETag of the object, if the index was built from the file's URL. It is valid only at that
       URL, and is not part of the fingerprint.
     head_tokens: Number of tokens, from the start of the file, to cut into instances; None uses the
       whole file. Only source mixtures set it.
+    piece_sums: The sums (hex) of the pieces that the checksum was made from, one after the other;
+      None if there is at most one.
   """
 
   path: str
@@ -64,6 +66,7 @@ class OlmoNpyFileEntry:
   checksum: str | None = None
   etag: str | None = None
   head_tokens: int | None = None
+  piece_sums: str | None = None
 
   @property
   def usable_tokens(self) -> int:
@@ -181,7 +184,10 @@ class OlmoNpyIndex:
       raise OrderError(f"Instance ids must be integers, found an array of {ids.dtype.name}.")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= self.total_instances:
-      raise OrderError(_out_of_range(low if low < 0 else high, self))
+      raise OrderError(
+          f"Instance {low if low < 0 else high} does not exist: the corpus has"
+          f" {self.total_instances} instances of {self.sequence_length} tokens, counted from 0."
+      )
     ids = ids.astype(np.int64, copy=False)
     # A file without instances has the same start as the next file. The last of the equal starts
     # belongs to the file that has the instance.
@@ -208,7 +214,8 @@ class OlmoNpyIndex:
   @property
   def annotations(self) -> str:
     """A hash of the labels and checksums, which the fingerprint does not cover."""
-    lines = json.dumps([[entry.label, entry.checksum] for entry in self.files])
+    sums = [[e.label, e.checksum, *([e.piece_sums] if e.piece_sums else [])] for e in self.files]
+    lines = json.dumps(sums)
     return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
   def to_json_dict(self) -> dict[str, Any]:
@@ -389,10 +396,3 @@ def _lay_out(
 
 def _count(files: Sequence[OlmoNpyFileEntry]) -> int:
   return files[-1].instance_offset + files[-1].n_instances if files else 0
-
-
-def _out_of_range(instance_id: int, index: OlmoNpyIndex) -> str:
-  return (
-      f"Instance {instance_id} does not exist: the corpus has {index.total_instances} instances of"
-      f" {index.sequence_length} tokens, counted from 0."
-  )

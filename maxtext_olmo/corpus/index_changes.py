@@ -48,9 +48,7 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
       kinds["grown"].append(sizes)
     elif found.size_bytes < entry.size_bytes:
       kinds["shrunk"].append(sizes)
-    elif found.data_offset != entry.data_offset or (
-        found.checksum and entry.checksum and found.checksum != entry.checksum
-    ):
+    elif found.data_offset != entry.data_offset or _checksums_differ(found, entry):
       kinds["replaced"].append(f"{path} (same size, different content)")
     if found.head_tokens != entry.head_tokens:
       kinds["changed head"].append(f"{path} ({_head(entry)} to {_head(found)} tokens)")
@@ -69,6 +67,12 @@ def describe_changes(old: index_lib.OlmoNpyIndex, new: index_lib.OlmoNpyIndex) -
     place = next(i for i, (a, b) in enumerate(zip(order, common)) if a != b)
     lines.append(f"reordered: {order[place]} came before {common[place]}, and now comes after it")
   return lines
+
+
+def _checksums_differ(a: index_lib.OlmoNpyFileEntry, b: index_lib.OlmoNpyFileEntry) -> bool:
+  """Returns whether checksums show different content; those of two algorithms cannot."""
+  algorithms = {(entry.checksum or "").partition(":")[0] for entry in (a, b)}
+  return len(algorithms) == 1 and a.checksum != b.checksum
 
 
 def _by_name(index: index_lib.OlmoNpyIndex) -> dict[str, index_lib.OlmoNpyFileEntry]:

@@ -28,6 +28,8 @@ from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
+_SHOWN = 3  # Byte ranges that a finding lists.
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
@@ -204,7 +206,9 @@ def make_report(
   """
   dataclasses.replace(outcome, failures=()).check("The corpus cannot be verified")
   files = files_of(outcome)
-  findings = [finding for file in files for finding in _file_findings(file, vocab_size)]
+  findings: list[Finding] = []
+  for file in files:
+    findings += _file_findings(file, vocab_size, index.files[file.source.id].piece_sums)
   documents = DocumentLengths.total([file.lengths for file in files if file.lengths is not None])
   findings += _eos_findings(eos_id, files, documents)
   sums = sum(file.source.checksum is not None for file in files)
@@ -251,7 +255,9 @@ def files_of(outcome: run_lib.Outcome) -> list[FileCheck]:
   return [found[file] for file in sorted(found)]
 
 
-def _file_findings(file: FileCheck, vocab_size: int | None) -> Iterator[Finding]:
+def _file_findings(
+    file: FileCheck, vocab_size: int | None, piece_sums: str | None
+) -> Iterator[Finding]:
   source, dtype = file.source, file.source.token_dtype
   if file.broken is not None:
     yield _finding("error", source.path, file.broken)
@@ -267,7 +273,7 @@ def _file_findings(file: FileCheck, vocab_size: int | None) -> Iterator[Finding]
     message = (
         f"the {algorithm} is {file.digest}, but the index says {expected}: the content has changed"
     )
-    yield _finding("error", source.path, message)
+    yield _finding("error", source.path, message + _changed_bytes(file, piece_sums or ""))
   rest = (source.size - source.data_offset) % dtype.itemsize
   if rest:
     message = (
@@ -275,6 +281,23 @@ def _file_findings(file: FileCheck, vocab_size: int | None) -> Iterator[Finding]
         " which is never read; the file may be truncated"
     )
     yield _finding("warning", source.path, message)
+
+
+def _changed_bytes(file: FileCheck, piece_sums: str) -> str:
+  """Returns the byte ranges of the pieces that have changed, in words; "" if they are not known.
+
+  Args:
+    file: What was found in a file whose checksum differs.
+    piece_sums: The sums of its pieces in the index.
+  """
+  size = checksums.piece_bytes((file.source.checksum or "").partition(":")[0])
+  expected, found = checksums.split_pieces(piece_sums), file.piece_sums
+  if size is None or not found or len(expected) != len(found):
+    return ""
+  changed = [i for i in range(len(found)) if found[i] != expected[i]]
+  ranges = [f"{i * size} to {min((i + 1) * size, file.source.size)}" for i in changed[:_SHOWN]]
+  more = f", and {len(changed) - _SHOWN} more pieces" if len(changed) > _SHOWN else ""
+  return f" in bytes {', '.join(ranges)}{more}"
 
 
 def _finding(level: Literal["error", "warning"], path: str, message: str) -> Finding:

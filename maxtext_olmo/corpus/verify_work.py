@@ -25,6 +25,7 @@ from maxtext_olmo.corpus.work.pieces import PIECE_BYTES
 from maxtext_olmo.corpus.work.pieces import Piece
 from maxtext_olmo.corpus.work.pieces import SourceFile
 from maxtext_olmo.corpus.work.pieces import cut
+from maxtext_olmo.errors import CorpusError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,31 +105,44 @@ class VerifyWork(run.Work):
     source, dtype = piece.source, piece.source.token_dtype
     digest = _new_hash(piece)
     scanned = TokenScan(dtype, self.eos_id)
-    reads_tokens, bad, first_bad = self._reads_tokens, 0, None
-    if digest is not None and piece.is_first and source.data_offset:
-      digest.update(self.files.read(source.path, 0, source.data_offset))
-    # An incomplete token at the end of the file counts for the checksum only.
-    end = source.size if piece.is_last else piece.end
-    for chunk in reading.read_range(self.files, source.path, piece.start, end):
-      if digest is not None:
+    top = 0
+    if digest is None:
+      scanned.read(self.files, source.path, piece.start, piece.end)
+      top = scanned.top
+    else:
+      if piece.is_first and source.data_offset:
+        digest.update(self.files.read(source.path, 0, source.data_offset))
+      # An incomplete token at the end of the file counts for the checksum only.
+      end = source.size if piece.is_last else piece.end
+      for chunk in reading.read_range(self.files, source.path, piece.start, end):
         digest.update(chunk)
-      if not reads_tokens:
-        continue
-      if rest := len(chunk) % dtype.itemsize:
-        chunk = chunk[:-rest]
-      tokens = chunk.view(dtype)
-      scanned.add(tokens)
-      if self.vocab_size is not None and scanned.top >= self.vocab_size:
-        place = piece.first + scanned.count - len(tokens)
-        places = np.flatnonzero(tokens >= self.vocab_size)
-        bad += len(places)
-        first_bad = first_bad or [place + int(places[0]), int(tokens[places[0]])]
-    result: dict[str, Any] = {"bad": bad, "first_bad": first_bad}
+        if self._reads_tokens:
+          scanned.add(chunk[: len(chunk) // dtype.itemsize * dtype.itemsize].view(dtype))
+          top = max(top, scanned.top)
+    result: dict[str, Any] = {"bad": 0, "first_bad": None}
+    if self.vocab_size is not None and top >= self.vocab_size:
+      result |= self._find_bad_ids(piece, self.vocab_size)
     if digest is not None:
       result["digest"] = digest.hexdigest()
     if self.eos_id is not None:
       result |= DocumentLengths.of_ends(scanned.ends, scanned.count).to_result()
     return result
+
+  def _find_bad_ids(self, piece: Piece, vocab_size: int) -> dict[str, Any]:
+    """Reads a piece again; returns the number of bad ids, and the place and value of the first."""
+    bad, first_bad, place = 0, None, piece.first
+    for tokens in reading.read_tokens(self.files, piece):
+      places = np.flatnonzero(tokens >= vocab_size)
+      if len(places) and first_bad is None:
+        first_bad = [place + int(places[0]), int(tokens[places[0]])]
+      bad += len(places)
+      place += len(tokens)
+    if first_bad is None:
+      raise CorpusError(
+          f"Two reads of bytes {piece.start} to {piece.end} of {piece.source.path} differ: only the"
+          f" first had ids of {vocab_size} or more. Check the disk, the mount and the memory."
+      )
+    return {"bad": bad, "first_bad": first_bad}
 
 
 def _new_hash(piece: Piece) -> checksums.Hash | None:
@@ -150,6 +164,7 @@ class FileCheck:
     bad: Number of ids outside the vocabulary.
     first_bad: Place and value of the first of them; None if there are none.
     digest: Checksum (hex) of the content; None if the index has none.
+    piece_sums: Checksums (hex) of the pieces that `digest` was joined from; empty if it was not.
     lengths: Lengths of the documents; None if the EOS was not looked for, or there are no tokens.
   """
 
@@ -158,6 +173,7 @@ class FileCheck:
   bad: int = 0
   first_bad: tuple[int, int] | None = None
   digest: str | None = None
+  piece_sums: tuple[str, ...] = ()
   lengths: DocumentLengths | None = None
 
 
@@ -167,9 +183,10 @@ def join_pieces(source: SourceFile, results: Sequence[dict[str, Any]]) -> FileCh
   if broken is not None:
     return FileCheck(source, broken)
   firsts = [found["first_bad"] for found in results if found.get("first_bad") is not None]
-  digest = results[0].get("digest")
+  digest, sums = results[0].get("digest"), ()
   if digest is not None and len(results) > 1:
-    digest = checksums.join_pieces(found["digest"] for found in results)
+    sums = tuple(found["digest"] for found in results)
+    digest = checksums.join_pieces(sums)
   lengths = None
   if source.n_tokens and "bins" in results[0]:
     lengths = DocumentLengths()
@@ -180,5 +197,6 @@ def join_pieces(source: SourceFile, results: Sequence[dict[str, Any]]) -> FileCh
       bad=sum(found["bad"] for found in results),
       first_bad=tuple(firsts[0]) if firsts else None,
       digest=digest,
+      piece_sums=sums,
       lengths=lengths,
   )

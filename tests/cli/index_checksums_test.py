@@ -43,6 +43,17 @@ class IndexChecksumsTest(absltest.TestCase):
     self.assertEqual(self.sums(merged), self.sums(whole))
     self.assertEqual(self.sums(self.index), [None] * 4)
 
+  def test_checksums_of_another_algorithm_are_replaced_only_on_request(self):
+    runner.run("index", "checksums", self.index, "--algorithm", "sha256")
+    before = self.sums(self.index)
+    code, _, err = runner.run("index", "checksums", self.index)
+    self.assertEqual(code, 2)
+    self.assertRegex(err, "^error: The index already has checksums: sha256.*--replace")
+    self.assertEqual(self.sums(self.index), before)
+    self.assertEqual(runner.run("index", "checksums", self.index, "--replace")[0], 0)
+    for checksum in self.sums(self.index):
+      self.assertStartsWith(checksum, "xxh3-pieces-")
+
   def test_a_missing_file_leaves_the_index_as_it_is(self):
     before = pathlib.Path(self.index).read_bytes()
     (self.dir / "data" / "part-001.npy").unlink()

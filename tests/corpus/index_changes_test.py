@@ -65,6 +65,10 @@ class ChangesTest(parameterized.TestCase):
     )
     self.assertEmpty(index_changes.describe_changes(self.old, new))
 
+  def test_checksums_of_two_algorithms_are_not_compared(self):
+    old, new = (self.index("a", "b", "c", checksums=name) for name in ("sha256", "xxh3"))
+    self.assertEmpty(index_changes.describe_changes(old, new))
+
   def test_other_windows_dtype_and_tokenizer_are_named(self):
     lines = index_changes.describe_changes(
         self.old, self.index("a", "b", "c", sequence_length=4, tokenizer="other", dtype="uint8")

@@ -8,7 +8,9 @@ from absl.testing import absltest
 
 from maxtext_olmo.corpus import verify_work
 from maxtext_olmo.corpus.work import pieces
+from maxtext_olmo.errors import CorpusError
 from tests.corpus.work import sample_work
+from tests.memory_storage import MemoryStorage
 
 
 class VerifyWorkTest(absltest.TestCase):
@@ -41,6 +43,22 @@ class VerifyWorkTest(absltest.TestCase):
     self.assertEqual(
         joined.lengths.documents, np.count_nonzero(np.fromfile(self.source.path, np.uint16) == 0)
     )
+
+  def test_two_reads_that_differ_are_an_error(self):
+    class FlakyStorage(MemoryStorage):
+      """Returns other content once its tokens have been read."""
+
+      def pieces(self, *args):
+        yield b"".join(super().pieces(*args))
+        self.files = self.later
+
+    (piece,) = self.work.pieces(self.source)
+    good = np.full(self.source.n_tokens, 3, np.uint16).tobytes()
+    storage = FlakyStorage({self.source.path: b"\xff" * len(good)})
+    storage.later = {self.source.path: good}
+    work = dataclasses.replace(self.work, storage=storage)
+    with self.assertRaisesRegex(CorpusError, "Two reads of bytes 0 to 6000 of .* differ"):
+      work(piece)
 
   def test_every_piece_of_a_file_of_another_size_is_broken_and_gives_one_reason(self):
     parts = self.work.pieces(self.source, 4000)
