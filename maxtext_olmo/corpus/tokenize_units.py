@@ -10,8 +10,6 @@ is not known yet. The result of a unit says how many lines, documents and tokens
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-import os
 import uuid
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -64,9 +62,6 @@ class TokenizeUnits(tasks.Work):
 
   def __call__(self, unit: text_units.TextUnit) -> dict[str, Any]:
     """Tokenizes a unit; returns its file, and the fields of a `SliceResult` for each slice."""
-    if multiprocessing.parent_process() is not None:
-      # The workers already share the cores.
-      os.environ.setdefault("RAYON_NUM_THREADS", "1")
     tokenizer = self.tokenizer.load()
     counts = [SliceResult() for _ in unit.slices]
     encoded = tokenize.encode_documents(self._texts(unit, counts), tokenizer)

@@ -11,8 +11,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
+import uuid
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from absl.testing import parameterized
 
@@ -24,11 +27,16 @@ HAS_DASK = importlib.util.find_spec("distributed") is not None
 HAS_RAY = importlib.util.find_spec("ray") is not None
 # Small and large files, one of which is empty: 22 pieces.
 SIZES = (1000, 0, 6000, 7, 3000)
+_RAY_TOKEN = uuid.uuid4().hex
 
 
 def environment() -> dict[str, str]:
   """Returns the environment of all processes that tests start."""
-  return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "RAY_DEDUP_LOGS": "0"}
+  found = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "RAY_DEDUP_LOGS": "0"}
+  # With the first setting, Ray listens on loopback only. Without the others, its clusters would use
+  # a token in the home directory, and write one there.
+  ray = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+  return {**found, **ray, "RAY_AUTH_TOKEN": _RAY_TOKEN}
 
 
 class FleetTestCase(parameterized.TestCase):
@@ -43,7 +51,7 @@ class FleetTestCase(parameterized.TestCase):
     self.results = os.path.join(self.create_tempdir().full_path, "shared")
     self._numbers = itertools.count()
 
-  def job(self, work: str, options: dict[str, Any], **settings: Any) -> dict[str, Any]:
+  def job(self, work: str | list[str], options: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """Returns a job for the driver."""
     return {
         "index": os.path.join(self.directory, "index.json"),
@@ -53,7 +61,7 @@ class FleetTestCase(parameterized.TestCase):
         "output": os.path.join(self.directory, f"output-{next(self._numbers)}.json"),
     }
 
-  def expected(self, work: str) -> dict[str, Any]:
+  def expected(self, work: str | list[str]) -> dict[str, Any]:
     """Returns what one thread of this process finds, as a driver would write it."""
     job = self.job(work, {"workers": 1, "results": self.results + ".expected"}, trace="")
     found: dict[str, Any] = json.loads(json.dumps(driver.do_job(job)))
@@ -145,6 +153,32 @@ class DaskCluster:
     """Kills the scheduler and all workers at once."""
     for process in self.processes:
       kill_group(process)
+
+
+@contextlib.contextmanager
+def ray_head() -> Iterator[str]:
+  """Starts the head of a Ray cluster with two CPUs, which `auto` finds; yields its address."""
+  # A short path, because Ray adds 80 characters to get the names of its sockets.
+  with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as directory:
+    command = (
+        *(os.path.join(os.path.dirname(sys.executable), "ray"), "start", "--head", "--block"),
+        *("--node-ip-address", "127.0.0.1", "--port", "0", "--dashboard-agent-listen-port", "0"),
+        *("--num-cpus", "2", "--include-dashboard", "false", "--disable-usage-stats"),
+    )
+    with (
+        mock.patch.dict(os.environ, {"RAY_TMPDIR": directory}),
+        open(os.path.join(directory, "log"), "wb") as log,
+    ):
+      head = subprocess.Popen(
+          command, env=environment(), stdout=log, stderr=log, start_new_session=True
+      )
+      try:
+        file = pathlib.Path(directory, "ray", "ray_current_cluster")
+        yield sample_work.wait_for(
+            lambda: file.exists() and file.read_text().strip(), "the start of Ray"
+        )
+      finally:
+        kill_group(head)
 
 
 def _address(file: str) -> str:

@@ -2,9 +2,9 @@
 
 python -m tests.fleet.driver JOB.json
 
-The job has the keys `index` (path of the index), `work` (a key of `_WORKS`, "sum", or "all" of
-these), `options` (of `WorkOptions`), `settings` (of the work), and `output` (where to write what
-was found).
+The job has the keys `index` (path of the index), `work` (a key of `_WORKS`, "sum", a list or "all"
+of these, or "share"), `options` (of `WorkOptions`), `settings` (of the work), and `output` (where
+to write what was found).
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any
 from maxtext_olmo.corpus import document_spans
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder
+from maxtext_olmo.corpus import make
 from maxtext_olmo.corpus import stats as stats_lib
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
@@ -24,6 +25,7 @@ from maxtext_olmo.corpus.work import run
 from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.inspection import search
 from maxtext_olmo.rows import packed_plan
+from tests import texts
 from tests.corpus.work import sample_work
 
 _EOS, _SIZE = 0, sample_work.PIECE_BYTES
@@ -65,24 +67,46 @@ def _find(index: Any, options: WorkOptions, output: str) -> Any:
   return [[hit.file, hit.first, hit.count] for hit in search.hits_of(outcome)]
 
 
+def _make(index: Any, options: WorkOptions, output: str) -> Any:
+  # The texts are in the same place for all engines: their paths are part of the corpus.
+  folder = pathlib.Path(output).parent
+  files = texts.write_texts(folder / "text", 100_000)
+  tokenizer = tokenizer_lib.TokenizerSource.find(texts.save_tokenizer(folder / "words"))
+  settings = make.MakeSettings(tokenizer, tokens_per_file=5000, unit_bytes=20_000)
+  make.make_from_files(files, f"{output}.corpus", settings, options)
+  made = texts.read_tree(pathlib.Path(f"{output}.corpus"))
+  return {name: hashlib.sha256(data).hexdigest() for name, data in made.items()}
+
+
+def _share(index: Any, options: WorkOptions, output: str) -> Any:
+  pieces = sample_work.pieces(index)
+  outcome = run.run_work(sample_work.TokenizeWork(), pieces, options, fingerprint="f")
+  outcome.check("Some text was not tokenized")
+  return [found["share"] for _, found in outcome]
+
+
 _WORKS = {
     "verify": _verify,
     "documents": _documents,
     "stats": _stats,
     "pack": _pack,
     "find": _find,
+    "make": _make,
 }
 
 
 def do_job(job: dict[str, Any]) -> dict[str, Any]:
   """Does the work, and returns what was found."""
-  if job["work"] == "all":
-    return {work: do_job({**job, "work": work}) for work in ("sum", *_WORKS)}
+  works = ["sum", *_WORKS] if job["work"] == "all" else job["work"]
+  if isinstance(works, list):
+    return {work: do_job({**job, "work": work}) for work in works}
   index = index_builder.load_index(job["index"])
   options = dict(job["options"])
   if options.get("part"):
     options["part"] = tuple(options["part"])
   options = WorkOptions(**options)
+  if job["work"] == "share":
+    return {"found": _share(index, options, job["output"])}
   if job["work"] in _WORKS:
     return {"found": _WORKS[job["work"]](index, options, job["output"])}
   settings = {

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from maxtext_olmo.corpus.work import engines
 from maxtext_olmo.errors import ConfigError
 
 _CONNECT_SECONDS = 60
@@ -70,6 +71,9 @@ def open_dask(address: str, workers: int) -> Iterator[DaskEngine]:
       stack.enter_context(cluster)
       client = distributed.Client(cluster)
     else:
+      engines.check_reachable(
+          address, "the Dask scheduler", "the scheduler prints it when it starts."
+      )
       try:
         client = distributed.Client(address, timeout=_CONNECT_SECONDS)
       except (OSError, ValueError) as error:

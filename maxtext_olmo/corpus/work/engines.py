@@ -11,14 +11,21 @@ import concurrent.futures
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any, Protocol
 
+from absl import logging
+
 from maxtext_olmo.cores import available_cores
 from maxtext_olmo.corpus.work.options import WorkOptions
+from maxtext_olmo.errors import ConfigError
+
+_CONNECT_SECONDS = 30
 
 
 class Engine(Protocol):
@@ -69,6 +76,26 @@ def open_engine(options: WorkOptions, num_items: int) -> Iterator[Engine]:
       raise
     finally:
       pool.close()
+
+
+def check_reachable(address: str, what: str, advice: str) -> None:
+  """Raises ConfigError if nothing listens at host:port; the clusters' own clients try for minutes.
+
+  Args:
+    address: host:port, optionally with a scheme. Anything else, such as "auto", is not checked.
+    what: What should be there.
+    advice: How to find the address.
+  """
+  found = re.fullmatch(r"(?:(?:ray|tcp|tls|wss?)://)?\[?([^/\[\]]+)\]?:(\d+)", address)
+  if found is None:
+    return
+  logging.info("Connecting to %s at %s.", what, address)
+  try:
+    socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
+  except (OSError, OverflowError) as error:
+    raise ConfigError(
+        f"Cannot reach {what} at {address!r}: {error}. Check the address: {advice}"
+    ) from error
 
 
 class _Threads:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import re
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from maxtext_olmo.corpus.work import engines
 from maxtext_olmo.errors import ConfigError
 
 _RETRIES = 3  # Of a task whose worker or machine died.
-_CONNECT_SECONDS = 30
 
 
 class RayEngine:
@@ -58,7 +56,11 @@ def open_ray(address: str) -> Iterator[RayEngine]:
         "--ray needs Ray, which is not installed. Install the release that your cluster runs, for"
         " example with `pip install ray`."
     ) from error
-  _check_reachable(address)
+  engines.check_reachable(
+      address,
+      "a Ray cluster",
+      "`ray start --head` prints it. On a machine of the cluster, --ray auto finds it.",
+  )
   try:
     ray.init(address=address, log_to_driver=False)
   except (ConnectionError, ValueError) as error:
@@ -67,17 +69,3 @@ def open_ray(address: str) -> Iterator[RayEngine]:
     yield RayEngine(ray)
   finally:
     ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-  """Raises ConfigError if nothing listens at host:port; Ray itself would try for many minutes."""
-  found = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:(\d+)", address)
-  if found is None:  # Such as "auto".
-    return
-  try:
-    socket.create_connection((found[1], int(found[2])), _CONNECT_SECONDS).close()
-  except (OSError, OverflowError) as error:
-    raise ConfigError(
-        f"Cannot reach a Ray cluster at {address!r}: {error}. Check the address: `ray start --head`"
-        " prints it. On a machine of the cluster, --ray auto finds it."
-    ) from error

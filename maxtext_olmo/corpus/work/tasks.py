@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import os
 import threading
 import traceback
 import uuid
@@ -246,6 +247,10 @@ _contexts: dict[str, Context] = {}
 
 def do_item_elsewhere(context: Context, item: Item, identity: str) -> Done:
   """Processes an item in another process, which keeps the work and its storage for later items."""
+  if "RAYON_NUM_THREADS" not in os.environ:
+    # The workers already share the cores. RAYON_NUM_THREADS=1 would instead make all threads of a
+    # Dask worker wait for a single tokenizer thread.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   kept = _contexts.get(context.id)
   if kept is None:
     if context.work.version != context.version:

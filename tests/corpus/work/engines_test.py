@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import socket
 import threading
 
 from absl.testing import absltest
@@ -11,6 +12,7 @@ from absl.testing import parameterized
 from maxtext_olmo.corpus.work import engines
 from maxtext_olmo.corpus.work import run
 from maxtext_olmo.corpus.work.options import WorkOptions
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import WorkerError
 from tests.corpus.work import sample_work
 from tests.corpus.work.sample_work import SumWork
@@ -93,6 +95,22 @@ class EnginesTest(parameterized.TestCase):
       self.assertEqual(engine.submit(threading.get_ident).exception(), None)
       with self.assertRaises(RuntimeError):
         engine.restart()
+
+  @parameterized.parameters(
+      "127.0.0.1:{}", "tcp://127.0.0.1:{}", "tls://127.0.0.1:{}", "ray://127.0.0.1:{}"
+  )
+  def test_an_address_is_reachable_if_something_listens_there(self, address):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+      address = address.format(server.getsockname()[1])
+      engines.check_reachable(address, "a cluster", "ask.")
+    with self.assertRaisesRegex(
+        ConfigError, "^Cannot reach a cluster at .*refused.* address: ask.$"
+    ):
+      engines.check_reachable(address, "a cluster", "ask.")
+
+  @parameterized.parameters("auto", "local", "inproc://10.0.0.1/1/2", "tcp://scheduler")
+  def test_addresses_without_a_port_are_left_to_the_client(self, address):
+    engines.check_reachable(address, "a cluster", "ask.")
 
   @parameterized.parameters(("dask", "--dask needs Dask"), ("ray", "--ray needs Ray"))
   def test_an_engine_that_is_not_installed_says_how_to_install_it(self, name, message):

@@ -61,6 +61,23 @@ class SumWork(run.Work):
     return {"sum": total * self.scale, "first": item.first, "lengths": np.array(lengths)}
 
 
+@dataclasses.dataclass(frozen=True)
+class TokenizeWork(run.Work):
+  """Tokenizes a text, and measures which share of the CPU time its own thread takes."""
+
+  name: ClassVar[str] = "share"
+  version: ClassVar[int] = 1
+
+  def __call__(self, item: pieces_lib.Piece) -> dict[str, Any]:
+    import tokenizers
+
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    own, whole = time.thread_time(), time.process_time()
+    made.encode_batch(["a " * 1000] * 200)
+    return {"share": (time.thread_time() - own) / (time.process_time() - whole)}
+
+
 def calls(trace: str) -> Counter[str]:
   """Returns how often each piece was called."""
   return Counter(name.split("@")[0] for name in os.listdir(trace) if "@" in name)
