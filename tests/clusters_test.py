@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,9 +18,15 @@ import yaml
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo import config as data_keys
 from maxtext_olmo.cli import demo
+from maxtext_olmo.cli import main
+from maxtext_olmo.devices import layout as layout_lib
+from maxtext_olmo.devices import simulated
+from maxtext_olmo.loader import wiring
 from maxtext_olmo.trainers import RESTART_CODE
 from maxtext_olmo.trainers.tiny import config as config_lib
+from maxtext_olmo.trainers.tiny import model
 from tests import distributed
 from tests.trainers.tiny import ledger
 
@@ -27,6 +36,8 @@ _ROOT = pathlib.Path(__file__).resolve().parent
 _FILES = _ROOT.parent / "docs" / "guides" / "clusters"
 _SCRIPTS = sorted(path for path in _FILES.iterdir() if path.suffix in (".sh", ".sbatch"))
 _MANIFESTS = sorted(_FILES.glob("*.yaml"))
+_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+_OLMO_VOCABULARY = 100278  # Of AI2's tokenizer, and so of its corpora.
 _PATH = f"{_ROOT / 'standins'}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 
 
@@ -66,6 +77,23 @@ class ManifestTest(parameterized.TestCase):
     config.checkpoint_dir = ""  # A bucket may need a package that is not installed here.
     config_lib.validate(config)
 
+  @parameterized.parameters(*_MANIFESTS)
+  def test_the_batch_divides_over_the_devices_of_all_pods(self, path: pathlib.Path):
+    _, job, container = self.load(path)
+    pods = job["spec"]["completions"]
+    devices = pods * container.get("resources", {}).get("limits", {}).get("google.com/tpu", 1)
+    topology = job["spec"]["template"]["spec"].get("nodeSelector", {}).get(_TOPOLOGY)
+    if topology is not None:
+      self.assertEqual(devices, math.prod(map(int, topology.split("x"))))
+    config = config_lib.read_config(["train", *container["args"]])
+    config.checkpoint_dir = ""  # As above.
+    mesh = simulated.make_mesh(model.mesh_sizes(config, devices), pods)
+    options = data_keys.Options.read(config_lib.for_data(config))
+    ((size, layout),) = wiring.layouts(options, mesh, options.schedule(), pods - 1).items()
+    self.assertLen(layout.rows, size // pods)
+    if config.dataset_type != "synthetic":
+      self.assertGreaterEqual(config.vocab_size, _OLMO_VOCABULARY)
+
   def test_the_addresses_on_kubernetes_are_explicit(self):
     _, job, container = self.load(_FILES / "kubernetes.yaml")
     env = {entry["name"]: entry for entry in container["env"]}
@@ -76,6 +104,25 @@ class ManifestTest(parameterized.TestCase):
     host = env["JAX_COORDINATOR_ADDRESS"]["value"].split(":")[0]
     self.assertEqual(host, f"{name}-0.{subdomain}")
     self.assertEqual(env["JAX_NUM_PROCESSES"]["value"], str(job["spec"]["completions"]))
+
+  def test_the_job_of_the_fleet_guide_does_not_retry_what_cannot_succeed(self):
+    guide = (_FILES.parent / "fleet.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    spec = yaml.safe_load(text)["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    # What FailIndex needs.
+    self.assertEqual((spec["completionMode"], pod["restartPolicy"]), ("Indexed", "Never"))
+    self.assertGreater(spec["backoffLimitPerIndex"], 0)
+    self.assertNotIn("backoffLimit", spec)  # Without it, failures are limited per part only.
+    disrupted, failed = spec["podFailurePolicy"]["rules"]
+    self.assertEqual(disrupted["action"], "Ignore")
+    self.assertEqual((failed["action"], failed["onExitCodes"]["values"]), ("FailIndex", [2]))
+    self.assertEqual(failed["onExitCodes"]["containerName"], container["name"])
+    (command,) = container["args"]
+    words = shlex.split(command.replace("$JOB_COMPLETION_INDEX", "0"))
+    args = main.make_parser().parse_args(words[2:])  # After `exec maxtext-olmo`.
+    self.assertEqual((args.part, args.of), (0, spec["completions"]))
 
 
 class ScriptTest(parameterized.TestCase):
@@ -130,6 +177,17 @@ class ScriptTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn("<train><base.yml><run_name=first><a=b c><d='e'>", done.stdout)
     self.assertIn(f"--restart-on-exit-codes={RESTART_CODE}\n", done.stdout)
+
+  def test_the_batch_of_the_example_for_xpk_divides_over_its_slice(self):
+    text = (_FILES / "xpk_maxtext.sh").read_text()
+    keys = dict(re.findall(r"(\w+)=(\d+)\b", text.split("set -eu")[0]))
+    (chips,) = re.findall(r"TPU_TYPE:-v5litepod-(\d+)", text)
+    mesh = simulated.make_mesh({"data": int(chips)}, int(chips) // 4)
+    # MaxText's default is 12 rows per device, too many for a model of this size and length.
+    batch = int(chips) * int(keys["per_device_batch_size"])
+    spec = layout_lib.partition_spec(mesh, ("data",))
+    layout = layout_lib.BatchLayout(mesh, spec, batch, int(keys["max_target_length"]), process=0)
+    self.assertLen(layout.rows, 4)
 
   def test_the_ssh_script_says_how_it_is_used(self):
     for args in ((), ("host",), ("--", "--config=tiny")):

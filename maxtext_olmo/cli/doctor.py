@@ -10,7 +10,7 @@ from maxtext_olmo import cli
 from maxtext_olmo import english
 
 _DESCRIPTION = """\
-Checks what a run needs, before it starts: versions, devices, the processes of the run, file
+Checks what a run needs, before it starts: versions, devices, batch, the processes of the run, file
 descriptors, clocks, the index, the storage of the corpus, checkpoint_dir, and that all hosts have
 the same config and code. Trains nothing, and changes nothing.
 
@@ -77,11 +77,18 @@ def _print_and_exit(findings: Sequence[Any]) -> NoReturn:
 
 
 def _print(findings: Sequence[Any], ok: bool) -> None:
-  cli.print_table(
-      ("level", "check", "finding", "remedy"),
-      [(found.level, found.check, found.found, found.remedy) for found in findings],
-      style=lambda row: _COLOURS[row[0]],
-  )
+  """Prints the findings: as a table on a terminal, and one per line in a log, which is narrower."""
+  if sys.stdout.isatty():
+    cli.print_table(
+        ("level", "check", "finding", "remedy"),
+        [(found.level, found.check, found.found, found.remedy) for found in findings],
+        style=lambda row: _COLOURS[row[0]],
+    )
+  else:
+    for found in findings:
+      print(f"{found.level:7}  {found.check}: {cli.plain(found.found)}")
+      if found.remedy:
+        print(f"{'':7}    {cli.plain(found.remedy)}")
   n_ok, n_warnings, n_wrong = (sum(f.level == level for f in findings) for level in _COLOURS)
   counts = (f"{n_ok} ok", english.count(n_warnings, "warning"), f"{n_wrong} wrong")
   print(f"{'ok' if ok else 'NOT OK'}: {', '.join(counts)}")

@@ -129,10 +129,13 @@ def connect(
       _initialize(address or None, tasks, this, wait_seconds)
 
 
-def check_processes() -> None:
+def check_processes(remedy: str = _REMEDY) -> None:
   """Raises ConfigError unless JAX's devices belong to the processes that `connect` connected.
 
   The TPU runtime finds all hosts of a slice by itself, even those that were told to train alone.
+
+  Args:
+    remedy: How to connect the processes, for the error message.
   """
   found, connected = jax.process_count(), coordinator()
   expected = 1 if connected is None else connected.processes
@@ -140,7 +143,36 @@ def check_processes() -> None:
     raise errors.ConfigError(
         f"JAX has devices of {found} process{'es' if found > 1 else ''}, but {expected}"
         f" {'is' if expected == 1 else 'are'} connected. Start all processes of the run in the same"
-        f" way; or {_REMEDY}"
+        f" way; or {remedy}"
+    )
+
+
+def check_not_alone(remedy: str) -> None:
+  """Checks the processes of a trainer that connects them itself, as MaxText does.
+
+  Args:
+    remedy: How to connect the processes of that trainer, for the error message.
+
+  Raises:
+    ConfigError: This process would train alone, but is one of several tasks, or may be; or JAX's
+      devices do not belong to the connected processes.
+  """
+  if coordinator() is not None:
+    check_processes(remedy)
+    return
+  # The TPU runtime connects the hosts of a slice even if `jax.distributed` does not.
+  if jax.distributed.is_initialized() or jax.process_count() > 1:
+    return
+  if _number("JAX_NUM_PROCESSES") == 1:
+    return
+  found = _detect(remedy)
+  if found is None:
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    _refuse_if_one_of_several(address, _number("JAX_PROCESS_ID"), remedy)
+  elif found[1] > 1:
+    raise errors.ConfigError(
+        f"This is one of {found[1]} tasks ({found[0]}), but it is not connected to the others, and"
+        f" each would train alone. To fix this, {remedy}"
     )
 
 
@@ -154,20 +186,20 @@ def _check_connected(count: int | None) -> None:
     )
 
 
-def _refuse_if_one_of_several(address: str, this: int | None) -> None:
+def _refuse_if_one_of_several(address: str, this: int | None, remedy: str = _REMEDY) -> None:
   """Raises ConfigError if the environment says that this is one of several tasks."""
   for where, tasks in _tasks_of_environment():
     if tasks > 1:
       raise errors.ConfigError(
           f"{where}, so this is one of {tasks} tasks, but it cannot tell how to reach the others,"
-          f" and each would train alone. Start the tasks with srun or mpirun; or {_REMEDY}"
+          f" and each would train alone. Start the tasks with srun or mpirun; or {remedy}"
       )
   if _KUBERNETES_TASK in os.environ:
     raise errors.ConfigError(
         f"{_KUBERNETES_TASK}={os.environ[_KUBERNETES_TASK]}, so this is a pod of an indexed"
         " Kubernetes Job, but its number of pods is unknown, and each would train alone. Install"
         " jax[k8s] and give the pod's service account the right to read pods, jobs and services; or"
-        f" {_REMEDY}"
+        f" {remedy}"
     )
   for name, value in (
       ("coordinator_address (or JAX_COORDINATOR_ADDRESS)", address or None),
@@ -176,7 +208,7 @@ def _refuse_if_one_of_several(address: str, this: int | None) -> None:
     if value is not None:
       raise errors.ConfigError(
           f"{name} is {value}, but the number of processes is unknown, and this process would train"
-          f" alone. To fix this, {_REMEDY}"
+          f" alone. To fix this, {remedy}"
       )
 
 
@@ -195,7 +227,7 @@ def _tasks_of_environment() -> Iterator[tuple[str, int]]:
   yield where, slices * len(hosts.split(","))
 
 
-def _detect() -> tuple[str, int] | None:
+def _detect(remedy: str = _REMEDY) -> tuple[str, int] | None:
   """Returns the name of the cluster that JAX would join and its number of tasks, if there is one.
 
   JAX has no public function that counts tasks, and `jax.distributed.initialize` would wait for
@@ -210,10 +242,10 @@ def _detect() -> tuple[str, int] | None:
     kinds = clusters.ClusterEnv._cluster_types
   except (ImportError, AttributeError) as error:
     logging.warning(
-        "With JAX %s, the cluster cannot be detected (%s). If the run has several processes, set"
-        " coordinator_address, num_processes and process_id.",
+        "With JAX %s, the cluster cannot be detected (%s). If the run has several processes, %s",
         jax.__version__,
         error,
+        remedy,
     )
     return None
   for kind in kinds:
@@ -229,7 +261,7 @@ def _detect() -> tuple[str, int] | None:
         continue
       raise errors.ConfigError(
           f"This is a task of a cluster ({kind.__name__}), but the tasks could not be counted:"
-          f" {type(error).__name__}: {error}. To fix this, {_REMEDY}"
+          f" {type(error).__name__}: {error}. To fix this, {remedy}"
       ) from error
   return None
 

@@ -22,10 +22,14 @@ import jax
 from etils import epath
 from ml_collections import ConfigDict
 
+from maxtext_olmo import config as data_keys
+from maxtext_olmo import english
 from maxtext_olmo import errors
+from maxtext_olmo.loader import wiring
 from maxtext_olmo.trainers import cluster
 from maxtext_olmo.trainers import doctor_host
 from maxtext_olmo.trainers.doctor_host import Finding
+from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import model
 
 _REPORTS = "maxtext_olmo/doctor/report/"
@@ -90,27 +94,33 @@ def examine(
   except errors.ConfigError as error:
     return alone(error), False
   run = cluster.coordinator()
-  findings += _check_devices(config)
-  with contextlib.ExitStack() as stack:
-    if config is not None and config.enable_checkpointing and config.checkpoint_dir:
-      directory = epath.Path(config.checkpoint_dir)
-      findings.append(_check_directory(run, directory, stack, wait_seconds))
-    clocks = _read_clocks(run, wait_seconds)
-  devices = jax.local_device_count() if findings_ok(findings, "devices") else 0
-  mine = Report(socket.gethostname(), clocks, devices, findings, facts)
-  return _exchange(run, mine, wait_seconds)
+  findings += doctor_host.run_check("devices", _SEE_GUIDE, lambda: _check_devices(config))
+  if config is not None and findings_ok(findings, "config") and findings_ok(findings, "devices"):
+    remedy = "change global_batch_size_to_load or mesh_shape"
+    findings += doctor_host.run_check("batch", remedy, lambda: _check_batch(config))
+  directory = "" if config is None or not config.enable_checkpointing else config.checkpoint_dir
+  try:
+    with contextlib.ExitStack() as stack:
+      findings += _check_directory(run, directory, stack, wait_seconds)
+      clocks = _read_clocks(run, wait_seconds)
+    devices = jax.local_device_count() if findings_ok(findings, "devices") else 0
+    mine = Report(socket.gethostname(), clocks, devices, findings, facts)
+    return _exchange(run, mine, wait_seconds)
+  except Exception as error:  # JAX has its own types for a process that has ended.
+    return alone(error), False
 
 
 def _read_clocks(run: cluster.Coordinator | None, wait_seconds: int) -> list[float]:
+  if run is None:
+    return [time.time()]
   times = []
-  if run is not None:
-    for number in range(_CLOCK_BARRIERS):
-      run.client.wait_at_barrier(f"{_CLOCK}{number}", 1000 * wait_seconds)
-      times.append(time.time())
+  for number in range(_CLOCK_BARRIERS):
+    run.client.wait_at_barrier(f"{_CLOCK}{number}", 1000 * wait_seconds)
+    times.append(time.time())
   return times
 
 
-def _alone(findings: list[Finding], error: errors.ConfigError) -> list[Finding]:
+def _alone(findings: list[Finding], error: Exception) -> list[Finding]:
   return [*findings, Finding("wrong", "processes", doctor_host.one_line(error), _SEE_GUIDE)]
 
 
@@ -155,7 +165,7 @@ def compare(reports: Sequence[Report]) -> Iterator[Finding]:
   if len(reports) > 1:
     yield from _compare_facts(reports)
     yield _compare_devices(reports)
-    yield _compare_clocks(reports)
+  yield _compare_clocks(reports)
 
 
 def _compare_facts(reports: Sequence[Report]) -> Iterator[Finding]:
@@ -196,6 +206,9 @@ def _compare_devices(reports: Sequence[Report]) -> Finding:
 
 
 def _compare_clocks(reports: Sequence[Report]) -> Finding:
+  if len(reports) == 1:
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(reports[0].clocks[0]))
+    return Finding("ok", "clock", f"{now}; there is no other host to compare with")
   barriers = zip(*(report.clocks for report in reports))
   clocks = min(barriers, key=lambda clocks: max(clocks) - min(clocks))
   skew = max(clocks) - min(clocks)
@@ -215,55 +228,73 @@ def _compare_clocks(reports: Sequence[Report]) -> Finding:
 
 
 def _check_devices(config: ConfigDict | None) -> Iterator[Finding]:
-  try:
-    cluster.check_processes()
-    kinds = ", ".join(sorted({device.device_kind for device in jax.devices()}))
-    yield Finding("ok", "devices", f"{jax.device_count()} in total ({kinds})")
-    if unused := doctor_host.unused_accelerators(jax.default_backend()):
-      yield Finding(
-          "warning",
-          "devices",
-          f"JAX computes on the CPU, but this host has {', '.join(unused)}",
-          "install JAX for this hardware, such as jax[cuda13] or jax[tpu]",
-      )
-    if config is not None:
-      model.make_mesh(config)
-  except (RuntimeError, errors.ConfigError) as error:
-    yield Finding("wrong", "devices", doctor_host.one_line(error), _SEE_GUIDE)
+  cluster.check_processes()
+  kinds = ", ".join(sorted({device.device_kind for device in jax.devices()}))
+  yield Finding("ok", "devices", f"{jax.device_count()} in total ({kinds})")
+  if unused := doctor_host.unused_accelerators(jax.default_backend()):
+    yield Finding(
+        "warning",
+        "devices",
+        f"JAX computes on the CPU, but this host has {', '.join(unused)}",
+        "install JAX for this hardware, such as jax[cuda13] or jax[tpu]",
+    )
+  if config is not None:
+    model.make_mesh(config)
+
+
+def _check_batch(config: ConfigDict) -> Iterator[Finding]:
+  """Checks that the batches of a valid config divide evenly over its mesh."""
+  options = data_keys.Options.read(config_lib.for_data(config))
+  sizes = wiring.layouts(options, model.make_mesh(config), options.schedule())
+  rows = ", ".join(str(layout.batch) for layout in sizes.values())
+  devices = english.count(jax.device_count(), "device")
+  yield Finding("ok", "batch", f"{rows} rows divide evenly over {devices}")
 
 
 def _check_directory(
     run: cluster.Coordinator | None,
-    directory: epath.Path,
+    directory: str,
     stack: contextlib.ExitStack,
     wait_seconds: int,
-) -> Finding:
-  """Checks that process 0 can write to a directory, and that the others see what it writes."""
+) -> Iterator[Finding]:
+  """Checks that process 0 can write to a directory, and that the others see what it writes.
+
+  Process 0 always tells the others the name of its file, because they wait for it.
+  """
   wrong = ""
   if run is None or run.process == 0:
     name = f".doctor-{uuid.uuid4().hex}"
     try:
-      if not directory.exists():
-        directory.mkdir(parents=True)
-        stack.callback(_remove, directory)
-      (directory / name).write_text("Written by `maxtext-olmo doctor`, and removed immediately.")
-      stack.callback(_remove, directory / name)
-    except (OSError, ValueError) as error:
-      wrong = f"{directory} cannot be written to: {error}"
+      if directory:
+        _write_probe(epath.Path(directory), name, stack)
+    except Exception as error:  # Such as an ImportError for a bucket.
+      wrong = f"{directory} cannot be written to: {doctor_host.one_line(error)}"
     if run is not None:
       run.client.key_value_set(_PROBE, name)
   else:
     name = run.client.blocking_key_value_get(_PROBE, 1000 * wait_seconds)
-    if not (directory / name).exists():
-      wrong = f"{directory} does not contain the file that process 0 wrote there"
+    try:
+      if directory and not (epath.Path(directory) / name).exists():
+        wrong = f"{directory} does not contain the file that process 0 wrote there"
+    except Exception as error:
+      wrong = f"{directory} cannot be read: {doctor_host.one_line(error)}"
   if wrong:
     remedy = "choose a directory that all hosts share and that the run may write to"
-    return Finding("wrong", "checkpoint_dir", wrong, remedy)
-  return Finding("ok", "checkpoint_dir", f"{directory} can be written to")
+    yield Finding("wrong", "checkpoint_dir", wrong, remedy)
+  elif directory:
+    yield Finding("ok", "checkpoint_dir", f"{directory} can be written to")
+
+
+def _write_probe(directory: epath.Path, name: str, stack: contextlib.ExitStack) -> None:
+  if not directory.exists():
+    directory.mkdir(parents=True)
+    stack.callback(_remove, directory)
+  (directory / name).write_text("Written by `maxtext-olmo doctor`, and removed immediately.")
+  stack.callback(_remove, directory / name)
 
 
 def _remove(path: epath.Path) -> None:
-  with contextlib.suppress(OSError):
+  with contextlib.suppress(Exception):  # Stores raise their own types.
     if path.is_dir():
       path.rmdir()
     else:

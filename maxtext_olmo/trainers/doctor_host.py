@@ -1,6 +1,7 @@
 """Checks of one host before a run: packages, descriptors, index, storage, code and config.
 
-A check reports what it finds, and does not raise an error for it. `doctor` compares hosts.
+A check reports what it finds. `run_check` turns an error into a finding, so the remaining checks
+still run and no other process waits for this one. `doctor` compares hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import xxhash
@@ -69,10 +70,13 @@ def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]
   found = [_check_versions(), _describe_code(code)]
   values = {} if config is None else {k: v for k, v in config.items() if k not in _OWN_KEYS}
   indexes: dict[str, str] = {}
+  files: list[int] = []
   if config is not None:
-    found.append(_check_config(config))
+    found += run_check("config", "correct these keys", lambda: _check_config(config))
     if found[-1].level == "ok":
-      found += _check_corpus(config, indexes)
+      remedy = "make the index and the corpus readable on every host"
+      found += run_check("index", remedy, lambda: _check_corpus(config, indexes, files))
+  found.append(_check_descriptors(sum(files)))
   facts = {
       "python": platform.python_version(),
       "versions": _versions(),
@@ -81,6 +85,24 @@ def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]
       "indexes": indexes,
   }
   return found, facts
+
+
+def run_check(check: str, remedy: str, findings: Callable[[], Iterable[Finding]]) -> list[Finding]:
+  """Returns the findings of a check; an error that ends it becomes one more finding.
+
+  Args:
+    check: The name of the check, for the error.
+    remedy: What to do about the error.
+    findings: Runs the check and returns its findings.
+  """
+  found: list[Finding] = []
+  try:
+    found.extend(findings())
+  except errors.MaxtextOlmoError as error:
+    found.append(Finding("wrong", check, one_line(error), remedy))
+  except Exception as error:  # Devices and stores raise many types, an ImportError among them.
+    found.append(Finding("wrong", check, f"{type(error).__name__}: {one_line(error)}", remedy))
+  return found
 
 
 def one_line(error: Exception) -> str:
@@ -152,23 +174,21 @@ def _digest_of_code() -> str:
   return digest.hexdigest()
 
 
-def _check_config(config: ConfigDict) -> Finding:
-  try:
-    config_lib.validate(config)
-  except errors.ConfigError as error:
-    return Finding("wrong", "config", one_line(error), "correct these keys")
-  return Finding("ok", "config", f"valid, dataset_type={config.dataset_type}")
+def _check_config(config: ConfigDict) -> Iterator[Finding]:
+  config_lib.validate(config)
+  yield Finding("ok", "config", f"valid, dataset_type={config.dataset_type}")
 
 
-def _check_corpus(config: ConfigDict, fingerprints: dict[str, str]) -> Iterator[Finding]:
-  """Yields the findings about the corpus; adds the fingerprint of each index."""
+def _check_corpus(
+    config: ConfigDict, fingerprints: dict[str, str], files: list[int]
+) -> Iterator[Finding]:
+  """Yields the findings about the corpus; adds each index's fingerprint and number of files."""
   options = data_keys.Options.read(config_lib.for_data(config))
   storage = open_storage(
       dataclasses.replace(
           options.store_options, patience=PATIENCE_SECONDS, first_patience=PATIENCE_SECONDS
       )
   )
-  files = 0
   for path in _index_paths(config):
     try:
       index = index_builder.load_index(path, storage=storage)
@@ -177,7 +197,7 @@ def _check_corpus(config: ConfigDict, fingerprints: dict[str, str]) -> Iterator[
       yield Finding("wrong", "index", one_line(error), "make the index readable on every host")
       continue
     fingerprints[path] = index.fingerprint
-    files += len(index.files)
+    files.append(len(index.files))
     yield Finding(
         "ok",
         "index",
@@ -199,7 +219,6 @@ def _check_corpus(config: ConfigDict, fingerprints: dict[str, str]) -> Iterator[
       )
       continue
     yield Finding("ok", "storage", f"all local files have the right size; read {read}")
-  yield _check_descriptors(files)
 
 
 def _index_paths(config: ConfigDict) -> list[str]:
@@ -225,7 +244,9 @@ def _read_samples(files: token_files.TokenFiles) -> str:
 def _check_descriptors(files: int) -> Finding:
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   has = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,}"
-  found = f"{has} file descriptors for {english.count(files, 'file')} of the corpus"
+  found = f"{has} file descriptors"
+  if files:
+    found += f" for {english.count(files, 'file')} of the corpus"
   if soft != resource.RLIM_INFINITY and files > _SHARE_OF_DESCRIPTORS * soft:
     most = "unlimited" if hard == resource.RLIM_INFINITY else hard
     needed = int(files / _SHARE_OF_DESCRIPTORS) + 1

@@ -93,7 +93,7 @@ class Lease:
 
   Args:
     directory: The checkpoint directory, which is created if needed. If it is a URL, or its file
-      system has no hard links, there is no lease, and the log says so.
+      system has no hard links, there is no lease, and a warning says so.
     renew_seconds: The time between renewals.
 
   Raises:
@@ -156,9 +156,10 @@ class Lease:
   def _take(self) -> bool:
     """Takes the lease, if the directory can have one; returns False if it has to be watched."""
     if "://" in self._directory:
-      logging.info(
-          "checkpoint_dir=%s is not a local directory, so it has no lease: make sure that no second"
-          " run writes there.",
+      logging.warning(
+          "checkpoint_dir=%s is a URL, so there is no lease: nothing prevents a second run from"
+          " writing there, resuming from this run's checkpoints or deleting them. Make sure that"
+          " only one run uses it.",
           self._directory,
       )
       return True
@@ -172,9 +173,10 @@ class Lease:
             return False
           _remove(self._path, found.text)
     except _NoHardLinksError:
-      logging.info(
-          "The file system of checkpoint_dir=%s has no hard links, so there is no lease: make sure"
-          " that no second run writes there.",
+      logging.warning(
+          "The file system of checkpoint_dir=%s has no hard links, so there is no lease: nothing"
+          " prevents a second run from writing there, resuming from this run's checkpoints or"
+          " deleting them. Make sure that only one run uses it.",
           self._directory,
       )
       return True

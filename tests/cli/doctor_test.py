@@ -1,12 +1,21 @@
 """Tests of `maxtext-olmo doctor` on one process."""
 
+import contextlib
+import io
 import pathlib
 
 from absl.testing import absltest
 
+from maxtext_olmo.cli import main as main_lib
 from tests import corpora
 from tests.cli import runner
 from tests.trainers import launched
+
+
+class _Terminal(io.StringIO):
+
+  def isatty(self):
+    return True
 
 
 class DoctorTest(absltest.TestCase):
@@ -20,13 +29,13 @@ class DoctorTest(absltest.TestCase):
   def test_a_config_in_order_is_ok(self):
     code, out, err = runner.run("doctor", *self.keys)
     self.assertEqual(code, 0, out + err)
-    self.assertRegex(out, r"\n│ ok +│ index +│ \S+index.json: 4 files")
+    self.assertRegex(out, r"\nok       index: \S+index.json: 4 files")
     self.assertRegex(out, r"\nok: \d+ ok, \d+ warnings?, 0 wrong\n$")
 
   def test_the_arguments_of_train_are_accepted(self):
     code, out, err = runner.run("doctor", "--config=tiny", *self.keys)
     self.assertEqual(code, 0, out + err)
-    self.assertRegex(out, r"\n│ ok +│ config +│ valid, dataset_type=olmo_grain")
+    self.assertRegex(out, r"\nok       config: valid, dataset_type=olmo_grain\n")
 
   def test_without_a_config_the_host_is_checked(self):
     code, out, err = runner.run("doctor")
@@ -34,12 +43,18 @@ class DoctorTest(absltest.TestCase):
     self.assertIn("versions", out)
     self.assertNotIn("index", out)
 
+  def test_a_terminal_gets_a_table(self):
+    terminal = _Terminal()
+    with contextlib.redirect_stdout(terminal):
+      self.assertEqual(main_lib.main(["doctor"]), 0)
+    self.assertRegex(terminal.getvalue(), r"\n│.*ok .*│.*clock .*│.*UTC")
+
   def test_what_is_wrong_comes_with_a_remedy_and_code_1(self):
     bad = self.dir / "bad.json"
     bad.write_text("not an index")
     code, out, _ = runner.run("doctor", "tiny", *self.keys, f"--config.olmo_index_path={bad}")
     self.assertEqual(code, 1)
-    self.assertRegex(out, r"wrong +│ index +│ The index \S+ is not valid JSON.*│ make the index")
+    self.assertRegex(out, r"\nwrong    index: The index \S+ is not valid JSON.*\n {11}make")
     self.assertRegex(out, r"\nNOT OK: .* 1 wrong\n$")
 
   def test_a_yaml_file_has_data_keys(self):
@@ -47,7 +62,7 @@ class DoctorTest(absltest.TestCase):
     path.write_text("dataset_type: olmo_grain\nolmo_index_path: /no.json\nbase_emb_dim: 4\n")
     code, out, _ = runner.run("doctor", path, "--config.vocab_size=100")
     self.assertEqual(code, 1, out)
-    self.assertRegex(out, r"wrong +│ config +│ .*olmo_index_path.*/no.json")
+    self.assertRegex(out, r"\nwrong    config: .*olmo_index_path.*/no.json")
 
   def test_errors_of_the_command_line_have_code_2(self):
     for words in (["/no.py"], ["--wait=0"], ["--config.stpes=3"], ["tiny", "--config=tiny"]):

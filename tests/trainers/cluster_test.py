@@ -273,6 +273,31 @@ class ClusterTest(parameterized.TestCase):
       cluster.connect()
     self.assertFalse(jax.distributed.is_initialized())
 
+  @parameterized.parameters(
+      (_slurm(0, SLURM_STEP_NODELIST="localhost"), "one of 2 tasks .SlurmCluster., but it is not"),
+      (_slurm(0), "SLURM_NTASKS=2, so this is one of 2 tasks"),
+      ({"JOB_COMPLETION_INDEX": "0"}, "its number of pods is unknown"),
+      ({"JAX_COORDINATOR_ADDRESS": "localhost:1"}, "the number of processes is unknown"),
+      (_slurm(0, SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="x"), "could not be counted"),
+  )
+  def test_a_task_that_its_trainer_has_not_connected_is_an_error(
+      self, variables: dict[str, str], text: str
+  ):
+    with mock.patch.dict(os.environ, variables):
+      with self.assertRaisesRegex(errors.ConfigError, f"{text}.*call the launcher"):
+        cluster.check_not_alone("call the launcher.")
+      # The runtime of a TPU slice, which needs TPUs, connects its hosts.
+      with mock.patch("jax.process_count", return_value=2):
+        cluster.check_not_alone("call the launcher.")
+      with mock.patch.dict(os.environ, JAX_NUM_PROCESSES="1"):
+        cluster.check_not_alone("call the launcher.")
+
+  def test_a_trainer_that_is_the_only_task_may_be_alone(self):
+    cluster.check_not_alone("call the launcher.")
+    only = _slurm(0, SLURM_NTASKS="1", SLURM_STEP_NODELIST="localhost")
+    with mock.patch.dict(os.environ, only):
+      cluster.check_not_alone("call the launcher.")
+
   def test_a_task_may_be_told_to_train_alone(self):
     with mock.patch.dict(os.environ, _slurm(1)):
       cluster.connect(num_processes=1, process_id=0)

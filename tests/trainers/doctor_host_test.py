@@ -37,7 +37,7 @@ class DoctorHostTest(absltest.TestCase):
     self.assertEqual(self.levels(self.config()), dict.fromkeys(expected, "ok"))
 
   def test_without_a_config_the_rest_is_checked(self):
-    self.assertEqual(set(self.levels(None)), {"versions", "code"})
+    self.assertEqual(set(self.levels(None)), {"versions", "code", "descriptors"})
 
   def test_a_run_on_synthetic_data_has_no_index(self):
     self.assertNotIn("index", self.levels(train_cases.make_config()))
@@ -46,6 +46,18 @@ class DoctorHostTest(absltest.TestCase):
     found = self.finding(self.config(head_dim=3), "config")
     self.assertEqual(found.level, "wrong")
     self.assertIn("head_dim=3 must be even", found.found)
+    self.assertEqual(self.finding(self.config(head_dim=3), "descriptors").level, "ok")
+
+  def test_an_error_of_any_type_is_a_finding_after_those_before_it(self):
+    before = doctor_host.Finding("ok", "storage", "read")
+
+    def check():
+      yield before
+      raise ImportError("no\n  such module")
+
+    found = doctor_host.run_check("storage", "install it", check)
+    error = doctor_host.Finding("wrong", "storage", "ImportError: no such module", "install it")
+    self.assertEqual(found, [before, error])
 
   def test_an_index_that_cannot_be_read_is_wrong(self):
     pathlib.Path(self.index_path).write_text("not an index")

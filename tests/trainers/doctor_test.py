@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 from typing import Any
 
+import jax
 from absl.testing import absltest
 
 from maxtext_olmo.trainers import doctor
@@ -17,6 +18,10 @@ from tests.trainers import launched
 from tests.trainers.tiny import train_cases
 
 STARTS_PROCESSES = True
+
+
+def setUpModule():
+  jax.config.update("jax_num_cpu_devices", 2)
 
 
 def _report(**changes: Any) -> doctor.Report:
@@ -40,6 +45,11 @@ class CompareTest(absltest.TestCase):
       )
     found = list(doctor.compare([_report(), _report(host="b", clocks=[80.0, 190.0])]))
     self.assertIn("a is 10.0 s ahead of b", str(found))
+
+  def test_one_process_has_a_clock_and_nothing_to_compare_it_with(self):
+    (found,) = (f for f in doctor.compare([_report(clocks=[86400.0])]) if f.check == "clock")
+    self.assertEqual(found.level, "ok")
+    self.assertStartsWith(found.found, "1970-01-02 00:00:00 UTC")
 
   def test_another_number_of_devices_is_a_warning(self):
     self.assertEqual(self.levels(_report(), _report(devices=3))["devices"], "warning")
@@ -85,7 +95,7 @@ class DoctorTest(absltest.TestCase):
     self.assertTrue(ok, found)
     self.assertIn("1 (no cluster was found)", str(found))
     self.assertContainsSubset(
-        {"devices", "checkpoint_dir", "storage", "processes"}, {f.check for f in found}
+        {"devices", "batch", "checkpoint_dir", "storage", "processes"}, {f.check for f in found}
     )
     self.assertFalse(self.checkpoints.exists())
 
@@ -98,6 +108,13 @@ class DoctorTest(absltest.TestCase):
     self.assertFalse(ok)
     self.assertContainsSubset({"devices", "checkpoint_dir"}, wrong)
     self.assertIn("needs 7 devices", wrong["devices"])
+
+  def test_a_batch_that_does_not_divide_over_the_devices_is_wrong(self):
+    found, ok = doctor.examine(train_cases.make_config(global_batch_size_to_load=3))
+    self.assertFalse(ok)
+    (wrong,) = (f for f in found if f.level == "wrong")
+    self.assertEqual(wrong.check, "batch")
+    self.assertIn("3 rows over 2 shards", wrong.found)
 
   def run_on(self, *flags: list[str], env: dict[str, str] | None = None) -> list[tuple[int, str]]:
     """Runs the command on several processes, each with its flags; returns codes and outputs."""
@@ -137,6 +154,15 @@ class DoctorTest(absltest.TestCase):
     self.assertRegex(text, r"wrong.*config: process 1 on \S+ and process 0 differ: .*olmo_index")
     self.assertRegex(text, r"wrong.*indexes: process 1")
     self.assertRegex(text, r"wrong.*does not contain the file that process 0 wrote there")
+
+  def test_a_bucket_that_cannot_be_opened_is_wrong_on_all_processes(self):
+    (self.dir / "gcsfs.py").write_text("raise ImportError('a broken package')")
+    flags = launched.flags(checkpoint_dir="gs://bucket/checkpoints")
+    outcomes = self.run_on(flags, flags, env={"PYTHONPATH": str(self.dir)})
+    self.assertEqual([code for code, _ in outcomes], [1, 1], outcomes)
+    text = outcomes[0][1]
+    self.assertRegex(text, "wrong    checkpoint_dir: gs://bucket/checkpoints cannot be written to")
+    self.assertRegex(text, r"wrong    checkpoint_dir: process 1 on \S+: gs://\S+ cannot be read")
 
   def test_a_process_whose_peers_do_not_come_is_wrong(self):
     (outcome,) = self.run_on(["--wait=3"], env={"JAX_NUM_PROCESSES": "2"})

@@ -215,10 +215,10 @@ class LeaseTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 75, done.stderr)
     self.assertEqual(os.listdir(self.dir), [])
 
-  def test_a_url_has_no_lease_and_the_log_says_so(self):
-    with self.assertLogs(level="INFO") as logs, lease_lib.Lease("gs://bucket/run") as lease:
+  def test_a_url_has_no_lease_and_a_warning_says_what_is_not_prevented(self):
+    with self.assertLogs(level="WARNING") as logs, lease_lib.Lease("gs://bucket/run") as lease:
       lease.check()
-    self.assertIn("so it has no lease: make sure that no second run writes there", logs.output[0])
+    self.assertIn("there is no lease: nothing prevents a second run from writing", logs.output[0])
 
   @parameterized.named_parameters(
       ("nonsense", "nonsense"), ("list", "[1]"), ("deep", "[" * 100_000), ("empty", "")

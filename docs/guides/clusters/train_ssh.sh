@@ -5,7 +5,8 @@
 #
 # Everything after `--` goes to `maxtext-olmo train`. The hosts need the same environment and paths:
 # this script runs the command in the current directory of each host. SIGTERM to this script stops
-# the run, which saves and can be started again (exit code 75).
+# the run, which saves and can be started again (exit code 75). The batch (global_batch_size_to_load)
+# must be a multiple of the number of GPUs.
 set -u
 
 port=${PORT:-8476}

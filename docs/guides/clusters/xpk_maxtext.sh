@@ -3,7 +3,8 @@
 #
 #     CLUSTER=my-cluster IMAGE=registry.example/maxtext-olmo:latest ./xpk_maxtext.sh first \
 #         dataset_type=olmo_grain olmo_index_path=gs://bucket/olmo-mix/index.json \
-#         base_output_directory=gs://bucket/runs model_name=olmo3-7b max_target_length=8192
+#         base_output_directory=gs://bucket/runs model_name=olmo3-7b max_target_length=8192 \
+#         per_device_batch_size=1
 #
 # The first argument is the name of the run; the others go to MaxText, which connects the processes
 # itself. When a host is taken away or fails, xpk starts all hosts again, up to --max-restarts times,

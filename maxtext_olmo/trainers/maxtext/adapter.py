@@ -2,12 +2,14 @@
 
 MaxText has no registry of data pipelines, so six of its functions are replaced:
 
-  create_data_iterator         returns our iterator for olmo_grain, MaxText's for other types
+  create_data_iterator         returns our iterator for olmo_grain, MaxText's for other types, and
+                               raises if this task is one of several that are not connected
   _initialize_pydantic         adds our keys to MaxText's config class
   setup_training_state         moves the data to the step that the model has reached
   create_dataloader            lets our iterator choose the rows of each step during batch ramp-up,
                                and checks at each step that the run still holds its lease
-  create_checkpoint_manager    first takes the lease of the checkpoint directory
+  create_checkpoint_manager    makes the same check, then takes the lease of the checkpoint
+                               directory
   MetricLogger                 adds the position and the epoch of each step to the metrics
 
 MaxText's checkpointing is unchanged; `checkpoints` finds the position of the data for a restored
@@ -41,6 +43,11 @@ ENTRY_POINTS = {
     "sft": ("maxtext.trainers.post_train.sft.train_sft", "post_train"),
     "dataloader": ("maxtext.utils.standalone_dataloader", ""),
 }
+_CONNECT_REMEDY = (
+    "set hardware=gpu_multiprocess, with which JAX finds the other tasks; or hardware=gpu with the"
+    " variables JAX_COORDINATOR_IP, JAX_COORDINATOR_PORT, NNODES and NODE_RANK. Do not set"
+    " skip_jax_distributed_system. To train alone, set JAX_NUM_PROCESSES=1."
+)
 # MaxText's own functions, each with its replacement.
 _installed: dict[shapes.Function, tuple[Callable, Callable]] = {}
 # Leases by directory, held until the process exits; an elastic restart in the same process keeps
@@ -162,6 +169,17 @@ def _is_ours(config: Any) -> bool:
   return config_lib.is_ours(getattr(config, "dataset_type", None))
 
 
+def _check_not_alone(config: Any) -> None:
+  """Raises ConfigError if this is one of several tasks, and MaxText has not connected them.
+
+  With hardware=gpu and without JAX_COORDINATOR_IP, MaxText connects nothing and reports no error.
+  """
+  if not getattr(config, "enable_single_controller", False):  # Pathways has only one process.
+    from maxtext_olmo.trainers import cluster
+
+    cluster.check_not_alone(_CONNECT_REMEDY)
+
+
 def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
   given = _bind(original, args, kwargs).arguments
   config = given["config"]
@@ -175,6 +193,7 @@ def _create_data_iterator(original: Callable, *args: Any, **kwargs: Any) -> tupl
   from maxtext_olmo.trainers.maxtext import config as config_lib
   from maxtext_olmo.trainers.maxtext import monitor
 
+  _check_not_alone(config)
   failure.watch()
   if getattr(config, "use_sft", False):
     _take_lease(config)  # Tunix does not call `create_checkpoint_manager`.
@@ -278,6 +297,8 @@ def _create_dataloader(original: Callable, *args: Any, **kwargs: Any) -> Any:
 def _create_checkpoint_manager(original: Callable, *args: Any, **kwargs: Any) -> Any:
   config = _bind(original, args, kwargs).arguments["config"]
   if _is_ours(config):
+    # Before the lease: a task that waits for it would not say that it is unconnected.
+    _check_not_alone(config)
     _take_lease(config)
   return original(*args, **kwargs)
 

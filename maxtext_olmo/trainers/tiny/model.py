@@ -178,20 +178,26 @@ _SHARDED_FROM = 1 << 14
 
 def make_mesh(config: ConfigDict) -> Mesh:
   """Returns the mesh of the config, over all devices of all processes."""
+  sizes = mesh_sizes(config, jax.device_count())
+  types = (AxisType.Auto,) * len(sizes)
+  return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+
+
+def mesh_sizes(config: ConfigDict, devices: int) -> dict[str, int]:
+  """Returns the size of each axis of the config's mesh over a number of devices."""
   axes, shape = tuple(config.mesh_axes), list(config.mesh_shape)
-  count = jax.device_count()
   if -1 in shape:
     given = math.prod(size for size in shape if size != -1)
-    shape[shape.index(-1)] = count // given
-  if math.prod(shape) != count:
+    shape[shape.index(-1)] = devices // given
+  if math.prod(shape) != devices:
     needed = math.prod(size for size in config.mesh_shape if size != -1)
     multiple = "a multiple of " if -1 in config.mesh_shape else ""
     fitting = (-1, *(1 for _ in axes[1:]))
     raise errors.ConfigError(
         f"mesh_shape={tuple(config.mesh_shape)} over {axes} needs {multiple}{needed} devices, found"
-        f" {count} (processes: {jax.process_count()}). mesh_shape={fitting} fits any number."
+        f" {devices} (processes: {jax.process_count()}). mesh_shape={fitting} fits any number."
     )
-  return jax.make_mesh(tuple(shape), axes, axis_types=(AxisType.Auto,) * len(axes))
+  return dict(zip(axes, shape))
 
 
 class Learner:

@@ -357,6 +357,40 @@ class OtherMaxTextTest(parameterized.TestCase):
     self.assertIn(message, run.log())
 
 
+def _start_as_one_of_two_tasks() -> None:
+  """Sets the variables of a task that `srun` has started."""
+  os.environ.update(
+      SLURM_JOB_ID="4711",
+      SLURM_NTASKS="2",
+      SLURM_PROCID="0",
+      SLURM_LOCALID="0",
+      SLURM_STEP_NODELIST="localhost",
+  )
+
+
+@runs.needs_maxtext
+class TasksTest(parameterized.TestCase):
+
+  @parameterized.parameters("train", "dataloader")
+  def test_a_task_that_maxtext_does_not_connect_refuses_to_train_alone(self, entry_point):
+    directory = self.create_tempdir().full_path
+    runs.write_corpus(directory, 40)
+    run = runs.start(
+        directory,
+        "steps=2",
+        "per_device_batch_size=4",
+        # For this hardware, MaxText connects nothing unless JAX_COORDINATOR_IP is set.
+        "hardware=gpu",
+        "skip_jax_distributed_system=false",
+        entry=adapter.ENTRY_POINTS[entry_point][0],
+        edit=_start_as_one_of_two_tasks,
+    )
+    self.assertEqual(run.exit_codes(), [1])
+    self.assertEmpty(run.loaded())
+    self.assertIn("ConfigError: This is one of 2 tasks (SlurmCluster), but it is not", run.log())
+    self.assertFalse(os.path.exists(os.path.join(directory, "run", "checkpoints", lease.FILE_NAME)))
+
+
 @runs.needs_maxtext
 class CommandTest(absltest.TestCase):
 
