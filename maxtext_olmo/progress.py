@@ -48,12 +48,20 @@ def _bar(description: str, total: int | None, unit: str) -> Iterator[Callable[[i
   # Imported here, so that code that shows no bar does not pay for the import.
   import rich.console
   import rich.progress as bars
+  import rich.text
 
   counts: list[bars.ProgressColumn]
   if unit == "bytes":
     counts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
   else:
-    counts = [bars.MofNCompleteColumn(), bars.TextColumn(unit)]
+
+    class Rate(bars.ProgressColumn):
+
+      def render(self, task: bars.Task) -> rich.text.Text:
+        rate = task.finished_speed or task.speed
+        return rich.text.Text("" if rate is None else f"{rate:,.0f} per second")
+
+    counts = [bars.MofNCompleteColumn(), bars.TextColumn(unit), Rate()]
   columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), *counts]
   columns.append(bars.TimeRemainingColumn(elapsed_when_finished=True))
   with bars.Progress(*columns, console=rich.console.Console(stderr=True)) as progress:

@@ -1,5 +1,6 @@
 """Tests that the guides agree with the code."""
 
+import ast
 import doctest
 import pathlib
 import re
@@ -36,7 +37,30 @@ def _table(rows) -> str:
   return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
+def texts_of_the_code() -> str:
+  """Returns all string literals of the package, with "N" for what is filled in."""
+  found = []
+  for path in _PACKAGE.rglob("*.py"):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.JoinedStr):
+        values = [v.value if isinstance(v, ast.Constant) else "N" for v in node.values]
+        found.append("".join(values))
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        found.append(re.sub(r"%[.\d]*[a-z]", "N", node.value))
+  return "\n".join(found)
+
+
 class DocsTest(absltest.TestCase):
+
+  def test_messages_in_the_guide_to_object_stores_are_those_of_the_code(self):
+    page = (_GUIDES / "storage.md").read_text()
+    rows = re.findall(r"^\| (.*?) \|", page.split("## When something")[1].split("\n## ")[0], re.M)
+    quoted = re.findall(r"`([^`]+)`", " ".join(rows))
+    self.assertGreater(len(quoted), 10)
+    texts = texts_of_the_code()
+    for message in quoted:
+      for part in message.replace("HTTP 403 …", "N").split("…"):
+        self.assertIn(part.strip(), texts)
 
   def test_the_configuration_guide_has_every_key_with_its_default_and_help(self):
     page = (_GUIDES / "configuration.md").read_text()

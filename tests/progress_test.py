@@ -43,12 +43,13 @@ class ProgressTest(parameterized.TestCase):
     self.assertEqual(stderr.getvalue(), "")
 
   @parameterized.parameters("files", "bytes")
-  def test_a_terminal_gets_a_bar(self, unit):
+  def test_a_terminal_gets_a_bar_with_the_rate(self, unit):
     parent, child = pty.openpty()
     code = (
         "from maxtext_olmo import progress\n"
-        f"with progress.progress_bar('Work', 2000, enabled=True, unit={unit!r}) as advance:"
-        " advance(2000)"
+        f"with progress.progress_bar('Work', 2000, enabled=True, unit={unit!r}) as advance:\n"
+        "  advance(1000)\n"
+        "  advance(1000)"
     )
     subprocess.run([sys.executable, "-c", code], stderr=child, check=True)
     os.close(child)
@@ -59,6 +60,7 @@ class ProgressTest(parameterized.TestCase):
     os.close(parent)
     self.assertIn(b"Work", output)
     self.assertIn(b"2.0/2.0 kB" if unit == "bytes" else b"2000/2000", output)
+    self.assertIn(b"B/s" if unit == "bytes" else b" per second", output)
 
 
 if __name__ == "__main__":

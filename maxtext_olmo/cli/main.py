@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   argv = list(sys.argv[1:] if argv is None else argv)
   # Messages may repeat arguments, so arguments must not contain the credentials of URLs.
   argv = [urls.clean_text(word) for word in argv]
-  parser = make_parser()
+  # Adds only this command's options: adding those of all commands takes longer than many commands
+  # run.
+  parser = make_parser(argv[:1] if argv[:1] and argv[0] in COMMANDS else COMMANDS)
   own, rest = _split_arguments(argv)
   args = parser.parse_args(own)
   args.argv, args.rest = argv, rest
@@ -84,8 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
-def make_parser() -> argparse.ArgumentParser:
-  """Returns the parser of all commands."""
+def make_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+  """Returns the parser of these commands."""
   parser = argparse.ArgumentParser(
       prog="maxtext-olmo",
       description=_DESCRIPTION,
@@ -101,7 +103,7 @@ def make_parser() -> argparse.ArgumentParser:
       help="show the version and exit",
   )
   subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-  for name in COMMANDS:
+  for name in commands:
     module = importlib.import_module(f"maxtext_olmo.cli.{name.replace('-', '_')}")
     module.add_parser(subparsers)
   return parser

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
   from maxtext_olmo.corpus.verify import VerifyReport
 
 _EPILOG = """\
-exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read
+exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read,
+results are missing (--merge), or a file cannot be read (--part). With --part, errors in the corpus
+do not change the exit code; --merge reports them.
 docs/guides/troubleshooting.md explains each finding and what to do about it
 
 example:

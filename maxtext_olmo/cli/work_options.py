@@ -125,4 +125,4 @@ def report_part(outcome: Outcome, options: WorkOptions) -> int:
   for failure in outcome.failures:
     print(f"failed: {failure.reason}")
   print(f"The results are in {options.results}. When all parts are done, use --merge.")
-  return 1 if outcome.failures else 0
+  return 2 if outcome.failures else 0

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 
 from maxtext_olmo.corpus.storage import in_flight
 from maxtext_olmo.corpus.storage import open_files
+from maxtext_olmo.corpus.storage import pace
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.inspection import fleet_plan
 from maxtext_olmo.rows import spool_filler
 
 # Reads per second that a bucket, a prefix or an account serves before it has scaled up, as the
 # providers document it.
-STORE_READS_PER_SECOND = {"gs": 5_000, "s3": 5_500, "az": 20_000}
+STORE_READS_PER_SECOND = {"gs": pace.RUN_FIRST, "s3": 5_500, "az": 20_000}
 _SCALING_MINUTES = 20  # A GCS bucket takes about this long to double its rate.
 
 

@@ -1,7 +1,8 @@
 """Measures work over a whole corpus, side by side with the least that it could take.
 
 Passes over token files (`verify`, `index documents`, `stats`) take turns with reading the same
-files alone, from the page cache, in chunks of the same size. `corpus make` takes turns with
+files alone, from the page cache, and with counting the same number of tokens from the processor's
+cache, which `stats` must do in addition to reading. `corpus make` takes turns with
 `tokenizers` alone, which gets texts that are in memory already and throws its tokens away, and with
 dolma's own tool, where it is installed. All use the same cores. Each runs in a process of its own,
 in alternating order; the median of the ratios of all rounds counts, so that only ratios are
@@ -38,16 +39,22 @@ from tests import distributed
 from tests.benchmarks import figures
 
 _VOCABULARY, _EOS = 100_278, 100_257
+_DISTINCT = 1 << 24  # Random tokens; making more would take longer than all measurements.
 _BATCH_CHARACTERS = 1 << 20
 _TEXT_FILES = 32
 _TRAINED_ON = 4_000_000  # Characters.
-# Passes over token files, as the words of a command. INDEX and OUTPUT stand for paths.
+# Passes over token files, as the words of a command. INDEX, OUTPUT and RESULTS stand for paths.
+# The second one is what each machine of a fleet does; one of them then writes the document index.
 _PASSES = {
     "verify": f"verify INDEX --vocab-size {_VOCABULARY} --eos-id {_EOS}",
+    "index documents --part": (
+        f"index documents INDEX --eos-id {_EOS} --part 0 --of 1 --results RESULTS"
+    ),
     "index documents": f"index documents INDEX --eos-id {_EOS} --output OUTPUT",
     "stats": f"stats INDEX --eos-id {_EOS}",
 }
 _READING = "reading alone"
+_COUNTING = "counting alone"
 _TOKENIZERS = "tokenizers alone"
 _OURS = "corpus make"
 _COMMAND = "maxtext-olmo corpus make"
@@ -56,21 +63,22 @@ _BY_CPU = "by CPU time"
 
 
 def write_tokens(folder: pathlib.Path, total: int) -> str:
-  """Writes files of random ids with an EOS every 1,000 tokens or so, and their index.
+  """Writes files that repeat random ids with an EOS every 1,000 tokens or so, and their index.
 
   As in text, the n-th most frequent id has about 1/n of the frequency of the first (Zipf's law).
   """
   import maxtext_olmo
 
   rng = np.random.default_rng(0)
+  ids = (np.float32(_EOS) ** rng.random(_DISTINCT, np.float32) - 1).astype(np.uint32)
+  ids[rng.random(len(ids)) < 1e-3] = _EOS
+  ids[-1] = _EOS
   paths = []
   for number, share in enumerate((0.4, 0.3, 0.2, 0.1)):  # Unequal, as in a real corpus.
-    size = int(share * total / 4)
-    ids = (np.float32(_EOS) ** rng.random(size, np.float32) - 1).astype(np.uint32)
-    ids[rng.random(len(ids)) < 1e-3] = _EOS
-    ids[-1] = _EOS
     paths.append(str(folder / f"part-{number}.npy"))
-    ids.tofile(paths[-1])
+    with open(paths[-1], "wb") as file:
+      for _ in range(max(1, round(share * total / ids.nbytes))):
+        ids.tofile(file)
   index = maxtext_olmo.build_index(
       [(path, "web") for path in paths], 8192, tokenizer="none", dtype="uint32", base=str(folder)
   )
@@ -156,6 +164,30 @@ def read_alone(job: dict[str, Any]) -> Callable[[], None]:
   return run
 
 
+def count_alone(job: dict[str, Any]) -> Callable[[], None]:
+  """Returns a function that counts ids as `stats` does, but reads nothing."""
+  from maxtext_olmo.corpus import token_scan_kernel
+  from maxtext_olmo.corpus.work.reading import CHUNK_BYTES
+
+  dtype = np.dtype("<u4")
+  count_tokens = token_scan_kernel.build(dtype).count_tokens
+  paths = glob.glob(f"{os.path.dirname(job['index'])}/*.npy")
+  tokens = np.fromfile(paths[0], dtype, CHUNK_BYTES // dtype.itemsize)
+  times = sum(map(os.path.getsize, paths)) // CHUNK_BYTES
+
+  def count(repeats: int) -> None:
+    low, high = np.zeros(_VOCABULARY, np.uint8), np.zeros(_VOCABULARY, np.uint32)
+    for _ in range(repeats):
+      count_tokens(tokens, low, high)
+
+  def run() -> None:
+    number = cores.available_cores()
+    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+      list(pool.map(count, [times // number] * number))
+
+  return run
+
+
 def _call(words: list[str]) -> None:
   """Runs a command of this package in this process; it must succeed."""
   from maxtext_olmo.cli import main as main_lib
@@ -168,16 +200,16 @@ def _call(words: list[str]) -> None:
 
 def do_pass(job: dict[str, Any]) -> Callable[[], None]:
   """Returns a function that runs a command over the token files."""
-  from maxtext_olmo.corpus import token_counts
   from maxtext_olmo.corpus import token_scan
 
-  for module in (token_counts, token_scan):
-    module.compile_now(np.dtype("<u4"))
+  token_scan.compile_now(np.dtype("<u4"))
   output = os.path.join(job["folder"], "output")
-  places = {"INDEX": job["index"], "OUTPUT": output}
+  results = os.path.join(job["folder"], "results")
+  places = {"INDEX": job["index"], "OUTPUT": output, "RESULTS": results}
   words = [places.get(word, word) for word in _PASSES[job["name"]].split()]
 
   def run() -> None:
+    shutil.rmtree(results, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
       os.unlink(output)
     _call(words)
@@ -248,6 +280,7 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
   """Runs a candidate in this process; returns the seconds that passed, and those of CPU time."""
   candidates = {
       _READING: read_alone,
+      _COUNTING: count_alone,
       _TOKENIZERS: tokenize_alone,
       _OURS: make_corpus,
       _COMMAND: make_corpus,
@@ -255,7 +288,7 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
       **dict.fromkeys(_PASSES, do_pass),
   }
   run = candidates[job["name"]](job)
-  if job["name"] in (_READING, *_PASSES):
+  if job["name"] in (_READING, _COUNTING, *_PASSES):
     run()  # Fills the page cache.
   began, used = time.perf_counter(), _cpu_seconds()
   run()
@@ -315,7 +348,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--dolma", default=".venv-dolma", help="environment with dolma's tool")
   parser.add_argument("--rounds", type=int, default=5)
-  parser.add_argument("--megabytes", type=int, default=4000, help="size of the token files")
+  parser.add_argument("--megabytes", type=int, default=12000, help="size of the token files")
   parser.add_argument("--text-megabytes", type=int, default=60, help="size of the text")
   parser.add_argument("--only", choices=("passes", "tokenizing"), help="one half of the benchmark")
   parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -330,11 +363,18 @@ def main() -> None:
     job: dict[str, Any] = {"folder": name}
     if args.only != "tokenizing":
       job["index"] = write_tokens(folder, args.megabytes << 20)
-      found = compare(list(_PASSES), _READING, job, args.rounds)
+      found = compare([*_PASSES, _COUNTING], _READING, job, args.rounds)
+      counting = found.pop(_COUNTING).seconds
       print(f"\n{args.megabytes} MB of tokens from the page cache\n")
       rows = [(one, f"{ratio.seconds:.2f}", f"{ratio.cpu:.2f}") for one, ratio in found.items()]
       print(figures.table(("pass", f"of {_READING}", _BY_CPU), rows), flush=True)
       goals += [figures.goal(one, ratio.seconds, "≥", 0.7, "×") for one, ratio in found.items()]
+      least = 1 / (1 + 1 / counting)
+      print(
+          f"\nCounting alone runs at {counting:.2f} of the speed of reading alone, so reading and"
+          f" then counting would run at {least:.2f}; stats reaches"
+          f" {found['stats'].seconds / least:.2f} of that.\n"
+      )
     if args.only != "passes":
       job["texts"] = write_texts(folder, args.text_megabytes << 20)
       job["tokenizer"] = train_tokenizer(folder, job["texts"])

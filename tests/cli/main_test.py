@@ -49,6 +49,16 @@ class CliTest(parameterized.TestCase):
     )
     subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.DEVNULL)
 
+  def test_help_before_a_command_lists_all_commands(self):
+    done = subprocess.run(
+        [sys.executable, "-m", "maxtext_olmo", "--help", "verify"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in main_lib.COMMANDS:
+      self.assertIn(f"\n    {name}", done.stdout)
+
   def test_every_flag_of_every_command_says_its_default_or_that_it_is_required(self):
     leaves = reference.leaves(main_lib.make_parser())
     self.assertGreater(len(leaves), 4)

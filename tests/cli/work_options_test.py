@@ -3,12 +3,16 @@
 import argparse
 import functools
 import os
+import pathlib
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from maxtext_olmo import cli
 from maxtext_olmo.corpus.work.options import WorkOptions
 from maxtext_olmo.errors import ConfigError
+from tests import corpora
+from tests.cli import runner
 
 
 def _parse(*words: str) -> argparse.Namespace:
@@ -17,7 +21,7 @@ def _parse(*words: str) -> argparse.Namespace:
   return parser.parse_args(words)
 
 
-class WorkOptionsTest(absltest.TestCase):
+class WorkOptionsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -51,6 +55,24 @@ class WorkOptionsTest(absltest.TestCase):
         _parse("--part", "0", "--of", "2", "--results", "gs://b/results"), "gs://b/index.json"
     )
     self.assertEqual(options.results, "gs://b/results")
+
+  @parameterized.parameters(
+      ("stats INDEX --eos-id 0", 2),
+      ("index documents INDEX --eos-id 0", 2),
+      ("index checksums INDEX", 2),
+      ("verify INDEX --eos-id 0", 1),  # A file that cannot be read is one of its findings.
+  )
+  def test_a_piece_that_fails_exits_with_2_with_a_part_or_without(self, command, without_part):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    index, _ = corpora.write_corpus(folder)
+    (folder / "data" / "part-001.npy").unlink()
+    words = command.replace("INDEX", str(index)).split()
+    code, out, _ = runner.run(*words, "--part", 0, "--of", 1)
+    self.assertEqual(code, 2)
+    self.assertRegex(out, "failed: .*part-001.npy")
+    code, out, err = runner.run(*words)
+    self.assertEqual(code, without_part)
+    self.assertIn("part-001.npy", out + err)
 
 
 if __name__ == "__main__":
