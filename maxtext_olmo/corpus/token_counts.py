@@ -40,17 +40,15 @@ class TokenCounts(TokenScan):
       eos_id: Token whose places are collected; it must fit the dtype. None collects no places.
     """
     super().__init__(dtype, eos_id)
-    # The count of an id is the sum of both. Entries take no memory until they are used.
-    size = min(int(np.iinfo(dtype).max) + 1, MOST_IDS)
-    self._counters = np.zeros(size, np.uint8), np.zeros(size, np.uint32)
+    # Entries take no memory until they are used.
+    self._counts = np.zeros(min(int(np.iinfo(dtype).max) + 1, MOST_IDS), np.uint32)
     self._num_ids = 0
     self.outside = 0
 
   @property
   def ids(self) -> np.ndarray:
     """The count of each id, up to the highest that occurs (uint32)."""
-    low, high = self._counters
-    return high[: self._num_ids] + low[: self._num_ids]
+    return self._counts[: self._num_ids]
 
   def add(self, tokens: np.ndarray) -> None:
     """Counts the next tokens."""
@@ -65,10 +63,10 @@ class TokenCounts(TokenScan):
     self._num_ids = max(self._num_ids, top + 1)
     kernels = self._compiled.ready
     if kernels is not None:
-      kernels.count_tokens(tokens, *self._counters)
+      kernels.count_tokens(tokens, self._counts)
     else:
       found = np.bincount(tokens.astype(np.int64, copy=False))
-      self._counters[1][: len(found)] += found.astype(np.uint32)
+      self._counts[: len(found)] += found.astype(np.uint32)
 
   def _read_compiled(
       self, kernels: token_scan_kernel.Kernels, descriptor: int, start: int, size: int

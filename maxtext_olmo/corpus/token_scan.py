@@ -48,7 +48,7 @@ class TokenScan:
     wanted = eos_id is not None and 0 <= eos_id <= np.iinfo(dtype).max
     self._eos: Any = self._dtype.type(eos_id) if wanted else None
     self._compiled = _compiled(self._dtype.str)
-    self._counters = np.zeros(0, np.uint8), np.zeros(0, np.uint32)  # For subclasses that count.
+    self._counts = np.zeros(0, np.uint32)  # For subclasses that count.
     self._matches = np.zeros(0, bool)
     self._ends = np.empty(0, np.int64)
     self._num_ends = 0
@@ -118,7 +118,7 @@ class TokenScan:
         self._ends,
         self._num_ends,
         self.count,
-        *self._counters,
+        self._counts,
     )
     self.count += done // self._dtype.itemsize
     self.top = int(top)

@@ -70,23 +70,19 @@ def scan_tokens(tokens, eos, ends, num_ends, base):
 
 
 @compiled.jit
-def count_tokens(tokens, low, high):
-  """Counts each token in `low` (uint8), and adds 256 to `high` (uint32) whenever `low` overflows.
+def count_tokens(tokens, counts):
+  """Adds the number of times that each token occurs to `counts` (uint32).
 
-  Nearly all of the time goes into stores to random places. One-byte counters make the table of a
-  whole vocabulary so small that most of these places are in the processor's first-level cache.
+  Nearly all of the time goes into loads and stores at random places. Counters of one byte need less
+  cache, but testing them for overflow takes longer than this saves.
   """
-  one, zero, full = np.uint8(1), np.uint8(0), np.uint32(256)
+  one = np.uint32(1)
   for i in range(len(tokens)):
-    token = np.uint64(tokens[i])
-    count = np.uint8(low[token] + one)
-    low[token] = count
-    if count == zero:
-      high[token] += full
+    counts[np.uint64(tokens[i])] += one
 
 
 @compiled.jit
-def scan_file(descriptor, offset, size, buffer, eos, ends, num_ends, base, low, high):
+def scan_file(descriptor, offset, size, buffer, eos, ends, num_ends, base, counts):
   """Reads tokens one buffer at a time, scans them and, if asked to, counts them.
 
   Args:
@@ -98,8 +94,7 @@ def scan_file(descriptor, offset, size, buffer, eos, ends, num_ends, base, low, 
     ends: Receives the places, from index `num_ends` on; has room for all tokens.
     num_ends: Number of places in `ends`.
     base: Place of the first token.
-    low: Counters of the tokens, as for `count_tokens`; empty if tokens are not to be counted.
-    high: Further counters, as many as in `low`.
+    counts: Counters, as for `count_tokens`; empty if tokens are not to be counted.
 
   Returns:
     Number of bytes that were processed, less than `size` only if a read failed or was short, or
@@ -114,10 +109,10 @@ def scan_file(descriptor, offset, size, buffer, eos, ends, num_ends, base, low, 
       break
     tokens = buffer[:count]
     highest, found = scan_tokens(tokens, eos, ends, num_ends, base + done // width)
-    if len(low):
-      if np.uint64(highest) >= np.uint64(len(low)):
+    if len(counts):
+      if np.uint64(highest) >= np.uint64(len(counts)):
         break
-      count_tokens(tokens, low, high)
+      count_tokens(tokens, counts)
     num_ends = found
     top = max(top, highest)
     done += count * width
@@ -135,10 +130,10 @@ class Kernels(NamedTuple):
 def build(dtype: np.dtype) -> Kernels:
   """Compiles the loops for a dtype, or loads them from numba's cache."""
   tokens, eos, ends = np.zeros(1, dtype), dtype.type(1), np.zeros(1, np.int64)
-  tables = np.zeros(1, np.uint8), np.zeros(1, np.uint32)
+  counts = np.zeros(1, np.uint32)
   scan_tokens(tokens, eos, ends, 0, 0)
-  count_tokens(tokens, *tables)
+  count_tokens(tokens, counts)
   if not compiled.can_pread():
     return Kernels(scan_tokens, count_tokens, None)
-  scan_file(0, 0, 0, tokens, eos, ends, 0, 0, *tables)
+  scan_file(0, 0, 0, tokens, eos, ends, 0, 0, counts)
   return Kernels(scan_tokens, count_tokens, scan_file)

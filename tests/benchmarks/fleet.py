@@ -176,9 +176,9 @@ def count_alone(job: dict[str, Any]) -> Callable[[], None]:
   times = sum(map(os.path.getsize, paths)) // CHUNK_BYTES
 
   def count(repeats: int) -> None:
-    low, high = np.zeros(_VOCABULARY, np.uint8), np.zeros(_VOCABULARY, np.uint32)
+    counts = np.zeros(_VOCABULARY, np.uint32)
     for _ in range(repeats):
-      count_tokens(tokens, low, high)
+      count_tokens(tokens, counts)
 
   def run() -> None:
     number = cores.available_cores()
