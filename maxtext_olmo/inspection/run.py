@@ -81,14 +81,13 @@ def find_run(
   else:
     above = [directory, *(directory / name for name in _BELOW)]
     directory = next(
-        (d for d in above if resume.latest_committed_step(d) is not None),
+        (d for d in above if resume.committed_steps(d)),
         next((d for d in above if run_config.load(str(d)) is not None), directory),
     )
   if config is None:
     config = run_config.load(str(directory))
-  latest = resume.latest_committed_step(directory)
   if label is None:
-    label = latest
+    label = resume.latest_committed_step(directory)
   if label is None and config is None:
     raise errors.ConfigError(
         f"{path} has no committed checkpoint and no olmo_run/config.json, so it is not the"

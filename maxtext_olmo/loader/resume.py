@@ -264,7 +264,8 @@ def _metadata(path: epath.Path) -> dict[str, Any]:
   except OSError as error:
     raise errors.ResumeError(
         f"{file} cannot be read ({error}), so it is unknown whether this checkpoint is complete. If"
-        f" the error is transient, start the run again. {_REMEDY}"
+        " the error is transient, start the run again. Otherwise, move this checkpoint away to"
+        " resume from the previous one."
     ) from error
   return metadata if isinstance(metadata, dict) else {}
 
@@ -277,10 +278,12 @@ def saved_state(checkpoint_dir: str, step: int) -> dict[str, Any] | None:
   """
   for path in _steps_in(checkpoint_dir):
     if int(path.name) == step:
-      saved = _metadata(path).get("item_handlers")
-      for item in _DATA_ITEMS:
-        if (path / item).exists() or (isinstance(saved, dict) and item in saved):
-          return find_state(path / item)
+      saved = [item for item in _DATA_ITEMS if (path / item).exists()]
+      if not saved:
+        handlers = _metadata(path).get("item_handlers")
+        saved = [item for item in _DATA_ITEMS if isinstance(handlers, dict) and item in handlers]
+      if saved:
+        return find_state(path / saved[0])
   return None
 
 

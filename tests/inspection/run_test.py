@@ -43,6 +43,18 @@ class FindRunTest(parameterized.TestCase):
     self.assertEqual(run_lib.find_run(f"{_run.checkpoints}/4").label, 4)
     self.assertEqual(run_lib.find_run(_run.checkpoints, label=9).parsed()[0], 10)
 
+  def test_a_checkpoint_can_be_named_although_a_later_one_cannot_be_read(self):
+    checkpoints = pathlib.Path(self.create_tempdir().full_path) / "checkpoints"
+    shutil.copytree(_run.checkpoints, checkpoints)
+    (checkpoints / "14" / "commit_success.txt").unlink(missing_ok=True)
+    metadata = checkpoints / "14" / "_CHECKPOINT_METADATA"
+    metadata.unlink()
+    metadata.symlink_to(metadata)  # Opening it fails, even for root.
+    self.assertEqual(run_lib.find_run(f"{checkpoints}/4").label, 4)
+    self.assertEqual(run_lib.find_run(str(checkpoints), label=9).parsed()[0], 10)
+    with self.assertRaisesRegex(errors.ResumeError, "14/_CHECKPOINT_METADATA cannot be read"):
+      run_lib.find_run(str(checkpoints))
+
   def test_a_config_names_the_run_in_its_checkpoint_dir_or_one_to_come(self):
     found = run_lib.run_of_config("config.py", _run.config)
     self.assertEqual((found.path, found.label), ("config.py", 14))

@@ -175,16 +175,16 @@ def migrate(
 
 
 def _find_label(checkpoint_dir: str, label: int | None) -> int:
-  latest = resume.latest_committed_step(checkpoint_dir)
-  if latest is None:
+  committed = resume.committed_steps(checkpoint_dir)
+  if label is None:
+    label = resume.latest_committed_step(checkpoint_dir)
+  if label is None or not committed:
     raise errors.ResumeError(
         f"{checkpoint_dir} has no committed checkpoint, so there is nothing to continue."
     )
-  if label is None:
-    label = latest
-  elif not resume.is_committed(epath.Path(checkpoint_dir) / str(label)):
+  if not resume.is_committed(epath.Path(checkpoint_dir) / str(label)):
     raise errors.ResumeError(
-        f"{checkpoint_dir} has no committed checkpoint {label}; its latest is {latest}."
+        f"{checkpoint_dir} has no committed checkpoint {label}; its latest is {max(committed)}."
     )
   state = resume.saved_state(checkpoint_dir, label)
   trained_here = history_file.state_at(checkpoint_dir, label + 1)

@@ -314,9 +314,12 @@ def _absolute(directory: str | os.PathLike[str]) -> epath.Path:
 
 
 def _find_latest(directory: epath.Path, *, tidy: bool) -> int | None:
-  if tidy and directory.exists():
-    _tidy(directory)
-  return resume.latest_committed_step(directory)
+  if tidy:
+    if directory.exists():
+      _tidy(directory)
+    return resume.latest_committed_step(directory)
+  # Readers may want an earlier checkpoint, whatever has happened to the latest one.
+  return max(resume.committed_steps(directory), default=None)
 
 
 def _check_shared(directory: epath.Path) -> None:
@@ -373,8 +376,7 @@ def _tidy(directory: epath.Path) -> None:
       continue
     try:
       committed = resume.is_committed(path)
-    except errors.ResumeError as error:
-      logging.warning("%s", error)
+    except errors.ResumeError:  # `latest_committed_step` raises it again if it matters.
       continue
     if not committed:
       names = (f"{path.name}{_ASIDE}{suffix}" for suffix in ("", *range(1, 1000)))
