@@ -29,6 +29,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import token_files
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus import verify
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.trainers.tiny import config as config_lib
@@ -106,8 +107,8 @@ def run_check(check: str, remedy: str, findings: Callable[[], Iterable[Finding]]
 
 
 def one_line(error: Exception) -> str:
-  """Returns the text of an error on one line, for a table."""
-  return " ".join(line.strip() for line in str(error).splitlines())
+  """Returns the text of an error on one line, without credentials, for a table."""
+  return urls.redact(" ".join(line.strip() for line in str(error).splitlines()))
 
 
 def unused_accelerators(platform_name: str) -> list[str]:
@@ -204,6 +205,11 @@ def _check_corpus(
         f"{path}: {english.count(len(index.files), 'file')},"
         f" {english.count(index.total_instances, 'instance')}, fingerprint {index.fingerprint}",
     )
+    if config.dataset_type == "olmo_grain":
+      try:
+        index.with_sequence_length(options.max_target_length)
+      except errors.CorpusError as error:
+        yield Finding("wrong", "index", one_line(error), "change max_target_length or the index")
     try:
       verify.check_sizes(index, path_remap=options.path_remap, storage=storage)
       read = _read_samples(

@@ -48,6 +48,15 @@ class DoctorHostTest(absltest.TestCase):
     self.assertIn("head_dim=3 must be even", found.found)
     self.assertEqual(self.finding(self.config(head_dim=3), "descriptors").level, "ok")
 
+  def test_an_index_of_another_sequence_length_is_wrong(self):
+    found, _ = doctor_host.check_host(self.config(max_target_length=8))
+    self.assertIn(("wrong", "index"), [(f.level, f.check) for f in found])
+    self.assertIn("change max_target_length or the index", [f.remedy for f in found])
+
+  def test_credentials_in_an_error_are_not_shown(self):
+    error = RuntimeError("GET https://host/x?X-Amz-Signature=secret failed")
+    self.assertNotIn("secret", doctor_host.one_line(error))
+
   def test_an_error_of_any_type_is_a_finding_after_those_before_it(self):
     before = doctor_host.Finding("ok", "storage", "read")
 
