@@ -77,7 +77,7 @@ def _print_and_exit(findings: Sequence[Any]) -> NoReturn:
 
 
 def _print(findings: Sequence[Any], ok: bool) -> None:
-  """Prints the findings: as a table on a terminal, and one per line in a log, which is narrower."""
+  """Prints the findings: as a table on a terminal, and otherwise as lines, which fit in a log."""
   if sys.stdout.isatty():
     cli.print_table(
         ("level", "check", "finding", "remedy"),

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   # Messages may repeat arguments, so arguments must not contain the credentials of URLs.
   argv = [urls.clean_text(word) for word in argv]
   # Adds only this command's options: adding those of all commands takes longer than many commands
-  # run.
+  # take to run.
   parser = make_parser(argv[:1] if argv[:1] and argv[0] in COMMANDS else COMMANDS)
   own, rest = _split_arguments(argv)
   args = parser.parse_args(own)

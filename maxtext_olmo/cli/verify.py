@@ -81,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
   if options.part is not None:
     return cli.report_part(outcome, options)
   report = verify.make_report(index, outcome, vocab_size=args.vocab_size, eos_id=args.eos_id)
-  _print_report(report, options.results)
+  _print_report(report, options.results, 0 if options.merge else outcome.reused)
   if report.ok:
     outcome.discard()
   return 0 if report.ok else 1
 
 
-def _print_report(report: "VerifyReport", results: str) -> None:
+def _print_report(report: "VerifyReport", results: str, reused: int) -> None:
   if report.findings:
     cli.print_table(
         ("level", "path", "finding"),
@@ -100,6 +100,12 @@ def _print_report(report: "VerifyReport", results: str) -> None:
     print(f"documents: {report.documents}")
   for reason in report.unchecked:
     print(f"not checked: {reason}")
+  if reused:
+    again = "run the command again" if report.ok else f"remove {results}"
+    print(
+        f"reused: the results of {english.count(reused, 'piece')} whose files have the same size"
+        f" and modification time as in an earlier run; to read these too, {again}"
+    )
   if not report.ok:
     print(
         f"results: kept in {results}, so that the next run reads only files that have"

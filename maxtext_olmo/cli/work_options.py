@@ -124,5 +124,11 @@ def report_part(outcome: Outcome, options: WorkOptions) -> int:
   )
   for failure in outcome.failures:
     print(f"failed: {failure.reason}")
+  if outcome.failures:
+    print(
+        f"The other results are in {options.results}. Fix the problem, and run this part again with"
+        " --retry-failed."
+    )
+    return 2
   print(f"The results are in {options.results}. When all parts are done, use --merge.")
-  return 2 if outcome.failures else 0
+  return 0

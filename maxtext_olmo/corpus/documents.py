@@ -331,7 +331,7 @@ def _assemble(
     file.write(b" " * HEADER_BYTES)
     put, checksum = _checked_writer(file)
     put(offsets)
-    # Reading the results once more instead would download them again.
+    # In the file, all lengths follow all starts. Keeping them avoids a third pass over the results.
     with atomic.write_errors(folder), tempfile.TemporaryFile(dir=folder) as spool:
       for starts, lengths in spans():
         tokens += int(lengths.sum())

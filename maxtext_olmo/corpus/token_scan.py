@@ -86,7 +86,7 @@ class TokenScan:
     """
     top = 0
     pinned = storage.pin((path,), np.zeros(1, np.int64)) if self._eos is not None else None
-    # Without a descriptor, in one call, in which an object store is read ahead.
+    # Without a descriptor, everything is read in one call, so that the storage can read ahead.
     size = _BLOCK_BYTES if pinned is not None else max(1, end - start)
     for first in range(start, end, size):
       last = min(first + size, end)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
+from maxtext_olmo import english
 from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import scan
@@ -217,7 +218,7 @@ def make_report(
   optional = [
       (ids, f"ids (vocab_size {vocab_size})", "ids: no vocab_size was given"),
       (eos, f"EOS (id {eos_id})", "EOS: no eos_id was given"),
-      (sums > 0, f"checksums of {sums} files", "checksums: the index has none"),
+      (sums > 0, f"checksums of {english.count(sums, 'file')}", "checksums: the index has none"),
   ]
   return VerifyReport(
       files=len(index.files),
@@ -227,7 +228,7 @@ def make_report(
           "sizes",
           "data offsets",
           "dtype (from samples)",
-          *([f"ETags of {tags} objects"] if tags else []),
+          *([f"ETags of {english.count(tags, 'object')}"] if tags else []),
           *(yes for done, yes, _ in optional if done),
       ),
       unchecked=tuple(no for done, _, no in optional if not done),

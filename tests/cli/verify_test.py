@@ -88,10 +88,16 @@ class VerifyTest(parameterized.TestCase):
     self.assertIn(f"results: kept in {self.index}.work, so", out)
     kept = {path.name: path.stat().st_mtime_ns for path in pathlib.Path(self.work).glob("*/*")}
     self.assertLen(kept, 4)
+    code, out, _ = runner.run(*args)
+    self.assertEqual(code, 1)
+    self.assertIn(f"to read these too, remove {self.index}.work", out)
     path.write_bytes(content)
     code, out, _ = runner.run(*args)
     self.assertEqual(code, 0)
+    self.assertIn("reused: the results of 3 pieces", out)
+    self.assertIn("to read these too, run the command again", out)
     self.assertFalse(os.path.exists(self.work))
+    self.assertNotIn("reused", runner.run(*args)[1])
 
   def test_parts_are_merged_into_the_same_report(self):
     args = ("verify", self.index, "--vocab-size", 100, "--eos-id", 0)

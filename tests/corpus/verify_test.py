@@ -311,7 +311,7 @@ class VerifyCorpusTest(VerifyTestCase):
     )
     self.assertStartsWith(index.files[0].checksum, "xxh3-pieces-256:")
     report = verify.verify_corpus(index, vocab_size=600, eos_id=0)
-    self.assertEqual((report.findings, report.checks[-1]), ((), "checksums of 1 files"))
+    self.assertEqual((report.findings, report.checks[-1]), ((), "checksums of 1 file"))
     with open(path, "r+b") as file:
       file.seek(256 + damaged)
       file.write(b"\x07\x00")

@@ -79,7 +79,7 @@ class SpoolIndex:
       return {self._names[number] for number in numbers if number in self._names}
 
   def written_bytes(self, numbers: list[int]) -> int:
-    """Returns the size of those of these files that this process has written and completed."""
+    """Returns the total size of the given files that this process wrote and completed."""
     with self._lock:
       return sum(self._sizes.get(number, 0) for number in self._written.intersection(numbers))
 

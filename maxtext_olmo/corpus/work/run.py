@@ -82,7 +82,7 @@ class Outcome:
           f"{what} ({len(errors):,} of {len(self.items):,} pieces failed):\n"
           f"{scan.list_errors(errors)}\n"
           "Everything else is done and will not be repeated. Fix the problem and run the command"
-          " again with --retry-failed."
+          " again with --retry-failed (and without --merge)."
       )
     if self.missing:
       errors = [CorpusError(str(item)) for item in self.missing]
@@ -93,7 +93,8 @@ class Outcome:
           f"{where}:\n{scan.list_errors(errors)}\n"
           "Wait for the parts that are still running, or run the command without --part and --merge"
           " to process what is missing. If all parts have finished, check that they had the same"
-          " options, the same --results and the same files as this command."
+          " options, the same --results and the same files as this command. If an earlier --merge"
+          " has succeeded, it has removed the results."
       )
 
   def discard(self) -> None:
