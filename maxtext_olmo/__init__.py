@@ -19,6 +19,7 @@ _PUBLIC = {
         "MissingFileError",
         "OrderError",
         "ResumeError",
+        "StoreUnavailableError",
         "WorkerError",
         "WriteError",
     ),
@@ -104,6 +105,7 @@ if TYPE_CHECKING:  # The same names for type checkers and editors, which do not 
   from maxtext_olmo.errors import MissingFileError as MissingFileError
   from maxtext_olmo.errors import OrderError as OrderError
   from maxtext_olmo.errors import ResumeError as ResumeError
+  from maxtext_olmo.errors import StoreUnavailableError as StoreUnavailableError
   from maxtext_olmo.errors import WorkerError as WorkerError
   from maxtext_olmo.errors import WriteError as WriteError
   from maxtext_olmo.evaluation.datasets import CompleteLLMIndexedBatch as CompleteLLMIndexedBatch

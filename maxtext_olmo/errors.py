@@ -40,6 +40,16 @@ class MissingFileError(CorpusError, FileNotFoundError):
   """
 
 
+class StoreUnavailableError(CorpusError):
+  """An object store did not answer for so long that the request was given up.
+
+  Nothing is wrong with the corpus, so the same command may succeed later (`is_transient`).
+
+  >>> issubclass(StoreUnavailableError, CorpusError)
+  True
+  """
+
+
 class WriteError(MaxtextOlmoError, OSError):
   """A file cannot be written: no space, no permission, or its path is not a regular file.
 
@@ -102,3 +112,45 @@ class ResumeError(MaxtextOlmoError, ValueError):
   maxtext_olmo.errors.ResumeError: This is not a data state that this library saved: ...
   >>> train.close()
   """
+
+
+def is_transient(error: BaseException) -> bool:
+  """Returns whether a restart may succeed although nobody changes anything.
+
+  >>> is_transient(WorkerError("Worker 3 was killed.")), is_transient(ConfigError("Bad key."))
+  (True, False)
+  """
+  cause: BaseException | None = error
+  while cause is not None:
+    if isinstance(cause, WorkerError | StoreUnavailableError):
+      return True
+    cause = cause.__cause__
+  return False
+
+
+def describe(error: BaseException) -> str:
+  """Returns the type and message of an error for other processes, which pass it to `from_peer`.
+
+  If the error has a transient cause, the type is that of the cause.
+  """
+  kind: BaseException = error
+  while is_transient(kind) and kind.__cause__ is not None and is_transient(kind.__cause__):
+    kind = kind.__cause__
+  return f"{type(kind).__name__}: {error}"
+
+
+def from_peer(
+    text: str, message: str, kind: type[MaxtextOlmoError] = MaxtextOlmoError
+) -> MaxtextOlmoError:
+  """Returns the error for a process that stops because another one failed.
+
+  If a restart may succeed, both errors have the same type, so that all processes exit with the same
+  code.
+
+  Args:
+    text: The other error, as `describe` returns it.
+    message: Message of the returned error.
+    kind: Type of the returned error if a restart cannot succeed.
+  """
+  transient = {one.__name__: one for one in (WorkerError, StoreUnavailableError)}
+  return transient.get(text.partition(":")[0], kind)(message)

@@ -4,7 +4,8 @@ Each command is a module of this package whose `add_parser(subparsers)` calls `c
 add a command, add its name to `COMMANDS`. A module imports heavy packages only when its command
 runs, so that `--help` is fast.
 
-Exit codes: 0, success; 1, the command found a problem or no result; 2, the command failed.
+Exit codes: 0, success; 1, the command found a problem or no result; 2, the command failed; 75, an
+object store did not answer or workers kept dying, so the same command may succeed later.
 """
 
 import argparse
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 
 import maxtext_olmo
 from maxtext_olmo import cli
+from maxtext_olmo import errors
 from maxtext_olmo.corpus import urls
-from maxtext_olmo.errors import MaxtextOlmoError
+from maxtext_olmo.trainers import RESTART_CODE
 
 COMMANDS = (
     "corpus",
@@ -79,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     sys.stderr.write("interrupted\n")
     return 130
-  except (MaxtextOlmoError, OSError) as error:
+  except (errors.MaxtextOlmoError, OSError) as error:
     if args.debug:
       raise
     sys.stderr.write(f"error: {_one_line(error)}\n")
-    return 2
+    return RESTART_CODE if errors.is_transient(error) else 2
 
 
 def make_parser(commands: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:

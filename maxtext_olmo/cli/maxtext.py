@@ -118,8 +118,10 @@ def _add_migrate(commands: Any) -> None:
 
 
 def _run_maxtext(entry_point: str, args: argparse.Namespace) -> int:
-  adapter.run(entry_point, args.rest)
-  return 0
+  if args.debug:
+    adapter.run(entry_point, args.rest)
+    return 0
+  return adapter.main(["maxtext-olmo maxtext", entry_point, *args.rest])
 
 
 def _migrate(args: argparse.Namespace) -> int:

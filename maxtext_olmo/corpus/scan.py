@@ -18,6 +18,7 @@ from maxtext_olmo.corpus.storage import reason
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
+from maxtext_olmo.errors import StoreUnavailableError
 from maxtext_olmo.progress import progress_bar
 
 DEFAULT_WORKERS = 32
@@ -96,9 +97,11 @@ def all_or_error(results: Sequence[T | None], errors: Sequence[CorpusError], wha
 
 
 def kind_of(errors: Sequence[CorpusError]) -> type[CorpusError]:
-  """Returns the type of an error that combines several: MissingFileError if any of them is one."""
-  missing = any(isinstance(error, MissingFileError) for error in errors)
-  return MissingFileError if missing else CorpusError
+  """Returns the type of an error that combines several: that of the first more specific one."""
+  for kind in (StoreUnavailableError, MissingFileError):
+    if any(isinstance(error, kind) for error in errors):
+      return kind
+  return CorpusError
 
 
 def list_errors(errors: Sequence[CorpusError]) -> str:

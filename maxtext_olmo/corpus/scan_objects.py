@@ -1,7 +1,7 @@
 """Finds the sizes and ETags of many objects without reading them.
 
-If a folder holds at least three of the objects, the folder is listed. Each other object, and each
-object on a web server, takes a HEAD request. The requests run in parallel.
+If a folder holds at least three of the objects, the folder is listed. All other objects, and all
+objects on web servers, take a HEAD request each. The requests run in parallel.
 """
 
 from __future__ import annotations

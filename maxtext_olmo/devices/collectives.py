@@ -49,13 +49,12 @@ def run_on_all_processes(act: Callable[[], T], doing: str) -> T:
   except Exception as caught:  # The others must learn of any error before it is raised here.
     error = caught
   if jax.process_count() > 1:
-    texts = gather(f"{type(error).__name__}: {error}" if error else "")
+    texts = gather(errors.describe(error) if error else "")
     failed = [process for process, text in enumerate(texts) if text]
     if failed and error is None:
-      raise errors.MaxtextOlmoError(
-          f"Process {failed[0]} of {len(texts)} failed while {doing}, so all processes stop:"
-          f" {texts[failed[0]]}"
-      )
+      who = f"Process {failed[0]} of {len(texts)}"
+      text = texts[failed[0]]
+      raise errors.from_peer(text, f"{who} failed while {doing}, so all processes stop: {text}")
   if error is not None:
     raise error
   return result  # type: ignore[return-value]
@@ -76,7 +75,7 @@ def from_process_0(decide: Callable[[], T], doing: str) -> T:
       outcome = {"value": decide()}
     except Exception as caught:  # The others must learn of any error before it is raised here.
       error = caught
-      outcome = {"error": f"{type(caught).__name__}: {caught}"}
+      outcome = {"error": errors.describe(caught)}
   if jax.process_count() > 1:
     data = np.frombuffer(json.dumps(outcome).encode(), np.uint8)
     size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
@@ -85,9 +84,8 @@ def from_process_0(decide: Callable[[], T], doing: str) -> T:
   if error is not None:
     raise error
   if "error" in outcome:
-    raise errors.MaxtextOlmoError(
-        f"Process 0 failed while {doing}, so all processes stop: {outcome['error']}"
-    )
+    text = outcome["error"]
+    raise errors.from_peer(text, f"Process 0 failed while {doing}, so all processes stop: {text}")
   return outcome["value"]
 
 
@@ -198,14 +196,17 @@ def common_shapes(local: LocalBatch, *, pad: bool, when: str) -> list[tuple[int,
 def _check_all_have_one(local: LocalBatch, status: np.ndarray, when: str) -> None:
   failed, out = status == _FAILED, status == _OUT
   if failed.any():
-    text = f"{type(local.trouble).__name__}: {local.trouble}" if local.status == _FAILED else ""
+    trouble = local.trouble if local.status == _FAILED else None
+    text = "" if trouble is None else errors.describe(trouble)
     encoded = text.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
     messages = _gather(np.frombuffer(encoded, np.uint8))
-    if local.trouble is not None and local.status == _FAILED:
-      raise local.trouble
+    if trouble is not None:
+      raise trouble
     first = bytes(messages[int(np.argmax(failed))]).rstrip(b"\0").decode(errors="replace")
-    raise errors.CorpusError(
-        f"{_processes(failed)} of {len(status)} could not load the batch of {when}: {first}"
+    raise errors.from_peer(
+        first,
+        f"{_processes(failed)} of {len(status)} could not load the batch of {when}: {first}",
+        errors.CorpusError,
     )
   if out.all():
     raise StopIteration

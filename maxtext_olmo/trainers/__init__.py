@@ -3,8 +3,8 @@
 import importlib
 from typing import Any
 
-# The exit code of a run that SIGTERM has stopped, and that has to be started again: EX_TEMPFAIL of
-# sysexits.h.
+# The exit code of a run that SIGTERM has stopped, or of a command that may succeed later: start it
+# again. EX_TEMPFAIL of sysexits.h.
 RESTART_CODE = 75
 
 

@@ -215,7 +215,7 @@ def _report(folder: pathlib.Path, out: pathlib.Path, arm: Arm, *, opened: bool) 
     arm()
   with contextlib.closing(report):
     for step in range(3):
-      report.step(step, metrics, tokens=8, waited=0.0, last=False)
+      report.step(step, metrics, tokens=8, last=False)
   lines = (out / "metrics.jsonl").read_text().splitlines()
   if [json.loads(line)["step"] for line in lines] != [0, 1, 2]:
     raise cases.WrongDataError(f"the metrics of 3 steps are {lines}")

@@ -73,4 +73,4 @@ def _need(module: str, package: str, what: str) -> None:
   except ModuleNotFoundError:
     found = False
   if not found:
-    raise ConfigError(f"{what} can be used only with {package}: run `pip install '{package}'`.")
+    raise ConfigError(f"{what} requires {package}: run `pip install '{package}'`.")

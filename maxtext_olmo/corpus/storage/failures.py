@@ -1,4 +1,4 @@
-"""Explains failed requests: whether to repeat them, and what to tell the user.
+"""Explains failed requests: whether to retry them, and what to tell the user.
 
 obstore raises few exception types, so the HTTP status and the error code are parsed from the text
 of the exception. The rest of the text is left out or redacted: it may contain signatures and key
@@ -45,7 +45,7 @@ class Failure(NamedTuple):
   """A failed request.
 
   Attributes:
-    error: The error to raise if the request is not repeated.
+    error: The error to raise if the request is not retried.
     repeat: Whether the same request may succeed later.
     throttled: Whether the store asks for fewer requests.
     reason: The cause, in a few words.
@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 
 
 def explain(error: BaseException, what: str) -> Failure:
-  """Explains an error of obstore.
+  """Explains an obstore error.
 
   Args:
     error: The error.
@@ -123,13 +123,13 @@ def explain(error: BaseException, what: str) -> Failure:
   if status:
     return _final(what, answer, "Check the address, the bucket and the credentials.")
   if _DNS.search(text):
-    return _passing(what, "the name of the host cannot be resolved")
+    return _passing(what, "the host name cannot be resolved")
   kind = _KIND.search(text)
   if kind is not None:
     reasons = {
-        "Connect": "the server refuses the connection or cannot be reached",
-        "Timeout": "the server does not answer in time",
-        "Interrupted": "the connection broke",
+        "Connect": "the server refused the connection or cannot be reached",
+        "Timeout": "the server did not answer in time",
+        "Interrupted": "the connection was interrupted",
     }
     return _passing(what, reasons.get(kind[1], "the connection failed"))
   if _CREDENTIALS.search(text):

@@ -8,7 +8,7 @@ future, and a read of many ranges wakes its caller only once, at its end:
     read of step 9 ─┘
 
 By Little's law, the number of requests in flight is the request rate times the latency. At low
-latency, a few threads reach the highest rate that a process can handle, and more threads would only
+latency, a few threads reach the highest rate that a process can handle; more threads would only
 compete for the GIL. The limit therefore follows the measured latency. When it falls, surplus
 threads end: idle ones take memory and, in most measurements, CPU time from the others.
 
@@ -62,7 +62,7 @@ class InFlight:
     self._closed = False
 
   def run(self, send: Callable[[Any], None], requests: Sequence[Any]) -> None:
-    """Calls `send` for each request and waits; stops at the first error, and raises it."""
+    """Calls `send` for each request and waits; stops at the first error and raises it."""
     if not requests:
       return
     read = _Read(send, len(requests))

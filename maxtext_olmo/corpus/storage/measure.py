@@ -1,7 +1,8 @@
 """Measures how fast an object store can be read from this host.
 
 The measurement resembles training: it reads row-sized ranges at random places in real objects,
-first one at a time, then more and more in parallel. It limits the number of requests and the time.
+first one at a time, then more and more in parallel. Both the number of requests and the time are
+limited.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class Measurement:
   """The results of measuring a store.
 
   Attributes:
-    first: Seconds to find the sizes of the objects, including connection and credentials.
+    first: Seconds to find the sizes of the objects, including connecting and getting credentials.
     rates: Speed of row-sized reads at growing parallelism, beginning with one read at a time.
     large: Speed of reads of up to 8 MiB.
     read_bytes: Length of the reads in `rates`.
-    requests: Number of requests that were sent, including repeated ones.
-    retries: Number of requests that were repeated.
+    requests: Number of requests that were sent, including retries.
+    retries: Number of requests that were retries of failed ones.
   """
 
   first: float
@@ -86,12 +87,12 @@ def measure(
 
   Args:
     storage: Storage to read from; it must have a `traffic` attribute, as RemoteStorage does. Open
-      it with `slow_start=False`, or its own slow start is measured instead of the store.
+      it with `slow_start=False`; otherwise, its slow start is measured instead of the store.
     paths: Objects to read; at least one must not be empty.
     read_bytes: Length of a read, capped at the size of the largest object.
-    max_requests: Largest number of row-sized reads.
+    max_requests: Maximum number of row-sized reads.
     max_seconds: Seconds after which no further read is started.
-    seed: Seed for the random places to read.
+    seed: Seed for the random offsets to read at.
   """
   if read_bytes < 1 or max_requests < 1 or max_seconds <= 0:
     raise ConfigError("The length of a read, the number of reads and the time must be positive.")

@@ -1,4 +1,4 @@
-"""A cache of open files: opening a file takes as long as reading a window, or longer on a mount.
+"""A cache of open files: opening a file takes as long as reading a window, and longer on a mount.
 
 If all files of a corpus may be open at once, finding the descriptors of a batch is one array
 lookup, however many files there are. Otherwise the least recently used file is closed first. A file
@@ -280,11 +280,11 @@ def check_path(path: str) -> None:
     )
   if not paths_lib.is_valid(path):
     raise CorpusError(
-        f"{path!r} is not a path: it contains a character that no file name can have."
+        f"{path!r} is not a path: it contains a character that is not allowed in file names."
     )
 
 
 def check_regular(path: str, found: os.stat_result) -> None:
   """Raises CorpusError if a path is a directory, a FIFO or a device."""
   if not stat.S_ISREG(found.st_mode):
-    raise CorpusError(f"{path} is not a regular file. Only regular files hold a corpus.")
+    raise CorpusError(f"{path} is not a regular file. A corpus consists of regular files only.")

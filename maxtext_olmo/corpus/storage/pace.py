@@ -19,12 +19,14 @@ _AT_ONCE = 16  # Requests to reserve at a time while fewer are sent than the rat
 _NO_LIMIT = 20000.0  # More than a single process can send.
 
 _processes = 1
+_lock = threading.Lock()
+_paces: dict[tuple[str, str, bool, int], "Pace"] = {}
 
 
 def share_with(processes: int) -> None:
   """Sets how many processes read from the same stores, including this one.
 
-  This applies to every `Pace` that this process creates later.
+  This applies to every `Pace` that this process creates or gets from `of_store` from then on.
   """
   global _processes
   _processes = processes
@@ -33,6 +35,24 @@ def share_with(processes: int) -> None:
 def sharing() -> int:
   """Returns how many processes read from the same stores."""
   return _processes
+
+
+def of_store(name: str, endpoint: str = "", *, slow_start: bool = True) -> "Pace":
+  """Returns the pace that all storages of this process share for a store.
+
+  >>> of_store("gs://bucket") is of_store("gs://bucket")
+  True
+
+  Args:
+    name: URL of the store.
+    endpoint: Address of its server; "" for the provider's own.
+    slow_start: As for `Pace`.
+  """
+  with _lock:
+    key = (name, endpoint, slow_start, _processes)
+    if key not in _paces:
+      _paces[key] = Pace(slow_start=slow_start)
+    return _paces[key]
 
 
 class Pace:

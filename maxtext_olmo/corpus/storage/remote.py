@@ -68,6 +68,7 @@ class RemoteStorage:
   Args:
     options: Options for connecting to the stores; None uses the defaults of this process.
     known: Identities of objects that another storage has found, by URL.
+    expected: Identities of objects that another storage was told to expect, by URL.
 
   Attributes:
     traffic: Counters of the requests of this storage.
@@ -77,16 +78,20 @@ class RemoteStorage:
       self,
       options: stores.StoreOptions | None = None,
       known: Mapping[str, Identity] | None = None,
+      expected: Mapping[str, Identity] | None = None,
   ):
     self.options = stores.default_options() if options is None else options
     self._requests = requests_lib.Requests(self.options)
     self.traffic = self._requests.traffic
     self._known: dict[str, Identity] = dict(known or {})
+    # Separate from `_known`, which also has objects that no index names and that may be replaced.
+    self._expected: dict[str, Identity] = dict(expected or {})
     self._lock = threading.Lock()
     self._in_flight: in_flight.InFlight | None = None
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _restore, (self.options, self._known, urls.all_secrets(), pace_lib.sharing())
+    identities = (self._known, self._expected)
+    return _restore, (self.options, *identities, urls.all_secrets(), pace_lib.sharing())
 
   def __repr__(self) -> str:
     return f"{type(self).__name__}({self.options})"
@@ -97,8 +102,11 @@ class RemoteStorage:
     return 0 if not paths else in_flight.MOST_THREADS if threads is None else threads.limit
 
   def expect(self, path: str, size: int, etag: str | None = None) -> None:
-    """Sets the size and, if known, the ETag that every later response must have."""
-    self._known[path] = Identity(size, _quoted(etag or ""))
+    """Sets the size and, if known, the ETag that every later read of a range must find.
+
+    Reads of whole objects (without a size) still return the object that is there.
+    """
+    self._known[path] = self._expected[path] = Identity(size, _quoted(etag or ""))
 
   def close(self) -> None:
     """Stops the threads and abandons pending requests; the storage remains usable."""
@@ -109,7 +117,7 @@ class RemoteStorage:
     self._requests.stop()
 
   def identity(self, path: str) -> Identity:
-    """Returns the size and ETag that an object has now."""
+    """Returns the current size and ETag of an object."""
     target = self._requests.locate(path)
 
     def ask() -> _Answer:
@@ -146,7 +154,7 @@ class RemoteStorage:
     return found.size or 0
 
   def version(self, path: str) -> str | None:
-    """Returns a text that identifies the content of an object, or None if it is not known yet.
+    """Returns a string that identifies the content of an object, or None if it is not known yet.
 
     Sends no request. After a call of `size`, which sends one, the version is known.
     """
@@ -179,7 +187,8 @@ class RemoteStorage:
       self, path: str, offset: int, size: int | None, piece_bytes: int, largest: int | None = None
   ) -> Iterator[bytes]:
     target = self._requests.locate(path)
-    # The first response identifies the object; all others must be parts of the same object.
+    # Unless the index identifies the object, the first response does; all others must be parts of
+    # the same object.
     if size is None:
       first = self._get_small(target)
       end = first.identity.size or 0
@@ -190,7 +199,7 @@ class RemoteStorage:
         yield from (data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes))
         return
     else:
-      first, end = _Answer(_UNKNOWN, None), offset + size
+      first, end = _Answer(self._expected.get(path, _UNKNOWN), None), offset + size
     step = min(piece_bytes, ranges.MOST_BYTES)
     bounds = iter([(start, min(start + step, end)) for start in range(offset, end, step)])
     coming: collections.deque[concurrent.futures.Future[_Answer]] = collections.deque()
@@ -316,13 +325,14 @@ class RemoteStorage:
 def _restore(
     options: stores.StoreOptions,
     known: Mapping[str, Identity],
+    expected: Mapping[str, Identity],
     secrets: Mapping[str, urls.Secrets],
     processes: int,
 ) -> RemoteStorage:
   """Rebuilds a pickled storage in another process, with the credentials of its URLs."""
   urls.remember(secrets)
   pace_lib.share_with(processes)
-  return RemoteStorage(options, known)
+  return RemoteStorage(options, known, expected)
 
 
 def _identity(meta: Mapping[str, Any]) -> Identity:

@@ -1,9 +1,9 @@
-"""Sends requests to object stores, and repeats each one until the store answers.
+"""Sends requests to object stores, and retries each one until the store answers.
 
 A request that fails for a transient reason is sent again, after a delay with jitter, until the
-store answers or has been silent for too long. Warnings are logged meanwhile. obstore could repeat
-requests itself, but silently: they would not be counted, a throttled store would not get fewer
-requests, and no message would say why a run waits.
+store answers or has been silent for too long. Warnings are logged meanwhile. obstore could retry
+requests itself, but silently: retries would not be counted, a store that throttles would not get
+fewer requests, and no message would say why a run is waiting.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from maxtext_olmo.corpus.storage import pace as pace_lib
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.corpus.storage import traffic as traffic_lib
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import StoreUnavailableError
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 5.0
 _WARN_AFTER, _WARN_EVERY = 5.0, 30.0
@@ -30,7 +31,7 @@ _WARN_AFTER, _WARN_EVERY = 5.0, 30.0
 # wrong here, so a run with many hosts must not wait for an hour.
 _KNOWN_PATIENCE = 600.0
 
-# Set when the interpreter begins to exit, so that it need not wait for requests to be repeated.
+# Set when the interpreter begins to exit, so that it need not wait for retries.
 _exiting = threading.Event()
 exit_compat.call_before_pools_are_joined(_exiting.set)
 
@@ -65,7 +66,7 @@ class Target(NamedTuple):
 
 
 class Requests:
-  """Sends requests, repeats them, and counts them; safe to share between threads.
+  """Sends, retries and counts requests; safe to share between threads.
 
   Args:
     options: Options for connecting to the stores.
@@ -78,14 +79,13 @@ class Requests:
     self._options = options
     self.traffic = traffic_lib.Traffic()
     self._targets: dict[str, Target] = {}  # By path.
-    self._paces: dict[str, pace_lib.Pace] = {}  # By the name of the store.
     self._answered: set[str] = set()
     self._warned: dict[str, float] = {}
     self._lock = threading.Lock()
     self._stop = threading.Event()
 
   def stop(self) -> None:
-    """Abandons requests that are waiting to be repeated; later requests are not affected."""
+    """Abandons requests that are waiting to be retried; later requests are not affected."""
     with self._lock:
       stopped, self._stop = self._stop, threading.Event()
     stopped.set()
@@ -93,7 +93,7 @@ class Requests:
   def send(
       self, target: Target, what: Callable[[], str], ask: Callable[[], A], *, known: bool = False
   ) -> A:
-    """Sends a request, and repeats it until it is answered or there is no point in repeating it.
+    """Sends a request, and retries it until it is answered or retrying is pointless.
 
     Args:
       target: The object.
@@ -140,9 +140,8 @@ class Requests:
       location = urls.split(url)
       name = f"{location.scheme}://{location.host}"
       store = stores.open_store(url, self._options)
-      with self._lock:
-        pace = pace_lib.Pace(slow_start=self._options.slow_start)
-        pace = self._paces.setdefault(name, pace)
+      options = self._options
+      pace = pace_lib.of_store(name, options.endpoint, slow_start=options.slow_start)
       found = Target(url, store, name, urls.store_key(location), pace)
       self._targets[path] = found
     return found
@@ -160,7 +159,10 @@ class Requests:
     elif known:
       patience = max(patience, min(self._options.patience, _KNOWN_PATIENCE))
     if seconds > patience:
-      raise CorpusError(f"{failure.error} Gave up after {seconds:.0f} s.")
+      # Credentials that were never obtained are an error to fix first.
+      unset = failure.reason == failures.NO_CREDENTIALS and store not in self._answered
+      kind = CorpusError if unset else StoreUnavailableError
+      raise kind(f"{failure.error} Gave up after {seconds:.0f} s{self._at_endpoint()}.")
     with self._lock:
       now = time.monotonic()
       due = outage > _WARN_AFTER and now - self._warned.get(store, -_WARN_EVERY) >= _WARN_EVERY
@@ -168,19 +170,24 @@ class Requests:
         self._warned[store] = now
     if due:
       logging.warning(
-          "%s has not answered for %.0f s: %s. Requests are repeated; reading continues as soon as"
+          "%s has not answered for %.0f s%s: %s. Requests are retried; reading continues as soon as"
           " it answers.",
           store,
           outage,
+          self._at_endpoint(),
           failure.reason,
       )
+
+  def _at_endpoint(self) -> str:
+    endpoint = self._options.endpoint
+    return f" at the endpoint {urls.without_secrets(endpoint)}" if endpoint else ""
 
   def _note_answer(self, store: str) -> None:
     self._answered.add(store)
     outage = self.traffic.store_answers(store)
     if outage > _WARN_AFTER:
       self._warned.pop(store, None)
-      logging.info("%s answers again, after %.0f s.", store, outage)
+      logging.info("%s is answering again after %.0f s.", store, outage)
 
 
 def _sleep(seconds: float, stop: threading.Event, what: Callable[[], str]) -> None:

@@ -89,7 +89,7 @@ class StorageRouter:
     return None if self._remote is None else self._remote.traffic
 
   def version(self, path: str) -> str | None:
-    """Returns a text that identifies an object's content; None for a file, or if unknown."""
+    """Returns a string that identifies an object's content; None for a file, or if unknown."""
     return self.remote.version(path) if urls.is_url(path) else None
 
   def _of(self, path: str) -> base.Storage:

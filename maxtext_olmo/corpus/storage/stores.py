@@ -94,9 +94,9 @@ def use_by_default(options: StoreOptions) -> None:
 
 @contextlib.contextmanager
 def use_in_block(options: StoreOptions) -> Iterator[None]:
-  """Replaces the default options for what the block does in this thread.
+  """Replaces the default options within a `with` block, in this thread only.
 
-  A worker of a cluster may do tasks of several drivers at the same time, each with its own store.
+  A cluster worker may run tasks of several drivers at the same time, each with its own store.
   """
   token = _in_this_block.set(options)
   try:
@@ -143,8 +143,8 @@ def open_store(url: str, options: StoreOptions, *, writing: bool = False) -> Any
   Args:
     url: URL without credentials; credentials that the user gave in this URL are looked up.
     options: Options for connecting to the store.
-    writing: Whether the store is for writing. obstore repeats failed writes by itself. The caller
-      repeats failed reads, to count and report them.
+    writing: Whether the store is for writing. obstore retries failed writes itself. The caller
+      retries failed reads, to count and report them.
   """
   obstore()
   location, secrets = urls.split(url), urls.credentials_of(url)

@@ -1,4 +1,4 @@
-"""Counters of the requests to object stores, for metrics and for messages about outages."""
+"""Counters of requests to object stores, for metrics and for messages about outages."""
 
 from __future__ import annotations
 

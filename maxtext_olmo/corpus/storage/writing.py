@@ -15,7 +15,9 @@ from typing import Any, BinaryIO, cast
 
 from maxtext_olmo import atomic
 from maxtext_olmo.corpus import urls
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import StoreUnavailableError
 from maxtext_olmo.errors import WriteError
 
 _PART_BYTES = 16 << 20
@@ -54,7 +56,7 @@ def upload(source: str | os.PathLike[str], url: str) -> None:
   """Sends a local file to a store, in parts if it is large."""
   from maxtext_olmo.corpus.storage import stores
 
-  with _write_errors(url) as (obstore, store, key):
+  with write_errors(url) as (obstore, store, key):
     obstore.put(
         store,
         key,
@@ -66,7 +68,7 @@ def upload(source: str | os.PathLike[str], url: str) -> None:
 
 def remove(url: str) -> None:
   """Removes an object, if it exists."""
-  with _write_errors(url) as (obstore, store, key), contextlib.suppress(FileNotFoundError):
+  with write_errors(url) as (obstore, store, key), contextlib.suppress(FileNotFoundError):
     obstore.delete(store, key)
 
 
@@ -84,6 +86,12 @@ def open_target(url: str) -> tuple[Any, str]:
 
   url = urls.without_secrets(url)
   location, options = urls.split(url), stores.default_options()
+  if options.anonymous and location.scheme in urls.GCS:
+    # obstore would ask for credentials all the same, silently and for minutes.
+    raise ConfigError(
+        f"Cannot write {url} without credentials: olmo_storage_anonymous (--anonymous) is only for"
+        " reading from gs:// buckets. Leave it out, or write to a local path."
+    )
   name = (location.scheme, location.host, options)
   if name not in _answered:
     reader = remote.RemoteStorage(options)
@@ -97,8 +105,8 @@ def open_target(url: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
-  """Yields obstore, the store and the key of a URL; errors in the block become WriteErrors."""
+def write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
+  """Yields obstore, the store to write to, and the key of a URL; turns errors into WriteErrors."""
   from maxtext_olmo.corpus.storage import failures
   from maxtext_olmo.corpus.storage import stores
 
@@ -110,9 +118,8 @@ def _write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
     raise WriteError(str(error)) from error
   try:
     yield obstore, store, key
-    return
   except Exception as error:
+    # Not "from error", so that no traceback shows the original error, which may contain signatures.
     failure = failures.explain(error, f"write {url}")
-  # The error is raised outside the handler, so that no traceback shows the original error, which
-  # may contain signatures.
-  raise WriteError(str(failure.error))
+    text = str(failure.error)
+    raise WriteError(text) from (StoreUnavailableError(text) if failure.repeat else None)

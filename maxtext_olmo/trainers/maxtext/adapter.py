@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
     run(entry_point, args)
   except errors.MaxtextOlmoError as error:
     sys.stderr.write(f"error: {error}\n")
-    return 2
+    return _exit_code(error)
   return 0
 
 
@@ -145,8 +145,12 @@ def _end_all_processes(error: Exception) -> None:
 
   if jax.distributed.is_initialized():
     traceback.print_exc()
-  code = 2 if isinstance(error, errors.MaxtextOlmoError) else 1
-  failure.end(f"{type(error).__name__}: {error}", code)
+  failure.end(f"{type(error).__name__}: {error}", _exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+  """Returns 2 if something must be fixed first, and 1 if a restart may succeed."""
+  return 2 if isinstance(error, errors.MaxtextOlmoError) and not errors.is_transient(error) else 1
 
 
 def _rebind(name: str, old: Callable, new: Callable) -> None:

@@ -28,7 +28,7 @@ class FailuresTest(parameterized.TestCase):
       (GenericError("x kind: Connect, dns error: failed to lookup"), "cannot be resolved", False),
       (GenericError("x kind: Connect, tcp"), "cannot be reached", False),
       (GenericError("x kind: Timeout, y"), "not answer in time", False),
-      (GenericError("x kind: Interrupted"), "connection broke", False),
+      (GenericError("x kind: Interrupted"), "connection was interrupted", False),
       (GenericError("Error getting token from metadata"), "no credentials", False),
   )
   def test_what_may_pass_is_repeated(self, error, reason, throttled):

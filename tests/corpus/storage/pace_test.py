@@ -52,6 +52,15 @@ class PaceTest(absltest.TestCase):
     self.pace.slow_down()
     self.assertAlmostEqual(self.pace.rate, before / 4)
 
+  def test_a_store_has_one_pace_until_the_number_of_processes_changes(self):
+    self.addCleanup(pace_lib.share_with, pace_lib.sharing())
+    pace_lib.share_with(10)
+    pace = pace_lib.of_store("gs://shared")
+    self.assertIs(pace_lib.of_store("gs://shared"), pace)
+    self.assertIsNot(pace_lib.of_store("gs://shared", slow_start=False), pace)
+    pace_lib.share_with(100)
+    self.assertLess(pace_lib.of_store("gs://shared").rate, pace.rate)
+
   def test_without_a_slow_start_only_a_throttled_store_is_asked_less_often(self):
     self.pace = pace_lib.Pace(lambda: self.now, slow_start=False)
     self.assertGreater(self._send(1), 15_000)

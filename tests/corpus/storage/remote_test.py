@@ -211,9 +211,29 @@ class ReplacedTest(RemoteTestCase):
     self.storage.expect(self.url, len(_DATA), self.server.etag("b/x"))
     self.assertEqual(self.fill([0]), [_DATA[:100]])
 
+  @parameterized.parameters(True, False)
+  def test_ranges_of_an_object_that_is_not_the_expected_one_are_not_read(self, checks_if_match):
+    self.server.checks_if_match = checks_if_match
+    self.storage.expect(self.url, len(_DATA), self.server.etag("b/x"))
+    copy = pickle.loads(pickle.dumps(self.storage))  # As in a worker process.
+    for storage in (self.storage, copy):
+      self.server.objects["b/x"] = _DATA
+      self.assertEqual(storage.read(self.url, 5, 10), _DATA[5:15])
+      self.server.objects["b/x"] = _DATA[::-1]
+      with self.assertRaisesRegex(CorpusError, f"bytes 5 to 15 of {self.url}.*was replaced"):
+        storage.read(self.url, 5, 10)
+      with self.assertRaisesRegex(CorpusError, "was replaced"):
+        list(storage.pieces(self.url, 0, len(_DATA), 3 << 20))
+
+  def test_ranges_of_an_object_of_another_size_are_not_read(self):
+    self.storage.expect(self.url, len(_DATA) + 1)
+    with self.assertRaisesRegex(CorpusError, f"expected an object of {len(_DATA) + 1} bytes"):
+      self.storage.read(self.url, 5, 10)
+
   def test_reading_whole_objects_sees_the_new_one(self):
     small = f"{self.server.url}/b/small"
     self.assertEqual(self.storage.read(small), b"hello")
+    self.storage.expect(small, 5, self.server.etag("b/small"))
     self.server.objects["b/small"] = b"bye"
     self.assertEqual(self.storage.read(small), b"bye")
 

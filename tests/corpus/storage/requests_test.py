@@ -66,7 +66,16 @@ class RequestsTest(absltest.TestCase):
 
   def test_a_measurement_can_do_without_the_slow_start(self):
     fast = requests.Requests(stores.StoreOptions("http://127.0.0.1:1", "here", slow_start=False))
-    self.assertGreater(fast.locate("s3://b/x").pace.rate, 10 * self.target.pace.rate)
+    slow = self.requests.locate("s3://new/x").pace.rate
+    self.assertGreater(fast.locate("s3://new/x").pace.rate, 10 * slow)
+
+  def test_all_storages_of_a_process_share_the_pace_of_a_store(self):
+    options = stores.StoreOptions("http://127.0.0.1:1", "here", True, patience=1)
+    other = requests.Requests(options)
+    self.assertIs(other.locate("s3://b/y").pace, self.target.pace)
+    self.assertIsNot(other.locate("s3://c/y").pace, self.target.pace)
+    elsewhere = requests.Requests(stores.StoreOptions("http://127.0.0.1:2", "here", True))
+    self.assertIsNot(elsewhere.locate("s3://b/x").pace, self.target.pace)
 
   def test_threads_share_one_target(self):
     found = []

@@ -1,17 +1,20 @@
 """Tests of writing files and objects."""
 
 import pathlib
+import traceback
 
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from maxtext_olmo.corpus import storage as storage_lib
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.corpus.storage import writing
+from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import WriteError
 from tests import object_server
 
 
-class WritingTest(absltest.TestCase):
+class WritingTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -38,6 +41,18 @@ class WritingTest(absltest.TestCase):
     with self.assertRaisesRegex(WriteError, "Cannot write s3://b/x: access is denied"):
       writing.write_file("s3://b/x", b"new")
 
+  @parameterized.parameters("403", "400")
+  def test_a_signature_is_used_but_not_shown(self, fault):
+    stores.use_by_default(stores.StoreOptions())
+    url = self.server.url.replace("//", "//user:hunter2@") + "/b/x?sig=c2lnbmF0dXJl"
+    self.server.faults = lambda number, path: fault
+    with self.assertRaises(WriteError) as caught:
+      writing.write_file(url, b"new")
+    self.assertIn("c2lnbmF0dXJl", self.server.requests[-1][1])
+    shown = "".join(traceback.format_exception(caught.exception))
+    for secret in ("c2lnbmF0dXJl", "hunter2"):
+      self.assertNotIn(secret, shown)
+
   def test_a_store_that_never_answered_is_given_up_soon(self):
     stores.use_by_default(stores.StoreOptions("http://127.0.0.1:1", "here", True, first_patience=1))
     with self.assertRaisesRegex(WriteError, "s3://b/x: .*cannot be reached.*Gave up after"):
@@ -49,6 +64,14 @@ class WritingTest(absltest.TestCase):
     )
     writing.write_file("s3://b/x", b"new")
     self.assertEqual(self.server.objects, {"b/x": b"new"})
+
+
+class AnonymousTest(absltest.TestCase):
+
+  def test_writing_to_gcs_without_credentials_is_refused_at_once(self):
+    options = stores.StoreOptions("http://127.0.0.1:1", anonymous=True)
+    with stores.use_in_block(options), self.assertRaisesRegex(ConfigError, "only for reading"):
+      writing.write_file("gs://bucket/x", "text")
 
 
 if __name__ == "__main__":

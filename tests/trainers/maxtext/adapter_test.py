@@ -19,6 +19,7 @@ from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.trainers import lease
+from maxtext_olmo.trainers import lease_places
 from maxtext_olmo.trainers.maxtext import adapter
 from maxtext_olmo.trainers.maxtext import shapes
 from tests.trainers.maxtext import runs
@@ -156,7 +157,7 @@ class LedgerTest(parameterized.TestCase):
     checkpoints = directory / "run" / "checkpoints"
     checkpoints.mkdir(parents=True)
     other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere")
-    (checkpoints / lease.FILE_NAME).write_text(json.dumps(dataclasses.asdict(other)))
+    (checkpoints / lease_places.FILE_NAME).write_text(json.dumps(dataclasses.asdict(other)))
     module, folder = adapter.ENTRY_POINTS[entry_point]
     config = os.path.join(folder, "sft.yml" if folder else "base.yml")
     run = runs.start(directory, "steps=2", "per_device_batch_size=4", entry=module, config=config)
@@ -170,7 +171,7 @@ class LedgerTest(parameterized.TestCase):
     run = runs.start(directory, "steps=1000", "per_device_batch_size=4", pause=0.1)
     run.wait_until(lambda: len(run.steps()) > 1)
     other = dataclasses.replace(lease.Holder.this_process(), host="elsewhere", machine="another")
-    path = directory / "run" / "checkpoints" / lease.FILE_NAME
+    path = directory / "run" / "checkpoints" / lease_places.FILE_NAME
     path.write_text(json.dumps(dataclasses.asdict(other)))
     self.assertEqual(run.exit_codes(), [1])
     self.assertRegex(run.log(), r"ConfigError: .* now belongs to process \d+ on elsewhere")
@@ -388,7 +389,9 @@ class TasksTest(parameterized.TestCase):
     self.assertEqual(run.exit_codes(), [1])
     self.assertEmpty(run.loaded())
     self.assertIn("ConfigError: This is one of 2 tasks (SlurmCluster), but it is not", run.log())
-    self.assertFalse(os.path.exists(os.path.join(directory, "run", "checkpoints", lease.FILE_NAME)))
+    self.assertFalse(
+        os.path.exists(os.path.join(directory, "run", "checkpoints", lease_places.FILE_NAME))
+    )
 
 
 @runs.needs_maxtext
