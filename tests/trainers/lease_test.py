@@ -16,7 +16,9 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.trainers import lease as lease_lib
+from maxtext_olmo.trainers import lease_places
 from tests import distributed
 
 STARTS_PROCESSES = True
@@ -25,6 +27,7 @@ STARTS_PROCESSES = True
 _HOLDER = """
 import sys
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.trainers import lease
 try:
   held = lease.Lease(sys.argv[1])
@@ -46,7 +49,7 @@ class LeaseTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.dir = pathlib.Path(self.create_tempdir().full_path) / "checkpoints"
-    self.file = self.dir / lease_lib.FILE_NAME
+    self.file = self.dir / lease_places.FILE_NAME
 
   def start(self) -> subprocess.Popen[str]:
     process = subprocess.Popen(
@@ -143,7 +146,7 @@ class LeaseTest(parameterized.TestCase):
       lease.check()
     self.assertLen(logs.output, 1)
     self.assertRegex(
-        logs.output[0], r"belongs to process \d+ on elsewhere.*Waiting \d s for a sign"
+        logs.output[0], r"belongs to process \d+ on elsewhere.*Waiting \d s for a renewal"
     )
 
   def test_a_lease_from_elsewhere_that_is_renewed_meanwhile_refuses_another_run(self):
@@ -171,6 +174,21 @@ class LeaseTest(parameterized.TestCase):
       lease.check()
     lease.release()
     self.assertTrue(self.file.exists())
+
+  def test_a_lost_lease_is_not_taken_again_because_nothing_would_renew_it(self):
+    lease = lease_lib.Lease(self.dir, renew_seconds=0.01)
+    self.write_foreign_lease(pid=4711)
+    with self.assertRaisesRegex(errors.ConfigError, "now belongs to process 4711"):
+      while True:  # Until the thread that renews the lease has noticed, and ended.
+        time.sleep(0.01)
+        lease.require_held()
+    while any(thread.name == "olmo-lease" for thread in threading.enumerate()):
+      time.sleep(0.01)
+    self.file.unlink()  # The other run ends.
+    with self.assertRaisesRegex(errors.ConfigError, "now belongs to process 4711"):
+      lease.check()
+    lease.release()
+    self.assertFalse(self.file.exists())
 
   def test_between_saves_only_a_takeover_counts_and_not_a_storage_that_fails(self):
     with lease_lib.Lease(self.dir) as lease:
@@ -215,10 +233,27 @@ class LeaseTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 75, done.stderr)
     self.assertEqual(os.listdir(self.dir), [])
 
-  def test_a_url_has_no_lease_and_a_warning_says_what_is_not_prevented(self):
-    with self.assertLogs(level="WARNING") as logs, lease_lib.Lease("gs://bucket/run") as lease:
-      lease.check()
-    self.assertIn("there is no lease: nothing prevents a second run from writing", logs.output[0])
+  def test_a_bucket_that_does_not_answer_is_an_error_that_a_restart_may_fix(self):
+    options = stores.StoreOptions("http://127.0.0.1:1", anonymous=True, first_patience=0.1)
+    with self.assertRaisesRegex(errors.ConfigError, "cannot be written to.*be reached") as caught:
+      lease_lib.Lease("s3://bucket/run", options=options)
+    self.assertTrue(errors.is_transient(caught.exception))
+
+  def test_a_bucket_without_obstore_has_no_lease_and_a_warning_says_what_follows(self):
+    code = (
+        "import sys\n"
+        "sys.modules['obstore'] = None\n"
+        "from maxtext_olmo.trainers import lease\n"
+        "with lease.Lease('gs://bucket/run') as held:\n"
+        "  held.check()\n"
+    )
+    done = distributed.run_python(code)
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertRegex(
+        done.stderr,
+        r"There is no lease for checkpoint_dir=gs://bucket/run \(.*obstore.*\): nothing prevents a"
+        " second run from writing there",
+    )
 
   @parameterized.named_parameters(
       ("nonsense", "nonsense"), ("list", "[1]"), ("deep", "[" * 100_000), ("empty", "")
