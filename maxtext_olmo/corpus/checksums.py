@@ -63,13 +63,13 @@ def join_pieces(digests: Iterable[str]) -> str:
 
 
 def split_pieces(sums: str) -> list[str]:
-  """Returns the xxh3 sums (hex) of pieces that an index records as one text."""
+  """Returns the xxh3 sums (hex) of pieces from one text, as `PieceSums` and an index have them."""
   width = 2 * xxhash.xxh3_128().digest_size
   return [sums[i : i + width] for i in range(0, len(sums), width)]
 
 
-class _PiecesHash:
-  """Computes the checksum of pieces from the bytes of a file, in order."""
+class PieceSums:
+  """Computes the xxh3 sums of consecutive pieces of `size` bytes; the last may be shorter."""
 
   def __init__(self, size: int):
     self._size = size
@@ -78,6 +78,7 @@ class _PiecesHash:
     self._held = 0  # Number of bytes of the current piece.
 
   def update(self, data: Any) -> None:
+    """Adds the next bytes."""
     view = memoryview(data).cast("B")
     while len(view):
       some = view[: self._size - self._held]
@@ -89,5 +90,12 @@ class _PiecesHash:
         self._current, self._held = xxhash.xxh3_128(), 0
 
   def hexdigest(self) -> str:
-    last = [self._current.hexdigest()] if self._held else []
-    return join_pieces([*self._digests, *last])
+    """Returns the sums of the pieces, one after another."""
+    return "".join([*self._digests, self._current.hexdigest() if self._held else ""])
+
+
+class _PiecesHash(PieceSums):
+  """Computes the checksum of a file from the sums of its pieces."""
+
+  def hexdigest(self) -> str:
+    return join_pieces(split_pieces(super().hexdigest()))

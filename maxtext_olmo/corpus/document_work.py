@@ -40,12 +40,10 @@ class BoundaryFile:
   Attributes:
     source: The token file.
     path: Path of the boundary file.
-    reads_tokens: Whether the tokens are read too, to hash them.
   """
 
   source: SourceFile
   path: str
-  reads_tokens: bool
 
   def __str__(self) -> str:
     return self.path
@@ -68,7 +66,7 @@ class BoundaryFile:
   @property
   def inputs(self) -> tuple[str, ...]:
     """Paths of the files that the result depends on."""
-    return (self.path, self.source.path) if self.reads_tokens else (self.path,)
+    return (self.path, self.source.path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +86,9 @@ class DocumentWork(run.Work):
 
   def __call__(self, item: Piece | BoundaryFile) -> dict[str, Any]:
     """Returns `ends` of a piece, or `spans` and names of a file, and `hashes` if asked for."""
+    reading.expect(self.files, item.source)
     if isinstance(item, BoundaryFile):
       return self._of_boundaries(item)
-    reading.expect(self.files, item)
     if self.hashes:
       return self._ends_and_hashes(item)
     scan = TokenScan(item.source.token_dtype, self.eos_id)

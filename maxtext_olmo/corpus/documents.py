@@ -244,7 +244,7 @@ def find_documents(
     source = sources[i]
     boundary = boundaries.boundary_path(source.path)
     if rule != "eos" and work.files.exists(boundary):
-      return [BoundaryFile(source, boundary, reads_tokens=hashes)]
+      return [BoundaryFile(source, boundary)]
     if rule == "csv":
       raise CorpusError(f"{source.path} has no boundary file; expected {boundary}.")
     return pieces_lib.cut(source, piece_bytes)

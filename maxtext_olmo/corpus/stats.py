@@ -45,7 +45,7 @@ class StatsWork(run.Work):
   def __call__(self, item: pieces_lib.Piece) -> dict[str, Any]:
     """Returns the counts of a piece."""
     counts = TokenCounts(item.source.token_dtype, self.eos_id)
-    reading.expect(self.files, item)
+    reading.expect(self.files, item.source)
     counts.read(self.files, item.source.path, item.start, item.end)
     found = {"ids": counts.ids, "outside": counts.outside}
     if self.eos_id is not None:

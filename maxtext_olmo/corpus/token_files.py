@@ -23,12 +23,14 @@ class TokenFiles:
     data_offsets: Byte offset of the first token of each file (int64).
     dtype: Dtype of the tokens.
     storage: Storage that holds the files.
+    expected_sizes: Sizes in bytes (int64) that the index recorded; None without an index.
   """
 
   paths: tuple[str, ...]
   data_offsets: np.ndarray
   dtype: np.dtype
   storage: Storage
+  expected_sizes: np.ndarray | None = None
 
   @classmethod
   def of_index(
@@ -66,7 +68,20 @@ class TokenFiles:
         data_offsets=np.array([entry.data_offset for entry in index.files], np.int64),
         dtype=index.token_dtype,
         storage=narrowed(storage, paths),
+        expected_sizes=np.array(
+            [index.expected_size(i) for i in range(len(index.files))], np.int64
+        ),
     )
+
+  def size(self, source: int) -> int:
+    """Returns the size of a file in bytes; sends no request for an object of an index.
+
+    Every read of such an object checks that it has the size in the index.
+    """
+    path = self.paths[source]
+    if self.expected_sizes is not None and paths_lib.is_url(path):
+      return int(self.expected_sizes[source])
+    return self.storage.size(path)
 
   def byte_range(self, source: int, first: int, count: int) -> tuple[int, int]:
     """Returns the byte bounds [start, end) of a token range of a file."""

@@ -1,7 +1,7 @@
 """Runs those checks of `verify` that read a file, on one piece of the file at a time.
 
-The check of the first piece also covers what concerns the whole file: its size, the offset of its
-tokens and their dtype.
+The check of every piece compares the size and ETag of the whole file. That of the first piece also
+covers the offset of the tokens and their dtype.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from maxtext_olmo.corpus import checksums
 from maxtext_olmo.corpus import dtype_guess
 from maxtext_olmo.corpus import scan
-from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.document_lengths import DocumentLengths
 from maxtext_olmo.corpus.token_scan import TokenScan
 from maxtext_olmo.corpus.work import identity
@@ -47,8 +46,8 @@ class VerifyWork(run.Work):
     """Returns the pieces of a file that are checked one by one."""
     algorithm = (source.checksum or "").partition(":")[0]
     if algorithm:
-      size = checksums.piece_bytes(algorithm)
-      if size is not None and source.data_offset % source.token_dtype.itemsize == 0:
+      size, width = checksums.piece_bytes(algorithm), source.token_dtype.itemsize
+      if size is not None and source.data_offset % width == 0 and size % width == 0:
         return cut(source, size)
     elif self._reads_tokens:
       return cut(source, piece_bytes)
@@ -70,7 +69,7 @@ class VerifyWork(run.Work):
     broken = self._difference(item)
     if broken is not None:
       return {"broken": broken}
-    reading.expect(self.files, item)
+    reading.expect(self.files, item.source)
     if self._reads_tokens or item.source.checksum is not None:
       return {"broken": None, **self._read(item)}
     return {"broken": None, "bad": 0}
@@ -78,18 +77,14 @@ class VerifyWork(run.Work):
   def _difference(self, item: Piece) -> str | None:
     """Returns how a file differs from the index, apart from its tokens."""
     source, path = item.source, item.source.path
-    size = self.files.size(path)
+    size, etag = identity.size_and_etag(self.files, path)
     if size != source.size:
       return f"expected {source.size} bytes, found {size}"
+    expected = source.etag
+    if etag is not None and expected is not None and etag.strip('"') != expected.strip('"'):
+      return f"the store's ETag is {etag}, but the index says {expected}: the object was replaced"
     if not item.is_first:
       return None
-    if source.etag is not None and urls.is_url(path):
-      found = identity.object_tag(self.files, path)
-      if found is not None and found.strip('"') != source.etag.strip('"'):
-        return (
-            f"the store's ETag is {found}, but the index says {source.etag}: the object was"
-            " replaced"
-        )
     offset = scan.scan_file(path, source.token_dtype, self.files).data_offset
     if offset != source.data_offset:
       return f"the tokens begin at byte {offset}, but the index says {source.data_offset}"
@@ -146,12 +141,15 @@ class VerifyWork(run.Work):
 
 
 def _new_hash(piece: Piece) -> checksums.Hash | None:
-  """Returns the hash for a piece: of the whole file, or of one piece, to be joined with others."""
+  """Returns the hash for a piece: of the whole file, or sums to be joined with those of others."""
   algorithm = (piece.source.checksum or "").partition(":")[0]
   if not algorithm:
     return None
-  whole = piece.is_first and piece.is_last
-  return checksums.new_hash(algorithm if whole else "xxh3")
+  size = checksums.piece_bytes(algorithm)
+  if size is None or (piece.is_first and piece.is_last):
+    return checksums.new_hash(algorithm)
+  # A header may fill more than one piece, and an incomplete token may follow the last one.
+  return checksums.PieceSums(size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +181,10 @@ def join_pieces(source: SourceFile, results: Sequence[dict[str, Any]]) -> FileCh
   if broken is not None:
     return FileCheck(source, broken)
   firsts = [found["first_bad"] for found in results if found.get("first_bad") is not None]
-  digest, sums = results[0].get("digest"), ()
+  digest = results[0].get("digest")
+  sums: list[str] = []
   if digest is not None and len(results) > 1:
-    sums = tuple(found["digest"] for found in results)
+    sums = checksums.split_pieces("".join(found["digest"] for found in results))
     digest = checksums.join_pieces(sums)
   lengths = None
   if source.n_tokens and "bins" in results[0]:
@@ -197,6 +196,6 @@ def join_pieces(source: SourceFile, results: Sequence[dict[str, Any]]) -> FileCh
       bad=sum(found["bad"] for found in results),
       first_bad=tuple(firsts[0]) if firsts else None,
       digest=digest,
-      piece_sums=sums,
+      piece_sums=tuple(sums),
       lengths=lengths,
   )

@@ -66,7 +66,7 @@ class FindWork(run_lib.Work):
   """
 
   name: ClassVar[str] = "find"
-  version: ClassVar[int] = 1
+  version: ClassVar[int] = 2
 
   text: str
   queries: tuple[tuple[tuple[int, ...], int], ...]
@@ -115,7 +115,7 @@ class FindWork(run_lib.Work):
       return
     source, overlap = piece.source, max(len(query.tokens) for query in queries) - 1
     width = source.token_dtype.itemsize
-    reading.expect(self.files, piece)
+    reading.expect(self.files, source)
     last = source.data_offset + source.n_tokens * width
     end = min(piece.end + overlap * width, last)
     tail, place, left = np.zeros(0, source.token_dtype), piece.first, piece.weight
@@ -258,6 +258,9 @@ def _queries(text: str, tokenizer: Any) -> list[_Query]:
   for ids in tokenizer.encode([text, " " + text]):
     ends = 2 if len(ids) >= 6 else 1 if len(ids) >= 4 else 0
     tokens = tuple(ids[ends : len(ids) - ends].tolist())
+    # The leading space may be a token of its own, which is not part of the text.
+    while len(tokens) > 1 and text in tokenizer.decode(np.array(tokens[1:])):
+      tokens = tokens[1:]
     if tokens:
       found.setdefault(tokens, _Query(tokens, ends))
   return list(found.values())
@@ -284,20 +287,34 @@ def _verified(
     place: int,
     query: _Query,
 ) -> TokenRange | None:
-  """Returns the shortest token range around a hit that contains the text; None if none does."""
+  """Returns the shortest token range that contains a hit and the text around it.
+
+  Returns None if the text is not there, or is there without the tokens of the hit.
+  """
   around = query.open + (0 if isinstance(tokenizer, tokenizer_lib.ByteTokenizer) else _MARGIN)
   first = max(0, place - around)
   end = min(source.n_tokens, place + len(query.tokens) + around)
   span = pieces_lib.Piece(source, first, end - first)
   data = storage.read(source.path, span.start, span.weight)
   tokens = np.frombuffer(data, source.token_dtype)
-  low, high = 0, len(tokens)
-  if text not in tokenizer.decode(tokens):
+
+  def contains(low: int, high: int) -> bool:
+    return text in tokenizer.decode(tokens[low:high])
+
+  high = len(tokens)
+  if not contains(0, high):
     return None
-  while low + 1 < high and text in tokenizer.decode(tokens[low + 1 : high]):
-    low += 1
-  while low < high - 1 and text in tokenizer.decode(tokens[low : high - 1]):
-    high -= 1
+  # The text may occur several times around the hit, so the range must contain the query's tokens.
+  start, stop = place - first, place - first + len(query.tokens)
+  ranges = []
+  for low in range(start, -1, -1):
+    if contains(low, high):
+      while high > stop and contains(low, high - 1):
+        high -= 1
+      ranges.append((low, high))
+  low, high = min(ranges, key=lambda bounds: bounds[1] - bounds[0])
+  if contains(start + 1, high) or contains(low, stop - 1):
+    return None  # The text is next to the query's tokens, and other tokens lead to it.
   return TokenRange(source.id, first + low, high - low)
 
 

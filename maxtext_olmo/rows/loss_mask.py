@@ -8,10 +8,12 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus import paths as paths_lib
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import token_files
 from maxtext_olmo.rows import buffers
@@ -31,6 +33,7 @@ class MaskReader:
     files: Token files.
     reader: Reader of the mask files.
     pool: Pool of buffers.
+    sizes: Sizes of mask files that the storage has found, by path.
 
   Attributes:
     reader: Reader of the mask files.
@@ -41,10 +44,12 @@ class MaskReader:
       files: token_files.TokenFiles,
       reader: reader_lib.FileReader,
       pool: buffers.BufferPool,
+      sizes: Mapping[str, int] | None = None,
   ):
     self._files = files
     self.reader = reader
     self._pool = pool
+    self._sizes = {} if sizes is None else sizes
     self._checked: frozenset[int] = frozenset()
 
   @classmethod
@@ -56,13 +61,14 @@ class MaskReader:
       return None
     if not isinstance(reader, reader_lib.FileReader):
       raise errors.ConfigError("Loss masks need rows that are read from token files.")
-    files, masks = len(reader.files.paths), len(source.mask_paths)
-    if masks != files:
+    files, count = len(reader.files.paths), len(source.mask_paths)
+    if count != files:
       raise errors.ConfigError(
-          f"The row source has {masks} mask files for {files} token files; each token file needs"
+          f"The row source has {count} mask files for {files} token files; each token file needs"
           " one."
       )
-    return cls(reader.files, reader_lib.mask_reader(reader.files, source.mask_paths), pool)
+    masks = reader_lib.mask_reader(reader.files, source.mask_paths)
+    return cls(reader.files, masks, pool, reader.mask_sizes)
 
   def read(
       self, parts: parts_lib.Parts, shape: tuple[int, int], masks: np.ndarray | None = None
@@ -92,8 +98,8 @@ class MaskReader:
   def _check_size(self, source: int) -> None:
     """Raises CorpusError unless a mask has one byte for each token of its token file."""
     files, path = self._files, self.reader.files.paths[source]
-    size = files.storage.size(files.paths[source]) - int(files.data_offsets[source])
-    expected, found = size // files.dtype.itemsize, files.storage.size(path)
+    expected = (files.size(source) - int(files.data_offsets[source])) // files.dtype.itemsize
+    found = self._sizes[path] if path in self._sizes else files.storage.size(path)
     if found != expected:
       raise errors.CorpusError(
           f"The loss mask {path} has {found} bytes, expected {expected}: one for each token of"
@@ -102,11 +108,16 @@ class MaskReader:
 
 
 def digest(source: row_source.RowSource, reader: reader_lib.Reader) -> str:
-  """Returns a digest of the names and sizes of a source's mask files; empty without masks."""
+  """Returns a digest of the names and sizes of a source's mask files; empty without masks.
+
+  The reader keeps the sizes of objects in stores, so that they are not requested again. From then
+  on, a replaced object is an error.
+  """
   if source.mask_paths is None or not isinstance(reader, reader_lib.FileReader):
     return ""
   paths, storage = source.mask_paths, reader.files.storage
   found, problems = scan.map_files(lambda i: storage.size(paths[i]), len(paths), workers=None)
   sizes = scan.all_or_error(found, problems, "Loss masks cannot be read")
+  reader.mask_sizes.update((path, n) for path, n in zip(paths, sizes) if paths_lib.is_url(path))
   lines = "".join(f"{os.path.basename(path)} {size}\n" for path, size in zip(paths, sizes))
   return hashlib.sha256(lines.encode()).hexdigest()[:16]

@@ -16,8 +16,8 @@ import numpy as np
 from maxtext_olmo.corpus import boundaries
 from maxtext_olmo.corpus import document_spans
 from maxtext_olmo.corpus import token_files
-from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.work import pieces as pieces_lib
+from maxtext_olmo.corpus.work import reading
 from maxtext_olmo.corpus.work import run
 from maxtext_olmo.rows import packed_cache
 from maxtext_olmo.rows import packed_group
@@ -76,7 +76,7 @@ class Group:
   def inputs(self) -> tuple[str, ...]:
     """Paths of the files that the packing depends on."""
     paths = [source.path for source in self.sources]
-    return tuple(map(boundaries.boundary_path, paths) if self.reads_boundaries else paths)
+    return (*map(boundaries.boundary_path, paths if self.reads_boundaries else ()), *paths)
 
 
 def groups_of(sources: Sequence[pieces_lib.SourceFile], rule: PackingRule) -> list[Group]:
@@ -122,8 +122,7 @@ class PackWork(run.Work):
     """Returns `bounds`, where the parts of each row begin, and `parts`, as bytes of `PART`."""
     rule, sources = self.rule, item.sources
     for source in sources:
-      if urls.is_url(source.path):
-        self.files.expect(source.path, source.size, source.etag)
+      reading.expect(self.files, source)
     files = token_files.TokenFiles(
         tuple(source.path for source in sources),
         np.array([source.data_offset for source in sources], np.int64),

@@ -2,7 +2,7 @@
 
 Reads from the page cache take microseconds, and the thread that makes a batch does these reads
 itself. If reads take milliseconds, throughput grows with the number of reads in flight. The parts
-of coming steps are known, so their reads are started too:
+of upcoming steps are known, so their reads are started too:
 
     step 7 is being made      in flight: parts of steps 7, 8, 9, 10, in this order
 
@@ -47,7 +47,7 @@ def max_steps_ahead(batch_bytes: int) -> int:
   """Returns how many steps may be in memory ahead of the trainer, if reads are slow.
 
   Args:
-    batch_bytes: The size of this host's tokens of a step.
+    batch_bytes: The size of the tokens that this host reads per step.
   """
   return min(_MAX_STEPS_AHEAD, _MAX_BYTES_AHEAD // max(1, batch_bytes))
 
@@ -76,7 +76,7 @@ class PendingBatch(NamedTuple):
 
 
 class ReadAhead:
-  """Reads the parts of steps, and reads coming steps in advance; thread-safe.
+  """Reads the parts of steps, and reads upcoming steps in advance; thread-safe.
 
   Args:
     reader: Reader of the parts.
@@ -84,7 +84,7 @@ class ReadAhead:
       end.
 
   Attributes:
-    holds_batches: Whether coming batches may be in memory; `close` frees them.
+    holds_batches: Whether upcoming batches may be in memory; `close` frees them.
     frontier: The last step whose reads have been started; -1 before the first.
   """
 
@@ -105,7 +105,7 @@ class ReadAhead:
     self.frontier = -1
 
   def take(self, step: int) -> np.ndarray:
-    """Returns the array of a step once it has been read; starts the reads of coming steps."""
+    """Returns the array of a step once it has been read; starts reading later steps."""
     with self._lock:
       self.holds_batches = True
       self._recent.append(step)

@@ -90,10 +90,15 @@ class FileReader:
 
   Args:
     files: The files.
+
+  Attributes:
+    files: The files.
+    mask_sizes: Sizes of the loss masks in object stores, by URL, once they are known.
   """
 
   def __init__(self, files: token_files.TokenFiles):
     self.files = files
+    self.mask_sizes: dict[str, int] = {}
 
   @property
   def dtype(self) -> np.dtype:

@@ -211,6 +211,10 @@ class InspectTest(absltest.TestCase):
       self.assertIn(message, self.inspect(_run.checkpoints, *argv, code=2))
     self.assertIn("does not exist", self.inspect("/nowhere", code=2))
 
+  def test_an_index_in_place_of_a_run_is_an_error_that_says_so(self):
+    text = self.inspect(_run.index_path, "--find", "a", code=2)
+    self.assertIn("is an index, but this command needs a run", text)
+
 
 if __name__ == "__main__":
   absltest.main()

@@ -4,6 +4,9 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 
 import numpy as np
 from absl.testing import absltest
@@ -11,6 +14,9 @@ from absl.testing import absltest
 import maxtext_olmo
 from tests import corpora
 from tests.cli import runner
+from tests.corpus.work import sample_work
+
+STARTS_PROCESSES = True
 
 
 class StatsTest(absltest.TestCase):
@@ -64,12 +70,48 @@ class StatsTest(absltest.TestCase):
     self.assertEqual(merged, self.run_json())
     self.assertFalse(os.path.exists(f"{self.path}.work"))
 
+  def test_two_commands_at_the_same_time_print_the_same(self):
+    index = sample_work.write_corpus(self.folder, sizes=[50] * 1000)
+    results = pathlib.Path(self.folder, "results")
+    command = (
+        *(sys.executable, "-m", "maxtext_olmo", "stats", f"{self.folder}/index.json"),
+        *("--eos-id", "0", "--json", "--workers", "1", "--results", str(results)),
+    )
+    # The first command is stopped in the middle of the work, and the second removes its results.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as first:
+      try:
+        sample_work.wait_for(lambda: list(results.glob("*/*.ok")), "the first result")
+        first.send_signal(signal.SIGSTOP)
+        second = subprocess.run(command, capture_output=True, check=False)
+        self.assertEqual(second.returncode, 0, second.stderr)
+        self.assertEmpty(list(results.iterdir()))
+        first.send_signal(signal.SIGCONT)
+        out, err = first.communicate()
+      finally:
+        first.kill()
+    self.assertEqual(first.returncode, 0, err)
+    self.assertEqual(out, second.stdout)
+    self.assertEqual(json.loads(out)["all"]["tokens"], index.total_tokens)
+
   def test_a_merge_without_parts_says_what_is_missing(self):
     code, _, err = runner.run(
         "stats", self.path, "--eos-id", "0", "--merge", "--results", f"{self.folder}/none"
     )
     self.assertEqual(code, 2)
     self.assertIn("4 of 4 pieces have no result yet", err)
+
+  def test_a_file_that_has_grown_fails_its_pieces_and_is_named(self):
+    path = maxtext_olmo.load_index(self.path).resolve(1)
+    size = os.path.getsize(path)
+    os.truncate(path, 2 * size)
+    message = f"{path}: expected {size} bytes, found {2 * size}"
+    command = ("stats", self.path, "--eos-id", "0", "--results", f"{self.folder}/results")
+    code, out, _ = runner.run(*command, "--part", "1", "--of", "2")
+    self.assertEqual(code, 2)
+    self.assertIn(f"failed: {message}", out)
+    code, out, err = runner.run(*command)
+    self.assertEqual((code, out), (2, ""))
+    self.assertIn(message, err)
 
   def test_a_page_is_written(self):
     page = pathlib.Path(self.folder, "stats.html")

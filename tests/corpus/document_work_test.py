@@ -72,13 +72,29 @@ class DocumentWorkTest(parameterized.TestCase):
     with gzip.open(boundary, "wt") as file:
       file.write("0,3,first,x.jsonl,1\n3,4,second,x.jsonl,2\n")
     (source,) = pieces.source_files(index)
-    item = document_work.BoundaryFile(source, boundary, reads_tokens=True)
+    item = document_work.BoundaryFile(source, boundary)
     self.assertEqual(pickle.loads(pickle.dumps(item)), item)
     found = document_work.DocumentWork(0, True)(item)
     self.assertEqual(found["spans"].tolist(), [[0, 3], [3, 1]])
     self.assertEqual(found["name_text"].tobytes(), b"firstsecond")
     self.assertEqual((found["named"], found["sources_found"]), (2, 1))
     self.assertLen(found["hashes"], 4)
+
+  @parameterized.parameters(False, True)
+  def test_a_token_file_that_has_grown_fails_and_succeeds_once_it_is_restored(self, has_boundaries):
+    directory = self.create_tempdir().full_path
+    index = _write(directory, [[5, 6, 0, 7]])
+    if has_boundaries:
+      boundary = pathlib.Path(directory, "part-0.csv.gz")
+      boundary.write_bytes(gzip.compress(b"0,3\n3,4\n"))
+    path = pathlib.Path(directory, "part-0.npy")
+    tokens = path.read_bytes()
+    path.write_bytes(tokens + b"\0\0")
+    options = WorkOptions(results=os.path.join(directory, "results"))
+    (failure,) = documents_lib.find_documents(index, 0, options).failures
+    self.assertRegex(failure.reason, "part-0.npy: expected 8 bytes, found 10.* restore it")
+    path.write_bytes(tokens)
+    self.assertEmpty(documents_lib.find_documents(index, 0, options).failures)
 
 
 if __name__ == "__main__":

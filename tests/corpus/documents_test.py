@@ -45,10 +45,8 @@ def _spans(documents):
 
 class StoreTest(absltest.TestCase):
 
-  def test_a_document_index_is_built_from_a_store_and_written_to_it(self):
-    folder = self.create_tempdir().full_path
-    local = _write(folder, [[5, 6, 0, 7, 0, 0, 8, 9], [3], [0]])
-    expected = documents_lib.build_documents(local, os.path.join(folder, "documents"), 0)
+  def serve(self, folder):
+    """Returns a server of the files that `_write` wrote, and an index of what it serves."""
     data = pathlib.Path(folder, "data")
     server = self.enter_context(
         object_server.ObjectServer({f"b/{path.name}": path.read_bytes() for path in data.iterdir()})
@@ -56,12 +54,19 @@ class StoreTest(absltest.TestCase):
     self.addCleanup(stores.use_by_default, stores.StoreOptions())
     stores.use_by_default(stores.StoreOptions(server.url, "here", anonymous=True))
     index = index_lib.build_index(
-        [(path.name, "a") for path in sorted(data.iterdir())],
+        [(path.name, "a") for path in sorted(data.glob("*.npy"))],
         4,
         tokenizer="t",
         dtype="uint16",
         base="s3://b",
     )
+    return server, index
+
+  def test_a_document_index_is_built_from_a_store_and_written_to_it(self):
+    folder = self.create_tempdir().full_path
+    local = _write(folder, [[5, 6, 0, 7, 0, 0, 8, 9], [3], [0]])
+    expected = documents_lib.build_documents(local, os.path.join(folder, "documents"), 0)
+    server, index = self.serve(folder)
     built = documents_lib.build_documents(index, "s3://b/index.documents", 0, hashes=True)
     self.assertEqual(_spans(built), _spans(expected))
     self.assertIn("b/index.documents", server.objects)
@@ -70,6 +75,33 @@ class StoreTest(absltest.TestCase):
     # The corpus is the same wherever it is, so either document index belongs to both.
     served = self.create_tempfile("served", server.objects["b/index.documents"]).full_path
     self.assertEqual(_spans(documents_lib.load_documents(served, local, 0)), _spans(expected))
+
+  def test_documents_of_a_replaced_object_are_not_indexed(self):
+    folder = self.create_tempdir().full_path
+    _write(folder, [[5, 6, 0, 7, 0, 0, 8, 9], [3], [0]])
+    server, index = self.serve(folder)
+    first, *_ = sorted(server.objects)
+    server.objects[first] = np.array([5, 0, 6, 7, 8, 9, 1, 0], "uint16").tobytes()
+    path = os.path.join(folder, "documents")
+    with self.assertRaisesRegex(errors.CorpusError, f"s3://{first}.*was replaced"):
+      documents_lib.build_documents(index, path, 0)
+    self.assertFalse(os.path.exists(path))
+
+  def test_boundary_files_are_read_from_a_store(self):
+    folder = self.create_tempdir().full_path
+    local = _write(folder, [[5, 6, 1, 7, 1, 1, 8, 9]])
+    lines = "0,3,id-0,src,0\n3,8,id-1,src,1\n"
+    pathlib.Path(folder, "data", "part-0.csv.gz").write_bytes(gzip.compress(lines.encode()))
+    path, options = os.path.join(folder, "documents"), {"rule": "csv", "hashes": True}
+    expected = documents_lib.build_documents(local, path, 0, **options)
+    self.assertEqual(_spans(expected), [(0, 0, 3), (0, 3, 5)])
+    server, index = self.serve(folder)
+    built = documents_lib.build_documents(index, f"{path}-of-store", 0, **options)
+    self.assertEqual(_spans(built), _spans(expected))
+    self.assertEqual(built.describe(np.arange(2)), expected.describe(np.arange(2)))
+    server.objects["b/part-0.npy"] = server.objects["b/part-0.npy"][::-1]
+    with self.assertRaisesRegex(errors.CorpusError, "s3://b/part-0.npy.*was replaced"):
+      documents_lib.build_documents(index, f"{path}-of-replaced", 0, **options)
 
 
 class DocumentIndexTest(parameterized.TestCase):
@@ -321,7 +353,7 @@ class DocumentIndexTest(parameterized.TestCase):
   def test_a_truncated_file_is_an_error_and_leaves_no_files(self):
     index = _write(self.directory, [[1, 2, 0, 4]])
     np.array([1, 2], np.uint16).tofile(os.path.join(self.directory, "data", "part-0.npy"))
-    with self.assertRaisesRegex(errors.CorpusError, "part-0.npy is too short"):
+    with self.assertRaisesRegex(errors.CorpusError, "part-0.npy: expected 8 bytes, found 4"):
       documents_lib.build_documents(index, self.path, 0)
     self.assertCountEqual(os.listdir(self.directory), ["data", "index.json"])
 

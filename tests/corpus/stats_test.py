@@ -10,8 +10,11 @@ from absl.testing import parameterized
 import maxtext_olmo
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import stats as stats_lib
+from maxtext_olmo.corpus.storage import remote
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.corpus.work import options as options_lib
 from tests import corpora
+from tests import object_server
 
 _EOS = 0
 
@@ -49,6 +52,32 @@ class StatsTest(parameterized.TestCase):
       shares = np.unique(tokens, return_counts=True)[1] / len(tokens)
       self.assertAlmostEqual(stats.bits, -(shares * np.log2(shares)).sum())
 
+  def test_tokens_of_a_replaced_object_are_not_counted(self):
+    files = [(f"b/{i}.npy", pathlib.Path(self.index.resolve(i)).read_bytes()) for i in (0, 1)]
+    server = self.enter_context(object_server.ObjectServer(dict(files)))
+    self.index = maxtext_olmo.build_index(
+        [(f"{server.url}/{name}", "l") for name, _ in files], 8, tokenizer="t", dtype="uint16"
+    )
+    self.assertEqual(self.stats()[0].tokens, 333 + 150)
+    server.objects["b/1.npy"] = files[1][1][::-1]
+    with self.assertRaisesRegex(errors.CorpusError, r"1\.npy.*was replaced"):
+      self.stats()
+
+  def test_a_silent_store_stops_the_work_and_the_next_run_does_what_is_missing(self):
+    files = [(f"b/{i}.npy", pathlib.Path(self.index.resolve(i)).read_bytes()) for i in (0, 1)]
+    server = self.enter_context(object_server.ObjectServer(dict(files)))
+    self.index = maxtext_olmo.build_index(
+        [(f"{server.url}/{name}", "l") for name, _ in files], 8, tokenizer="t", dtype="uint16"
+    )
+    options = options_lib.WorkOptions(results=f"{self.folder}/results", workers=1)
+    storage = remote.RemoteStorage(stores.StoreOptions(patience=0.2, first_patience=0.2))
+    # Sizes and ETags are still answered, so that the work begins.
+    server.faults = lambda number, path: "503" if server.requests[-1][0] == "GET" else ""
+    with self.assertRaisesRegex(errors.StoreUnavailableError, "HTTP 503.*0 of 16 pieces are done"):
+      self.stats(options, storage=storage)
+    server.faults = lambda number, path: ""
+    self.assertEqual(self.stats(options)[0].tokens, 333 + 150)
+
   @parameterized.parameters(8, 64, 1 << 20)
   def test_statistics_do_not_depend_on_the_size_of_pieces(self, piece_bytes):
     self.check(self.stats(piece_bytes=piece_bytes))
@@ -73,6 +102,14 @@ class StatsTest(parameterized.TestCase):
   def test_a_missing_file_is_named(self):
     pathlib.Path(self.index.resolve(3)).unlink()
     with self.assertRaisesRegex(errors.MissingFileError, "(?s)cannot be counted.*part-003"):
+      self.stats()
+
+  def test_a_file_that_has_grown_is_named(self):
+    with open(self.index.resolve(3), "ab") as file:
+      file.write(b"\0\0")
+    with self.assertRaisesRegex(
+        errors.CorpusError, r"(?s)cannot be counted.*part-003\S* expected 1028 bytes, found 1030"
+    ):
       self.stats()
 
   def test_without_an_eos_there_are_no_documents(self):

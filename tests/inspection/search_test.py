@@ -4,7 +4,9 @@ import pathlib
 import pickle
 
 import numpy as np
+import tokenizers
 from absl.testing import absltest
+from absl.testing import parameterized
 
 from maxtext_olmo import errors
 from maxtext_olmo.corpus import index_builder as index_lib
@@ -38,7 +40,24 @@ class PairTokenizer:
     return "".join(chr(char) for pair in pairs for char in pair if char)
 
 
-class SearchTest(absltest.TestCase):
+def word_tokenizer(path: pathlib.Path) -> tokenizer_lib.HuggingFaceTokenizer:
+  """Trains a byte-level tokenizer in which each of a few words is a token, with its space."""
+  made = tokenizers.Tokenizer(tokenizers.models.BPE())
+  made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.decoder = tokenizers.decoders.ByteLevel()
+  alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+  trainer = tokenizers.trainers.BpeTrainer(
+      vocab_size=1000,
+      special_tokens=["<|endoftext|>"],
+      initial_alphabet=alphabet,
+      show_progress=False,
+  )
+  made.train_from_iterator(["cat cat on on mat mat the the"] * 3, trainer)
+  made.save(str(path))
+  return tokenizer_lib.HuggingFaceTokenizer(path)
+
+
+class SearchTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -102,6 +121,14 @@ class SearchTest(absltest.TestCase):
     with self.assertRaisesRegex(errors.CorpusError, "cannot be searched: 1 of 1 pieces have no"):
       search.hits_of(outcome)
 
+  def test_a_file_that_has_grown_is_an_error_that_names_it(self):
+    index, files = self.corpus(["abab"])
+    with open(files.paths[0], "ab") as file:
+      file.write(b"\0\0")
+    outcome = search.find_in_pieces("ab", tokenizer_lib.ByteTokenizer(), index, files)
+    with self.assertRaisesRegex(errors.CorpusError, "a.npy: expected 10 bytes, found 12"):
+      search.hits_of(outcome)
+
   def test_text_is_found_where_its_edges_are_tokenized_differently(self):
     tokenizer = PairTokenizer()
     text = "a harbour seal swims here"
@@ -115,6 +142,40 @@ class SearchTest(absltest.TestCase):
       found = tokenizer.decode(np.concatenate(ids)[hit.first : hit.first + hit.count])
       self.assertIn(part, found)
       self.assertLessEqual(len(found), len(part) + 2)
+
+  @parameterized.parameters(
+      "cat",
+      "7",  # A space before it is a token of its own.
+      "cat on",
+      "on cat on",
+      "cat on mat on cat",  # Occurrences overlap, here and below.
+      "on on on on",
+      "cat on cat on cat on cat",
+      "n on mat on o",
+  )
+  def test_occurrences_next_to_each_other_are_all_found(self, text):
+    tokenizer = word_tokenizer(self.directory / "tokenizer.json")
+    near = [
+        "the cat on cat the",
+        "on mat on mat on cat on mat on cat on mat on cat",
+        "cat on mat on mat on cat on cat on cat on cat on cat",
+        "on on on on on on 7 on 7 7 on",
+    ]
+    words = np.random.default_rng(0).choice(["cat", "on", "on", "mat", "7"], 3000)
+    document = " ".join(["the", *near, *words, "the"])
+    (ids,) = tokenizer.encode([document])
+    ids.astype("<u2").tofile(self.directory / "a.npy")
+    index = index_lib.build_index(
+        [(str(self.directory / "a.npy"), "a")], 16, tokenizer="words", dtype="uint16"
+    )
+    files = token_files.TokenFiles.of_index(index)
+    ends = np.cumsum([len(tokenizer.decode(ids[i : i + 1])) for i in range(len(ids))])
+    starts = [i for i in range(len(document)) if document.startswith(text, i)]
+    firsts = np.searchsorted(ends, starts, side="right")
+    lasts = np.searchsorted(ends, np.add(starts, len(text) - 1), side="right")
+    expected = [search.TokenRange(0, a, b - a + 1) for a, b in zip(firsts, lasts)]
+    self.assertGreater(len(expected), 1)
+    self.assertEqual(self.find(text, tokenizer, index, files), expected)
 
   def test_only_some_files_are_scanned(self):
     path = small_run.write_texts(self.directory, {"a": ["seal"], "b": ["seal"]})

@@ -150,6 +150,38 @@ class BatchesTest(RemoteCase):
     asked = [path for _, path, _ in self.server.requests[before:] if ".npy" in path]
     self.assertEmpty(asked)
 
+  def test_no_packing_plan_is_made_from_a_replaced_object(self):
+    keys = {"olmo_order_cache_dir": self.create_tempdir().full_path}
+    name = f"bucket/olmo/{self.index.files[0].path}"
+    content = self.server.objects[name]
+    tokens = np.frombuffer(content, self.index.dtype).copy()
+    tokens[::3] = 0  # Other documents, in an object of the same size.
+    self.server.objects[name] = tokens.tobytes()
+    with self.assertRaisesRegex(CorpusError, f"s3://{name}.*was replaced"):
+      cases.take(self.make_remote("packed", **keys), 1)
+    # Once the object is restored, nothing is left of the other documents.
+    self.server.objects[name] = content
+    batches = cases.take(self.make_remote("packed", **keys), _STEPS)
+    self.assert_same(batches, cases.take(self.make("packed"), _STEPS))
+
+  @parameterized.parameters(0, 1)
+  def test_loss_masks_are_asked_for_once_and_token_files_never(self, workers):
+    masks = {f"bucket/masks/{i}": bytes(e.n_tokens) for i, e in enumerate(self.index.files)}
+    self.server.objects.update(masks)
+    keys = {"olmo_label_masks": tuple(f"s3://{name}" for name in masks)}
+    with workers_lib.started_quickly():
+      batches = cases.take(self.make_remote("windows", grain_worker_count=workers, **keys), _STEPS)
+    self.assertFalse(any(batch["targets_segmentation"].any() for batch in batches))
+    heads = [path for method, path, _ in self.server.requests if method == "HEAD"]
+    self.assertCountEqual(heads, [f"/{name}" for name in masks])
+
+  def test_a_loss_mask_of_another_size_than_its_tokens_stops_the_run(self):
+    masks = {f"bucket/masks/{i}": bytes(e.n_tokens + 1) for i, e in enumerate(self.index.files)}
+    self.server.objects.update(masks)
+    keys = {"olmo_label_masks": tuple(f"s3://{name}" for name in masks)}
+    with self.assertRaisesRegex(CorpusError, "The loss mask s3://bucket/masks/.* expected"):
+      cases.take(self.make_remote("windows", **keys), 1)
+
   def test_a_replaced_object_stops_the_run(self):
     iterator = self.make_remote("windows", olmo_prefetch_batches=0, olmo_device_prefetch=0)
     cases.take(iterator, 1)

@@ -11,11 +11,13 @@ from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.order import consumed as consumed_lib
 from maxtext_olmo.order import epochs as epochs_lib
 from maxtext_olmo.order import permutations
 from maxtext_olmo.order import stream as stream_lib
 from tests import corpora
+from tests import object_server
 
 
 class ConsumedTest(parameterized.TestCase):
@@ -58,6 +60,18 @@ class ConsumedTest(parameterized.TestCase):
     bitmap = self._open(self._file(np.ones(100, bool)), 100)
     self.assertEqual(bitmap.num_remaining, 0)
     self.assertEqual(bitmap.select(np.zeros(0, np.int64)).size, 0)
+
+  def test_a_bitmap_is_written_to_a_store_and_read_from_it(self):
+    server = self.enter_context(object_server.ObjectServer())
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    stores.use_by_default(stores.StoreOptions(server.url, "here", anonymous=True))
+    flags = np.random.default_rng(0).random(20_011) < 0.5
+    consumed_lib.write_consumed("s3://b/seen.bits", flags, "sha256:a")
+    local = pathlib.Path(self._file(flags)).read_bytes()
+    self.assertEqual(server.objects["b/seen.bits"], local)
+    bitmap = self._open("s3://b/seen.bits", len(flags))
+    left = np.flatnonzero(~flags)
+    np.testing.assert_array_equal(bitmap.select(np.arange(len(left))), left)
 
   def test_a_pickle_does_not_contain_the_bits(self):
     flags = np.random.default_rng(1).random(1_000_000) < 0.5

@@ -1,9 +1,12 @@
 """Tests of packing groups of files."""
 
+import gzip
+import pathlib
 import pickle
 
 import numpy as np
 from absl.testing import absltest
+from absl.testing import parameterized
 
 import maxtext_olmo
 from maxtext_olmo import errors
@@ -15,7 +18,7 @@ from maxtext_olmo.rows import packed_work
 _RULE = packed_work.PackingRule(8, 2, "truncate", "stable", document_spans.BoundaryRule("eos", 0))
 
 
-class PackedWorkTest(absltest.TestCase):
+class PackedWorkTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -54,6 +57,19 @@ class PackedWorkTest(absltest.TestCase):
       for name in ("source", "first", "count"):
         np.testing.assert_array_equal(parts[name], getattr(table, name))
       self.assertEqual(found["tokens"], table.count.sum())
+
+  @parameterized.parameters("eos", "csv")
+  def test_a_token_file_that_has_grown_is_an_error_that_names_it(self, source):
+    rule = packed_work.PackingRule(
+        8, 2, "truncate", "stable", document_spans.BoundaryRule(source, 0)
+    )
+    *_, group = packed_work.groups_of(pieces_lib.source_files(self.index), rule)
+    path = pathlib.Path(self.index.resolve(2))
+    path.with_suffix(".csv.gz").write_bytes(gzip.compress(b"0,4\n"))
+    path.write_bytes(path.read_bytes() + b"\0\0")
+    self.assertIn(str(path), group.inputs)
+    with self.assertRaisesRegex(errors.CorpusError, "part-2.npy: expected 8 bytes, found 10"):
+      packed_work.PackWork(rule)(group)
 
   def test_settings_name_all_that_decides_the_packing(self):
     other = packed_work.PackingRule(8, 2, "split", "stable", _RULE.boundaries)

@@ -384,7 +384,7 @@ class ReadAheadStepsTest(WindowStepsTest):
     dataset, plain = self._dataset(storage=storage), super()._dataset()
     for step in range(8):
       if step == 2:
-        storage.gather = 3
+        storage.gather = 2  # More only if steps are read more slowly than they are taken.
       np.testing.assert_array_equal(dataset[step]["tokens"], plain[step]["tokens"])
 
   def test_slow_batches_between_quick_ones_do_not_start_it(self):

@@ -1,7 +1,7 @@
 """Identities of files: short strings that change when a file is replaced.
 
 A result is named after the identities of the files that it was computed from. If one of them has
-changed since, the name differs, and the item is done again.
+changed since, the name differs, and the item is processed again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def file_identity(storage: Storage, path: str) -> str:
     storage = storage.remote if urls.is_url(path) else storage.local
   try:
     if isinstance(storage, LocalStorage):
-      storage.size(path)  # Raises an error that names the file, unless it is a regular one.
+      storage.size(path)  # Raises an error that names the file if it is not a regular one.
       found = os.stat(path)
       return f"{found.st_size} {found.st_mtime_ns}"
     if isinstance(storage, RemoteStorage):
@@ -46,11 +46,14 @@ def file_identity(storage: Storage, path: str) -> str:
     return _MISSING
 
 
-def object_tag(storage: Storage, path: str) -> str | None:
-  """Returns the current ETag of an object in a store; None if it is unknown, or for a file."""
+def size_and_etag(storage: Storage, path: str) -> tuple[int, str | None]:
+  """Returns the current size of a file and, for an object in a store that sends it, its ETag."""
   if isinstance(storage, StorageRouter) and urls.is_url(path):
     storage = storage.remote
-  return storage.identity(path).etag if isinstance(storage, RemoteStorage) else None
+  if isinstance(storage, RemoteStorage):
+    found = storage.identity(path)
+    return found.size or 0, found.etag
+  return storage.size(path), None
 
 
 def find_identities(

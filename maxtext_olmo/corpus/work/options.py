@@ -25,7 +25,7 @@ class WorkOptions:
     ray: Address of a Ray cluster, or "auto"; "" does not use Ray.
     results: Directory or URL for the results of items; "" keeps them in the memory of this process.
     part: (i, n) processes only items i, i + n, i + 2n, …; None processes all.
-    merge: Whether to process nothing, and to use the results of the parts.
+    merge: Whether to process nothing and only use the results of the parts.
     retry_failed: Whether to retry items that failed in an earlier run.
   """
 
@@ -42,21 +42,21 @@ class WorkOptions:
     if self.workers is not None and self.workers < 1:
       raise ConfigError(f"workers must be at least 1, got {self.workers}.")
     if self.processes + bool(self.dask) + bool(self.ray) > 1:
-      raise ConfigError("Choose one of --processes, --dask and --ray.")
+      raise ConfigError("Choose only one of --processes, --dask and --ray.")
     if self.part is not None and not 0 <= self.part[0] < self.part[1]:
       raise ConfigError(
           f"--part must be at least 0 and below --of, got --part {self.part[0]} --of"
-          f" {self.part[1]}. Parts are counted from 0."
+          f" {self.part[1]}. Parts are numbered from 0."
       )
     if self.part is not None and self.merge:
-      raise ConfigError("Choose one of --part and --merge: a merge needs the results of all parts.")
+      raise ConfigError("Choose either --part or --merge: a merge needs the results of all parts.")
     if self.merge and self.retry_failed:
       raise ConfigError(
-          "Choose one of --merge and --retry-failed: a merge processes nothing itself. First run"
+          "Choose either --merge or --retry-failed: a merge processes nothing itself. First run"
           " the parts, or the command without --merge, with --retry-failed."
       )
     if not self.results and (self.in_other_processes or self.part is not None or self.merge):
-      raise ConfigError("Results that several processes share need a directory or URL (--results).")
+      raise ConfigError("Results shared by several processes need a directory or URL (--results).")
 
   @property
   def in_other_processes(self) -> bool:

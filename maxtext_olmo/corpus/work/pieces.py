@@ -1,12 +1,12 @@
 """Pieces of token files: the units of work over a corpus.
 
-A file is cut at multiples of the size of a piece.
+Files are cut at multiples of the piece size.
 
     file 0    ├────── piece 0 ──────┼────── piece 1 ──────┼── piece 2 ──┤
     file 1    ├── piece 3 ──┤
     file 2    ┤ piece 4 (the file has no tokens)
 
-A piece knows everything that a worker needs to read it, so a worker needs no index.
+A piece contains everything that a worker needs to read it, so workers need no index.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ray as an engine, on a cluster that is already running or on this machine.
 
-This is the only module that imports Ray, which is not a dependency: a cluster brings its own.
+This is the only module that imports Ray, which is not a dependency: a cluster has its own.
 """
 
 from __future__ import annotations

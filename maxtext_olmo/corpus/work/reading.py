@@ -16,6 +16,8 @@ import numpy as np
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import Storage
 from maxtext_olmo.corpus.work.pieces import Piece
+from maxtext_olmo.corpus.work.pieces import SourceFile
+from maxtext_olmo.errors import CorpusError
 
 CHUNK_BYTES = 512 << 10
 # Requests to a store cost more than cache misses.
@@ -54,16 +56,26 @@ def read_range(storage: Storage, path: str, start: int, end: int) -> Iterator[np
 def read_tokens(storage: Storage, piece: Piece) -> Iterator[np.ndarray]:
   """Yields the tokens of a piece in chunks; a chunk is valid until the next one is requested."""
   dtype = piece.source.token_dtype
-  expect(storage, piece)
+  expect(storage, piece.source)
   for chunk in read_range(storage, piece.source.path, piece.start, piece.end):
     yield chunk.view(dtype)
 
 
-def expect(storage: Storage, piece: Piece) -> None:
-  """Tells the storage the size and ETag that the index recorded for an object."""
-  source = piece.source
+def expect(storage: Storage, source: SourceFile) -> None:
+  """Makes sure that tokens come from the file that the index describes.
+
+  A file is checked now. The storage checks an object with each read, by its size and ETag.
+
+  Raises:
+    CorpusError: The file is missing, or its size differs from the one in the index.
+  """
   if urls.is_url(source.path):
     storage.expect(source.path, source.size, source.etag)
+  elif (found := storage.size(source.path)) != source.size:
+    raise CorpusError(
+        f"{source.path}: expected {source.size} bytes, found {found}. The file was replaced or"
+        " changed after the index was built: restore it, or build the index again."
+    )
 
 
 def _chunks(storage: Storage, path: str, start: int, end: int) -> Iterator[np.ndarray]:

@@ -46,6 +46,7 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _ARRAYS = "arrays"
 _DIGEST_BYTES = 32
 _READS_AT_ONCE = 32
+_MOST_ATTEMPTS = 100
 # Suffix of the directories that this library creates for results, and removes.
 OWN_SUFFIX = ".work"
 
@@ -195,7 +196,7 @@ class ResultFiles:
     else:
       if urls.split(self.root).scheme in urls.HTTP:
         raise ConfigError(
-            f"Results cannot be kept at {self.root}: a web server cannot list its files. Give a"
+            f"Results cannot be kept at {self.root}: a web server cannot list its files. Use a"
             " directory, or a gs://, s3:// or az:// URL (--results)."
         )
       try:
@@ -212,18 +213,25 @@ class ResultFiles:
         file.writelines(buffers)
       return
     path = os.path.join(self.place, name)
-    temporary = os.path.join(self.place, f".{uuid.uuid4().hex}.tmp")
     with atomic.write_errors(path):
-      try:
-        os.makedirs(self.place, exist_ok=True)
-        # Not synced to disk: after a power cut, a file without its data has a wrong checksum.
-        with open(temporary, "xb") as file:
-          file.writelines(buffers)
-        os.replace(temporary, path)
-      except BaseException:
-        with contextlib.suppress(OSError):
-          os.unlink(temporary)
-        raise
+      for _ in range(_MOST_ATTEMPTS - 1):
+        # Another command that did the same work may discard the directory at any time.
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+          return self._write_file(path, buffers)
+      self._write_file(path, buffers)
+
+  def _write_file(self, path: str, buffers: Iterable[bytes | memoryview]) -> None:
+    temporary = os.path.join(self.place, f".{uuid.uuid4().hex}.tmp")
+    try:
+      os.makedirs(self.place, exist_ok=True)
+      # Not synced to disk: after a power cut, a file without its data has a wrong checksum.
+      with open(temporary, "xb") as file:
+        file.writelines(buffers)
+      os.replace(temporary, path)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        os.unlink(temporary)
+      raise
 
   def read_all(self, names: Iterable[str]) -> Iterator[dict[str, Any] | None]:
     """Yields the results with these names, in order; None for a missing or damaged one."""

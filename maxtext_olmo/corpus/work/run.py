@@ -5,34 +5,34 @@
     total = sum(result["documents"] for _, result in outcome)
     outcome.discard()
 
-The results stay in their files until `discard`, so a run that is killed, even between the last item
-and the use of its results, loses nothing that was finished.
+The results stay in their files until `discard`, so a run that is killed, even after the last item
+but before its results are used, loses nothing that was finished.
 """
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
-import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
 from maxtext_olmo import english
 from maxtext_olmo.corpus import paths as paths_lib
-from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus.work import engines
 from maxtext_olmo.corpus.work import identity as identity_lib
 from maxtext_olmo.corpus.work import results as results_lib
 from maxtext_olmo.corpus.work import tasks
 from maxtext_olmo.corpus.work.options import WorkOptions
+from maxtext_olmo.corpus.work.outcome import Outcome as Outcome
 from maxtext_olmo.corpus.work.tasks import Failure
 from maxtext_olmo.corpus.work.tasks import Item
 from maxtext_olmo.corpus.work.tasks import Work as Work
-from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import ConfigError
+from maxtext_olmo.errors import MaxtextOlmoError
+from maxtext_olmo.errors import StoreUnavailableError
 from maxtext_olmo.errors import WorkerError
 from maxtext_olmo.errors import WriteError
 from maxtext_olmo.progress import progress_bar
@@ -41,65 +41,6 @@ _SECONDS_BETWEEN_LINES = 60.0
 _TRIES_ALONE = 2
 # If workers die during this many items in a row, something other than the items kills them.
 _MOST_DEATHS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """The results of a `Work`; iterate over it to get (item, result) in the order of the items.
-
-  Attributes:
-    items: The items: all of them, or those of a part.
-    done: Name of the result of each item that is done, by key.
-    failures: Items that failed, in order.
-    missing: Items that are neither done nor failed; only a merge can have any.
-    results: Where the results are kept.
-    reused: Number of items that were done before this run.
-  """
-
-  items: Sequence[Any]
-  done: dict[str, str]
-  failures: tuple[Failure, ...]
-  missing: tuple[Any, ...]
-  results: results_lib.Results
-  reused: int = 0
-
-  def __iter__(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-    items = [item for item in self.items if item.key in self.done]
-    found = self.results.read_all(self.done[item.key] for item in items)
-    for item, result in zip(items, found):
-      if result is None:
-        raise CorpusError(
-            f"The result for {item} was damaged or removed. Run the command again to redo this"
-            " piece."
-        )
-      yield item, result
-
-  def check(self, what: str) -> None:
-    """Raises CorpusError, whose message begins with `what`, unless every item has a result."""
-    if self.failures:
-      errors = [failure.error for failure in self.failures]
-      raise scan.kind_of(errors)(
-          f"{what} ({len(errors):,} of {len(self.items):,} pieces failed):\n"
-          f"{scan.list_errors(errors)}\n"
-          "Everything else is done and will not be repeated. Fix the problem and run the command"
-          " again with --retry-failed (and without --merge)."
-      )
-    if self.missing:
-      errors = [CorpusError(str(item)) for item in self.missing]
-      files = self.results if isinstance(self.results, results_lib.ResultFiles) else None
-      where = f" in {files.place}" if files else ""
-      raise CorpusError(
-          f"{what}: {len(self.missing):,} of {len(self.items):,} pieces have no result yet"
-          f"{where}:\n{scan.list_errors(errors)}\n"
-          "Wait for the parts that are still running, or run the command without --part and --merge"
-          " to process what is missing. If all parts have finished, check that they had the same"
-          " options, the same --results and the same files as this command. If an earlier --merge"
-          " has succeeded, it has removed the results."
-      )
-
-  def discard(self) -> None:
-    """Removes the results, after the merged result was written."""
-    self.results.discard()
 
 
 def run_work(
@@ -135,32 +76,39 @@ def run_work(
   options = WorkOptions() if options is None else options
   results = _open_results(work, options, fingerprint)
   run = _Run(work, items, options, results)
-  todo = run.todo()
-  if not options.merge and todo:
-    total = sum(item.weight for item in todo)
-    if run.reused:
+  if options.merge:
+    return run.outcome()
+
+  def process() -> Outcome:
+    todo = run.todo()
+    if todo and run.reused:
       logging.info(
           "%s: %d of %s already done.",
           description,
-          run.reused,
+          len(run.done),
           english.count(len(run.items), "piece"),
       )
-    with (
-        progress_bar(
-            run.describe(description, len(todo)),
-            total,
-            enabled=progress,
-            unit=unit,
-            interval=_SECONDS_BETWEEN_LINES,
-        ) as advance,
-        engines.open_engine(options, len(todo)) as engine,
-    ):
-      try:
-        _Loop(run, engine, advance).run(todo)
-      finally:
-        # Only when a storage opens a file again does it notice that the file was replaced.
-        work.files.close()
-  return run.outcome()
+    bar = progress_bar(
+        run.describe(description, len(todo)),
+        sum(item.weight for item in todo),
+        enabled=progress,
+        unit=unit,
+        interval=_SECONDS_BETWEEN_LINES,
+    )
+    if todo:
+      with bar as advance, engines.open_engine(options, len(todo)) as engine:
+        try:
+          _Loop(run, engine, advance).run(todo)
+        finally:
+          # Only when a storage opens a file again does it notice that the file was replaced.
+          work.files.close()
+    return run.outcome(redo)
+
+  def redo() -> Outcome:
+    run.find_lost()
+    return process()
+
+  return process()
 
 
 def _open_results(work: Work, options: WorkOptions, fingerprint: str) -> results_lib.Results:
@@ -223,11 +171,27 @@ class _Run:
           self.failed[key] = name
     self.results.remove(again)
 
+  def find_lost(self) -> None:
+    """Finds the items whose results were removed, and lets `todo` return them again."""
+    there = self.results.names()
+    lost = {key for key, name in self.done.items() if name not in there}
+    if lost:
+      logging.warning(
+          "The results of %s were removed, perhaps by another command that did the same work and"
+          " has finished. Processing them again.",
+          english.count(len(lost), "piece"),
+      )
+    self.done = {key: name for key, name in self.done.items() if key not in lost}
+
   def note(self, item: Item, done: tasks.Done) -> None:
-    """Records the outcome of an item; raises WriteError or WorkerError if no item can be done."""
-    if done.status in ("unwritable", "unusable"):
-      kind = WriteError if done.status == "unwritable" else WorkerError
-      raise kind(
+    """Records the outcome of an item; raises an error if no item can be processed now."""
+    kinds: dict[str, type[MaxtextOlmoError]] = {
+        "unwritable": WriteError,
+        "unusable": ConfigError,
+        "unavailable": StoreUnavailableError,
+    }
+    if done.status in kinds:
+      raise kinds[done.status](
           f"{done.text} {len(self.done):,} of {len(self.items):,} pieces are done, and"
           " will not be repeated."
       )
@@ -242,8 +206,8 @@ class _Run:
     """Removes the records of failed items, so that the next run does them again."""
     self.results.remove([self.failed.pop(item.key) for item in items])
 
-  def outcome(self) -> Outcome:
-    """Returns the outcome of the run so far."""
+  def outcome(self, redo: Callable[[], Outcome] | None = None) -> Outcome:
+    """Returns the outcome of the run so far; `redo` processes items whose results are gone."""
     failed = [item for item in self.items if item.key in self.failed]
     records = self.results.read_all(self.failed[item.key] for item in failed)
     return Outcome(
@@ -253,6 +217,7 @@ class _Run:
         missing=tuple(self.todo()),
         results=self.results,
         reused=self.reused,
+        redo=redo,
     )
 
 
@@ -310,7 +275,7 @@ class _Loop:
 
   def _warn_if_idle(self) -> None:
     if not self._engine.parallelism():
-      logging.warning("The cluster has no workers yet: start some, or wait for them.")
+      logging.warning("The cluster has no workers yet. Start some, or wait for them to start.")
 
   def _submit(self, item: Item) -> concurrent.futures.Future[tasks.Done]:
     identity = self._run.identities[item.key]
@@ -375,7 +340,7 @@ class _Loop:
     if len(self._lost) >= _MOST_DEATHS:
       self._run.forget(self._lost)  # The workers are at fault, not the items.
       raise WorkerError(
-          f"{len(self._lost)} pieces in a row got no answer from a worker. The last one: {item}:"
+          f"Workers returned no result for {len(self._lost)} pieces in a row, most recently {item}:"
           f" {reason}. Check that the workers have enough memory, that this package is installed"
           ' where they run, and that a script that starts them has an `if __name__ == "__main__"`'
           " block."

@@ -29,7 +29,9 @@ from maxtext_olmo.corpus.work import results as results_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
+from maxtext_olmo.errors import StoreUnavailableError
 from maxtext_olmo.errors import WriteError
+from maxtext_olmo.errors import is_transient
 
 
 class Item(Protocol):
@@ -92,11 +94,12 @@ class Done(NamedTuple):
 
   Attributes:
     status: "ok" or "failed"; "unwritable" if the result cannot be written, for example because the
-      disk is full; "unusable" if the worker cannot process any item.
+      disk is full; "unusable" if the worker cannot process any item; "unavailable" if a store does
+      not answer.
     text: Name of the result file, or the error that stops the work.
   """
 
-  status: Literal["ok", "failed", "unwritable", "unusable"]
+  status: Literal["ok", "failed", "unwritable", "unusable", "unavailable"]
   text: str
 
 
@@ -170,7 +173,7 @@ def do_item(
       _check_inputs(work, item, identity)
       result = work(item)
       _check_inputs(work, item, identity)
-    except (concurrent.futures.CancelledError, WriteError):
+    except (concurrent.futures.CancelledError, StoreUnavailableError, WriteError):
       raise
     except ConfigError as error:  # Such as a missing package or a different tokenizer here.
       return Done("unusable", str(error))
@@ -181,8 +184,9 @@ def do_item(
     name = results_lib.result_name(item.key, identity)
     results.write(name, result)
     return Done("ok", name)
-  except WriteError as error:
-    return Done("unwritable", str(error))
+  except (StoreUnavailableError, WriteError) as error:
+    # Not a failure of the item, which would have to be retried with an option.
+    return Done("unavailable" if is_transient(error) else "unwritable", str(error))
 
 
 def record_failure(results: results_lib.Results, failure: Failure, identity: str) -> Done:
@@ -197,8 +201,8 @@ def _check_inputs(work: Work, item: Item, identity: str) -> None:
     return
   if identity_lib.combined_now(work.files, item.inputs) != identity:
     raise CorpusError(
-        f"{', '.join(item.inputs)} changed during this run, or differs between the machines that"
-        " take part in it. Wait until the files are complete, and run the command again."
+        f"{', '.join(item.inputs)} changed during this run, or differs between machines. Wait"
+        " until the files are complete, and run the command again."
     )
 
 

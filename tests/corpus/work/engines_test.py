@@ -75,7 +75,7 @@ class EnginesTest(parameterized.TestCase):
 
   def test_workers_that_always_die_stop_the_run(self):
     killing = tuple(piece.key for piece in self.pieces)
-    with self.assertRaisesRegex(WorkerError, "4 pieces in a row got no answer"):
+    with self.assertRaisesRegex(WorkerError, "no result for 4 pieces in a row"):
       self.run_work(killing=killing)
     # The items are not to blame: a later run with workers that live does them.
     open(os.path.join(self.trace, "fixed"), "w").close()

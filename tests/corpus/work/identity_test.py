@@ -43,7 +43,7 @@ class IdentityTest(absltest.TestCase):
     stores.use_by_default(stores.StoreOptions(server.url, "here", anonymous=True))
     storage = open_storage()
     first = identity.file_identity(storage, "s3://b/x")
-    self.assertIn(identity.object_tag(storage, "s3://b/x"), first)
+    self.assertEqual(identity.size_and_etag(storage, "s3://b/x"), (3, server.etag("b/x")))
     server.objects["b/x"] = b"abd"
     # Although the storage knows the object, what counts is what it is now.
     self.assertNotEqual(identity.file_identity(storage, "s3://b/x"), first)
@@ -51,7 +51,7 @@ class IdentityTest(absltest.TestCase):
 
   def test_another_storage_gives_the_size(self):
     self.assertEqual(identity.file_identity(MemoryStorage({"x": b"abc"}), "x"), "3")
-    self.assertIsNone(identity.object_tag(MemoryStorage({"x": b"abc"}), "x"))
+    self.assertEqual(identity.size_and_etag(MemoryStorage({"x": b"abc"}), "x"), (3, None))
 
 
 if __name__ == "__main__":

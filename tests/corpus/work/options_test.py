@@ -16,11 +16,11 @@ class WorkOptionsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ({"workers": 0}, "workers must be at least 1, got 0"),
-      ({"processes": True, "dask": "local"}, "Choose one of --processes, --dask and --ray"),
-      ({"part": (3, 3)}, "got --part 3 --of 3. Parts are counted from 0"),
+      ({"processes": True, "dask": "local"}, "Choose only one of --processes, --dask and --ray"),
+      ({"part": (3, 3)}, "got --part 3 --of 3. Parts are numbered from 0"),
       ({"part": (-1, 3)}, "got --part -1"),
-      ({"part": (0, 3), "merge": True}, "Choose one of --part and --merge"),
-      ({"retry_failed": True, "merge": True}, "Choose one of --merge and --retry-failed"),
+      ({"part": (0, 3), "merge": True}, "Choose either --part or --merge"),
+      ({"retry_failed": True, "merge": True}, "Choose either --merge or --retry-failed"),
       ({"results": "", "merge": True}, r"need a directory or URL \(--results\)"),
       ({"results": "", "processes": True}, r"need a directory or URL \(--results\)"),
   )

@@ -42,6 +42,16 @@ class ReadingTest(parameterized.TestCase):
       chunks = [chunk.copy() for chunk in reading.read_tokens(LocalStorage(), piece)]
       np.testing.assert_array_equal(np.concatenate([tokens[:0], *chunks]), tokens)
 
+  def test_a_file_of_another_size_is_an_error_that_says_what_to_do(self):
+    index = sample_work.write_corpus(self.create_tempdir().full_path)
+    piece, *_ = pieces.pieces_of(index, piece_bytes=1 << 10)
+    for size in (1998, 2002):
+      os.truncate(piece.source.path, size)
+      with self.assertRaisesRegex(
+          CorpusError, f"part-000.npy: expected 2000 bytes, found {size}.* build the index again"
+      ):
+        next(reading.read_tokens(LocalStorage(), piece))
+
   def test_reading_ends_when_the_thread_is_told_to_stop(self):
     path = os.path.join(self.create_tempdir().full_path, "x")
     np.zeros(2 * reading.CHUNK_BYTES, np.uint8).tofile(path)

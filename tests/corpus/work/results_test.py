@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import threading
 
 import numpy as np
 from absl.testing import absltest
@@ -110,6 +111,19 @@ class ResultFilesTest(absltest.TestCase):
     self.assertEqual(self.files.names(), {self.name})
     self.files.discard()
     self.assertFalse(self.root.exists())
+
+  def test_results_can_be_written_while_another_command_discards_them(self):
+    def discard():
+      for _ in range(5):
+        self.files.discard()
+
+    for _ in range(200):
+      other = threading.Thread(target=discard)
+      other.start()
+      while other.is_alive():
+        self.files.write(self.name, {"x": 1})
+    self.files.write(self.name, {"x": 1})
+    self.assertEqual(list(self.files.read_all([self.name])), [{"x": 1}])
 
   def test_a_place_that_cannot_be_written_is_an_error_that_names_it(self):
     self.root.write_text("a file")

@@ -80,16 +80,6 @@ class RunTest(parameterized.TestCase):
     fresh = self.run_work(results="")
     self.assertEqual(sample_work.values(again), sample_work.values(fresh))
 
-  def test_damaged_and_lost_results_are_done_again(self):
-    outcome = self.run_work()
-    files = sorted(pathlib.Path(outcome.results.place).iterdir())
-    files[0].unlink()
-    files[1].write_bytes(b"damaged")
-    with self.assertRaisesRegex(CorpusError, "was damaged or removed. Run the command again"):
-      list(self.run_work())
-    again = self.run_work()
-    self.assertEqual(sample_work.values(again), sample_work.values(self.run_work(results="")))
-
   def test_failed_items_are_recorded_reported_and_done_again_only_if_asked(self):
     key = self.pieces[3].key
     work = SumWork(trace=self.trace, failing=(key,))
