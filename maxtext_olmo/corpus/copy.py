@@ -4,10 +4,10 @@ The copy of a file has the same path relative to the base, so the corpus keeps i
 
     https://host/data/wiki/part-0.npy    →    /data/olmo/wiki/part-0.npy
 
-A file on a disk gets its final name only once it is complete. The size and version of each source
-file are recorded: in a file named `.copied` if the output is a directory, or in the metadata of
-each object if it is a bucket. A second run therefore copies only files that are missing or have
-changed.
+A file on a disk gets its final name, and an object becomes visible, only once the whole source file
+has been read and checked. The size and version of each source file are recorded: in a file named
+`.copied` if the output is a directory, or in the metadata of each object if it is a bucket. A
+second run therefore copies only files that are missing or have changed.
 """
 
 from __future__ import annotations
@@ -228,19 +228,20 @@ class _Job:
         self.advance(len(piece))
         yield piece
 
-    written = self.target.write(file.path, size, tag, read, digests)
-    if (found := self._identity(source)) != (size, tag):
-      self.target.remove(file.path)
-      raise CorpusError(
-          f"{source} was replaced during the copy: its size and version are now {found}. Copy it"
-          " again."
-      )
-    if digests.expected is not None and digests.found != digests.expected:
-      self.target.remove(file.path)
-      raise CorpusError(
-          f"{source} does not match its checksum in the index: expected {digests.expected}, found"
-          f" {digests.found}."
-      )
+    def check() -> str | None:
+      if (found := self._identity(source)) != (size, tag):
+        return (
+            f"{source} was replaced during the copy: its size and version are now {found}. Copy it"
+            " again."
+        )
+      if digests.expected is not None and digests.found != digests.expected:
+        return (
+            f"{source} does not match its checksum in the index: expected {digests.expected}, found"
+            f" {digests.found}. {_OTHER_FILE}"
+        )
+      return None
+
+    written = self.target.write(file.path, size, tag, read, digests, check)
     self.target.record(file.path, size, tag, digests.own)
     checked = int(digests.expected is not None)
     again = self._compare(file.path, digests.own)

@@ -1,4 +1,4 @@
-"""The places that `corpus copy` writes to: a local directory, or a bucket."""
+"""The targets of `corpus copy`: a local directory or a bucket."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from maxtext_olmo.corpus.storage import failures
 from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.corpus.storage import writing
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import StoreUnavailableError
 
 PIECE_BYTES = 8 << 20
 _RECORD = ".copied"
@@ -54,6 +55,8 @@ class Digests:
 
 # A function that yields the bytes of a file from an offset, in pieces of PIECE_BYTES.
 ReadFrom = Callable[[int], Iterator[bytes]]
+# A function that returns why the bytes that were read must be rejected; None if they are valid.
+Check = Callable[[], str | None]
 
 
 class Target(Protocol):
@@ -67,7 +70,9 @@ class Target(Protocol):
     If a copy exists but its checksum was not recorded, returns "".
     """
 
-  def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
+  def write(
+      self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests, check: Check
+  ) -> int:
     """Writes a copy, and returns the number of bytes read from the source.
 
     Args:
@@ -76,13 +81,15 @@ class Target(Protocol):
       tag: Text that changes if the file is replaced.
       read: Function that reads the file from an offset.
       digests: Updated by `read`, and by this method for bytes that an earlier run wrote.
+      check: Called once all bytes have been read. If it finds a problem, this method raises a
+        CorpusError, and no copy becomes visible.
     """
 
   def record(self, path: str, size: int, tag: str, checksum: str) -> None:
     """Records that a copy is complete."""
 
   def remove(self, path: str) -> None:
-    """Removes a copy, if there is one."""
+    """Removes a copy that has turned out to be wrong, if it is there."""
 
 
 def open_target(base: str) -> Target:
@@ -116,7 +123,9 @@ class Directory:
       return None
     return entry["checksum"] if there else None
 
-  def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
+  def write(
+      self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests, check: Check
+  ) -> int:
     """Writes a copy, or completes one that was interrupted."""
     full = self._full(path)
     # The name includes the size and tag, so a partial copy of a different version is not continued.
@@ -126,20 +135,25 @@ class Directory:
     with atomic.write_errors(full):
       os.makedirs(os.path.dirname(full), exist_ok=True)
       with open(part, "a+b") as file:
-        done = min(os.path.getsize(part), size) // PIECE_BYTES * PIECE_BYTES
+        # Each piece is synced before the next one is written, so only the last may have been lost
+        # in a power cut.
+        done = max(0, min(os.path.getsize(part), size) - 1) // PIECE_BYTES * PIECE_BYTES
         file.truncate(done)
         file.seek(0)
         for _ in range(done // PIECE_BYTES):
           digests.update(file.read(PIECE_BYTES))
         for piece in read(done):
           file.write(piece)
+          file.flush()
+          os.fsync(file.fileno())
           written += len(piece)
-        file.flush()
-        os.fsync(file.fileno())
       found = os.path.getsize(part)
       if found != size:
         os.unlink(part)
         raise CorpusError(f"The copy {full} has {found} bytes instead of {size}. Copy it again.")
+      if (problem := check()) is not None:
+        os.unlink(part)
+        raise CorpusError(problem)
       atomic.move(part, full)
     return written
 
@@ -153,9 +167,10 @@ class Directory:
       self._copied[path] = entry
 
   def remove(self, path: str) -> None:
-    """Removes a copy, if there is one."""
-    with contextlib.suppress(FileNotFoundError):
-      os.unlink(self._full(path))
+    """Removes a copy that has turned out to be wrong, if it is there."""
+    full = self._full(path)
+    with atomic.write_errors(full), contextlib.suppress(FileNotFoundError):
+      os.unlink(full)
 
   def _full(self, path: str) -> str:
     return os.path.join(self.base, path)
@@ -170,36 +185,32 @@ class Bucket:
   def checksum_of(self, path: str, size: int, tag: str) -> str | None:
     """Returns "" if the object is a copy of this file, else None; buckets record no checksums."""
     store, key = self._open(path)
-    try:
-      head = stores.obstore().head(store, key)
-      if head["size"] != size or not size:
+    with self._explained_errors("look for", path):
+      try:
+        head = stores.obstore().head(store, key)
+        if head["size"] != size or not size:
+          return None
+        found = stores.obstore().get(store, key, options={"range": (0, 1)}).attributes
+      except FileNotFoundError:
         return None
-      found = stores.obstore().get(store, key, options={"range": (0, 1)}).attributes
-    except FileNotFoundError:
-      return None
-    except Exception as error:
-      raise self._explained(error, "look for", path) from None
     return "" if found.get(_METADATA) == _source_key(size, tag) else None
 
-  def write(self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests) -> int:
-    """Uploads a copy, in parts if it is large; the object becomes visible once it is complete."""
+  def write(
+      self, path: str, size: int, tag: str, read: ReadFrom, digests: Digests, check: Check
+  ) -> int:
+    """Uploads a copy in parts; the object becomes visible once it is complete."""
     store, key = self._open(path)
-    pieces = _in_a_thread(read(0)) if size else iter([b""])
     attributes = {_METADATA: _source_key(size, tag)}
-    try:
+    with self._explained_errors("write", path):
       stores.obstore().put(
           store,
           key,
-          pieces,
+          _in_a_thread(_checked_before_the_end(read(0), check)),
           attributes=attributes,
           chunk_size=PIECE_BYTES,
           max_concurrency=stores.UPLOADS_AT_ONCE,
       )
       found = stores.obstore().head(store, key)["size"]
-    except CorpusError:
-      raise
-    except Exception as error:
-      raise self._explained(error, "write", path) from None
     if found != size:
       raise CorpusError(
           f"The copy {self.base}/{path} has {found} bytes instead of {size}. Copy it again."
@@ -210,16 +221,42 @@ class Bucket:
     """Does nothing: the metadata was written with the object."""
 
   def remove(self, path: str) -> None:
-    """Removes a copy, if there is one."""
+    """Removes a copy that has turned out to be wrong, if it is there."""
     store, key = self._open(path)
-    with contextlib.suppress(FileNotFoundError):
+    errors = self._explained_errors("remove the wrong copy", path)
+    with errors, contextlib.suppress(FileNotFoundError):
       stores.obstore().delete(store, key)
 
   def _open(self, path: str) -> tuple[Any, str]:
     return writing.open_target(f"{self.base}/{path}")
 
-  def _explained(self, error: Exception, verb: str, path: str) -> CorpusError:
-    return failures.explain(error, f"{verb} {self.base}/{path}").error
+  @contextlib.contextmanager
+  def _explained_errors(self, verb: str, path: str) -> Iterator[None]:
+    """Turns obstore errors, which may contain signatures, into CorpusErrors."""
+    try:
+      yield
+    except CorpusError:
+      raise
+    except Exception as error:
+      failure = failures.explain(error, f"{verb} {self.base}/{path}")
+      if failure.repeat:
+        raise StoreUnavailableError(str(failure.error)) from None
+      raise failure.error from None
+
+
+def _checked_before_the_end(pieces: Iterator[bytes], check: Check) -> Iterator[bytes]:
+  """Yields the pieces, but the last one only after `check`; without pieces, yields b"".
+
+  An upload whose pieces end with an error is never completed.
+  """
+  last = b""
+  for piece in pieces:
+    if last:
+      yield last
+    last = piece
+  if (problem := check()) is not None:
+    raise CorpusError(problem)
+  yield last
 
 
 def _in_a_thread(pieces: Iterator[bytes]) -> Iterator[bytes]:

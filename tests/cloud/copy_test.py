@@ -10,7 +10,13 @@ import time
 from absl.testing import absltest
 from absl.testing import parameterized
 
+from maxtext_olmo.corpus import copy as copy_lib
+from maxtext_olmo.corpus import copy_targets
+from maxtext_olmo.corpus.storage import open_storage
+from maxtext_olmo.corpus.storage import stores
+from maxtext_olmo.errors import CorpusError
 from tests import distributed
+from tests import object_server
 from tests.cloud import cases
 from tests.cloud import proxy as proxy_lib
 from tests.cloud import servers
@@ -124,6 +130,56 @@ class CopyTest(cases.BucketCase):
       servers.create_azure_container(azurite, "bucket")
       endpoint = f"{azurite.url}/{servers.AZURITE_ACCOUNT}"
       self.there_and_back("az://bucket/copy", endpoint, keys)
+
+  @servers.needs("moto")
+  def test_what_is_not_the_file_of_the_index_never_appears_in_s3(self):
+    with servers.start_moto() as moto, proxy_lib.start(moto.port) as proxy:
+      servers.create_s3_bucket(moto, "bucket")
+      proxy.set(status={403: 1.0}, only="delete")  # Nothing may be removed.
+      with servers.environment(servers.moto_environment()):
+        self.refuse_wrong_files("s3://bucket/copy", proxy.url)
+
+  @servers.needs("azurite")
+  def test_what_is_not_the_file_of_the_index_never_appears_in_azure(self):
+    with servers.start_azurite() as azurite, proxy_lib.start(azurite.port) as proxy:
+      servers.create_azure_container(azurite, "bucket")
+      proxy.set(status={403: 1.0}, only="comp=batch")  # Nothing may be removed.
+      with servers.environment(servers.azurite_environment()):
+        self.refuse_wrong_files("az://bucket/copy", f"{proxy.url}/{servers.AZURITE_ACCOUNT}")
+
+  def refuse_wrong_files(self, url, endpoint):
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    stores.use_by_default(stores.StoreOptions(endpoint))
+    content = {
+        name: os.urandom(size)
+        for name, size in (("small", 100), ("large", 2 * copy_targets.PIECE_BYTES + 1))
+    }
+    server = self.enter_context(
+        object_server.ObjectServer({f"b/{name}": data for name, data in content.items()})
+    )
+    source = open_storage(stores.StoreOptions())
+
+    def copy(checksum):
+      files = [copy_lib.SourceFile(name, "x", checksum=checksum) for name in content]
+      return copy_lib.copy_files(files, f"{server.url}/b", url, source)
+
+    def replace(number, path):
+      """Replaces an object just before the copy asks for its ETag once more."""
+      if server.requests[: number + 1].count(("HEAD", f"/{path}", "")) == 2:
+        server.objects[path] = bytes(len(server.objects[path]))
+      return ""
+
+    for _ in range(2):  # A second run must not take what the first one left for a copy.
+      with self.assertRaisesRegex(CorpusError, "(?s)2 of 2 .*large does not match its checksum"):
+        copy("xxh3:0000000000000000")
+      self.assertEmpty(open_storage().remote.list_below(url))
+    server.requests.clear()
+    server.faults = replace
+    with self.assertRaisesRegex(CorpusError, "(?s)2 of 2 .*large was replaced during the copy"):
+      copy(None)
+    self.assertEmpty(open_storage().remote.list_below(url))
+    self.assertEqual(copy(None).copied, 2)
+    self.assertLen(open_storage().remote.list_below(url), 2)
 
   def there_and_back(self, url, endpoint, keys):
     options = ("--endpoint", endpoint)

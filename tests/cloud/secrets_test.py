@@ -128,6 +128,63 @@ class SecretsTest(parameterized.TestCase):
       self.assertEqual(counts.signed, counts.total)
     self.assert_clean()
 
+  def fail_to_write(self, output, env, *place):
+    """Runs the commands that write to a store, each of which must fail."""
+    bucket = self.served / "bucket"
+    (bucket / "a.md").write_text("A document.")
+    mix = bucket / "mix.txt"
+    mix.write_text("".join(f"l,data/part-{i:03d}.npy\n" for i in range(4)))
+    before, question, query = output.partition("?")
+
+    def to(name):
+      return f"{before}/{name}{question}{query}"
+
+    build = ("index", "build", "--mix-file", mix, "--tokenizer", "t", "--dtype", "uint16")
+    for number, words in enumerate(
+        (
+            ("corpus", "copy", bucket / "index.json", "--output", to("copy")),
+            ("corpus", "make", bucket / "a.md", "--output", to("made")),
+            (*build, "--sequence-length", "8", "--output", to("index.json")),
+            (
+                "index",
+                "documents",
+                bucket / "index.json",
+                "--eos-id",
+                "0",
+                "--output",
+                to("documents"),
+            ),
+        )
+    ):
+      found = subprocess.run(
+          [sys.executable, "-m", "maxtext_olmo", "--debug", *map(str, words), *place],
+          env=distributed.child_environment(env),
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+      )
+      (self.out / f"output-{number}").write_bytes(found.stdout)
+      self.assertNotEqual(found.returncode, 0)
+      self.assertRegex(found.stdout, b"(?s)Traceback .*access is denied")
+    self.assert_clean()
+
+  @servers.needs("nginx")
+  def test_credentials_in_a_url_that_is_written_to(self):
+    with servers.start_nginx(self.served) as nginx, proxy_lib.start(nginx.port) as proxy:
+      proxy.set(status={403: 1.0})
+      address = f"http://user:hunter2-pass@127.0.0.1:{proxy.port}/bucket/out"
+      self.fail_to_write(f"{address}?sv=1&sig=s3cr3t-signature", {})
+      counts = proxy.counts()
+      self.assertEqual(counts.signed, counts.total)
+      self.assertGreater(counts.total, 4)
+
+  @servers.needs("moto")
+  def test_keys_in_the_environment_of_a_bucket_that_is_written_to(self):
+    with servers.start_moto() as moto, proxy_lib.start(moto.port) as proxy:
+      proxy.set(status={403: 1.0})
+      keys = servers.moto_environment()
+      self.fail_to_write("s3://bucket/out", keys, "--endpoint", proxy.url)
+      self.assertEqual(proxy.counts().signed, proxy.counts().total)
+
 
 if __name__ == "__main__":
   absltest.main()
