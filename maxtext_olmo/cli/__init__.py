@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import errors
+from maxtext_olmo.cli.work_options import add_path_remap as add_path_remap
 from maxtext_olmo.cli.work_options import add_work_options as add_work_options
 from maxtext_olmo.cli.work_options import has_work_options as has_work_options
 from maxtext_olmo.cli.work_options import report_part as report_part
@@ -118,13 +120,13 @@ def add_storage_options(option: Callable[..., None]) -> None:
   option(
       "--endpoint URL",
       "server for gs://, s3:// and az:// paths, such as http://localhost:9000",
-      otherwise="the provider's own, or that of the environment",
+      otherwise="the provider's own, or the one set in the environment",
   )
   option("--region NAME", "region of s3:// buckets", otherwise="AWS_REGION, or us-east-1")
   option(
       "--anonymous",
       "read object stores without credentials, as for public buckets",
-      otherwise="the credentials of the environment are used",
+      otherwise="credentials from the environment are used",
       action="store_true",
   )
 
@@ -133,9 +135,26 @@ def store_options(args: argparse.Namespace) -> stores.StoreOptions:
   """Returns the settings of object stores that the options of `add_storage_options` give."""
   from maxtext_olmo.corpus.storage import stores as stores_lib
 
+  check_endpoint("--endpoint", args.endpoint)
   return stores_lib.StoreOptions(
       endpoint=args.endpoint or "", region=args.region or "", anonymous=args.anonymous
   )
+
+
+def check_endpoint(option: str, endpoint: str | None) -> None:
+  """Raises ConfigError unless an endpoint is a URL, or empty."""
+  if endpoint and not endpoint.startswith(("http://", "https://")):
+    raise errors.ConfigError(
+        f"{option} {endpoint} must begin with http:// or https://, as in {option} http://{endpoint}."
+    )
+
+
+def endpoint_option() -> str:
+  """Returns the option for the current endpoint, for commands that are printed; empty if none."""
+  from maxtext_olmo.corpus.storage import stores as stores_lib
+
+  endpoint = stores_lib.default_options().endpoint
+  return f" --endpoint {endpoint}" if endpoint else ""
 
 
 def use_cpu() -> None:
@@ -158,6 +177,7 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
   keys = [word for word in args.rest if word.startswith("--config.")]
   path = _shipped(path)
   if os.path.isfile(path):
+    _refuse_index(path)
     values, steps = read_config(path, keys)
     return run_lib.run_of_config(path, values, args.checkpoint, steps)
   found = run_lib.find_run(path, label=args.checkpoint)
@@ -166,6 +186,18 @@ def find_run(path: str, args: argparse.Namespace) -> Any:
     found = run_lib.find_run(path, config=values, label=args.checkpoint)
     found = dataclasses.replace(found, steps=steps)
   return found
+
+
+def _refuse_index(path: str) -> None:
+  """Raises ConfigError if a file is an index, which other commands take in its place."""
+  from maxtext_olmo.corpus import index_builder
+
+  with contextlib.suppress(errors.CorpusError):
+    if path.endswith(".json") and index_builder.load_index(path):
+      raise errors.ConfigError(
+          f"{path} is an index, but this command needs a run: give a directory with checkpoints, or"
+          f" a config file with olmo_index_path={path!r}."
+      )
 
 
 def _shipped(path: str) -> str:

@@ -41,13 +41,13 @@ examples:
 """
 
 _COPY_DESCRIPTION = """\
-Copies token files, all or some, from a bucket, a web server or a disk to a disk or a bucket, and
+Copies all or some token files from a bucket, a web server or a disk to a disk or a bucket, and
 writes a mix.txt that lists them. The copy keeps the files' paths, so an index of the whole corpus
 has the same fingerprint wherever it is.
 
-If the command is interrupted, run it again: complete files are not copied again, and on a disk a
-partial one is continued. Every read is checked against the ETag of the object, and every copy
-against its size and, if the index has one, its checksum.
+If the command is interrupted, run it again: it skips complete files and, on a disk, resumes partial
+ones. Every read is checked against the ETag of the object, and every copy against its size and, if
+the index has one, its checksum.
 """
 
 _COPY_EPILOG = """\
@@ -188,7 +188,7 @@ def _add_copy(commands: Any) -> None:
   )
   option(
       "--sidecars",
-      "also copy the .csv.gz with the names of the documents, where there is one",
+      "also copy the .csv.gz that names the documents of each file, if there is one",
       otherwise="token files only",
       action="store_true",
   )
@@ -205,7 +205,7 @@ def _add_copy(commands: Any) -> None:
   option(
       "--output-anonymous",
       "write without credentials",
-      otherwise="the credentials of the environment are used, even with --anonymous",
+      otherwise="credentials from the environment are used, even with --anonymous",
       action="store_true",
   )
 
@@ -216,6 +216,7 @@ def run(args: argparse.Namespace) -> int:
   from maxtext_olmo.corpus import text_files
   from maxtext_olmo.corpus import text_inputs
   from maxtext_olmo.corpus import tokenizer as tokenizers
+  from maxtext_olmo.corpus import urls
 
   settings = make.MakeSettings(
       tokenizers.TokenizerSource.find(
@@ -234,11 +235,11 @@ def run(args: argparse.Namespace) -> int:
       overwrite=args.overwrite,
       progress=True,
   )
-  if summary is None:
-    print(f"Part {args.part} of {args.of} is done. When all are, run the command with --merge.")
-    return 0
   for reason in summary.skipped:
     print(f"left out: {cli.plain(reason)}", file=sys.stderr)
+  if isinstance(summary, make.PartSummary):
+    print(f"Part {args.part} of {args.of} is done. When all are, run the command with --merge.")
+    return 0
   left_out = [
       english.count(number, what) + " left out"
       for number, what in (
@@ -257,6 +258,7 @@ def run(args: argparse.Namespace) -> int:
       f"  maxtext-olmo index build --mix-file {summary.mix_file} --tokenizer {summary.tokenizer}"
       f" --dtype {summary.dtype} --sequence-length 256 --output"
       f" {os.path.join(args.output, 'index.json')}"
+      + (cli.endpoint_option() if urls.is_url(args.output) else "")
   )
   return 0
 
@@ -276,6 +278,7 @@ def run_copy(args: argparse.Namespace) -> int:
     raise ConfigError(f"--files-per-label must be at least 1, got {args.files_per_label}.")
   chosen = copy_lib.select(files, labels=args.label, patterns=args.file, first=args.files_per_label)
   output = urls.without_secrets(args.output)
+  cli.check_endpoint("--output-endpoint", args.output_endpoint)
   # From here on, only `storage` accesses the source; everything else accesses the output.
   stores.use_by_default(
       stores.StoreOptions(
@@ -300,9 +303,11 @@ def run_copy(args: argparse.Namespace) -> int:
       f"{again}.\n"
       f"Checked the size and the ETag or modification time of each file, the index's checksum of"
       f" {summary.checked:,} files, and {summary.reread:,} copies by reading them again.\n"
-      f"The manifest is {mix}. Next, build an index:\n"
+      f"The manifest is {mix}. Next, build an index"
+      f"{', with the dtype and sequence length of the corpus' if 'DTYPE' in details else ''}:\n"
       f"  maxtext-olmo index build --mix-file {mix} {details}--output"
       f" {'index.json' if paths_lib.is_url(output) else os.path.join(output, 'index.json')}"
+      + (cli.endpoint_option() if paths_lib.is_url(output) else "")
   )
   return 0
 
@@ -342,4 +347,4 @@ def _source_files(
   if base is None:
     base = paths_lib.absolute(source.rpartition("/")[0] or ".")
   files = [copy_lib.SourceFile(paths_lib.relative_to(base, e.path), e.label) for e in entries]
-  return files, base, f"--tokenizer {args.tokenizer} --sequence-length 8192 "
+  return files, base, f"--tokenizer {args.tokenizer} --dtype DTYPE --sequence-length LENGTH "

@@ -30,7 +30,7 @@ def add_work_options(option: Callable[..., None], *, threads: bool = True) -> No
     )
     option(
         "--processes",
-        "use processes of this machine instead of threads",
+        "use processes on this machine instead of threads",
         otherwise="threads",
         action="store_true",
     )
@@ -53,12 +53,12 @@ def add_work_options(option: Callable[..., None], *, threads: bool = True) -> No
       "--results PLACE",
       "directory or URL for the results of the pieces, which later runs reuse; with several"
       " machines, a place that all of them can reach",
-      otherwise="a directory next to the output or the index; removed when all is done",
+      otherwise="a directory next to the output or the index; removed when everything is done",
       default="",
   )
   option(
       "--part I",
-      "process only every N-th piece, starting with piece I (counted from 0), and leave the results"
+      "process only every Nth piece, starting with piece I (counted from 0), and leave the results"
       " for --merge",
       otherwise="all pieces",
       type=int,
@@ -66,7 +66,7 @@ def add_work_options(option: Callable[..., None], *, threads: bool = True) -> No
   option("--of N", "number of parts, each done by a command with --part", otherwise="1", type=int)
   option(
       "--merge",
-      "read no data, and merge the results of the parts",
+      "read no data; only merge the results of the parts",
       otherwise="off",
       action="store_true",
   )
@@ -75,6 +75,18 @@ def add_work_options(option: Callable[..., None], *, threads: bool = True) -> No
       "retry pieces that failed in an earlier run",
       otherwise="they are only listed",
       action="store_true",
+  )
+
+
+def add_path_remap(option: Callable[..., None]) -> None:
+  """Adds --path-remap, whose value is a list of (prefix, replacement)."""
+  option(
+      "--path-remap FROM TO",
+      "replace FROM at the beginning of full paths with TO; may be repeated",
+      otherwise="none",
+      nargs=2,
+      action="append",
+      default=[],
   )
 
 
@@ -126,8 +138,8 @@ def report_part(outcome: Outcome, options: WorkOptions) -> int:
     print(f"failed: {failure.reason}")
   if outcome.failures:
     print(
-        f"The other results are in {options.results}. Fix the problem, and run this part again with"
-        " --retry-failed."
+        f"The other results are in {options.results}. Fix the problem, and run this part again"
+        f"{'' if options.retry_failed else ' with --retry-failed'}."
     )
     return 2
   print(f"The results are in {options.results}. When all parts are done, use --merge.")

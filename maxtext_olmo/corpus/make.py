@@ -31,6 +31,7 @@ from maxtext_olmo.corpus import text_units
 from maxtext_olmo.corpus import tokenize
 from maxtext_olmo.corpus import tokenize_units
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus import unit_results
 from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.corpus.storage import writing
@@ -65,6 +66,17 @@ class MakeSettings:
   unit_bytes: int | None = None
 
 
+class PartSummary(NamedTuple):
+  """What is known about a part of the work.
+
+  Attributes:
+    skipped: Reason for each file that is left out: those of the part, and those of any part whose
+      beginning cannot be read.
+  """
+
+  skipped: tuple[str, ...]
+
+
 def make_from_files(
     files: Mapping[str, Sequence[str]],
     out_dir: str | os.PathLike[str],
@@ -73,7 +85,7 @@ def make_from_files(
     *,
     overwrite: bool = False,
     progress: bool = False,
-) -> tokenize.CorpusSummary | None:
+) -> tokenize.CorpusSummary | PartSummary:
   """Tokenizes text files and writes token files, their boundary files and a mix manifest.
 
   Args:
@@ -86,7 +98,7 @@ def make_from_files(
     progress: Whether to show progress bars.
 
   Returns:
-    A summary of the corpus; None if the options select only a part of the work.
+    A summary of the corpus, or of a part if the options select only a part of the work.
 
   Raises:
     CorpusError: Files cannot be read, or a label has no documents.
@@ -101,12 +113,15 @@ def make_from_files(
   with publish.nothing_left(out_dir), _without_empty_directories(options.results):
     if options.part is None:
       publish.check_writable(out_dir)  # Now, and not after hours of work.
-    readable, skipped = _examine(files, settings)
+    # A part first does what it can, so that one bad file does not stop all machines.
+    refuse = not settings.skip_unreadable and options.part is None
+    readable, skipped = _examine(files, settings, refuse=refuse)
     units = text_units.plan_units(readable, settings.form, settings.unit_bytes)
-    tokenized = _tokenize(job, units)
+    tokenized, results = _tokenize(job, units)
+    unreadable = _find_unreadable(job, skipped, tokenized, results)
     if options.part is not None:
-      return None
-    found = _collect(job, units, tokenized)
+      return PartSummary((*skipped, *unreadable.values()))
+    found = unit_results.join_units(units, results, unreadable)
     groups = _plan_groups(job, found)
     itemsize = tokenizer_lib.dtype_for(tokenizer.vocab_size).itemsize
     with publish.new_corpus(
@@ -126,7 +141,7 @@ def make_from_files(
       documents=sum(unit.kept_documents for some in found.units.values() for unit in some),
       empty_documents=found.empty,
       tokens=sum(unit.kept_tokens for some in found.units.values() for unit in some),
-      skipped=(*skipped, *found.skipped),
+      skipped=(*skipped, *unreadable.values()),
   )
 
 
@@ -181,20 +196,6 @@ class _Job:
         list(pool.map(writing.remove, found))
 
 
-class _Found(NamedTuple):
-  """What the units contain.
-
-  Attributes:
-    units: The tokenized units of each label.
-    empty: Number of empty documents.
-    skipped: Reason for each file that is left out.
-  """
-
-  units: dict[str, list[assemble_parts.TokenizedUnit]]
-  empty: int
-  skipped: list[str]
-
-
 def _digest(*texts: str) -> str:
   return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
@@ -222,13 +223,17 @@ def _without_empty_directories(results: str) -> Iterator[None]:
 
 
 def _examine(
-    files: Mapping[str, Sequence[str]], settings: MakeSettings
+    files: Mapping[str, Sequence[str]], settings: MakeSettings, *, refuse: bool
 ) -> tuple[dict[str, list[text_units.TextFile]], list[str]]:
-  """Returns the files that can be read, by label, and the reason for each that cannot."""
+  """Returns the files that can be read, by label, and the reason for each that cannot.
+
+  Raises:
+    CorpusError: `refuse` is set, and there are files that cannot be read.
+  """
   paths = list(dict.fromkeys(path for some in files.values() for path in some))
   found, errors = text_units.examine_files(paths, settings.form)
   reasons = [str(error) for error in errors]
-  if not settings.skip_unreadable:
+  if refuse:
     _refuse(reasons)
   readable = {file.path: file for file in found if file is not None}
   kept = {
@@ -247,17 +252,35 @@ def _refuse(reasons: Sequence[str]) -> None:
     raise CorpusError(f"{len(reasons):,} files cannot be read:\n{listed}\n{hint}")
 
 
-def _tokenize(job: _Job, units: Mapping[str, Sequence[text_units.TextUnit]]) -> run_lib.Outcome:
-  """Tokenizes all units that are not done yet."""
+def _tokenize(
+    job: _Job, units: Mapping[str, Sequence[text_units.TextUnit]]
+) -> tuple[run_lib.Outcome, dict[str, unit_results.UnitResult]]:
+  """Tokenizes all units that are not done yet, and returns the result of each by its key."""
   # A file that has several labels is tokenized once.
   unique = {unit.key: unit for some in units.values() for unit in some}
   settings = job.settings
   work = tokenize_units.TokenizeUnits(settings.tokenizer, settings.form, job.units_place)
   workers = _for_items(job.options, len(unique)).workers or 1
-  with _tokenizer_threads(max(1, available_cores() // workers) if workers > 1 else None):
+
+  def run() -> tuple[run_lib.Outcome, dict[str, unit_results.UnitResult]]:
     outcome = job.run(work, list(unique.values()), job.options, "Tokenizing")
-  outcome.check("Some text was not tokenized")
-  return outcome
+    outcome.check("Some text was not tokenized")
+    return outcome, unit_results.read_results(outcome, job.units_place)
+
+  with _tokenizer_threads(max(1, available_cores() // workers) if workers > 1 else None):
+    outcome, results = run()
+    if job.options.retry_failed and outcome.reused and _remove_unreadable(outcome, results):
+      outcome, results = run()
+  return outcome, results
+
+
+def _remove_unreadable(
+    outcome: run_lib.Outcome, results: Mapping[str, unit_results.UnitResult]
+) -> bool:
+  """Removes the results of units with unreadable files, and returns whether there are any."""
+  names = [outcome.done[key] for key, result in results.items() if not result.is_complete]
+  outcome.results.remove(names)
+  return bool(names)
 
 
 @contextlib.contextmanager
@@ -273,57 +296,26 @@ def _tokenizer_threads(count: int | None) -> Iterator[None]:
     del os.environ[_THREADS]
 
 
-def _collect(
-    job: _Job, units: Mapping[str, Sequence[text_units.TextUnit]], outcome: run_lib.Outcome
-) -> _Found:
-  """Returns what the units contain, without the files that cannot be read completely."""
-  results = {
-      unit.key: (
-          f"{job.units_place}/{result['file']}",
-          [tokenize_units.SliceResult(*fields) for fields in result["slices"]],
-      )
-      for unit, result in outcome
-  }
-  unreadable: dict[str, str] = {}
-  again = []
-  for unit in outcome.items:
-    for piece, counts in zip(unit.slices, results[unit.key][1]):
-      if counts.error:
-        unreadable.setdefault(piece.path, counts.error)
-        again.append(outcome.done[unit.key])
-  if not job.settings.skip_unreadable and unreadable:
-    outcome.results.remove(again)  # The next run tries to read these files again.
-    _refuse(list(unreadable.values()))
-  found = _Found({}, 0, list(unreadable.values()))
-  empty = 0
-  for label, some in units.items():
-    kept = found.units.setdefault(label, [])
-    lines = 0
-    for unit in some:
-      path, counted = results[unit.key]
-      slices = []
-      for piece, counts in zip(unit.slices, counted):
-        lines = lines if piece.first else 0  # A file begins.
-        source = text_files.printable_path(piece.path)
-        slices.append(assemble_parts.UnitSlice(source, lines, piece.path not in unreadable))
-        lines += counts.lines
-      chosen = [counts for counts, piece in zip(counted, slices) if piece.is_kept]
-      empty += sum(counts.empty for counts in chosen)
-      kept.append(
-          assemble_parts.TokenizedUnit(
-              path,
-              n_tokens=sum(counts.tokens for counts in counted),
-              kept_tokens=sum(counts.tokens for counts in chosen),
-              kept_documents=sum(counts.documents for counts in chosen),
-              slices=tuple(slices),
-          )
-      )
-    if not any(unit.kept_documents for unit in kept):
-      raise CorpusError(f"The label {label!r} has no document with text in it.")
-  return found._replace(empty=empty)
+def _find_unreadable(
+    job: _Job,
+    skipped: Sequence[str],
+    outcome: run_lib.Outcome,
+    results: Mapping[str, unit_results.UnitResult],
+) -> dict[str, str]:
+  """Returns why files cannot be read completely, by path.
+
+  Raises:
+    CorpusError: There are such files, or files that were skipped before, and none may be left out.
+  """
+  unreadable = unit_results.find_unreadable(outcome.items, results)
+  if not job.settings.skip_unreadable:
+    if unreadable and job.options.part is None and not job.options.merge:
+      _remove_unreadable(outcome, results)  # The next run tries to read these files again.
+    _refuse([*skipped, *unreadable.values()])
+  return unreadable
 
 
-def _plan_groups(job: _Job, found: _Found) -> list[assemble_parts.PartGroup]:
+def _plan_groups(job: _Job, found: unit_results.Found) -> list[assemble_parts.PartGroup]:
   storage = open_storage()
   read_lengths = functools.partial(assemble_parts.read_lengths, storage)
   groups = []

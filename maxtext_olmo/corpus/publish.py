@@ -4,8 +4,13 @@
     out/…                     and moved when all are complete,
     out/mix.txt               the manifest last: a corpus with a manifest is complete
 
-If making a corpus fails, its files are removed, and the corpus that it would have replaced stays
-unchanged. For a URL, the files are first written to a local temporary directory.
+If making a corpus fails before its files are moved, they are removed, and the corpus that it would
+have replaced stays unchanged. Then the old manifest is removed: until the new one is written, there
+is no complete corpus.
+
+For a URL, the files are first written to a local temporary directory, and uploaded when all are
+complete. Workers on many machines write them to their URLs instead (`in_place`), so the old
+manifest is removed before the first file is written.
 """
 
 from __future__ import annotations

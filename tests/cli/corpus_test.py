@@ -1,5 +1,6 @@
 """Tests of `maxtext-olmo corpus make` and `corpus copy`."""
 
+import gzip
 import pathlib
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from absl.testing import absltest
 
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from tests import texts
 from tests.cli import runner
 
 STARTS_PROCESSES = True
@@ -123,6 +125,43 @@ class CorpusMakeTest(absltest.TestCase):
     self.assertEqual((code, err), (0, ""))
     self.assertStartsWith(out, "3 documents, 19 tokens")
     self.assertFalse(self.out.with_name("out.work").exists())
+
+  def test_parts_list_files_that_cannot_be_read_and_the_merge_can_leave_them_out(self):
+    damaged = self.dir / "damaged.jsonl.gz"
+    lines = texts.json_lines(texts.random_texts(1_000_000, 1)).encode()
+    damaged.write_bytes(gzip.compress(lines)[:-1000])
+    argv = ("corpus", "make", "--output", self.out, f"x={self.dir}/docs", f"x={damaged}")
+    argv += (f"y={self.dir}/docs/a.txt",)
+    codes = []
+    for part in (0, 1):
+      code, out, err = runner.run(*argv, "--part", part, "--of", 2)
+      codes.append(code)
+      if code:
+        self.assertRegex(err, r"damaged\.jsonl\.gz.* use --skip-unreadable")
+        self.assertEmpty(out)
+        code, out, err = runner.run(*argv, "--part", part, "--of", 2, "--skip-unreadable")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(err, r"^left out: .*damaged\.jsonl\.gz")
+        self.assertIn(f"Part {part} of 2 is done.", out)
+    self.assertCountEqual(codes, [0, 2])
+    code, _, err = runner.run(*argv, "--merge")
+    self.assertEqual(code, 2)
+    self.assertRegex(err, r"damaged\.jsonl\.gz.* use --skip-unreadable")
+    code, out, err = runner.run(*argv, "--merge", "--skip-unreadable")
+    self.assertEqual(code, 0, err)
+    self.assertStartsWith(out, "3 documents (1 unreadable file left out), 19 tokens")
+
+  def test_a_file_that_is_bad_from_the_start_does_not_keep_parts_from_their_work(self):
+    bad = self.dir / "bad.jsonl.gz"
+    bad.write_bytes(b"not compressed")
+    argv = ("corpus", "make", "--output", self.out, f"x={self.dir}/docs", f"x={bad}")
+    for part in (0, 1):
+      code, _, err = runner.run(*argv, "--part", part, "--of", 2)
+      self.assertEqual(code, 2)
+      self.assertRegex(err, r"bad\.jsonl\.gz.* use --skip-unreadable")
+    code, out, err = runner.run(*argv, "--merge", "--skip-unreadable")
+    self.assertEqual(code, 0, err)
+    self.assertIn("1 unreadable file left out", out)
 
   def test_a_hugging_face_tokenizer(self):
     import tokenizers
@@ -252,12 +291,14 @@ class CorpusCopyTest(absltest.TestCase):
     self.assertEqual((code, err), (0, ""))
     self.assertStartsWith(out, "Copied 2 of 3 files, 800 bytes.\n")
     self.assertEqual((self.out / "mix.txt").read_text(), "a,a/x.npy\nb,b/x.npy\n")
-    command = out.splitlines()[-1].split()[1:]
-    command[command.index("--sequence-length") + 1] = "10"
-    code, out, err = runner.run(*command)
+    self.assertIn("Next, build an index, with the dtype and sequence length of the corpus:\n", out)
+    # A manifest names neither, so the command has placeholders for them.
+    command = out.splitlines()[-1].replace("DTYPE", "uint32").replace("LENGTH", "10").split()
+    code, out, err = runner.run(*command[1:])
     self.assertEqual((code, err), (0, ""))
     index = index_lib.load_index(self.out / "index.json")
     self.assertEqual([entry.path for entry in index.files], ["a/x.npy", "b/x.npy"])
+    self.assertEqual((index.dtype, index.sequence_length), ("uint32", 10))
 
   def test_the_copy_of_an_index_has_its_fingerprint(self):
     index = index_lib.build_index(

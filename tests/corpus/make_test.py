@@ -198,15 +198,63 @@ class MakeFromFilesTest(parameterized.TestCase):
     merge = options_lib.WorkOptions(results=results, merge=True)
     for part in (0, 2):
       options = options_lib.WorkOptions(results=results, part=(part, 3))
-      self.assertIsNone(make.make_from_files(files, out, settings, options))
+      done = make.make_from_files(files, out, settings, options)
+      self.assertEqual(done, make.PartSummary(()))
     with self.assertRaisesRegex(CorpusError, "pieces have no result yet"):
       make.make_from_files(files, out, settings, merge)
     options = options_lib.WorkOptions(results=results, part=(1, 3))
-    self.assertIsNone(make.make_from_files(files, out, settings, options))
+    make.make_from_files(files, out, settings, options)
     self.assertFalse(out.exists())
     make.make_from_files(files, out, settings, merge)
     self.assertEqual(texts.read_tree(out), texts.read_tree(self.dir / "reference"))
     self.assertEmpty(texts.read_tree(self.dir / "results"))
+
+  def make_part(self, files, part=None, *, skip_unreadable=False, **changes):
+    """Tokenizes a part of two, or merges both."""
+    options = options_lib.WorkOptions(
+        workers=1, results=str(self.dir / "results"), part=part, merge=part is None, **changes
+    )
+    settings = make.MakeSettings(_BYTES, unit_bytes=50, skip_unreadable=skip_unreadable)
+    return make.make_from_files(files, self.dir / "out", settings, options)
+
+  def test_a_merge_can_leave_out_unreadable_files_after_it_has_refused_them(self):
+    files, good = self.write_unreadable()
+    self.reference(good, "reference", {})
+    refused = 0
+    for part in ((0, 2), (1, 2)):
+      try:
+        self.make_part(files, part)
+      except CorpusError as error:
+        self.assertRegex(str(error), r"b\.jsonl:21|c\.txt is not UTF-8")
+        refused += 1
+    self.assertGreater(refused, 0)
+    for _ in range(2):
+      with self.assertRaisesRegex(CorpusError, r"(?s)2 files cannot be read:.*b\.jsonl:21.*c\.txt"):
+        self.make_part(files)
+    summary = self.make_part(files, skip_unreadable=True)
+    self.assertLen(summary.skipped, 2)
+    self.assertEqual(texts.read_tree(self.dir / "out"), texts.read_tree(self.dir / "reference"))
+
+  def test_a_part_lists_the_files_that_it_leaves_out(self):
+    files, _ = self.write_unreadable()
+    skipped = []
+    for part in ((0, 2), (1, 2)):
+      skipped += self.make_part(files, part, skip_unreadable=True).skipped
+    self.assertLen({reason.partition(":")[0] for reason in skipped}, 2)
+
+  def test_a_part_reads_unreadable_files_again_if_asked(self):
+    files, _ = self.write_unreadable()
+    path = pathlib.Path(files["l"][1])
+    bad, time_ns = path.read_bytes(), path.stat().st_mtime_ns
+    self.make_part(files, (0, 1), skip_unreadable=True)
+    # As after an error of the disk that is gone: the file has not changed.
+    path.write_bytes(b'{"text": "b"}\n' * 40 + b" \n\n")
+    self.assertLen(path.read_bytes(), len(bad))
+    os.utime(path, ns=(time_ns, time_ns))
+    again = self.make_part(files, (0, 1), skip_unreadable=True)
+    self.assertLen(again.skipped, 2)
+    again = self.make_part(files, (0, 1), skip_unreadable=True, retry_failed=True)
+    self.assertLen(again.skipped, 1)
 
   def test_tokens_per_file_must_be_positive(self):
     with self.assertRaisesRegex(ConfigError, "tokens_per_file must be positive, got 0"):
