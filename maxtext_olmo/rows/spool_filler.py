@@ -1,4 +1,4 @@
-"""A thread that fills the spool with the data of coming steps, far ahead of the trainer.
+"""A thread that fills the spool with the data of upcoming steps, far ahead of the trainer.
 
     step   ── trainer ── read-ahead ──│── in the spool ──────────│── being fetched ──▶
                                       frontier                   next
@@ -6,6 +6,9 @@
 The read-ahead requests the data of the next few steps itself. The thread begins after these steps,
 so that nothing is requested twice, and fetches as many steps as fit into the spool. If the trainer
 jumps to a different step, its iterator ends this thread and starts a new one.
+
+During an outage of the store, the thread waits in a request. A second thread renews the files of
+upcoming steps, so that other processes do not delete them meanwhile, and releases the rest.
 """
 
 from __future__ import annotations
@@ -34,15 +37,16 @@ _MIN_DEPTH_STEPS = 1000
 _SECONDS_AT_END = 1.0
 _SECONDS_WHEN_FULL = 0.25
 _SECONDS_AFTER_ERROR = 60.0
-_CLOSE_SECONDS = 10.0
-# Interval at which the thread checks whether the process is ending; the process waits for it.
+# How long `close` waits for pending requests, so that what they read is not lost.
+_CLOSE_SECONDS = 1.0
+# Interval at which the threads check whether the process is ending; the process waits for them.
 _SECONDS_BETWEEN_LOOKS = 0.2
 # A spool file is completed at this age, so that other processes can read it.
 _FLUSH_SECONDS = 1.0
 
 
 def max_depth_steps(seconds_per_step: float) -> float:
-  """Returns how many steps ahead of the trainer the spool is filled at most.
+  """Returns the maximum number of steps that the spool is filled ahead of the trainer.
 
   Args:
     seconds_per_step: The trainer's pace; 0 if it is not known yet.
@@ -51,13 +55,13 @@ def max_depth_steps(seconds_per_step: float) -> float:
 
 
 class SpoolFiller:
-  """Keeps the spool filled with the ranges of coming steps, in a thread.
+  """Keeps the spool filled with the ranges of upcoming steps, in a thread.
 
   Args:
     storage: Storage of the files, which reads through the spool.
     dataset: Dataset of the steps. The thread stays ahead of its read-ahead.
     step: Step that the trainer takes next.
-    read_by_workers: Number of coming steps that worker processes read themselves.
+    read_by_workers: Number of upcoming steps that worker processes read themselves.
   """
 
   def __init__(
@@ -77,12 +81,15 @@ class SpoolFiller:
     self._next = step  # All steps before this one are in the spool, or have been read.
     self._seconds_per_step = 0.0
     self._advanced_at: float | None = None
-    self._closed = False
+    self._closed = threading.Event()
     self._changed = threading.Condition()
-    # The thread is not a daemon, because ending a daemon thread in the middle of compiled code may
+    self._release_lock = threading.RLock()
+    # The threads are not daemons, because ending a daemon thread in the middle of compiled code may
     # abort the process.
     self._thread = threading.Thread(target=self._run, name="olmo-spool", daemon=False)
     self._thread.start()
+    self._renewer = threading.Thread(target=self._renew, name="olmo-spool-renew", daemon=False)
+    self._renewer.start()
 
   @classmethod
   def start(
@@ -108,7 +115,7 @@ class SpoolFiller:
 
   @property
   def depth_steps(self) -> int:
-    """The number of coming steps whose data needs no further request.
+    """The number of upcoming steps whose data needs no further requests.
 
     It is 0 while the trainer's own reads from the store have not reached the spool.
     """
@@ -124,9 +131,14 @@ class SpoolFiller:
     return max(0, self._next - self._step)
 
   def close(self, *, wait: bool = True) -> None:
-    """Stops the thread and, by default, waits a while for its pending requests."""
+    """Stops the thread and, by default, waits a second for its pending requests.
+
+    During an outage of the store, they take longer. They end when the storage is closed or when the
+    store answers; until then, a new thread does not send requests.
+    """
+    with self._release_lock:
+      self._closed.set()
     with self._changed:
-      self._closed = True
       self._changed.notify_all()
     if wait and self._thread is not threading.current_thread():
       self._thread.join(_CLOSE_SECONDS)
@@ -139,17 +151,33 @@ class SpoolFiller:
       try:
         seconds = self._fill_next_steps()
       except MaxtextOlmoError as error:
+        if self._ends():  # The storage was closed, which cancels requests.
+          break
         logging.warning(
-            "The spool cannot be filled with step %d: %s Trying again in a minute.",
+            "Cannot fill the spool with step %d: %s Retrying in a minute.",
             self._next,
             error,
         )
         seconds = _SECONDS_AFTER_ERROR
       except Exception:
         if not self._ends():  # When the storage closes or the process ends, requests are cancelled.
-          logging.exception("The thread that fills the spool failed, so filling it has stopped.")
-        return
+          logging.exception("Filling the spool has stopped, because its thread failed.")
+        break
       self._maintain(seconds)
+    spool.flush()  # The storage may have been closed before the last request was answered.
+
+  def _renew(self) -> None:
+    """Renews the files of upcoming steps, even while the other thread waits for the store."""
+    while not self._ends() and self._thread.is_alive():
+      self._release()
+      self._storage.spool.renew()
+      self._closed.wait(_SECONDS_BETWEEN_LOOKS)
+
+  def _release(self) -> None:
+    """Releases the files of steps that are done; after `close`, a new thread may need them."""
+    with self._release_lock:
+      if not self._closed.is_set():
+        self._storage.spool.release(self._step)
 
   def _fill_next_steps(self) -> float:
     """Puts the ranges of some steps into the spool; returns the seconds to wait afterwards."""
@@ -174,7 +202,7 @@ class SpoolFiller:
         if self._ends() or first <= self._frontier():  # The trainer now reads these steps itself.
           return 0.0
         if not self._storage.stage(
-            files.paths, source[some], offsets[some], sizes[some], step=end - 1
+            files.paths, source[some], offsets[some], sizes[some], end - 1, self._ends
         ):
           return _SECONDS_WHEN_FULL
     self._next = end
@@ -182,25 +210,24 @@ class SpoolFiller:
 
   def _ends(self) -> bool:
     """Returns whether the thread should end: `close` was called, or the main thread has ended."""
-    return self._closed or not threading.main_thread().is_alive()
+    return self._closed.is_set() or not threading.main_thread().is_alive()
 
   def _frontier(self) -> int:
     """Returns the last step that the read-ahead or the worker processes read themselves."""
     return max(self._dataset.frontier, self._step - 1 + self._read_by_workers)
 
   def _maintain(self, seconds: float) -> None:
-    """Tells the spool which steps are done and which are still needed, then waits."""
+    """Tells the spool which steps are done, then waits."""
     spool = self._storage.spool
-    spool.release(self._step)
+    self._release()
     until = time.monotonic() + seconds
     while True:
-      spool.renew()
       spool.flush(older_than=_FLUSH_SECONDS)
       left = until - time.monotonic()
       if left <= 0 or self._ends():
         return
       with self._changed:
-        if not self._closed:
+        if not self._closed.is_set():
           self._changed.wait(min(left, _SECONDS_BETWEEN_LOOKS))
 
 

@@ -99,7 +99,7 @@ class FaultsTest(cases.BucketCase):
     self.assert_equal_batches(got, self.expected)
     self.assertGreater(self.retries(iterator), 0)
     store = re.escape(self.proxy.url)
-    self.assertRegex("\n".join(logs.output), rf"{store} has not answered for \d+ s: .*repeated")
+    self.assertRegex("\n".join(logs.output), rf"{store} has not answered for \d+ s: .*retried")
 
   def test_a_store_that_asks_for_fewer_requests_gets_fewer(self):
     iterator = self.make(self.remote_path)
@@ -113,6 +113,15 @@ class FaultsTest(cases.BucketCase):
     refused = self.proxy.counts().faults["503"]
     # Requests in flight are at most a few batches; each is repeated ever more rarely.
     self.assertLess(refused, 10 * 6 * cases.BATCH)
+
+  def test_a_trainer_that_waits_for_a_slow_store_is_told_so(self):
+    iterator = self.make(self.remote_path, olmo_prefetch_batches=0, olmo_device_prefetch=0)
+    self.proxy.set(latency=0.3)
+    with self.assertLogs("absl", "WARNING") as logs:
+      while not any("The trainer waits for data" in line for line in logs.output):
+        loader_cases.take(iterator, 1)
+    (warning,) = (line for line in logs.output if "The trainer waits for data" in line)
+    self.assertRegex(warning, r"cost of a batch is read .*Requests to the store take \d{3} ms")
 
   def test_a_replaced_object_stops_the_run_with_an_error_that_names_it(self):
     iterator = self.make(self.remote_path)

@@ -38,6 +38,8 @@ class GuideTest(absltest.TestCase):
         command = block.text.replace("\\\n", " ").strip()
         if block.language != "sh" or command.startswith(_TAKES_NO_STORE):
           continue
+        if "--endpoint" in command:  # Of a server that does not exist here.
+          continue
         words = command.removeprefix("maxtext-olmo ")
         with self.subTest(f"{block.page}:{block.line}"):
           options = f" --endpoint {nginx.url} --anonymous"

@@ -4,7 +4,9 @@ An outage lasts 45 s with a spool of 64 s. A longer one outlasts the spool; with
 test-cloud-long`, it takes ten minutes.
 """
 
+import contextlib
 import os
+import pathlib
 import subprocess
 import threading
 import time
@@ -24,6 +26,7 @@ _SPOOL_STEPS = 64
 _OUTAGE_STEPS = 45
 _LONG_OUTAGE_SECONDS = 600.0 if cases.LONG else 5.0
 _LEAST_GIB = 0.0625
+_PATIENCE_SECONDS = 60.0
 # Steps after which a run is killed; each start of a process takes seconds.
 _KILLS = (2, 5, 9, 14) if cases.LONG else (2, 9)
 
@@ -73,6 +76,11 @@ class SpoolCase(cases.BucketCase):
     while iterator.metrics().get("spool_depth_steps", 0) < steps:
       time.sleep(0.05)
 
+  def job(self, name, steps, **more):
+    config = {**cases.CONFIG, "olmo_index_path": self.remote_path, **self.keys()}
+    output = os.path.join(self.work, name)
+    return {"config": config, "steps": steps, "output": output, **more}
+
 
 class OutageTest(SpoolCase):
   """Steps of 1 MiB over a corpus that does not fit into the spool."""
@@ -117,6 +125,81 @@ class OutageTest(SpoolCase):
       time.sleep(_STEP_SECONDS)
       got += loader_cases.take(iterator, 1)
     return got
+
+
+class SharedSpoolTest(SpoolCase):
+  """Two processes read different files through one spool, which the first one fills."""
+
+  length = 8192
+  batch = 64
+  tokens_per_file = (8192 * 64 * (_SPOOL_STEPS + 40), 8192 * 64 * 30)
+
+  def index_of(self, path, base, number):
+    """Writes an index of one file of another index; returns its path."""
+    whole = maxtext_olmo.load_index(path)
+    entry = whole.files[number]
+    output = os.path.join(self.create_tempdir().full_path, "index.json")
+    maxtext_olmo.build_index(
+        [(f"{base}/{entry.path}", entry.label)],
+        whole.sequence_length,
+        tokenizer=whole.tokenizer,
+        dtype=whole.dtype,
+    ).save(output)
+    return output
+
+  def start(self, name, number, steps, seconds):
+    """Starts a process over one file; returns its output, and a function that checks it."""
+    local = self.index_of(self.index_path, os.path.join(self.directory, "bucket", "data"), number)
+    iterator = self.make(local, max_target_length=self.length, global_batch_size_to_load=self.batch)
+    expected = [child_lib.hash_of(batch) for batch in loader_cases.take(iterator, steps)]
+    iterator.close()
+    job = self.job(name, steps, seconds=seconds)
+    url = cases.url_of("http", self.proxy.url, "data")
+    job["config"]["olmo_index_path"] = self.index_of(self.remote_path, url, number)
+    process = child_lib.start(job)
+    self.addCleanup(process.kill)
+
+    def check():
+      process.wait(timeout=_PATIENCE_SECONDS)
+      child_lib.wait_for(process, job["output"])
+      lines = child_lib.lines_of(job["output"])
+      self.assertEqual([line["hash"] for line in lines], expected)
+
+    return job["output"], check
+
+  def wait_until(self, condition):
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+      self.assertLess(time.monotonic(), end, f"Waited for {_PATIENCE_SECONDS} s.")
+      time.sleep(0.05)
+
+  def size(self):
+    total = 0
+    for path in self.files():
+      with contextlib.suppress(FileNotFoundError):  # It has just been deleted.
+        total += path.stat().st_size
+    return total
+
+  def files(self):
+    return sorted(pathlib.Path(self.spool).glob("*.spool"))
+
+  def test_an_outage_for_one_process_does_not_let_the_other_delete_its_files(self):
+    output, check_first = self.start("first", 0, 50, seconds=0.6)
+    self.wait_until(lambda: self.size() >= (_SPOOL_STEPS - 8) << 20)
+    self.addCleanup(self.proxy.heal)
+    self.proxy.set(outage="refuse", only="part-000")
+    self.wait_until(lambda: self.proxy.counts().faults)  # Now the first process waits.
+    needed = self.files()[-1]
+    now = time.time()
+    for path in self.files():
+      with contextlib.suppress(FileNotFoundError):
+        os.utime(path, (now - 61, now - 61))
+    self.wait_until(lambda: needed.stat().st_mtime >= now)
+    self.assertLess(len(child_lib.lines_of(output)), 50)  # Not by closing the spool.
+    _, check_second = self.start("second", 1, 20, seconds=0.0)
+    check_second()
+    check_first()
+    self.assertEqual(self.proxy.faults.outage, "refuse")
 
 
 class SpoolTest(SpoolCase):
@@ -167,11 +250,6 @@ class SpoolTest(SpoolCase):
       iterator.close()
     self.assert_equal_batches(got, expected)
     self.assertRegex("\n".join(logs.output), "(?i)spool")
-
-  def job(self, name, steps, **more):
-    config = {**cases.CONFIG, "olmo_index_path": self.remote_path, **self.keys()}
-    output = os.path.join(self.work, name)
-    return {"config": config, "steps": steps, "output": output, **more}
 
   def test_killed_while_it_fills_the_spool_a_run_continues_exactly(self):
     expected = [child_lib.hash_of(batch) for batch in self.expected(40)]

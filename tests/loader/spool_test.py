@@ -1,5 +1,6 @@
 """Tests of reading an object store through a spool: the laws hold, and outages are bridged."""
 
+import faulthandler
 import os
 import pathlib
 import signal
@@ -21,13 +22,21 @@ from tests.loader import cases
 
 STARTS_PROCESSES = True
 
+_PATIENCE_SECONDS = 180
+
 
 def setUpModule():
   cases.compile_fast()
 
 
 def _wait_for(condition):
-  while not condition():  # tests/run.py ends a test that hangs.
+  end = time.monotonic() + _PATIENCE_SECONDS
+  while not condition():
+    if time.monotonic() > end:
+      faulthandler.dump_traceback(sys.__stderr__)
+      raise AssertionError(
+          f"Waited for {_PATIENCE_SECONDS} s; the log shows what each thread does."
+      )
     time.sleep(0.01)
 
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import os
 import pathlib
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
@@ -130,6 +132,32 @@ class SpoolFillerTest(absltest.TestCase):
     _wait_for(lambda: filler.depth_steps >= self.epoch)
     self.assertEqual(max(self.store.requests.values()), 1)
 
+  def test_files_are_renewed_and_released_during_an_outage(self):
+    self.enterContext(mock.patch.object(spool_lib, "RENEW_SECONDS", 0.1))
+    dataset = self._dataset(limit=100_000)
+    filler = self._start(dataset)
+    _wait_for(lambda: self.spooled.spool.full)
+    self.store.working.clear()
+    self.addCleanup(self.store.working.set)
+    for step in range(20):
+      self._check(dataset, step)
+      filler.advance(step + 1)
+    _wait_for(lambda: self.store.in_flight)  # The thread uses the room that these steps had.
+    last = max(pathlib.Path(self.directory).glob("*.spool"))
+    old = time.time() - 59
+    os.utime(last, (old, old))
+    _wait_for(lambda: last.stat().st_mtime > old + 58)
+    released = self._released_files()
+    for step in range(20, 35):
+      self._check(dataset, step)
+      filler.advance(step + 1)
+    _wait_for(lambda: self._released_files() - released)
+    self.store.working.set()
+
+  def _released_files(self):
+    files = pathlib.Path(self.directory).glob("*.spool")
+    return {path for path in files if path.stat().st_mtime < time.time() - 50}
+
   def test_an_error_is_logged_and_left_to_the_trainer(self):
     dataset = self._dataset()
     self.store.fails = True
@@ -138,7 +166,7 @@ class SpoolFillerTest(absltest.TestCase):
       _wait_for(lambda: logs.output)
       filler.close()
     self.assertLen(logs.output, 1)
-    self.assertRegex(logs.output[0], "cannot be filled with step 0: The store is broken")
+    self.assertRegex(logs.output[0], "Cannot fill the spool with step 0: The store is broken")
 
   def test_a_run_that_is_started_again_uses_what_is_there(self):
     first = self._dataset(epochs=1)
@@ -231,6 +259,55 @@ class SpoolFillerTest(absltest.TestCase):
     self.assertNotEmpty(_threads())
     filler.close()
     self.assertEmpty(_threads())
+
+  def test_an_outage_delays_neither_closing_nor_a_new_thread_for_long(self):
+    dataset = self._dataset(epochs=1)
+    self.store.working.clear()
+    self.addCleanup(self.store.working.set)
+    filler = self._start(dataset)
+    _wait_for(lambda: self.store.in_flight)
+    began = time.monotonic()
+    filler.close()
+    self.assertLess(time.monotonic() - began, 5)
+    again = self._start(dataset)
+    self.store.working.set()
+    _wait_for(lambda: again.depth_steps >= self.epoch)
+    self.assertEqual(max(self.store.requests.values()), 1)
+
+  def test_requests_that_fail_after_closing_are_not_reported(self):
+    dataset = self._dataset()
+    self.store.working.clear()
+    filler = self._start(dataset)
+    _wait_for(lambda: self.store.in_flight)
+    with self.assertNoLogs(level="WARNING"):
+      filler.close()
+      self.store.fails = True  # As if the storage had been closed.
+      self.store.working.set()
+      _wait_for(lambda: not _threads())
+
+  def test_if_an_unexpected_error_ends_the_thread_the_trainer_reads_by_itself(self):
+    dataset = self._dataset()
+    staged, fails, plain = threading.Event(), threading.Event(), self.store.fill
+
+    def fill(*args):
+      if threading.current_thread().name == "olmo-spool":
+        staged.set()
+        fails.wait()
+        raise RuntimeError("an unexpected error")
+      plain(*args)
+
+    self.store.fill = fill
+    with self.assertLogs(level="ERROR") as logs:
+      filler = self._start(dataset)
+      staged.wait()
+      threading.Timer(0.1, fails.set).start()  # While the trainer waits for what is being staged.
+      self._check(dataset, 0)
+      _wait_for(lambda: not _threads())
+    self.assertLen(logs.output, 1)
+    self.assertIn("Filling the spool has stopped", logs.output[0])
+    for step in range(1, 5):
+      self._check(dataset, step)
+      filler.advance(step)
 
   def test_a_spool_that_is_turned_off_ends_the_thread(self):
     dataset = self._dataset(limit=10)  # No range fits: as good as full.

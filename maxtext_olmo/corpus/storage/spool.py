@@ -88,6 +88,7 @@ class Spool:
     self._claims: dict[int, int] = {}  # The last step that needs each claimed file.
     self._renewed = time.monotonic()
     self._write_lock = threading.RLock()  # `read` never takes it, because writing may take seconds.
+    # `read` resets it without the lock if the disk fails, so other methods look at it only once.
     self._writer: spool_file.SpoolWriter | None = None
     self._writer_number = -1
     self._filler_path = os.path.join(self.directory, uuid.uuid4().hex[:16] + _FILLER_SUFFIX)
@@ -180,10 +181,10 @@ class Spool:
     if time.monotonic() - self._renewed < RENEW_SECONDS or self.off:
       return
     self._renewed = time.monotonic()
-    with self._claim_lock:
-      claimed = [*self._claims]
-    for number in claimed:
-      _set_time(self._index.path(number), time.time())
+    for number in [*self._claims]:
+      with self._claim_lock:  # So that a file that is released meanwhile is not renewed after that.
+        if number in self._claims:
+          _set_time(self._index.path(number), time.time())
 
   def reserve(self, size: int, *, may_delete: bool = True) -> bool:
     """Makes room for ranges of `size` bytes; returns whether they can be put now.
@@ -193,14 +194,7 @@ class Spool:
       may_delete: Whether files that no process needs may be deleted to make room.
     """
     with self._write_lock:
-      if self.off or size > self._file_bytes - spool_file.FILE_OVERHEAD:
-        return False
-      with self._turns_off():
-        if self._writer is not None and self._writer.room < size:
-          self._finish()
-        if self._writer is None:
-          self._begin(may_delete)
-      return self._writer is not None
+      return self._writer_with_room(size, may_delete) is not None
 
   def put(
       self,
@@ -225,11 +219,12 @@ class Spool:
     costs = np.cumsum(names[:, 3].astype(np.int64) + spool_file.RANGE_OVERHEAD)
     with self._write_lock:
       while len(names):
-        if not self.reserve(int(costs[0]), may_delete=may_delete) or self._writer is None:
+        writer = self._writer_with_room(int(costs[0]), may_delete)
+        if writer is None:
           return False
-        count = int(np.searchsorted(costs, self._writer.room, side="right"))
+        count = int(np.searchsorted(costs, writer.room, side="right"))
         with self._turns_off():
-          spots = self._writer.append(names[:count], data, places[:count])
+          spots = writer.append(names[:count], data, places[:count])
           self._index.add(self._writer_number, names[:count], spots)
           if step is not None:
             self._claim(self._writer_number, step)
@@ -263,14 +258,28 @@ class Spool:
     if is_new:
       _set_time(self._index.path(number), time.time())
 
-  def _begin(self, may_delete: bool) -> None:
+  def _writer_with_room(self, size: int, may_delete: bool) -> spool_file.SpoolWriter | None:
+    """Returns a writer with room for `size` bytes; None if there is no room for another file."""
+    if self.off or size > self._file_bytes - spool_file.FILE_OVERHEAD:
+      return None
+    with self._turns_off():
+      writer = self._writer
+      if writer is not None and writer.room >= size:
+        return writer
+      self._finish()
+      return self._begin(may_delete)
+    return None
+
+  def _begin(self, may_delete: bool) -> spool_file.SpoolWriter | None:
     """Begins a new file, if there is room for it."""
     with _locked(os.path.join(self.directory, _LOCK_NAME)):
       if may_delete:  # This process fills the spool; others only keep what they have read anyway.
         self._announce()
-      if self._make_room(may_delete):
-        self._writer = spool_file.SpoolWriter(self.directory, self._file_bytes)
-        self._writer_number = self._index.begin(self._writer)
+      if not self._make_room(may_delete):
+        return None
+      writer = self._writer = spool_file.SpoolWriter(self.directory, self._file_bytes)
+      self._writer_number = self._index.begin(writer)
+      return writer
 
   def _announce(self) -> None:
     """Shows the other processes that this one fills the spool."""
@@ -363,23 +372,23 @@ def _count_fillers(directory: str) -> int:
   with os.scandir(directory) as entries:
     for entry in entries:
       if entry.name.endswith(_FILLER_SUFFIX):
-        if not spool_file.is_abandoned(entry.path):
+        if spool_file.is_abandoned(entry.path):
+          with contextlib.suppress(FileNotFoundError):
+            os.unlink(entry.path)
+        else:
           count += 1
-          continue
-        with contextlib.suppress(FileNotFoundError):
-          os.unlink(entry.path)
   return count
 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
   """Holds the lock that processes sharing a directory take before they change its size."""
-  fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+  file = open_files.OpenFile(os.open(path, os.O_RDWR | os.O_CREAT, 0o644))
+  fcntl.flock(file.fd, fcntl.LOCK_EX)
   try:
-    fcntl.flock(fd, fcntl.LOCK_EX)
     yield
-  finally:
-    os.close(fd)
+  finally:  # Closing is not enough: a process that was forked meanwhile also has the file open.
+    fcntl.flock(file.fd, fcntl.LOCK_UN)
 
 
 def _set_time(path: str | None, when: float) -> None:

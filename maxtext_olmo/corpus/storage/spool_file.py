@@ -183,11 +183,15 @@ def read_range(file: open_files.OpenFile, place: int, name: bytes, out: memoryvi
 
 
 def is_abandoned(path: str) -> bool:
-  """Returns whether the process that was writing an unfinished file has died."""
+  """Returns whether the process that was writing an unfinished file has died.
+
+  Returns False for a file that may not be written: its owner's processes take care of it.
+  """
   try:
-    file = open_files.OpenFile(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    # Over NFS, an exclusive lock needs a descriptor that is open for writing.
+    file = open_files.OpenFile(os.open(path, os.O_RDWR | os.O_NONBLOCK))
     fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except (BlockingIOError, FileNotFoundError):
+  except (BlockingIOError, FileNotFoundError, PermissionError):
     return False
   return True
 

@@ -161,11 +161,11 @@ class SpoolIndex:
       if changed == self._directory_time:
         return
       recent = time.time_ns() - changed < _TIME_RESOLUTION_NS
-      names = {name for name in os.listdir(self._directory) if name.endswith(spool_file.SUFFIX)}
-      with self._lock:
+      with self._lock:  # Before the listing, which lacks files that are finished after it.
         known = {*self._numbers}
         unfinished = self.file_names([*self._unfinished])
-        self.forget_names([*(known - names - unfinished)])
+      names = {name for name in os.listdir(self._directory) if name.endswith(spool_file.SUFFIX)}
+      self.forget_names([*(known - names - unfinished)])
       for name in sorted(names - known):
         self._load(name)
       self._scanned = now
@@ -194,6 +194,6 @@ class SpoolIndex:
 
 
 def _delete_damaged(path: str) -> None:
-  logging.warning("%s is damaged; it is deleted, and its ranges are fetched again.", path)
+  logging.warning("%s is damaged; deleting it. Its ranges will be fetched again.", path)
   with contextlib.suppress(OSError):
     os.unlink(path)

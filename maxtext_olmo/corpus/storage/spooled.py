@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from maxtext_olmo.corpus.storage import spool_file
 _MAX_PENDING_BYTES = 1 << 26
 # How long `stage` waits, at most, for the trainer's reads to end before it sends its own requests.
 _POLITE_SECONDS = 0.5
-_DIRECT_SECONDS = 60.0
 _MAX_QUESTIONS = 16
 
 
@@ -83,6 +82,7 @@ class SpooledStorage:
     # Ranges that `fill` is reading from the store, or that are about to be put into the spool.
     self._direct: collections.Counter[bytes] = collections.Counter()
     self._idle = threading.Condition()
+    self._fetch_lock = threading.Lock()  # Held while ranges are fetched for the spool.
     self._writer: concurrent.futures.ThreadPoolExecutor | None = None
     self._pending_bytes = 0
 
@@ -103,7 +103,7 @@ class SpooledStorage:
     return bool(self._direct)
 
   def version(self, path: str) -> str | None:
-    """Returns a text that identifies the content of a file; None if it is not known."""
+    """Returns a string that identifies the content of a file; None if it is not known."""
     version = getattr(self.storage, "version", None)
     return None if version is None else version(path)
 
@@ -189,14 +189,24 @@ class SpooledStorage:
       offsets: np.ndarray,
       sizes: np.ndarray,
       step: int,
+      stopped: Callable[[], bool] = lambda: False,
   ) -> bool:
     """Puts ranges into the spool and keeps them there until a step is done.
 
-    Only one thread may call this at a time. Ranges that are too large for the spool, and ranges
-    of files without versions, are left out.
+    Only one thread fetches ranges at a time; others wait. Ranges that are too large for the spool,
+    and ranges of files without versions, are left out.
+
+    Args:
+      paths: Paths of the files.
+      sources: The file of each range, as an index into `paths`.
+      offsets: The first byte of each range.
+      sizes: The number of bytes of each range.
+      step: Last step that needs the ranges.
+      stopped: Returns whether the caller no longer needs the ranges.
 
     Returns:
-      Whether the ranges are in the spool; False if the spool is full or turned off.
+      Whether the ranges are in the spool; False if the spool is full or turned off, or if the
+      caller stopped.
     """
     self._learn_versions([paths[source] for source in np.unique(sources).tolist()])
     _, known = self._names(paths, sources, offsets, sizes)
@@ -205,10 +215,30 @@ class SpooledStorage:
     sources, offsets, sizes = np.unique(table, axis=0).T
     names, _ = self._names(paths, sources, offsets, sizes)
     self._wait_for_direct(names)
-    missing = ~self.spool.claim(names, step)
-    if not missing.any():
+    if stopped():
+      return False
+    if self.spool.claim(names, step).all():
       return not self.spool.off
-    sources, offsets, sizes, names = (a[missing] for a in (sources, offsets, sizes, names))
+    with self._fetch_lock:  # In an outage, another thread may hold it for as long as that lasts.
+      if stopped():
+        return False
+      missing = ~self.spool.claim(names, step)
+      if not missing.any():
+        return not self.spool.off
+      sources, offsets, sizes, names = (a[missing] for a in (sources, offsets, sizes, names))
+      return self._fetch(paths, sources, offsets, sizes, names, step, stopped)
+
+  def _fetch(
+      self,
+      paths: Sequence[str],
+      sources: np.ndarray,
+      offsets: np.ndarray,
+      sizes: np.ndarray,
+      names: np.ndarray,
+      step: int,
+      stopped: Callable[[], bool],
+  ) -> bool:
+    """Requests ranges and puts them into the spool; returns False if it is full or turned off."""
     places = np.cumsum(sizes) - sizes
     if not self.spool.reserve(int(sizes.sum()) + spool_file.RANGE_OVERHEAD * len(sizes)):
       return False
@@ -220,7 +250,7 @@ class SpooledStorage:
       self.storage.fill(paths, sources[left], offsets[left], sizes[left], data, places[left])
       staging.succeeded = True
       staging.ended.set()
-      return self.spool.put(names, data, places, step=step)
+      return self.spool.put(names, data, places, step=None if stopped() else step)
     finally:
       staging.ended.set()
       with self._idle:
@@ -230,18 +260,19 @@ class SpooledStorage:
   def _begin_staging(
       self, names: np.ndarray, data: np.ndarray, places: np.ndarray
   ) -> tuple[_Staging, np.ndarray]:
-    """Announces the ranges to be fetched; returns them, and their indexes in `names`.
+    """Announces the ranges to be fetched; returns them, and their indices in `names`.
 
     Other ranges are copied to `data`: `fill` has put them into the spool meanwhile, or the spool
-    has them in files that hold too few ranges of coming steps to be kept.
+    has them in files that hold too few ranges of upcoming steps to be kept.
     """
     while True:
       with self._idle:
         direct_reads = self._direct_reads
       left = np.flatnonzero(~self.spool.read(names, data, places))
-      waited = self._wait_for_direct(names[left])
       with self._idle:
-        if not waited and self._direct_reads == direct_reads:
+        self._wait_for_direct(names[left])
+        # If `fill` has ended reading since the search, the ranges may be in the spool now.
+        if self._direct_reads == direct_reads:
           staging = self._staging = _Staging(names[left], data, places[left])
           self._stagings += 1
           return staging, left
@@ -251,7 +282,7 @@ class SpooledStorage:
     return {"hits": self.hits, "misses": self.misses, "bytes": self.spool.used_bytes}
 
   def flush(self) -> None:
-    """Waits until everything that `fill` has read is in the spool, visible to other processes."""
+    """Waits until everything `fill` has read is in the spool and visible to other processes."""
     with self._idle:
       writer, self._writer = self._writer, None
     if writer is not None:
@@ -275,11 +306,12 @@ class SpooledStorage:
     for place, end, size in zip(places.tolist(), ends.tolist(), sizes.tolist()):
       copy[end - size : end] = data[place : place + size]
     with self._idle:
-      self._pending_bytes += total
-      self._direct.update(_as_bytes(names))
       if self._writer is None:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "olmo-spool-keep")
+      # This fails if the interpreter is exiting, so it comes first. `_put` ends with the same lock.
       self._writer.submit(self._put, names, copy, ends - sizes)
+      self._pending_bytes += total
+      self._direct.update(_as_bytes(names))
 
   def _put(self, names: np.ndarray, data: np.ndarray, places: np.ndarray) -> None:
     try:
@@ -298,17 +330,11 @@ class SpooledStorage:
         list(pool.map(self.storage.size, unknown))
       self._asked.update(unknown)
 
-  def _wait_for_direct(self, names: np.ndarray) -> bool:
-    """Waits until none of the ranges is being read by `fill`, which puts them into the spool.
-
-    Returns:
-      Whether any of them was being read.
-    """
+  def _wait_for_direct(self, names: np.ndarray) -> None:
+    """Waits until none of the ranges is being read by `fill`, which puts them into the spool."""
     wanted = {*_as_bytes(names)}
     with self._idle:
-      if not wanted & self._direct.keys():
-        return False
-      return self._idle.wait_for(lambda: not wanted & self._direct.keys(), timeout=_DIRECT_SECONDS)
+      self._idle.wait_for(lambda: not wanted & self._direct.keys())
 
   def _forget_direct(self, names: list[bytes]) -> None:
     self._direct_reads += 1

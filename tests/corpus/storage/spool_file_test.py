@@ -60,6 +60,18 @@ class SpoolFileTest(absltest.TestCase):
     self.assertTrue(spool_file.is_abandoned(path))
     self.assertFalse(spool_file.is_abandoned(path + "x"))
 
+  def test_a_file_that_may_not_be_written_is_not_abandoned(self):
+    path = os.path.join(self.create_tempdir().full_path, "other.part")
+    with open(path, "wb"):
+      os.chmod(path, 0o444)
+    user = os.geteuid()
+    if not user:
+      os.seteuid(65534)  # Root may write any file.
+    try:
+      self.assertFalse(spool_file.is_abandoned(path))
+    finally:
+      os.seteuid(user)
+
   def test_other_files_are_refused(self):
     path = os.path.join(self.directory, "a")
     for content in (b"", b"x" * 10, b"x" * 1000, b"spool v1" + bytes(16)):

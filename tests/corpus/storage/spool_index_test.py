@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 from absl.testing import absltest
@@ -92,6 +93,23 @@ class SpoolIndexTest(absltest.TestCase):
     self._later()
     self._find([7])
     self.assertEqual(self._find([5, 6]), [5, 6])
+
+  def test_a_file_that_is_finished_during_a_listing_is_not_forgotten(self):
+    writer = spool_file.SpoolWriter(self.directory, 1 << 20)
+    number = self.index.begin(writer)
+    names = spool_test.names_of([5])
+    self.index.add(number, names, writer.append(names, *spool_test.data_of([5])))
+    plain = os.listdir
+
+    def listdir(path):
+      listed = plain(path)
+      self.index.finish(number, writer.finish())
+      return listed
+
+    with mock.patch.object(os, "listdir", listdir):
+      self.assertEqual(self._find([5, 6]), [5])
+    self.assertEqual(self.index.path(number), writer.final_path)
+    self.assertGreater(self.index.written_bytes([number]), 0)
 
   def test_only_complete_files_of_this_process_count_as_written(self):
     self._write([1])

@@ -1,9 +1,11 @@
 """Tests of the spool directory: what is put is found, within the limit, whatever happens."""
 
 import errno
+import fcntl
 import os
 import pathlib
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -48,6 +51,15 @@ def files_in(directory):
 def size_of(directory):
   """Returns the size of all files of a spool."""
   return sum(f.stat().st_size for f in pathlib.Path(directory).iterdir() if f.name != "lock")
+
+
+def _can_lock(file):
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  fcntl.flock(file, fcntl.LOCK_UN)
+  return True
 
 
 class SpoolTest(absltest.TestCase):
@@ -387,6 +399,42 @@ class SpoolTest(absltest.TestCase):
     finally:
       subprocess.run(["umount", "-l", self.directory], check=True)
 
+  def test_locks_work_as_over_nfs(self):
+    # No NFS server can be started here. Its exclusive locks need files that are open for writing.
+    plain = fcntl.flock
+
+    def flock(fd, operation):
+      access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+      if operation & fcntl.LOCK_EX and access == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+      plain(fd, operation)
+
+    with mock.patch.object(fcntl, "flock", flock):
+      first, second = self._spool(), self._spool()
+      self.assertTrue(self._put(first, [1], step=1))
+      self.assertTrue(self._put(second, [2], step=1))
+      first.close()
+      second.close()
+    self.assertEqual(self._check(self._spool(), [1, 2]), [1, 2])
+
+  def test_a_disk_that_fails_while_ranges_are_put_turns_it_off_with_one_warning(self):
+    spool = self._spool()
+    self._put(spool, [1])
+
+    class Names(np.ndarray):
+      """Names of ranges; the disk fails, and `read` notices, when `put` looks for their place."""
+
+      def __array_function__(self, function, types, args, kwargs):
+        if function is np.searchsorted:
+          shutil.rmtree(spool.directory)
+          spool.read(names_of([7]), np.zeros(1000, np.uint8), np.zeros(1, np.int64))
+        return super().__array_function__(function, types, args, kwargs)
+
+    with self.assertLogs(level="WARNING") as logs:
+      self.assertFalse(spool.put(names_of([2]).view(Names), *data_of([2])))
+    self.assertLen(logs.output, 1)
+    self.assertTrue(spool.off)
+
   def test_a_read_only_disk_turns_it_off(self):
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=512k,ro", "tmpfs", self.directory],
@@ -424,6 +472,35 @@ class SpoolTest(absltest.TestCase):
     self.assertEqual(os.waitpid(child, 0)[1], 0)
     spool.close()
     self.assertEqual(self._check(self._spool(), [1, 2, 3]), [1, 2, 3])
+
+  def test_a_child_forked_while_a_file_is_begun_does_not_keep_the_lock(self):
+    for number in range(5000):  # Looking at these files takes a while, during which it is locked.
+      pathlib.Path(self.directory, f"{number}.spool").touch()
+    spool = self._spool()
+    self._put(spool, [0])
+    spool.flush()
+    with open(os.path.join(self.directory, "lock"), "r+b") as lock:
+      begins = threading.Thread(target=self._put, args=(spool, [1]))
+      begins.start()
+      while _can_lock(lock) and begins.is_alive():
+        pass
+      end, other_end = os.pipe()
+      child = os.fork()
+      if not child:
+        os.close(other_end)
+        os.read(end, 1)  # Until the parent closes the pipe.
+        os._exit(0)
+    os.close(end)
+    begins.join()
+    spool.flush()
+    begins = threading.Thread(target=self._put, args=(spool, [2]))
+    begins.start()
+    begins.join(timeout=20)
+    waits = begins.is_alive()
+    os.close(other_end)
+    os.waitpid(child, 0)
+    begins.join()
+    self.assertFalse(waits)
 
   def test_threads_may_put_and_read_at_once(self):
     spool = self._spool(limit=3 * _MIB)

@@ -1,13 +1,17 @@
 """Tests of a storage that reads through a spool."""
 
+import concurrent.futures
 import os
 import pathlib
 import pickle
 import threading
+import time
+from unittest import mock
 
 import hypothesis
 import numpy as np
 from absl.testing import absltest
+from absl.testing import parameterized
 from hypothesis import strategies as st
 
 from maxtext_olmo import errors
@@ -25,7 +29,7 @@ def _files():
   return {path: rng.integers(0, 256, 5000, np.uint8).tobytes() for path in _PATHS}
 
 
-class SpooledStorageTest(absltest.TestCase):
+class SpooledStorageTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -137,6 +141,71 @@ class SpooledStorageTest(absltest.TestCase):
     reader.join()
     stager.join()
     self.assertEqual(self.store.total, 2)
+
+  @parameterized.parameters(range(1, 8))
+  def test_a_range_that_is_read_and_staged_at_once_is_requested_once(self, moment):
+    """The read begins when staging releases the lock for the nth time."""
+    readers, releases = [], []
+
+    class Condition(threading.Condition):
+
+      def __exit__(condition, *args):
+        super().__exit__(*args)
+        if threading.current_thread() is threading.main_thread():
+          releases.append(condition)
+          if len(releases) == moment:
+            begin_to_read()
+
+    def begin_to_read():
+      self.store.working.clear()
+      readers.append(threading.Thread(target=self._read, args=([(0, 0, 100)], storage)))
+      readers[0].start()
+      end = time.monotonic() + 0.2  # It may wait for the lock.
+      while not self.store.in_flight and time.monotonic() < end:
+        time.sleep(0.001)
+      self.store.working.set()
+
+    with mock.patch.object(threading, "Condition", Condition):
+      storage = self._open()
+    self.assertTrue(self._stage([(0, 0, 100)], 0, storage))
+    for reader in readers:
+      reader.join()
+    self.assertEqual(self.store.total, 1)
+
+  def _stage_in_two_threads(self, stopped):
+    """Stages ranges, the second ones while the first ones are being fetched.
+
+    Args:
+      stopped: Whether the second call is told to stop while it waits.
+
+    Returns:
+      What the second call returns, and how many ranges were requested before the first ended.
+    """
+    self.store.working.clear()
+    stop = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+      first = pool.submit(self._stage, [(0, 0, 100)])
+      while not self.store.in_flight:
+        pass
+      ranges = self._ranges([(0, 0, 100), (1, 0, 100)])
+      second = pool.submit(self.spooled.stage, *ranges, 1, stop.is_set)
+      concurrent.futures.wait([second], timeout=0.2)
+      requested = self.store.total
+      if stopped:
+        stop.set()
+      self.store.working.set()
+      self.assertTrue(first.result())
+      return second.result(), requested
+
+  def test_two_threads_fetch_ranges_one_after_the_other_and_only_once(self):
+    self.assertEqual(self._stage_in_two_threads(stopped=False), (True, 1))
+    self.assertEqual(self.store.total, 2)
+    self._read([(0, 0, 100), (1, 0, 100)])
+    self.assertEqual(self.store.total, 2)
+
+  def test_a_thread_that_stops_while_it_waits_for_another_requests_nothing(self):
+    self.assertEqual(self._stage_in_two_threads(stopped=True), (False, 1))
+    self.assertEqual(self.store.total, 1)
 
   def test_if_staging_fails_the_reader_reads_by_itself(self):
     self.store.working.clear()
