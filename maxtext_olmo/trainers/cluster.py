@@ -13,10 +13,7 @@ The first case that applies is used:
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +21,7 @@ import jax
 from absl import logging
 
 from maxtext_olmo import errors
+from maxtext_olmo.trainers import rendezvous
 
 WAIT_SECONDS = 300  # For the other processes, at the start.
 # JAX aborts the process if the others do not connect; this module ends it first, with a reason.
@@ -70,6 +68,13 @@ def coordinator() -> Coordinator | None:
   return Coordinator(state.client, state.process_id, state.num_processes)
 
 
+def _address() -> str:
+  """Returns the host:port of process 0 that JAX uses; empty if JAX has none yet."""
+  from jax._src import distributed
+
+  return distributed.global_state.coordinator_address or ""
+
+
 def connect(
     address: str = "",
     num_processes: int = 0,
@@ -106,9 +111,10 @@ def connect(
         f" numbered from 0. To fix this, {_REMEDY}"
     )
   if address and count is not None:
+    rendezvous.check_address(address, is_ours=this == 0 or count == 1)
     if count > 1:
       logging.info("one of %d processes: waiting for the others at %s", count, address)
-    with _limit(count, wait_seconds, give_up):
+    with rendezvous.limit(count, wait_seconds, _address, give_up):
       _initialize(address, count, 0 if count == 1 else this, wait_seconds)
     return
   if count == 1:
@@ -121,11 +127,11 @@ def connect(
   if count not in (None, tasks):
     raise errors.ConfigError(
         f"num_processes (or JAX_NUM_PROCESSES) is {count}, but this is one of {tasks} tasks"
-        f" ({name}). Leave the number of processes to the cluster; or {_REMEDY}"
+        f" ({name}). Let the cluster set the number of processes; or {_REMEDY}"
     )
   if tasks > 1:
     logging.info("one of %d tasks (%s): waiting for the others", tasks, name)
-    with _limit(tasks, wait_seconds, give_up):
+    with rendezvous.limit(tasks, wait_seconds, _address, give_up):
       _initialize(address or None, tasks, this, wait_seconds)
 
 
@@ -141,7 +147,7 @@ def check_processes(remedy: str = _REMEDY) -> None:
   expected = 1 if connected is None else connected.processes
   if found != expected:
     raise errors.ConfigError(
-        f"JAX has devices of {found} process{'es' if found > 1 else ''}, but {expected}"
+        f"JAX sees devices of {found} process{'es' if found > 1 else ''}, but {expected}"
         f" {'is' if expected == 1 else 'are'} connected. Start all processes of the run in the same"
         f" way; or {remedy}"
     )
@@ -197,7 +203,7 @@ def _refuse_if_one_of_several(address: str, this: int | None, remedy: str = _REM
   if _KUBERNETES_TASK in os.environ:
     raise errors.ConfigError(
         f"{_KUBERNETES_TASK}={os.environ[_KUBERNETES_TASK]}, so this is a pod of an indexed"
-        " Kubernetes Job, but its number of pods is unknown, and each would train alone. Install"
+        " Kubernetes Job, but the number of pods is unknown, and each would train alone. Install"
         " jax[k8s] and give the pod's service account the right to read pods, jobs and services; or"
         f" {remedy}"
     )
@@ -291,47 +297,6 @@ def _initialize(
         f"This process could not connect to the other processes of its run, so it stops: {error}."
         " Check coordinator_address, num_processes and process_id, and that all tasks have started."
     ) from error
-
-
-@contextlib.contextmanager
-def _limit(
-    count: int, seconds: int, give_up: Callable[[errors.ConfigError], None] | None
-) -> Iterator[None]:
-  """Ends the process, from a thread, if the context takes too long: JAX would not return."""
-
-  def end() -> None:
-    from jax._src import distributed
-
-    address = distributed.global_state.coordinator_address or ""
-    error = errors.ConfigError(
-        f"This process is one of {count}, and stops after waiting {seconds} s for the others:"
-        f" {_describe_coordinator(address)}. Check coordinator_address, num_processes and"
-        " process_id, the network between the hosts, and that all tasks have started."
-    )
-    if give_up is None:
-      logging.error("ConfigError: %s", error)
-    else:
-      give_up(error)
-    logging.flush()
-    # Not 2, which means that a restart does not help: a host may only be slow to come back.
-    os._exit(1)
-
-  timer = threading.Timer(seconds, end)
-  timer.daemon = True
-  timer.start()
-  try:
-    yield
-  finally:
-    timer.cancel()
-
-
-def _describe_coordinator(address: str) -> str:
-  host, _, port = address.rpartition(":")
-  try:
-    socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-  except (OSError, ValueError) as error:
-    return f"process 0 does not answer at {address} ({error})"
-  return f"process 0 answers at {address}, but not all processes have connected"
 
 
 def _check_agreement(wait_seconds: int) -> None:

@@ -1,9 +1,11 @@
-"""Checks before a run, on one process or on all of them: `maxtext-olmo doctor`.
+"""Checks made before a run, in one process or in all of them: `maxtext-olmo doctor`.
 
 Every process checks its own host (`doctor_host`). Then the processes connect as the trainer does,
 and send what they found through the coordinator's key-value store, which works even if the devices
-do not. Process 0 compares them: versions, code, config and index must be the same everywhere, the
-clocks must agree, and all must see the same checkpoint_dir.
+do not. Process 0 compares the reports: versions, code, config and index must be the same
+everywhere, the clocks must agree, and all must see the same checkpoint_dir. The processes may run
+different releases of this package, so a report may have fewer or more entries than that of
+process 0.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from maxtext_olmo import errors
 from maxtext_olmo.loader import wiring
 from maxtext_olmo.trainers import cluster
 from maxtext_olmo.trainers import doctor_host
+from maxtext_olmo.trainers import lease
 from maxtext_olmo.trainers.doctor_host import Finding
 from maxtext_olmo.trainers.tiny import config as config_lib
 from maxtext_olmo.trainers.tiny import model
@@ -41,7 +44,8 @@ _CLOCK_WARNING, _CLOCK_WRONG = 1.0, 60.0
 # A busy host may leave a barrier late, but hardly every time.
 _CLOCK_BARRIERS = 5
 _SEE_GUIDE = "see docs/guides/clusters.md"
-_NAMES = {"python": "versions", "versions": "versions", "code": "code", "config": "config"}
+_UNKNOWN = "unknown"
+_NAMES = {"python": "versions", "indexes": "index"}  # Facts that are part of another check.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +64,20 @@ class Report:
 
   @classmethod
   def from_json(cls, text: str) -> Report:
-    """Returns the report that `to_json` turned into text."""
+    """Returns the report that `to_json`, perhaps of another release, turned into text."""
     values = json.loads(text)
-    return cls(**{**values, "findings": [Finding(**found) for found in values["findings"]]})
+    return cls(
+        values.get("host", _UNKNOWN),
+        values.get("clocks", []),
+        values.get("devices", 0),
+        [_read_finding(found) for found in values.get("findings", [])],
+        values.get("facts", {}),
+    )
+
+
+def _read_finding(values: dict[str, Any]) -> Finding:
+  names = [field.name for field in dataclasses.fields(Finding)]
+  return Finding(**{name: values.get(name, _UNKNOWN) for name in names})
 
 
 def examine(
@@ -121,7 +136,10 @@ def _read_clocks(run: cluster.Coordinator | None, wait_seconds: int) -> list[flo
 
 
 def _alone(findings: list[Finding], error: Exception) -> list[Finding]:
-  return [*findings, Finding("wrong", "processes", doctor_host.one_line(error), _SEE_GUIDE)]
+  text = doctor_host.one_line(error)
+  if not isinstance(error, errors.MaxtextOlmoError):
+    text = f"{type(error).__name__}: {text}"
+  return [*findings, Finding("wrong", "processes", text, _SEE_GUIDE)]
 
 
 def findings_ok(findings: Sequence[Finding], check: str = "") -> bool:
@@ -139,13 +157,15 @@ def _exchange(
   if run.process != 0:
     run.client.key_value_set(f"{_REPORTS}{run.process}", mine.to_json())
     return [], run.client.blocking_key_value_get(_VERDICT, milliseconds) == "ok"
-  reports = [mine]
-  for process in range(1, run.processes):
-    text = run.client.blocking_key_value_get(f"{_REPORTS}{process}", milliseconds)
-    reports.append(Report.from_json(text))
-  found = list(compare(reports))
-  ok = findings_ok(found)
-  run.client.key_value_set(_VERDICT, "ok" if ok else "wrong")
+  reports, ok = [mine], False
+  try:
+    for process in range(1, run.processes):
+      text = run.client.blocking_key_value_get(f"{_REPORTS}{process}", milliseconds)
+      reports.append(Report.from_json(text))
+    found = list(compare(reports))
+    ok = findings_ok(found)
+  finally:  # The others wait for the verdict, even if there is nothing to base it on.
+    run.client.key_value_set(_VERDICT, "ok" if ok else "wrong")
   return found, ok
 
 
@@ -169,17 +189,18 @@ def compare(reports: Sequence[Report]) -> Iterator[Finding]:
 
 
 def _compare_facts(reports: Sequence[Report]) -> Iterator[Finding]:
-  first = reports[0].facts
+  first = reports[0]
   same = True
   for process, report in enumerate(reports):
-    for name, expected in first.items():
-      if report.facts[name] != expected:
+    for name in dict.fromkeys([*first.facts, *report.facts]):
+      found, expected = (facts.get(name, _UNKNOWN) for facts in (report.facts, first.facts))
+      if found != expected:
         same = False
         yield Finding(
             "wrong",
-            _NAMES.get(name, "index"),
-            f"{name}: process {process} on {report.host} and process 0 differ:"
-            f" {_difference(report.facts[name], expected)}",
+            _NAMES.get(name, name),
+            f"{name}: process {process} on {report.host} and process 0 on {first.host} differ:"
+            f" {_difference(found, expected)}",
             "start all processes with the same code, environment, config and index",
         )
   if same:
@@ -187,8 +208,8 @@ def _compare_facts(reports: Sequence[Report]) -> Iterator[Finding]:
 
 
 def _difference(found: Any, expected: Any) -> str:
-  if not isinstance(found, dict):
-    return f"{found} and {expected}"
+  if not isinstance(found, dict) or not isinstance(expected, dict):
+    return " and ".join("known" if isinstance(v, dict) else str(v) for v in (found, expected))
   names = sorted(n for n in {*found, *expected} if found.get(n) != expected.get(n))
   return "; ".join(f"{n}: {found.get(n)!r} and {expected.get(n)!r}" for n in names)
 
@@ -209,7 +230,9 @@ def _compare_clocks(reports: Sequence[Report]) -> Finding:
   if len(reports) == 1:
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(reports[0].clocks[0]))
     return Finding("ok", "clock", f"{now}; there is no other host to compare with")
-  barriers = zip(*(report.clocks for report in reports))
+  barriers = list(zip(*(report.clocks for report in reports)))
+  if not barriers:
+    return Finding("warning", "clock", "not all processes reported their time", _SEE_GUIDE)
   clocks = min(barriers, key=lambda clocks: max(clocks) - min(clocks))
   skew = max(clocks) - min(clocks)
   level: doctor_host.Level = "ok"
@@ -261,12 +284,13 @@ def _check_directory(
 
   Process 0 always tells the others the name of its file, because they wait for it.
   """
-  wrong = ""
+  wrong = holder = ""
   if run is None or run.process == 0:
     name = f".doctor-{uuid.uuid4().hex}"
     try:
       if directory:
         _write_probe(epath.Path(directory), name, stack)
+        holder = _find_holder(directory)
     except Exception as error:  # Such as an ImportError for a bucket.
       wrong = f"{directory} cannot be written to: {doctor_host.one_line(error)}"
     if run is not None:
@@ -281,8 +305,29 @@ def _check_directory(
   if wrong:
     remedy = "choose a directory that all hosts share and that the run may write to"
     yield Finding("wrong", "checkpoint_dir", wrong, remedy)
+  elif holder:
+    yield Finding(
+        "warning",
+        "checkpoint_dir",
+        f"{directory} {holder}",
+        "make sure that only one run uses the directory",
+    )
   elif directory:
     yield Finding("ok", "checkpoint_dir", f"{directory} can be written to")
+
+
+def _find_holder(directory: str) -> str:
+  """Returns what is to be said about the lease of a directory; empty if a run can take it."""
+  try:
+    holder = lease.find_holder(directory)
+  except Exception as error:  # Such as a ConfigError for a missing package.
+    return f"can be written to, but its lease cannot be read: {doctor_host.one_line(error)}"
+  if not holder:
+    return ""
+  return (
+      f"is in use by {holder}; a run that starts now is refused, unless that one ends within five"
+      " minutes"
+  )
 
 
 def _write_probe(directory: epath.Path, name: str, stack: contextlib.ExitStack) -> None:

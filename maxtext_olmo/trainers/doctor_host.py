@@ -1,4 +1,4 @@
-"""Checks of one host before a run: packages, descriptors, index, storage, code and config.
+"""Checks one host before a run: packages, descriptors, index, storage, code and config.
 
 A check reports what it finds. `run_check` turns an error into a finding, so the remaining checks
 still run and no other process waits for this one. `doctor` compares hosts.
@@ -59,7 +59,7 @@ class Finding:
 
 
 def check_host(config: ConfigDict | None) -> tuple[list[Finding], dict[str, Any]]:
-  """Makes all checks that involve no other process and no device.
+  """Runs all checks that involve no other process and no device.
 
   Args:
     config: The config of the run; without one, its index and storage are not checked.
@@ -260,6 +260,6 @@ def _check_descriptors(files: int) -> Finding:
         "warning",
         "descriptors",
         f"{found}: files are constantly closed and reopened, which is slow",
-        f"ulimit -n {needed} before the start (the hard limit is {most})",
+        f"run `ulimit -n {needed}` before you start the run (the hard limit is {most})",
     )
   return Finding("ok", "descriptors", found)

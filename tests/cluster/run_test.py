@@ -167,7 +167,7 @@ class ClusterRunTest(ledger.LedgerTestCase):
           started.append(self.network.start(host, command, env, log))
       self.assertEqual(self.codes(started), [code, code], logs[0].read_text())
       self.assertIn("2 of 2, on host0, host1", logs[0].read_text())
-    self.assertIn("indexes: process 1 on host1 and process 0 differ", logs[0].read_text())
+    self.assertIn("indexes: process 1 on host1 and process 0 on host0 differ", logs[0].read_text())
 
   def finish_on_fewer_hosts(self) -> None:
     started = self.start_on(2, steps=self.steps_done() + 5)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import pathlib
+import shutil
 import subprocess
 from typing import Any
 
 import jax
 from absl.testing import absltest
 
+import maxtext_olmo
 from maxtext_olmo.trainers import doctor
 from maxtext_olmo.trainers import doctor_host
+from maxtext_olmo.trainers import lease
 from tests import corpora
 from tests import distributed
 from tests.trainers import launched
@@ -63,8 +68,40 @@ class CompareTest(absltest.TestCase):
   def test_only_the_keys_that_differ_are_named(self):
     facts = [{**_report().facts, "config": {"steps": n, "seed": 1}} for n in (5, 6)]
     found = list(doctor.compare([_report(facts=facts[0]), _report(facts=facts[1])]))
-    self.assertIn("config: process 1 on a and process 0 differ: steps: 6 and 5", str(found))
+    self.assertIn("config: process 1 on a and process 0 on a differ: steps: 6 and 5", str(found))
     self.assertNotIn("seed", str(found))
+
+  def test_facts_that_only_one_release_reports_are_wrong_on_either_side(self):
+    more, fewer = {**_report().facts, "kernel": "6.1"}, dict(_report().facts)
+    del fewer["config"]
+    for reports, expected in (
+        ((_report(facts=more), _report(host="b", facts=fewer)), ("unknown and 6.1", "unknown and")),
+        ((_report(facts=fewer), _report(host="b", facts=more)), ("6.1 and unknown", "and unknown")),
+    ):
+      found = {f.check: f for f in doctor.compare(reports)}
+      for check, text in zip(("kernel", "config"), expected):
+        self.assertEqual(found[check].level, "wrong")
+        self.assertRegex(found[check].found, f"process 1 on b and process 0 on a differ: .*{text}")
+
+  def test_another_release_names_hosts_and_releases(self):
+    facts = [{**_report().facts, "versions": {"maxtext_olmo": v}} for v in ("0.2", "0.1")]
+    reports = [_report(facts=facts[0]), _report(host="b", facts=facts[1])]
+    (wrong,) = (f for f in doctor.compare(reports) if f.level == "wrong")
+    self.assertEqual(
+        wrong.found,
+        "versions: process 1 on b and process 0 on a differ: maxtext_olmo: '0.1' and '0.2'",
+    )
+
+  def test_reports_of_other_releases_are_read_and_compared(self):
+    values = json.loads(_report(findings=[doctor_host.Finding("wrong", "x", "y")]).to_json())
+    more = {**values, "kernel": "6.1", "findings": [{**values["findings"][0], "since": 3}]}
+    self.assertEqual(
+        doctor.Report.from_json(json.dumps(more)).findings, [doctor_host.Finding("wrong", "x", "y")]
+    )
+    less = {"findings": [{"level": "wrong", "check": "x"}]}
+    found = list(doctor.compare([_report(), doctor.Report.from_json(json.dumps(less))]))
+    self.assertIn("process 1 on unknown: unknown", str(found))
+    self.assertFalse(doctor.findings_ok(found))
 
   def test_reports_survive_json(self):
     finding = doctor_host.Finding("ok", "code", "here")
@@ -109,6 +146,17 @@ class DoctorTest(absltest.TestCase):
     self.assertContainsSubset({"devices", "checkpoint_dir"}, wrong)
     self.assertIn("needs 7 devices", wrong["devices"])
 
+  def test_a_directory_that_another_run_holds_is_a_warning_that_names_it(self):
+    config = train_cases.make_config(**self.keys())
+    with lease.Lease(config.checkpoint_dir):
+      found, ok = doctor.examine(config)
+    self.assertTrue(ok)
+    (warning,) = (f for f in found if f.check == "checkpoint_dir")
+    self.assertEqual(warning.level, "warning")
+    self.assertRegex(warning.found, rf"is in use by process {os.getpid()} on .* is refused")
+    found, _ = doctor.examine(config)
+    self.assertEqual([f.level for f in found if f.check == "checkpoint_dir"], ["ok"])
+
   def test_a_batch_that_does_not_divide_over_the_devices_is_wrong(self):
     found, ok = doctor.examine(train_cases.make_config(global_batch_size_to_load=3))
     self.assertFalse(ok)
@@ -116,8 +164,16 @@ class DoctorTest(absltest.TestCase):
     self.assertEqual(wrong.check, "batch")
     self.assertIn("3 rows over 2 shards", wrong.found)
 
-  def run_on(self, *flags: list[str], env: dict[str, str] | None = None) -> list[tuple[int, str]]:
-    """Runs the command on several processes, each with its flags; returns codes and outputs."""
+  def run_on(
+      self, *flags: list[str], env: dict[str, str] | None = None, other: str = "maxtext_olmo"
+  ) -> list[tuple[int, str]]:
+    """Runs the command on several processes, each with its flags; returns codes and outputs.
+
+    Args:
+      *flags: The flags of each process.
+      env: Variables of all processes.
+      other: The module that all processes except process 0 run.
+    """
     address = f"127.0.0.1:{distributed.free_port()}"
     started = []
     for process, own in enumerate(flags):
@@ -127,9 +183,8 @@ class DoctorTest(absltest.TestCase):
           "JAX_PROCESS_ID": str(process),
           **(env or {}),
       }
-      started.append(
-          launched.start(self, ["doctor", *own], variables, "maxtext_olmo", subprocess.PIPE)
-      )
+      module = other if process else "maxtext_olmo"
+      started.append(launched.start(self, ["doctor", *own], variables, module, subprocess.PIPE))
     texts = [process.communicate()[0] for process in started]
     return [(process.returncode, text) for process, text in zip(started, texts)]
 
@@ -151,9 +206,57 @@ class DoctorTest(absltest.TestCase):
     )
     self.assertEqual([code for code, _ in outcomes], [1, 1], outcomes)
     text = outcomes[0][1]
-    self.assertRegex(text, r"wrong.*config: process 1 on \S+ and process 0 differ: .*olmo_index")
+    self.assertRegex(
+        text, r"wrong.*config: process 1 on \S+ and process 0 on \S+ differ: .*olmo_index"
+    )
     self.assertRegex(text, r"wrong.*indexes: process 1")
     self.assertRegex(text, r"wrong.*does not contain the file that process 0 wrote there")
+
+  def write_release(self, changes: dict[str, dict[str, str]]) -> str:
+    """Copies this package with changes to its files; returns the module that runs the copy."""
+    source, copy = pathlib.Path(maxtext_olmo.__file__).parent, self.dir / "release" / "maxtext_olmo"
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, replaced in changes.items():
+      text = (copy / name).read_text()
+      for old, new in replaced.items():
+        self.assertIn(old, text)
+        text = text.replace(old, new)
+      (copy / name).write_text(text)
+    (self.dir / "other_release.py").write_text(
+        f"import runpy, sys\nsys.path.insert(0, {str(copy.parent)!r})\n"
+        "runpy.run_module('maxtext_olmo', run_name='__main__', alter_sys=True)\n"
+    )
+    return "other_release"
+
+  def test_a_host_with_another_release_is_wrong(self):
+    other = self.write_release(
+        {
+            "__init__.py": {f'"{maxtext_olmo.__version__}"': '"0.0.9"'},
+            "trainers/doctor.py": {
+                "  facts: dict[str, Any]\n": "  facts: dict[str, Any]\n  kernel: str = '6.1'\n"
+            },
+            "trainers/doctor_host.py": {'"python": platform': '"interpreter": platform'},
+        }
+    )
+    outcomes = self.run_on([], [], env={"PYTHONPATH": str(self.dir)}, other=other)
+    self.assertEqual([code for code, _ in outcomes], [1, 1], outcomes)
+    text = outcomes[0][1]
+    self.assertRegex(
+        text,
+        r"wrong.*versions: process 1 on \S+ and process 0 on \S+ differ: .*"
+        rf"maxtext_olmo: '0.0.9' and '{maxtext_olmo.__version__}'",
+    )
+    self.assertRegex(text, r"wrong.*python: .* differ: unknown and 3")
+    self.assertRegex(text, r"wrong.*interpreter: .* differ: 3\S+ and unknown")
+    self.assertEqual(outcomes[1][1], "")
+
+  def test_a_report_that_cannot_be_read_is_wrong_on_all_processes(self):
+    changes = {"json.dumps(dataclasses.asdict(self))": "'[]'"}
+    other = self.write_release({"trainers/doctor.py": changes})
+    outcomes = self.run_on([], [], env={"PYTHONPATH": str(self.dir)}, other=other)
+    self.assertEqual([code for code, _ in outcomes], [1, 1], outcomes)
+    self.assertRegex(outcomes[0][1], "wrong.*processes: AttributeError: 'list' object")
+    self.assertEqual(outcomes[1][1], "")  # It got the verdict.
 
   def test_a_bucket_that_cannot_be_opened_is_wrong_on_all_processes(self):
     (self.dir / "gcsfs.py").write_text("raise ImportError('a broken package')")
