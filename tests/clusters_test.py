@@ -133,36 +133,53 @@ class ScriptTest(parameterized.TestCase):
     if shutil.which("shellcheck"):
       subprocess.run(["shellcheck", "--shell=bash", "--severity=warning", str(path)], check=True)
 
+  def setUp(self):
+    super().setUp()
+    self.dir = pathlib.Path(self.create_tempdir().full_path)
+
   def run_script(self, name: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", str(_FILES / name), *args],
         env={**distributed.child_environment(), "PATH": _PATH, **env},
+        cwd=self.dir,
         capture_output=True,
         text=True,
         check=False,
     )
 
-  @parameterized.parameters(
-      (75, "RUNNING", True), (75, "COMPLETING", False), (0, "RUNNING", False), (2, "RUNNING", False)
-  )
-  def test_only_a_preempted_job_goes_back_to_the_queue(self, code: int, state: str, back: bool):
-    directory = pathlib.Path(self.create_tempdir().full_path)
-    command = directory / "command"
+  def requeues(self, code: int, state: str) -> int:
+    """Runs a job of Slurm that ends with a code; returns how often it went back to the queue."""
+    command = self.dir / "command"
     command.write_text(f"#!/bin/sh\nexit {code}\n")
     command.chmod(0o755)
+    log = self.dir / "scontrol"
+    log.unlink(missing_ok=True)
     done = self.run_script(
         "train.sbatch",
         SLURM_JOB_ID="4711",
         SLURM_NTASKS="2",
-        STANDIN_PIDS=str(directory / "pids"),
-        STANDIN_SCONTROL=str(directory / "scontrol"),
+        STANDIN_PIDS=str(self.dir / "pids"),
+        STANDIN_SCONTROL=str(log),
         STANDIN_STATE=state,
         STANDIN_COMMAND=str(command),
     )
     self.assertEqual(done.returncode, code, done.stderr)
-    self.assertEqual((directory / "scontrol").exists(), back)
-    if back:
-      self.assertEqual((directory / "scontrol").read_text(), "requeue 4711\n")
+    return log.read_text().split("\n").count("requeue 4711") if log.exists() else 0
+
+  @parameterized.product(code=(0, 1, 2, 75, 137), state=("RUNNING", "COMPLETING"))
+  def test_a_job_goes_back_to_the_queue_unless_it_is_done_wrong_or_cancelled(
+      self, code: int, state: str
+  ):
+    expected = 1 if code not in (0, 2) and state == "RUNNING" else 0
+    self.assertEqual(self.requeues(code, state), expected)
+
+  def test_a_job_that_fails_goes_back_to_the_queue_five_times_between_preemptions(self):
+    codes = [1, 137] + [75] * 7 + [1] * 6
+    self.assertEqual([self.requeues(code, "RUNNING") for code in codes], [1] * 14 + [0])
+
+  def test_a_job_that_cannot_count_its_failures_does_not_go_back_to_the_queue(self):
+    (self.dir / "olmo-4711.failures").mkdir()
+    self.assertEqual(self.requeues(1, "RUNNING"), 0)
 
   def test_arguments_reach_maxtext_as_they_were_given(self):
     done = self.run_script(
@@ -225,6 +242,7 @@ class RunTest(ledger.LedgerTestCase):
               "JAX_COORDINATOR_PORT": str(distributed.free_port()),
               "PORT": str(distributed.free_port()),
           },
+          cwd=self.dir,
           stdin=subprocess.DEVNULL,
           stdout=output,
           stderr=subprocess.STDOUT,

@@ -1,7 +1,7 @@
-"""Stops a run at SIGTERM so that it can be started again: all processes save after the same step.
+"""Stops a run on SIGTERM so that it can be started again: all processes save after the same step.
 
-A scheduler sends SIGTERM when it takes a host away, to one process of the run or to all of them.
-The process exits with `RESTART_CODE` after that, which means: start me again.
+When a scheduler reclaims a host, it sends SIGTERM to one process of the run or to all of them.
+After the save, each process exits with `RESTART_CODE`, which means "start me again".
 
     process 0                              process 1
     SIGTERM: requests a stop               sees the request, at most two seconds later
@@ -13,10 +13,10 @@ the main thread returns from compilation or from a collective. While the process
 steps, none of them passes another step, so the highest step plus one is still ahead of all. In a
 healthy run this costs one poll every two seconds, and no step waits for it.
 
-What SIGTERM does depends on when it comes:
+What SIGTERM does depends on when it arrives:
 
     before the first step is done    ends at once: nothing has been trained since the last save
-    while training                   stops as above, after an evaluation that is running
+    while training                   stops as above, after evaluations that are running or due
     a second time, later             ends at once: the checkpoint being written is not committed
 """
 
@@ -146,7 +146,7 @@ class Preemption:
       elif not run.client.key_value_dir_get(_REQUESTS):
         return
     except Exception as error:  # If the coordinator is gone, JAX ends this process.
-      logging.warning("The coordinator could not be asked whether to stop: %s", error)
+      logging.warning("Could not ask the coordinator whether to stop: %s", error)
       return
     # No step begins before all processes have agreed: another one may already have counted on the
     # step that this one has published.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pathlib
 import random
@@ -98,6 +99,22 @@ class RunTest(ledger.LedgerTestCase):
     os.kill(run.pids[1], signal.SIGTERM)
     self.assertEqual(run.wait().code, RESTART_CODE, output.getvalue())
     self.assertEqual(self.steps_done(), self.steps_in_ledger(), output.getvalue())
+
+  def test_an_evaluation_after_the_last_step_is_neither_lost_nor_repeated(self):
+    metrics = self.dir / "metrics.jsonl"
+    keys = {"size": 8, "eval_interval": 1, "eval_steps": 2, "olmo_eval_instances": 40}
+    for steps in (1_000_000, None):
+      flags, env = self.prepare(steps or self.steps_done() + 3, metrics_file=str(metrics), **keys)
+      output = io.StringIO()
+      run = launch.LocalRun(flags, processes=2, module=demo.__name__, env=env, output=output)
+      self.addCleanup(run.stop)
+      if steps:
+        self.wait_until(lambda: self.lines() >= 20, run, output)
+        os.kill(run.pids[1], signal.SIGTERM)
+      self.assertEqual(run.wait().code, RESTART_CODE if steps else 0, output.getvalue())
+      lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+      self.assertEqual([line["step"] for line in lines], list(range(self.steps_done())))
+      self.assertEqual([line["step"] for line in lines if "eval_loss" not in line], [])
 
   def test_a_second_signal_ends_a_run_that_does_not_get_to_its_next_step(self):
     flags, env = self.prepare(1_000_000, size=4)

@@ -7,7 +7,7 @@
 #         per_device_batch_size=1
 #
 # The first argument is the name of the run; the others go to MaxText, which connects the processes
-# itself. When a host is taken away or fails, xpk starts all hosts again, up to --max-restarts times,
+# itself. When a host is reclaimed or fails, xpk starts all hosts again, up to --max-restarts times,
 # and the run resumes from its last checkpoint.
 set -eu
 

@@ -259,7 +259,9 @@ def _combinations(config: ConfigDict) -> Iterator[str]:
   if any(size != -1 and size <= 0 for size in shape) or shape.count(-1) > 1:
     yield f"mesh_shape={shape} must have positive sizes, except that one may be -1."
   count, this = config.num_processes, config.process_id
-  if (count or this >= 0) and not 0 <= this < count:
+  if count > 1 and this < 0:
+    yield f"num_processes={count} needs process_id, the number of this process (from 0)."
+  elif (count or this >= 0) and not 0 <= this < count:
     yield (
         f"process_id={this} must be at least 0 and less than num_processes={count}; set both or"
         " neither."

@@ -58,18 +58,18 @@ class Report:
     yield
     self._since += time.monotonic() - began
 
-  def step(
-      self, step: int, metrics: dict[str, float], *, tokens: int, waited: float, last: bool
-  ) -> None:
+  def add_wait(self, seconds: float) -> None:
+    """Records that the trainer has just waited for a batch."""
+    self._waited += seconds
+
+  def step(self, step: int, metrics: dict[str, float], *, tokens: int, last: bool) -> None:
     """Records the metrics of a finished step.
 
     Args:
       tokens: Number of tokens in the step's batch.
-      waited: Seconds spent waiting for the batch.
       last: Whether this is the last step, which is always logged.
     """
     self._tokens += tokens
-    self._waited += waited
     if self._file is not None:
       self._file.write(json.dumps({"step": step, **metrics}))
     if self._enabled and ((step + 1) % self._interval == 0 or last):

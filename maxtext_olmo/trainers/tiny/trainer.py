@@ -147,7 +147,8 @@ def main_from_argv(
   except KeyboardInterrupt:
     return _exit_code("interrupted", 130)
   except errors.MaxtextOlmoError as error:
-    return _exit_code(f"{type(error).__name__}: {error}", 2)
+    code = 1 if errors.is_transient(error) else 2
+    return _exit_code(f"{type(error).__name__}: {error}", code)
   except OSError as error:
     if error.filename is None:
       return _exit_code(traceback.format_exc(), 1)
@@ -238,7 +239,6 @@ class _Pending:
   step: int
   metrics: dict[str, jax.Array]
   tokens: int
-  waited: float
   extra: dict[str, float]
 
 
@@ -282,7 +282,7 @@ class _Run:
           logging.info("the data has ended before step %d", step)
           step -= 1
           break
-        waited = time.monotonic() - began
+        report.add_wait(time.monotonic() - began)
         if self.on_batch is not None:
           self.on_batch(step, batch)
         tokens = batch["inputs"].size
@@ -291,28 +291,29 @@ class _Run:
           jax.block_until_ready(metrics)
           logging.info("compiled and ran the first step in %.1f s", time.monotonic() - began)
           report.restart_clock()
-          tokens, waited = 0, 0.0
+          tokens = 0
         if pending is not None:
           last_metrics = self._finish(pending, report)
-        pending = _Pending(step, metrics, tokens, waited, dict(where))
+        pending = _Pending(step, metrics, tokens, dict(where))
         stops = self.preemption is not None and self.preemption.should_stop(step)
-        if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0 and not stops:
+        if stops:  # Saves first: a scheduler may not wait for the end of an evaluation.
+          self._save(step, state)
+        if config.eval_interval > 0 and (step + 1) % config.eval_interval == 0:
           jax.block_until_ready(metrics)
           with report.paused():
             pending.extra.update(self._evaluate(state))
           eval_loss = pending.extra.get("eval_loss")
-        if self.checkpoints is not None:
-          self.checkpoints.check()
-          if stops or self.checkpoints.is_due(step):
-            self.checkpoints.save(step, state, self.batches.get_state())
         if stops:
           break
+        if self.checkpoints is not None:
+          self.checkpoints.check()
+          if self.checkpoints.is_due(step):
+            self._save(step, state)
       if self.preemption is not None:
         self.preemption.finish()
       if pending is not None:
         last_metrics = self._finish(pending, report, last=True)
-        if self.checkpoints is not None:
-          self.checkpoints.save(step, state, self.batches.get_state())
+        self._save(step, state)
       else:
         logging.info(
             "nothing to do: %d steps are done, and steps=%d; to train further, raise steps",
@@ -322,11 +323,15 @@ class _Run:
     preempted = stops and step + 1 < config.steps
     return Result(step + 1, last_metrics.get("loss"), eval_loss, preempted)
 
+  def _save(self, step: int, state: model.State) -> None:
+    if self.checkpoints is not None:
+      self.checkpoints.save(step, state, self.batches.get_state())
+
   def _finish(
       self, pending: _Pending, report: report_lib.Report, last: bool = False
   ) -> dict[str, float]:
     metrics = {name: value.item() for name, value in pending.metrics.items()} | pending.extra
-    report.step(pending.step, metrics, tokens=pending.tokens, waited=pending.waited, last=last)
+    report.step(pending.step, metrics, tokens=pending.tokens, last=last)
     if self.on_step is not None:
       self.on_step(pending.step, metrics)
     return metrics

@@ -148,7 +148,7 @@ class CheckpointsTest(parameterized.TestCase):
     self.addCleanup(report.close)
     with self.assertRaisesRegex(errors.WriteError, "metrics: No space left.* of free space"):
       for step in range(100_000):
-        report.step(step, {"loss": 1.0}, tokens=1, waited=0.0, last=False)
+        report.step(step, {"loss": 1.0}, tokens=1, last=False)
 
   def test_a_checkpoint_of_another_trainer_is_refused(self):
     self.save(2)

@@ -21,7 +21,7 @@ class ReportTest(absltest.TestCase):
 
   def steps(self, report: report_lib.Report, *steps: int, last: int = -1) -> None:
     for step in steps:
-      report.step(step, _METRICS, tokens=100, waited=0.0, last=step == last)
+      report.step(step, _METRICS, tokens=100, last=step == last)
 
   def test_a_line_per_interval_and_one_for_the_last_step(self):
     report = report_lib.Report("", 0, 3, enabled=True)
@@ -35,13 +35,13 @@ class ReportTest(absltest.TestCase):
     report = report_lib.Report("", 0, 1, enabled=True)
     with self.assertLogs("absl", "INFO") as logs:
       place = {"position": 32, "stage": 2, "epoch": 1}
-      report.step(4, {**_METRICS, **place}, tokens=1, waited=0.0, last=False)
+      report.step(4, {**_METRICS, **place}, tokens=1, last=False)
     self.assertEndsWith(logs.output[0], "position 32  stage 2  epoch 1")
 
   def test_an_evaluation_has_a_line_of_its_own(self):
     report = report_lib.Report("", 0, 100, enabled=True)
     with self.assertLogs("absl", "INFO") as logs:
-      report.step(4, {**_METRICS, "eval_loss": 2.5}, tokens=1, waited=0.0, last=False)
+      report.step(4, {**_METRICS, "eval_loss": 2.5}, tokens=1, last=False)
     self.assertLen(logs.output, 1)
     self.assertIn("step     4  eval loss 2.5000", logs.output[0])
 

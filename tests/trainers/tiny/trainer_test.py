@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import multiprocessing
 import pathlib
 import sys
 import tempfile
@@ -273,15 +274,33 @@ class TinyTest(parameterized.TestCase):
 
 class CommandLineTest(parameterized.TestCase):
 
-  def main(self, *args: str) -> tuple[int, str]:
+  def main(self, *args: str, on_batch: trainer.OnBatch | None = None) -> tuple[int, str]:
     with mock.patch.object(sys, "stderr", io.StringIO()) as stderr:
-      code = trainer.main_from_argv(["tiny", *args])
+      code = trainer.main_from_argv(["tiny", *args], on_batch=on_batch)
     return code, stderr.getvalue()
 
+  def arguments(self, **changes: Any) -> list[str]:
+    values = cases.make_config(**changes).items()
+    return [f"--config.{name}={value}" for name, value in values if value is not None]
+
+  def test_a_run_whose_worker_is_killed_asks_for_a_restart(self):
+    index = cases.write_counting_corpus(pathlib.Path(self.create_tempdir().full_path))
+
+    def kill_workers(*_: Any) -> None:
+      for child in multiprocessing.active_children():
+        child.kill()
+
+    code, text = self.main(
+        *self.arguments(
+            dataset_type="olmo_grain", olmo_index_path=index, grain_worker_count=1, steps=500
+        ),
+        on_batch=kill_workers,
+    )
+    self.assertEqual(code, 1, text)
+    self.assertIn("ERROR: WorkerError: A worker that prepares batches has died", text)
+
   def test_a_run_reports_what_it_does(self):
-    values = cases.make_config(log_interval=4).items()
-    changes = [f"--config.{name}={value}" for name, value in values if value is not None]
-    code, text = self.main(*changes)
+    code, text = self.main(*self.arguments(log_interval=4))
     self.assertEqual(code, 0)
     self.assertRegex(text, r"model: [\d,]+ parameters, 1 layers of width 16, float32\n")
     self.assertIn("mesh: data=4 x fsdp=1 over 4 devices of 1 process; batches of 4 x 16", text)
