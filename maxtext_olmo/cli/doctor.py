@@ -12,10 +12,10 @@ from maxtext_olmo import english
 _DESCRIPTION = """\
 Checks what a run needs, before it starts: versions, devices, batch, the processes of the run, file
 descriptors, clocks, the index, the storage of the corpus, checkpoint_dir, and that all hosts have
-the same config and code. Trains nothing, and changes nothing.
+the same config and code. Trains nothing and changes nothing.
 
 Start it the way you start the run, in one process or in all of them, for example with srun; process
-0 prints the findings. Each line is ok, a warning, or wrong, and says what to do.
+0 prints the findings. Each is ok, a warning or wrong; the last two say what to do.
 
 CONFIG is the config file of the run: a Python file, a config of this package by name, or a YAML or
 JSON file, such as MaxText's. --config=FILE means the same. --config.KEY=VALUE changes keys, as in
@@ -23,7 +23,7 @@ training.
 """
 
 _EPILOG = """\
-exit codes: 0 nothing is wrong (there may be warnings); 1 something is wrong; 2 no such CONFIG
+exit codes: 0 nothing is wrong (there may be warnings); 1 something is wrong; 2 CONFIG was not found
 
 examples:
   maxtext-olmo doctor

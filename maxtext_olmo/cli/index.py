@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
           " fingerprint."
       ),
   )
-  option("INDEX", "the index, a JSON file; also one made by MaxText")
+  option("INDEX", "the index, a JSON file (an index made by MaxText works too)")
   cli.add_storage_options(option)
   option("--files", "show a line for each file", otherwise="one per label", action="store_true")
   _add_documents(commands)
@@ -55,8 +55,8 @@ def _add_build(commands: Any) -> None:
       run_build,
       help="build the index of the files of a mix",
       description=(
-          "Checks each file of a mix once and writes the index that training reads. Local files"
-          " take a stat and a small read; for objects in a store, only sizes and ETags are"
+          "Checks each file of a mix once and writes the index that training reads. Each local"
+          " file takes a stat and a small read; for objects in a store, only sizes and ETags are"
           " requested."
       ),
       epilog=_BUILD_EPILOG,
@@ -122,7 +122,7 @@ def _add_build(commands: Any) -> None:
   option("--output FILE", "path or URL of the index to write, a JSON file", required=True)
   option(
       "--npy-headers",
-      "look for .npy headers in objects of a store, with a small read of each",
+      "look for .npy headers in objects of a store, which takes a small read of each",
       otherwise="objects are not read; headers of local files are always found",
       action="store_true",
   )
@@ -161,6 +161,7 @@ def _add_documents(commands: Any) -> None:
       otherwise="off",
       action="store_true",
   )
+  cli.add_path_remap(option)
   cli.add_storage_options(option)
   cli.add_work_options(option)
   option(
@@ -251,7 +252,13 @@ def run_documents(args: argparse.Namespace) -> int:
   else:
     options = cli.work_options(args, path)
     outcome = documents_lib.find_documents(
-        index, args.eos_id, options, rule=args.boundaries, hashes=args.hashes, progress=True
+        index,
+        args.eos_id,
+        options,
+        rule=args.boundaries,
+        hashes=args.hashes,
+        path_remap=dict(args.path_remap),
+        progress=True,
     )
     if options.part is not None:
       return cli.report_part(outcome, options)

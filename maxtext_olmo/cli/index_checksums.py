@@ -45,6 +45,7 @@ def add_parser(commands: Any) -> None:
       action="store_true",
   )
   option("--output FILE", "path or URL of the index to write", otherwise="INDEX")
+  cli.add_path_remap(option)
   cli.add_storage_options(option)
   cli.add_work_options(option)
 
@@ -58,7 +59,12 @@ def run(args: argparse.Namespace) -> int:
   options = cli.work_options(args, output)
   index = index_builder.load_index(args.index)
   outcome = checksum_files.sum_pieces(
-      index, args.algorithm, options, replace=args.replace, progress=True
+      index,
+      args.algorithm,
+      options,
+      replace=args.replace,
+      path_remap=dict(args.path_remap),
+      progress=True,
   )
   if options.part is not None:
     return cli.report_part(outcome, options)

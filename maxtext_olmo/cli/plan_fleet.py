@@ -30,7 +30,8 @@ def add_options(option: Callable[..., None]) -> None:
   option("--devices-per-host N", "devices of each host", default=4)
   option(
       "--mesh AXIS=SIZE",
-      "axes of the mesh, slowest first, such as data=512 tensor=8",
+      "axes of the mesh, slowest first, such as data=512 tensor=8; rows are split over those in"
+      " data_sharding (over all of them, if it is not set)",
       otherwise="one axis with all devices",
       nargs="+",
       default=[],

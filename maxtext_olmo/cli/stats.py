@@ -44,8 +44,8 @@ def add_parser(subparsers: Any) -> None:
   option("--top N", "show the N most frequent ids of the corpus", default=10)
   option(
       "--tokenizer T",
-      "tokenizer for the text of these ids: `bytes`, or the path of a tokenizer.json",
-      otherwise="`bytes` if the index names it, or no text",
+      "tokenizer that shows these ids as text: `bytes`, or the path of a tokenizer.json",
+      otherwise="`bytes` if the index names it, otherwise no text",
       default="",
   )
   option("--json", "print everything as JSON", otherwise="tables", action="store_true")
@@ -57,6 +57,7 @@ def add_parser(subparsers: Any) -> None:
   option(
       "--base DIR", "directory or URL of the token files", otherwise="the base stored in the index"
   )
+  cli.add_path_remap(option)
   cli.add_storage_options(option)
   cli.add_work_options(option)
 
@@ -74,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     report_page.check_bokeh()  # Before hours of work.
   options = cli.work_options(args, args.index)
   index = index_builder.load_index(args.index, base=args.base)
-  outcome = stats_lib.count_pieces(index, options, eos_id=args.eos_id, progress=True)
+  outcome = stats_lib.count_pieces(
+      index, options, eos_id=args.eos_id, path_remap=dict(args.path_remap), progress=True
+  )
   if options.part is not None:
     return cli.report_part(outcome, options)
   labels = stats_lib.make_stats(outcome)

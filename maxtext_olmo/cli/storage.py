@@ -20,9 +20,9 @@ nothing to the store. Makes at most --requests row-sized reads, within about --s
 _EPILOG = """\
 exit codes: 0 the store is fast enough; 1 it is too slow; 2 it cannot be read
 
-price: a row of fixed length is one request. The default price is the list price of standard storage
-in S3 and GCS for a million GET requests. Traffic out of the region is not included, and usually
-costs far more: keep the bucket in the region of the hosts.
+price: a row of fixed length is one request. The default is the list price of a million GET requests
+to standard storage in S3 and GCS. Traffic that leaves the region is not included, and usually costs
+far more: keep the bucket in the same region as the hosts.
 
 examples:
   maxtext-olmo storage test gs://bucket/olmo-mix-0925.json --tokens-per-second 2e6
@@ -48,15 +48,15 @@ def add_parser(subparsers: Any) -> None:
       group.add_subparsers(title="commands", metavar="COMMAND", required=True),
       "test",
       run_test,
-      help="measure latency, throughput and parallelism, and what an epoch costs",
+      help="measure latency and throughput, and what the requests of an epoch cost",
       description=_DESCRIPTION,
       epilog=_EPILOG,
   )
   option("URL", "an index whose files are in a store, or the URL of one token file")
   option(
       "--tokens-per-second N",
-      "tokens per second that this host trains on, such as 2e6",
-      otherwise="print the rate that the store is fast enough for",
+      "tokens that this host trains on per second, such as 2e6",
+      otherwise="print the highest rate that the store is fast enough for",
       type=float,
   )
   option(
@@ -74,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
   )
   option("--price-per-million DOLLARS", "price of a million GET requests", default=0.4, type=float)
   option("--requests N", "maximum number of row-sized reads", default=10_000)
-  option("--seconds T", "seconds after which no read is started", default=20.0, type=float)
+  option("--seconds T", "seconds after which no new read is started", default=20.0, type=float)
   cli.add_storage_options(option)
 
 
@@ -163,7 +163,7 @@ def _print_rates(found: "Measurement") -> None:
   large = found.large
   print(
       f"large reads, {large.parallelism} in flight: {large.bytes_per_second / 1e6:,.0f} MB/s\n"
-      f"{found.requests:,} requests were sent; {found.retries:,} of them repeated a failed one"
+      f"{found.requests:,} requests were sent, including {found.retries:,} retries"
   )
 
 

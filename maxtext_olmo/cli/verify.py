@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from maxtext_olmo import cli
 from maxtext_olmo import english
+from maxtext_olmo.corpus import paths
 
 if TYPE_CHECKING:
   from maxtext_olmo.corpus.verify import VerifyReport
 
 _EPILOG = """\
 exit codes: 0 no errors (there may be warnings); 1 errors were found; 2 the index cannot be read,
-results are missing (--merge), or a file cannot be read (--part). With --part, errors in the corpus
-do not change the exit code; --merge reports them.
+results are missing (--merge), or a file cannot be read (--part); 75 an object store does not
+answer. With --part, errors in the corpus do not change the exit code; --merge reports them.
 docs/guides/troubleshooting.md explains each finding and what to do about it
 
 example:
@@ -31,13 +32,13 @@ def add_parser(subparsers: Any) -> None:
       run,
       help="check the files of an index: sizes, dtype, ids, EOS, checksums",
       description=(
-          "Checks that every file of an index exists with the right size, and that its data looks"
-          " like the index's dtype. With --vocab-size, --eos-id, or checksums in the index, all"
-          " tokens are read."
+          "Checks that every file of an index exists and has the right size, and that its data"
+          " looks like the index's dtype. With --vocab-size, --eos-id, or checksums in the index,"
+          " all tokens are read."
       ),
       epilog=_EPILOG,
   )
-  option("INDEX", "the index, a JSON file; also one made by MaxText")
+  option("INDEX", "the index, a JSON file (an index made by MaxText works too)")
   option("--vocab-size N", "token ids must be below N", otherwise="ids are not checked", type=int)
   option(
       "--eos-id ID",
@@ -48,14 +49,7 @@ def add_parser(subparsers: Any) -> None:
   option(
       "--base DIR", "directory or URL of the token files", otherwise="the base stored in the index"
   )
-  option(
-      "--path-remap FROM TO",
-      "replace FROM at the beginning of full paths with TO; may be repeated",
-      otherwise="none",
-      nargs=2,
-      action="append",
-      default=[],
-  )
+  cli.add_path_remap(option)
   cli.add_storage_options(option)
   cli.add_work_options(option)
 
@@ -81,20 +75,22 @@ def run(args: argparse.Namespace) -> int:
   if options.part is not None:
     return cli.report_part(outcome, options)
   report = verify.make_report(index, outcome, vocab_size=args.vocab_size, eos_id=args.eos_id)
-  _print_report(report, options.results, 0 if options.merge else outcome.reused)
+  base = paths.remap(index.base, dict(args.path_remap))
+  _print_report(report, base, options.results, 0 if options.merge else outcome.reused)
   if report.ok:
     outcome.discard()
   return 0 if report.ok else 1
 
 
-def _print_report(report: "VerifyReport", results: str, reused: int) -> None:
+def _print_report(report: "VerifyReport", base: str, results: str, reused: int) -> None:
   if report.findings:
     cli.print_table(
         ("level", "path", "finding"),
         [(found.level, found.path or "(all files)", found.message) for found in report.findings],
         style=lambda row: _COLOURS[row[0]],
     )
-  print(f"{english.count(report.files, 'file')}, {english.count(report.tokens, 'token')}")
+  where = f" below {cli.plain(base)}" if base else ""
+  print(f"{english.count(report.files, 'file')}{where}, {english.count(report.tokens, 'token')}")
   print("checked: " + ", ".join(report.checks))
   if report.documents:
     print(f"documents: {report.documents}")

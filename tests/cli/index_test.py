@@ -9,7 +9,9 @@ from absl.testing import parameterized
 
 from maxtext_olmo.corpus import documents as documents_lib
 from maxtext_olmo.corpus import index_builder as index_lib
+from maxtext_olmo.corpus.storage import stores
 from tests import corpora
+from tests import object_server
 from tests.cli import runner
 
 
@@ -89,6 +91,18 @@ class IndexTest(parameterized.TestCase):
     self.assertEqual(code, 0)
     self.assertIn("sequence length 4 (windows of 16)", out)
     self.assertEqual(index_lib.load_index(self.output).total_instances, 12)
+
+  @parameterized.parameters("--base", "--gcs-base")
+  def test_the_base_may_be_a_bucket(self, option):
+    files = {f"b/{name}": (self.dir / name).read_bytes() for name in ("tok/0.npy", "tok/1.npy")}
+    server = self.enter_context(object_server.ObjectServer(files))
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    there = ("--endpoint", server.url, "--anonymous")
+    code, _, err = self._build(option, "gs://b", "--dtype", "uint32", *there)
+    self.assertEqual(code, 0, err)
+    index = index_lib.load_index(self.output)
+    self.assertEqual(index.base, "gs://b")
+    self.assertEqual([entry.etag for entry in index.files], [server.etag(name) for name in files])
 
   def test_a_longer_mix_keeps_the_split_of_the_index_it_replaces(self):
     self._build()

@@ -68,5 +68,14 @@ class StorageTestTest(absltest.TestCase):
     self.assertRegex(err, "The files of .* are not in a store")
 
 
+class EndpointTest(absltest.TestCase):
+
+  def test_an_endpoint_that_is_no_url_is_refused_by_every_command(self):
+    for words in (["verify", "index.json"], ["storage", "test", "gs://bucket/file"]):
+      code, _, err = runner.run(*words, "--endpoint", "127.0.0.1:9000")
+      self.assertEqual(code, 2)
+      self.assertIn("must begin with http:// or https://", err)
+
+
 if __name__ == "__main__":
   absltest.main()

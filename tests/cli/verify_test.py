@@ -30,7 +30,7 @@ class VerifyTest(parameterized.TestCase):
     self.assertEqual((code, err), (0, ""))
     self.assertEqual(
         out,
-        "4 files, 1,004 tokens\n"
+        f"4 files below {self.data}, 1,004 tokens\n"
         "checked: sizes, data offsets, dtype (from samples), ids (vocab_size 100), EOS (id 0)\n"
         "documents: 13 documents, median about 100 tokens, longest 100; 0 of 4 files do not end"
         " with the EOS, 0.0% of the tokens come after the last EOS\n"
@@ -69,7 +69,9 @@ class VerifyTest(parameterized.TestCase):
     where = (
         ("--path-remap", self.data, self.dir / "moved") if remap else ("--base", self.dir / "moved")
     )
-    self.assertEqual(runner.run("verify", self.index, *where)[0], 0)
+    code, out, _ = runner.run("verify", self.index, *where)
+    self.assertEqual(code, 0)
+    self.assertStartsWith(out, f"4 files below {self.dir / 'moved'}, ")
 
   def test_an_index_that_cannot_be_read_exits_with_2(self):
     code, _, err = runner.run("verify", "/no/index.json")
@@ -121,7 +123,7 @@ class VerifyTest(parameterized.TestCase):
   @parameterized.parameters(
       (("--part", 0), "Use --part and --of together"),
       (("--part", 2, "--of", 2), "--part must be at least 0 and below --of"),
-      (("--processes", "--dask", "local"), "Choose one of"),
+      (("--processes", "--dask", "local"), "Choose only one of"),
       (("--workers", 0), "workers must be at least 1, got 0"),
   )
   def test_impossible_options_exit_with_2(self, options, message):

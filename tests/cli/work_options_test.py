@@ -74,6 +74,20 @@ class WorkOptionsTest(parameterized.TestCase):
     self.assertEqual(code, without_part)
     self.assertIn("part-001.npy", out + err)
 
+  @parameterized.parameters(
+      "stats INDEX --eos-id 0",
+      "index documents INDEX --eos-id 0",
+      "index checksums INDEX",
+      "verify INDEX --eos-id 0",
+  )
+  def test_files_that_have_moved_are_found_with_path_remap(self, command):
+    folder = pathlib.Path(self.create_tempdir().full_path)
+    index, _ = corpora.write_corpus(folder)
+    (folder / "data").rename(folder / "moved")
+    words = command.replace("INDEX", str(index)).split()
+    code, _, err = runner.run(*words, "--path-remap", folder / "data", folder / "moved")
+    self.assertEqual(code, 0, err)
+
 
 if __name__ == "__main__":
   absltest.main()
