@@ -21,7 +21,8 @@ Each input is a text file, a directory whose files are all used, or a quoted pat
 'dumps/*/*.jsonl.zst' (`*` within a directory, `**` across directories). A .jsonl file has one
 document per line and a .parquet file one per row; any other file is one document. Files are UTF-8
 and may be compressed (.gz, .zst). LABEL=PATH gives an input a label; by default, the label is the
-name of the file or directory. Inputs with the same label are combined.
+name of the file or directory. Inputs with the same label are combined. URLs are inputs too: an
+object, all objects below a prefix of a bucket, or a pattern.
 
 The files do not depend on the number of workers. A command that was killed continues when it is run
 again: tokenized text stays in OUTPUT.work (or --results) until the corpus is complete.
@@ -78,7 +79,7 @@ def _add_make(commands: Any) -> None:
       description=_DESCRIPTION,
       epilog=_EPILOG,
   )
-  option("INPUTS", "inputs, as PATH or LABEL=PATH", nargs="+")
+  option("INPUTS", "inputs, as PATH or LABEL=PATH; a PATH may be a URL", nargs="+")
   option(
       "--output DIR",
       "directory or URL for mix.txt and TOKENIZER/LABEL/part-00000.npy",

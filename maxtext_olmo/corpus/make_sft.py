@@ -35,6 +35,7 @@ from maxtext_olmo.corpus import publish
 from maxtext_olmo.corpus import text_files
 from maxtext_olmo.corpus import tokenize
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus import urls
 from maxtext_olmo.corpus.work import engines
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
@@ -253,7 +254,7 @@ def _chunks(paths: Sequence[str]) -> Iterator[_Chunk]:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-  if not os.path.isfile(path):
+  if not urls.is_url(path) and not os.path.isfile(path):
     raise CorpusError(f"{path} is not a regular file.")
   try:
     with text_files.open_bytes(path) as file:

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import byte_stream
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -64,7 +66,8 @@ def _open(path: str) -> Iterator[Any]:
         f"{path} needs the package `pyarrow`: pip install 'maxtext_olmo[parquet]'."
     ) from error
   try:
-    with parquet.ParquetFile(path) as file:
+    source = byte_stream.open_bytes(path) if urls.is_url(path) else path
+    with parquet.ParquetFile(source) as file:
       yield file
   except pyarrow.ArrowException as error:
     raise CorpusError(f"Cannot read {path}: {error}.") from error

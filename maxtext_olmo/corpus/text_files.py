@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
 from maxtext_olmo.corpus import piece_reader
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import byte_stream
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 
@@ -222,18 +224,19 @@ def probe(path: str, form: TextFormat) -> None:
 
 
 def open_bytes(path: str) -> IO[bytes]:
-  """Opens a file for reading, and decompresses `.gz` and `.zst`.
+  """Opens a file or an object for reading, and decompresses `.gz` and `.zst`.
 
   Raises:
-    CorpusError: The path is not a regular file.
+    CorpusError: The path is not a regular file, or an object cannot be read.
   """
-  if os.path.exists(path) and not os.path.isfile(path):
+  if not urls.is_url(path) and os.path.exists(path) and not os.path.isfile(path):
     raise CorpusError(f"{path} is not a regular file.")
   if path.endswith(".gz"):
-    return cast(IO[bytes], gzip.open(path))
+    # gzip closes only files that it has opened itself; a stream of an object holds nothing open.
+    return cast(IO[bytes], gzip.open(byte_stream.open_bytes(path) if urls.is_url(path) else path))
   if path.endswith(".zst"):
     return cast(IO[bytes], io.BufferedReader(piece_reader.PieceReader(_zstd_pieces(path)), 1 << 20))
-  return open(path, "rb")
+  return byte_stream.open_bytes(path)
 
 
 def document_name(value: Any) -> str:
@@ -271,7 +274,7 @@ def _zstd_pieces(path: str) -> Iterator[bytes]:
     ) from error
   decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_ZSTD_WINDOW)
   frame = None
-  with open(path, "rb") as file:
+  with byte_stream.open_bytes(path) as file:
     while data := file.read(_ZSTD_BYTES):
       while data:
         frame = frame or decompressor.decompressobj()

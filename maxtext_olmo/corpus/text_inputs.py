@@ -3,6 +3,7 @@
     docs                   the files in docs and below it, with the label docs
     wiki=dumps/enwiki      the same, with the label wiki
     wiki='dumps/*/*.zst'   the files that match: `*` within a directory, `**` across directories
+    wiki=gs://bucket/text  the objects below a prefix; an object or a pattern of a bucket work too
 
 Hidden files are used only if they are inputs themselves.
 
@@ -19,9 +20,11 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from maxtext_olmo.corpus import patterns as patterns_lib
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
@@ -89,14 +92,22 @@ def find_inputs(
 
 def _label_and_path(given: str, default: str | None) -> tuple[str, str]:
   label, equals, path = given.partition("=")
-  if equals and not os.path.exists(given):
+  if equals and not urls.is_url(label) and not os.path.exists(given):
     return label, path
   if default is not None:
     return default, given
   if _is_pattern(given):
     return os.path.basename(os.path.abspath(patterns_lib.fixed_directory(given))), given
   name = os.path.basename(os.path.abspath(given))
-  return (name if os.path.isdir(given) else name.split(".")[0]), given
+  return (name if _is_directory(given) else name.split(".")[0]), given
+
+
+def _is_directory(path: str) -> bool:
+  if not urls.is_url(path):
+    return os.path.isdir(path)
+  if urls.split(path).scheme in urls.HTTP:  # A web server cannot list its files.
+    return False
+  return path.endswith("/") or not open_storage().exists(path)
 
 
 def _is_pattern(path: str) -> bool:
@@ -126,23 +137,35 @@ def _find(
     if not visible:
       raise MissingFileError(f"{path} matches only hidden files. Name them as inputs.")
     return visible
-  if not os.path.isdir(path):
-    if not os.path.exists(path):
+  if not _is_directory(path):
+    if not (open_storage().exists(path) if urls.is_url(path) else os.path.exists(path)):
       raise MissingFileError(f"There is no file or directory {path}. Check the path.")
     return [(path, os.path.basename(path))]
   found = []
-  for directory, subdirectories, names in os.walk(path):
-    subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
-    for name in names:
-      file = os.path.join(directory, name)
-      below = os.path.relpath(file, path)
-      if name.startswith(".") or (suffixes and not name.endswith(suffixes)):
-        continue
-      if not include or any(one.matches(label, below) for one in include):
-        found.append((file, below))
+  for file, below in _files_below(path):
+    if f"/{below}".count("/.") or (suffixes and not below.endswith(suffixes)):
+      continue
+    if not include or any(one.matches(label, below) for one in include):
+      found.append((file, below))
   if found:
     return sorted(found)
   if suffixes:
     raise CorpusError(f"No file below {path} has one of the suffixes {', '.join(suffixes)}.")
   wanted = " or ".join(repr(one.pattern) for one in include) or "'*'"
   raise CorpusError(f"No file below {path} matches the pattern {wanted}.")
+
+
+def _files_below(path: str) -> Iterator[tuple[str, str]]:
+  """Yields the files of a directory, or the objects of a prefix, each with its path below it."""
+  if urls.is_url(path):
+    prefix = path.rstrip("/")
+    below = open_storage().remote.list_below(prefix)
+    if not below:
+      raise MissingFileError(f"There is no object {path}, and none below it. Check the URL.")
+    yield from ((url, url.removeprefix(f"{prefix}/")) for url in below if not url.endswith("/"))
+    return
+  for directory, subdirectories, names in os.walk(path):
+    subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
+    for name in names:
+      file = os.path.join(directory, name)
+      yield file, os.path.relpath(file, path)

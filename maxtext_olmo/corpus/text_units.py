@@ -19,7 +19,10 @@ from typing import NamedTuple
 from maxtext_olmo import english
 from maxtext_olmo.corpus import scan
 from maxtext_olmo.corpus import text_files
+from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import open_storage
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import is_transient
 
 SMALLEST_UNIT = 2 << 20
 LARGEST_UNIT = 64 << 20
@@ -96,7 +99,11 @@ def examine_files(
 
   Returns:
     The files in the order of `paths`, None for each that cannot be used, and the errors of those.
+
+  Raises:
+    StoreUnavailableError: A store does not answer, so nothing is known about its files.
   """
+  storage = open_storage()
 
   def examine(i: int) -> TextFile:
     path = paths[i]
@@ -106,9 +113,14 @@ def examine_files(
       from maxtext_olmo.corpus import parquet_text
 
       groups = tuple(parquet_text.row_group_bytes(path))
-    return TextFile(path, os.path.getsize(path), groups)
+    size = storage.size(path) if urls.is_url(path) else os.path.getsize(path)
+    return TextFile(path, size, groups)
 
-  return scan.map_files(examine, len(paths), workers=None)
+  found, errors = scan.map_files(examine, len(paths), workers=None)
+  for error in errors:
+    if is_transient(error):
+      raise error
+  return found, errors
 
 
 def unit_bytes_for(total: int) -> int:

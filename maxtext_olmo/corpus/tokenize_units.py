@@ -22,6 +22,7 @@ from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.corpus.work import reading
 from maxtext_olmo.corpus.work import tasks
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import StoreUnavailableError
 
 
 @dataclasses.dataclass
@@ -88,6 +89,8 @@ class TokenizeUnits(tasks.Work):
         for document in reader:
           reading.raise_if_stopped()
           yield document._replace(source=str(number))
+      except StoreUnavailableError:
+        raise
       except CorpusError as error:
         counts[number].error = str(error)
       counts[number].lines = reader.lines

@@ -22,6 +22,7 @@ from maxtext_olmo.corpus import tokenizer as tokenizer_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from tests import chats
+from tests import object_server
 
 STARTS_PROCESSES = True
 
@@ -102,6 +103,16 @@ class MakeSftTest(parameterized.TestCase):
             bad_rows=[],
         ),
     )
+
+  def test_conversations_may_be_objects(self):
+    rows = chats.sums(5)
+    data = gzip.compress(chats.write_chats(self.dir / "in.jsonl", rows).read_bytes())
+    server = self.enter_context(object_server.ObjectServer({"b/in.jsonl.gz": data}))
+    url = f"{server.url}/b/in.jsonl.gz"
+    self.make(url)
+    self.assertEqual(list(itertools.chain(*self.read())), self.expected(url, rows))
+    with self.assertRaisesRegex(CorpusError, "b/none.jsonl: it does not exist"):
+      self.make(f"{server.url}/b/none.jsonl", out=self.dir / "other")
 
   def test_the_files_do_not_depend_on_the_number_of_workers(self):
     rows = [*chats.sums(700), "{", *chats.sums(50)]

@@ -10,12 +10,16 @@ from absl.testing import parameterized
 
 from maxtext_olmo.corpus import make
 from maxtext_olmo.corpus import text_files
+from maxtext_olmo.corpus import text_inputs
 from maxtext_olmo.corpus import tokenize
 from maxtext_olmo.corpus import tokenizer as tokenizer_lib
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.corpus.work import options as options_lib
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
+from maxtext_olmo.errors import StoreUnavailableError
 from maxtext_olmo.errors import WriteError
+from tests import object_server
 from tests import texts
 
 STARTS_PROCESSES = True
@@ -75,6 +79,45 @@ class MakeFromFilesTest(parameterized.TestCase):
       self.assertEqual(summary.tokens, expected.tokens)
       self.assertEqual(summary.documents, expected.documents)
       self.assertEqual(summary.files, expected.files)
+
+  def serve(self, folder, **options):
+    """Serves the files below a directory as `s3://b/...`."""
+    content = {f"b/{name}": data for name, data in texts.read_tree(folder).items()}
+    server = self.enter_context(object_server.ObjectServer(content))
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    stores.use_by_default(stores.StoreOptions(server.url, "here", anonymous=True, **options))
+    return server
+
+  @parameterized.parameters(1, 2)
+  def test_text_in_a_bucket_gives_the_tokens_of_local_text(self, workers):
+    folder = self.dir / "text"
+    texts.write_texts(folder, 4000)
+    if importlib.util.find_spec("pyarrow") is not None:
+      import pyarrow
+      from pyarrow import parquet
+
+      table = pyarrow.table({"text": list(texts.random_texts(3000, 10))})
+      parquet.write_table(table, folder / "x.parquet", row_group_size=2)
+    self.make(text_inputs.find_inputs([f"l={folder}"]), "local", unit_bytes=300)
+    self.serve(folder)
+    self.make(text_inputs.find_inputs(["l=s3://b"]), workers=workers, unit_bytes=300)
+    found, expected = (texts.read_tree(self.dir / name) for name in ("out", "local"))
+    tokens = [name for name in expected if name.endswith(".npy")]
+    self.assertNotEmpty(tokens)
+    self.assertEqual(found.keys(), expected.keys())
+    self.assertEqual([found[name] for name in tokens], [expected[name] for name in tokens])
+
+  @parameterized.parameters("HEAD", "GET")
+  def test_a_silent_store_leaves_no_text_out(self, method):
+    folder = self.dir / "text"
+    texts.write_texts(folder, 4000)
+    server = self.serve(folder, patience=0.2, first_patience=0.2)
+    files = text_inputs.find_inputs(["l=s3://b"])
+    server.faults = lambda number, path: "503" if server.requests[number][0] == method else ""
+    with self.assertRaises(StoreUnavailableError):
+      self.make(files, skip_unreadable=True)
+    server.faults = lambda number, path: ""
+    self.assertEmpty(self.make(files, skip_unreadable=True).skipped)
 
   @parameterized.parameters((40, 60), (300, 1 << 28), (None, 700))
   def test_files_are_those_of_one_writer(self, unit_bytes, tokens_per_file):

@@ -7,9 +7,11 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from maxtext_olmo.corpus import text_inputs
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import ConfigError
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
+from tests import object_server
 
 
 class FindInputsTest(parameterized.TestCase):
@@ -81,6 +83,43 @@ class FindInputsTest(parameterized.TestCase):
     self.assertEqual(self.find(f"x={self.dir}", suffixes=(".md",)), {"x": ["a/y.md"]})
     with self.assertRaisesRegex(CorpusError, r"has one of the suffixes \.a, \.b\."):
       self.find(self.dir, suffixes=(".a", ".b"))
+
+
+class BucketTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    names = ("b.txt", "a/z.txt", "a/y.md", ".git/x.txt", "a/.hidden", "k=v.txt")
+    self.server = self.enter_context(
+        object_server.ObjectServer({f"b/text/{name}": b"x" for name in names})
+    )
+    self.addCleanup(stores.use_by_default, stores.StoreOptions())
+    stores.use_by_default(stores.StoreOptions(self.server.url, "here", anonymous=True))
+
+  def find(self, *inputs, **settings):
+    found = text_inputs.find_inputs(inputs, **settings)
+    return {
+        label: [path.removeprefix("s3://b/text/") for path in paths]
+        for label, paths in found.items()
+    }
+
+  @parameterized.parameters("s3://b/text", "s3://b/text/")
+  def test_a_prefix_is_a_directory(self, url):
+    expected = ["a/y.md", "a/z.txt", "b.txt", "k=v.txt"]
+    self.assertEqual(self.find(url), {"text": expected})
+    self.assertEqual(self.find(f"x={url}", include=["a/*"], exclude=["*.md"]), {"x": ["a/z.txt"]})
+
+  def test_objects_and_patterns(self):
+    self.assertEqual(self.find("s3://b/text/k=v.txt"), {"k=v": ["k=v.txt"]})
+    self.assertEqual(self.find("s3://b/text/*/*.txt"), {"text": ["a/z.txt"]})
+    url = f"{self.server.url}/b/text/b.txt"
+    self.assertEqual(self.find(f"x={url}"), {"x": [url]})
+
+  def test_what_does_not_exist_is_an_error(self):
+    with self.assertRaisesRegex(MissingFileError, "There is no object s3://b/none, and none below"):
+      self.find("s3://b/none")
+    with self.assertRaisesRegex(MissingFileError, "There is no file or directory http://"):
+      self.find(f"{self.server.url}/b/none")
 
 
 if __name__ == "__main__":
