@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -233,12 +234,14 @@ class Bucket:
   @contextlib.contextmanager
   def _explained_errors(self, verb: str, path: str) -> Iterator[None]:
     """Turns obstore errors, which may contain signatures, into CorpusErrors."""
+    began = time.monotonic()
     try:
       yield
     except CorpusError:
       raise
     except Exception as error:
-      failure = failures.explain(error, f"{verb} {self.base}/{path}")
+      what = f"{verb} {self.base}/{path}"
+      failure = failures.explain(error, what, time.monotonic() - began)
       if failure.repeat:
         raise StoreUnavailableError(str(failure.error)) from None
       raise failure.error from None

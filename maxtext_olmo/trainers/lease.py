@@ -125,6 +125,7 @@ class Lease:
     self._released = threading.Event()
     self._pid = os.getpid()
     self._text = ""
+    self._checked = time.time()  # By a clock that also counts while the machine is suspended.
     while not collectives.from_process_0(self._take, "taking the lease of checkpoint_dir"):
       pass
 
@@ -144,10 +145,13 @@ class Lease:
     """Raises ConfigError if another run has taken over.
 
     Involves no other process, so it may be called at any time. An unreadable file is ignored,
-    because a short storage failure need not end a run. A lease in a bucket is not read here, which
-    would delay each step: the thread that renews it notices a takeover.
+    because a short storage failure need not end a run. A lease in a bucket is read only if the
+    thread that renews it has not done so in time, for example because this process was suspended:
+    reading it each time would delay each step.
     """
-    if self._lost or self._place.is_fast:
+    is_late = time.time() - self._checked > 2 * self._seconds
+    if self._lost or self._place.is_fast or is_late:
+      self._checked = time.time()  # First, so that an outage does not delay the next step too.
       with contextlib.suppress(OSError):
         self._check()
 
@@ -249,6 +253,7 @@ class Lease:
       try:
         self._check()
         self._place.renew(self._text)
+        self._checked = time.time()
       except errors.ConfigError as error:
         self._lost = str(error)
         logging.error("%s", error)

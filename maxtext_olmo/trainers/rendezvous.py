@@ -28,13 +28,15 @@ def check_address(address: str, *, is_ours: bool) -> None:
     is_ours: Whether this process will listen there. JAX would crash if the port were in use.
   """
   host, _, port = address.rpartition(":")
-  if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+  if not host or not _is_port(port):
     raise errors.ConfigError(
         f"coordinator_address (or JAX_COORDINATOR_ADDRESS) is {address!r}, but must be HOST:PORT,"
         " such as 10.0.0.1:1234."
     )
   if not is_ours:
     return
+  bound = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", "").rpartition(":")[2]
+  port = bound if _is_port(bound) else port
   deadline = time.monotonic() + _PORT_SECONDS
   while _is_in_use(int(port)):
     if time.monotonic() > deadline:
@@ -44,6 +46,10 @@ def check_address(address: str, *, is_ours: bool) -> None:
           f" it (`ss -ltnp sport = :{port}` names it)."
       )
     time.sleep(0.5)
+
+
+def _is_port(text: str) -> bool:
+  return text.isdecimal() and 0 < int(text) < 1 << 16
 
 
 def _is_in_use(port: int) -> bool:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from unittest import mock
 
 from absl.testing import absltest
@@ -18,6 +19,7 @@ from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.trainers import lease as lease_lib
 from maxtext_olmo.trainers import lease_places
 from tests import distributed
+from tests.cloud import proxy as proxy_lib
 from tests.cloud import servers
 
 STARTS_PROCESSES = True
@@ -159,6 +161,19 @@ class LeaseCase(absltest.TestCase):
     lease.release()
     self.assertEqual(place.read().text, text)
 
+  def test_a_run_that_was_suspended_reads_the_lease_before_its_next_step(self):
+    lease = self.lease()
+    self.addCleanup(lease.release)
+    place, text = self.foreign(), self.foreign_text()
+    self.assertTrue(place.take_over(place.read(), text))
+    lease.require_held()  # The thread has just renewed the lease.
+    later = time.time() + 2 * lease_lib.RENEW_SECONDS + 1
+    with (
+        mock.patch.object(time, "time", lambda: later),
+        self.assertRaisesRegex(errors.ConfigError, "now belongs to process .* on else"),
+    ):
+      lease.require_held()
+
   def test_only_the_first_of_two_changes_of_a_version_succeeds(self):
     one = shared_object.SharedObject(f"{self.url}/object", self.options)
     self.assertIsNone(one.read())
@@ -193,7 +208,20 @@ class S3LeaseTest(LeaseCase):
     stack.enter_context(servers.environment(servers.moto_environment()))
     server = stack.enter_context(servers.start_moto())
     servers.create_s3_bucket(server, "bucket")
-    return stores.StoreOptions(server.url)
+    cls.proxy = stack.enter_context(proxy_lib.start(server.port))
+    return stores.StoreOptions(cls.proxy.url)
+
+  def test_a_request_that_is_not_answered_is_soon_sent_again(self):
+    lease = self.lease()
+    self.addCleanup(lease.release)
+    self.addCleanup(self.proxy.heal)
+    self.proxy.set(silent=1.0)
+    checking = threading.Thread(target=lease.check)
+    checking.start()
+    while sum(self.proxy.counts().faults.values()) < 2:
+      time.sleep(0.1)
+    self.proxy.heal()
+    checking.join()
 
 
 @servers.needs("azurite")

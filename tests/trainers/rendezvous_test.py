@@ -1,6 +1,8 @@
 """Tests of maxtext_olmo.trainers.rendezvous; cluster_test.py has those with several processes."""
 
+import os
 import socket
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -26,6 +28,20 @@ class RendezvousTest(parameterized.TestCase):
       rendezvous.check_address(address, is_ours=False)
       with self.assertRaisesRegex(errors.ConfigError, r"port \d+ of this host is in use"):
         rendezvous.check_address(address, is_ours=True)
+
+  def test_the_port_that_process_0_binds_counts(self):
+    name = "JAX_COORDINATOR_BIND_ADDRESS"
+    with socket.socket() as other:
+      other.bind(("127.0.0.1", 0))
+      other.listen()
+      used, free = other.getsockname()[1], distributed.free_port()
+      with mock.patch.dict(os.environ, {name: f"[::]:{free}"}):
+        rendezvous.check_address(f"127.0.0.1:{used}", is_ours=True)
+      with (
+          mock.patch.dict(os.environ, {name: f"[::]:{used}"}),
+          self.assertRaisesRegex(errors.ConfigError, f"port {used} of this host is in use"),
+      ):
+        rendezvous.check_address(f"127.0.0.1:{free}", is_ours=True)
 
   def test_a_free_port_is_accepted(self):
     rendezvous.check_address(f"[::1]:{distributed.free_port()}", is_ours=True)

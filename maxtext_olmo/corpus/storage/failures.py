@@ -11,6 +11,7 @@ import re
 from typing import NamedTuple
 
 from maxtext_olmo.corpus import urls
+from maxtext_olmo.corpus.storage import stores
 from maxtext_olmo.errors import CorpusError
 from maxtext_olmo.errors import MissingFileError
 
@@ -57,12 +58,13 @@ class Failure(NamedTuple):
   reason: str
 
 
-def explain(error: BaseException, what: str) -> Failure:
+def explain(error: BaseException, what: str, retried_seconds: float = 0.0) -> Failure:
   """Explains an obstore error.
 
   Args:
     error: The error.
     what: What was attempted, without credentials, as in "read bytes 0 to 8 of gs://bucket/file".
+    retried_seconds: How long obstore itself has retried the request, with the same token.
   """
   text = str(error)
   name = type(error).__name__
@@ -89,6 +91,9 @@ def explain(error: BaseException, what: str) -> Failure:
         "the bucket is in another region",
         f"{where} olmo_storage_region (--region) or AWS_REGION to the bucket's region.",
     )
+  if status == 401 and retried_seconds > stores.RETRIED_TOKEN_SECONDS:
+    # The store was away until the token expired; another attempt gets a new one.
+    return _passing(what, f"the token expired while the store did not answer ({answer})")
   if status in (400, 401, 403) and _EXPIRED.search(text):
     return _final(
         what,

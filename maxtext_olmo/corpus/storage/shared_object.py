@@ -36,7 +36,7 @@ class Version(NamedTuple):
 class SharedObject:
   """An object in a bucket (`gs://`, `s3://` or `az://`).
 
-  All methods raise WriteError if the store refuses the request, or does not answer for minutes.
+  All methods raise WriteError if the store refuses the request, or does not answer for a minute.
 
   Args:
     url: URL of the object.
@@ -92,5 +92,5 @@ class SharedObject:
 
   @contextlib.contextmanager
   def _request(self) -> Iterator[tuple[Any, Any, str]]:
-    with stores.use_in_block(self._options), writing.write_errors(self.url) as target:
+    with stores.use_in_block(self._options), writing.write_errors(self.url, small=True) as target:
       yield target

@@ -31,12 +31,17 @@ _READ_TIMEOUTS = {"read_timeout": "5s", "timeout": "180s"}
 # request. On a link of 0.6 MB/s, it suffices for the parts that `corpus copy` sends at once.
 _WRITE_TIMEOUT = "240s"
 # Stores reject a signature after 15 minutes, and obstore retries a request with its original
-# signature.
+# signature. A token may expire even sooner; see `RETRIED_TOKEN_SECONDS`.
 _WRITE_RETRIES = {
     "max_retries": 10_000,  # Never reached: the time is the limit.
     "backoff": {"max_backoff": datetime.timedelta(seconds=5)},
     "retry_timeout": datetime.timedelta(minutes=12),
 }
+# For objects of a few bytes, such as a lease, which must be renewed within minutes.
+_SMALL_TIMEOUT = "10s"
+_SMALL_RETRIES = {**_WRITE_RETRIES, "retry_timeout": datetime.timedelta(minutes=1)}
+# A token is valid for at least this long when obstore first sends a request with it.
+RETRIED_TOKEN_SECONDS = 180.0
 # Parts of an object to send at the same time.
 UPLOADS_AT_ONCE = 2
 
@@ -137,7 +142,9 @@ def _forget_obstore() -> None:
 os.register_at_fork(after_in_child=_forget_obstore)
 
 
-def open_store(url: str, options: StoreOptions, *, writing: bool = False) -> Any:
+def open_store(
+    url: str, options: StoreOptions, *, writing: bool = False, small: bool = False
+) -> Any:
   """Returns the store of a URL. All objects of a bucket share one store.
 
   Args:
@@ -145,18 +152,24 @@ def open_store(url: str, options: StoreOptions, *, writing: bool = False) -> Any
     options: Options for connecting to the store.
     writing: Whether the store is for writing. obstore retries failed writes itself. The caller
       retries failed reads, to count and report them.
+    small: With `writing`, whether objects have only a few bytes, so that a request that takes more
+      than seconds is sent again, for a minute at most.
   """
   obstore()
   location, secrets = urls.split(url), urls.credentials_of(url)
-  key = (location.scheme, location.host, secrets, options, writing)
+  key = (location.scheme, location.host, secrets, options, writing, small)
   with _lock:
     if key not in _stores:
-      _stores[key] = _open(location, secrets, options, writing)
+      _stores[key] = _open(location, secrets, options, writing, small)
     return _stores[key]
 
 
 def _open(
-    location: urls.Location, secrets: urls.Secrets, options: StoreOptions, writing: bool
+    location: urls.Location,
+    secrets: urls.Secrets,
+    options: StoreOptions,
+    writing: bool,
+    small: bool,
 ) -> Any:
   import obstore.store
 
@@ -164,14 +177,16 @@ def _open(
   address = options.endpoint or f"{location.scheme}://"
   client: dict[str, Any] = {
       "connect_timeout": _CONNECT_TIMEOUT,
-      **({"timeout": _WRITE_TIMEOUT} if writing else _READ_TIMEOUTS),
+      **_READ_TIMEOUTS,
   }
+  retries: dict[str, Any] = {"max_retries": 0}
+  if writing:
+    del client["read_timeout"]
+    client["timeout"] = _SMALL_TIMEOUT if small else _WRITE_TIMEOUT
+    retries = _SMALL_RETRIES if small else _WRITE_RETRIES
   if address.startswith("http://"):
     client["allow_http"] = True
-  common = {
-      "client_options": client,
-      "retry_config": _WRITE_RETRIES if writing else {"max_retries": 0},
-  }
+  common = {"client_options": client, "retry_config": retries}
   try:
     if location.scheme in urls.HTTP:
       query = f"?{secrets.query}" if secrets.query else ""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import pathlib
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
@@ -72,11 +73,15 @@ def remove(url: str) -> None:
     obstore.delete(store, key)
 
 
-def open_target(url: str) -> tuple[Any, str]:
+def open_target(url: str, *, small: bool = False) -> tuple[Any, str]:
   """Returns the store to write to, and the key of a URL in it.
 
   obstore silently retries failed writes for minutes. So the first call for each store sends a read
   request, which detects a wrong address within `first_patience` seconds.
+
+  Args:
+    url: URL of the object.
+    small: As for `stores.open_store`.
 
   Raises:
     CorpusError: The store does not answer.
@@ -101,11 +106,12 @@ def open_target(url: str) -> tuple[Any, str]:
       if reader.traffic.outage:  # A refusal is an answer: credentials may permit only writing.
         raise
     _answered.add(name)
-  return stores.open_store(url, options, writing=True), urls.store_key(location)
+  store = stores.open_store(url, options, writing=True, small=small)
+  return store, urls.store_key(location)
 
 
 @contextlib.contextmanager
-def write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
+def write_errors(url: str, *, small: bool = False) -> Iterator[tuple[Any, Any, str]]:
   """Yields obstore, the store to write to, and the key of a URL; turns errors into WriteErrors."""
   from maxtext_olmo.corpus.storage import failures
   from maxtext_olmo.corpus.storage import stores
@@ -113,13 +119,14 @@ def write_errors(url: str) -> Iterator[tuple[Any, Any, str]]:
   url = urls.without_secrets(url)
   obstore = stores.obstore()
   try:
-    store, key = open_target(url)
+    store, key = open_target(url, small=small)
   except CorpusError as error:
     raise WriteError(str(error)) from error
+  began = time.monotonic()
   try:
     yield obstore, store, key
   except Exception as error:
     # Not "from error", so that no traceback shows the original error, which may contain signatures.
-    failure = failures.explain(error, f"write {url}")
+    failure = failures.explain(error, f"write {url}", time.monotonic() - began)
     text = str(failure.error)
     raise WriteError(text) from (StoreUnavailableError(text) if failure.repeat else None)

@@ -19,8 +19,10 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from maxtext_olmo import errors
+from maxtext_olmo.devices import collectives
 from maxtext_olmo.devices import layout as layout_lib
 from maxtext_olmo.evaluation import scoring
+from maxtext_olmo.loader import resume
 from maxtext_olmo.rows import batch as batch_lib
 from maxtext_olmo.trainers.tiny import checkpoints as checkpoints_lib
 from maxtext_olmo.trainers.tiny import model
@@ -77,7 +79,11 @@ def load_params(
     )
   checkpoints = checkpoints_lib.Checkpoints(directory, read_only=True)
   if step is None:
-    step = checkpoints.latest
+    # If it is unknown whether the latest checkpoint is complete, this is an error: whoever names no
+    # step expects the latest.
+    step = collectives.from_process_0(
+        lambda: resume.latest_committed_step(checkpoints.directory), "looking for checkpoints"
+    )
   if step is None or not checkpoints.has(step):
     which = "no checkpoint" if step is None else f"no checkpoint {step}"
     latest = "" if checkpoints.latest is None else f"; the latest is {checkpoints.latest}"

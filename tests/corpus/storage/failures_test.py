@@ -56,6 +56,13 @@ class FailuresTest(parameterized.TestCase):
     kind = MissingFileError if isinstance(error, FileNotFoundError) else CorpusError
     self.assertIs(type(failure.error), kind)
 
+  def test_a_token_that_expired_during_an_outage_may_be_replaced(self):
+    refused = _answer(401, "Invalid Credentials")
+    self.assertFalse(failures.explain(refused, "write gs://b/k", 1.0).repeat)
+    failure = failures.explain(refused, "write gs://b/k", 600.0)
+    self.assertTrue(failure.repeat)
+    self.assertRegex(str(failure.error), "the token expired while the store did not answer")
+
   @parameterized.parameters(400, 405, 501)
   def test_a_server_that_does_not_list_needs_a_manifest(self, status):
     failure = failures.explain(_answer(status), "list https://h/corpus/")

@@ -87,9 +87,12 @@ class ReadTest(RemoteTestCase):
   def test_random_ranges_are_one_request_each(self):
     offsets = np.random.default_rng(1).permutation(200) * 40_000
     self.assertEqual(self.fill(offsets), [_DATA[at : at + 100] for at in offsets])
-    self.assertLen(self.server.requests, 200)
+    counts = self.storage.traffic.counts()
+    self.assertLen({*self.server.requests}, 200)
+    # On a busy machine, a connection may time out.
+    self.assertLen(self.server.requests, 200 + counts["retries"])
     self.assertGreater(self.server.most_in_flight, 1)
-    self.assertEqual(self.storage.traffic.counts()["bytes"], 200 * 100)
+    self.assertEqual(counts["bytes"], 200 * 100)
 
   def test_ranges_that_touch_are_one_request(self):
     offsets = np.random.default_rng(1).permutation(200) * 100

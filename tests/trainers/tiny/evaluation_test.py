@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import tempfile
 from unittest import mock
 
@@ -81,6 +82,16 @@ class EvaluationTest(_Trained):
     step, _ = evaluation.load_params(self.config, self.mesh)
     self.assertEqual(step, 3)
     self.assertEqual(files_below(self.config.checkpoint_dir), before)
+
+  def test_without_a_step_an_unreadable_latest_checkpoint_is_an_error(self):
+    latest = pathlib.Path(self.config.checkpoint_dir, "5")
+    latest.mkdir()
+    self.addCleanup(shutil.rmtree, latest)
+    metadata = latest / "_CHECKPOINT_METADATA"
+    os.symlink(metadata, metadata)  # Opening it fails, even for root.
+    with self.assertRaisesRegex(errors.ResumeError, "5/_CHECKPOINT_METADATA cannot be read"):
+      evaluation.load_params(self.config, self.mesh)
+    self.assertEqual(evaluation.load_params(self.config, self.mesh, 3)[0], 3)
 
   def test_a_checkpoint_that_is_not_there_is_an_error(self):
     empty = self.create_tempdir().full_path
